@@ -1,0 +1,37 @@
+"""What can go wrong, by what the caller should do next.
+
+Every error carries the exit code of the command that it ends: 1 refused or found wanting,
+2 wrong usage or configuration, 75 transient (try again), as sysexits.h's EX_TEMPFAIL.
+"""
+
+from __future__ import annotations
+
+
+class AnabranchError(Exception):
+    """The one base of every error of ours; the message says what was expected, found, and what to do next."""
+
+    exit_code = 1
+
+
+class Terminal(AnabranchError):
+    """Trying again changes nothing: somebody has to act first."""
+
+
+class ConfigurationError(Terminal):
+    """A file, key or argument is not what it has to be."""
+
+    exit_code = 2
+
+
+class Refused(Terminal):
+    """A decision of the protocol: what was asked would break the table's promise, so nothing was changed."""
+
+
+class PositionError(Terminal):
+    """Kafka and the table's position contradict each other (topic recreated, offsets lost)."""
+
+
+class Transient(AnabranchError):
+    """A neighbour did not answer, or somebody else was first: the same call may succeed later."""
+
+    exit_code = 75

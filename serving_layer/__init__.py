@@ -1,0 +1,1 @@
+"""Where the arms rejoin: the merger, the difference of the layers, queries and status."""
