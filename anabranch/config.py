@@ -216,7 +216,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigurationError(f"{path}: expected a configuration file, found none (choose the folder with --conf)") from None
+        raise ConfigurationError(
+            f"{path}: expected a configuration file, found none (choose the folder with --conf)"
+        ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{path}: expected readable YAML, found: {error}") from error
     if not isinstance(data, dict):
@@ -252,7 +254,9 @@ def _validated(path: Path, model: type[M], data: dict[str, Any]) -> M:
             key = ".".join(str(part) for part in problem["loc"])
             message = problem["msg"].removeprefix("Value error, ")
             if problem["type"] == "extra_forbidden":
-                message = f"expected one of {', '.join(sorted(model.model_fields))}" if "." not in key else "unknown key"
+                message = (
+                    f"expected one of {', '.join(sorted(model.model_fields))}" if "." not in key else "unknown key"
+                )
             found = "" if problem["type"] in ("missing",) or not key else f", found {problem['input']!r}"
             lines.append(f"{path}: {key + ': ' if key else ''}{message}{found}")
         raise ConfigurationError("\n".join(lines)) from None

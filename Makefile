@@ -1,0 +1,49 @@
+# Needs Python 3.11+, Java 17+ and make; everything else goes into .venv and ~/.cache/anabranch.
+BIN := .venv/bin
+READY := .venv/anabranch.stamp
+CODE := anabranch speed_layer batch_layer serving_layer dags tests
+
+.PHONY: help setup demo demo-flights test unit integration lint types format docs clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(READY): uv.lock pyproject.toml conf/jvm/ivy.xml conf/jvm/jars.sha256 scripts/bootstrap
+	@sh scripts/bootstrap
+
+setup: $(READY) ## make the environment and resolve the jars
+
+demo: $(READY) ## the story: Kafka to a served table, a killed speed layer, an exact end
+	@$(BIN)/python -m anabranch.dev.demo
+
+demo-flights: $(READY) ## a second stream: 336,776 real flights
+	@$(BIN)/python -m anabranch.dev.flights
+
+test: $(READY) ## unit and integration tests, on real services
+	@$(BIN)/python -m pytest tests/unit tests/integration
+
+unit: $(READY) ## unit tests alone: no JVM, seconds
+	@$(BIN)/python -m pytest tests/unit
+
+integration: $(READY) ## integration tests alone
+	@$(BIN)/python -m pytest tests/integration
+
+lint: $(READY) ## formatting and lint, changing nothing
+	@$(BIN)/ruff format --check $(CODE)
+	@$(BIN)/ruff check $(CODE)
+
+format: $(READY) ## format, and fix what lint can fix
+	@$(BIN)/ruff format $(CODE)
+	@$(BIN)/ruff check --fix $(CODE)
+
+types: $(READY) ## mypy, strict
+	@$(BIN)/mypy
+
+docs: $(READY) ## write docs/cli.md from the command line itself
+	@$(BIN)/python -m anabranch.docs
+
+clean: ## stop the services; remove the environment and all local data (the jars' cache stays)
+	@if [ -x $(BIN)/anabranch ]; then $(BIN)/anabranch dev down --wipe || true; fi
+	@rm -rf .venv .anabranch .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,151 @@
+"""`anabranch dev`: the services on this machine, from the command line."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from anabranch.dev.services import ServiceStatus
+
+_LATER = {"produce": ("anabranch.dev.produce", "produce")}
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module only when the command is asked for, so that `--help` elsewhere stays quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *(name for name, (module, _) in _LATER.items() if _exists(module))})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _LATER and _exists(_LATER[cmd_name][0]):
+            module, name = _LATER[cmd_name]
+            command = getattr(importlib.import_module(module), name)
+            assert isinstance(command, click.Command)
+            return command
+        return super().get_command(ctx, cmd_name)
+
+
+def _exists(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+_home = click.option(
+    "--home",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(".anabranch"),
+    show_default=True,
+    help="Folder of the services' data, logs and pid files.",
+)
+_output = click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+_port = click.IntRange(1, 65535)
+
+
+@click.group(cls=LazyGroup)
+def dev() -> None:
+    """A real Kafka broker and a real S3 server on this machine."""
+
+
+@dev.command()
+@_home
+@click.option("--kafka-port", type=_port, help="Kafka's port.  [default: the one it had, else 19092]")
+@click.option("--s3-port", type=_port, help="The S3 server's port.  [default: the one it had, else 19000]")
+@_output
+def up(home: Path, kafka_port: int | None, s3_port: int | None, output: str) -> None:
+    """Start Kafka and S3, or whichever of them does not run.
+
+    They go on after this command, until 'anabranch dev down'.
+    """
+    from anabranch.dev import services
+
+    # Terminated half-way, it stops what it has started, as with Ctrl-C.
+    signal.signal(signal.SIGTERM, _interrupt)
+    found = services.up(services.Home(home), kafka_port, s3_port, progress=_progress)
+    states = services.status(found.home)
+    if output == "json":
+        _print_json(states, started=list(found.started))
+        return
+    _print_text(states)
+    if not found.started:
+        click.echo("Already up.")
+    for name, value, shipped in (
+        ("ANABRANCH_KAFKA", found.bootstrap_servers, f"127.0.0.1:{services.KAFKA_PORT}"),
+        ("ANABRANCH_S3", found.s3_endpoint, f"http://127.0.0.1:{services.S3_PORT}"),
+    ):
+        if value != shipped and os.environ.get(name) != value:
+            click.echo(f"For conf/anabranch.yaml as it ships: export {name}={value}")
+
+
+@dev.command()
+@_home
+@click.option("--wipe", is_flag=True, help="Remove their data, logs and the embedded catalog as well.")
+@_output
+def down(home: Path, wipe: bool, output: str) -> None:
+    """Stop Kafka and S3; fine if nothing runs."""
+    from anabranch.dev import services
+
+    stopped = services.down(services.Home(home), wipe, _progress)
+    if output == "json":
+        click.echo(json.dumps({"stopped": list(stopped), "wiped": wipe}))
+        return
+    click.echo(f"Stopped: {', '.join(stopped)}." if stopped else "Nothing was running.")
+    if wipe:
+        click.echo("Data, logs and embedded catalog removed.")
+
+
+@dev.command()
+@_home
+@_output
+@click.pass_context
+def status(ctx: click.Context, home: Path, output: str) -> None:
+    """Ask Kafka and S3 whether they run; exit code 1 unless both do."""
+    from anabranch.dev import services
+
+    states = services.status(services.Home(home))
+    if output == "json":
+        _print_json(states)
+    else:
+        _print_text(states)
+        if any(state.state != "running" for state in states):
+            click.echo("Start what is missing with: anabranch dev up")
+    ctx.exit(0 if all(state.state == "running" for state in states) else 1)
+
+
+def _progress(message: str) -> None:
+    click.echo(message, err=True)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    sys.exit(128 + signum)
+
+
+def _print_text(states: tuple[ServiceStatus, ...]) -> None:
+    for state in states:
+        details = [state.endpoint, f"pid {state.pid}" if state.pid else None, f"log {state.log}"]
+        if state.since:
+            details.append(f"since {state.since:%Y-%m-%dT%H:%M:%SZ}")
+        click.echo(f"{state.service:<6} {state.state:<13} {', '.join(filter(None, details))}")
+
+
+def _print_json(states: tuple[ServiceStatus, ...], **more: Any) -> None:
+    services = [
+        {
+            "service": state.service,
+            "state": state.state,
+            "pid": state.pid,
+            "endpoint": state.endpoint,
+            "since": state.since.isoformat().replace("+00:00", "Z") if state.since else None,
+            "log": str(state.log),
+        }
+        for state in states
+    ]
+    click.echo(json.dumps({"services": services, **more}))

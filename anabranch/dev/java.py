@@ -1,0 +1,55 @@
+"""The Java that runs Spark, the broker and the S3 server: found, and new enough."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from anabranch.errors import Terminal
+
+OLDEST = 17
+_REMEDY = (
+    f"Install a Java runtime {OLDEST} or newer (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; "
+    "macOS: brew install openjdk@17), or set JAVA_HOME to one."
+)
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+@dataclass(frozen=True)
+class Java:
+    """One Java runtime; `major` is 17 for 17.0.15 and 8 for 1.8.0_402."""
+
+    executable: Path
+    major: int
+
+
+def parse_major(output: str) -> int | None:
+    """The major version in what `java -version` prints, or None if it says none."""
+    found = _VERSION.search(output)
+    return int(found.group(1)) if found else None
+
+
+def require_java() -> Java:
+    """`$JAVA_HOME/bin/java`, else the `java` on the PATH, as spark-submit chooses it.
+
+    Raises Terminal, with the remedy, if there is none or it is older than 17.
+    """
+    if home := os.environ.get("JAVA_HOME"):
+        executable = Path(home) / "bin" / "java"
+        if not executable.is_file():
+            raise Terminal(f"JAVA_HOME is {home}, but {executable} does not exist. {_REMEDY}")
+    elif on_path := shutil.which("java"):
+        executable = Path(on_path)
+    else:
+        raise Terminal(f"No Java found: neither JAVA_HOME nor the PATH leads to one. {_REMEDY}")
+    answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    major = parse_major(answer.stderr + answer.stdout)
+    if major is None:
+        raise Terminal(f"{executable} -version did not name a version: {answer.stderr.strip()!r}. {_REMEDY}")
+    if major < OLDEST:
+        raise Terminal(f"{executable} is Java {major}; expected {OLDEST} or newer. {_REMEDY}")
+    return Java(executable, major)

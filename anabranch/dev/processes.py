@@ -1,0 +1,240 @@
+"""A service as a child process that outlives the command that started it, and can always be found again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from anabranch.errors import ConfigurationError, Terminal, Transient
+
+HOST = "127.0.0.1"
+# The start time is on the wall clock, which may be stepped while the service runs; the marker settles the rest.
+_START_TOLERANCE_SECONDS = 60.0
+_POLL_SECONDS = 0.1
+# SIGKILL cannot be refused, but a process that waits for a disk ends only after it.
+_KILL_SECONDS = 20.0
+
+# Children of this very process, which it has to reap when they end.
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+@dataclass(frozen=True)
+class PidFile:
+    """What a pid file says. `started` is in seconds since the epoch, as the kernel tells it of the process."""
+
+    pid: int
+    started: float
+    port: int
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """One service of one home.
+
+    Its command line carries a marker with the home's path, so a recycled pid, or a pid file of another machine, is
+    never taken for the service, and a service whose pid file is lost is found all the same.
+    """
+
+    name: str
+    title: str
+    home: Path
+
+    @property
+    def marker(self) -> str:
+        return f"-Danabranch.dev={self.name}:{self.home}"
+
+    @property
+    def pid_file(self) -> Path:
+        return self.home / "run" / f"{self.name}.json"
+
+    @property
+    def log(self) -> Path:
+        return self.home / "logs" / f"{self.name}.log"
+
+    def recorded(self) -> PidFile | None:
+        """The pid file's content; None if there is none that can be read."""
+        try:
+            content = json.loads(self.pid_file.read_text(encoding="utf-8"))
+            return PidFile(int(content["pid"]), float(content["started"]), int(content["port"]))
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+            return None
+
+    def process(self) -> psutil.Process | None:
+        """The living process: the pid file's, if it is still that one, else one that carries the marker."""
+        recorded = self.recorded()
+        if recorded is not None:
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(recorded.pid)
+                same_start = abs(process.create_time() - recorded.started) < _START_TOLERANCE_SECONDS
+                if same_start and self._is_ours(process):
+                    return process
+        for process in psutil.process_iter():
+            if self._is_ours(process):
+                return process
+        return None
+
+    def start(self, command: Sequence[str], port: int, environment: Mapping[str, str]) -> psutil.Process:
+        """Starts `command` in a session of its own, so a Ctrl-C in the terminal does not reach it.
+
+        Its output goes to the log; the log of the run before is kept beside it as `.1`.
+        """
+        for folder in (self.pid_file.parent, self.log.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        if self.log.exists():
+            self.log.replace(self.log.with_name(self.log.name + ".1"))
+        with self.log.open("wb") as log:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.home,
+                env=dict(environment),
+                start_new_session=True,
+            )
+        _children[child.pid] = child
+        process = psutil.Process(child.pid)
+        content = json.dumps(asdict(PidFile(child.pid, process.create_time(), port)))
+        part = self.pid_file.with_name(self.pid_file.name + ".part")
+        part.write_text(content + "\n", encoding="utf-8")
+        part.replace(self.pid_file)
+        return process
+
+    def await_answer(self, process: psutil.Process, answers: Callable[[], bool], seconds: float) -> None:
+        """Returns once `answers()` holds. Raises Terminal if the process ends first, Transient after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while not answers():
+            if not is_alive(process):
+                raise Terminal(f"{self.title} ended while it was starting. {self.log_tail()}")
+            if time.monotonic() >= deadline:
+                raise Transient(
+                    f"{self.title} (pid {process.pid}) has not answered for {seconds:.0f} s. {self.log_tail()}"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def log_tail(self, lines: int = 15) -> str:
+        """The end of the log, for a message."""
+        try:
+            content = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except FileNotFoundError:
+            return f"There is no log {self.log}."
+        shown = "".join(f"\n  {line[:300]}" for line in content[-lines:]) or " (empty)"
+        return f"The end of {self.log}:{shown}"
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return self.marker in process.cmdline() and is_alive(process)
+        except psutil.Error:
+            return False
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """False for a process that has ended, also for one that nobody has reaped yet."""
+    if child := _children.get(process.pid):
+        if child.poll() is not None:
+            del _children[process.pid]
+            return False
+        return True
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def stop_all(processes: Sequence[psutil.Process], seconds: float) -> tuple[int, ...]:
+    """SIGTERM to all, SIGKILL to those that still live after `seconds`; returns the pids that had to be killed."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    stubborn = _await_end(processes, seconds)
+    for process in stubborn:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    if immortal := _await_end(stubborn, _KILL_SECONDS):
+        raise Transient(f"Processes {[process.pid for process in immortal]} do not end even after SIGKILL; try again.")
+    return tuple(process.pid for process in stubborn)
+
+
+def _await_end(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
+    deadline = time.monotonic() + seconds
+    living = [process for process in processes if is_alive(process)]
+    while living and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+        living = [process for process in living if is_alive(process)]
+    return living
+
+
+def free_port(*avoid: int) -> int:
+    """A port that nothing listened on a moment ago, and none of `avoid`, which somebody is about to take."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            port: int = probe.getsockname()[1]
+        if port not in avoid:
+            return port
+
+
+def require_free_port(port: int, title: str, flag: str) -> None:
+    """Raises ConfigurationError, naming the port's holder if the system tells it, unless `port` can be bound."""
+    with socket.socket() as client:
+        client.settimeout(2)
+        taken = client.connect_ex((HOST, port)) == 0
+    if not taken:
+        with socket.socket() as probe:
+            # Or else a connection that was closed a minute ago would count as a listener.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except PermissionError:
+                raise ConfigurationError(
+                    f"{title} may not use port {port}; choose one above 1023 with {flag}."
+                ) from None
+            except OSError:
+                taken = True
+    if taken:
+        raise ConfigurationError(
+            f"{title} needs port {port} of {HOST}, but {holder(port)} listens there. Stop it, or choose another port "
+            f"with {flag}."
+        )
+
+
+def holder(port: int) -> str:
+    """Who listens on `port`, as far as this user may know."""
+    with contextlib.suppress(psutil.Error):
+        for connection in psutil.net_connections(kind="tcp"):
+            # An address is (host, port), or empty for a socket that has none.
+            listens_on = connection.laddr[1:] if connection.status == psutil.CONN_LISTEN else ()
+            if port in listens_on and connection.pid:
+                # On one line, whatever its arguments hold.
+                command = " ".join(" ".join(psutil.Process(connection.pid).cmdline()).split())
+                return f"process {connection.pid} ({command[:120]})"
+    return "another process"
+
+
+def properties_text(values: Mapping[str, object]) -> str:
+    """A Java properties file: ISO-8859-1, so everything else is escaped, as java.util.Properties defines it."""
+    return "".join(f"{key}={_escaped(str(value))}\n" for key, value in values.items())
+
+
+def _escaped(value: str) -> str:
+    # Properties escapes are UTF-16 code units, hence the detour for characters beyond the first plane.
+    units = value.encode("utf-16-be")
+    codes = [int.from_bytes(units[i : i + 2], "big") for i in range(0, len(units), 2)]
+    return "".join(chr(code) if 32 < code < 127 and chr(code) != "\\" else f"\\u{code:04x}" for code in codes)
+
+
+def write_private(file: Path, text: str) -> None:
+    """Writes a file that only its owner may read, from its first byte on."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as handle:
+        handle.write(text)

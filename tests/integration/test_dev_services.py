@@ -1,0 +1,222 @@
+"""The real broker and the real S3 server as child processes: started, damaged, repaired, stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import boto3
+import psutil
+import pytest
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import NewTopic
+
+from anabranch.dev import services
+from anabranch.dev.jars import Jars, ensure_jars, jvm_folder, verify
+from anabranch.dev.processes import HOST, free_port
+from anabranch.dev.services import Home, Services
+from anabranch.errors import ConfigurationError, Terminal
+
+OLD = 1_000_000_000_000  # 2001-09-09, in milliseconds
+
+
+@pytest.fixture(scope="module")
+def jars() -> Jars:
+    return ensure_jars()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path / "home")
+    yield home
+    services.down(home)
+
+
+def _up(home: Home, jars: Jars, kafka_port: int | None = None, s3_port: int | None = None) -> Services:
+    return services.up(home, kafka_port, s3_port, jars, access_key="anabranch", secret_key="anabranch-local")
+
+
+def _alive(home: Home) -> list[int]:
+    """Every process whose command line names the home, however it was started."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        named = any(f":{home.path}" in part for part in process.info["cmdline"] or [])
+        if named and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process.pid)
+    return found
+
+
+def _await(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain: {what}"
+        time.sleep(0.1)
+
+
+def _pid(home: Home, service: str) -> int:
+    (found,) = [status.pid for status in services.status(home) if status.service == service]
+    assert found is not None
+    return found
+
+
+def _s3(running: Services) -> boto3.client:
+    return boto3.client(
+        "s3",
+        endpoint_url=running.s3_endpoint,
+        aws_access_key_id=running.access_key,
+        aws_secret_access_key=running.secret_key,
+        region_name="us-east-1",
+    )
+
+
+def _read_value(running: Services, topic: str) -> bytes:
+    consumer = KafkaConsumer(bootstrap_servers=running.bootstrap_servers)
+    try:
+        consumer.assign([TopicPartition(topic, 0)])
+        consumer.seek(TopicPartition(topic, 0), 0)
+        found: list[bytes] = []
+
+        def arrived() -> bool:
+            found.extend(record.value for records in consumer.poll(1000).values() for record in records)
+            return bool(found)
+
+        _await(arrived, f"a record of {topic}")
+        return found[0]
+    finally:
+        consumer.close()
+
+
+def test_the_resolved_jars_are_those_of_the_list(jars: Jars) -> None:
+    verify(jars.folder, jvm_folder() / "jars.sha256")
+
+
+def test_both_serve_keep_their_data_and_are_repaired(home: Home, jars: Jars) -> None:
+    first = _up(home, jars, free_port(), free_port())
+    assert first.started == ("s3", "kafka")
+
+    # Both are what they say they are.
+    admin = KafkaAdminClient(bootstrap_servers=first.bootstrap_servers)
+    admin.create_topics([NewTopic("kept", num_partitions=1, replication_factor=1)])
+    admin.close()
+    producer = KafkaProducer(bootstrap_servers=first.bootstrap_servers)
+    assert producer.send("kept", b"record", timestamp_ms=OLD).get(30).offset == 0
+    producer.close()
+    _s3(first).create_bucket(Bucket="kept")
+    _s3(first).put_object(Bucket="kept", Key="a/b", Body=b"object")
+
+    # A second start finds both and starts nothing.
+    second = _up(home, jars)
+    assert second.started == ()
+    assert (second.kafka_port, second.s3_port) == (first.kafka_port, first.s3_port)
+
+    # Another port or other keys than the running ones' are not silently ignored.
+    with pytest.raises(ConfigurationError, match=f"--kafka-port .* already runs on port {first.kafka_port}"):
+        _up(home, jars, free_port())
+    with pytest.raises(ConfigurationError, match="other keys"):
+        services.up(home, jars=jars, access_key="someone", secret_key="else")
+
+    # One killed: seen, and it alone is started again, where it was.
+    s3_pid = _pid(home, "s3")
+    os.kill(_pid(home, "kafka"), signal.SIGKILL)
+    _await(lambda: services.status(home)[0].state == "died", "Kafka seen as dead")
+    repaired = _up(home, jars)
+    assert repaired.started == ("kafka",)
+    assert repaired.kafka_port == first.kafka_port
+    assert _pid(home, "s3") == s3_pid
+    assert _read_value(repaired, "kept") == b"record"
+
+    # Down and up again, on other ports: the data is still there.
+    assert services.down(home) == ("kafka", "s3")
+    assert _alive(home) == []
+    assert services.down(home) == ()
+    third = _up(home, jars, free_port(), free_port())
+    assert _read_value(third, "kept") == b"record"
+    assert _s3(third).get_object(Bucket="kept", Key="a/b")["Body"].read() == b"object"
+
+    # A lost pid file hides no process from `down`.
+    home.kafka.pid_file.unlink()
+    assert len(_alive(home)) == 2
+    assert services.down(home, wipe=True) == ("kafka", "s3")
+    assert _alive(home) == []
+    assert not home.path.exists()
+
+
+def test_only_this_machine_is_listened_on_and_the_secret_is_private(home: Home, jars: Jars) -> None:
+    found = _up(home, jars, free_port(), free_port())
+    for service in ("kafka", "s3"):
+        process = psutil.Process(_pid(home, service))
+        listening = [c.laddr.ip for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        assert listening
+        assert {ip.removeprefix("::ffff:") for ip in listening} == {HOST}
+        assert found.secret_key not in " ".join(process.cmdline())
+    readable = [file for file in (home.path / "run").iterdir() if found.secret_key in file.read_text()]
+    assert [file.name for file in readable] == ["s3.properties"]
+    assert readable[0].stat().st_mode & 0o077 == 0
+
+
+def test_a_taken_port_stops_up_before_anything_is_started(home: Home, jars: Jars) -> None:
+    with socket.create_server((HOST, 0)) as holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"Kafka needs port {port} .*--kafka-port"):
+            _up(home, jars, port, free_port())
+        assert _alive(home) == []
+        assert holder.fileno() != -1
+
+
+def test_what_up_has_started_is_stopped_if_the_rest_fails(home: Home, jars: Jars) -> None:
+    # The hazard: Kafka's storage is damaged, so it ends at once, while the S3 server runs already.
+    (home.path / "data" / "kafka").mkdir(parents=True)
+    (home.path / "data" / "kafka" / "meta.properties").write_text("version=1\nnode.id=99\ncluster.id=x\n")
+    with pytest.raises(Terminal, match=r"(?s)Kafka ended while it was starting.*node"):
+        _up(home, jars, free_port(), free_port())
+    assert (home.path / "logs" / "s3.log").exists()
+    assert _alive(home) == []
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("step", ["formatting", "starting"])
+def test_an_interrupted_up_leaves_nothing_running(home: Home, step: str, sent: signal.Signals) -> None:
+    code = "from anabranch.dev.cli import dev; dev()"
+    ports = ["--kafka-port", str(free_port()), "--s3-port", str(free_port())]
+    command = [sys.executable, "-c", code, "up", "--home", str(home.path), *ports]
+    storage = home.path / "data" / "kafka"
+    reached = {
+        "formatting": storage.with_name("kafka.part").exists,
+        "starting": lambda: home.kafka.recorded() is not None,
+    }
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        _await(lambda: reached[step]() and len(_alive(home)) == 2, f"both at work, Kafka {step}")
+        process.send_signal(sent)
+        process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert _alive(home) == []
+    assert storage.exists() is (step == "starting")
+
+
+def test_the_services_outlive_the_command_and_its_ctrl_c(home: Home) -> None:
+    code = "from anabranch.dev.cli import dev; dev()"
+    ports = ["--kafka-port", str(free_port()), "--s3-port", str(free_port())]
+    command = [sys.executable, "-c", code, "up", "--home", str(home.path), *ports, "--output", "json"]
+    # A session of its own stands for a terminal: Ctrl-C there goes to the whole foreground group.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        answer = json.loads(process.communicate(timeout=180)[0])
+        assert process.returncode == 0
+    assert answer["started"] == ["s3", "kafka"]
+    assert [service["state"] for service in answer["services"]] == ["running", "running"]
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)
+    assert [status.state for status in services.status(home)] == ["running", "running"]
+
+
+def test_running_gives_services_and_takes_them_away(tmp_path: Path, jars: Jars) -> None:
+    with services.running(tmp_path, jars) as found:
+        assert _s3(found).list_buckets()["Buckets"] == []
+        assert len(_alive(found.home)) == 2
+    assert _alive(found.home) == []

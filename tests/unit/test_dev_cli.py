@@ -1,0 +1,91 @@
+"""`anabranch dev`, as far as it goes without a JVM."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from anabranch.dev import services
+from anabranch.dev.cli import dev
+from anabranch.dev.jars import Jars
+from anabranch.dev.processes import free_port
+from anabranch.errors import ConfigurationError
+
+
+def test_importing_the_group_starts_nothing_heavy() -> None:
+    heavy = "{'psutil', 'kafka', 'boto3', 'pyspark', 'pyarrow', 'anabranch.dev.services', 'anabranch.dev.produce'}"
+    code = f"import sys, anabranch.dev.cli; print(sorted({heavy} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.strip() == "[]"
+
+
+def test_help_lists_the_commands() -> None:
+    answer = CliRunner().invoke(dev, ["--help"])
+    assert answer.exit_code == 0
+    assert all(f"\n  {name} " in answer.output for name in ("up", "down", "status"))
+
+
+def test_the_status_of_a_home_that_never_ran_is_stopped(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    answer = CliRunner().invoke(dev, ["status", "--home", str(home), "--output", "json"])
+    assert answer.exit_code == 1
+    found = json.loads(answer.output)["services"]
+    assert [(s["service"], s["state"], s["pid"]) for s in found] == [
+        ("kafka", "stopped", None),
+        ("s3", "stopped", None),
+    ]
+    assert not home.exists()
+
+
+def test_down_is_fine_when_nothing_runs(tmp_path: Path) -> None:
+    answer = CliRunner().invoke(dev, ["down", "--home", str(tmp_path / "home"), "--output", "json"])
+    assert answer.exit_code == 0
+    assert json.loads(answer.output) == {"stopped": [], "wiped": False}
+    assert not (tmp_path / "home").exists()
+
+
+def test_down_wipe_removes_what_is_ours_and_nothing_else(tmp_path: Path) -> None:
+    for name in ("data/s3/bucket", "logs", "run", "kept"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("data/s3/bucket/file", "catalog.db", "notes.txt"):
+        (tmp_path / name).touch()
+    services.down(services.Home(tmp_path), wipe=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dev.lock", "kept", "notes.txt"]
+
+
+def test_down_without_wipe_keeps_the_data(tmp_path: Path) -> None:
+    (tmp_path / "data" / "s3").mkdir(parents=True)
+    (tmp_path / "catalog.db").touch()
+    services.down(services.Home(tmp_path))
+    assert (tmp_path / "data" / "s3").is_dir()
+    assert (tmp_path / "catalog.db").exists()
+
+
+def test_a_port_out_of_range_is_wrong_usage(tmp_path: Path) -> None:
+    answer = CliRunner().invoke(dev, ["up", "--home", str(tmp_path), "--kafka-port", "65536"])
+    assert answer.exit_code == 2
+    assert "65536" in answer.output
+
+
+def test_one_port_for_both_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    port = free_port()
+    nothing = Jars(tmp_path, (), (), ())
+    with pytest.raises(ConfigurationError, match=f"cannot share port {port}"):
+        services.up(services.Home(tmp_path), port, port, nothing)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_secret_key_is_in_no_printed_services(tmp_path: Path) -> None:
+    found = services.Services(services.Home(tmp_path), 1, 2, "key", "s3cr3t")
+    assert found.secret_key == "s3cr3t"
+    assert "s3cr3t" not in repr(found)
+
+
+def test_a_home_is_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert services.Home(Path(".anabranch")) == services.Home(tmp_path / ".anabranch")

@@ -1,0 +1,220 @@
+"""Child processes that are found again, and only they: against real processes, none of them a JVM."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from anabranch.dev import kafka_broker, processes, s3_server
+from anabranch.dev.lock import locked
+from anabranch.dev.processes import Daemon
+from anabranch.errors import ConfigurationError, Terminal, Transient
+
+SLEEPS = "import time; print('here', flush=True); time.sleep(600)"
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here', flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    daemon = Daemon("kafka", "Kafka", tmp_path)
+    yield daemon
+    if process := daemon.process():
+        processes.stop_all([process], 0.0)
+
+
+def _start(daemon: Daemon, code: str = SLEEPS) -> psutil.Process:
+    process = daemon.start([sys.executable, "-c", code, daemon.marker], 4711, os.environ)
+    daemon.await_answer(process, lambda: "here" in daemon.log.read_text(), 30)
+    return process
+
+
+def test_a_started_process_is_found_again_by_its_pid_file(daemon: Daemon) -> None:
+    process = _start(daemon)
+    again = Daemon("kafka", "Kafka", daemon.home)
+    assert again.process() == process
+    recorded = again.recorded()
+    assert recorded is not None
+    assert (recorded.pid, recorded.port) == (process.pid, 4711)
+
+
+def test_it_has_a_session_of_its_own(daemon: Daemon) -> None:
+    process = _start(daemon)
+    assert os.getsid(process.pid) == process.pid != os.getsid(0)
+
+
+def test_it_is_found_although_its_pid_file_is_lost(daemon: Daemon) -> None:
+    process = _start(daemon)
+    daemon.pid_file.unlink()
+    assert daemon.process() == process
+
+
+def test_another_home_does_not_find_it(daemon: Daemon, tmp_path: Path) -> None:
+    _start(daemon)
+    assert Daemon("kafka", "Kafka", tmp_path / "other").process() is None
+
+
+def test_a_stranger_that_has_the_pid_of_a_stale_file_is_not_taken_for_it(daemon: Daemon) -> None:
+    stranger = psutil.Process()
+    daemon.pid_file.parent.mkdir(parents=True)
+    daemon.pid_file.write_text(json.dumps({"pid": stranger.pid, "started": stranger.create_time(), "port": 1}))
+    assert daemon.recorded() is not None
+    assert daemon.process() is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', '{"pid": "x", "started": 0, "port": 1}'])
+def test_a_damaged_pid_file_counts_as_none(daemon: Daemon, content: str) -> None:
+    daemon.pid_file.parent.mkdir(parents=True)
+    daemon.pid_file.write_text(content)
+    assert daemon.recorded() is None
+    assert daemon.process() is None
+
+
+def test_a_killed_process_is_seen_as_gone(daemon: Daemon) -> None:
+    process = _start(daemon)
+    process.kill()
+    assert processes.stop_all([process], 30) == ()
+    assert daemon.process() is None
+    assert daemon.recorded() is not None
+
+
+def test_a_process_that_ignores_sigterm_is_killed(daemon: Daemon) -> None:
+    process = _start(daemon, DEAF)
+    assert processes.stop_all([process], 0.3) == (process.pid,)
+    assert daemon.process() is None
+
+
+def test_the_log_of_the_run_before_is_kept(daemon: Daemon) -> None:
+    processes.stop_all([_start(daemon, SLEEPS.replace("here", "here first"))], 30)
+    _start(daemon)
+    assert "first" not in daemon.log.read_text()
+    assert "first" in daemon.log.with_name("kafka.log.1").read_text()
+
+
+def test_one_that_ends_at_once_is_reported_with_the_end_of_its_log(daemon: Daemon) -> None:
+    process = daemon.start([sys.executable, "-c", "raise SystemExit('no such disk')", daemon.marker], 1, os.environ)
+    with pytest.raises(Terminal, match=r"(?s)ended while it was starting.*kafka\.log.*no such disk"):
+        daemon.await_answer(process, lambda: False, 30)
+
+
+def test_one_that_does_not_answer_is_reported_after_the_deadline(daemon: Daemon) -> None:
+    with pytest.raises(Transient, match="has not answered"):
+        daemon.await_answer(_start(daemon), lambda: False, 0.2)
+
+
+def test_a_taken_port_is_named_with_its_holder_and_the_flag() -> None:
+    with socket.socket() as holder:
+        holder.bind((processes.HOST, 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"Kafka needs port {port} .*--kafka-port") as error:
+            processes.require_free_port(port, "Kafka", "--kafka-port")
+        if sys.platform == "linux":
+            assert f"process {os.getpid()}" in str(error.value)
+        assert "\n" not in str(error.value)
+    processes.require_free_port(port, "Kafka", "--kafka-port")
+
+
+def test_a_free_port_is_none_of_those_to_avoid(monkeypatch: pytest.MonkeyPatch) -> None:
+    offered = iter([7001, 7001, 7002])
+
+    class Probe:
+        def __enter__(self) -> Probe:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def bind(self, address: tuple[str, int]) -> None:
+            assert address == (processes.HOST, 0)
+
+        def getsockname(self) -> tuple[str, int]:
+            return processes.HOST, next(offered)
+
+    monkeypatch.setattr(socket, "socket", Probe)
+    assert processes.free_port(7001) == 7002
+
+
+def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
+    waited: list[bool] = []
+    with locked(tmp_path / "lock", 5):
+        second = locked(tmp_path / "lock", 0.2, lambda: waited.append(True))
+        with pytest.raises(Transient, match="Another process has held"), second:
+            pytest.fail("two hold the lock")
+    assert waited == [True]
+    with locked(tmp_path / "lock", 0):
+        pass
+
+
+def _answer_once(reply: bytes) -> tuple[int, threading.Thread]:
+    server = socket.create_server((processes.HOST, 0))
+
+    def serve() -> None:
+        with server:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1024)
+                connection.sendall(reply)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return server.getsockname()[1], thread
+
+
+@pytest.mark.parametrize(
+    ("reply", "ready"),
+    [
+        (b"\0\0\0\x0a" + b"\0\0\0\x01" + b"\0\0" + b"\0\0\0\0", True),
+        (b"\0\0\0\x0a" + b"\0\0\0\x01" + b"\0\x23" + b"\0\0\0\0", False),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", False),
+        (b"", False),
+    ],
+)
+def test_only_a_broker_that_answers_without_error_is_ready(reply: bytes, ready: bool) -> None:
+    port, thread = _answer_once(reply)
+    assert kafka_broker.answers(port) is ready
+    thread.join()
+
+
+def test_only_an_s3_server_is_ready() -> None:
+    refusal = b"<Error><Code>AccessDenied</Code></Error>"
+    head = b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n"
+    for reply, ready in ((head % len(refusal) + refusal, True), (head % 0, False), (b"nonsense", False)):
+        port, thread = _answer_once(reply)
+        assert s3_server.answers(port) is ready
+        thread.join()
+
+
+def test_nobody_listening_is_not_ready() -> None:
+    port = processes.free_port()
+    assert not kafka_broker.answers(port)
+    assert not s3_server.answers(port)
+
+
+def test_properties_are_escaped_as_java_reads_them() -> None:
+    text = processes.properties_text({"path": "/tmp/a b\\c/ü😀", "n": 1})
+    assert text == "path=/tmp/a\\u0020b\\u005cc/\\u00fc\\ud83d\\ude00\nn=1\n"
+
+
+def test_the_broker_listens_on_this_machine_alone_and_forgets_nothing() -> None:
+    values = kafka_broker.broker_properties(1, 2, Path("/data"))
+    assert values["listeners"] == "CLIENT://127.0.0.1:1,CONTROLLER://127.0.0.1:2"
+    assert (values["log.retention.ms"], values["log.retention.bytes"]) == (-1, -1)
+    assert values["auto.create.topics.enable"] == "false"
+    replicated = {key: value for key, value in values.items() if key.endswith((".replication.factor", ".min.isr"))}
+    assert len(replicated) == 6
+    assert set(replicated.values()) == {1}
+
+
+def test_a_private_file_is_private(tmp_path: Path) -> None:
+    (tmp_path / "s3.properties").write_text("old")
+    (tmp_path / "s3.properties").chmod(0o644)
+    processes.write_private(tmp_path / "s3.properties", "new")
+    assert (tmp_path / "s3.properties").read_text() == "new"
+    assert (tmp_path / "s3.properties").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,129 @@
+"""The jars' list: what is committed, and what is said when a jar is not what it should be."""
+
+from __future__ import annotations
+
+import hashlib
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from anabranch.dev import jars
+from anabranch.dev.java import parse_major, require_java
+from anabranch.errors import Terminal
+
+CONF = jars.jvm_folder()
+
+
+def _folder(root: Path, **content: bytes) -> Path:
+    for name, data in content.items():
+        conf, _, artifact = name.partition("__")
+        (root / conf).mkdir(parents=True, exist_ok=True)
+        (root / conf / f"{artifact}.jar").write_bytes(data)
+    return root
+
+
+def _sums(file: Path, **content: bytes) -> Path:
+    lines = [f"{hashlib.sha256(d).hexdigest()}  {n.replace('__', '/')}.jar\n" for n, d in content.items()]
+    file.write_text("# comment\n\n" + "".join(lines))
+    return file
+
+
+def test_every_direct_dependency_of_ivy_xml_has_a_checksum_in_its_conf() -> None:
+    listed = jars.read_sums(CONF / "jars.sha256")
+    direct = ElementTree.parse(CONF / "ivy.xml").findall("./dependencies/dependency")
+    assert direct
+    for dependency in direct:
+        conf = dependency.attrib["conf"].partition("->")[0]
+        assert f"{conf}/{dependency.attrib['name']}-{dependency.attrib['rev']}.jar" in listed
+
+
+def test_every_conf_has_jars() -> None:
+    assert {name.partition("/")[0] for name in jars.read_sums(CONF / "jars.sha256")} == set(jars.CONFS)
+
+
+def test_verify_accepts_exactly_the_listed_jars(tmp_path: Path) -> None:
+    content = {"spark__a-1": b"a", "s3__b-2": b"b"}
+    jars.verify(_folder(tmp_path / "jars", **content), _sums(tmp_path / "sums", **content))
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        ({"spark__a-1": b"a"}, "s3/b-2.jar is missing"),
+        ({"spark__a-1": b"a", "s3__b-2": b"b", "s3__c-3": b"c"}, "s3/c-3.jar is not listed"),
+        ({"spark__a-1": b"altered", "s3__b-2": b"b"}, "spark/a-1.jar: expected sha256 ca978112"),
+    ],
+)
+def test_verify_names_the_jar_what_was_expected_and_the_remedy(
+    tmp_path: Path, found: dict[str, bytes], sentence: str
+) -> None:
+    sums = _sums(tmp_path / "sums", **{"spark__a-1": b"a", "s3__b-2": b"b"})
+    with pytest.raises(Terminal) as error:
+        jars.verify(_folder(tmp_path / "jars", **found), sums)
+    assert sentence in str(error.value)
+    assert "python -m anabranch.dev.jars" in str(error.value)
+
+
+def test_differences_say_what_was_found() -> None:
+    assert jars.differences({"s3/a.jar": "1"}, {"s3/a.jar": "2"}) == ["s3/a.jar: expected sha256 1, found 2"]
+
+
+@pytest.mark.parametrize("line", ["abc  spark/a.jar", "0" * 64 + " spark/a.jar", "0" * 64 + "  other/a.jar"])
+def test_a_line_that_is_no_checksum_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "sums").write_text(f"# comment\n{line}\n")
+    with pytest.raises(Terminal, match="line 2"):
+        jars.read_sums(tmp_path / "sums")
+
+
+def test_a_jar_listed_twice_is_named(tmp_path: Path) -> None:
+    (tmp_path / "sums").write_text(f"{'0' * 64}  s3/a.jar\n{'1' * 64}  s3/a.jar\n")
+    with pytest.raises(Terminal, match=r"s3/a\.jar is listed twice"):
+        jars.read_sums(tmp_path / "sums")
+
+
+def test_the_cache_can_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANABRANCH_CACHE", str(tmp_path / "elsewhere"))
+    assert jars.cache_folder() == tmp_path / "elsewhere"
+    assert jars.cache_folder(tmp_path) == tmp_path
+
+
+def _fake_java(folder: Path, prints: str) -> Path:
+    (folder / "bin").mkdir(parents=True)
+    java = folder / "bin" / "java"
+    java.write_text(f"#!/bin/sh\necho '{prints}' >&2\n")
+    java.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("output", "major"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('openjdk version "25" 2025-09-16', 25),
+        ('java version "1.8.0_402"', 8),
+        ('openjdk version "26-ea" 2026-03-17', 26),
+        ("nothing of the kind", None),
+    ],
+)
+def test_java_versions_are_understood(output: str, major: int | None) -> None:
+    assert parse_major(output) == major
+
+
+def test_a_java_that_is_too_old_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(_fake_java(tmp_path / "jdk", 'openjdk version "11.0.2"')))
+    with pytest.raises(Terminal, match=r"is Java 11; expected 17 or newer.*openjdk-17"):
+        require_java()
+
+
+def test_no_java_at_all_is_said_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Terminal, match=r"No Java found.*Install a Java runtime 17"):
+        require_java()
+
+
+def test_a_java_home_that_leads_nowhere_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+    with pytest.raises(Terminal, match=r"JAVA_HOME is .*gone, but"):
+        require_java()
