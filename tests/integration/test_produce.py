@@ -1,0 +1,232 @@
+"""What `dev produce` and the flights' sender say was acknowledged is what a reader finds in the topic."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+from click.testing import CliRunner
+
+from anabranch import config
+from anabranch.dev import flights_data
+from anabranch.dev.events import Ack, expected, sha256
+from anabranch.dev.produce import produce, produce_events
+from anabranch.errors import ConfigurationError, Transient
+from anabranch.kafka import create_topic
+
+CONF = Path(__file__).parents[2] / "conf"
+Found = tuple[int, int, str | None, int]
+
+
+@pytest.fixture
+def kafka(services: Any) -> config.Kafka:
+    return config.Kafka(bootstrap_servers=services.kafka)
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"produce-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def conf(tmp_path: Path, services: Any, topic: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The configuration as it ships, but for the topic, which is this test's own."""
+    folder = tmp_path / "conf"
+    shutil.copytree(CONF / "streams", folder / "streams")
+    shutil.copy(CONF / "anabranch.yaml", folder)
+    stream = folder / "streams" / "game_events.yaml"
+    stream.write_text(stream.read_text().replace("topic: game_events", f"topic: {topic}"))
+    monkeypatch.setenv("ANABRANCH_KAFKA", services.kafka)
+    return folder
+
+
+def read_back(kafka: config.Kafka, topic: str) -> list[Found]:
+    """Every record of the topic: (partition, offset, sha256 of the value, timestamp), in order."""
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "nobody", "isolation.level": "read_committed"}
+    )
+    found: list[Found] = []
+    try:
+        ends = {}
+        for partition in consumer.list_topics(topic, timeout=20).topics[topic].partitions:
+            start, end = consumer.get_watermark_offsets(confluent_kafka.TopicPartition(topic, partition), timeout=20)
+            assert start == 0
+            ends[partition] = end
+        consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0) for partition in ends])
+        deadline = time.monotonic() + 60
+        while len(found) < sum(ends.values()):
+            assert time.monotonic() < deadline, f"read {len(found)} of {sum(ends.values())} records"
+            for message in consumer.consume(5_000, timeout=1):
+                assert message.error() is None
+                found.append((message.partition(), message.offset(), sha256(message.value()), message.timestamp()[1]))
+    finally:
+        consumer.close()
+    return sorted(found)
+
+
+def positions(acks: list[Ack]) -> list[Found]:
+    return sorted((ack.partition, ack.offset, ack.sha256, ack.timestamp_ms) for ack in acks)
+
+
+def test_the_acknowledged_records_are_exactly_those_of_the_topic(kafka: config.Kafka, topic: str) -> None:
+    before = time.time() * 1000
+    sent = produce_events(kafka, topic, events=3_000, hours=3, seed=5, dirty=True)
+    assert sent.sent == expected(3_000, dirty=True)
+    assert (sent.acknowledged, sent.failed) == (3_060, 0)
+    assert Counter(ack.kind for ack in sent.acks) == sent.sent
+    found = read_back(kafka, topic)
+    assert found == positions(sent.acks)
+    assert {partition for partition, *_ in found} == {0, 1, 2}
+    stamps = [stamp for *_, stamp in found]
+    assert before - 3 * 3_600_000 <= min(stamps) < max(stamps) <= time.time() * 1000
+    assert max(stamps) - min(stamps) > 2.9 * 3_600_000
+    for partition in range(3):  # an hour's cut relies on it
+        in_order = [stamp for number, _, _, stamp in found if number == partition]
+        assert in_order == sorted(in_order)
+
+
+def test_a_duplicate_is_the_same_bytes_at_another_offset_of_the_same_partition(kafka: config.Kafka, topic: str) -> None:
+    acks = produce_events(kafka, topic, events=500, hours=2, seed=5, dirty=True).acks
+    originals = {ack.sha256: ack for ack in acks if ack.kind == "good"}
+    duplicates = [ack for ack in acks if ack.kind == "duplicate"]
+    assert len(duplicates) == 5
+    for duplicate in duplicates:
+        original = originals[duplicate.sha256]
+        assert duplicate.partition == original.partition
+        assert duplicate.offset > original.offset
+
+
+def test_an_endless_run_in_a_thread_ends_when_told_and_accounts_for_all(kafka: config.Kafka, topic: str) -> None:
+    stop = threading.Event()
+    seen: list[Ack] = []
+    accounts = []
+
+    def run() -> None:
+        accounts.append(produce_events(kafka, topic, events=None, rate=400, dirty=True, stop=stop, on_ack=seen.append))
+
+    thread = threading.Thread(target=run)
+    began = time.monotonic()
+    thread.start()
+    try:
+        while len(seen) < 300:  # acknowledged while it goes on, not only at its end
+            assert time.monotonic() - began < 60, f"{len(seen)} acknowledgements after a minute"
+            assert thread.is_alive()
+            stop.wait(0.05)
+        lasted = time.monotonic() - began
+    finally:
+        stop.set()
+        thread.join(30)
+    assert lasted >= 299 / 400  # paced
+    (sent,) = accounts
+    assert sent.acks == seen
+    assert sent.failed == 0
+    assert sent.sent.total() == sent.acknowledged
+    assert read_back(kafka, topic) == positions(sent.acks)
+
+
+def test_the_command_prints_its_account_and_appends_the_acks(conf: Path, kafka: config.Kafka, topic: str) -> None:
+    acks = conf.parent / "acks.jsonl"
+    arguments = ["game_events", "--events", "200", "--hours", "2", "--dirty", "--partitions", "2"]
+    arguments += ["--acks", str(acks), "--conf", str(conf)]
+    result = CliRunner().invoke(produce, [*arguments, "--output", "json"])
+    assert result.exit_code == 0, result.output
+    account = json.loads(result.stdout)
+    assert account["stream"] == "game_events"
+    assert account["topic"] == topic
+    assert account["sent"] == {"good": 198, "late": 2, "duplicate": 2, "malformed": 2}
+    assert (account["acknowledged"], account["failed"]) == (204, 0)
+    assert sum(sum(hour.values()) for hour in account["by_hour"].values()) == 204
+    assert len(account["by_hour"]) in (2, 3)
+
+    result = CliRunner().invoke(produce, arguments)
+    assert result.exit_code == 0, result.output
+    assert f"sent 204 records to topic {topic}" in result.stdout
+    assert "198 good, 2 late, 2 duplicate, 2 malformed" in result.stdout
+    assert "acknowledged 204 of 204, failed 0" in result.stdout
+    assert next(iter(account["by_hour"])) in result.stdout
+
+    lines = [json.loads(line) for line in acks.read_text().splitlines()]
+    assert [list(line) for line in lines[:1]] == [["partition", "offset", "kind", "sha256", "timestamp_ms"]]
+    assert positions([Ack(**line) for line in lines]) == read_back(kafka, topic)
+    assert {line["partition"] for line in lines} == {0, 1}
+
+
+def test_sends_that_fail_are_counted_and_the_command_is_transient(conf: Path, kafka: config.Kafka, topic: str) -> None:
+    create_topic(kafka, topic, 1, {"max.message.bytes": "100"})  # smaller than any event
+    result = CliRunner().invoke(produce, ["game_events", "--events", "5", "--output", "json", "--conf", str(conf)])
+    account = json.loads(result.stdout)
+    assert account["sent"]["good"] == 5
+    assert (account["acknowledged"], account["failed"]) == (0, 5)
+    assert isinstance(result.exception, Transient)
+    assert result.exception.exit_code == 75
+    assert "expected 5 acknowledgements, found 0" in str(result.exception)
+    assert read_back(kafka, topic) == []
+
+
+def test_another_stream_is_refused_with_a_pointer_to_the_flights(conf: Path) -> None:
+    result = CliRunner().invoke(produce, ["flights", "--events", "5", "--conf", str(conf)])
+    assert isinstance(result.exception, ConfigurationError)
+    assert "found 'flights'" in str(result.exception)
+    assert "anabranch.dev.flights" in str(result.exception)
+
+
+def test_ctrl_c_flushes_prints_the_account_and_exits_130(conf: Path, kafka: config.Kafka, topic: str) -> None:
+    acks = conf.parent / "acks.jsonl"
+    code = "from anabranch.dev.produce import produce; produce()"
+    arguments = ["game_events", "--events", "1000000", "--rate", "300", "--acks", str(acks), "--output", "json"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments, "--conf", str(conf)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not acks.exists() or acks.stat().st_size == 0:
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            assert time.monotonic() < deadline, "no acknowledgement was written within a minute"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, err
+    account = json.loads(out)
+    assert 0 < account["acknowledged"] == account["sent"]["good"] < 1_000_000
+    assert account["failed"] == 0
+    assert positions([Ack(**json.loads(line)) for line in acks.read_text().splitlines()]) == read_back(kafka, topic)
+
+
+def test_flights_arrive_as_acknowledged_and_keyed(kafka: config.Kafka, topic: str) -> None:
+    sent = flights_data.send(kafka, topic, limit=2_000, hours=2)
+    assert (sent.sent["good"], sent.acknowledged, sent.failed) == (2_000, 2_000, 0)
+    found = read_back(kafka, topic)
+    assert found == positions(sent.acks)
+    assert {partition for partition, *_ in found} == {0, 1, 2}
+    values = Counter(
+        sha256(json.dumps(flight, separators=(",", ":")).encode()) for flight in flights_data.flights(2_000)
+    )
+    assert Counter(digest for _, _, digest, _ in found) == values
+    assert len({stamp // 3_600_000 for *_, stamp in found}) in (2, 3)
+
+
+def test_flights_stop_when_told(kafka: config.Kafka, topic: str) -> None:
+    stop = threading.Event()
+    sent = flights_data.send(kafka, topic, stop=stop, on_ack=lambda ack: stop.set())
+    assert 0 < sent.acknowledged == sent.sent["good"] < flights_data.FLIGHTS
+    assert sent.failed == 0
+    assert read_back(kafka, topic) == positions(sent.acks)
