@@ -1,0 +1,195 @@
+"""Output: what every command prints, for people and for scripts.
+
+Text goes through rich on a terminal; piped, it is plain, one row a line, and no value is ever cut. JSON keeps the order
+of its keys. In both, times are ISO 8601 (UTC as `Z`).
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import dataclasses
+import io
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from anabranch.errors import ConfigurationError
+
+ResultFormat = Literal["table", "csv", "json", "parquet"]
+
+
+def plain(value: object) -> Any:
+    """The value as JSON holds it.
+
+    Times become ISO 8601 text, durations seconds, whole decimals integers, other decimals text, bytes base64 text,
+    NaN and infinities text, models and dataclasses objects, sets sorted lists. Raises TypeError for anything else.
+    """
+    match value:
+        case Enum():
+            return plain(value.value)
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return (
+                value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{value}".replace("inf", "Infinity")
+            )
+        case datetime():
+            return _iso(value)
+        case date() | time():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case Decimal():
+            return int(value) if value.is_finite() and value.as_tuple().exponent == 0 else str(value)
+        case bytes() | bytearray() | memoryview():
+            return base64.b64encode(value).decode("ascii")
+        case Path():
+            return str(value)
+        case BaseModel():
+            return plain(value.model_dump())
+        case Mapping():
+            return {key if isinstance(key, str) else text(key): plain(item) for key, item in value.items()}
+        case AbstractSet():
+            return sorted((plain(item) for item in value), key=str)
+        case pa.MonthDayNano():
+            return {"months": value.months, "days": value.days, "nanoseconds": value.nanoseconds}
+        case list() | tuple():
+            return [plain(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    raise TypeError(f"output: expected a value that JSON can hold, found {type(value).__name__}")
+
+
+def text(value: object) -> str:
+    """The value as one line of text: nothing for None, compact JSON for what nests, control characters escaped."""
+    if value is None:
+        return ""
+    simple = plain(value)
+    line = simple if isinstance(simple, str) else json.dumps(simple, ensure_ascii=False)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
+
+
+def render(value: object, fmt: Literal["text", "json"]) -> str:
+    """The value as `--output` wants it; JSON is indented and ends without a newline."""
+    return json.dumps(plain(value), indent=2, ensure_ascii=False) if fmt == "json" else text(value)
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document to standard output."""
+    sys.stdout.write(render(value, "json") + "\n")
+    sys.stdout.flush()
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+    """Print a table to standard output: with lines and colour on a terminal, plainly aligned when piped."""
+    cells = [list(row) for row in rows]
+    if sys.stdout.isatty():
+        _print_rich(columns, cells, title)
+    else:
+        sys.stdout.write(_aligned(columns, cells, title))
+        sys.stdout.flush()
+
+
+def write_result(table: pa.Table, fmt: ResultFormat, out: Path | None = None) -> None:
+    """Write a query's result to `out`, or to standard output.
+
+    CSV has a header, an empty field for null, and nested values as JSON; JSON is a list of objects; Parquet is
+    compressed with zstd. Raises ConfigurationError for Parquet on a terminal and for a file that cannot be written.
+    """
+    if fmt == "parquet" and out is None and sys.stdout.isatty():
+        raise ConfigurationError("query: expected a file or a pipe for Parquet, found a terminal (name a file)")
+    if fmt == "table" and out is None:
+        print_table(table.column_names, _rows(table))
+        return
+    data = _encoded(table, fmt)
+    if out is None:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        out.write_bytes(data)
+    except OSError as error:
+        raise ConfigurationError(f"query: expected to write {out}, found: {error.strerror or error}") from error
+
+
+def _encoded(table: pa.Table, fmt: ResultFormat) -> bytes:
+    if fmt == "parquet":
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd")
+        return bytes(sink.getvalue())
+    if fmt == "json":
+        names = table.column_names
+        return (render([dict(zip(names, row, strict=True)) for row in _rows(table)], "json") + "\n").encode()
+    if fmt == "table":
+        return _aligned(table.column_names, [list(row) for row in _rows(table)], None).encode()
+    lines = io.StringIO(newline="")
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow(table.column_names)
+    writer.writerows([_csv_field(value) for value in row] for row in _rows(table))
+    return lines.getvalue().encode()
+
+
+def _rows(table: pa.Table) -> Iterable[tuple[object, ...]]:
+    """Rows as tuples, so that two columns of one name stay two."""
+    columns = [column.to_pylist(maps_as_pydicts="strict") for column in table.columns]
+    return zip(*columns, strict=True) if columns else iter(())
+
+
+def _csv_field(value: object) -> str:
+    simple = plain(value)
+    if simple is None:
+        return ""
+    return simple if isinstance(simple, str) else json.dumps(simple, ensure_ascii=False)
+
+
+def _iso(value: datetime) -> str:
+    if value.tzinfo is None:
+        return value.isoformat()
+    return value.astimezone(UTC).isoformat().removesuffix("+00:00") + "Z"
+
+
+def _is_numeric(rows: Sequence[Sequence[object]], column: int) -> bool:
+    found = [row[column] for row in rows if row[column] is not None]
+    return bool(found) and all(isinstance(v, int | float | Decimal) and not isinstance(v, bool) for v in found)
+
+
+def _aligned(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None) -> str:
+    lines = [[text(name) for name in columns], *([text(value) for value in row] for row in rows)]
+    widths = [max(cell_len(line[i]) for line in lines) for i in range(len(columns))]
+    lines.insert(1, ["-" * width for width in widths])
+    right = [_is_numeric(rows, i) for i in range(len(columns))]
+    shown = [title] if title else []
+    for line in lines:
+        padded = []
+        for value, width, to_right in zip(line, widths, right, strict=True):
+            space = " " * (width - cell_len(value))
+            padded.append(space + value if to_right else value + space)
+        shown.append("  ".join(padded).rstrip())
+    return "\n".join(shown) + "\n"
+
+
+def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None) -> None:
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for i, name in enumerate(columns):
+        justify: Literal["left", "right"] = "right" if _is_numeric(rows, i) else "left"
+        table.add_column(Text(text(name)), justify=justify, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(text(value)) for value in row))
+    Console().print(table)

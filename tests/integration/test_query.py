@@ -1,0 +1,254 @@
+"""An analyst's SQL over real PyIceberg tables, on local files and on the real S3 server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import boto3
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.transforms import HourTransform, IdentityTransform
+from pyiceberg.types import (
+    DateType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    ListType,
+    LongType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+)
+
+from anabranch.dev import services
+from anabranch.errors import ConfigurationError, Transient
+from serving_layer.query import run_query
+
+START = datetime(2026, 11, 21, tzinfo=UTC)
+NAME = "games.game_events"
+
+
+def _catalog(folder: Path, warehouse: str, **properties: str) -> SqlCatalog:
+    found = SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=warehouse, **properties)
+    found.create_namespace("games")
+    return found
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
+    found = _catalog(tmp_path, f"file://{tmp_path}/warehouse")
+    yield found
+    found.close()
+
+
+def _table(catalog: SqlCatalog, name: str = NAME) -> Table:
+    schema = Schema(
+        NestedField(1, "event_id", LongType(), required=True),
+        NestedField(2, "event_date", DateType()),
+        NestedField(3, "ingest_hour", TimestamptzType()),
+        NestedField(4, "level", IntegerType()),
+        NestedField(5, "price", DecimalType(10, 2)),
+        NestedField(6, "tags", ListType(7, StringType(), element_required=False)),
+        NestedField(8, "device", StructType(NestedField(9, "os", StringType(), required=False))),
+    )
+    spec = PartitionSpec(
+        PartitionField(2, 1000, IdentityTransform(), "event_date"),
+        PartitionField(3, 1001, HourTransform(), "ingest_hour_hour"),
+    )
+    return catalog.create_table(name, schema, partition_spec=spec)
+
+
+def _append(table: Table, ids: range) -> None:
+    """One event an hour of each id, on two dates, columns that came later left out where the table lacks them."""
+    values = {
+        "event_id": lambda i: i,
+        "event_date": lambda i: date(2026, 11, 20 + i % 2),
+        "ingest_hour": lambda i: START + timedelta(hours=i),
+        "level": lambda i: i * 10,
+        "price": lambda i: Decimal("1.25"),
+        "tags": lambda i: ["a", None],
+        "device": lambda i: {"os": "linux"},
+        "platform": lambda i: "pc",
+    }
+    schema = table.schema().as_arrow()
+    columns = [pa.array([values[field.name](i) for i in ids], field.type) for field in schema]
+    table.append(pa.table(columns, schema=schema))
+
+
+def test_rows_are_found_under_the_plain_and_the_catalog_name(catalog: SqlCatalog) -> None:
+    table = _table(catalog)
+    _append(table, range(4))
+    for name in (NAME, f"lake.{NAME}", "GAMES.Game_Events"):
+        found = run_query(f"SELECT event_id, ingest_hour FROM {name} ORDER BY event_id DESC LIMIT 1", {NAME: table})
+        assert found.to_pylist() == [{"event_id": 3, "ingest_hour": START + timedelta(hours=3)}]
+        assert found.schema.field("ingest_hour").type == pa.timestamp("us", "UTC")
+
+
+def test_nested_values_come_back_as_they_are(catalog: SqlCatalog) -> None:
+    table = _table(catalog)
+    _append(table, range(1))
+    found = run_query(f"SELECT tags, device, price FROM {NAME} WHERE device.os = 'linux'", {NAME: table})
+    assert found.to_pylist() == [{"tags": ["a", None], "device": {"os": "linux"}, "price": Decimal("1.25")}]
+
+
+def test_a_table_without_rows_has_its_columns(catalog: SqlCatalog) -> None:
+    table = _table(catalog)
+    found = run_query(f"SELECT * FROM {NAME}", {NAME: table})
+    assert (found.num_rows, found.column_names) == (0, [field.name for field in table.schema().fields])
+    assert run_query(f"SELECT count(*) n FROM {NAME}", {NAME: table}).to_pylist() == [{"n": 0}]
+
+
+def test_old_files_read_null_in_a_new_column_and_widen(catalog: SqlCatalog) -> None:
+    table = _table(catalog)
+    _append(table, range(2))
+    with table.update_schema() as update:
+        update.add_column("platform", StringType())
+        update.update_column("level", LongType())
+        update.update_column("price", DecimalType(18, 2))
+        update.add_column(("device", "model"), DoubleType())
+    _append(table, range(2, 3))
+    found = run_query(f"SELECT event_id, platform, level, device FROM {NAME} ORDER BY event_id", {NAME: table})
+    assert found.schema.field("level").type == pa.int64()
+    assert found.to_pylist() == [
+        {"event_id": 0, "platform": None, "level": 0, "device": {"os": "linux", "model": None}},
+        {"event_id": 1, "platform": None, "level": 10, "device": {"os": "linux", "model": None}},
+        {"event_id": 2, "platform": "pc", "level": 20, "device": {"os": "linux", "model": None}},
+    ]
+    filtered = f"SELECT event_id FROM {NAME} WHERE level > 5 AND price < 2 AND platform IS NULL"
+    assert run_query(filtered, {NAME: table}).to_pylist() == [{"event_id": 1}]
+
+
+def test_a_renamed_column_keeps_its_old_values(catalog: SqlCatalog) -> None:
+    table = _table(catalog)
+    _append(table, range(2))
+    with table.update_schema() as update:
+        update.rename_column("level", "rank")
+    with table.update_schema() as update:
+        update.add_column("level", StringType())
+    found = run_query(f"SELECT rank, level FROM {NAME} ORDER BY rank", {NAME: table})
+    assert found.to_pylist() == [{"rank": 0, "level": None}, {"rank": 10, "level": None}]
+
+
+@pytest.mark.parametrize(
+    ("where", "event_ids"),
+    [
+        ("ingest_hour >= '2026-11-21 02:00+00' AND ingest_hour < '2026-11-21 03:00+00'", [2]),
+        ("date_trunc('hour', ingest_hour) = '2026-11-21 02:00+00' AND ingest_hour > '2026-11-21 01:30+00'", [2]),
+        ("event_date = DATE '2026-11-20' AND ingest_hour >= '2026-11-21 01:00+00'", [2]),
+    ],
+)
+def test_a_filter_opens_no_file_of_another_partition(catalog: SqlCatalog, where: str, event_ids: list[int]) -> None:
+    table = _table(catalog)
+    _append(table, range(3))
+    for task in table.scan().plan_files():
+        path = Path(task.file.file_path.removeprefix("file://"))
+        if "ingest_hour_hour=2026-11-21-02" not in str(path):
+            path.unlink()
+    found = run_query(f"SELECT event_id FROM {NAME} WHERE {where}", {NAME: table})
+    assert found.column("event_id").to_pylist() == event_ids
+    with pytest.raises(Transient, match="run it again"):
+        run_query(f"SELECT event_id FROM {NAME}", {NAME: table})
+
+
+def test_only_the_tables_that_the_sql_mentions_are_loaded(catalog: SqlCatalog) -> None:
+    class Loading(dict[str, Table]):
+        def __getitem__(self, name: str) -> Table:
+            loaded.append(name)
+            return super().__getitem__(name)
+
+    loaded: list[str] = []
+    tables = Loading({NAME: _table(catalog), f"{NAME}_hours": _table(catalog, f"{NAME}_hours")})
+    run_query(f"SELECT count(*) FROM {NAME}", tables)
+    assert loaded == [NAME]
+    run_query(f"SELECT * FROM {NAME} JOIN {NAME}_hours USING (event_id)", tables)
+    assert sorted(loaded[1:]) == [NAME, f"{NAME}_hours"]
+
+
+def test_show_all_tables_knows_every_table(catalog: SqlCatalog) -> None:
+    found = run_query("SHOW ALL TABLES", {NAME: _table(catalog)}).to_pylist()
+    assert ("lake", "games", "game_events") in [(row["database"], row["schema"], row["name"]) for row in found]
+
+
+def test_each_column_of_a_result_has_its_own_name(catalog: SqlCatalog) -> None:
+    found = run_query("SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a", {})
+    assert found.to_pylist() == [{"a": 1, "a_1": 2, "a_1_1": 3, "a_2": 4}]
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("SELEC 1", "syntax error"),
+        ("", "expected one statement, found 0"),
+        ("SELECT 1; SELECT 2", "expected one statement, found 2"),
+        ("SELECT nothing FROM games.game_events", 'column "nothing" not found'),
+        ("SELECT * FROM games.nothing", "known tables: games.game_events"),
+        ("SELECT 'x'::INT", "Could not convert"),
+        ("DELETE FROM games.game_events", "expected a statement that reads, such as SELECT, found DELETE"),
+        ("CREATE TABLE games.x (a INT)", "found CREATE"),
+        ("INSERT INTO games.game_events SELECT * FROM games.game_events", "found INSERT"),
+        ("COPY (SELECT 1) TO '{file}'", "found COPY"),
+        ("ATTACH '{file}' AS other", "found ATTACH"),
+        ("SET enable_external_access = true", "found SET"),
+        ("INSTALL httpfs", "found LOAD"),
+        ("SELECT * FROM read_csv('{file}')", "disabled by configuration"),
+        ("SELECT * FROM '{file}'", "disabled by configuration"),
+        ("SELECT * FROM read_text('{file}')", "disabled by configuration"),
+        ("SELECT * FROM glob('{file}')", "disabled by configuration"),
+        ("SELECT * FROM read_parquet('http://127.0.0.1:1/x.parquet')", "disabled|extension"),
+        ("SELECT * FROM statement", "does not exist"),
+    ],
+)
+def test_sql_that_is_wrong_or_reaches_too_far_is_refused(
+    catalog: SqlCatalog, tmp_path: Path, sql: str, message: str
+) -> None:
+    file = tmp_path / "secret.csv"
+    file.write_text("a\n1\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=message):
+        run_query(sql.format(file=file), {NAME: _table(catalog)})
+    assert file.read_text(encoding="utf-8") == "a\n1\n"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "EXPLAIN SELECT * FROM games.game_events",
+        "DESCRIBE games.game_events",
+        "SUMMARIZE games.game_events",
+        "PIVOT games.game_events ON event_date USING count(*)",
+        "WITH t AS (FROM games.game_events) SELECT count(*) FROM t",
+    ],
+)
+def test_every_way_of_reading_is_welcome(catalog: SqlCatalog, sql: str) -> None:
+    table = _table(catalog)
+    _append(table, range(2))
+    assert run_query(sql, {NAME: table}).num_rows > 0
+
+
+def test_the_s3_server_is_read_with_the_tables_own_credentials(tmp_path: Path) -> None:
+    with services.running(tmp_path / "home") as found:
+        boto3.client(
+            "s3",
+            endpoint_url=found.s3_endpoint,
+            region_name="us-east-1",
+            aws_access_key_id=found.access_key,
+            aws_secret_access_key=found.secret_key,
+        ).create_bucket(Bucket="anabranch")
+        keys = {"s3.access-key-id": found.access_key, "s3.secret-access-key": found.secret_key}
+        place = {"s3.endpoint": found.s3_endpoint, "s3.region": "us-east-1"}
+        catalog = _catalog(tmp_path, "s3://anabranch/warehouse", **keys, **place)
+        table = _table(catalog)
+        _append(table, range(4))
+        sql = f"SELECT event_date, sum(level) s FROM {NAME} WHERE ingest_hour > '2026-11-21' GROUP BY ALL ORDER BY ALL"
+        assert run_query(sql, {NAME: table}).to_pylist() == [
+            {"event_date": date(2026, 11, 20), "s": 20},
+            {"event_date": date(2026, 11, 21), "s": 40},
+        ]
+        catalog.close()

@@ -1,0 +1,80 @@
+"""docs/cli.md is what the commands say, and saying it does not depend on the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from anabranch import docs
+
+
+@click.group()
+def tool() -> None:
+    """A tool."""
+
+
+@tool.command(epilog="See also: river.")
+@click.argument("stream", help="Which one.")
+@click.argument("rest", nargs=-1)
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="As what.")
+@click.option("--secret", hidden=True)
+def flow(stream: str, rest: tuple[str, ...], output: str, secret: str) -> None:
+    """Let it
+    flow.
+
+    \b
+    one
+      two
+    \f
+    Not for users.
+    """
+
+
+@tool.command(hidden=True)
+def under_ground() -> None:
+    """Nobody sees it."""
+
+
+def test_a_command_is_described_with_usage_arguments_options_and_exit_codes() -> None:
+    page = docs.markdown(tool, "tool")
+    assert (
+        "## `tool flow`\n\n```\ntool flow [OPTIONS] STREAM [REST]...\n```\n\nLet it flow.\n\n```\none\n  two\n```"
+        in page
+    )
+    assert "| argument | meaning |\n|---|---|\n| `STREAM` | Which one. |\n\n" in page
+    assert "| `--output [text\\|json]` | As what. [default: text] |" in page
+    assert "| `flow` | Let it flow. |" in page
+    assert "See also: river." in page
+    assert "| 75 | transient" in page
+
+
+def test_what_is_hidden_stays_out() -> None:
+    page = docs.markdown(tool, "tool")
+    assert "under-ground" not in page
+    assert "--secret" not in page
+    assert "Not for users" not in page
+
+
+def test_the_terminal_does_not_change_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = docs.markdown(tool, "tool")
+    monkeypatch.setenv("COLUMNS", "30")
+    assert docs.markdown(tool, "tool") == wide
+
+
+def test_the_check_tells_a_stale_page_from_a_fresh_one(tmp_path: Path) -> None:
+    page = tmp_path / "cli.md"
+    run = CliRunner().invoke
+    assert run(docs.generate, ["--check", "--out", str(page)]).exit_code == 1
+    assert run(docs.generate, ["--out", str(page)]).exit_code == 0
+    assert run(docs.generate, ["--check", "--out", str(page)]).exit_code == 0
+    page.write_text(page.read_text(encoding="utf-8") + "stale\n", encoding="utf-8")
+    assert run(docs.generate, ["--check", "--out", str(page)]).exit_code == 1
+
+
+def test_the_page_is_up_to_date() -> None:
+    from anabranch.cli import main
+
+    assert docs.PAGE.read_text(encoding="utf-8") == docs.markdown(main), "run: python -m anabranch.docs"

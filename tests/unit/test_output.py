@@ -1,0 +1,144 @@
+"""What the commands print: exact values, on a terminal and through a pipe."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from anabranch import output
+from anabranch.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Cut:
+    end: int
+    at: datetime
+
+
+RESULT = pa.table(
+    {
+        "n": pa.array([1, None], pa.int64()),
+        "name": ["two\nlines", "日本"],
+        "price": [Decimal("1.50"), Decimal("2.00")],
+        "total": pa.array([Decimal(7), None], pa.decimal128(38, 0)),
+        "tags": pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.int32())),
+        "at": pa.array([0, 1], pa.timestamp("us", "UTC")),
+        "raw": [b"\x00\xff", b""],
+        "share": [float("inf"), 0.5],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (datetime(2026, 11, 21, 3, tzinfo=UTC), "2026-11-21T03:00:00Z"),
+        (datetime(2026, 11, 21, 3, tzinfo=timezone(timedelta(hours=2))), "2026-11-21T01:00:00Z"),
+        (date(2026, 11, 21), "2026-11-21"),
+        (timedelta(seconds=90), 90.0),
+        (Decimal("1.50"), "1.50"),
+        (Decimal(12345678901234567890), 12345678901234567890),
+        (Decimal("NaN"), "NaN"),
+        (float("nan"), "NaN"),
+        (float("-inf"), "-Infinity"),
+        (b"\x00\xff", "AP8="),
+        ({3: {"b", "a"}}, {"3": ["a", "b"]}),
+        (Cut(5, datetime(2026, 11, 21, tzinfo=UTC)), {"end": 5, "at": "2026-11-21T00:00:00Z"}),
+        ((Path("a/b"), True, None), ["a/b", True, None]),
+    ],
+)
+def test_plain_keeps_the_value(value: object, expected: object) -> None:
+    assert output.plain(value) == expected
+    json.dumps(output.plain(value), allow_nan=False)
+
+
+def test_plain_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(TypeError, match="found object"):
+        output.plain(object())
+
+
+def test_text_is_one_line_that_no_record_can_break_out_of() -> None:
+    assert output.text("a\nb\x1b[31m") == "a\\nb\\x1b[31m"
+    assert output.text(None) == ""
+    assert output.text({"a": [1]}) == '{"a": [1]}'
+
+
+def test_json_keeps_the_order_of_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_json({"b": 1, "a": "é"})
+    assert capsys.readouterr().out == '{\n  "b": 1,\n  "a": "é"\n}\n'
+
+
+def test_a_piped_table_is_aligned_and_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 300
+    output.print_table(["hour", "count"], [["2026-11-21T03", 7], ["[bold]日本", None], [long, 12]], title="Hours")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Hours"
+    assert lines[1] == "hour" + " " * 296 + "  count"
+    assert lines[3] == "2026-11-21T03" + " " * 287 + "      7"
+    assert lines[4] == "[bold]日本"
+    assert lines[5] == long + "     12"
+
+
+def test_a_table_on_a_terminal_folds_and_reads_no_markup(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    output.print_table(["a"], [["y" * 100], ["[red]z[/red]"]])
+    shown = capsys.readouterr().out
+    assert shown.count("y") == 100
+    assert "[red]z[/red]" in shown
+    assert "…" not in shown
+
+
+def test_a_table_without_rows_shows_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_table(["a", "b"], [])
+    assert capsys.readouterr().out == "a  b\n-  -\n"
+
+
+def test_csv_reads_back(tmp_path: Path) -> None:
+    output.write_result(RESULT, "csv", tmp_path / "r.csv")
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "r.csv").read_text(encoding="utf-8"))))
+    assert rows[0] == {
+        "n": "1", "name": "two\nlines", "price": "1.50", "total": "7", "tags": '{"k": 1}',
+        "at": "1970-01-01T00:00:00Z", "raw": "AP8=", "share": "Infinity",
+    }  # fmt: skip
+    assert rows[1]["n"] == ""
+
+
+def test_json_is_a_list_of_objects(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    output.write_result(RESULT, "json")
+    rows = json.loads(capsysbinary.readouterr().out)
+    assert rows[0]["total"] == 7
+    assert rows[1] == {
+        "n": None, "name": "日本", "price": "2.00", "total": None, "tags": {},
+        "at": "1970-01-01T00:00:00.000001Z", "raw": "", "share": 0.5,
+    }  # fmt: skip
+
+
+def test_parquet_is_the_table_itself(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    output.write_result(RESULT, "parquet", tmp_path / "r.parquet")
+    assert pq.read_table(tmp_path / "r.parquet").equals(RESULT)
+    output.write_result(RESULT, "parquet")
+    assert pq.read_table(io.BytesIO(capsysbinary.readouterr().out)).equals(RESULT)
+
+
+def test_parquet_is_not_thrown_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    with pytest.raises(ConfigurationError, match="found a terminal"):
+        output.write_result(RESULT, "parquet")
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere/r\.csv"):
+        output.write_result(RESULT, "csv", tmp_path / "nowhere" / "r.csv")
