@@ -1,0 +1,227 @@
+"""The command line: one verb an action. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from anabranch import __version__
+from anabranch.errors import AnabranchError
+
+if TYPE_CHECKING:
+    from anabranch.session import Job
+
+
+class _Commands(click.Group):
+    """Turns an error of ours into one line and its exit code, and finds `dev` when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), "dev"])
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name == "dev":
+            command: click.Command = importlib.import_module("anabranch.dev.cli").dev
+            return command
+        return super().get_command(ctx, name)
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except AnabranchError as error:
+            _fail(error)
+
+
+def _fail(error: AnabranchError) -> NoReturn:
+    click.echo(f"anabranch: {error}", err=True)
+    sys.exit(error.exit_code)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="anabranch")
+def main() -> None:
+    """Kafka to one exact Iceberg table through two arms.
+
+    Exit codes: 0 done, 1 refused or found wanting, 2 wrong usage or configuration, 75 transient (try again).
+    """
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    command = click.option("--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")(
+        command
+    )
+    return click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")(command)
+
+
+def _job(stream: str, conf: str | None) -> Job:
+    from anabranch.logs import configure_logging
+    from anabranch.session import open_job
+
+    configure_logging()
+    return open_job(stream, conf)
+
+
+@main.command()
+@click.argument("stream", required=False)
+@_options
+def apply(stream: str | None, conf: str | None, output: str) -> None:
+    """Create or evolve tables, branches and bucket; say what changed. Without STREAM: all streams."""
+    from anabranch import config, tables
+    from anabranch.output import print_json
+
+    names = [stream] if stream else list(config.stream_names(conf))
+    if not names:
+        raise AnabranchError(f"{config.resolve_folder(conf)}/streams: expected at least one stream's file, found none")
+    done = {}
+    for name in names:
+        job = _job(name, conf)
+        try:
+            done[name] = tables.apply(job.environment, job.stream, job.lake, job.kafka)
+        finally:
+            job.kafka.close()
+        if output == "text":
+            for change in done[name] or ["nothing to change"]:
+                click.echo(f"{name}: {change}")
+    if output == "json":
+        print_json([{"stream": name, "changes": changes} for name, changes in done.items()])
+
+
+@main.command()
+@click.argument("stream")
+@click.option("--available-now", is_flag=True, help="Publish what is there, then end.")
+@_options
+def speed(stream: str, available_now: bool, conf: str | None, output: str) -> None:
+    """Run the speed layer: publish the stream's records within seconds, until told to stop (SIGTERM, Ctrl-C).
+
+    With --output json its log is JSON, one event a line.
+    """
+    _submit("speed_layer", stream, conf, output, ["--available-now"] if available_now else [])
+
+
+@main.command()
+@click.argument("stream")
+@click.option("--hour", metavar="HOUR", help="One hour, such as 2026-11-21T03 (UTC); default: all that wait.")
+@click.option("--restate", is_flag=True, help="Publish a new revision of an accepted hour.")
+@click.option("--seal-only", is_flag=True, help="Only seal the hours that have ended; needs no Spark.")
+@_options
+def batch(stream: str, hour: str | None, restate: bool, seal_only: bool, conf: str | None, output: str) -> None:
+    """Seal every hour that has ended and rebuild each that is not accepted, oldest first."""
+    from anabranch import hours
+
+    if hour is not None:
+        hours.start_of(hour)
+    if restate and hour is None:
+        raise click.UsageError("--restate: expected --hour HOUR with it, found none")
+    if seal_only:
+        _seal(stream, hour, conf, output)
+        return
+    extra = ["--hour", hour] if hour else []
+    _submit("batch_layer", stream, conf, output, [*extra, *(["--restate"] if restate else [])])
+
+
+def _seal(stream: str, hour: str | None, conf: str | None, output: str) -> None:
+    from anabranch import sealing
+    from anabranch.output import print_json
+
+    job = _job(stream, conf)
+    try:
+        sealed = sealing.seal(job.environment, job.stream, job.lake, job.kafka)
+        if hour is not None:
+            sealing.require_sealed(job.lake, job.stream, hour)
+    finally:
+        job.kafka.close()
+    if output == "json":
+        print_json({"stream": stream, "sealed": sealed})
+    else:
+        click.echo(f"{stream}: sealed {', '.join(sealed) or 'nothing: no hour has ended since'}")
+
+
+def _submit(layer: str, stream: str, conf: str | None, output: str, extra: Sequence[str]) -> None:
+    from anabranch import config
+    from anabranch.submit import submit
+
+    environment = config.load_environment(conf)
+    config.load_stream(stream, conf)
+    folder = ["--conf", conf] if conf else []
+    submit(environment, layer, ["--stream", stream, *folder, "--output", output, *extra])
+
+
+@main.command()
+@click.argument("stream")
+@click.option("--dry-run", is_flag=True, help="Only say what would change.")
+@_options
+def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
+    """Make main right: for each hour the files of the layer that serves it. Nothing is copied."""
+    from anabranch.output import print_json
+    from serving_layer import merger
+
+    job = _job(stream, conf)
+    swaps = merger.merge(job.lake, job.stream, dry_run=dry_run, everything=True)
+    rows = [
+        {"hour": s.hour, "served": s.layer, "added": len(s.add), "removed": len(s.remove), "reason": s.refused}
+        for s in swaps
+    ]
+    if output == "json":
+        print_json({"stream": stream, "dry_run": dry_run, "swaps": rows})
+    else:
+        for row in rows:
+            said = row["reason"] or f"served by {row['served']}: {row['added']} files in, {row['removed']} out"
+            click.echo(f"{stream}: {row['hour']} {said}")
+        if not rows:
+            click.echo(f"{stream}: main is right, nothing to swap")
+    if any(s.refused for s in swaps):
+        sys.exit(1)
+
+
+@main.command()
+@click.argument("stream")
+@_options
+def hours(stream: str, conf: str | None, output: str) -> None:
+    """The ledger's newest row for each hour: who serves it, its counts and its checks."""
+    from serving_layer import status as views
+
+    job = _job(stream, conf)
+    views.print_hours(views.hours(job), output)
+
+
+@main.command()
+@click.argument("stream")
+@_options
+def status(stream: str, conf: str | None, output: str) -> None:
+    """Position, lag, last publish, backlog, and the serving layer by hour."""
+    from serving_layer import status as views
+
+    job = _job(stream, conf)
+    try:
+        views.print_status(views.status(job), output)
+    finally:
+        job.kafka.close()
+
+
+@main.command()
+@click.argument("sql")
+@click.option("--output", type=click.Choice(["table", "csv", "json", "parquet"]), default="table", help="How to print.")
+@click.option("--out", metavar="FILE", help="Write to a file.")
+@click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
+def query(sql: str, output: str, out: str | None, conf: str | None) -> None:
+    """Run SQL (DuckDB) over the serving tables, by their plain names."""
+    from pathlib import Path
+
+    from anabranch import config
+    from anabranch.lake import Lake
+    from anabranch.logs import configure_logging
+    from anabranch.output import write_result
+    from serving_layer.query import run_query
+
+    configure_logging()
+    streams = [config.load_stream(name, conf) for name in config.stream_names(conf)]
+    lake = Lake(config.load_environment(conf))
+    names = [n for s in streams for n in (s.table, s.dead_letters_table, s.hours_table)]
+    write_result(run_query(sql, lake.tables(names), catalog=lake.catalog_name), output, Path(out) if out else None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Dead letters: their table follows the rows' publish, which names the staged files.
+
+The two tables cannot move in one commit. The rows' commit is authoritative; the one that follows it is remembered by
+id, and whoever starts next rolls a missing one forward.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from pyiceberg.manifest import DataFile
+
+from anabranch.errors import Transient
+from anabranch.lake import Change, Commit, Lake, Outcome
+from anabranch.publish import new_id
+from anabranch.snapshots import Staged, branch_properties, files_of, find_staged, heads, hour_of_file, plan_expiry
+from anabranch.state import State
+
+LOG = logging.getLogger(__name__)
+
+DONE = "anabranch.dead-letters-done"
+_REMEMBERED = 200
+
+
+def waiting_speed(staged: Staged, now: datetime) -> dict[str, Any]:
+    """What the speed layer's rows publish says about the dead letters of its micro-batch."""
+    return {"id": staged.wap_id, "at": now.isoformat(), "layer": "speed", "paths": [f.file_path for f in staged.files]}
+
+
+def waiting_batch(staged: Staged | None, hour: str, revision: int, now: datetime) -> dict[str, Any]:
+    """What the batch layer's rows publish says about the dead letters of its hour; without any, the hour is emptied."""
+    paths = [f.file_path for f in staged.files] if staged is not None else []
+    wap_id = staged.wap_id if staged is not None else new_id()
+    return {
+        "id": wap_id, "at": now.isoformat(), "layer": "batch", "hour": hour, "revision": revision, "paths": paths,
+    }  # fmt: skip
+
+
+def roll_forward(lake: Lake, table_name: str, state: State) -> frozenset[str]:
+    """Publish every set of dead letters that a rows' publish named; returns the ids that are published now.
+
+    Each is published once, whoever does it: the dead letters' own snapshots remember the ids. Raises Transient.
+    """
+    done = set()
+    for item in state.dead_letters:
+        for _ in range(20):
+            if _publish(lake, table_name, state, item):
+                break
+        else:
+            raise Transient(f"dead letters {item['id']} of {table_name}: expected to land in 20 attempts; try again")
+        done.add(str(item["id"]))
+    return frozenset(done)
+
+
+def _publish(lake: Lake, table_name: str, state: State, item: Mapping[str, Any]) -> bool:
+    table = lake.load(table_name)
+    remembered = {b: json.loads(branch_properties(table, b).get(DONE, "[]")) for b in ("speed", "batch", "main")}
+    layer, hour = item["layer"], item.get("hour")
+    if item["id"] in remembered[layer]:
+        return True
+    accepted = state.accepted.get(hour) if hour else None
+    if hour and (accepted is None or accepted.revision != item["revision"]):
+        LOG.info("dead letters %s: revision %s of %s was replaced", item["id"], item["revision"], hour)
+        return True
+    staged = find_staged(table, item["id"]) if item["paths"] else None
+    if item["paths"] and staged is None:
+        raise Transient(
+            f"dead letters {item['id']} of {table_name}: expected the staged snapshot, found none; "
+            "rebuild the hour with `anabranch batch --restate`"
+        )
+    files: tuple[DataFile, ...] = staged.files if staged is not None else ()
+    if hour:
+        old = {b: files_of(table, b, hour) for b in ("batch", "main")}
+        changes = {b: (files, old[b]) for b in ("batch", "main")}
+        if state.serving_layer(hour) != "batch":
+            changes.pop("main")
+    else:
+        served = tuple(f for f in files if state.serving_layer(hour_of_file(table, f)) == "speed")
+        changes = {"speed": (files, ()), "main": (served, ())}
+    now = datetime.now(UTC)
+    commit = Commit(
+        id=str(item["id"]),
+        heads=heads(table),
+        changes=tuple(
+            Change(b, add, remove, {DONE: json.dumps([*remembered[b], item["id"]][-_REMEMBERED:])})
+            for b, (add, remove) in changes.items()
+        ),
+        expire=plan_expiry(table, str(item["id"]), now),
+    )
+    landed = lake.commit(table, commit) is Outcome.LANDED
+    if landed:
+        LOG.info(
+            "dead letters %s: %d records of layer %s published", item["id"], sum(f.record_count for f in files), layer
+        )
+    return landed

@@ -1,0 +1,232 @@
+"""Ingest hours and cuts: which offsets belong to which hour, decided once. Pure: clocks and offsets come in.
+
+An hour is written `2026-11-21T03` (UTC). `Timeline` is what the table remembers of the hours; every function
+that changes it returns a new one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from anabranch.errors import ConfigurationError
+from anabranch.position import (
+    Offsets,
+    Position,
+    Ranges,
+    Stamped,
+    from_keys,
+    ranges_between,
+    ranges_from_keys,
+    ranges_to_keys,
+    to_keys,
+)
+
+_FORMAT = "%Y-%m-%dT%H"
+# A record stamped longer ago than this does not open hours of its own: it belongs to the first hour.
+FIRST_HOUR_REACH = timedelta(days=31)
+
+
+def hour_of(when: datetime) -> str:
+    """The hour that holds a moment (aware)."""
+    return when.astimezone(UTC).strftime(_FORMAT)
+
+
+def start_of(hour: str) -> datetime:
+    """The moment an hour begins. Raises ConfigurationError for anything but `2026-11-21T03`."""
+    try:
+        return datetime.strptime(hour, _FORMAT).replace(tzinfo=UTC)
+    except ValueError:
+        raise ConfigurationError(f"hour: expected a UTC hour such as 2026-11-21T03, found {hour!r}") from None
+
+
+def end_of(hour: str) -> datetime:
+    return start_of(hour) + timedelta(hours=1)
+
+
+def shift(hour: str, by: int) -> str:
+    return hour_of(start_of(hour) + timedelta(hours=by))
+
+
+def hours_between(first: str, last: str) -> list[str]:
+    """All hours from `first` up to, not including, `last`."""
+    count = int((start_of(last) - start_of(first)).total_seconds() // 3600)
+    return [shift(first, i) for i in range(max(0, count))]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An hour's exact input: per partition `[start, end)` of one topic id. Never changes once sealed."""
+
+    topic_id: str
+    ranges: Ranges
+
+    @property
+    def ends(self) -> Offsets:
+        return {p: e for p, (_, e) in self.ranges.items()}
+
+    @property
+    def starts(self) -> Offsets:
+        return {p: s for p, (s, _) in self.ranges.items()}
+
+    @property
+    def offsets(self) -> int:
+        return sum(e - s for s, e in self.ranges.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"topic_id": self.topic_id, "ranges": ranges_to_keys(self.ranges)}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Cut:
+        return Cut(data["topic_id"], ranges_from_keys(data["ranges"]))
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What is decided about the hours.
+
+    `open` is the oldest hour not sealed and begins at `start`. `boundaries` holds, for hours that have ended but are
+    not sealed, the ends that the speed layer has already used. `sealed` holds the cuts of sealed hours until the
+    batch layer has accepted them. `skipped` names the hours that the speed layer jumped over, wholly or in part.
+    """
+
+    first: str
+    open: str
+    start: Offsets
+    boundaries: dict[str, Offsets] = field(default_factory=dict)
+    sealed: dict[str, Cut] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "first": self.first,
+                "open": self.open,
+                "start": to_keys(self.start),
+                "boundaries": {h: to_keys(b) for h, b in sorted(self.boundaries.items())},
+                "sealed": {h: c.as_dict() for h, c in sorted(self.sealed.items())},
+                "skipped": list(self.skipped),
+            },
+            separators=(",", ":"),
+        )
+
+    @staticmethod
+    def from_json(text: str) -> Timeline:
+        data = json.loads(text)
+        return Timeline(
+            data["first"],
+            data["open"],
+            from_keys(data["start"]),
+            {h: from_keys(b) for h, b in data["boundaries"].items()},
+            {h: Cut.from_dict(c) for h, c in data["sealed"].items()},
+            tuple(data["skipped"]),
+        )
+
+
+@dataclass(frozen=True)
+class HourRange:
+    """An hour and where it ends, per partition; `ends` is None for the hour that is still running."""
+
+    hour: str
+    ends: Offsets | None
+
+
+def plan_boundary(found: Stamped | None, stable_end: int, floor: int, now: datetime) -> int:
+    """Where one partition's hour ends, asked after the hour has ended on the clock.
+
+    `found` is the earliest decided record stamped at the hour's end or later. A record stamped later than the clock
+    says nothing about now, and without a record there is nothing to say: then all that is decided (`stable_end`)
+    belongs to the hour. Never below `floor`, what is already published for the hour.
+    """
+    boundary = stable_end
+    if found is not None and found.timestamp_ms <= now.timestamp() * 1000:
+        boundary = min(found.offset, stable_end)
+    return max(boundary, floor)
+
+
+def is_untouched(timeline: Timeline, position: Position) -> bool:
+    """Nothing is published, cut or sealed yet."""
+    decided = timeline.open != timeline.first or timeline.boundaries or timeline.sealed
+    return not decided and all(o == timeline.start.get(p, 0) for p, o in position.offsets.items())
+
+
+def plan_first_hour(timeline: Timeline, position: Position, earliest: Stamped | None, now: datetime) -> Timeline:
+    """Begin at the hour of the oldest record that waits, while nothing is published, cut or sealed.
+
+    So a topic that already holds hours of records is cut into those hours, not squeezed into one.
+    """
+    if earliest is None or not is_untouched(timeline, position):
+        return timeline
+    stamped = max(earliest.timestamp_ms / 1000, (now - FIRST_HOUR_REACH).timestamp())
+    hour = hour_of(datetime.fromtimestamp(stamped, UTC))
+    return replace(timeline, first=hour, open=hour) if hour < timeline.open else timeline
+
+
+def undecided(timeline: Timeline, partitions: Iterable[int], until: datetime) -> list[str]:
+    """The unsealed hours that ended by `until` and whose end is not yet known for every partition, oldest first."""
+    wanted = set(partitions) | set(timeline.start)
+    ended = hours_between(timeline.open, hour_of(until))
+    return [h for h in ended if not wanted <= set(timeline.boundaries.get(h, {}))]
+
+
+def plan_boundaries(
+    timeline: Timeline,
+    position: Offsets,
+    answers: Mapping[str, Mapping[int, Stamped | None]],
+    stable_ends: Offsets,
+    until: datetime,
+    now: datetime,
+) -> Timeline:
+    """Fill in the ends of hours that ended by `until`, from Kafka's answers by hour, keeping every end already used.
+
+    Ends never fall from one hour to the next, and never below the position in the oldest hour that has none yet.
+    """
+    partitions = sorted(set(stable_ends) | set(timeline.start) | set(position))
+    boundaries = dict(timeline.boundaries)
+    floor = {p: timeline.start.get(p, 0) for p in partitions}
+    for hour in hours_between(timeline.open, hour_of(until)):
+        known = boundaries.get(hour, {})
+        if hour in answers:
+            ends = {}
+            for p in partitions:
+                if p in known:
+                    ends[p] = known[p]
+                    continue
+                # What is published stands under the first hour without an end, so that end lies behind it.
+                low = max(floor[p], position.get(p, 0))
+                ends[p] = plan_boundary(answers[hour].get(p), stable_ends.get(p, 0), low, now)
+            boundaries[hour] = ends
+        floor = {p: max(floor[p], boundaries.get(hour, {}).get(p, 0)) for p in partitions}
+    return replace(timeline, boundaries=boundaries)
+
+
+def plan_seal(timeline: Timeline, topic_id: str, until: datetime) -> tuple[Timeline, list[str]]:
+    """Seal every hour that has ended by `until` and whose ends are decided; returns the hours sealed, oldest first."""
+    sealed, boundaries = dict(timeline.sealed), dict(timeline.boundaries)
+    start, hour, done = dict(timeline.start), timeline.open, []
+    while end_of(hour) <= until and hour in boundaries:
+        ends = boundaries.pop(hour)
+        sealed[hour] = Cut(topic_id, ranges_between(start, ends))
+        start |= ends
+        done.append(hour)
+        hour = shift(hour, 1)
+    return replace(timeline, open=hour, start=start, boundaries=boundaries, sealed=sealed), done
+
+
+def hour_ranges(timeline: Timeline, cuts: Mapping[str, Cut], position: Offsets, now: datetime) -> list[HourRange]:
+    """Which hour the offsets from the position on belong to: `cuts` of sealed hours, then ended hours, then the
+    running one.
+
+    Precondition: the ends of all ended hours are decided (`undecided` is empty).
+    """
+    ranges = [
+        HourRange(hour, cut.ends)
+        for hour, cut in sorted(cuts.items())
+        if any(e > position.get(p, 0) for p, e in cut.ends.items())
+    ]
+    running = hour_of(now)
+    ranges += [HourRange(h, timeline.boundaries[h]) for h in hours_between(timeline.open, running)]
+    return [*ranges, HourRange(max(running, timeline.open), None)]

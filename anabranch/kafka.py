@@ -1,0 +1,210 @@
+"""The one place that speaks kafka-python: topics, offsets, times, lag for monitors, and a producer for tools.
+
+Nothing here decides; every answer is a plain value. A broker that does not answer is `Transient`.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import Any
+
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition, errors
+from kafka.admin import ConfigResource, ConfigResourceType, NewTopic, OffsetSpec
+from kafka.protocol.consumer.offsets import IsolationLevel
+from kafka.structs import OffsetAndMetadata
+
+from anabranch import config
+from anabranch.errors import ConfigurationError, Terminal, Transient
+from anabranch.position import Stamped, Topic
+
+# kafka-python prints passwords of SASL/PLAIN at DEBUG, whatever the root logger says.
+logging.getLogger("kafka").setLevel(logging.WARNING)
+
+_READ_COMMITTED = IsolationLevel.READ_COMMITTED
+_SETTINGS = {
+    "security.protocol": "security_protocol",
+    "sasl.mechanism": "sasl_mechanism",
+    "sasl.username": "sasl_plain_username",
+    "sasl.password": "sasl_plain_password",
+    "ssl.truststore.location": "ssl_cafile",
+    "ssl.keystore.location": "ssl_certfile",
+    "ssl.key.password": "ssl_password",
+}
+
+
+def client_settings(kafka: config.Kafka) -> dict[str, Any]:
+    """kafka-python's arguments for the configured brokers. Raises ConfigurationError for an unknown key."""
+    settings: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers.split(",")}
+    for key, value in kafka.security.items():
+        if key not in _SETTINGS:
+            known = ", ".join(sorted(_SETTINGS))
+            raise ConfigurationError(f"kafka.security: expected one of {known}, found {key!r}")
+        settings[_SETTINGS[key]] = value.get_secret_value()
+    return settings
+
+
+def new_producer(kafka: config.Kafka, **overrides: Any) -> Any:
+    """A kafka-python producer that loses nothing: idempotent, every replica acknowledges."""
+    defaults: dict[str, Any] = {
+        "acks": "all", "enable_idempotence": True, "linger_ms": 20, "batch_size": 256 * 1024, "compression_type": None,
+    }  # fmt: skip
+    try:
+        return KafkaProducer(**client_settings(kafka), **(defaults | overrides))
+    except errors.KafkaError as error:
+        raise _transient(kafka, "start a producer", error) from error
+
+
+def create_topic(kafka: config.Kafka, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> bool:
+    """Create a topic; True if it was created, False if it was there."""
+    with KafkaAdapter(kafka) as adapter:
+        return adapter.create_topic(topic, partitions, configs or {})
+
+
+class KafkaAdapter:
+    """Questions to the brokers over one admin connection. Not safe for use by several threads at once."""
+
+    def __init__(self, kafka: config.Kafka) -> None:
+        self._kafka = kafka
+        self._admin: Any = None
+
+    def __enter__(self) -> KafkaAdapter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._admin is not None:
+            self._admin.close()
+            self._admin = None
+
+    def describe(self, topic: str) -> Topic | None:
+        """The topic, or None when the brokers do not know it."""
+        found = self._ask(f"describe topic {topic}", lambda admin: admin.describe_topics([topic]))
+        for entry in found:
+            if entry["name"] != topic:
+                continue
+            if entry["error_code"] == errors.UnknownTopicOrPartitionError.errno:
+                return None
+            if entry["error_code"]:
+                raise _for_code(entry["error_code"], f"describe topic {topic} at {self._kafka.bootstrap_servers}")
+            partitions = tuple(sorted(p["partition_index"] for p in entry["partitions"]))
+            return Topic(topic, _topic_id(entry["topic_id"]), partitions)
+        return None
+
+    def log_starts(self, topic: Topic) -> dict[int, int]:
+        """The oldest offset that each partition still holds."""
+        return {p: s.offset for p, s in self._offsets(topic, OffsetSpec.EARLIEST).items()}
+
+    def stable_ends(self, topic: Topic) -> dict[int, int]:
+        """The last stable offset of each partition: all before it is decided, no open transaction (KIP-98)."""
+        return {p: s.offset for p, s in self._offsets(topic, OffsetSpec.LATEST).items()}
+
+    def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
+        """By partition, the earliest offset whose record is stamped at `when` or later and is decided, else None."""
+        millis = max(0, int(when.timestamp() * 1000))
+        found = self._offsets(topic, millis)
+        return {p: s if s.offset >= 0 else None for p, s in found.items()}
+
+    def is_compacted(self, topic: str) -> bool:
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+        found = self._ask(
+            f"describe the configuration of topic {topic}",
+            lambda admin: admin.describe_configs([resource], config_filter="all"),
+        )
+        return "compact" in str(_config_value(found, topic, "cleanup.policy"))
+
+    def commit_lag(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Show lag monitors how far a stream is. Nothing of ours ever reads this back."""
+        values = {TopicPartition(topic, p): OffsetAndMetadata(o, "", None) for p, o in offsets.items()}
+        self._ask(f"commit offsets of group {group}", lambda admin: admin.alter_group_offsets(group, values))
+
+    def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str]) -> bool:
+        if self.describe(topic) is not None:
+            return False
+        new = NewTopic(topic, num_partitions=partitions, replication_factor=-1, topic_configs=dict(configs))
+        try:
+            self._ask(f"create topic {topic}", lambda admin: admin.create_topics([new]))
+        except errors.TopicAlreadyExistsError:
+            return False
+        deadline = time.monotonic() + 30
+        while (found := self.describe(topic)) is None or len(found.partitions) < partitions:
+            if time.monotonic() > deadline:
+                raise Transient(f"create topic {topic}: expected to see it within 30 s, found it missing; try again")
+            time.sleep(0.05)
+        return True
+
+    def _offsets(self, topic: Topic, spec: Any) -> dict[int, Stamped]:
+        specs = {TopicPartition(topic.name, p): spec for p in topic.partitions}
+        found = self._ask(
+            f"list offsets of topic {topic.name}",
+            lambda admin: admin.list_partition_offsets(specs, isolation_level=_READ_COMMITTED),
+        )
+        return {tp.partition: Stamped(value.offset, value.timestamp) for tp, value in found.items()}
+
+    def _ask(self, doing: str, question: Any) -> Any:
+        try:
+            if self._admin is None:
+                self._admin = KafkaAdminClient(
+                    **client_settings(self._kafka), request_timeout_ms=20_000, bootstrap_timeout_ms=15_000
+                )
+            return question(self._admin)
+        except errors.TopicAlreadyExistsError:
+            raise
+        except (errors.KafkaError, OSError, ValueError) as error:
+            self.close_quietly()
+            raise _transient(self._kafka, doing, error) from error
+
+    def close_quietly(self) -> None:
+        """Drop a connection in doubt; the next question opens another."""
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            try:
+                admin.close()
+            except Exception:
+                logging.getLogger(__name__).debug("closing a broken Kafka connection failed", exc_info=True)
+
+
+def _transient(kafka: config.Kafka, doing: str, error: BaseException) -> Terminal | Transient:
+    message = f"{doing} at {kafka.bootstrap_servers}: expected an answer, found {type(error).__name__}: {error}"
+    if isinstance(error, (errors.TopicAuthorizationFailedError, errors.GroupAuthorizationFailedError)):
+        return Terminal(f"{message}; grant the right with kafka-acls, then run the command again")
+    return Transient(f"{message}; is the broker up? `anabranch doctor` or `anabranch dev status` tell more")
+
+
+def _for_code(code: int, doing: str) -> Terminal | Transient:
+    kind = errors.for_code(code)
+    if kind in (errors.TopicAuthorizationFailedError, errors.InvalidTopicError):
+        return Terminal(f"{doing}: expected the right to read it, found {kind.__name__}; grant DESCRIBE and READ")
+    return Transient(f"{doing}: expected an answer, found {kind.__name__}; try again")
+
+
+def _topic_id(raw: Any) -> str:
+    """Kafka's own text form of a topic id: 22 characters of URL-safe base64."""
+    value = (
+        raw if isinstance(raw, uuid.UUID) else uuid.UUID(bytes=raw) if isinstance(raw, bytes) else uuid.UUID(str(raw))
+    )
+    return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")
+
+
+def _config_value(found: Any, topic: str, key: str) -> Any:
+    """The value of one key in kafka-python's description, whose shape is nested dicts or lists by version."""
+    stack: list[Any] = [found]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Mapping):
+            if key in item:
+                value = item[key]
+                return value.get("value", value) if isinstance(value, Mapping) else value
+            if item.get("name") == key:
+                return item.get("value")
+            stack.extend(item.values())
+        elif isinstance(item, Iterable) and not isinstance(item, (str, bytes)):
+            stack.extend(item)
+    raise Transient(f"describe the configuration of topic {topic}: expected {key}, found none; try again")

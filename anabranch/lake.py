@@ -1,0 +1,330 @@
+"""The one place that speaks PyIceberg's catalog: tables, branches, staged files, and the commit of a publish.
+
+A commit is a value (`Commit`): what changes on which branch, and the heads that the decision rests on. It lands whole,
+is refused whole, or its answer is lost; `Lake.commit` tells which, and never repeats a decision by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NamespaceAlreadyExistsError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    ValidationException,
+)
+from pyiceberg.manifest import DataFile
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.update import (
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    RemoveSnapshotRefUpdate,
+    RemoveSnapshotsUpdate,
+    SetSnapshotRefUpdate,
+    TableRequirement,
+)
+from pyiceberg.transforms import IdentityTransform
+
+from anabranch.config import Environment
+from anabranch.errors import Terminal, Transient
+from anabranch.snapshots import BRANCHES, PUBLISH_ID, Staged, branch_properties
+
+LOG = logging.getLogger(__name__)
+
+TABLE_PROPERTIES = {
+    "format-version": "2",
+    "write.wap.enabled": "true",
+    "write.parquet.compression-codec": "zstd",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+    # For Spark's staging, which rests on no decision; a publish never uses it.
+    "commit.retry.num-retries": "30",
+    "commit.retry.min-wait-ms": "50",
+    "commit.retry.max-wait-ms": "2000",
+}
+
+
+class Outcome(Enum):
+    """What became of a commit."""
+
+    LANDED = "landed"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a commit does to one branch. Properties not named here are carried forward from the head."""
+
+    branch: str
+    add: tuple[DataFile, ...] = ()
+    remove: tuple[DataFile, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A snapshot that stays readable under a name until its age ends."""
+
+    name: str
+    snapshot_id: int
+    max_age_ms: int
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One atomic change of one table, and the heads it rests on. `id` names the attempt in every snapshot it makes."""
+
+    id: str
+    heads: Mapping[str, int]
+    changes: tuple[Change, ...]
+    tags: tuple[Tag, ...] = ()
+    drop_tags: tuple[str, ...] = ()
+    expire: tuple[int, ...] = ()
+    set_properties: Mapping[str, str] = field(default_factory=dict)
+    remove_properties: tuple[str, ...] = ()
+
+
+class Lake:
+    """The catalog and its tables. Reads are always fresh: nothing is cached between calls but the connection."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        catalog, s3 = self._environment.catalog, self._environment.s3
+        uri = catalog.uri
+        if catalog.type == "sql" and uri.startswith("sqlite:///"):
+            path = Path(uri.removeprefix("sqlite:///").split("?")[0])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            uri += "&timeout=60" if "?" in uri else "?timeout=60"
+        properties: dict[str, str] = {"type": catalog.type, "uri": uri, "warehouse": catalog.warehouse}
+        if s3.endpoint:
+            properties |= {"s3.endpoint": s3.endpoint, "s3.force-virtual-addressing": "false"}
+        properties["s3.region"] = s3.region
+        if s3.access_key and s3.secret_key:
+            properties |= {
+                "s3.access-key-id": s3.access_key.get_secret_value(),
+                "s3.secret-access-key": s3.secret_key.get_secret_value(),
+            }
+        try:
+            return load_catalog(catalog.name, **(properties | catalog.properties))
+        except Exception as error:
+            raise Transient(
+                f"open catalog {catalog.name} ({catalog.type}): expected a connection, found {type(error).__name__}: "
+                f"{error}; check catalog.uri, or try again"
+            ) from error
+
+    def load(self, name: str) -> Table:
+        """A table as it is now. Raises Terminal when it does not exist, Transient when the lake does not answer."""
+        try:
+            return self.catalog.load_table(name)
+        except NoSuchTableError:
+            raise Terminal(f"table {name}: expected it to exist, found none; run `anabranch apply`") from None
+        except (Terminal, Transient):
+            raise
+        except Exception as error:
+            raise Transient(
+                f"load table {name}: expected its metadata, found {type(error).__name__}: {error}; try again"
+            ) from error
+
+    @property
+    def catalog_name(self) -> str:
+        return self._environment.catalog.name
+
+    def tables(self, names: Iterable[str]) -> Mapping[str, Table]:
+        """Tables by name, each loaded when it is first asked for."""
+        return _Tables(self, tuple(names))
+
+    def exists(self, name: str) -> bool:
+        try:
+            return self.catalog.table_exists(name)
+        except Exception as error:
+            raise Transient(f"look for table {name}: found {type(error).__name__}: {error}; try again") from error
+
+    def create(self, name: str, schema: Schema, partition_by: Iterable[str], properties: Mapping[str, str]) -> bool:
+        """Create a table and its namespace; True if it was created. Partitioned by identity of the columns named."""
+        namespace = name.rsplit(".", 1)[0]
+        try:
+            self.catalog.create_namespace(namespace)
+        except NamespaceAlreadyExistsError:
+            LOG.debug("namespace %s is there", namespace)
+        fields = [
+            PartitionField(schema.find_field(column).field_id, 1000 + i, IdentityTransform(), column)
+            for i, column in enumerate(partition_by)
+        ]
+        try:
+            self.catalog.create_table(name, schema, partition_spec=PartitionSpec(*fields), properties=dict(properties))
+        except TableAlreadyExistsError:
+            return False
+        return True
+
+    def add_branches(self, name: str, properties: Mapping[str, str]) -> list[str]:
+        """Make sure that all branches exist; returns those made. A table without a snapshot gets its first, empty one,
+        which carries `properties`; a branch that is missing later begins at `main`."""
+        table = self.load(name)
+        tx = Transaction(table)
+        made = [b for b in BRANCHES if b not in table.metadata.refs]
+        if not made:
+            return []
+        if table.current_snapshot() is None:
+            tx.update_snapshot(snapshot_properties={**properties, PUBLISH_ID: uuid.uuid4().hex}).fast_append().commit()
+        head = tx.table_metadata.refs["main"].snapshot_id
+        updates = list(tx._updates)
+        requirements: list[TableRequirement] = [AssertTableUUID(uuid=table.metadata.table_uuid)]
+        for branch in made:
+            # PyIceberg refuses to look for another branch in a table without a snapshot; main's absence says enough.
+            if branch == "main" or "main" not in made:
+                requirements.append(AssertRefSnapshotId(ref=branch, snapshot_id=None))
+            if branch != "main":
+                updates.append(_set_ref(branch, head, SnapshotRefType.BRANCH))
+        try:
+            self.catalog.commit_table(table, tuple(requirements), tuple(updates))
+        except CommitFailedException as error:
+            raise Transient(f"create branches of {name}: somebody else was first ({error}); run it again") from error
+        return made
+
+    def commit(self, table: Table, commit: Commit) -> Outcome:
+        """Make `commit` land, or find that it is refused because a head moved. Never replays.
+
+        When the answer is lost, the table is loaded again until it says whether a snapshot carries the commit's id.
+        Raises Transient when the table cannot be read for half a minute, with the outcome still unknown.
+        """
+        tx = Transaction(table)
+        producers = []
+        try:
+            for change in commit.changes:
+                carried = branch_properties(table, change.branch) | dict(change.properties)
+                update = tx.update_snapshot(snapshot_properties=carried | {PUBLISH_ID: commit.id}, branch=change.branch)
+                producer = update.overwrite() if change.remove else update.fast_append()
+                for data_file in change.add:
+                    producer.append_data_file(data_file)
+                for data_file in change.remove:
+                    producer.delete_data_file(data_file)
+                producer.commit()
+                producers.append(producer)
+            updates = list(tx._updates)
+            if commit.expire:
+                updates.append(RemoveSnapshotsUpdate(snapshot_ids=list(commit.expire)))
+            updates += [_set_ref(t.name, t.snapshot_id, SnapshotRefType.TAG, t.max_age_ms) for t in commit.tags]
+            updates += [RemoveSnapshotRefUpdate(ref_name=name) for name in commit.drop_tags]
+            if commit.set_properties:
+                tx.set_properties(dict(commit.set_properties))
+                updates.append(tx._updates[-1])
+            if commit.remove_properties:
+                tx.remove_properties(*commit.remove_properties)
+                updates.append(tx._updates[-1])
+            # A transaction of PyIceberg keeps one requirement of each type, so it would watch one branch only.
+            requirements: tuple[TableRequirement, ...] = (
+                AssertTableUUID(uuid=table.metadata.table_uuid),
+                *(AssertRefSnapshotId(ref=ref, snapshot_id=id) for ref, id in commit.heads.items()),
+            )
+            self.catalog.commit_table(table, requirements, tuple(updates))
+            return Outcome.LANDED
+        except (CommitFailedException, ValidationException) as error:
+            LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
+        except ValueError as error:
+            # Another commit took the sequence number between this decision and its publish.
+            if "Cannot add snapshot with sequence number" not in str(error):
+                raise
+            LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
+        except (CommitStateUnknownException, OSError, Exception) as error:
+            LOG.warning(
+                "commit %s of %s: the answer was lost (%s: %s); looking at the table", commit.id, table.name(),
+                type(error).__name__, error,
+            )  # fmt: skip
+            return self._resolve(table, commit.id)
+        for producer in producers:
+            producer._clean_all_uncommitted()
+        return Outcome.REFUSED
+
+    def append(self, name: str, rows: Callable[[int], pa.Table]) -> None:
+        """Append to a plain table (the ledger). `rows` gets the sequence number that the commit will have, and is asked
+        again when somebody else was first. Raises Transient when ten attempts are refused."""
+        for _ in range(10):
+            table = self.load(name)
+            current = table.current_snapshot()
+            tx = Transaction(table)
+            commit_id = uuid.uuid4().hex
+            tx.append(rows(table.metadata.next_sequence_number()), snapshot_properties={PUBLISH_ID: commit_id})
+            requirements: tuple[TableRequirement, ...] = (
+                AssertTableUUID(uuid=table.metadata.table_uuid),
+                AssertRefSnapshotId(ref="main", snapshot_id=current.snapshot_id if current else None),
+            )
+            try:
+                self.catalog.commit_table(table, requirements, tuple(tx._updates))
+                return
+            except CommitFailedException as error:
+                LOG.debug("append to %s refused: %s", name, error)
+            except Exception as error:
+                LOG.warning("append to %s: the answer was lost (%s: %s)", name, type(error).__name__, error)
+                if self._resolve(table, commit_id) is Outcome.LANDED:
+                    return
+        raise Transient(f"append to {name}: expected to be first once in ten attempts, found others were; try again")
+
+    def discard(self, name: str, staged: Staged) -> None:
+        """Forget a staged snapshot that its own publisher will not publish; its files become orphans."""
+        table = self.load(name)
+        if table.metadata.snapshot_by_id(staged.snapshot_id) is not None:
+            self.commit(table, Commit(uuid.uuid4().hex, {}, (), expire=(staged.snapshot_id,)))
+
+    def _resolve(self, table: Table, commit_id: str) -> Outcome:
+        deadline = time.monotonic() + 30
+        pause = 0.1
+        while True:
+            try:
+                fresh = self.load(".".join(table.name()))
+            except Transient:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(pause)
+                pause = min(2.0, pause * 2)
+                continue
+            landed = any(s.summary and s.summary.get(PUBLISH_ID) == commit_id for s in fresh.snapshots())
+            LOG.warning("commit %s of %s %s", commit_id, table.name(), "had landed" if landed else "had not landed")
+            return Outcome.LANDED if landed else Outcome.REFUSED
+
+
+def _set_ref(name: str, snapshot_id: int, kind: str, max_age_ms: int | None = None) -> SetSnapshotRefUpdate:
+    return SetSnapshotRefUpdate(
+        ref_name=name,
+        snapshot_id=snapshot_id,
+        type=kind,
+        max_ref_age_ms=max_age_ms,
+        max_snapshot_age_ms=None,
+        min_snapshots_to_keep=None,
+    )
+
+
+class _Tables(Mapping[str, Table]):
+    def __init__(self, lake: Lake, names: tuple[str, ...]) -> None:
+        self._lake, self._names = lake, names
+        self._loaded: dict[str, Table] = {}
+
+    def __getitem__(self, name: str) -> Table:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._loaded:
+            self._loaded[name] = self._lake.load(name)
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

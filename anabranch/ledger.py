@@ -1,0 +1,97 @@
+"""The ledger: every decision about every hour, append-only, in the order of the table's own sequence.
+
+A decision stays in the properties of the branch that it was published on until its row has been read back, so
+whoever runs next restores a row that a crash kept from being written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+from anabranch import __version__
+from anabranch.hours import Cut
+from anabranch.lake import Lake
+from anabranch.position import ranges_to_keys
+from anabranch.publish import new_id
+from anabranch.tables import LEDGER_SCHEMA
+
+LOG = logging.getLogger(__name__)
+
+_JSON = ("cut", "gaps", "diff", "quality")
+_ARROW = schema_to_pyarrow(LEDGER_SCHEMA)
+
+
+def decision(hour: str, kind: str, revision: int, cut: Cut | None, now: datetime, **values: Any) -> dict[str, Any]:
+    """A ledger row. `id` and `at` make it a waiting decision in a branch's properties until it is read back."""
+    row: dict[str, Any] = {
+        "id": new_id(), "at": now.isoformat(), "hour": hour, "decision": kind, "revision": revision,
+        "code_version": __version__,
+    }  # fmt: skip
+    if cut is not None:
+        row |= {"topic_id": cut.topic_id, "cut": ranges_to_keys(cut.ranges), "offsets": cut.offsets}
+    return row | values
+
+
+def record(lake: Lake, table_name: str, waiting: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Write the decisions that the ledger does not hold yet; returns the ids that it was read back to hold."""
+    wanted = {str(item["id"]): item for item in waiting}
+    if not wanted:
+        return frozenset()
+    missing = set(wanted) - _known(lake, table_name, wanted)
+    if missing:
+        items = [wanted[id] for id in wanted if id in missing]
+        lake.append(table_name, lambda sequence: _to_arrow(items, sequence))
+        for item in items:
+            LOG.debug("ledger %s: %s %s revision %s", table_name, item["hour"], item["decision"], item["revision"])
+    return frozenset(_known(lake, table_name, wanted))
+
+
+def _known(lake: Lake, table_name: str, wanted: Mapping[str, Any]) -> set[str]:
+    found = lake.load(table_name).scan(selected_fields=("decision_id",)).to_arrow()["decision_id"].to_pylist()
+    return set(found) & set(wanted)
+
+
+def history(lake: Lake, table_name: str) -> list[dict[str, Any]]:
+    """All decisions, oldest first; JSON columns as values."""
+    rows = lake.load(table_name).scan().to_arrow().to_pylist()
+    rows.sort(key=lambda row: (row["sequence"], row["recorded_at"]))
+    return [row | {key: json.loads(row[key]) if row[key] else None for key in _JSON} for row in rows]
+
+
+def newest(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By hour, what the ledger says of it now.
+
+    The newest decision of an hour decides; what it does not speak of (counts, quality) is of the newest that does. A
+    refusal after an acceptance changes nothing about what is accepted, so only its reason is taken over.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        before = found.get(row["hour"], {})
+        said = {k: v for k, v in row.items() if v is not None}
+        if before.get("decision") == "accepted" and row["decision"] in ("refused", "served", "sealed"):
+            said = {k: v for k, v in said.items() if k in ("served", "reason", "sequence")}
+        elif row["decision"] == "accepted":
+            before = {k: v for k, v in before.items() if k != "reason"}
+        found[row["hour"]] = before | said
+    return dict(sorted(found.items()))
+
+
+def _to_arrow(items: list[Mapping[str, Any]], sequence: int) -> pa.Table:
+    rows = []
+    for item in items:
+        row = {field.name: item.get(field.name) for field in LEDGER_SCHEMA.fields}
+        row |= {key: json.dumps(item[key]) if item.get(key) is not None else None for key in _JSON}
+        row |= {
+            "sequence": sequence,
+            "decision_id": item["id"],
+            "recorded_at": datetime.fromisoformat(str(item["at"])).astimezone(UTC),
+        }
+        rows.append(row)
+    return pa.Table.from_pylist(rows, schema=_ARROW)

@@ -1,0 +1,118 @@
+"""Positions and offset ranges: pure arithmetic on half-open ranges, partition by partition."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+Offsets = dict[int, int]
+Ranges = dict[int, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Position:
+    """By partition, the next offset to read, with the id of the topic that the offsets belong to."""
+
+    topic_id: str
+    offsets: Offsets
+
+    def to_json(self) -> str:
+        return json.dumps({"topic_id": self.topic_id, "partitions": to_keys(self.offsets)}, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> Position:
+        data = json.loads(text)
+        return Position(data["topic_id"], from_keys(data["partitions"]))
+
+    def with_partitions(self, partitions: tuple[int, ...]) -> Position:
+        """The same position, in which a partition that it did not know begins at offset 0."""
+        return Position(self.topic_id, dict.fromkeys(partitions, 0) | self.offsets)
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic as the broker knows it now. `id` changes when the topic is deleted and made again (KIP-516)."""
+
+    name: str
+    id: str
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stamped:
+    """An offset and the Kafka timestamp of its record, in milliseconds since the epoch."""
+
+    offset: int
+    timestamp_ms: int
+
+
+class Standing(Enum):
+    """How a micro-batch's offset range stands to the position."""
+
+    ADJACENT = "adjacent"
+    OVERLAPPING = "overlapping"
+    PUBLISHED = "already published"
+    AHEAD = "ahead"
+
+
+def to_keys(offsets: Mapping[int, int]) -> dict[str, int]:
+    """JSON has no integer keys."""
+    return {str(p): offsets[p] for p in sorted(offsets)}
+
+
+def from_keys(data: Mapping[str, int]) -> Offsets:
+    return {int(p): int(o) for p, o in data.items()}
+
+
+def ranges_to_keys(ranges: Ranges) -> dict[str, list[int]]:
+    return {str(p): list(ranges[p]) for p in sorted(ranges)}
+
+
+def ranges_from_keys(data: Mapping[str, list[int]]) -> Ranges:
+    return {int(p): (int(s), int(e)) for p, (s, e) in data.items()}
+
+
+def ranges_between(start: Mapping[int, int], end: Mapping[int, int]) -> Ranges:
+    """`[start, end)` for each partition of `end`; a partition that `start` does not know begins at 0."""
+    return {p: (start.get(p, 0), e) for p, e in end.items()}
+
+
+def size(ranges: Ranges) -> int:
+    """How many offsets the ranges hold; an inverted range holds none."""
+    return sum(max(0, e - s) for s, e in ranges.values())
+
+
+def clip(ranges: Ranges, within: Ranges) -> Ranges:
+    """The part of `ranges` inside `within`; partitions left with nothing drop out."""
+    clipped = {}
+    for p, (s, e) in ranges.items():
+        low, high = within.get(p, (0, 0))
+        if max(s, low) < min(e, high):
+            clipped[p] = (max(s, low), min(e, high))
+    return clipped
+
+
+def classify(ranges: Ranges, position: Offsets) -> Standing:
+    """How a micro-batch `ranges` stands to what is published. A gap in any partition decides over everything else."""
+    live = {p: (s, e) for p, (s, e) in ranges.items() if s < e}
+    if any(s > position.get(p, 0) for p, (s, _) in live.items()):
+        return Standing.AHEAD
+    if all(e <= position.get(p, 0) for p, (_, e) in live.items()):
+        return Standing.PUBLISHED
+    if any(s < position.get(p, 0) for p, (s, _) in live.items()):
+        return Standing.OVERLAPPING
+    return Standing.ADJACENT
+
+
+def trim(ranges: Ranges, position: Offsets) -> Ranges:
+    """What of `ranges` is not published yet. Precondition: not AHEAD."""
+    trimmed = {p: (max(s, position.get(p, 0)), e) for p, (s, e) in ranges.items()}
+    return {p: (s, e) for p, (s, e) in trimmed.items() if s < e}
+
+
+def advance(position: Position, ranges: Ranges) -> Position:
+    """The position after `ranges` was published; it never moves back."""
+    ends = {p: max(e, position.offsets.get(p, 0)) for p, (_, e) in ranges.items()}
+    return Position(position.topic_id, position.offsets | ends)

@@ -1,0 +1,161 @@
+"""The publish protocol, once for both layers: decide on a fresh load, commit, and decide again when refused.
+
+1. Stage: rows become files and one snapshot that no branch points to (`anabranch.staging`).
+2. Check: `decide` looks at the state and the staged rows and says what to commit, or that nothing is left to do.
+3. Publish: one commit moves every branch concerned and requires the heads that step 2 saw.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from anabranch.errors import Transient
+from anabranch.hours import Timeline
+from anabranch.lake import Change, Commit, Lake, Outcome, Tag
+from anabranch.position import Position
+from anabranch.snapshots import expired_tags, plan_expiry
+from anabranch.state import CONTENT, DEAD_LETTERS, DECISIONS, MERGED, POSITION, TIMELINE, TURN, State
+
+LOG = logging.getLogger(__name__)
+
+# A tag of a replaced revision and the hourly tag of `main` end after a week.
+TAG_AGE = timedelta(days=7)
+# After so many refusals in a row the batch layer asks for its turn.
+REFUSALS_BEFORE_TURN = 3
+
+
+@dataclass(frozen=True)
+class Publish:
+    """What a decision wants committed. `changes` carry the decision's own properties; the rest is filled in here."""
+
+    id: str
+    changes: tuple[Change, ...]
+    timeline: Timeline
+    position: Position | None = None
+    decisions: tuple[Mapping[str, Any], ...] = ()
+    dead_letters: tuple[Mapping[str, Any], ...] = ()
+    confirmed: frozenset[str] = frozenset()
+    tags: tuple[Tag, ...] = ()
+    remove_properties: tuple[str, ...] = ()
+
+
+def new_id() -> str:
+    """An id for one attempt; also the `spark.wap.id` of what it stages."""
+    return uuid.uuid4().hex
+
+
+def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
+    """The commit of a publish: properties carried on each branch, expiry, and the three heads it rests on. Pure."""
+    content = dict(state.content)
+    content |= {c.branch: publish.id for c in publish.changes if c.branch != "main" and (c.add or c.remove)}
+    merged = any(c.branch == "main" for c in publish.changes)
+    changes = []
+    for change in publish.changes:
+        properties = dict(change.properties) | {TIMELINE: publish.timeline.to_json()}
+        if change.branch == "main":
+            properties[MERGED] = json.dumps(content, sort_keys=True)
+        else:
+            properties[CONTENT] = content[change.branch]
+        if change.branch == "speed" and publish.position is not None:
+            properties[POSITION] = publish.position.to_json()
+        said = state.said[change.branch]
+        for key, new in ((DECISIONS, publish.decisions), (DEAD_LETTERS, publish.dead_letters)):
+            waiting = [i for i in json.loads(said.get(key, "[]")) if i["id"] not in publish.confirmed]
+            properties[key] = json.dumps([*waiting, *new], default=str)
+        changes.append(replace(change, properties=properties))
+    if not merged and content != state.content:
+        raise ValueError("a publish that changes rows of a layer has to say what main becomes")
+    gone = expired_tags(state.table, now)
+    return Commit(
+        id=publish.id,
+        heads=state.heads,
+        changes=tuple(changes),
+        tags=publish.tags,
+        drop_tags=gone,
+        expire=plan_expiry(state.table, publish.id, now),
+        remove_properties=publish.remove_properties,
+    )
+
+
+def run(
+    lake: Lake,
+    table_name: str,
+    decide: Callable[[], tuple[State, Publish | None]],
+    what: str,
+    take_turns: bool = False,
+    timeout: timedelta = timedelta(minutes=10),
+) -> Publish | None:
+    """Publish what `decide` says of a state that it loads itself, deciding again after each refusal.
+
+    None when it says that nothing is left to do.
+
+    With `take_turns`, three refusals in a row ask the speed layer for the right of way. Raises Transient after
+    `timeout`, with nothing published.
+    """
+    deadline = time.monotonic() + timeout.total_seconds()
+    refusals, turn = 0, None
+    try:
+        while True:
+            state, publish = decide()
+            if publish is None:
+                return None
+            if turn is not None:
+                publish = replace(publish, remove_properties=(*publish.remove_properties, TURN))
+            if lake.commit(state.table, to_commit(state, publish, datetime.now(UTC))) is Outcome.LANDED:
+                turn = None  # the publish took it back
+                return publish
+            refusals += 1
+            LOG.info(
+                "%s: publish refused because a head of %s moved; deciding again (refusal %d)",
+                what,
+                table_name,
+                refusals,
+            )
+            if time.monotonic() > deadline:
+                raise Transient(f"{what}: expected a publish within {timeout}, found {refusals} refusals; try again")
+            if take_turns and turn is None and refusals >= REFUSALS_BEFORE_TURN:
+                turn = ask_for_turn(lake, table_name)
+                LOG.info("%s: asked for a turn (%s)", what, turn)
+            time.sleep(random.uniform(0, min(0.5, 0.02 * 2**refusals)))
+    finally:
+        if turn is not None:
+            give_back_turn(lake, table_name, turn)
+
+
+def ask_for_turn(lake: Lake, table_name: str) -> str:
+    """Ask the speed layer to hold its next stage for a moment. Returns the turn's id."""
+    turn = new_id()
+    table = lake.load(table_name)
+    lake.commit(table, Commit(turn, {}, (), set_properties={TURN: turn}))
+    return turn
+
+
+def give_back_turn(lake: Lake, table_name: str, turn: str) -> None:
+    """Take back a turn that its publish did not take back itself."""
+    table = lake.load(table_name)
+    if table.properties.get(TURN) == turn:
+        lake.commit(table, Commit(new_id(), {}, (), remove_properties=(TURN,)))
+
+
+def wait_for_turn(
+    lake: Lake, table_name: str, turn: str | None, waited: str | None, at_most: timedelta = timedelta(seconds=5)
+) -> str | None:
+    """Hold back while the batch layer has its `turn`, once for each turn and at most `at_most`.
+
+    Returns the turn waited for, to be passed as `waited` to the next call.
+    """
+    if turn is None or turn == waited:
+        return turn
+    LOG.info("table %s: the batch layer has its turn (%s); waiting at most %s", table_name, turn, at_most)
+    deadline = time.monotonic() + at_most.total_seconds()
+    while time.monotonic() < deadline and lake.load(table_name).properties.get(TURN) == turn:
+        time.sleep(0.1)
+    return turn

@@ -1,0 +1,55 @@
+"""What every job of ours needs at its start: arguments, logging, and the exit code at its end."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from anabranch import config
+from anabranch.errors import AnabranchError
+from anabranch.kafka import KafkaAdapter
+from anabranch.lake import Lake
+from anabranch.logs import configure_logging
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job's stream and its connections. Nothing is opened before it is used."""
+
+    environment: config.Environment
+    stream: config.Stream
+    lake: Lake
+    kafka: KafkaAdapter
+
+
+def open_job(stream: str, conf: str | None) -> Job:
+    """Read the configuration and prepare the connections. Raises ConfigurationError."""
+    environment = config.load_environment(conf)
+    found = config.load_stream(stream, conf)
+    return Job(environment, found, Lake(environment), KafkaAdapter(environment.kafka))
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The arguments that both spark-submit entries share."""
+    arguments = argparse.ArgumentParser(description=description)
+    arguments.add_argument("--stream", required=True, help="the stream's name: its file is conf/streams/NAME.yaml")
+    arguments.add_argument("--conf", default=None, help="the configuration folder (default: ANABRANCH_CONF, else conf)")
+    arguments.add_argument("--output", choices=("text", "json"), default="text", help="how to print and log")
+    return arguments
+
+
+def main(run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> None:
+    """Run a job and end the process with its exit code; an error of ours is one line, not a traceback."""
+    configure_logging(as_json="json" in arguments)
+    try:
+        code = run(arguments)
+    except AnabranchError as error:
+        LOG.error("%s", error)
+        code = error.exit_code
+    sys.stdout.flush()
+    sys.exit(code)

@@ -1,0 +1,146 @@
+"""Reading a loaded table: branches and what they say, staged rows, an hour's files, and what a commit expires."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from pyiceberg.expressions import EqualTo
+from pyiceberg.manifest import DataFile, ManifestEntryStatus
+from pyiceberg.table.refs import SnapshotRefType
+
+from anabranch.errors import Terminal
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+BRANCHES = ("main", "speed", "batch")
+PREFIX = "anabranch."
+PUBLISH_ID = "anabranch.publish"
+WAP_ID = "wap.id"
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Rows in storage that no reader sees: one snapshot that carries `wap_id`, and the files that it added."""
+
+    wap_id: str
+    snapshot_id: int
+    parent_id: int | None
+    files: tuple[DataFile, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(f.record_count for f in self.files)
+
+
+def heads(table: Table) -> dict[str, int]:
+    """The three branches' heads. Raises Terminal when one is missing."""
+    refs = table.metadata.refs
+    if missing := [b for b in BRANCHES if b not in refs]:
+        raise Terminal(
+            f"table {'.'.join(table.name())}: expected branch {missing[0]}, found none; run `anabranch apply`"
+        )
+    return {b: refs[b].snapshot_id for b in BRANCHES}
+
+
+def head(table: Table, branch: str) -> Snapshot:
+    snapshot = table.metadata.snapshot_by_id(heads(table)[branch])
+    if snapshot is None:
+        raise Terminal(f"table {'.'.join(table.name())}: branch {branch} points to a snapshot that is not there")
+    return snapshot
+
+
+def last_publish(table: Table, branch: str) -> Snapshot | None:
+    """The newest publish of a branch: a procedure of Iceberg's own leaves a head that is none."""
+    snapshot: Snapshot | None = head(table, branch)
+    while snapshot is not None and (snapshot.summary is None or snapshot.summary.get(PUBLISH_ID) is None):
+        parent = snapshot.parent_snapshot_id
+        snapshot = table.metadata.snapshot_by_id(parent) if parent is not None else None
+    return snapshot
+
+
+def branch_properties(table: Table, branch: str) -> dict[str, str]:
+    """What a branch says in our words (`anabranch.*`), but for the id of its last publish."""
+    snapshot = last_publish(table, branch)
+    summary = snapshot.summary if snapshot is not None else None
+    if summary is None:
+        return {}
+    return {k: v for k, v in summary.additional_properties.items() if k.startswith(PREFIX) and k != PUBLISH_ID}
+
+
+def find_staged(table: Table, wap_id: str) -> Staged | None:
+    """The staged snapshot of an attempt, or None when it is gone. Raises Terminal when two carry the same id."""
+    found = [s for s in table.snapshots() if s.summary is not None and s.summary.get(WAP_ID) == wap_id]
+    if len(found) > 1:
+        raise Terminal(f"table {'.'.join(table.name())}: expected one staged snapshot {wap_id}, found {len(found)}")
+    if not found:
+        return None
+    snapshot = found[0]
+    files = tuple(
+        entry.data_file
+        for manifest in snapshot.manifests(table.io)
+        if manifest.added_snapshot_id == snapshot.snapshot_id
+        for entry in manifest.fetch_manifest_entry(table.io)
+        if entry.status == ManifestEntryStatus.ADDED
+    )
+    return Staged(wap_id, snapshot.snapshot_id, snapshot.parent_snapshot_id, files)
+
+
+def files_of(table: Table, branch: str, hour: str) -> tuple[DataFile, ...]:
+    """The data files of one ingest hour on one branch."""
+    scan = table.scan(row_filter=EqualTo("ingest_hour", hour), snapshot_id=heads(table)[branch])
+    return tuple(task.file for task in scan.plan_files())
+
+
+def hour_of_file(table: Table, data_file: DataFile) -> str:
+    """Which ingest hour a data file belongs to, from its partition."""
+    spec = table.specs()[data_file.spec_id]
+    index = [f.name for f in spec.fields].index("ingest_hour")
+    return str(data_file.partition[index])
+
+
+def plan_expiry(table: Table, publishing: str | None, now: datetime, keep: int = 200) -> tuple[int, ...]:
+    """Which snapshots the next commit removes: staged ones that are published or abandoned, and all but the newest.
+
+    Heads, tags, and the parents of what is staged and waits stay. Files are never touched here.
+    """
+    snapshots = table.snapshots()
+    published = {s.summary.get(PUBLISH_ID) for s in snapshots if s.summary is not None} | {publishing}
+    kept = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    kept |= {s.snapshot_id for s in (last_publish(table, b) for b in BRANCHES) if s is not None}
+    day_ago = now.timestamp() * 1000 - 86_400_000
+    removed, line = [], []
+    for s in snapshots:
+        wap_id = s.summary.get(WAP_ID) if s.summary is not None else None
+        if wap_id is None:
+            line.append(s)
+        elif wap_id in published or s.timestamp_ms < day_ago:
+            removed.append(s.snapshot_id)
+        elif s.parent_snapshot_id is not None:
+            kept.add(s.parent_snapshot_id)
+    line.sort(key=lambda s: s.sequence_number or 0, reverse=True)
+    removed += [s.snapshot_id for s in line[keep:]]
+    return tuple(id for id in removed if id not in kept)
+
+
+def expired_tags(table: Table, now: datetime) -> tuple[str, ...]:
+    """Tags whose age has ended."""
+    ended = []
+    for name, ref in table.metadata.refs.items():
+        if ref.snapshot_ref_type != SnapshotRefType.TAG or ref.max_ref_age_ms is None:
+            continue
+        snapshot = table.metadata.snapshot_by_id(ref.snapshot_id)
+        if snapshot is None or snapshot.timestamp_ms + ref.max_ref_age_ms < now.timestamp() * 1000:
+            ended.append(name)
+    return tuple(ended)
+
+
+def files_by_hour(table: Table, branch: str) -> dict[str, dict[str, DataFile]]:
+    """All data files of a branch: hour -> path -> file."""
+    found: dict[str, dict[str, DataFile]] = {}
+    for task in table.scan(snapshot_id=heads(table)[branch]).plan_files():
+        found.setdefault(hour_of_file(table, task.file), {})[task.file.file_path] = task.file
+    return found

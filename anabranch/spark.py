@@ -1,0 +1,86 @@
+"""What a Spark session needs to be told to reach the lake. Values only: sessions are built by the jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlparse
+
+from anabranch.config import Environment, Kafka
+from anabranch.errors import ConfigurationError
+
+_JAAS = "org.apache.kafka.common.security"
+
+
+def session_settings(environment: Environment) -> dict[str, str]:
+    """Spark configuration: Iceberg's catalog under the configured name, S3, UTC; `spark.conf` of the file wins.
+
+    Reading through the catalog's cache would hide what another process has published, so it is off.
+    """
+    catalog, s3 = environment.catalog, environment.s3
+    prefix = f"spark.sql.catalog.{catalog.name}"
+    settings = {
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        prefix: "org.apache.iceberg.spark.SparkCatalog",
+        f"{prefix}.warehouse": catalog.warehouse,
+        f"{prefix}.cache-enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.streaming.numRecentProgressUpdates": "10",
+        "spark.sql.iceberg.handle-timestamp-without-timezone": "true",
+        # A micro-batch must be whole or absent: a failed query is started again from the table, never patched up.
+        "spark.streaming.stopGracefullyOnShutdown": "false",
+        # Servers that are not AWS do not all know the newer checksums.
+        "spark.driverEnv.AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+        "spark.executorEnv.AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+    }
+    if catalog.type == "sql":
+        settings |= {f"{prefix}.type": "jdbc", f"{prefix}.jdbc.schema-version": "V1"}
+        settings |= {f"{prefix}.{key}": value for key, value in _jdbc(catalog.uri).items()}
+    else:
+        settings |= {f"{prefix}.type": catalog.type, f"{prefix}.uri": catalog.uri}
+    if catalog.warehouse.startswith("s3://"):
+        settings |= {
+            f"{prefix}.io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+            f"{prefix}.client.region": s3.region,
+        }
+        if s3.endpoint:
+            settings |= {f"{prefix}.s3.endpoint": s3.endpoint, f"{prefix}.s3.path-style-access": "true"}
+        if s3.access_key and s3.secret_key:
+            settings |= {
+                f"{prefix}.s3.access-key-id": s3.access_key.get_secret_value(),
+                f"{prefix}.s3.secret-access-key": s3.secret_key.get_secret_value(),
+            }
+    settings |= {f"{prefix}.{key}": value for key, value in catalog.properties.items()}
+    return settings | environment.spark.conf
+
+
+def kafka_options(kafka: Kafka) -> dict[str, str]:
+    """Spark's options for the configured brokers; only decided records are read (KIP-98)."""
+    options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "kafka.isolation.level": "read_committed"}
+    security = {key: value.get_secret_value() for key, value in kafka.security.items()}
+    user, password = security.pop("sasl.username", None), security.pop("sasl.password", None)
+    if user is not None and password is not None:
+        module = "scram.ScramLoginModule" if "SCRAM" in security.get("sasl.mechanism", "") else "plain.PlainLoginModule"
+        quoted = [value.replace("\\", "\\\\").replace('"', '\\"') for value in (user, password)]
+        options["kafka.sasl.jaas.config"] = f'{_JAAS}.{module} required username="{quoted[0]}" password="{quoted[1]}";'
+    if "ssl.truststore.location" in security:
+        options["kafka.ssl.truststore.type"] = "PEM"
+    return options | {f"kafka.{key}": value for key, value in security.items()}
+
+
+def _jdbc(uri: str) -> dict[str, str]:
+    """PyIceberg's SQLAlchemy address as JDBC properties, so that both write to one catalog."""
+    parsed = urlparse(uri)
+    kind = parsed.scheme.split("+")[0]
+    if kind == "sqlite":
+        path = Path(uri.split(":///", 1)[1].split("?")[0]).resolve()
+        return {"uri": f"jdbc:sqlite:{path}", "jdbc.busy_timeout": "60000"}
+    if kind == "postgresql":
+        host = f"{parsed.hostname}:{parsed.port or 5432}"
+        properties = {"uri": f"jdbc:postgresql://{host}{parsed.path}"}
+        if parsed.username:
+            properties |= {"jdbc.user": parsed.username, "jdbc.password": parsed.password or ""}
+        return properties
+    raise ConfigurationError(f"catalog.uri: expected sqlite:///… or postgresql+psycopg2://…, found {kind}://…")

@@ -1,0 +1,173 @@
+"""What a stream's table says about itself: one load of its metadata, read into values.
+
+Each branch is the truth about its own rows: `speed` about the position, `batch` about what is accepted, `main` about
+overrides. The timeline of hours is written with every publish, and the newest one counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from anabranch import snapshots
+from anabranch.errors import PositionError, Terminal
+from anabranch.hours import Cut, Timeline, shift
+from anabranch.position import Position, Topic
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from anabranch.lake import Lake
+
+Layer = Literal["speed", "batch"]
+
+POSITION = "anabranch.position"
+TIMELINE = "anabranch.timeline"
+ACCEPTED = "anabranch.accepted"
+SETTLED = "anabranch.settled-before"
+OVERRIDES = "anabranch.overrides"
+DECISIONS = "anabranch.decisions"
+DEAD_LETTERS = "anabranch.dead-letters"
+CONTENT = "anabranch.content"
+MERGED = "anabranch.merged"
+TURN = "anabranch.turn"
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """An hour that the batch branch holds."""
+
+    revision: int
+    cut: Cut
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"revision": self.revision, "cut": self.cut.as_dict()}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Accepted:
+        return Accepted(data["revision"], Cut.from_dict(data["cut"]))
+
+
+@dataclass(frozen=True)
+class State:
+    """A stream's table as one load of it says. Everything that a decision needs, and the heads that it rests on."""
+
+    table: Table
+    heads: dict[str, int]
+    position: Position
+    timeline: Timeline
+    accepted: dict[str, Accepted]
+    settled_before: str
+    overrides: dict[str, Layer]
+    decisions: tuple[dict[str, Any], ...]
+    dead_letters: tuple[dict[str, Any], ...]
+    merged: dict[str, str]
+    content: dict[str, str]
+    said: dict[str, dict[str, str]]
+
+    @property
+    def cuts(self) -> dict[str, Cut]:
+        """The cuts of all sealed hours that are still remembered."""
+        return {h: a.cut for h, a in self.accepted.items()} | self.timeline.sealed
+
+    def is_sealed(self, hour: str) -> bool:
+        return self.timeline.first <= hour < self.timeline.open
+
+    def is_accepted(self, hour: str) -> bool:
+        if hour in self.accepted:
+            return True
+        return self.is_sealed(hour) and hour < self.settled_before and hour not in self.timeline.sealed
+
+    def serving_layer(self, hour: str) -> Layer:
+        """Who serves the hour: what an operator said, else batch once it has accepted the hour, else speed."""
+        return self.overrides.get(hour) or ("batch" if self.is_accepted(hour) else "speed")
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether `main` was made from the other two heads as they are now."""
+        return all(self.merged.get(b, "") == self.content[b] for b in ("speed", "batch"))
+
+
+def load_state(lake_: Lake, table_name: str) -> State:
+    """Load and read a stream's table. Raises Terminal when it carries no position, Transient when the lake is away."""
+    return read_state(lake_.load(table_name))
+
+
+def read_state(table: Table) -> State:
+    """Read a loaded table."""
+    said = {b: snapshots.branch_properties(table, b) for b in snapshots.BRANCHES}
+    if POSITION not in said["speed"]:
+        name = ".".join(table.name())
+        raise Terminal(f"table {name}: expected a position on branch speed, found none; run `anabranch apply`")
+    publishes = {b: snapshots.last_publish(table, b) for b in snapshots.BRANCHES}
+    newest = max(said, key=lambda b: (TIMELINE in said[b], (p.sequence_number or 0) if (p := publishes[b]) else 0))
+    timeline = Timeline.from_json(said[newest][TIMELINE])
+    return State(
+        table=table,
+        heads=snapshots.heads(table),
+        position=Position.from_json(said["speed"][POSITION]),
+        timeline=timeline,
+        accepted={h: Accepted.from_dict(a) for h, a in json.loads(said["batch"].get(ACCEPTED, "{}")).items()},
+        settled_before=said["batch"].get(SETTLED, timeline.first),
+        overrides=json.loads(said["main"].get(OVERRIDES, "{}")),
+        decisions=_union(said.values(), DECISIONS),
+        dead_letters=_union(said.values(), DEAD_LETTERS),
+        merged=json.loads(said["main"].get(MERGED, "{}")),
+        content={b: said[b].get(CONTENT, "") for b in ("speed", "batch")},
+        said=said,
+    )
+
+
+# How many accepted hours a branch remembers one by one; the ledger holds all.
+REMEMBERED_HOURS = 48
+
+
+def plan_accepted(state: State, hours: Mapping[str, Accepted]) -> dict[str, str]:
+    """The batch branch's properties after it accepted `hours`: what is accepted, and before which hour it is forgotten.
+
+    An hour is forgotten once it is two days behind, and the speed layer is past it.
+    """
+    accepted = state.accepted | dict(hours)
+    settled = state.settled_before
+    old = sorted(accepted)[:-REMEMBERED_HOURS]
+    for hour in old:
+        ends = accepted[hour].cut.ends
+        if hour in state.timeline.sealed or any(state.position.offsets.get(p, 0) < e for p, e in ends.items()):
+            break
+        del accepted[hour]
+        settled = max(settled, shift(hour, 1))
+    written = {h: accepted[h].as_dict() for h in sorted(accepted)}
+    return {ACCEPTED: json.dumps(written, separators=(",", ":")), SETTLED: settled}
+
+
+def _union(said: Iterable[Mapping[str, str]], key: str) -> tuple[dict[str, Any], ...]:
+    """What waits under `key` on any branch, each id once, oldest first."""
+    found: dict[str, dict[str, Any]] = {}
+    for branch in said:
+        for item in json.loads(branch.get(key, "[]")):
+            found.setdefault(item["id"], item)
+    return tuple(sorted(found.values(), key=lambda item: str(item["at"])))
+
+
+def check_topic(position: Position, topic: Topic | None, name: str) -> Position:
+    """The position, bound to the topic as Kafka knows it now: partitions that are new begin at offset 0.
+
+    Raises PositionError when the topic was recreated, is gone, or has fewer partitions than the position.
+    """
+    if topic is None:
+        raise PositionError(
+            f"topic {name}: expected it to exist, found none; create it, or correct `topic:` in the stream's file"
+        )
+    if position.topic_id not in ("", topic.id):
+        raise PositionError(
+            f"topic {name}: expected id {position.topic_id}, found {topic.id}: it was deleted and made again; "
+            f"its old records stay served; to go on with the new topic run `anabranch adopt`"
+        )
+    if lost := sorted(set(position.offsets) - set(topic.partitions)):
+        raise PositionError(
+            f"topic {name}: expected partition {lost[0]}, found only {len(topic.partitions)} partitions"
+        )
+    bound = Position(topic.id, position.offsets)
+    return bound.with_partitions(topic.partitions)

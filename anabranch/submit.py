@@ -1,0 +1,62 @@
+"""spark-submit, as our commands run it: the right jars, the configured master, no secret on the command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from anabranch.config import Environment
+from anabranch.dev.jars import ensure_jars, jvm_folder
+from anabranch.errors import ConfigurationError
+
+
+def spark_home() -> Path:
+    """The folder of the installed pyspark. Raises ConfigurationError without one."""
+    if "SPARK_HOME" in os.environ:
+        return Path(os.environ["SPARK_HOME"])
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise ConfigurationError("spark: expected pyspark to be installed or SPARK_HOME to be set, found neither")
+    return Path(spec.origin).parent
+
+
+def job_file(layer: str) -> Path:
+    """`speed_layer/job.py` or `batch_layer/job.py`, wherever they are installed."""
+    spec = importlib.util.find_spec(layer)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "job.py"
+
+
+def submit_command(environment: Environment, layer: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The command line and process environment that run a layer's job.
+
+    On a local master the jars go on the class path as they lie; a cluster is sent copies.
+    """
+    master = environment.spark.master
+    jars = [str(jar) for jar in ensure_jars().spark]
+    local = master.startswith("local")
+    command = [str(spark_home() / "bin" / "spark-submit"), "--master", master]
+    command += ["--driver-class-path", ":".join(jars)] if local else ["--jars", ",".join(jars)]
+    log4j = jvm_folder() / "log4j2-spark.properties"
+    command += ["--driver-java-options", f"-Dlog4j2.configurationFile=file:{log4j} -XX:+UseParallelGC"]
+    for key, value in environment.spark.conf.items():
+        command += ["--conf", f"{key}={value}"]
+    process = dict(os.environ) | {
+        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
+        "PYSPARK_DRIVER_PYTHON": os.environ.get("PYSPARK_DRIVER_PYTHON", sys.executable),
+        "SPARK_HOME": str(spark_home()),
+        "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+        "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
+    }
+    return [*command, str(job_file(layer)), *arguments], process
+
+
+def submit(environment: Environment, layer: str, arguments: Sequence[str]) -> None:
+    """Become spark-submit: signals and the exit code are the job's own. Never returns."""
+    command, process = submit_command(environment, layer, arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], command, process)

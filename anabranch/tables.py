@@ -1,0 +1,204 @@
+"""The tables of a stream: their schemas, and `apply`, which creates or evolves them and says what it changed."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+)
+from sqlglot import exp, parse_one
+
+from anabranch import lake, s3
+from anabranch.config import Environment, Stream
+from anabranch.errors import Refused
+from anabranch.hours import Timeline, hour_of
+from anabranch.kafka import KafkaAdapter
+from anabranch.position import Position
+from anabranch.state import POSITION, TIMELINE
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from anabranch.lake import Lake
+
+LOG = logging.getLogger(__name__)
+
+_PRIMITIVES: dict[str, IcebergType] = {
+    "string": StringType(), "int": IntegerType(), "bigint": LongType(), "float": FloatType(), "double": DoubleType(),
+    "boolean": BooleanType(), "date": DateType(), "timestamp": TimestamptzType(), "binary": BinaryType(),
+}  # fmt: skip
+
+LEDGER_SCHEMA = Schema(
+    NestedField(1, "sequence", LongType(), required=True, doc="order of the decisions, no clock's"),
+    NestedField(2, "decision_id", StringType(), required=True),
+    NestedField(3, "hour", StringType(), required=True),
+    NestedField(4, "decision", StringType(), required=True, doc="sealed, accepted, refused or served"),
+    NestedField(5, "revision", IntegerType(), required=True),
+    NestedField(6, "served", StringType(), doc="the layer that main serves the hour from"),
+    NestedField(7, "topic_id", StringType()),
+    NestedField(8, "cut", StringType(), doc='JSON {"partition": [start, end]}'),
+    NestedField(9, "offsets", LongType()),
+    NestedField(10, "good", LongType()),
+    NestedField(11, "dead", LongType()),
+    NestedField(12, "duplicate", LongType()),
+    NestedField(13, "gap", LongType()),
+    NestedField(14, "gaps", StringType(), doc="JSON {class: offsets}"),
+    NestedField(15, "speed_rows", LongType()),
+    NestedField(16, "diff", StringType(), doc="JSON {missing, extra, changed, sample}"),
+    NestedField(17, "quality", StringType(), doc="JSON {passed, failed}"),
+    NestedField(18, "snapshot_id", LongType()),
+    NestedField(19, "reason", StringType()),
+    NestedField(20, "code_version", StringType(), required=True),
+    NestedField(21, "recorded_at", TimestamptzType(), required=True),
+)
+
+
+def iceberg_type(spark_type: str, ids: list[int]) -> IcebergType:
+    """Spark's simple string as an Iceberg type; `ids` is a counter of field ids for what is nested."""
+    return _convert(parse_one(f"CAST(NULL AS {spark_type})", dialect="spark").args["to"], ids)
+
+
+def _convert(kind: exp.DataType, ids: list[int]) -> IcebergType:
+    def next_id() -> int:
+        ids[0] += 1
+        return ids[0]
+
+    name, inner = kind.this.name, kind.expressions
+    if name == "ARRAY":
+        return ListType(next_id(), _convert(inner[0], ids), element_required=False)
+    if name == "MAP":
+        key, value = next_id(), next_id()
+        return MapType(key, _convert(inner[0], ids), value, _convert(inner[1], ids), value_required=False)
+    if name == "STRUCT":
+        return StructType(*(NestedField(next_id(), f.name, _convert(f.args["kind"], ids)) for f in inner))
+    if name == "DECIMAL":
+        return DecimalType(int(inner[0].name), int(inner[1].name))
+    return _PRIMITIVES[{"TEXT": "string", "VARCHAR": "string", "TIMESTAMPTZ": "timestamp"}.get(name, name.lower())]
+
+
+def rows_schema(stream: Stream) -> Schema:
+    """The stream's own columns, then where each row came from."""
+    fields: list[NestedField] = []
+    ids = [1000]
+    for column in stream.columns:
+        kind = iceberg_type(column.type, ids)
+        fields.append(NestedField(len(fields) + 1, column.name, kind, required=not column.nullable))
+    for name, kind in (
+        ("kafka_partition", IntegerType()), ("kafka_offset", LongType()), ("kafka_timestamp", TimestamptzType()),
+        ("ingest_hour", StringType()), ("event_date", DateType()),
+    ):  # fmt: skip
+        fields.append(NestedField(len(fields) + 1, name, kind, required=name != "kafka_timestamp"))
+    return Schema(*fields)
+
+
+def dead_letters_schema() -> Schema:
+    header = StructType(NestedField(12, "key", StringType()), NestedField(13, "value", BinaryType()))
+    return Schema(
+        NestedField(1, "topic_id", StringType(), required=True),
+        NestedField(2, "kafka_partition", IntegerType(), required=True),
+        NestedField(3, "kafka_offset", LongType(), required=True),
+        NestedField(4, "kafka_timestamp", TimestamptzType()),
+        NestedField(5, "ingest_hour", StringType(), required=True),
+        NestedField(6, "key", BinaryType()),
+        NestedField(7, "value", BinaryType()),
+        NestedField(8, "headers", ListType(11, header, element_required=False)),
+        NestedField(9, "error_code", StringType(), required=True),
+        NestedField(10, "error_text", StringType()),
+        NestedField(14, "layer", StringType(), required=True),
+    )
+
+
+def apply(environment: Environment, stream: Stream, lake_: Lake, kafka: KafkaAdapter) -> list[str]:
+    """Create or evolve everything that a stream needs; returns what was changed, in words. Idempotent.
+
+    The first commit records where the stream begins: position and first hour. Nothing is ever taken from Kafka's own
+    defaults again. Raises Refused for a change of schema that would lose or hide data.
+    """
+    changes = []
+    bucket = s3.bucket_of(environment.catalog.warehouse)
+    if bucket is not None and s3.ObjectStore(environment.s3).ensure_bucket(bucket):
+        changes.append(f"created bucket {bucket}")
+    # Kafka first: the recorded beginning must not be older than the tables.
+    first = {} if lake_.exists(stream.table) else _beginning(stream, kafka)
+    for name, schema, by in (
+        (stream.table, rows_schema(stream), ("event_date", "ingest_hour")),
+        (stream.dead_letters_table, dead_letters_schema(), ("ingest_hour",)),
+        (stream.hours_table, LEDGER_SCHEMA, ()),
+    ):
+        if lake_.create(name, schema, by, lake.TABLE_PROPERTIES):
+            changes.append(f"created table {name}")
+        elif name == stream.table:
+            changes += _evolve(lake_.load(name), schema)
+    if not first and lake_.load(stream.table).current_snapshot() is None:
+        first = _beginning(stream, kafka)
+    made = lake_.add_branches(stream.table, first)
+    changes += [f"created branch {b} of {stream.table}" for b in made]
+    if "main" in made and first:
+        changes.append(f"recorded the beginning: {first[POSITION]}")
+    changes += [
+        f"created branch {b} of {stream.dead_letters_table}" for b in lake_.add_branches(stream.dead_letters_table, {})
+    ]
+    return changes
+
+
+def _beginning(stream: Stream, kafka: KafkaAdapter) -> dict[str, str]:
+    """Position and timeline of the first commit. A topic that does not exist yet will begin at offset 0."""
+    topic = kafka.describe(stream.topic)
+    now = datetime.now(UTC)
+    if topic is None:
+        LOG.warning("topic %s does not exist yet: the stream will begin at its first record", stream.topic)
+        position = Position("", {})
+    else:
+        offsets = kafka.log_starts(topic) if stream.start == "earliest" else kafka.stable_ends(topic)
+        position = Position(topic.id, offsets)
+    timeline = Timeline(hour_of(now), hour_of(now), dict(position.offsets))
+    return {POSITION: position.to_json(), TIMELINE: timeline.to_json()}
+
+
+def _evolve(table: Table, wanted: Schema) -> list[str]:
+    """Add the columns that are new; refuse what would change or drop a column."""
+    have = {f.name: f for f in table.schema().fields}
+    new = [f for f in wanted.fields if f.name not in have]
+    for f in wanted.fields:
+        if f.name in have and (
+            str(have[f.name].field_type) != str(f.field_type) or have[f.name].required != f.required
+        ):
+            raise Refused(
+                f"table {'.'.join(table.name())}: column {f.name}: expected it unchanged ({have[f.name]}), found {f}; "
+                "add a new column instead, or a new stream with its own table"
+            )
+    if dropped := sorted(set(have) - {f.name for f in wanted.fields}):
+        raise Refused(
+            f"table {'.'.join(table.name())}: expected column {dropped[0]} in the schema, found it gone; "
+            "put it back: rows that have it would lose it"
+        )
+    if not new:
+        return []
+    if required := [f.name for f in new if f.required]:
+        raise Refused(
+            f"table {'.'.join(table.name())}: expected the new column {required[0]} to be nullable, found NOT NULL; "
+            "old rows do not have it"
+        )
+    with table.update_schema() as update:
+        for f in new:
+            update.add_column(f.name, f.field_type, required=False)
+            update.move_before(f.name, "kafka_partition")
+    return [f"added column {f.name} to {'.'.join(table.name())}" for f in new]

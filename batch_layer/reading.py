@@ -1,0 +1,82 @@
+"""Reading an hour from Kafka: exactly its cut's offset ranges, and what to make of the offsets that were not given."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from anabranch.config import Kafka
+from anabranch.position import Offsets, Ranges, to_keys
+from anabranch.spark import kafka_options
+from batch_layer.balance import Counted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+def read_ranges(spark: SparkSession, kafka: Kafka, topic: str, ranges: Ranges, uncommitted: bool = False) -> DataFrame:
+    """Kafka's records of `ranges` (none empty), the partitions assigned by name. Lazy; each action reads again.
+
+    With `uncommitted` also the records of aborted and open transactions (KIP-98).
+    """
+    isolation = {"kafka.isolation.level": "read_uncommitted"} if uncommitted else {}
+    return (
+        spark.read.format("kafka")
+        .options(**(kafka_options(kafka) | isolation))
+        .option("assign", json.dumps({topic: sorted(ranges)}))
+        .option("startingOffsets", json.dumps({topic: to_keys({p: s for p, (s, _) in ranges.items()})}))
+        .option("endingOffsets", json.dumps({topic: to_keys({p: e for p, (_, e) in ranges.items()})}))
+        .option("includeHeaders", "true")
+        .load()
+    )
+
+
+def no_records(spark: SparkSession) -> DataFrame:
+    """What `read_ranges` gives for nothing: no record, in the same columns."""
+    return spark.createDataFrame(
+        [],
+        "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT, "
+        "headers ARRAY<STRUCT<key: STRING, value: BINARY>>",
+    )
+
+
+def held(ranges: Ranges, log_starts: Offsets) -> Ranges:
+    """The part of the ranges that Kafka still holds."""
+    kept = {p: (max(s, log_starts.get(p, 0)), e) for p, (s, e) in ranges.items()}
+    return {p: (s, e) for p, (s, e) in kept.items() if s < e}
+
+
+def inside(ranges: Ranges) -> Column:
+    """Whether a row's (kafka_partition, kafka_offset) lies in the ranges."""
+    condition = F.lit(False)
+    for p, (s, e) in ranges.items():
+        offset = F.col("kafka_offset")
+        condition = condition | ((F.col("kafka_partition") == p) & (offset >= s) & (offset < e))
+    return condition
+
+
+def count(rows: DataFrame, ranges: Ranges) -> Counted:
+    """Count distinct offsets inside the ranges by partition, all rows, and rows outside."""
+    found = (
+        rows.select("kafka_partition", "kafka_offset", inside(ranges).alias("within"))
+        .groupBy("kafka_partition", "within")
+        .agg(F.count("*").alias("rows"), F.count_distinct("kafka_offset").alias("offsets"))
+        .collect()
+    )
+    return Counted(
+        distinct={row["kafka_partition"]: row["offsets"] for row in found if row["within"]},
+        rows=sum(row["rows"] for row in found),
+        outside=sum(row["rows"] for row in found if not row["within"]),
+    )
+
+
+def count_aborted(given: DataFrame, uncommitted: DataFrame) -> Offsets:
+    """Offsets that only an uncommitted reading finds, by partition: records of aborted transactions."""
+    everything = uncommitted.select(F.col("partition").alias("kafka_partition"), F.col("offset").alias("kafka_offset"))
+    only = everything.join(
+        given.select("kafka_partition", "kafka_offset"), ["kafka_partition", "kafka_offset"], "left_anti"
+    )
+    found = only.groupBy("kafka_partition").agg(F.count_distinct("kafka_offset").alias("offsets")).collect()
+    return {row["kafka_partition"]: row["offsets"] for row in found}

@@ -1,0 +1,362 @@
+"""Rebuilding an hour: read its cut again, prove the account, and publish it; or refuse, and change nothing.
+
+1. Read exactly the cut's offset ranges and decode them as the speed layer does.
+2. Drop duplicates and stage rows and dead letters.
+3. Close the balance over the staged files.
+4. Run the quality gate on the staged rows.
+5. Compare with the speed layer.
+6. Publish to `batch` and `main`, then the ledger and the dead letters.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+from anabranch import dead_letters, hours, ledger, records
+from anabranch.errors import PositionError, Refused, Transient
+from anabranch.hours import Cut
+from anabranch.lake import Change, Tag
+from anabranch.position import Ranges, Topic
+from anabranch.publish import TAG_AGE, Publish, new_id, run
+from anabranch.sealing import require_sealed
+from anabranch.session import Job
+from anabranch.snapshots import Staged, files_of, find_staged
+from anabranch.staging import read_staged, stage
+from anabranch.state import Accepted, State, load_state, plan_accepted
+from batch_layer.balance import Balance, Counted, classify_gaps
+from batch_layer.duplicates import drop_duplicates
+from batch_layer.quality import run_suite
+from batch_layer.reading import count, count_aborted, held, no_records, read_ranges
+from serving_layer import difference, merger
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from anabranch.config import Stream
+
+LOG = logging.getLogger(__name__)
+
+ROWS_PER_FILE = 2_000_000
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of an hour. `said` are the columns of its ledger row."""
+
+    hour: str
+    decision: str
+    revision: int
+    reason: str | None = None
+    said: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def refused(self) -> bool:
+        return self.decision == "refused"
+
+
+class _Moved(Exception):
+    """What `main` serves in the look-back changed after duplicates were dropped against it: drop them again."""
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """An attempt's staged rows and dead letters, and the look-back's files that duplicates were dropped against."""
+
+    rows: Staged
+    dead: Staged | None
+    lookback: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Frames:
+    """An hour's records in Spark: all decoded, and of the good ones those kept and those that repeat another."""
+
+    decoded: DataFrame
+    kept: DataFrame
+    duplicates: DataFrame
+
+
+class Rebuilder:
+    """Rebuilds hours of one stream, one at a time."""
+
+    def __init__(self, job: Job, spark: SparkSession) -> None:
+        self._job, self._spark = job, spark
+        self._stream: Stream = job.stream
+        self._catalog = job.environment.catalog.name
+
+    def recover(self) -> None:
+        """Finish what an earlier publisher left half done: the merge, dead letters, ledger rows."""
+        merger.merge(self._job.lake, self._stream)
+        state = load_state(self._job.lake, self._stream.table)
+        dead_letters.roll_forward(self._job.lake, self._stream.dead_letters_table, state)
+        ledger.record(self._job.lake, self._stream.hours_table, state.decisions)
+
+    def waiting(self) -> list[str]:
+        """The sealed hours that are not accepted, oldest first."""
+        state = load_state(self._job.lake, self._stream.table)
+        return [h for h in sorted(state.timeline.sealed) if not state.is_accepted(h)]
+
+    def empty(self, candidates: Sequence[str]) -> list[str]:
+        """Those of `candidates` whose cut holds no offset."""
+        cuts = load_state(self._job.lake, self._stream.table).cuts
+        return [h for h in candidates if h in cuts and cuts[h].offsets == 0]
+
+    def accept_empty(self, candidates: Sequence[str]) -> list[Result]:
+        """Accept hours without records, all in one commit."""
+        results: list[Result] = []
+
+        def decide() -> tuple[State, Publish | None]:
+            nonlocal results
+            state = load_state(self._job.lake, self._stream.table)
+            todo = {
+                h: state.timeline.sealed[h]
+                for h in candidates
+                if h in state.timeline.sealed and not state.is_accepted(h)
+            }
+            said = Balance(Cut("", {}), Counted(), Counted(), {}, {}).counts | {"speed_rows": 0, "served": "batch"}
+            results = [Result(h, "accepted", 1, said=said) for h in todo]
+            if not todo:
+                return state, None
+            now = datetime.now(UTC)
+            rows = tuple(ledger.decision(h, "accepted", 1, cut, now, **said) for h, cut in todo.items())
+            accepted = plan_accepted(state, {h: Accepted(1, cut) for h, cut in todo.items()})
+            sealed = {h: c for h, c in state.timeline.sealed.items() if h not in todo}
+            changes = (Change("batch", properties=accepted), Change("main"))
+            return state, Publish(new_id(), changes, replace(state.timeline, sealed=sealed), decisions=rows)
+
+        published = run(self._job.lake, self._stream.table, decide, f"accept empty hours of {self._stream.name}", True)
+        if published is not None:
+            ledger.record(self._job.lake, self._stream.hours_table, published.decisions)
+        return results
+
+    def rebuild(self, hour: str, restate: bool = False) -> Result:
+        """Rebuild one sealed hour. An accepted hour is left alone unless `restate`.
+
+        A refusal is a result and is in the ledger; nothing else has changed. Raises Transient, PositionError.
+        """
+        state = require_sealed(self._job.lake, self._stream, hour)
+        before = state.accepted[hour].revision if hour in state.accepted else 0
+        if state.is_accepted(hour) and not restate:
+            return Result(hour, "unchanged", before, "already accepted; --restate publishes a new revision")
+        cut = state.cuts.get(hour) or self._cut_of_ledger(hour)
+        if cut.offsets == 0:
+            return next(iter(self.accept_empty([hour])), Result(hour, "unchanged", before, "it holds no records"))
+        LOG.info("stream %s: rebuilding hour %s: %d offsets", self._stream.name, hour, cut.offsets)
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._rebuild(hour, cut, before)
+            except _Moved:
+                LOG.info(
+                    "stream %s: the look-back of hour %s changed; dropping duplicates again", self._stream.name, hour
+                )
+        raise Transient(
+            f"hour {hour}: expected the look-back to hold still, found it changed {_ATTEMPTS} times; try again"
+        )
+
+    def _rebuild(self, hour: str, cut: Cut, before: int) -> Result:
+        # Step 1: read and decode.
+        topic = self._require_topic(cut)
+        ranges = held(cut.ranges, self._job.kafka.log_starts(topic))
+        state = load_state(self._job.lake, self._stream.table)
+        frames = self._frames(hour, ranges, state)
+        try:
+            # Step 2: stage.
+            staged = self._stage(frames, hour, cut, state)
+            try:
+                # Steps 3 to 5: check.
+                said, problems = self._check(frames, staged, hour, cut, state)
+                if problems:
+                    self._discard(staged)
+                    return self._refuse(hour, cut, before, "; ".join(problems), said)
+                # Step 6: publish.
+                return self._publish(hour, cut, before, staged, said)
+            except _Moved:
+                self._discard(staged)
+                raise
+        finally:
+            frames.decoded.unpersist()
+            frames.duplicates.unpersist()
+
+    def _require_topic(self, cut: Cut) -> Topic:
+        topic = self._job.kafka.describe(self._stream.topic)
+        if topic is None or topic.id != cut.topic_id:
+            raise PositionError(
+                f"topic {self._stream.topic}: expected id {cut.topic_id}, found {topic.id if topic else 'no topic'}: "
+                "Kafka no longer holds this hour; the speed layer's rows stay served"
+            )
+        return topic
+
+    def _frames(self, hour: str, ranges: Ranges, state: State) -> _Frames:
+        stream = self._stream
+        raw = (
+            read_ranges(self._spark, self._job.environment.kafka, stream.topic, ranges)
+            if ranges
+            else no_records(self._spark)
+        )
+        decoded = records.decode(raw.withColumn("ingest_hour", F.lit(hour)), stream).persist()
+        good = records.good(decoded, stream)
+        kept = drop_duplicates(good, stream.key, self._served(hour, state))
+        at = ["kafka_partition", "kafka_offset"]
+        duplicates = good.select(*at).join(kept.select(*at), at, "left_anti").persist()
+        return _Frames(decoded, kept, duplicates)
+
+    def _lookback(self, hour: str) -> list[str]:
+        return [hours.shift(hour, -i) for i in range(self._stream.batch.lookback_hours, 0, -1)]
+
+    def _served(self, hour: str, state: State) -> DataFrame | None:
+        lookback = self._lookback(hour)
+        if not lookback:
+            return None
+        return self._at(state.heads["main"]).where(F.col("ingest_hour").isin(lookback)).select(*self._stream.key)
+
+    def _at(self, snapshot_id: int) -> DataFrame:
+        return self._spark.sql(f"SELECT * FROM {self._catalog}.{self._stream.table} VERSION AS OF {snapshot_id}")
+
+    def _lookback_files(self, state: State, hour: str) -> frozenset[str]:
+        return frozenset(f.file_path for h in self._lookback(hour) for f in files_of(state.table, "main", h))
+
+    def _stage(self, frames: _Frames, hour: str, cut: Cut, state: State) -> _Staged:
+        stream, lake = self._stream, self._job.lake
+        lookback = self._lookback_files(state, hour)
+        order = [
+            "event_date",
+            *([stream.event_time.column] if stream.event_time else []),
+            "kafka_partition",
+            "kafka_offset",
+        ]
+        files = max(1, math.ceil(cut.offsets / ROWS_PER_FILE))
+        # Ranges of time, sorted: few files, each of which a query on time can leave out.
+        rows = frames.kept.repartitionByRange(files, *order) if files > 1 else frames.kept.coalesce(1)
+        write = {"distribution-mode": "none", "fanout-enabled": "true"}
+        staged = stage(rows.sortWithinPartitions(*order), lake, self._catalog, stream.table, new_id(), write)
+        letters = records.dead(frames.decoded, cut.topic_id, "batch")
+        dead = None
+        if not letters.isEmpty():
+            one = letters.coalesce(1).sortWithinPartitions("kafka_partition", "kafka_offset")
+            dead = stage(one, lake, self._catalog, stream.dead_letters_table, new_id(), write)
+        return _Staged(staged, dead, lookback)
+
+    def _check(
+        self, frames: _Frames, staged: _Staged, hour: str, cut: Cut, state: State
+    ) -> tuple[dict[str, Any], list[str]]:
+        rows = read_staged(self._spark, self._catalog, self._stream.table, staged.rows)
+        balance = self._balance(frames, rows, staged, cut)
+        problems = [f"the balance does not close: {p}" for p in balance.problems(self._stream.batch.allow_gaps)]
+        quality = run_suite(rows, self._stream.expectations)
+        problems += [f"quality: {failed.message}" for failed in quality.failed]
+        speed = self._at(state.heads["speed"]).where(F.col("ingest_hour") == hour)
+        differing = difference.compare(speed.select(*rows.columns), rows, frames.duplicates)
+        said = balance.counts | {
+            "speed_rows": differing.speed_rows,
+            "diff": differing.as_dict(),
+            "quality": quality.as_dict(),
+        }
+        return said, problems
+
+    def _balance(self, frames: _Frames, rows: DataFrame, staged: _Staged, cut: Cut) -> Balance:
+        kafka, stream = self._job.kafka, self._stream
+        good = count(rows, cut.ranges)
+        dead = Counted()
+        if staged.dead is not None:
+            letters = read_staged(self._spark, self._catalog, stream.dead_letters_table, staged.dead)
+            dead = count(letters, cut.ranges)
+        duplicate = count(frames.duplicates, cut.ranges).distinct
+        given = count(frames.decoded, cut.ranges).distinct
+        missing = {p: e - s - given.get(p, 0) for p, (s, e) in cut.ranges.items()}
+        aborted, lost, compacted = {}, {}, False
+        if any(missing.values()):
+            # Asked after the read: retention may have gone on while it ran.
+            starts = kafka.log_starts(self._require_topic(cut))
+            gone = {p: (s, min(starts.get(p, 0), e)) for p, (s, e) in cut.ranges.items() if starts.get(p, 0) > s}
+            below = count(frames.decoded, gone).distinct
+            lost = {p: e - s - below.get(p, 0) for p, (s, e) in gone.items()}
+            if still := held(cut.ranges, starts):
+                uncommitted = read_ranges(
+                    self._spark, self._job.environment.kafka, stream.topic, still, uncommitted=True
+                )
+                aborted = count_aborted(frames.decoded, uncommitted)
+            compacted = kafka.is_compacted(stream.topic)
+        self._require_topic(cut)
+        return Balance(cut, good, dead, duplicate, classify_gaps(missing, aborted, lost, compacted))
+
+    def _refuse(self, hour: str, cut: Cut, before: int, reason: str, said: Mapping[str, Any]) -> Result:
+        state = load_state(self._job.lake, self._stream.table)
+        row = ledger.decision(
+            hour, "refused", before + 1, cut, datetime.now(UTC), reason=reason, served=state.serving_layer(hour), **said
+        )
+        ledger.record(self._job.lake, self._stream.hours_table, [row])
+        LOG.error("stream %s: hour %s refused: %s", self._stream.name, hour, reason)
+        return Result(hour, "refused", before + 1, reason, said)
+
+    def _publish(self, hour: str, cut: Cut, before: int, staged: _Staged, said: Mapping[str, Any]) -> Result:
+        lake, stream = self._job.lake, self._stream
+        overtaken: list[int] = []
+
+        def decide() -> tuple[State, Publish | None]:
+            state = load_state(lake, stream.table)
+            revision = state.accepted[hour].revision if hour in state.accepted else 0
+            if revision != before or state.cuts.get(hour, cut) != cut:
+                overtaken.append(revision)
+                return state, None
+            if find_staged(state.table, staged.rows.wap_id) is None:
+                raise Transient(f"hour {hour}: expected its staged snapshot, found it gone; try again")
+            if not state.is_merged:
+                merger.merge(lake, stream)
+                return decide()
+            if self._lookback_files(state, hour) != staged.lookback:
+                raise _Moved
+            return state, self._to_publish(state, hour, cut, before + 1, staged, said)
+
+        published = run(lake, stream.table, decide, f"hour {hour} of {stream.name}", take_turns=True)
+        if published is None:
+            self._discard(staged)
+            reason = f"another run was first: revision {overtaken[-1]} is accepted"
+            return Result(hour, "unchanged", overtaken[-1], reason)
+        ledger.record(lake, stream.hours_table, published.decisions)
+        dead_letters.roll_forward(lake, stream.dead_letters_table, load_state(lake, stream.table))
+        LOG.info(
+            "stream %s: hour %s accepted as revision %d: %d rows, %d dead, %d duplicate, %d in gaps", stream.name, hour,
+            before + 1, said["good"], said["dead"], said["duplicate"], said["gap"],
+        )  # fmt: skip
+        return Result(hour, "accepted", before + 1, said=said)
+
+    def _to_publish(
+        self, state: State, hour: str, cut: Cut, revision: int, staged: _Staged, said: Mapping[str, Any]
+    ) -> Publish:
+        now = datetime.now(UTC)
+        by_batch = state.overrides.get(hour, "batch") == "batch"
+        properties = plan_accepted(state, {hour: Accepted(revision, cut)})
+        changes = [Change("batch", staged.rows.files, files_of(state.table, "batch", hour), properties)]
+        main = (staged.rows.files, files_of(state.table, "main", hour)) if by_batch else ((), ())
+        changes.append(Change("main", *main))
+        served = "batch" if by_batch else "speed"
+        row = ledger.decision(hour, "accepted", revision, cut, now, served=served, **said)
+        old = Tag(f"{hour}-r{revision - 1}", state.heads["main"], int(TAG_AGE.total_seconds() * 1000))
+        sealed = {h: c for h, c in state.timeline.sealed.items() if h != hour}
+        return Publish(
+            id=staged.rows.wap_id,
+            changes=tuple(changes),
+            timeline=replace(state.timeline, sealed=sealed),
+            decisions=(row,),
+            dead_letters=(dead_letters.waiting_batch(staged.dead, hour, revision, now),),
+            tags=(old,) if revision > 1 else (),
+        )
+
+    def _cut_of_ledger(self, hour: str) -> Cut:
+        rows = [r for r in ledger.history(self._job.lake, self._stream.hours_table) if r["hour"] == hour and r["cut"]]
+        if not rows:
+            raise Refused(f"hour {hour}: expected its cut in the table or the ledger, found it in neither")
+        return Cut.from_dict({"topic_id": rows[-1]["topic_id"], "ranges": rows[-1]["cut"]})
+
+    def _discard(self, staged: _Staged) -> None:
+        self._job.lake.discard(self._stream.table, staged.rows)
+        if staged.dead is not None:
+            self._job.lake.discard(self._stream.dead_letters_table, staged.dead)

@@ -1,0 +1,57 @@
+"""The difference of the two layers for one hour: row by row on (partition, offset), by a hash of the content."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SAMPLE = 5
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`missing`: in batch, not in speed. `extra`: in speed, not read by batch. `changed`: other content.
+
+    What batch removed as a duplicate is no difference.
+    """
+
+    speed_rows: int
+    missing: int
+    extra: int
+    changed: int
+    sample: tuple[dict[str, Any], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        counts = {"missing": self.missing, "extra": self.extra, "changed": self.changed}
+        return counts | {"sample": list(self.sample)}
+
+
+def compare(speed: DataFrame, batch: DataFrame, duplicates: DataFrame) -> Difference:
+    """Compare the rows of one hour. All hold `kafka_partition` and `kafka_offset`, the first two the whole rows."""
+    key = ["kafka_partition", "kafka_offset"]
+    content = [c for c in batch.columns if c not in key]
+    left = speed.select(*key, F.xxhash64(*content).alias("speed"))
+    right = batch.select(*key, F.xxhash64(*content).alias("batch"))
+    removed = duplicates.select(*key, F.lit(True).alias("removed"))
+    joined = left.join(right, key, "full_outer").join(removed, key, "left")
+    kind = (
+        F.when(F.col("speed").isNull(), "missing")
+        .when(F.col("batch").isNull() & F.col("removed").isNull(), "extra")
+        .when(F.col("batch").isNull(), "duplicate")
+        .when(F.col("speed") != F.col("batch"), "changed")
+        .otherwise("same")
+    )
+    judged = joined.select(*key, kind.alias("kind"))
+    counts = {row["kind"]: row["count"] for row in judged.groupBy("kind").count().collect()}
+    differing = judged.where(F.col("kind").isin("missing", "extra", "changed"))
+    shown = differing.orderBy(*key).limit(SAMPLE).collect() if set(counts) - {"same", "duplicate"} else []
+    sample = tuple(
+        {"kind": row["kind"], "partition": row["kafka_partition"], "offset": row["kafka_offset"]} for row in shown
+    )
+    speed_rows = sum(n for kind, n in counts.items() if kind != "missing")
+    return Difference(speed_rows, *(counts.get(k, 0) for k in ("missing", "extra", "changed")), sample)

@@ -1,0 +1,108 @@
+"""What operators look at: the hours and where the stream stands, as values first and as text or JSON after."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from anabranch import hours as hour_words
+from anabranch import ledger
+from anabranch.output import print_json, print_table
+from anabranch.position import ranges_to_keys, size, to_keys
+from anabranch.session import Job
+from anabranch.snapshots import last_publish
+from anabranch.state import State, load_state
+
+_COUNTS = ("offsets", "good", "dead", "duplicate", "gap")
+
+
+def hours(job: Job) -> list[dict[str, Any]]:
+    """The ledger's newest word on each hour, with the serving layer as the table itself says it."""
+    state = load_state(job.lake, job.stream.table)
+    rows = ledger.newest(ledger.history(job.lake, job.stream.hours_table))
+    return [_hour(state, row) for row in rows.values()]
+
+
+def _hour(state: State, row: dict[str, Any]) -> dict[str, Any]:
+    hour = row["hour"]
+    accepted = state.accepted.get(hour)
+    cut = state.cuts.get(hour)
+    counts = {name: row.get(name) for name in _COUNTS}
+    diff = row.get("diff")
+    quality = row.get("quality") or {}
+    return {
+        "hour": hour,
+        "state": "accepted" if state.is_accepted(hour) else row["decision"],
+        "revision": accepted.revision if accepted is not None else row["revision"],
+        "served": state.serving_layer(hour),
+        "cut": ranges_to_keys(cut.ranges) if cut is not None else row.get("cut"),
+        "counts": counts,
+        "speed_rows": row.get("speed_rows"),
+        "diff": {name: diff[name] for name in ("missing", "extra", "changed")} if diff else None,
+        "quality": {"passed": quality.get("passed"), "failed": quality.get("failed", [])},
+        "reason": row.get("reason"),
+    }
+
+
+def print_hours(rows: list[dict[str, Any]], output: str) -> None:
+    if output == "json":
+        print_json(rows)
+        return
+    columns = ("hour", "state", "revision", "served", *_COUNTS, "speed rows", "diff", "quality", "reason")
+    print_table(columns, [_hour_cells(row) for row in rows])
+
+
+def _hour_cells(row: dict[str, Any]) -> list[object]:
+    diff = row["diff"]
+    differing = f"{diff['missing']}/{diff['extra']}/{diff['changed']}" if diff else ""
+    passed = {True: "passed", False: "failed", None: ""}[row["quality"]["passed"]]
+    counts = ["" if row["counts"][name] is None else row["counts"][name] for name in _COUNTS]
+    rows = "" if row["speed_rows"] is None else row["speed_rows"]
+    cells: list[object] = [row["hour"], row["state"], row["revision"], row["served"], *counts]
+    return [*cells, rows, differing, passed, row["reason"] or ""]
+
+
+def status(job: Job) -> dict[str, Any]:
+    """Where the stream stands. Raises Transient when Kafka or the lake does not answer."""
+    state = load_state(job.lake, job.stream.table)
+    now = datetime.now(UTC)
+    topic = job.kafka.describe(job.stream.topic)
+    ends = job.kafka.stable_ends(topic) if topic is not None else {}
+    lag = {p: (state.position.offsets.get(p, 0), e) for p, e in ends.items()}
+    backlog = sorted(h for h in state.timeline.sealed if not state.is_accepted(h))
+    ended = hour_words.hours_between(state.timeline.open, hour_words.hour_of(now))
+    return {
+        "stream": job.stream.name,
+        "topic": job.stream.topic,
+        "topic_id": state.position.topic_id,
+        "topic_recreated": topic is not None and state.position.topic_id not in ("", topic.id),
+        "position": to_keys(state.position.offsets),
+        "lag": {"offsets": size(lag), "partitions": to_keys({p: max(0, e - s) for p, (s, e) in lag.items()})},
+        "last_publish": {branch: _published_at(state, branch) for branch in ("speed", "batch", "main")},
+        "open_hour": state.timeline.open,
+        "to_seal": ended,
+        "backlog": backlog,
+        "hours": {h: state.serving_layer(h) for h in sorted({*state.accepted, *state.timeline.sealed})},
+    }
+
+
+def _published_at(state: State, branch: str) -> str | None:
+    snapshot = last_publish(state.table, branch)
+    return datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC).isoformat() if snapshot is not None else None
+
+
+def print_status(view: dict[str, Any], output: str) -> None:
+    if output == "json":
+        print_json(view)
+        return
+    rows: list[tuple[str, object]] = [
+        ("topic", f"{view['topic']} ({view['topic_id'] or 'not seen yet'})"),
+        ("position", ", ".join(f"{p}: {o}" for p, o in view["position"].items())),
+        ("lag", f"{view['lag']['offsets']} offsets"),
+        *((f"last publish to {branch}", at or "never") for branch, at in view["last_publish"].items()),
+        ("open hour", view["open_hour"]),
+        ("ended, to be sealed", ", ".join(view["to_seal"]) or "none"),
+        ("sealed, not accepted", ", ".join(view["backlog"]) or "none"),
+        ("hours by batch", sum(1 for layer in view["hours"].values() if layer == "batch")),
+    ]
+    print_table((view["stream"], ""), rows)

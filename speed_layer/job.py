@@ -1,0 +1,239 @@
+"""The speed job: `spark-submit speed_layer/job.py --stream NAME [--available-now]`.
+
+A Structured Streaming query whose every micro-batch is published with its position in one commit. It starts from the
+table's position with a fresh checkpoint in a temporary folder, so there is no checkpoint to keep, migrate or lose.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from anabranch.errors import AnabranchError, PositionError, Transient
+from anabranch.jvm import open_session, stop_on_signal
+from anabranch.position import Offsets, Ranges, from_keys, to_keys
+from anabranch.sealing import check_clock
+from anabranch.session import Job, main, open_job, parser
+from anabranch.spark import kafka_options
+from anabranch.state import check_topic, load_state
+from speed_layer.micro_batch import MicroBatches
+from speed_layer.plan import Skip, chunks, plan_return
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+LOG = logging.getLogger(__name__)
+
+
+class SpeedJob:
+    """Runs a stream until it is told to stop, or until all that was there at its start is published."""
+
+    def __init__(self, job: Job, spark: SparkSession, available_now: bool) -> None:
+        self._job, self._spark, self._available_now = job, spark, available_now
+        self._batches = MicroBatches(job.environment, job.stream, job.lake, job.kafka)
+        self._options = kafka_options(job.environment.kafka)
+        self._stop = threading.Event()
+        # Held while a micro-batch runs, so that the query is only ever stopped between two.
+        self._running = threading.Lock()
+        self._failure: Exception | None = None
+
+    def stop(self) -> None:
+        """Stop after the micro-batch at hand."""
+        if not self._stop.is_set():
+            LOG.info("stream %s: stopping after the micro-batch at hand", self._job.stream.name)
+        self._stop.set()
+
+    def run(self) -> None:
+        """Start from the table, again after every transient failure, with back-off. Raises what is terminal."""
+        failures = 0
+        while not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                self._run_once()
+                return
+            except Transient as error:
+                failures = 1 if time.monotonic() - began > 300 else failures + 1
+                pause = min(60.0, 2.0 ** min(failures, 6)) * random.uniform(0.5, 1.0)
+                LOG.warning("stream %s: %s; try %d in %.1f s", self._job.stream.name, error, failures + 1, pause)
+                self._stop.wait(pause)
+
+    def _run_once(self) -> None:
+        # Step 1: finish what somebody left half done, and compare clocks.
+        state = self._batches.recover()
+        check_clock(self._job.environment, state)
+        # Step 2: come back hour by hour.
+        position = self._come_back()
+        # Step 3: stream from there.
+        checkpoint = Path(tempfile.mkdtemp(prefix="anabranch-checkpoint-"))
+        try:
+            self._stream(position, checkpoint)
+        finally:
+            shutil.rmtree(checkpoint, ignore_errors=True)
+
+    def _come_back(self) -> Offsets:
+        """Skip or read whole sealed hours until what is left is for the stream; returns where it begins."""
+        name, job = self._job.stream.name, self._job
+        while not self._stop.is_set():
+            state = load_state(job.lake, job.stream.table)
+            topic = job.kafka.describe(job.stream.topic)
+            if state.position.topic_id == "" and topic is None:
+                raise Transient(f"topic {job.stream.topic}: expected it to exist, found none yet")
+            position = check_topic(state.position, topic, job.stream.topic)
+            assert topic is not None
+            step = plan_return(state, position.offsets)
+            if isinstance(step, Skip):
+                self._batches.skip(step)
+                continue
+            starts = job.kafka.log_starts(topic)
+            ends = job.kafka.stable_ends(topic)
+            if beyond := {p: (o, ends[p]) for p, o in position.offsets.items() if o > ends[p]}:
+                p, (expected, found) = next(iter(beyond.items()))
+                raise PositionError(
+                    f"topic {job.stream.topic}: expected partition {p} to reach the position {expected}, found its "
+                    f"log to end at {found}: records that are published were lost in Kafka; run `anabranch adopt`"
+                )
+            if any(s > position.offsets[p] for p, s in starts.items()):
+                if job.stream.speed.lost_offsets == "stop":
+                    lost = {p: [position.offsets[p], s] for p, s in starts.items() if s > position.offsets[p]}
+                    raise PositionError(
+                        f"stream {name}: expected Kafka to hold all from the position {to_keys(position.offsets)} on, "
+                        f"found that retention took {lost}; to record the gap and go on set speed.lost_offsets: continue"
+                    )
+                self._batches.skip_lost(starts)
+                continue
+            if step is None:
+                return position.offsets
+            LOG.info("stream %s: hour %s is not served by the batch layer; reading it by its cut", name, step.hour)
+            for piece in chunks(step.ranges, job.stream.speed.max_offsets_per_trigger):
+                self._batches.publish(lambda piece=piece: self._read(piece), piece)  # type: ignore[misc]
+        raise Transient("stopped")
+
+    def _read(self, ranges: Ranges) -> DataFrame:
+        topic = self._job.stream.topic
+        return (
+            self._spark.read.format("kafka")
+            .options(**self._options)
+            .option("assign", json.dumps({topic: sorted(ranges)}))
+            .option("startingOffsets", json.dumps({topic: to_keys({p: s for p, (s, _) in ranges.items()})}))
+            .option("endingOffsets", json.dumps({topic: to_keys({p: e for p, (_, e) in ranges.items()})}))
+            .option("includeHeaders", "true")
+            .load()
+        )
+
+    def _stream(self, position: Offsets, checkpoint: Path) -> None:
+        if self._stop.is_set():
+            return
+        stream = self._job.stream
+        self._failure = None
+        starts = {"offsets": dict(position)}
+        LOG.info("stream %s: reading from the table's position %s", stream.name, to_keys(position))
+        frame = (
+            self._spark.readStream.format("kafka")
+            .options(**self._options)
+            .option("subscribe", stream.topic)
+            .option("startingOffsets", json.dumps({stream.topic: to_keys(position)}))
+            .option("maxOffsetsPerTrigger", stream.speed.max_offsets_per_trigger)
+            .option("failOnDataLoss", "true")
+            .option("includeHeaders", "true")
+            .load()
+        )
+
+        def each(batch: DataFrame, batch_id: int) -> None:
+            # Whoever stops the query holds the lock and waits for this function, so it must not wait for the lock.
+            while not self._running.acquire(timeout=0.1):
+                if self._stop.is_set():
+                    return
+            try:
+                if self._stop.is_set() or self._failure is not None:
+                    return
+                try:
+                    ends = _batch_end(checkpoint, batch_id, stream.topic)
+                    ranges = {p: (starts["offsets"].get(p, 0), e) for p, e in ends.items()}
+                    self._batches.publish(lambda: batch, ranges)
+                    starts["offsets"] = ends
+                except Exception as error:
+                    self._failure = error
+                    raise
+            finally:
+                self._running.release()
+
+        writer = frame.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint))
+        seconds = stream.speed.trigger.total_seconds()
+        writer = writer.trigger(availableNow=True) if self._available_now else writer.trigger(
+            processingTime=f"{seconds} seconds"
+        )  # fmt: skip
+        query = writer.start()
+        try:
+            while query.isActive and not self._stop.is_set():
+                query.awaitTermination(1)
+            if self._stop.is_set():
+                with self._running:
+                    query.stop()
+            query.awaitTermination(30)
+        except StreamingQueryException as error:
+            raise self._cause(error) from error
+        finally:
+            _stop_quietly(query)
+        if self._failure is not None:
+            raise self._cause(self._failure)
+
+    def _cause(self, error: Exception) -> Exception:
+        """What failed, as an error of ours. Whatever Spark or the neighbours throw may pass; the table is untouched."""
+        failure = self._failure or error
+        if isinstance(failure, AnabranchError):
+            return failure
+        LOG.debug("micro-batch failed", exc_info=failure)
+        lines = [line for line in str(failure).splitlines() if line.strip()]
+        return Transient(
+            f"micro-batch failed, nothing of it is published: {lines[0] if lines else type(failure).__name__}"
+        )
+
+
+def _batch_end(checkpoint: Path, batch_id: int, topic: str) -> Offsets:
+    """Where a micro-batch ends: Spark writes its offsets before it runs the function."""
+    lines = (checkpoint / "offsets" / str(batch_id)).read_text(encoding="utf-8").splitlines()
+    offsets: dict[str, Any] = json.loads(lines[-1])
+    return from_keys(offsets[topic])
+
+
+def _stop_quietly(query: StreamingQuery) -> None:
+    try:
+        query.stop()
+    except Exception:
+        LOG.debug("stopping the query failed", exc_info=True)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The entry of spark-submit. Returns the exit code."""
+    options = parser("Publish a stream's records within seconds.")
+    options.add_argument("--available-now", action="store_true", help="publish what is there, then end")
+    parsed = options.parse_args(list(arguments))
+    job = open_job(parsed.stream, parsed.conf)
+    spark = open_session(job.environment, f"anabranch speed {job.stream.name}")
+    try:
+        speed = SpeedJob(job, spark, parsed.available_now)
+        stop_on_signal(spark, speed.stop, (signal.SIGTERM, signal.SIGINT))
+        speed.run()
+        LOG.info("stream %s: done", job.stream.name)
+        return 0
+    finally:
+        job.kafka.close()
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main(run, sys.argv[1:])

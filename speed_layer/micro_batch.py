@@ -1,0 +1,216 @@
+"""One micro-batch: stage, check, publish. The table says where the stream stands; no checkpoint is believed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Observation
+from pyspark.sql import functions as F
+
+from anabranch import dead_letters, ledger, records
+from anabranch.config import Environment, Stream
+from anabranch.errors import PositionError, Transient
+from anabranch.hours import HourRange, Timeline, hour_ranges
+from anabranch.kafka import KafkaAdapter
+from anabranch.lake import Change, Lake, Outcome
+from anabranch.position import Position, Ranges, Standing, advance, classify, ranges_to_keys, size, trim
+from anabranch.publish import Publish, new_id, to_commit, wait_for_turn
+from anabranch.sealing import Decided, HourClock
+from anabranch.snapshots import Staged, find_staged, hour_of_file
+from anabranch.staging import stage
+from anabranch.state import TURN, State, load_state
+from serving_layer import merger
+from speed_layer.plan import Skip, assign
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+LOG = logging.getLogger(__name__)
+
+# The speed layer writes what is there, at once: no shuffle, one open file for each partition of the table.
+_WRITE = {"distribution-mode": "none", "fanout-enabled": "true"}
+LOST = "anabranch.lost"
+
+
+@dataclass(frozen=True)
+class _StagedBatch:
+    """Staged rows and dead letters, and the split by hour that they were staged under."""
+
+    by_hour: dict[str, Ranges]
+    rows: Staged | None
+    dead: Staged | None
+
+
+class MicroBatches:
+    """Publishes a stream's micro-batches to `speed` and `main`, each offset once, whoever else publishes meanwhile."""
+
+    def __init__(self, environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapter) -> None:
+        self._environment, self._stream, self._lake, self._kafka = environment, stream, lake, kafka
+        self._clock = HourClock(stream, lake, kafka)
+        self._confirmed: frozenset[str] = frozenset()
+        self._turn_waited: str | None = None
+
+    def recover(self) -> State:
+        """Finish what an earlier publisher left half done: the merge, dead letters, ledger rows."""
+        merger.merge(self._lake, self._stream)
+        state = load_state(self._lake, self._stream.table)
+        self._confirmed |= dead_letters.roll_forward(self._lake, self._stream.dead_letters_table, state)
+        ledger.record(self._lake, self._stream.hours_table, state.decisions)
+        return state
+
+    def publish(self, frame: Callable[[], DataFrame], ranges: Ranges) -> int:
+        """Publish the records of `ranges`, which `frame` reads from Kafka; returns how many offsets it published.
+
+        What is published already is skipped, what overlaps is trimmed. Raises Transient when the range lies ahead of
+        the position (start again from the table) or a neighbour does not answer, PositionError for a recreated topic.
+        """
+        began = time.monotonic()
+        staged: _StagedBatch | None = None
+        refusals = 0
+        while True:
+            # Step 1: decide from the table as it is now.
+            decided = self._clock.decide()
+            state, position = decided.state, decided.position
+            standing = classify(ranges, position.offsets)
+            if standing is Standing.PUBLISHED:
+                LOG.info(
+                    "stream %s: offsets %s are already published; skipped", self._stream.name, ranges_to_keys(ranges)
+                )
+                self._discard(staged)
+                return 0
+            if standing is Standing.AHEAD:
+                self._discard(staged)
+                raise Transient(
+                    f"stream {self._stream.name}: expected offsets from the position {position.to_json()} on, found "
+                    f"{ranges_to_keys(ranges)}: the position was moved back; starting again from the table"
+                )
+            todo = trim(ranges, position.offsets)
+            hours = hour_ranges(decided.timeline, state.cuts, position.offsets, decided.now)
+            by_hour = assign(todo, hours)
+            # Step 2: stage, unless the rows that are staged are still the right ones.
+            if staged is None or staged.by_hour != by_hour or not self._is_there(state, staged):
+                self._discard(staged)
+                turn = state.table.properties.get(TURN)
+                self._turn_waited = wait_for_turn(self._lake, self._stream.table, turn, self._turn_waited)
+                staged = self._stage(frame(), todo, hours, by_hour, position.topic_id)
+                continue
+            # Step 3: publish.
+            if not state.is_merged:
+                merger.merge(self._lake, self._stream)
+                continue
+            publish = self._to_publish(decided, staged, todo)
+            if self._lake.commit(state.table, to_commit(state, publish, decided.now)) is Outcome.LANDED:
+                break
+            refusals += 1
+            LOG.info("stream %s: publish refused (%d): a head moved; deciding again", self._stream.name, refusals)
+        self._after(publish, staged)
+        LOG.info(
+            "stream %s: published %d offsets as %d rows and %d dead letters of hour %s in %.2f s",
+            self._stream.name, size(todo), staged.rows.rows if staged.rows else 0,
+            staged.dead.rows if staged.dead else 0, ", ".join(by_hour), time.monotonic() - began,
+        )  # fmt: skip
+        return size(todo)
+
+    def skip(self, skip: Skip) -> bool:
+        """Move the position behind hours that the batch layer serves; False when the table moved meanwhile."""
+        decided = self._clock.decide()
+        to = Position(decided.position.topic_id, skip.to)
+        timeline = replace(decided.timeline, skipped=tuple(sorted({*decided.timeline.skipped, *skip.hours})))
+        return self._move(decided, to, timeline, {}, f"hours {', '.join(skip.hours)} are covered by the batch layer")
+
+    def skip_lost(self, log_starts: dict[int, int]) -> bool:
+        """Move the position to the log's start, recording the range that retention took. Loud on purpose."""
+        decided = self._clock.decide()
+        position = decided.position
+        lost = {p: (position.offsets.get(p, 0), s) for p, s in log_starts.items() if s > position.offsets.get(p, 0)}
+        hours = assign(lost, hour_ranges(decided.timeline, decided.state.cuts, position.offsets, decided.now))
+        entry = {
+            "at": decided.now.isoformat(),
+            "class": "retention",
+            "ranges": ranges_to_keys(lost),
+            "hours": sorted(hours),
+        }
+        entries = [*json.loads(decided.state.said["speed"].get(LOST, "[]")), entry]
+        timeline = replace(decided.timeline, skipped=tuple(sorted({*decided.timeline.skipped, *hours})))
+        LOG.error(
+            "stream %s: retention took %d offsets before they were read: %s; recorded as a gap", self._stream.name,
+            size(lost), ranges_to_keys(lost),
+        )  # fmt: skip
+        return self._move(
+            decided, advance(position, lost), timeline, {LOST: json.dumps(entries)}, "retention took them"
+        )
+
+    def _move(self, decided: Decided, to: Position, timeline: Timeline, said: dict[str, str], why: str) -> bool:
+        changes = (Change("speed", properties=said),)
+        publish = Publish(new_id(), changes, timeline, to, confirmed=self._confirmed)
+        if self._lake.commit(decided.state.table, to_commit(decided.state, publish, decided.now)) is Outcome.REFUSED:
+            return False
+        LOG.info("stream %s: position moved to %s: %s", self._stream.name, to.to_json(), why)
+        return True
+
+    def _stage(
+        self, frame: DataFrame, todo: Ranges, hours: list[HourRange], by_hour: dict[str, Ranges], topic_id: str
+    ) -> _StagedBatch:
+        stream, catalog = self._stream, self._environment.catalog.name
+        decoded = records.decode(records.assign_hours(records.trim(frame, todo), hours), stream)
+        counts = Observation()
+        is_dead = F.col("error_code").isNotNull()
+        # A task that is tried again may count twice, which only costs a needless look for dead letters.
+        watched = decoded.observe(counts, F.count(F.when(is_dead, 1)).alias("dead"))
+        rows = stage(records.good(watched, stream), self._lake, catalog, stream.table, new_id(), _WRITE)
+        seen: dict[str, Any] = counts.get
+        dead = None
+        if seen["dead"]:
+            letters = records.dead(decoded, topic_id, "speed")
+            dead = stage(letters, self._lake, catalog, stream.dead_letters_table, new_id(), _WRITE)
+        self._check_topic_unchanged(topic_id)
+        return _StagedBatch(by_hour, rows, dead)
+
+    def _check_topic_unchanged(self, topic_id: str) -> None:
+        topic = self._kafka.describe(self._stream.topic)
+        if topic is None or topic.id != topic_id:
+            raise PositionError(
+                f"topic {self._stream.topic}: expected id {topic_id} after the read, found "
+                f"{topic.id if topic else 'no topic'}: nothing of this micro-batch is published; run `anabranch adopt`"
+            )
+
+    def _is_there(self, state: State, staged: _StagedBatch) -> bool:
+        return staged.rows is None or find_staged(state.table, staged.rows.wap_id) is not None
+
+    def _to_publish(self, decided: Decided, staged: _StagedBatch, todo: Ranges) -> Publish:
+        state = decided.state
+        files = staged.rows.files if staged.rows else ()
+        to_main = tuple(f for f in files if state.serving_layer(hour_of_file(state.table, f)) == "speed")
+        letters = (dead_letters.waiting_speed(staged.dead, decided.now),) if staged.dead else ()
+        return Publish(
+            id=staged.rows.wap_id if staged.rows else new_id(),
+            changes=(Change("speed", files), Change("main", to_main)),
+            timeline=decided.timeline,
+            position=advance(decided.position, todo),
+            dead_letters=letters,
+            confirmed=self._confirmed,
+        )
+
+    def _after(self, publish: Publish, staged: _StagedBatch) -> None:
+        """What follows a publish and may be lost with the process: whoever starts next does it again."""
+        self._confirmed = frozenset()
+        if staged.dead is not None:
+            state = load_state(self._lake, self._stream.table)
+            self._confirmed = dead_letters.roll_forward(self._lake, self._stream.dead_letters_table, state)
+        assert publish.position is not None
+        try:
+            self._kafka.commit_lag(f"anabranch-{self._stream.name}", self._stream.topic, publish.position.offsets)
+        except Transient as error:
+            LOG.debug("stream %s: lag monitors not told: %s", self._stream.name, error)
+
+    def _discard(self, staged: _StagedBatch | None) -> None:
+        if staged is None:
+            return
+        for table, part in ((self._stream.table, staged.rows), (self._stream.dead_letters_table, staged.dead)):
+            if part is not None:
+                self._lake.discard(table, part)
