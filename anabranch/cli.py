@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import click
 
@@ -206,7 +206,7 @@ def status(stream: str, conf: str | None, output: str) -> None:
 @click.option("--output", type=click.Choice(["table", "csv", "json", "parquet"]), default="table", help="How to print.")
 @click.option("--out", metavar="FILE", help="Write to a file.")
 @click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
-def query(sql: str, output: str, out: str | None, conf: str | None) -> None:
+def query(sql: str, output: Literal["table", "csv", "json", "parquet"], out: str | None, conf: str | None) -> None:
     """Run SQL (DuckDB) over the serving tables, by their plain names."""
     from pathlib import Path
 

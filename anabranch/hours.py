@@ -165,11 +165,16 @@ def plan_first_hour(timeline: Timeline, position: Position, earliest: Stamped | 
     return replace(timeline, first=hour, open=hour) if hour < timeline.open else timeline
 
 
+def _ended(timeline: Timeline, until: datetime) -> list[str]:
+    """The unsealed hours that ended by `until`, or whose end somebody with a clock ahead has used already."""
+    running = max([hour_of(until), *(shift(h, 1) for h in timeline.boundaries)])
+    return hours_between(timeline.open, running)
+
+
 def undecided(timeline: Timeline, partitions: Iterable[int], until: datetime) -> list[str]:
-    """The unsealed hours that ended by `until` and whose end is not yet known for every partition, oldest first."""
+    """The unsealed hours that have ended and whose end is not yet known for every partition, oldest first."""
     wanted = set(partitions) | set(timeline.start)
-    ended = hours_between(timeline.open, hour_of(until))
-    return [h for h in ended if not wanted <= set(timeline.boundaries.get(h, {}))]
+    return [h for h in _ended(timeline, until) if not wanted <= set(timeline.boundaries.get(h, {}))]
 
 
 def plan_boundaries(
@@ -187,7 +192,7 @@ def plan_boundaries(
     partitions = sorted(set(stable_ends) | set(timeline.start) | set(position))
     boundaries = dict(timeline.boundaries)
     floor = {p: timeline.start.get(p, 0) for p in partitions}
-    for hour in hours_between(timeline.open, hour_of(until)):
+    for hour in _ended(timeline, until):
         known = boundaries.get(hour, {})
         if hour in answers:
             ends = {}
@@ -227,6 +232,6 @@ def hour_ranges(timeline: Timeline, cuts: Mapping[str, Cut], position: Offsets, 
         for hour, cut in sorted(cuts.items())
         if any(e > position.get(p, 0) for p, e in cut.ends.items())
     ]
-    running = hour_of(now)
-    ranges += [HourRange(h, timeline.boundaries[h]) for h in hours_between(timeline.open, running)]
-    return [*ranges, HourRange(max(running, timeline.open), None)]
+    ended = _ended(timeline, now)
+    ranges += [HourRange(h, timeline.boundaries[h]) for h in ended]
+    return [*ranges, HourRange(shift(ended[-1], 1) if ended else timeline.open, None)]

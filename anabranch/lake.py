@@ -59,6 +59,10 @@ TABLE_PROPERTIES = {
 }
 
 
+# How PyIceberg says, as a plain ValueError, that somebody else changed the table first.
+_OVERTAKEN = ("Cannot add snapshot with sequence number", "Snapshot with snapshot id")
+
+
 class Outcome(Enum):
     """What became of a commit."""
 
@@ -239,8 +243,9 @@ class Lake:
         except (CommitFailedException, ValidationException) as error:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
         except ValueError as error:
-            # Another commit took the sequence number between this decision and its publish.
-            if "Cannot add snapshot with sequence number" not in str(error):
+            # Another commit took the sequence number between this decision and its publish, or discarded what this one
+            # would have expired.
+            if not any(text in str(error) for text in _OVERTAKEN):
                 raise
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
         except (CommitStateUnknownException, OSError, Exception) as error:

@@ -30,6 +30,8 @@ LOG = logging.getLogger(__name__)
 TAG_AGE = timedelta(days=7)
 # After so many refusals in a row the batch layer asks for its turn.
 REFUSALS_BEFORE_TURN = 3
+# Asking for it is a commit too, and the speed layer's may come first.
+_TURN_ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def run(
             state, publish = decide()
             if publish is None:
                 return None
-            if turn is not None:
+            if turn is not None and state.table.properties.get(TURN) == turn:
                 publish = replace(publish, remove_properties=(*publish.remove_properties, TURN))
             if lake.commit(state.table, to_commit(state, publish, datetime.now(UTC))) is Outcome.LANDED:
                 turn = None  # the publish took it back
@@ -133,15 +135,19 @@ def run(
 def ask_for_turn(lake: Lake, table_name: str) -> str:
     """Ask the speed layer to hold its next stage for a moment. Returns the turn's id."""
     turn = new_id()
-    table = lake.load(table_name)
-    lake.commit(table, Commit(turn, {}, (), set_properties={TURN: turn}))
+    for _ in range(_TURN_ATTEMPTS):
+        commit = Commit(turn, {}, (), set_properties={TURN: turn})
+        if lake.commit(lake.load(table_name), commit) is Outcome.LANDED:
+            break
     return turn
 
 
 def give_back_turn(lake: Lake, table_name: str, turn: str) -> None:
     """Take back a turn that its publish did not take back itself."""
-    table = lake.load(table_name)
-    if table.properties.get(TURN) == turn:
+    for _ in range(_TURN_ATTEMPTS):
+        table = lake.load(table_name)
+        if table.properties.get(TURN) != turn:
+            break
         lake.commit(table, Commit(new_id(), {}, (), remove_properties=(TURN,)))
 
 

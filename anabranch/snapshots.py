@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from pyiceberg.expressions import EqualTo
 from pyiceberg.manifest import DataFile, ManifestEntryStatus
 from pyiceberg.table.refs import SnapshotRefType
 
@@ -55,11 +54,23 @@ def head(table: Table, branch: str) -> Snapshot:
 
 def last_publish(table: Table, branch: str) -> Snapshot | None:
     """The newest publish of a branch: a procedure of Iceberg's own leaves a head that is none."""
-    snapshot: Snapshot | None = head(table, branch)
-    while snapshot is not None and (snapshot.summary is None or snapshot.summary.get(PUBLISH_ID) is None):
-        parent = snapshot.parent_snapshot_id
-        snapshot = table.metadata.snapshot_by_id(parent) if parent is not None else None
-    return snapshot
+    newest = way_back(table, branch)[-1]
+    return newest if _is_publish(newest) else None
+
+
+def way_back(table: Table, branch: str) -> list[Snapshot]:
+    """From a branch's head to its newest publish, both included."""
+    way = [head(table, branch)]
+    while not _is_publish(way[-1]) and (parent := way[-1].parent_snapshot_id) is not None:
+        snapshot = table.metadata.snapshot_by_id(parent)
+        if snapshot is None:
+            break
+        way.append(snapshot)
+    return way
+
+
+def _is_publish(snapshot: Snapshot) -> bool:
+    return snapshot.summary is not None and snapshot.summary.get(PUBLISH_ID) is not None
 
 
 def branch_properties(table: Table, branch: str) -> dict[str, str]:
@@ -91,7 +102,7 @@ def find_staged(table: Table, wap_id: str) -> Staged | None:
 
 def files_of(table: Table, branch: str, hour: str) -> tuple[DataFile, ...]:
     """The data files of one ingest hour on one branch."""
-    scan = table.scan(row_filter=EqualTo("ingest_hour", hour), snapshot_id=heads(table)[branch])
+    scan = table.scan(row_filter=f"ingest_hour = '{hour}'", snapshot_id=heads(table)[branch])
     return tuple(task.file for task in scan.plan_files())
 
 
@@ -105,12 +116,13 @@ def hour_of_file(table: Table, data_file: DataFile) -> str:
 def plan_expiry(table: Table, publishing: str | None, now: datetime, keep: int = 200) -> tuple[int, ...]:
     """Which snapshots the next commit removes: staged ones that are published or abandoned, and all but the newest.
 
-    Heads, tags, and the parents of what is staged and waits stay. Files are never touched here.
+    Heads, the way from them to what a branch says, tags, and the parents of what is staged and waits stay. Files are
+    never touched here.
     """
     snapshots = table.snapshots()
     published = {s.summary.get(PUBLISH_ID) for s in snapshots if s.summary is not None} | {publishing}
     kept = {ref.snapshot_id for ref in table.metadata.refs.values()}
-    kept |= {s.snapshot_id for s in (last_publish(table, b) for b in BRANCHES) if s is not None}
+    kept |= {s.snapshot_id for b in BRANCHES for s in way_back(table, b)}
     day_ago = now.timestamp() * 1000 - 86_400_000
     removed, line = [], []
     for s in snapshots:

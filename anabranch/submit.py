@@ -37,9 +37,10 @@ def submit_command(environment: Environment, layer: str, arguments: Sequence[str
     """
     master = environment.spark.master
     jars = [str(jar) for jar in ensure_jars().spark]
-    local = master.startswith("local")
+    local = master.startswith("local") and not master.startswith("local-cluster")
     command = [str(spark_home() / "bin" / "spark-submit"), "--master", master]
-    command += ["--driver-class-path", ":".join(jars)] if local else ["--jars", ",".join(jars)]
+    # The empty list overrides what spark-defaults.conf may name for whoever calls spark-submit alone.
+    command += ["--driver-class-path", ":".join(jars), "--conf", "spark.jars="] if local else ["--jars", ",".join(jars)]
     log4j = jvm_folder() / "log4j2-spark.properties"
     command += ["--driver-java-options", f"-Dlog4j2.configurationFile=file:{log4j} -XX:+UseParallelGC"]
     for key, value in environment.spark.conf.items():
@@ -48,6 +49,7 @@ def submit_command(environment: Environment, layer: str, arguments: Sequence[str
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
         "PYSPARK_DRIVER_PYTHON": os.environ.get("PYSPARK_DRIVER_PYTHON", sys.executable),
         "SPARK_HOME": str(spark_home()),
+        **({"SPARK_LOCAL_IP": "127.0.0.1"} if local else {}),
         "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
         "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
     }

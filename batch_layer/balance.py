@@ -19,7 +19,7 @@ Gaps = dict[str, Offsets]
 
 @dataclass(frozen=True)
 class Counted:
-    """What a set of staged files holds: distinct offsets inside the cut by partition, all rows, rows outside the cut."""
+    """What staged files hold: distinct offsets inside the cut by partition, all rows, rows outside the cut."""
 
     distinct: Offsets = field(default_factory=dict)
     rows: int = 0
@@ -81,7 +81,8 @@ def classify_gaps(
     """Give every missing offset a class, by partition.
 
     `aborted` are those that an uncommitted reading does find, `lost` those before the log's start. What neither
-    explains was compacted away in a compacted topic, else it is a control record (KIP-98), which no reader is ever given.
+    explains was compacted away in a compacted topic, else it is a control record (KIP-98), which no
+    reader is given.
     """
     rest = {p: n - aborted.get(p, 0) - lost.get(p, 0) for p, n in missing.items()}
     gaps = {"aborted": dict(aborted), "retention": dict(lost), "compacted" if compacted else "control": rest}

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from anabranch import dead_letters, hours, ledger, records
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 ROWS_PER_FILE = 2_000_000
-_ATTEMPTS = 5
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -150,16 +152,17 @@ class Rebuilder:
         if cut.offsets == 0:
             return next(iter(self.accept_empty([hour])), Result(hour, "unchanged", before, "it holds no records"))
         LOG.info("stream %s: rebuilding hour %s: %d offsets", self._stream.name, hour, cut.offsets)
-        for _ in range(_ATTEMPTS):
+        why = ""
+        for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return self._rebuild(hour, cut, before)
             except _Moved:
-                LOG.info(
-                    "stream %s: the look-back of hour %s changed; dropping duplicates again", self._stream.name, hour
-                )
-        raise Transient(
-            f"hour {hour}: expected the look-back to hold still, found it changed {_ATTEMPTS} times; try again"
-        )
+                why = "the look-back changed meanwhile"
+            except (PySparkException, Py4JJavaError) as error:
+                # A lost executor takes its part of the decoded hour with it; nothing is published, so begin again.
+                why = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            LOG.warning("stream %s: hour %s: attempt %d of %d: %s", self._stream.name, hour, attempt, _ATTEMPTS, why)
+        raise Transient(f"hour {hour}: expected to rebuild it in {_ATTEMPTS} attempts, found: {why}; try again")
 
     def _rebuild(self, hour: str, cut: Cut, before: int) -> Result:
         # Step 1: read and decode.
@@ -167,23 +170,19 @@ class Rebuilder:
         ranges = held(cut.ranges, self._job.kafka.log_starts(topic))
         state = load_state(self._job.lake, self._stream.table)
         frames = self._frames(hour, ranges, state)
+        # Step 2: stage.
+        staged = self._stage(frames, hour, cut, state)
         try:
-            # Step 2: stage.
-            staged = self._stage(frames, hour, cut, state)
-            try:
-                # Steps 3 to 5: check.
-                said, problems = self._check(frames, staged, hour, cut, state)
-                if problems:
-                    self._discard(staged)
-                    return self._refuse(hour, cut, before, "; ".join(problems), said)
-                # Step 6: publish.
-                return self._publish(hour, cut, before, staged, said)
-            except _Moved:
+            # Steps 3 to 5: check.
+            said, problems = self._check(frames, staged, hour, cut, state)
+            if problems:
                 self._discard(staged)
-                raise
-        finally:
-            frames.decoded.unpersist()
-            frames.duplicates.unpersist()
+                return self._refuse(hour, cut, before, "; ".join(problems), said)
+            # Step 6: publish.
+            return self._publish(hour, cut, before, staged, said)
+        except _Moved:
+            self._discard(staged)
+            raise
 
     def _require_topic(self, cut: Cut) -> Topic:
         topic = self._job.kafka.describe(self._stream.topic)
@@ -201,11 +200,12 @@ class Rebuilder:
             if ranges
             else no_records(self._spark)
         )
-        decoded = records.decode(raw.withColumn("ingest_hour", F.lit(hour)), stream).persist()
+        # Read and decoded once; what follows looks at the result many times, without the long plan that made it.
+        decoded = records.decode(raw.withColumn("ingest_hour", F.lit(hour)), stream).localCheckpoint()
         good = records.good(decoded, stream)
         kept = drop_duplicates(good, stream.key, self._served(hour, state))
         at = ["kafka_partition", "kafka_offset"]
-        duplicates = good.select(*at).join(kept.select(*at), at, "left_anti").persist()
+        duplicates = good.select(*at).join(kept.select(*at), at, "left_anti").localCheckpoint()
         return _Frames(decoded, kept, duplicates)
 
     def _lookback(self, hour: str) -> list[str]:

@@ -54,4 +54,5 @@ def compare(speed: DataFrame, batch: DataFrame, duplicates: DataFrame) -> Differ
         {"kind": row["kind"], "partition": row["kafka_partition"], "offset": row["kafka_offset"]} for row in shown
     )
     speed_rows = sum(n for kind, n in counts.items() if kind != "missing")
-    return Difference(speed_rows, *(counts.get(k, 0) for k in ("missing", "extra", "changed")), sample)
+    missing, extra, changed = (counts.get(kind, 0) for kind in ("missing", "extra", "changed"))
+    return Difference(speed_rows, missing, extra, changed, sample)

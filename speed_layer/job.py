@@ -111,7 +111,7 @@ class SpeedJob:
                     lost = {p: [position.offsets[p], s] for p, s in starts.items() if s > position.offsets[p]}
                     raise PositionError(
                         f"stream {name}: expected Kafka to hold all from the position {to_keys(position.offsets)} on, "
-                        f"found that retention took {lost}; to record the gap and go on set speed.lost_offsets: continue"
+                        f"found that retention took {lost}; to record the gap and go on: speed.lost_offsets: continue"
                     )
                 self._batches.skip_lost(starts)
                 continue

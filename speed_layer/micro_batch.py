@@ -97,7 +97,8 @@ class MicroBatches:
                 self._discard(staged)
                 turn = state.table.properties.get(TURN)
                 self._turn_waited = wait_for_turn(self._lake, self._stream.table, turn, self._turn_waited)
-                staged = self._stage(frame(), todo, hours, by_hour, position.topic_id)
+                trimmed = standing is Standing.OVERLAPPING
+                staged = self._stage(frame(), todo, trimmed, hours, by_hour, position.topic_id)
                 continue
             # Step 3: publish.
             if not state.is_merged:
@@ -154,10 +155,18 @@ class MicroBatches:
         return True
 
     def _stage(
-        self, frame: DataFrame, todo: Ranges, hours: list[HourRange], by_hour: dict[str, Ranges], topic_id: str
+        self,
+        frame: DataFrame,
+        todo: Ranges,
+        trimmed: bool,
+        hours: list[HourRange],
+        by_hour: dict[str, Ranges],
+        topic_id: str,
     ) -> _StagedBatch:
         stream, catalog = self._stream, self._environment.catalog.name
-        decoded = records.decode(records.assign_hours(records.trim(frame, todo), hours), stream)
+        # The usual micro-batch is not trimmed: changing bounds in the plan would have it compiled anew each time.
+        frame = records.trim(frame, todo) if trimmed else frame
+        decoded = records.decode(records.assign_hours(frame, hours), stream)
         counts = Observation()
         is_dead = F.col("error_code").isNotNull()
         # A task that is tried again may count twice, which only costs a needless look for dead letters.

@@ -1,0 +1,37 @@
+"""Duplicates: of the records that a stream's key makes the same event, the earliest is kept. DataFrame -> DataFrame.
+
+Within the hour the record with the smallest (offset, partition) wins; an event that `main` serves in the look-back was
+earlier still, so every record of it goes. Null parts of a key equal each other. Everything is a shuffle that spills,
+so memory is not bounded by the hour's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+def drop_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> DataFrame:
+    """The rows to keep, in the same columns. `served` holds the key's columns of what `main` serves in the look-back.
+
+    Deterministic: the same rows give the same result, whatever the partitioning.
+    """
+    first = Window.partitionBy(*key).orderBy("kafka_offset", "kafka_partition")
+    kept = rows.withColumn("_rank", F.row_number().over(first)).where("_rank = 1").drop("_rank")
+    if served is None:
+        return kept
+    known = served.select(*(F.col(c).alias(f"_served_{c}") for c in key)).distinct()
+    return kept.join(known, _same(kept, known, key), "left_anti")
+
+
+def _same(rows: DataFrame, known: DataFrame, key: Sequence[str]) -> Column:
+    condition = F.lit(True)
+    for column in key:
+        condition = condition & rows[column].eqNullSafe(known[f"_served_{column}"])
+    return condition

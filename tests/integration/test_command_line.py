@@ -1,0 +1,86 @@
+"""The contract of the command line, run as users run it: exit codes, text and JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from world import World, past_hour, spread
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _run(one: World, *arguments: str, expect: int = 0) -> str:
+    command = [sys.executable, "-m", "anabranch.cli", *arguments, "--conf", str(one.folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == expect, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout if expect == 0 else done.stdout + done.stderr
+
+
+def _json(one: World, *arguments: str) -> Any:
+    return json.loads(_run(one, *arguments, "--output", "json"))
+
+
+def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
+    one = world()
+    one.topic()
+    one.send(spread(past_hour(1), 30, "e"))
+    assert "created table" in _run(one, "apply", one.name)
+    assert _json(one, "apply", one.name) == [{"stream": one.name, "changes": []}]
+    assert _json(one, "status", one.name)["lag"]["offsets"] == 30
+
+    _run(one, "speed", one.name, "--available-now")
+    status = _json(one, "status", one.name)
+    assert status["lag"]["offsets"] == 0
+    assert status["position"] == {"0": 15, "1": 15}
+    assert one.contents() == one.acknowledged()
+
+    assert _json(one, "batch", one.name, "--seal-only")["sealed"] == [past_hour(1)]
+    [sealed] = _json(one, "hours", one.name)
+    assert (sealed["state"], sealed["served"]) == ("sealed", "speed")
+    built = _json(one, "batch", one.name)
+    assert [(h["hour"], h["state"], h["good"]) for h in built["hours"]] == [(past_hour(1), "accepted", 30)]
+
+    [hour] = _json(one, "hours", one.name)
+    assert hour == {
+        "hour": past_hour(1),
+        "state": "accepted",
+        "revision": 1,
+        "served": "batch",
+        "cut": {"0": [0, 15], "1": [0, 15]},
+        "counts": {"offsets": 30, "good": 30, "dead": 0, "duplicate": 0, "gap": 0},
+        "speed_rows": 30,
+        "diff": {"missing": 0, "extra": 0, "changed": 0},
+        "quality": {"passed": True, "failed": []},
+        "reason": None,
+    }
+    assert past_hour(1) in _run(one, "hours", one.name)
+    assert _json(one, "merge", one.name) == {"stream": one.name, "dry_run": False, "swaps": []}
+    answer = _run(one, "query", f"SELECT count(*) AS n FROM {one.job.stream.table}", "--output", "json")
+    assert json.loads(answer) == [{"n": 30}]
+
+
+def test_a_refused_hour_is_exit_code_1_and_says_why(world: Callable[..., World]) -> None:
+    one = world()
+    one.topic()
+    one.send(spread(past_hour(1), 6, "e"))
+    one.apply()
+    one.expect({"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 3}})
+    said = _run(one, "batch", one.name, expect=1)
+    assert "expect_column_values_to_be_between" in said
+    [hour] = _json(one, "hours", one.name)
+    assert (hour["state"], hour["served"], hour["quality"]["passed"]) == ("refused", "speed", False)
+
+
+def test_wrong_usage_is_2_and_transient_is_75(world: Callable[..., World]) -> None:
+    one = world()
+    one.topic()
+    assert "run `anabranch apply`" in _run(one, "status", one.name, expect=1)
+    one.apply()
+    assert "expected a UTC hour such as" in _run(one, "batch", one.name, "--hour", "yesterday", expect=2)
+    assert "known streams" in _run(one, "status", "nobody", expect=2)
+    assert "can be sealed from" in _run(one, "batch", one.name, "--hour", past_hour(0), "--seal-only", expect=75)

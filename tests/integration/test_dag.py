@@ -1,0 +1,61 @@
+"""The Airflow DAG under `dag.test()`, against the real services, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from world import World, past_hour, spread
+
+from anabranch.hours import end_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_SCRIPT = """
+import importlib.util, sys
+from datetime import datetime
+dag_file, dag_id, at = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("anabranch_hourly", dag_file)
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+run = getattr(module, dag_id).test(logical_date=datetime.fromisoformat(at))
+print("STATES", run.state, {t.task_id: str(t.state) for t in run.get_task_instances()})
+sys.exit(0 if run.state == "success" else 1)
+"""
+
+
+@pytest.fixture
+def airflow(tmp_path: Path) -> dict[str, str]:
+    home = tmp_path / "airflow"
+    environment = os.environ | {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+        "ANABRANCH_COMMAND": f"{sys.executable} -m anabranch.cli",
+    }
+    home.mkdir()
+    migrate = [sys.executable, "-m", "airflow", "db", "migrate"]
+    subprocess.run(migrate, env=environment, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    return environment
+
+
+def test_the_hourly_dag_seals_rebuilds_and_merges(world: Callable[..., World], airflow: dict[str, str]) -> None:
+    one = world()
+    one.topic()
+    hour = past_hour(1)
+    one.send(spread(hour, 20, "e"))
+    one.apply()
+    command = [sys.executable, "-c", _SCRIPT, str(ROOT / "dags" / "anabranch_hourly.py")]
+    # A run after an interval is named by its end: the data interval is the hour before.
+    command += [f"anabranch_hourly__{one.name}", end_of(hour).isoformat()]
+    environment = airflow | {"ANABRANCH_CONF": str(one.folder)}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
+    assert "STATES success" in done.stdout
+    assert one.state.is_accepted(hour)
+    assert one.contents() == one.acknowledged()

@@ -1,0 +1,317 @@
+"""The main job: Kafka to one served table through two arms, compared record by record with what Kafka acknowledged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+from world import Record, World, event, past_hour, spread
+
+from anabranch import sealing
+from anabranch.errors import ConfigurationError, PositionError, Transient
+from anabranch.lake import Change
+from anabranch.position import Standing, classify
+from anabranch.publish import Publish, new_id, to_commit
+from serving_layer import merger
+from serving_layer import status as views
+from speed_layer.micro_batch import MicroBatches
+
+Make = Callable[..., World]
+
+
+@pytest.fixture
+def three_hours(world: Make) -> World:
+    """Three past hours of 40 records each and 10 of the running one, nothing read yet."""
+    one = world()
+    one.topic()
+    for ago in (3, 2, 1):
+        one.send(spread(past_hour(ago), 40, f"h{ago}"))
+    now = datetime.now(UTC)
+    one.send([(i % 2, now, event(f"now-{i}", now)) for i in range(10)])
+    one.apply()
+    return one
+
+
+def test_speed_serves_and_batch_takes_over_hour_by_hour(three_hours: World) -> None:
+    one = three_hours
+    one.speed()
+    assert one.contents() == one.acknowledged()
+    assert Counter(r["ingest_hour"] for r in one.rows())[past_hour(2)] == 40
+
+    results = one.batch()
+
+    assert [(r.hour, r.decision, r.revision) for r in results] == [(past_hour(ago), "accepted", 1) for ago in (3, 2, 1)]
+    assert one.contents() == one.acknowledged()
+    by_hour = views.hours(one.job)
+    assert [h["served"] for h in by_hour] == ["batch"] * 3
+    assert [h["counts"] for h in by_hour] == [{"offsets": 40, "good": 40, "dead": 0, "duplicate": 0, "gap": 0}] * 3
+    assert [h["diff"] for h in by_hour] == [{"missing": 0, "extra": 0, "changed": 0}] * 3
+    # Run again: nothing waits, nothing changes.
+    heads = one.state.heads
+    assert one.batch() == []
+    assert one.state.heads == heads
+
+
+def test_batch_alone_serves_hours_that_speed_never_saw_and_speed_comes_back_at_the_head(three_hours: World) -> None:
+    one = three_hours
+    assert [r.decision for r in one.batch()] == ["accepted"] * 3
+    assert Counter(r["ingest_hour"] for r in one.rows()) == {past_hour(ago): 40 for ago in (3, 2, 1)}
+
+    one.speed()
+
+    assert one.contents() == one.acknowledged()
+    # Speed skipped what batch serves: it holds the running hour alone, and says so.
+    assert {r["event_id"].split("-")[0] for r in one.rows("speed")} == {"now"}
+    assert set(one.state.timeline.skipped) == {past_hour(ago) for ago in (3, 2, 1)}
+
+
+def test_a_refused_hour_between_two_accepted_ones_is_read_by_a_speed_layer_that_comes_back(world: Make) -> None:
+    one = world()
+    one.topic()
+    one.send(spread(past_hour(3), 20, "a"))
+    one.send(spread(past_hour(2), 20, "bad"))
+    one.send(spread(past_hour(1), 20, "c"))
+    one.apply()
+    one.expect({"type": "expect_column_values_to_match_regex", "kwargs": {"column": "event_id", "regex": "^[ac]-"}})
+
+    results = one.batch()
+
+    assert [(r.hour, r.decision) for r in results] == [
+        (past_hour(3), "accepted"), (past_hour(2), "refused"), (past_hour(1), "accepted"),
+    ]  # fmt: skip
+    assert {r["event_id"].split("-")[0] for r in one.rows()} == {"a", "c"}
+
+    one.speed()
+
+    assert one.contents() == one.acknowledged()
+    refused = next(h for h in views.hours(one.job) if h["hour"] == past_hour(2))
+    assert (refused["state"], refused["served"]) == ("refused", "speed")
+    assert "expect_column_values_to_match_regex" in refused["reason"]
+    # The operator mends the rule; the hour lands, and the rows are the same.
+    one.expect({"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "event_id"}})
+    assert [(r.hour, r.decision) for r in one.batch()] == [(past_hour(2), "accepted")]
+    assert one.contents() == one.acknowledged()
+
+
+def test_duplicates_malformed_and_late_records_are_accounted_for(world: Make) -> None:
+    one = world()
+    one.topic(1)
+    hour, before = past_hour(1), past_hour(2)
+    at = spread(hour, 3, "e", partitions=1)
+    late = (
+        event("late", datetime(2026, 11, 1, tzinfo=UTC))
+        if datetime.now(UTC) < datetime(2026, 11, 30, tzinfo=UTC)
+        else at[0][2]
+    )
+    first = spread(before, 1, "twice", partitions=1)
+    one.send(first)
+    one.send([*at, (0, at[2][1], at[1][2]), (0, at[2][1], b"{not json"), (0, at[2][1], None), (0, at[2][1], late)])
+    one.send([(0, at[2][1], first[0][2])])
+    one.apply()
+    one.speed()
+    assert len(one.rows()) == 7
+    assert Counter(d["error_code"] for d in one.dead()) == {"malformed_json": 1, "null_value": 1}
+
+    one.batch()
+
+    counts = {h["hour"]: h["counts"] for h in views.hours(one.job)}
+    assert counts[before] == {"offsets": 1, "good": 1, "dead": 0, "duplicate": 0, "gap": 0}
+    # One repeats a record of its hour, one a record of the hour before.
+    assert counts[hour] == {"offsets": 8, "good": 4, "dead": 2, "duplicate": 2, "gap": 0}
+    assert Counter(r["event_id"] for r in one.rows()).most_common(1)[0][1] == 1
+    dead = {(d["kafka_offset"], d["error_code"], d["value"], d["layer"]) for d in one.dead()}
+    assert dead == {(5, "malformed_json", b"{not json", "batch"), (6, "null_value", None, "batch")}
+
+
+def test_two_speed_layers_publish_each_offset_once(three_hours: World) -> None:
+    one = three_hours
+    job, spark = one.job, one.spark
+    arms = [MicroBatches(job.environment, job.stream, job.lake, job.kafka) for _ in range(2)]
+    ends = job.kafka.stable_ends(job.kafka.describe(one.name))  # type: ignore[arg-type]
+    read = {p: (0, e) for p, e in ends.items()}
+    half = {p: (0, e // 2) for p, e in ends.items()}
+
+    def frame(ranges: dict[int, tuple[int, int]]):  # type: ignore[no-untyped-def]
+        from batch_layer.reading import read_ranges
+
+        return lambda: read_ranges(spark, job.environment.kafka, one.name, ranges)
+
+    assert arms[0].publish(frame(half), half) == sum(e for _, e in half.values())
+    # The hazard: the second arm believes that nothing is published, and its range overlaps.
+    assert classify(read, one.state.position.offsets) is Standing.OVERLAPPING
+    assert arms[1].publish(frame(read), read) == sum(e - e // 2 for e in ends.values())
+    assert arms[0].publish(frame(read), read) == 0
+    assert one.contents() == one.acknowledged()
+
+
+def test_no_checkpoint_is_needed_between_two_runs(three_hours: World, tmp_path: object) -> None:
+    one = three_hours
+    one.speed()
+    now = datetime.now(UTC)
+    one.send([(0, now, event(f"later-{i}", now)) for i in range(5)])
+    # Each run makes its checkpoint in a temporary folder and leaves nothing: the second starts from the table.
+    one.speed()
+    one.speed()
+    assert one.contents() == one.acknowledged()
+
+
+def test_a_seal_during_a_micro_batch_makes_it_decide_again(three_hours: World) -> None:
+    one = three_hours
+    job = one.job
+    arm = MicroBatches(job.environment, job.stream, job.lake, job.kafka)
+    ends = job.kafka.stable_ends(job.kafka.describe(one.name))  # type: ignore[arg-type]
+    ranges = {p: (0, e) for p, e in ends.items()}
+
+    def sealed_meanwhile():  # type: ignore[no-untyped-def]
+        from batch_layer.reading import read_ranges
+
+        sealing.seal(job.environment, job.stream, job.lake, job.kafka)
+        return read_ranges(one.spark, job.environment.kafka, one.name, ranges)
+
+    arm.publish(sealed_meanwhile, ranges)
+    assert one.contents() == one.acknowledged()
+    for hour, cut in one.state.timeline.sealed.items():
+        rows = [r for r in one.rows() if r["ingest_hour"] == hour]
+        assert len(rows) == cut.offsets
+        assert all(
+            cut.ranges[r["kafka_partition"]][0] <= r["kafka_offset"] < cut.ranges[r["kafka_partition"]][1] for r in rows
+        )
+
+
+def test_hours_without_records_are_accepted_in_one_commit(world: Make) -> None:
+    one = world()
+    one.topic(1)
+    one.send(spread(past_hour(6), 2, "a", partitions=1))
+    one.apply()
+    results = one.batch()
+    assert [r.hour for r in results] == [past_hour(ago) for ago in range(6, 0, -1)]
+    assert {r.decision for r in results} == {"accepted"}
+    batch = one.lake.load(one.job.stream.table)
+    line = [s for s in batch.snapshots() if s.summary and s.summary.get("anabranch.accepted")]
+    # One for all that are empty, one for the hour that is not; each publish is on batch and main.
+    assert len({s.summary.get("anabranch.publish") for s in line if s.summary}) <= 3
+    assert one.contents() == one.acknowledged()
+
+
+def test_the_merger_repairs_main(three_hours: World) -> None:
+    one = three_hours
+    one.speed()
+    one.batch(past_hour(3))
+    state = one.state
+    # Somebody rolls main back to nothing, as a restored branch or a wrong hand would.
+    every = tuple(f for h in (3, 2, 1) for f in _files(one, past_hour(h)))
+    damage = Publish(new_id(), (Change("main", remove=every),), state.timeline)
+    one.lake.commit(state.table, to_commit(state, damage, datetime.now(UTC)))
+    assert len(one.rows()) == 10
+
+    swaps = merger.merge(one.lake, one.job.stream, everything=True)
+
+    assert [(s.hour, s.layer) for s in swaps] == [
+        (past_hour(3), "batch"),
+        (past_hour(2), "speed"),
+        (past_hour(1), "speed"),
+    ]
+    assert one.contents() == one.acknowledged()
+    assert merger.merge(one.lake, one.job.stream, everything=True) == []
+
+
+def _files(one: World, hour: str) -> tuple[object, ...]:
+    from anabranch.snapshots import files_of
+
+    return files_of(one.state.table, "main", hour)
+
+
+def test_a_restatement_is_a_new_revision_and_the_old_one_stays_readable(three_hours: World) -> None:
+    one = three_hours
+    one.batch()
+    before = one.contents()
+    result = one.batch(past_hour(2), restate=True)
+    assert [(r.decision, r.revision) for r in result] == [("accepted", 2)]
+    assert one.contents() == before
+    table = one.lake.load(one.job.stream.table)
+    assert f"{past_hour(2)}-r1" in table.metadata.refs
+    assert [r.decision for r in one.batch(past_hour(2))] == ["unchanged"]
+
+
+def test_all_engines_see_the_reconciled_rows_under_the_plain_name(three_hours: World) -> None:
+    from serving_layer.query import run_query
+
+    one = three_hours
+    one.speed()
+    one.batch()
+    name = one.job.stream.table
+    want = sorted(e for _, _, e in one.acknowledged())
+    spark = sorted(r["event_id"] for r in one.spark.sql(f"SELECT event_id FROM lake.{name}").collect())
+    pyiceberg = sorted(one.lake.load(name).scan(selected_fields=("event_id",)).to_arrow()["event_id"].to_pylist())
+    duckdb = run_query(f"SELECT event_id FROM {name} ORDER BY 1", one.lake.tables([name]))["event_id"].to_pylist()
+    assert spark == pyiceberg == duckdb == want
+
+
+def test_a_recreated_topic_stops_both_layers_with_a_clear_error(three_hours: World) -> None:
+    from kafka import KafkaAdminClient
+
+    one = three_hours
+    one.speed()
+    before = one.contents()
+    admin = KafkaAdminClient(bootstrap_servers=one.job.environment.kafka.bootstrap_servers)
+    admin.delete_topics([one.name])
+    admin.close()
+    _wait_until_gone(one)
+    one.topic()
+    with pytest.raises(PositionError, match=r"deleted and made again.*anabranch adopt"):
+        one.speed()
+    with pytest.raises(PositionError, match="deleted and made again"):
+        one.batch()
+    assert one.contents() == before
+
+
+def _wait_until_gone(one: World) -> None:
+    import time
+
+    deadline = time.monotonic() + 30
+    while one.kafka.describe(one.name) is not None:
+        assert time.monotonic() < deadline, "the topic was not deleted within 30 s"
+        time.sleep(0.1)
+
+
+def test_an_hour_that_has_not_ended_or_never_was_is_not_rebuilt(three_hours: World) -> None:
+    one = three_hours
+    with pytest.raises(Transient, match="can be sealed from"):
+        one.batch(past_hour(0))
+    with pytest.raises(ConfigurationError, match="where stream"):
+        one.batch(past_hour(50))
+
+
+def test_aborted_transactions_and_control_records_are_explained_gaps(world: Make) -> None:
+    from kafka import KafkaProducer
+
+    one = world()
+    one.topic(1)
+    at = spread(past_hour(1), 6, "t", partitions=1)
+    servers = one.job.environment.kafka.bootstrap_servers
+    producer = KafkaProducer(bootstrap_servers=servers, transactional_id=f"{one.name}-tx")
+    producer.init_transactions()
+    for commit, records in ((True, at[:2]), (False, at[2:4]), (True, at[4:])):
+        producer.begin_transaction()
+        futures = [
+            producer.send(one.name, v, partition=0, timestamp_ms=int(t.timestamp() * 1000)) for _, t, v in records
+        ]
+        producer.flush()
+        sent = [f.get(timeout=30) for f in futures]
+        if commit:
+            producer.commit_transaction()
+            one.sent += [Record(0, m.offset, v) for m, (_, _, v) in zip(sent, records, strict=True)]
+        else:
+            producer.abort_transaction()
+    producer.close()
+    one.apply()
+    one.speed()
+    assert one.contents() == one.acknowledged()
+    results = one.batch()
+    assert [r.decision for r in results] == ["accepted"]
+    # Two records were aborted; each of the three transactions ends with a control record.
+    assert results[0].said["gaps"] == {"aborted": 2, "control": 3}
+    assert results[0].said["offsets"] == 9
+    assert one.contents() == one.acknowledged()

@@ -1,0 +1,151 @@
+"""A stream of its own for a test, and what an operator and a producer would do with it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pyspark.sql import SparkSession
+
+from anabranch import tables
+from anabranch.hours import start_of
+from anabranch.kafka import KafkaAdapter, create_topic, new_producer
+from anabranch.lake import Lake
+from anabranch.session import Job, open_job
+from anabranch.state import State, load_state
+from batch_layer.job import rebuild_hours
+from batch_layer.rebuild import Rebuilder, Result
+from speed_layer.job import SpeedJob
+
+SCHEMA = "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL, level INT, amount DOUBLE"
+
+
+@dataclass
+class Record:
+    """One record that Kafka acknowledged."""
+
+    partition: int
+    offset: int
+    value: bytes | None
+
+
+class World:
+    """One stream of its own: topic, tables, configuration; and what an operator and a producer would do with it."""
+
+    def __init__(self, folder: Path, environment: dict[str, Any], spark: SparkSession, **stream: Any) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.name = f"s{uuid.uuid4().hex[:12]}"
+        self.sent: list[Record] = []
+        (folder / "streams").mkdir(parents=True)
+        (folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+        self._stream: dict[str, Any] = {
+            "topic": self.name,
+            "table": f"{self.name}.events",
+            "format": "json",
+            "schema": SCHEMA,
+            "key": "event_id",
+            "event_time": {"column": "event_time", "past": "30 days", "future": "1 hour"},
+            "speed": {"trigger": "1 second", "max_offsets_per_trigger": 1000},
+            "batch": {"grace": "0 seconds", "lookback_hours": 1},
+        }
+        self.configure(**stream)
+        self.job: Job = open_job(self.name, str(folder))
+
+    def configure(self, **changes: Any) -> None:
+        """Change the stream's file; a job opened afterwards sees it."""
+        self._stream |= changes
+        (self.folder / "streams" / f"{self.name}.yaml").write_text(yaml.safe_dump(self._stream))
+
+    def expect(self, *expectations: dict[str, Any]) -> None:
+        """Give the stream a Great Expectations suite."""
+        suite = {"name": self.name, "expectations": list(expectations)}
+        (self.folder / "streams" / f"{self.name}.expectations.yaml").write_text(yaml.safe_dump(suite))
+        self.configure(expectations=f"{self.name}.expectations.yaml")
+        self.reopen()
+
+    def reopen(self) -> None:
+        self.job.kafka.close()
+        self.job = open_job(self.name, str(self.folder))
+
+    @property
+    def lake(self) -> Lake:
+        return self.job.lake
+
+    @property
+    def kafka(self) -> KafkaAdapter:
+        return self.job.kafka
+
+    @property
+    def state(self) -> State:
+        return load_state(self.lake, self.job.stream.table)
+
+    def topic(self, partitions: int = 2, **configs: str) -> None:
+        create_topic(self.job.environment.kafka, self.name, partitions, configs)
+
+    def apply(self) -> list[str]:
+        return tables.apply(self.job.environment, self.job.stream, self.lake, self.kafka)
+
+    def send(self, values: list[tuple[int, datetime, bytes | None]]) -> list[Record]:
+        """Send (partition, Kafka timestamp, value) in order; returns what was acknowledged."""
+        producer = new_producer(self.job.environment.kafka)
+        try:
+            futures = [
+                (p, v, producer.send(self.name, v, partition=p, timestamp_ms=int(at.timestamp() * 1000)))
+                for p, at, v in values
+            ]
+            producer.flush()
+            records = [Record(p, f.get(timeout=30).offset, v) for p, v, f in futures]
+        finally:
+            producer.close()
+        self.sent += records
+        return records
+
+    def speed(self) -> None:
+        """Run the speed job until it has published all that is there."""
+        SpeedJob(self.job, self.spark, available_now=True).run()
+
+    def batch(self, hour: str | None = None, restate: bool = False) -> list[Result]:
+        """Run the batch job's work."""
+        return rebuild_hours(self.job, Rebuilder(self.job, self.spark), hour, restate)
+
+    def rows(self, branch: str = "main") -> list[dict[str, Any]]:
+        table = self.lake.load(self.job.stream.table)
+        return table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id).to_arrow().to_pylist()
+
+    def dead(self, branch: str = "main") -> list[dict[str, Any]]:
+        table = self.lake.load(self.job.stream.dead_letters_table)
+        return table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id).to_arrow().to_pylist()
+
+    def offsets(self, branch: str = "main") -> list[tuple[int, int]]:
+        return sorted((r["kafka_partition"], r["kafka_offset"]) for r in self.rows(branch))
+
+    def contents(self, branch: str = "main") -> list[tuple[int, int, str]]:
+        """The exact multiset that a branch holds: where each row came from, and its event."""
+        return sorted((r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in self.rows(branch))
+
+    def acknowledged(self) -> list[tuple[int, int, str]]:
+        """The exact multiset that Kafka acknowledged, of good records."""
+        return sorted((r.partition, r.offset, json.loads(r.value or b"")["event_id"]) for r in self.sent)
+
+
+def event(event_id: str, at: datetime, **fields: Any) -> bytes:
+    """A good record of the tests' schema."""
+    return json.dumps({"event_id": event_id, "event_time": at.isoformat(), **fields}).encode()
+
+
+def spread(hour: str, count: int, prefix: str, partitions: int = 2) -> list[tuple[int, datetime, bytes | None]]:
+    """`count` good records stamped within an hour, in order, over all partitions."""
+    begin = start_of(hour)
+    at = [begin + timedelta(seconds=3600 * (i + 0.5) / count) for i in range(count)]
+    return [(i % partitions, t, event(f"{prefix}-{i}", t, player=f"p{i % 7}", level=i)) for i, t in enumerate(at)]
+
+
+def past_hour(ago: int) -> str:
+    """The hour that many hours ago, as hours are written."""
+    return (datetime.now(UTC) - timedelta(hours=ago)).strftime("%Y-%m-%dT%H")
