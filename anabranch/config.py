@@ -23,6 +23,9 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _DURATION = re.compile(r"^\s*(\d+)\s*(second|minute|hour|day|week)s?\s*$")
 _NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
+# What is under these keys is never repeated in a message.
+_SECRETS = frozenset({"security", "access_key", "secret_key"})
+
 M = TypeVar("M", bound=BaseModel)
 
 RESERVED_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date")
@@ -46,6 +49,10 @@ def _name(value: object) -> object:
 
 def _one_or_many(value: object) -> object:
     return (value,) if isinstance(value, str) else value
+
+
+def _as_spark_says(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
@@ -92,7 +99,7 @@ class Spark(_Frozen):
     @classmethod
     def _text(cls, data: Any) -> Any:
         if isinstance(data, dict) and isinstance(data.get("conf"), dict):
-            data = data | {"conf": {k: str(v) for k, v in data["conf"].items()}}
+            data = data | {"conf": {k: _as_spark_says(v) for k, v in data["conf"].items()}}
         return data
 
 
@@ -159,7 +166,7 @@ class Stream(_Frozen):
     @model_validator(mode="after")
     def _columns_exist(self) -> Stream:
         by_name = {column.name: column for column in self.columns}
-        if taken := [name for name in by_name if name in RESERVED_COLUMNS]:
+        if taken := [name for name in by_name if name.lower() in RESERVED_COLUMNS]:
             raise ValueError(f"schema: expected names other than {', '.join(RESERVED_COLUMNS)}, found {taken[0]}")
         for name in self.key:
             if name not in by_name:
@@ -258,5 +265,7 @@ def _validated(path: Path, model: type[M], data: dict[str, Any]) -> M:
                     f"expected one of {', '.join(sorted(model.model_fields))}" if "." not in key else "unknown key"
                 )
             found = "" if problem["type"] in ("missing",) or not key else f", found {problem['input']!r}"
+            if not _SECRETS.isdisjoint(problem["loc"]):
+                found = f", found {type(problem['input']).__name__}"
             lines.append(f"{path}: {key + ': ' if key else ''}{message}{found}")
         raise ConfigurationError("\n".join(lines)) from None

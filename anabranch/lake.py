@@ -258,15 +258,19 @@ class Lake:
             producer._clean_all_uncommitted()
         return Outcome.REFUSED
 
-    def append(self, name: str, rows: Callable[[int], pa.Table]) -> None:
+    def append(self, name: str, rows: Callable[[int], pa.Table | None]) -> None:
         """Append to a plain table (the ledger). `rows` gets the sequence number that the commit will have, and is asked
-        again when somebody else was first. Raises Transient when ten attempts are refused."""
+        again when somebody else was first; None is nothing to append. Raises Transient when ten attempts are refused.
+        """
         for _ in range(10):
             table = self.load(name)
             current = table.current_snapshot()
+            found = rows(table.metadata.next_sequence_number())
+            if found is None:
+                return
             tx = Transaction(table)
             commit_id = uuid.uuid4().hex
-            tx.append(rows(table.metadata.next_sequence_number()), snapshot_properties={PUBLISH_ID: commit_id})
+            tx.append(found, snapshot_properties={PUBLISH_ID: commit_id})
             requirements: tuple[TableRequirement, ...] = (
                 AssertTableUUID(uuid=table.metadata.table_uuid),
                 AssertRefSnapshotId(ref="main", snapshot_id=current.snapshot_id if current else None),

@@ -44,12 +44,16 @@ def record(lake: Lake, table_name: str, waiting: Iterable[Mapping[str, Any]]) ->
     wanted = {str(item["id"]): item for item in waiting}
     if not wanted:
         return frozenset()
-    missing = set(wanted) - _known(lake, table_name, wanted)
-    if missing:
-        items = [wanted[id] for id in wanted if id in missing]
-        lake.append(table_name, lambda sequence: _to_arrow(items, sequence))
+
+    def missing(sequence: int) -> pa.Table | None:
+        # Asked again by every attempt: whoever was first may have restored the same rows.
+        known = _known(lake, table_name, wanted)
+        items = [item for id, item in wanted.items() if id not in known]
         for item in items:
             LOG.debug("ledger %s: %s %s revision %s", table_name, item["hour"], item["decision"], item["revision"])
+        return _to_arrow(items, sequence) if items else None
+
+    lake.append(table_name, missing)
     return frozenset(_known(lake, table_name, wanted))
 
 

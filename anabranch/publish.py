@@ -66,7 +66,8 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
             properties[MERGED] = json.dumps(content, sort_keys=True)
         else:
             properties[CONTENT] = content[change.branch]
-        if change.branch == "speed" and publish.position is not None:
+        # On `main` too: a speed branch that is lost begins again there, where its rows end.
+        if change.branch != "batch" and publish.position is not None:
             properties[POSITION] = publish.position.to_json()
         said = state.said[change.branch]
         for key, new in ((DECISIONS, publish.decisions), (DEAD_LETTERS, publish.dead_letters)):

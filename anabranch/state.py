@@ -127,11 +127,12 @@ REMEMBERED_HOURS = 48
 def plan_accepted(state: State, hours: Mapping[str, Accepted]) -> dict[str, str]:
     """The batch branch's properties after it accepted `hours`: what is accepted, and before which hour it is forgotten.
 
-    An hour is forgotten once it is two days behind, and the speed layer is past it.
+    An hour is forgotten once it is two days behind, and the speed layer is past it; not by the publish that accepts or
+    restates it, since its dead letters follow.
     """
     accepted = state.accepted | dict(hours)
     settled = state.settled_before
-    old = sorted(accepted)[:-REMEMBERED_HOURS]
+    old = [h for h in sorted(accepted)[:-REMEMBERED_HOURS] if h not in hours]
     for hour in old:
         ends = accepted[hour].cut.ends
         if hour in state.timeline.sealed or any(state.position.offsets.get(p, 0) < e for p, e in ends.items()):

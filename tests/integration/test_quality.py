@@ -1,0 +1,192 @@
+"""The quality gate on real Spark frames: verdicts, what they say, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pyspark.sql import DataFrame, SparkSession
+
+from batch_layer.quality import run_suite
+
+GAME_EVENTS = Path(__file__).parents[2] / "conf" / "streams" / "game_events.expectations.yaml"
+AT = datetime(2026, 11, 21, tzinfo=UTC)
+SCHEMA = (
+    "event_id STRING, event_type STRING, amount DOUBLE, player_id STRING, occurred_at TIMESTAMP, "
+    "price DECIMAL(10, 2), tags ARRAY<STRING>, kafka_partition INT, kafka_offset BIGINT"
+)
+
+
+def _rows(spark: SparkSession, *changed: dict[str, Any], good: int = 4) -> DataFrame:
+    """`good` rows that the suite of game_events accepts, then one more for each of `changed`."""
+    columns = [part.strip().split(" ", 1)[0] for part in SCHEMA.replace("(10, 2)", "").split(", ")]
+    rows = []
+    for i, change in enumerate([{}] * good + list(changed)):
+        row = {
+            "event_id": f"e{i}",
+            "event_type": "purchase",
+            "amount": float(i),
+            "player_id": f"p{i}",
+            "occurred_at": AT,
+            "price": Decimal("1.50"),
+            "tags": ["a"],
+            "kafka_partition": 0,
+            "kafka_offset": i,
+        } | change
+        rows.append(tuple(row[c] for c in columns))
+    return spark.createDataFrame(rows, SCHEMA)
+
+
+def _file(folder: Path, *entries: dict[str, Any]) -> Path:
+    path = folder / "some.expectations.yaml"
+    path.write_text(yaml.safe_dump({"name": "some", "expectations": list(entries)}))
+    return path
+
+
+def test_good_rows_pass(spark: SparkSession) -> None:
+    assert run_suite(_rows(spark), GAME_EVENTS).as_dict() == {
+        "passed": True,
+        "failed": [],
+        "warnings": [],
+        "evaluated": 5,
+    }
+
+
+def test_bad_rows_fail_with_counts_and_a_sample_and_a_warning_alone_lets_pass(spark: SparkSession) -> None:
+    bad = _rows(
+        spark,
+        {"amount": -5.0},
+        {"event_id": None, "amount": None},
+        {"event_type": "refund"},
+        {"event_id": "e0"},
+        {"player_id": "somebody"},
+    )
+    quality = run_suite(bad, GAME_EVENTS)
+    assert [f.message for f in quality.failed] == [
+        "expect_column_values_to_not_be_null(event_id): expected to not be null, found 1 of 9 rows otherwise",
+        "expect_column_values_to_be_unique(event_id): expected to be unique, found 2 of 9 rows otherwise, such as e0",
+        "expect_column_values_to_be_in_set(event_type): "
+        "expected one of session_start, session_end, level_up, purchase, achievement, "
+        "found 1 of 9 rows otherwise, such as refund",
+        "expect_column_values_to_be_between(amount): expected 0 to 10000, found 1 of 9 rows otherwise, such as -5.0",
+    ]
+    warning = (
+        "expect_column_values_to_match_regex(player_id): expected to match regex ^p[0-9]+$, mostly 0.999, "
+        "found 1 of 9 rows otherwise, such as somebody"
+    )
+    assert [w.message for w in quality.warnings] == [warning]
+    assert (quality.passed, quality.evaluated) == (False, 5)
+    assert [f.unexpected_count for f in quality.failed] == [1, 2, 1, 1]
+    assert quality.failed[3].observed == [-5.0]
+    json.dumps(quality.as_dict(), allow_nan=False)
+
+    quality = run_suite(_rows(spark, {"player_id": "somebody"}), GAME_EVENTS)
+    assert (quality.passed, quality.failed, len(quality.warnings)) == (True, (), 1)
+
+
+def test_what_cannot_be_evaluated_has_failed_and_spoils_no_other_verdict(spark: SparkSession, tmp_path: Path) -> None:
+    path = _file(
+        tmp_path,
+        {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "nowhere"}},
+        {"type": "expect_compound_columns_to_be_unique", "kwargs": {"column_list": ["event_id", "nowhere"]}},
+        {"type": "expect_column_mean_to_be_between", "kwargs": {"column": "nowhere", "min_value": 0}},
+        {"type": "expect_column_to_exist", "kwargs": {"column": "nowhere"}},
+        {"type": "expect_column_values_to_match_regex", "kwargs": {"column": "player_id", "regex": "("}},
+        {"type": "expect_column_values_to_be_between", "kwargs": {"column": "tags", "min_value": 0}},
+        {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "nowhere"}, "severity": "warning"},
+        {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "event_id"}},
+        {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "player_id"}},
+    )
+    quality = run_suite(_rows(spark), path)
+    missing = 'could not be evaluated: Error: The column "nowhere" in BatchData does not exist.'
+    messages = [f.message for f in quality.failed]
+    assert messages[0].endswith(missing)
+    assert messages[1].endswith(missing)
+    assert messages[2].endswith(missing)
+    assert messages[3] == "expect_column_to_exist(nowhere): expected to exist, found otherwise"
+    assert "could not be evaluated: java.util.regex.PatternSyntaxException: Unclosed group" in messages[4]
+    assert messages[5].startswith("expect_column_values_to_be_between(tags): expected at least 0, could not be eval")
+    assert len(messages) == 6
+    assert [w.kwargs for w in quality.warnings] == [{"column": "nowhere"}]
+    assert (quality.passed, quality.evaluated) == (False, 9)
+
+
+def test_aggregates_are_judged_and_observed(spark: SparkSession, tmp_path: Path) -> None:
+    path = _file(
+        tmp_path,
+        {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 5}},
+        {"type": "expect_column_mean_to_be_between", "kwargs": {"column": "amount", "min_value": 1, "max_value": 2}},
+        {"type": "expect_column_max_to_be_between", "kwargs": {"column": "amount", "max_value": 2}},
+        # Judged by NumPy, whose bool is not JSON.
+        {
+            "type": "expect_column_quantile_values_to_be_between",
+            "kwargs": {"column": "amount", "quantile_ranges": {"quantiles": [0.5], "value_ranges": [[7, 9]]}},
+        },
+        {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "event_id"}},
+        {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "event_id"}},
+    )
+    quality = run_suite(_rows(spark), path)
+    assert [f.type.split("_to_")[0] for f in quality.failed] == [
+        "expect_table_row_count",
+        "expect_column_max",
+        "expect_column_quantile_values",
+    ]
+    assert [f.observed for f in quality.failed[:2]] == [4, 3.0]
+    assert quality.evaluated == 6  # an entry that is there twice is evaluated twice
+    json.dumps(quality.as_dict(), allow_nan=False)
+
+
+def test_without_rows_only_columns_and_aggregates_can_fail(spark: SparkSession, tmp_path: Path) -> None:
+    empty = _rows(spark, good=0)
+    quality = run_suite(empty, GAME_EVENTS)
+    assert (quality.passed, quality.warnings, quality.evaluated) == (True, (), 5)
+    path = _file(
+        tmp_path,
+        {
+            "type": "expect_column_values_to_match_regex",
+            "kwargs": {"column": "player_id", "regex": "^p", "mostly": 0.9},
+        },
+        {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "nowhere"}},
+        {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 1}},
+        {"type": "expect_column_mean_to_be_between", "kwargs": {"column": "amount", "min_value": 0}},
+    )
+    quality = run_suite(empty, path)
+    assert [f.message.split(", ", 1)[1] for f in quality.failed] == [
+        'could not be evaluated: Error: The column "nowhere" in BatchData does not exist.',
+        "found 0",
+        "found no value",
+    ]
+
+
+def test_the_gate_leaves_nothing_behind_and_is_quiet(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    frame = _rows(spark, {"amount": -5.0})
+    (tmp_path / "home").mkdir()
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    settings = dict(spark.conf.getAll)
+    persistent = spark.sparkContext._jsc.getPersistentRDDs().size()
+    capsys.readouterr()
+    with caplog.at_level(logging.INFO):
+        assert not run_suite(frame, GAME_EVENTS).passed
+    ours = [r.name for r in caplog.records if r.name.startswith(("batch_layer", "great_expectations"))]
+    assert ours == ["batch_layer.quality"]  # the one line of the one failed expectation
+    assert tuple(capsys.readouterr()) == ("", "")
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["home", "temporary"]
+    assert spark.sparkContext._jsc.getPersistentRDDs().size() == persistent
+    assert dict(spark.conf.getAll) == settings
+    assert frame.count() == 5  # the session goes on

@@ -1,0 +1,186 @@
+"""A real lake in a folder: SQLite catalog, `file://` warehouse, and rows staged as Spark stages them, without a JVM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.update import AssertTableUUID
+
+from anabranch import config, lake, tables
+from anabranch.hours import Timeline
+from anabranch.lake import Change, Lake, Outcome
+from anabranch.position import Position
+from anabranch.publish import Publish, new_id, to_commit
+from anabranch.schema import parse_columns
+from anabranch.snapshots import WAP_ID, Staged, files_of, find_staged, heads
+from anabranch.state import POSITION, TIMELINE, Accepted, State, load_state, plan_accepted
+
+FIRST = "2026-11-21T00"
+DDL = "id STRING NOT NULL, n INT"
+# (ingest hour, partition, offset)
+Row = tuple[str, int, int]
+
+
+def new_environment(folder: Path) -> config.Environment:
+    return config.Environment(
+        kafka=config.Kafka(bootstrap_servers="127.0.0.1:1"),
+        catalog=config.Catalog(
+            name="lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse"
+        ),
+    )
+
+
+def new_stream(**values: Any) -> config.Stream:
+    given: dict[str, Any] = {"name": "events", "topic": "events", "table": "games.events", "schema": DDL, "key": "id"}
+    return config.Stream(**(given | {"columns": parse_columns(DDL)} | values))
+
+
+@dataclass(frozen=True)
+class StreamLake:
+    """A stream's tables as `apply` leaves them, and short words for what tests do to them."""
+
+    folder: Path
+    lake: Lake
+    stream: config.Stream
+
+    @property
+    def name(self) -> str:
+        return self.stream.table
+
+    def again(self) -> Lake:
+        """A second publisher: its own catalog, the same tables."""
+        return Lake(new_environment(self.folder))
+
+    def table(self) -> Table:
+        return self.lake.load(self.name)
+
+    def state(self) -> State:
+        return load_state(self.lake, self.name)
+
+    def stage(self, rows: Iterable[Row], wap_id: str | None = None) -> Staged:
+        """Rows in files of their own and one snapshot that no branch points to."""
+        schema = schema_to_pyarrow(self.table().schema())
+        values = [
+            {
+                "id": f"{p}-{o}", "n": o, "kafka_partition": p, "kafka_offset": o,
+                "kafka_timestamp": datetime(2026, 11, 21, tzinfo=UTC), "ingest_hour": hour,
+                "event_date": date(2026, 11, 21),
+            }
+            for hour, p, o in rows
+        ]  # fmt: skip
+        return stage(self.lake, self.name, pa.Table.from_pylist(values, schema=schema), wap_id)
+
+    def stage_dead(self, rows: Iterable[Row], layer: str, wap_id: str | None = None) -> Staged:
+        name = self.stream.dead_letters_table
+        schema = schema_to_pyarrow(self.lake.load(name).schema())
+        values = [
+            {
+                "topic_id": "t", "kafka_partition": p, "kafka_offset": o, "ingest_hour": hour, "value": b"{",
+                "error_code": "malformed", "layer": layer,
+            }
+            for hour, p, o in rows
+        ]  # fmt: skip
+        return stage(self.lake, name, pa.Table.from_pylist(values, schema=schema), wap_id)
+
+    def rows(self, branch: str) -> list[Row]:
+        """Every row of a branch, sorted; a row that is there twice is there twice."""
+        return rows(self.lake, self.name, branch)
+
+    def dead(self, branch: str) -> list[Row]:
+        return rows(self.lake, self.stream.dead_letters_table, branch)
+
+    def speed(self, staged: Staged, offsets: dict[int, int], state: State | None = None, **values: Any) -> Publish:
+        """What the speed layer publishes: rows to `speed` and `main`, and its position."""
+        state = state or self.state()
+        changes = (Change("speed", staged.files), Change("main", staged.files))
+        position = Position("t", state.position.offsets | offsets)
+        return Publish(staged.wap_id, changes, values.pop("timeline", state.timeline), position, **values)
+
+    def accept(self, staged: Staged, hour: str, accepted: Accepted, state: State | None = None, **v: Any) -> Publish:
+        """What the batch layer publishes: an hour's rows to `batch` and `main`, for those that were there."""
+        state = state or self.state()
+        changes = (
+            Change("batch", staged.files, files_of(state.table, "batch", hour), plan_accepted(state, {hour: accepted})),
+            Change("main", staged.files, files_of(state.table, "main", hour)),
+        )
+        return Publish(staged.wap_id, changes, v.pop("timeline", state.timeline), **v)
+
+    def publish(self, publish: Publish, state: State | None = None, lake_: Lake | None = None) -> Outcome:
+        state = state or self.state()
+        return (lake_ or self.lake).commit(state.table, to_commit(state, publish, datetime.now(UTC)))
+
+    def move(self, branch: str) -> None:
+        """Move one branch's head by an empty publish of somebody else."""
+        state = load_state(self.again(), self.name)
+        assert self.publish(Publish(new_id(), (Change(branch),), state.timeline), state) is Outcome.LANDED
+
+    def foreign_commit(self, branch: str) -> int:
+        """A commit by an engine that knows nothing of ours: no property is carried forward. Returns its id."""
+        table = self.table()
+        tx = Transaction(table)
+        tx.update_snapshot(branch=branch).fast_append().commit()
+        self.lake.catalog.commit_table(table, tuple(tx._requirements), tuple(tx._updates))
+        return heads(self.table())[branch]
+
+    def metadata_files(self) -> set[str]:
+        """The manifests and manifest lists that storage holds."""
+        return {p.name for p in Path(urlparse(self.table().location()).path).glob("metadata/*.avro")}
+
+
+def new_lake(folder: Path, partitions: int = 1, timeline: Timeline | None = None) -> StreamLake:
+    """Create a stream's tables and branches in a new folder, at position 0 of every partition."""
+    made = StreamLake(folder, Lake(new_environment(folder)), new_stream())
+    stream = made.stream
+    position = Position("t", dict.fromkeys(range(partitions), 0))
+    first = timeline or Timeline(FIRST, FIRST, dict(position.offsets))
+    for name, schema, by, said in (
+        (stream.table, tables.rows_schema(stream), ("event_date", "ingest_hour"), {TIMELINE: first.to_json()}),
+        (stream.dead_letters_table, tables.dead_letters_schema(), ("ingest_hour",), {}),
+        (stream.hours_table, tables.LEDGER_SCHEMA, (), {}),
+    ):
+        made.lake.create(name, schema, by, lake.TABLE_PROPERTIES)
+        if name != stream.hours_table:
+            made.lake.add_branches(name, said | ({POSITION: position.to_json()} if said else {}))
+    return made
+
+
+def stage(lake_: Lake, name: str, frame: pa.Table, wap_id: str | None = None) -> Staged:
+    wap_id = wap_id or new_id()
+    table = lake_.load(name)
+    tx = Transaction(table)
+    tx.append(frame, snapshot_properties={WAP_ID: wap_id}, branch=None)
+    lake_.catalog.commit_table(table, (AssertTableUUID(uuid=table.metadata.table_uuid),), tuple(tx._updates))
+    staged = find_staged(lake_.load(name), wap_id)
+    assert staged is not None
+    return staged
+
+
+def rows(lake_: Lake, name: str, branch: str) -> list[Row]:
+    table = lake_.load(name)
+    columns = ("ingest_hour", "kafka_partition", "kafka_offset")
+    found = table.scan(snapshot_id=heads(table)[branch], selected_fields=columns).to_arrow().to_pylist()
+    return sorted(tuple(row[c] for c in columns) for row in found)
+
+
+def waiting(state: State, branch: str, key: str) -> list[str]:
+    """The ids that wait under `key` on one branch."""
+    return [item["id"] for item in json.loads(state.said[branch].get(key, "[]"))]
+
+
+def new_state(timeline: Timeline, offsets: dict[int, int] | None = None, **values: Any) -> State:
+    """A state of no table, for what decides over values alone."""
+    given: dict[str, Any] = {
+        "table": None, "heads": {}, "position": Position("t", offsets or {}), "timeline": timeline, "accepted": {},
+        "settled_before": timeline.first, "overrides": {}, "decisions": (), "dead_letters": (), "merged": {},
+        "content": {}, "said": {},
+    }  # fmt: skip
+    return State(**(given | values))

@@ -1,0 +1,119 @@
+"""The balance closes for the true account, and for no account in which one record is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from anabranch.hours import Cut
+from batch_layer.balance import Balance, Counted, classify_gaps
+
+ALLOWED = ("control", "aborted")
+TRUE = Balance(
+    cut=Cut("t", {0: (100, 110), 1: (5, 9), 2: (3, 3)}),
+    good=Counted({0: 6, 1: 3}, rows=9),
+    dead=Counted({0: 1}, rows=1),
+    duplicate={0: 1, 1: 1},
+    gaps={"control": {0: 1}, "aborted": {0: 1}},
+)
+
+
+def test_the_true_account_closes_and_says_its_counts() -> None:
+    assert TRUE.problems(ALLOWED) == []
+    assert TRUE.counts == {
+        "offsets": 14, "good": 9, "dead": 1, "duplicate": 2, "gap": 2, "gaps": {"aborted": 1, "control": 1},
+    }  # fmt: skip
+
+
+PERTURBED: dict[str, tuple[Callable[[Balance], Balance], str]] = {
+    "one row lost": (
+        lambda b: replace(b, good=Counted({0: 5, 1: 3}, rows=8)),
+        "partition 0: expected 10 offsets in [100, 110), found 9: 5 good, 1 dead, 1 duplicate, 2 in gaps",
+    ),
+    "one row twice": (
+        lambda b: replace(b, good=Counted({0: 6, 1: 3}, rows=10)),
+        "rows: expected each offset once, found 1 more",
+    ),
+    "one row outside the cut": (
+        lambda b: replace(b, good=Counted({0: 6, 1: 3}, rows=10, outside=1)),
+        "rows: expected none outside the cut, found 1",
+    ),
+    "one row outside in place of one inside": (
+        lambda b: replace(b, good=Counted({0: 6, 1: 2}, rows=9, outside=1)),
+        "partition 1: expected 4 offsets in [5, 9), found 3: 2 good, 0 dead, 1 duplicate, 0 in gaps",
+    ),
+    "one dead letter lost": (
+        lambda b: replace(b, dead=Counted()),
+        "partition 0: expected 10 offsets in [100, 110), found 9: 6 good, 0 dead, 1 duplicate, 2 in gaps",
+    ),
+    "one dead letter twice": (
+        lambda b: replace(b, dead=Counted({0: 1}, rows=2)),
+        "dead letters: expected each offset once, found 1 more",
+    ),
+    "one dead letter outside the cut": (
+        lambda b: replace(b, dead=Counted({0: 1}, rows=2, outside=1)),
+        "dead letters: expected none outside the cut, found 1",
+    ),
+    "one record both good and dead": (
+        lambda b: replace(b, dead=Counted({0: 1, 1: 1}, rows=2)),
+        "partition 1: expected 4 offsets in [5, 9), found 5: 3 good, 1 dead, 1 duplicate, 0 in gaps",
+    ),
+    "one duplicate forgotten": (
+        lambda b: replace(b, duplicate={0: 1}),
+        "partition 1: expected 4 offsets in [5, 9), found 3: 3 good, 0 dead, 0 duplicate, 0 in gaps",
+    ),
+    "one gap not explained": (
+        lambda b: replace(b, gaps={"control": {0: 1}}),
+        "partition 0: expected 10 offsets in [100, 110), found 9: 6 good, 1 dead, 1 duplicate, 1 in gaps",
+    ),
+    "one gap of a class that is not allowed": (
+        lambda b: replace(b, gaps={"control": {0: 1}, "retention": {0: 1}}),
+        "gaps: expected only control, aborted, found 1 retention",
+    ),
+    "a loss in one partition that another makes up for": (
+        lambda b: replace(b, good=Counted({0: 7, 1: 2}, rows=9)),
+        "partition 0: expected 10 offsets in [100, 110), found 11: 7 good, 1 dead, 1 duplicate, 2 in gaps",
+    ),
+    "a row in a partition whose range is empty": (
+        lambda b: replace(b, good=Counted({0: 6, 1: 3, 2: 1}, rows=10)),
+        "partition 2: expected 0 offsets in [3, 3), found 1: 1 good, 0 dead, 0 duplicate, 0 in gaps",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PERTURBED)
+def test_the_account_does_not_close_with(name: str) -> None:
+    perturb, problem = PERTURBED[name]
+    assert problem in perturb(TRUE).problems(ALLOWED)
+
+
+def test_a_stream_that_allows_no_gap_is_told_so() -> None:
+    assert TRUE.problems(()) == [
+        "gaps: expected only none, found 1 aborted", "gaps: expected only none, found 1 control",
+    ]  # fmt: skip
+
+
+def test_an_empty_hour_closes() -> None:
+    empty = Balance(Cut("t", {0: (4, 4)}), Counted(), Counted(), {}, {})
+    assert empty.problems(()) == []
+    assert empty.counts["offsets"] == 0
+
+
+@pytest.mark.parametrize(
+    ("compacted", "rest"), [(False, {"control": {0: 3, 1: 2}}), (True, {"compacted": {0: 3, 1: 2}})]
+)
+def test_every_missing_offset_gets_one_class(compacted: bool, rest: dict[str, dict[int, int]]) -> None:
+    gaps = classify_gaps({0: 10, 1: 2, 2: 0}, aborted={0: 4}, lost={0: 3}, compacted=compacted)
+    assert gaps == {"aborted": {0: 4}, "retention": {0: 3}} | rest
+
+
+def test_a_gap_that_is_explained_twice_does_not_close_by_itself() -> None:
+    gaps = classify_gaps({0: 1}, aborted={0: 1}, lost={0: 1}, compacted=False)
+    assert sum(found[0] for found in gaps.values()) == 1
+    assert gaps["control"] == {0: -1}
+
+
+def test_nothing_missing_is_no_gap() -> None:
+    assert classify_gaps({0: 0, 1: 0}, {}, {}, compacted=False) == {}

@@ -1,0 +1,63 @@
+"""The comparison names every way in which `main` can differ from what was acknowledged."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.dev.comparison import Comparison, Served, compare
+from anabranch.dev.events import Ack, Kind
+
+
+def _ack(offset: int, content: str, kind: Kind = "good", partition: int = 0) -> Ack:
+    return Ack(partition, offset, kind, content, 0)
+
+
+ACKS = [_ack(0, "a"), _ack(1, "b"), _ack(2, "a", "duplicate"), _ack(3, "x", "malformed"), _ack(0, "c", partition=1)]
+ROWS = [Served(0, 0, "a"), Served(0, 1, "b"), Served(1, 0, "c")]
+REPEATED = Served(0, 2, "a")
+DEAD = [Served(0, 3, "x")]
+
+
+def _compare(rows: list[Served], dead: list[Served] = DEAD, batch: bool = True) -> Comparison:
+    return compare(ACKS, rows, dead, lambda partition, offset: batch)
+
+
+def test_exact_with_a_duplicate_left_out_by_the_batch_layer() -> None:
+    found = _compare(ROWS)
+    assert found.is_exact
+    assert (found.acknowledged, found.rows, found.dead, found.duplicate) == (5, 3, 1, 1)
+
+
+def test_exact_with_a_duplicate_kept_by_the_speed_layer() -> None:
+    found = _compare([*ROWS, REPEATED], batch=False)
+    assert found.is_exact
+    assert (found.rows, found.duplicate) == (4, 0)
+
+
+def test_a_duplicate_that_the_speed_layer_misses_is_lost() -> None:
+    assert _compare(ROWS, batch=False).lost == ((0, 2),)
+
+
+def test_a_duplicate_without_its_original_is_lost() -> None:
+    assert _compare(ROWS[1:]).lost == ((0, 0), (0, 2))
+
+
+@pytest.mark.parametrize(
+    ("rows", "dead", "wrong"),
+    [
+        (ROWS[:2], DEAD, {"lost": ((1, 0),)}),
+        (ROWS, [], {"lost": ((0, 3),)}),
+        ([*ROWS, ROWS[1]], DEAD, {"twice": ((0, 1),)}),
+        ([*ROWS, Served(0, 3, "x")], DEAD, {"twice": ((0, 3),), "changed": ((0, 3),)}),
+        ([*ROWS, Served(1, 7, "z")], DEAD, {"foreign": ((1, 7),)}),
+        ([*ROWS[:2], Served(1, 0, "other")], DEAD, {"changed": ((1, 0),)}),
+        (ROWS[:2], [*DEAD, Served(1, 0, "c")], {"changed": ((1, 0),)}),
+        (ROWS, [Served(0, 3, None)], {"changed": ((0, 3),)}),
+    ],
+)
+def test_each_difference_is_named(rows: list[Served], dead: list[Served], wrong: dict[str, object]) -> None:
+    found = _compare(rows, dead)
+    assert not found.is_exact
+    named = {"lost": found.lost, "twice": found.twice, "foreign": found.foreign, "changed": found.changed}
+    assert named == dict.fromkeys(named, ()) | wrong
+    assert any(" 0:" in line or " 1:" in line for line in found.sentences())

@@ -1,0 +1,227 @@
+"""Configuration: what is valid, and for every mistake the file, the key, what was expected and what was found."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from anabranch.config import Stream, load_environment, load_stream, parse_duration, resolve_folder, stream_names
+from anabranch.errors import ConfigurationError
+
+ENVIRONMENT = """
+kafka: {bootstrap_servers: "127.0.0.1:1"}
+catalog: {name: lake, uri: "sqlite:///c.db", warehouse: "file:///w"}
+"""
+STREAM = {
+    "topic": "game_events", "table": "games.game_events", "schema": "event_id STRING NOT NULL, event_time TIMESTAMP",
+    "key": "event_id",
+}  # fmt: skip
+SHIPPED = Path(__file__).parents[2] / "conf"
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    (tmp_path / "streams").mkdir()
+    (tmp_path / "anabranch.yaml").write_text(ENVIRONMENT)
+    return tmp_path
+
+
+def stream(conf: Path, **values: str) -> Stream:
+    lines = [f"{key}: {value}" for key, value in (STREAM | values).items() if value]
+    (conf / "streams" / "s.yaml").write_text("\n".join(lines))
+    return load_stream("s", conf)
+
+
+def test_the_files_that_ship_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    environment = load_environment(SHIPPED)
+    assert environment.catalog.warehouse == "s3://anabranch/warehouse"
+    assert environment.s3.secret_key is not None
+    assert environment.s3.secret_key.get_secret_value() == "anabranch-local"
+    assert "anabranch-local" not in repr(environment)
+    assert stream_names(SHIPPED) == ("flights", "game_events")
+    for name in stream_names(SHIPPED):
+        loaded = load_stream(name, SHIPPED)
+        assert loaded.expectations is not None
+        assert loaded.expectations.is_file()
+    assert (loaded.dead_letters_table, loaded.hours_table) == (
+        "games.game_events_dead_letters", "games.game_events_hours",
+    )  # fmt: skip
+    assert loaded.speed.trigger == timedelta(seconds=2)
+    assert loaded.event_time is not None
+    assert loaded.event_time.past == timedelta(days=30)
+    assert load_stream("flights", SHIPPED).key == ("year", "month", "day", "carrier", "flight", "origin")
+
+
+def test_defaults(conf: Path) -> None:
+    loaded = stream(conf)
+    assert (loaded.start, loaded.format, loaded.key, loaded.event_time) == ("earliest", "json", ("event_id",), None)
+    assert (loaded.speed.trigger, loaded.speed.lost_offsets) == (timedelta(seconds=2), "stop")
+    assert (loaded.batch.grace, loaded.batch.lookback_hours) == (timedelta(minutes=2), 1)
+    assert loaded.batch.allow_gaps == ("control", "aborted")
+
+
+def test_nothing_changes_after_the_start(conf: Path) -> None:
+    loaded = stream(conf)
+    with pytest.raises(ValidationError, match="frozen"):
+        loaded.topic = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "said"),
+    [
+        ({"topic": ""}, "topic", "Field required"),
+        ({"topic": '"a b"'}, "topic", "found 'a b'"),
+        ({"table": "game_events"}, "table", "found 'game_events'"),
+        ({"table": "a.b.c"}, "table", "found 'a.b.c'"),
+        ({"format": "avro"}, "format", "Input should be 'json', found 'avro'"),
+        ({"key": "player"}, "key", "expected a column of the schema, found 'player'"),
+        ({"key": "[]"}, "key", "found []"),
+        ({"key": "[event_id, nope]"}, "key", "expected a column of the schema, found 'nope'"),
+        ({"event_time": "{column: event_id}"}, "event_time.column", "expected a TIMESTAMP column of the schema"),
+        ({"event_time": "{column: nope}"}, "event_time.column", "found 'nope'"),
+        (
+            {"event_time": "{column: event_time, past: 30}"}, "event_time.past",
+            "expected a duration such as '2 seconds', '5 minutes' or '30 days', found 30",
+        ),
+        ({"start": "newest"}, "start", "found 'newest'"),
+        ({"speed": "{trigger: soon}"}, "speed.trigger", "expected a duration"),
+        ({"speed": "{max_offsets_per_trigger: 0}"}, "speed.max_offsets_per_trigger", "found 0"),
+        ({"speed": "{lost_offsets: ignore}"}, "speed.lost_offsets", "found 'ignore'"),
+        ({"batch": "{allow_gaps: [lost]}"}, "batch.allow_gaps.0", "found 'lost'"),
+        ({"batch": "{lookback_hours: -1}"}, "batch.lookback_hours", "found -1"),
+        ({"batch": "{graze: 1 minute}"}, "batch.graze", "unknown key, found '1 minute'"),
+        ({"topics": "x"}, "topics", "expected one of batch, "),
+        ({"expectations": "nope.yaml"}, "expectations", "expected the file"),
+        ({"schema": ""}, "schema", "expected columns such as 'id STRING NOT NULL, at TIMESTAMP', found None"),
+        ({"schema": "id STRING, kafka_offset INT", "key": "id"}, "schema", "found kafka_offset"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_stream_names_file_key_expected_and_found(
+    conf: Path, values: dict[str, str], key: str, said: str
+) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        stream(conf, **values)
+    message = str(error.value)
+    assert message.startswith(f"{conf / 'streams' / 's.yaml'}: {key}: "), message
+    assert said in message
+    assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "column", ["kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date", "Ingest_Hour"]
+)
+def test_our_own_columns_are_reserved_whatever_their_case(conf: Path, column: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"expected names other than kafka_partition, .*, found {column}"):
+        stream(conf, schema=f"event_id STRING, {column} INT")
+
+
+def test_every_mistake_of_a_file_is_said_at_once(conf: Path) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        stream(conf, format="avro", start="newest")
+    assert len(str(error.value).splitlines()) == 2
+
+
+def test_values_read_the_environment_once(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_TOPIC", "from_outside")
+    monkeypatch.delenv("TEST_UNSET", raising=False)
+    loaded = stream(conf, topic='"${TEST_TOPIC}"', table='"${TEST_UNSET:-games}.t_${TEST_TOPIC}"')
+    assert (loaded.topic, loaded.table) == ("from_outside", "games.t_from_outside")
+    monkeypatch.setenv("TEST_EMPTY", "")
+    with pytest.raises(ConfigurationError, match="found ''"):
+        stream(conf, topic='"${TEST_EMPTY:-default}"')
+
+
+def test_a_variable_that_is_unset_and_has_no_default_is_named(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TEST_UNSET", raising=False)
+    with pytest.raises(ConfigurationError) as error:
+        stream(conf, speed='{trigger: "${TEST_UNSET} seconds"}')
+    assert str(error.value) == (
+        f"{conf / 'streams' / 's.yaml'}: speed.trigger: expected the environment variable TEST_UNSET, found it unset"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1 second", timedelta(seconds=1)), ("2 seconds", timedelta(seconds=2)), ("5 minutes", timedelta(minutes=5)),
+        ("1 hour", timedelta(hours=1)), ("30 days", timedelta(days=30)), (" 2weeks ", timedelta(weeks=2)),
+    ],
+)  # fmt: skip
+def test_durations(text: str, expected: timedelta) -> None:
+    assert parse_duration(text) == expected
+
+
+@pytest.mark.parametrize("value", ["", "2", 2, "2 s", "-1 hours", "1.5 hours", "1 month", None])
+def test_what_is_no_duration(value: object) -> None:
+    with pytest.raises(ValueError, match="expected a duration"):
+        parse_duration(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kafka: [", "expected readable YAML"),
+        ("- a", "expected a mapping of keys, found list"),
+        ("", "expected a mapping of keys, found NoneType"),
+        ("kafka: {bootstrap_servers: a}", "catalog: Field required"),
+        (ENVIRONMENT + "s4: {}", "s4: expected one of catalog, kafka, s3, spark, found {}"),
+        (ENVIRONMENT.replace("file:///w", "/w"), "catalog.warehouse: "),
+        (ENVIRONMENT.replace("name: lake", "name: my-lake"), "catalog.name: expected a name of letters"),
+        (ENVIRONMENT.replace('"127.0.0.1:1"', '""'), "kafka.bootstrap_servers: "),
+    ],
+)
+def test_a_mistake_in_the_environment_names_the_file(conf: Path, text: str, said: str) -> None:
+    (conf / "anabranch.yaml").write_text(text)
+    with pytest.raises(ConfigurationError) as error:
+        load_environment(conf)
+    assert str(error.value).startswith(f"{conf / 'anabranch.yaml'}: ")
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "found"),
+    [
+        (ENVIRONMENT + "s3: {access_key: a, secret_key: [hunter2]}", "s3.secret_key", "list"),
+        (ENVIRONMENT.replace("kafka: {", "kafka: {security: {sasl.password: 20262}, "), "sasl.password", "int"),
+    ],
+)
+def test_a_mistake_in_a_secret_does_not_tell_the_secret(conf: Path, text: str, key: str, found: str) -> None:
+    (conf / "anabranch.yaml").write_text(text)
+    with pytest.raises(ConfigurationError) as error:
+        load_environment(conf)
+    assert f"{key}: " in str(error.value)
+    assert str(error.value).endswith(f"found {found}")
+    assert "hunter2" not in str(error.value)
+    assert "20262" not in str(error.value)
+
+
+def test_what_is_not_there_is_said_with_what_is(conf: Path, tmp_path: Path) -> None:
+    stream(conf)
+    with pytest.raises(
+        ConfigurationError, match=r"stream 'other': expected the file .*, found none \(known streams: s"
+    ):
+        load_stream("other", conf)
+    with pytest.raises(ConfigurationError, match=r"expected a name of letters, digits and underscores, found '\.\./x'"):
+        load_stream("../x", conf)
+    with pytest.raises(ConfigurationError, match=r"found none \(choose the folder with --conf\)"):
+        load_environment(tmp_path / "nowhere")
+
+
+def test_the_folder_is_the_argument_else_the_variable_else_conf(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ANABRANCH_CONF", raising=False)
+    assert resolve_folder() == Path("conf")
+    monkeypatch.setenv("ANABRANCH_CONF", "elsewhere")
+    assert resolve_folder() == Path("elsewhere")
+    assert resolve_folder("here") == Path("here")
+
+
+def test_numbers_and_booleans_for_spark_become_text(conf: Path) -> None:
+    (conf / "anabranch.yaml").write_text(
+        ENVIRONMENT + "spark: {conf: {spark.sql.shuffle.partitions: 4, spark.x: true}}"
+    )
+    assert load_environment(conf).spark.conf == {"spark.sql.shuffle.partitions": "4", "spark.x": "true"}

@@ -1,0 +1,139 @@
+"""Hours, cuts and the timeline as values."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch import hours
+from anabranch.errors import ConfigurationError
+from anabranch.hours import FIRST_HOUR_REACH, Cut, HourRange, Timeline
+from anabranch.position import Position, Stamped
+
+H3, H4, H5 = "2026-11-21T03", "2026-11-21T04", "2026-11-21T05"
+NOW = datetime(2026, 11, 21, 5, 10, tzinfo=UTC)
+
+
+def stamped(offset: int, when: datetime) -> Stamped:
+    return Stamped(offset, int(when.timestamp() * 1000))
+
+
+@given(st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)))
+def test_an_hour_holds_its_moment_and_borders_on_the_next(when: datetime) -> None:
+    hour = hours.hour_of(when)
+    assert hours.start_of(hour) <= when < hours.end_of(hour)
+    assert hours.start_of(hours.shift(hour, 1)) == hours.end_of(hour)
+    assert hours.hours_between(hour, hours.shift(hour, 3)) == [hours.shift(hour, i) for i in range(3)]
+    assert hours.hours_between(hour, hours.shift(hour, -3)) == []
+
+
+def test_an_hour_is_named_in_utc_whatever_the_zone_of_the_moment() -> None:
+    assert hours.hour_of(datetime(2026, 11, 21, 1, 30, tzinfo=timezone(timedelta(hours=5, minutes=30)))) == (
+        "2026-11-20T20"
+    )
+    assert hours.shift("2026-12-31T23", 1) == "2027-01-01T00"
+
+
+@pytest.mark.parametrize("text", ["", "2026-11-21", "2026-11-21T24", "2026-11-21T03:00", "yesterday"])
+def test_a_name_that_is_no_hour_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"expected a UTC hour such as 2026-11-21T03, found ") as error:
+        hours.start_of(text)
+    assert repr(text) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("found", "stable_end", "floor", "expected", "why"),
+    [
+        (stamped(7, NOW), 9, 0, 7, "the first record of the next hour"),
+        (stamped(7, NOW + timedelta(milliseconds=1)), 9, 0, 9, "a record from the future says nothing"),
+        (None, 9, 0, 9, "no later record"),
+        (stamped(7, NOW), 9, 8, 8, "never below what is published"),
+        (None, 9, 12, 12, "never below what is published"),
+        (stamped(7, NOW), 5, 0, 5, "never beyond what is decided"),
+    ],
+)
+def test_where_an_hour_ends(found: Stamped | None, stable_end: int, floor: int, expected: int, why: str) -> None:
+    assert hours.plan_boundary(found, stable_end, floor, NOW) == expected, why
+
+
+def test_the_first_hour_is_that_of_the_oldest_record_that_waits() -> None:
+    timeline, position = Timeline(H5, H5, {0: 4}), Position("t", {0: 4})
+    earliest = stamped(4, hours.start_of(H3))
+    planned = hours.plan_first_hour(timeline, position, earliest, NOW)
+    assert (planned.first, planned.open, planned.start) == (H3, H3, {0: 4})
+    assert hours.plan_first_hour(timeline, position, None, NOW) == timeline
+    assert hours.plan_first_hour(timeline, position, stamped(4, NOW + timedelta(hours=4)), NOW) == timeline
+
+
+def test_a_record_of_long_ago_opens_no_years_of_hours() -> None:
+    timeline, position = Timeline(H5, H5, {0: 0}), Position("t", {0: 0})
+    planned = hours.plan_first_hour(timeline, position, Stamped(0, 0), NOW)
+    assert planned.first == hours.hour_of(NOW - FIRST_HOUR_REACH)
+
+
+@pytest.mark.parametrize(
+    ("timeline", "offsets"),
+    [
+        (Timeline(H5, H5, {0: 4}), {0: 5}),
+        (Timeline(H5, H5, {0: 4}, boundaries={H5: {0: 4}}), {0: 4}),
+        (Timeline(H4, H5, {0: 4}, sealed={H4: Cut("t", {0: (4, 4)})}), {0: 4}),
+        (Timeline(H4, H5, {0: 4}), {0: 4}),
+        (Timeline(H5, H5, {0: 4}), {0: 4, 1: 1}),
+    ],
+)
+def test_the_first_hour_stays_once_anything_is_decided(timeline: Timeline, offsets: dict[int, int]) -> None:
+    earliest = stamped(0, hours.start_of(H3))
+    assert hours.plan_first_hour(timeline, Position("t", offsets), earliest, NOW) == timeline
+
+
+def test_an_hour_is_undecided_until_every_partition_has_its_end() -> None:
+    timeline = Timeline(H3, H3, {0: 0, 1: 0}, boundaries={H3: {0: 4, 1: 0}, H4: {0: 4}})
+    assert hours.undecided(timeline, (0, 1), NOW) == [H4]
+    assert hours.undecided(timeline, (0, 1, 2), NOW) == [H3, H4]
+    assert hours.undecided(Timeline(H5, H5, {}), (0, 1), NOW) == []
+    assert hours.undecided(timeline, (0, 1), hours.end_of(H3)) == [H4], "an end in use makes an hour end for all"
+
+
+def test_sealing_stops_at_the_first_hour_that_is_not_decided_or_has_not_ended() -> None:
+    timeline = Timeline(H3, H3, {0: 1}, boundaries={H3: {0: 4}, H4: {0: 6, 1: 2}, H5: {0: 6, 1: 2}})
+    sealed, done = hours.plan_seal(timeline, "t", NOW)
+    assert done == [H3, H4]
+    assert sealed.sealed == {H3: Cut("t", {0: (1, 4)}), H4: Cut("t", {0: (4, 6), 1: (0, 2)})}
+    assert (sealed.open, sealed.start, sealed.boundaries) == (H5, {0: 6, 1: 2}, {H5: {0: 6, 1: 2}})
+    assert hours.plan_seal(Timeline(H3, H3, {0: 1}, boundaries={H4: {0: 6}}), "t", NOW)[1] == []
+    assert hours.plan_seal(sealed, "t", NOW) == (sealed, []), "sealing again seals nothing"
+
+
+def test_an_empty_hour_is_sealed_like_any_other() -> None:
+    planned = hours.plan_boundaries(Timeline(H3, H3, {0: 5}), {0: 5}, {H3: {0: None}, H4: {0: None}}, {0: 5}, NOW, NOW)
+    sealed, done = hours.plan_seal(planned, "t", NOW)
+    assert done == [H3, H4]
+    assert [c.offsets for c in sealed.sealed.values()] == [0, 0]
+
+
+def test_hour_ranges_go_from_sealed_over_ended_to_the_running_hour() -> None:
+    timeline = Timeline(H3, H4, {0: 4}, boundaries={H4: {0: 6}})
+    cuts = {H3: Cut("t", {0: (0, 4)})}
+    running = HourRange(H5, None)
+    assert hours.hour_ranges(timeline, cuts, {0: 2}, NOW) == [HourRange(H3, {0: 4}), HourRange(H4, {0: 6}), running]
+    assert hours.hour_ranges(timeline, cuts, {0: 4}, NOW) == [HourRange(H4, {0: 6}), running]
+    behind = hours.start_of(H3)
+    assert hours.hour_ranges(timeline, cuts, {0: 4}, behind)[-1] == running, "a clock behind reopens no hour"
+
+
+OFFSETS = st.dictionaries(st.integers(0, 9), st.integers(0, 2**53), max_size=4)
+RANGES = st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 99), st.integers(99, 2**53)), max_size=4)
+HOURS = st.integers(0, 99).map(lambda n: hours.shift(H3, n))
+
+
+@given(
+    st.builds(
+        Timeline, HOURS, HOURS, OFFSETS, st.dictionaries(HOURS, OFFSETS, max_size=3),
+        st.dictionaries(HOURS, st.builds(Cut, st.text(), RANGES), max_size=3), st.lists(HOURS, max_size=3).map(tuple),
+    )
+)  # fmt: skip
+def test_a_timeline_comes_back_from_json_as_it_was(timeline: Timeline) -> None:
+    assert Timeline.from_json(timeline.to_json()) == timeline

@@ -1,0 +1,171 @@
+"""The ledger: append-only, in the table's own order, with every decision exactly once whoever writes it."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from lakes import FIRST, StreamLake, new_lake
+
+from anabranch import ledger
+from anabranch.errors import Transient
+from anabranch.hours import Cut, shift
+from anabranch.lake import Change, Outcome
+from anabranch.publish import Publish, new_id
+
+NOW = datetime(2026, 11, 21, 1, tzinfo=UTC)
+CUT = Cut("t", {0: (0, 10), 1: (3, 3)})
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    return new_lake(tmp_path)
+
+
+def record(lake: StreamLake, *items: dict[str, Any]) -> frozenset[str]:
+    return ledger.record(lake.lake, lake.stream.hours_table, items)
+
+
+def history(lake: StreamLake) -> list[dict[str, Any]]:
+    return ledger.history(lake.lake, lake.stream.hours_table)
+
+
+def test_a_decision_comes_back_as_it_was_said(lake: StreamLake) -> None:
+    said = {"good": 8, "dead": 1, "gaps": {"control": 1}, "quality": {"passed": True, "failed": []}, "served": "batch"}
+    row = ledger.decision(FIRST, "accepted", 2, CUT, NOW, **said)
+    assert record(lake, row) == {row["id"]}
+    (found,) = history(lake)
+    assert found | said == found
+    assert (found["hour"], found["decision"], found["revision"]) == (FIRST, "accepted", 2)
+    assert (found["topic_id"], found["cut"], found["offsets"]) == ("t", {"0": [0, 10], "1": [3, 3]}, 10)
+    assert found["recorded_at"] == NOW
+    assert found["diff"] is None
+
+
+def test_a_row_lost_in_a_crash_is_restored_once_from_the_branchs_properties(lake: StreamLake) -> None:
+    row = ledger.decision(FIRST, "sealed", 0, CUT, NOW)
+    timeline = lake.state().timeline
+    publish = Publish(new_id(), (Change("speed"),), timeline, decisions=(row,))
+    assert lake.publish(publish) is Outcome.LANDED
+    assert history(lake) == [], "the hazard did not happen"
+    confirmed = record(lake, *lake.state().decisions)
+    assert confirmed == {row["id"]}
+    assert record(lake, *lake.state().decisions) == confirmed
+    assert [r["decision_id"] for r in history(lake)] == [row["id"]]
+    publish = Publish(new_id(), (Change("speed"),), timeline, confirmed=confirmed)
+    assert lake.publish(publish) is Outcome.LANDED
+    assert lake.state().decisions == ()
+    assert record(lake) == frozenset()
+
+
+def test_a_row_that_two_restore_at_once_is_there_once(lake: StreamLake) -> None:
+    row, other = (ledger.decision(FIRST, "sealed", 0, CUT, NOW) for _ in range(2))
+    real = lake.lake.catalog.commit_table
+
+    def commit_table(*args: Any) -> Any:
+        lake.lake.catalog.commit_table = real  # type: ignore[method-assign]
+        assert ledger.record(lake.again(), lake.stream.hours_table, [row]) == {row["id"]}
+        return real(*args)
+
+    lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
+    assert record(lake, row, other) == {row["id"], other["id"]}
+    assert [r["decision_id"] for r in history(lake)] == [row["id"], other["id"]]
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_an_append_whose_answer_is_lost_is_there_once(lake: StreamLake, after: bool) -> None:
+    row, real = ledger.decision(FIRST, "sealed", 0, CUT, NOW), lake.lake.catalog.commit_table
+
+    def commit_table(*args: Any) -> Any:
+        lake.lake.catalog.commit_table = real  # type: ignore[method-assign]
+        if after:
+            real(*args)
+        raise ConnectionError("connection reset")
+
+    lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
+    assert record(lake, row) == {row["id"]}
+    assert [r["decision_id"] for r in history(lake)] == [row["id"]]
+
+
+def test_concurrent_appends_keep_a_strict_order_that_is_nobodys_clock(lake: StreamLake) -> None:
+    lakes = [lake.again(), lake.again()]
+    failures: list[Exception] = []
+
+    def write(who: int) -> None:
+        for i in range(4):
+            # The second one's clock is an hour behind, and runs backwards.
+            at = NOW + timedelta(seconds=i) if who == 0 else NOW - timedelta(hours=1, seconds=i)
+            try:
+                row = ledger.decision(shift(FIRST, i), "sealed", who, CUT, at)
+                ledger.record(lakes[who], lake.stream.hours_table, [row])
+            except Exception as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(who,)) for who in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    rows = history(lake)
+    sequences = [r["sequence"] for r in rows]
+    assert sequences == sorted(set(sequences)), "two appends share a place in the order"
+    for who in (0, 1):
+        assert [r["hour"] for r in rows if r["revision"] == who] == [shift(FIRST, i) for i in range(4)]
+
+
+def test_an_append_that_never_comes_first_is_transient(lake: StreamLake) -> None:
+    rival = lake.again()
+
+    def rows(sequence: int) -> pa.Table:
+        ledger.record(rival, lake.stream.hours_table, [ledger.decision(FIRST, "sealed", 0, CUT, NOW)])
+        return ledger._to_arrow([ledger.decision(FIRST, "refused", 1, CUT, NOW)], sequence)
+
+    with pytest.raises(Transient, match="expected to be first once in ten attempts"):
+        lake.lake.append(lake.stream.hours_table, rows)
+    assert {r["decision"] for r in history(lake)} == {"sealed"}
+
+
+def row(decision: str, **values: Any) -> dict[str, Any]:
+    given = {"hour": FIRST, "decision": decision, "revision": 1, "reason": None, "served": None, "good": None}
+    return given | values
+
+
+SEALED = row("sealed", revision=0, served="speed", offsets=10)
+ACCEPTED = row("accepted", good=9, served="batch")
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([SEALED], {"decision": "sealed", "served": "speed", "offsets": 10}),
+        ([SEALED, ACCEPTED], {"decision": "accepted", "served": "batch", "offsets": 10, "good": 9, "revision": 1}),
+        (
+            [SEALED, row("refused", reason="gap"), ACCEPTED],
+            {"decision": "accepted", "reason": None, "good": 9},
+        ),
+        (
+            [SEALED, ACCEPTED, row("refused", revision=2, reason="gap", good=3, served="batch")],
+            {"decision": "accepted", "revision": 1, "good": 9, "reason": "gap", "served": "batch"},
+        ),
+        (
+            [ACCEPTED, row("refused", revision=2, reason="gap", good=3), row("accepted", revision=2, good=10)],
+            {"decision": "accepted", "revision": 2, "good": 10, "reason": None},
+        ),
+        ([SEALED, row("refused", reason="a"), row("refused", reason="b")], {"decision": "refused", "reason": "b"}),
+        ([ACCEPTED, row("served", served="speed", reason="why")], {"decision": "accepted", "served": "speed"}),
+        ([ACCEPTED, SEALED], {"decision": "accepted", "revision": 1}),
+    ],
+)
+def test_the_newest_word_on_an_hour(rows: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+    found = ledger.newest(rows)[FIRST]
+    assert {key: found.get(key) for key in expected} == expected
+
+
+def test_hours_come_oldest_first() -> None:
+    later = row("sealed") | {"hour": shift(FIRST, 1)}
+    assert list(ledger.newest([later, SEALED])) == [FIRST, shift(FIRST, 1)]

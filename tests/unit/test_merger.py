@@ -1,0 +1,183 @@
+"""The merger: `main` becomes what the layers say, by swaps that copy nothing, and never loses an hour's rows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lakes import FIRST, StreamLake, new_lake, new_state
+
+from anabranch.hours import Cut, Timeline, shift
+from anabranch.lake import Change, Outcome
+from anabranch.publish import Publish, new_id
+from anabranch.snapshots import files_by_hour
+from anabranch.state import OVERRIDES, Accepted, Layer, State
+from serving_layer.merger import Swap, covers, merge, plan_merge
+
+H0, H1, H2 = FIRST, shift(FIRST, 1), shift(FIRST, 2)
+CUT0, CUT1 = Cut("t", {0: (0, 3)}), Cut("t", {0: (3, 5)})
+TIMELINE = Timeline(H0, H2, {0: 5}, sealed={H1: CUT1})
+SPEED, BATCH = {H0: ["s0"], H1: ["s1"]}, {H0: ["b0"]}
+
+
+def state_of(**values: Any) -> State:
+    given: dict[str, Any] = {"accepted": {H0: Accepted(1, CUT0)}}
+    return new_state(values.pop("timeline", TIMELINE), values.pop("offsets", {0: 5}), **(given | values))
+
+
+def plan(state: State, main: dict[str, list[str]], speed: dict[str, list[str]], batch: dict[str, list[str]]) -> Any:
+    return plan_merge(state, *({h: {p: p for p in paths} for h, paths in b.items()} for b in (main, speed, batch)))
+
+
+def after(main: dict[str, list[str]], swaps: list[Swap]) -> dict[str, list[str]]:
+    found = {h: set(paths) for h, paths in main.items()}
+    for swap in swaps:
+        if swap.refused is None:
+            found[swap.hour] = (found.get(swap.hour, set()) - set(swap.remove)) | set(swap.add)
+    return {h: sorted(paths) for h, paths in sorted(found.items()) if paths}
+
+
+@pytest.mark.parametrize(
+    "main", [{}, {H0: ["s0"], H1: ["s1"]}, {H0: ["b0", "s0"], H1: ["b1"]}, {H0: ["b0"]}, {H2: ["x"], H1: ["s1"]}]
+)
+def test_whatever_main_holds_becomes_what_the_layers_say_and_stays_so(main: dict[str, list[str]]) -> None:
+    swaps = plan(state_of(), main, SPEED, BATCH)
+    merged = after(main, swaps)
+    assert merged == {H0: ["b0"], H1: ["s1"]}
+    assert plan(state_of(), merged, SPEED, BATCH) == []
+    assert [s.hour for s in swaps] == sorted(s.hour for s in swaps)
+
+
+def test_a_swap_touches_only_the_files_that_differ() -> None:
+    (swap,) = plan(state_of(), {H0: ["b0", "s0"], H1: ["s1"]}, SPEED, {H0: ["b0", "b9"]})
+    assert swap == Swap(H0, "batch", ("b9",), ("s0",))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "layer", "reason"),
+    [
+        ({"overrides": {H0: "speed"}, "offsets": {0: 2}}, "speed", "the speed layer has not read it to its end"),
+        (
+            {"overrides": {H0: "speed"}, "timeline": replace(TIMELINE, skipped=(H0,))},
+            "speed",
+            "the speed layer skipped it, wholly or in part",
+        ),
+        ({"overrides": {H0: "speed"}}, "speed", None),
+    ],
+)
+def test_an_hour_is_never_given_to_a_speed_layer_that_does_not_cover_it(
+    values: dict[str, Any], layer: Layer, reason: str | None
+) -> None:
+    state = state_of(**values)
+    assert covers(state, layer, H0) == reason
+    main = {H0: ["b0"], H1: ["s1"]}
+    (swap,) = plan(state, main, SPEED, BATCH)
+    assert swap.refused == (f"not swapped to {layer}: {reason}" if reason else None)
+    assert after(main, [swap])[H0] == (["b0"] if reason else ["s0"])
+
+
+def test_an_hour_is_never_given_to_a_batch_layer_that_has_not_accepted_it() -> None:
+    state = state_of(overrides={H1: "batch"})
+    (swap,) = plan(state, {H0: ["b0"], H1: ["s1"]}, SPEED, BATCH)
+    assert swap.refused == "not swapped to batch: the batch layer has not accepted it"
+
+
+def test_an_accepted_hour_without_rows_is_emptied() -> None:
+    assert after({H0: ["s0"]}, plan(state_of(), {H0: ["s0"]}, {H0: ["s0"]}, {})) == {}
+
+
+def test_a_forgotten_hour_is_still_the_batch_layers() -> None:
+    state = state_of(accepted={}, settled_before=H1)
+    assert plan(state, {H0: ["b0"], H1: ["s1"]}, SPEED, BATCH) == []
+    assert covers(state, "batch", H0) is None
+
+
+# On a real lake
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    """Hour 0 accepted, hour 1 of the speed layer, `main` right."""
+    made = new_lake(tmp_path, timeline=TIMELINE)
+    assert made.publish(made.speed(made.stage([(H0, 0, 0), (H0, 0, 1), (H1, 0, 3)]), {0: 5})) is Outcome.LANDED
+    assert made.publish(made.accept(made.stage([(H0, 0, 0)]), H0, Accepted(1, CUT0))) is Outcome.LANDED
+    return made
+
+
+RIGHT = [(H0, 0, 0), (H1, 0, 3)]
+
+
+def say(lake: StreamLake, overrides: dict[str, str]) -> None:
+    change = Change("main", properties={OVERRIDES: json.dumps(overrides)})
+    assert lake.publish(Publish(new_id(), (change,), lake.state().timeline)) is Outcome.LANDED
+
+
+def wreck(lake: StreamLake) -> None:
+    """Take all that `main` holds, as a restored branch may."""
+    state = lake.state()
+    files = tuple(f for hour in files_by_hour(state.table, "main").values() for f in hour.values())
+    assert lake.publish(Publish(new_id(), (Change("main", remove=files),), state.timeline)) is Outcome.LANDED
+
+
+def test_a_wrong_main_is_restored_in_one_publish_without_new_files(lake: StreamLake) -> None:
+    assert lake.rows("main") == RIGHT
+    files = files_by_hour(lake.table(), "main")
+    wreck(lake)
+    assert lake.rows("main") == [], "the hazard did not happen"
+    before = lake.state().heads
+    assert [s.hour for s in merge(lake.lake, lake.stream, everything=True)] == [H0, H1]
+    assert lake.rows("main") == RIGHT
+    assert {h: set(f) for h, f in files_by_hour(lake.table(), "main").items()} == {h: set(f) for h, f in files.items()}
+    after = lake.state()
+    assert {b: after.heads[b] == before[b] for b in before} == {"main": False, "speed": True, "batch": True}
+    assert after.is_merged
+
+
+def test_merging_again_changes_nothing(lake: StreamLake) -> None:
+    head = lake.state().heads
+    assert merge(lake.lake, lake.stream) == []
+    assert merge(lake.lake, lake.stream, everything=True) == []
+    assert lake.state().heads == head
+
+
+def test_a_dry_run_says_what_it_would_swap_and_swaps_nothing(lake: StreamLake) -> None:
+    wreck(lake)
+    head = lake.state().heads
+    assert [s.hour for s in merge(lake.lake, lake.stream, dry_run=True, everything=True)] == [H0, H1]
+    assert lake.state().heads == head
+
+
+def test_an_override_is_merged_and_lifted(lake: StreamLake) -> None:
+    say(lake, {H0: "speed"})
+    merge(lake.lake, lake.stream, everything=True)
+    assert lake.rows("main") == [(H0, 0, 0), (H0, 0, 1), (H1, 0, 3)]
+    say(lake, {})
+    merge(lake.lake, lake.stream, everything=True)
+    assert lake.rows("main") == RIGHT
+
+
+def test_an_override_that_the_layer_does_not_cover_leaves_the_hour_whole(lake: StreamLake) -> None:
+    say(lake, {H1: "batch"})
+    (swap,) = merge(lake.lake, lake.stream, everything=True)
+    assert swap.refused == "not swapped to batch: the batch layer has not accepted it"
+    assert lake.rows("main") == RIGHT
+
+
+def test_a_branch_that_moved_without_main_is_noticed_and_merged(lake: StreamLake) -> None:
+    """A restored branch: its content is not what `main` was made from."""
+    staged, table = lake.stage([(H1, 0, 4)]), lake.table()
+    tx = table.transaction()
+    said = {"anabranch.publish": "restored", "anabranch.content": "restored"} | {
+        k: v for k, v in lake.state().said["speed"].items() if k != "anabranch.content"
+    }
+    update = tx.update_snapshot(branch="speed", snapshot_properties=said).fast_append()
+    update.append_data_file(staged.files[0])
+    update.commit()
+    lake.lake.catalog.commit_table(table, tuple(tx._requirements), tuple(tx._updates))
+    assert not lake.state().is_merged
+    assert [s.hour for s in merge(lake.lake, lake.stream)] == [H1]
+    assert lake.rows("main") == [*RIGHT, (H1, 0, 4)]
+    assert lake.state().is_merged

@@ -1,0 +1,108 @@
+"""What the speed layer decides: hours of a micro-batch, how it comes back from an outage, pieces of a range."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from lakes import new_state
+
+from anabranch.hours import Cut, HourRange, Timeline, shift
+from anabranch.position import Ranges, size
+from anabranch.state import Accepted, State
+from speed_layer.plan import Read, Skip, assign, chunks, plan_return
+
+FIRST = "2026-11-21T00"
+H = [shift(FIRST, i) for i in range(6)]
+CUTS = {h: Cut("t", {0: (10 * i, 10 * i + 10), 1: (i, i + 1)}) for i, h in enumerate(H[:5])}
+
+
+def outage(offsets: dict[int, int], accepted: str, forgotten: int = 0, **values: object) -> State:
+    """Five sealed hours; `accepted` is one letter each: `a`ccepted or `r`efused."""
+    batch = {h: Accepted(1, CUTS[h]) for h, a in zip(H, accepted, strict=False) if a == "a"}
+    for hour in H[:forgotten]:
+        batch.pop(hour, None)
+    waiting = {h: CUTS[h] for h, a in zip(H, accepted, strict=False) if a == "r"}
+    timeline = Timeline(FIRST, H[5], {0: 50, 1: 5}, sealed=waiting)
+    return new_state(timeline, offsets, accepted=batch, settled_before=H[forgotten], **values)
+
+
+def test_a_speed_layer_at_the_head_goes_on_with_the_stream() -> None:
+    assert plan_return(outage({0: 50, 1: 5}, "aaaaa"), {0: 50, 1: 5}) is None
+
+
+def test_accepted_hours_are_skipped_in_one_step() -> None:
+    assert plan_return(outage({0: 3, 1: 0}, "aaaaa"), {0: 3, 1: 0}) == Skip(tuple(H[:5]), {0: 50, 1: 5})
+
+
+def test_a_refused_hour_between_two_accepted_ones_is_never_jumped_over() -> None:
+    position = {0: 12, 1: 1}
+    steps = []
+    while (step := plan_return(outage(position, "aarra"), position)) is not None:
+        steps.append(step)
+        position = position | (step.to if isinstance(step, Skip) else {p: e for p, (_, e) in step.ranges.items()})
+    assert steps == [
+        Skip((H[1],), {0: 20, 1: 2}),
+        Read(H[2], {0: (20, 30), 1: (2, 3)}),
+        Read(H[3], {0: (30, 40), 1: (3, 4)}),
+        Skip((H[4],), {0: 50, 1: 5}),
+    ]
+
+
+def test_refused_hours_behind_the_last_accepted_one_are_for_the_stream() -> None:
+    assert plan_return(outage({0: 30, 1: 3}, "aaarr"), {0: 30, 1: 3}) is None
+
+
+def test_an_hour_that_an_operator_gave_to_the_speed_layer_is_read() -> None:
+    state = outage({0: 0, 1: 0}, "aaaaa", overrides={H[0]: "speed"})
+    assert plan_return(state, {0: 0, 1: 0}) == Read(H[0], {0: (0, 10), 1: (0, 1)})
+
+
+def test_what_an_hour_still_lacks_is_read_partition_by_partition() -> None:
+    assert plan_return(outage({0: 4, 1: 1}, "raaaa"), {0: 4, 1: 1}) == Read(H[0], {0: (4, 10)})
+
+
+def test_forgotten_hours_are_skipped_to_the_first_that_is_remembered() -> None:
+    state = outage({0: 4, 1: 1}, "aaaaa", forgotten=2)
+    assert plan_return(state, {0: 4, 1: 1}) == Skip((), {0: 20, 1: 2})
+    assert plan_return(state, {0: 20, 1: 2}) == Skip(tuple(H[2:5]), {0: 50, 1: 5})
+
+
+def test_a_skip_never_moves_a_partition_back() -> None:
+    step = plan_return(outage({0: 4, 1: 5}, "aarrr"), {0: 4, 1: 5})
+    assert step == Skip((H[0], H[1]), {0: 20, 1: 5})
+
+
+def test_before_the_first_seal_there_is_nothing_to_come_back_to() -> None:
+    assert plan_return(new_state(Timeline(FIRST, FIRST, {0: 7})), {0: 7}) is None
+
+
+ENDS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=5).map(
+    lambda ends: list(zip(sorted(a for a, _ in ends), sorted(b for _, b in ends), strict=True))
+)
+RANGES = st.fixed_dictionaries(
+    {p: st.tuples(st.integers(0, 25), st.integers(0, 25)).map(lambda r: (min(r), max(r))) for p in (0, 1, 2)}
+)
+
+
+@given(RANGES, ENDS)
+def test_every_offset_of_a_micro_batch_gets_the_one_hour_that_holds_it(
+    ranges: Ranges, ends: list[tuple[int, int]]
+) -> None:
+    hours = [HourRange(H[i], {0: a, 1: b}) for i, (a, b) in enumerate(ends)]
+    assigned = assign(ranges, [*hours, HourRange("running", None)])
+    for p, (start, end) in ranges.items():
+        for offset in range(start, end):
+            found = [h for h, part in assigned.items() if p in part and part[p][0] <= offset < part[p][1]]
+            expected = next((h.hour for h in hours if h.ends and offset < h.ends.get(p, 0)), "running")
+            assert found == [expected]
+    assert sum(size(part) for part in assigned.values()) == size(ranges)
+
+
+@given(RANGES, st.integers(1, 12))
+def test_chunks_hold_every_offset_once_in_order_and_no_more_than_allowed(ranges: Ranges, at_most: int) -> None:
+    pieces = chunks(ranges, at_most)
+    for p, (start, end) in ranges.items():
+        offsets = [o for piece in pieces if p in piece for o in range(*piece[p])]
+        assert offsets == list(range(start, end))
+    assert all(0 < size(piece) <= at_most for piece in pieces)
+    assert all(size(piece) == at_most for piece in pieces[:-1])

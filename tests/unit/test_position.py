@@ -1,0 +1,97 @@
+"""Position arithmetic: whatever ranges arrive, in any overlap, each offset is published once, none jumped over."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.position import (
+    Position,
+    Ranges,
+    Standing,
+    advance,
+    classify,
+    clip,
+    ranges_between,
+    ranges_from_keys,
+    ranges_to_keys,
+    size,
+    trim,
+)
+
+PARTITIONS = st.integers(0, 2)
+# An inverted range can come of a position that moved on; it holds nothing.
+RANGE = st.tuples(st.integers(0, 12), st.integers(0, 12))
+RANGES = st.dictionaries(PARTITIONS, RANGE, max_size=3)
+
+
+def held(ranges: Ranges) -> list[tuple[int, int]]:
+    return sorted((p, o) for p, (s, e) in ranges.items() for o in range(s, e))
+
+
+@given(st.lists(RANGES, max_size=30))
+def test_any_sequence_of_ranges_publishes_each_offset_once_and_leaves_no_hole(sequence: list[Ranges]) -> None:
+    position = Position("t", {0: 0})
+    published: list[tuple[int, int]] = []
+    for ranges in sequence:
+        standing = classify(ranges, position.offsets)
+        if standing is Standing.AHEAD:
+            assert any(s < e and s > position.offsets.get(p, 0) for p, (s, e) in ranges.items())
+            continue
+        todo = trim(ranges, position.offsets)
+        new = [found for found in held(ranges) if found not in published]
+        assert held(todo) == new
+        assert (standing is Standing.PUBLISHED) == (not new)
+        assert (standing is Standing.OVERLAPPING) == (bool(new) and len(new) < len(held(ranges)))
+        published += held(todo)
+        position = advance(position, todo)
+    assert sorted(published) == held({p: (0, o) for p, o in position.offsets.items()})
+
+
+@given(RANGES, RANGES)
+def test_clip_is_the_intersection_and_names_no_empty_partition(ranges: Ranges, within: Ranges) -> None:
+    clipped = clip(ranges, within)
+    assert held(clipped) == sorted(set(held(ranges)) & set(held(within)))
+    assert all(s < e for s, e in clipped.values())
+    assert size(clipped) == len(held(clipped))
+
+
+@given(RANGES, st.dictionaries(PARTITIONS, st.integers(0, 12)))
+def test_a_position_never_moves_back(ranges: Ranges, offsets: dict[int, int]) -> None:
+    after = advance(Position("t", offsets), ranges)
+    assert after.topic_id == "t"
+    assert all(after.offsets[p] >= o for p, o in offsets.items())
+    assert all(after.offsets[p] >= e for p, (_, e) in ranges.items())
+
+
+@pytest.mark.parametrize(
+    ("ranges", "expected"),
+    [
+        ({0: (5, 8), 1: (2, 4)}, Standing.ADJACENT),
+        ({0: (5, 8), 1: (2, 2)}, Standing.ADJACENT),
+        ({0: (5, 8), 7: (0, 1)}, Standing.ADJACENT),
+        ({0: (3, 8), 1: (2, 4)}, Standing.OVERLAPPING),
+        ({0: (3, 5), 1: (2, 4)}, Standing.OVERLAPPING),
+        ({0: (3, 5), 1: (0, 2)}, Standing.PUBLISHED),
+        ({}, Standing.PUBLISHED),
+        ({0: (6, 8), 1: (2, 4)}, Standing.AHEAD),
+        ({0: (3, 5), 1: (3, 4)}, Standing.AHEAD),
+        ({7: (1, 2)}, Standing.AHEAD),
+    ],
+)
+def test_standing_of_a_micro_batch(ranges: Ranges, expected: Standing) -> None:
+    assert classify(ranges, {0: 5, 1: 2}) is expected
+
+
+def test_a_partition_that_is_new_begins_at_0_and_moves_no_other() -> None:
+    position = Position("t", {0: 7}).with_partitions((0, 1, 2))
+    assert position == Position("t", {0: 7, 1: 0, 2: 0})
+    assert ranges_between({0: 7}, {0: 9, 1: 4}) == {0: (7, 9), 1: (0, 4)}
+
+
+@given(st.dictionaries(st.integers(0, 50), st.integers(0, 2**62)), RANGES)
+def test_json_gives_back_the_same_value(offsets: dict[int, int], ranges: Ranges) -> None:
+    position = Position("AbC-_", offsets)
+    assert Position.from_json(position.to_json()) == position
+    assert ranges_from_keys(ranges_to_keys(ranges)) == ranges

@@ -1,0 +1,499 @@
+"""The publish protocol on a real lake: landed, refused or unknown, and what each of them leaves behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lakes import FIRST, StreamLake, new_lake, waiting
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table.refs import SnapshotRefType
+
+from anabranch import publish as publish_module
+from anabranch import snapshots
+from anabranch.errors import Terminal, Transient
+from anabranch.hours import Cut
+from anabranch.lake import Change, Outcome, Tag
+from anabranch.publish import Publish, ask_for_turn, give_back_turn, new_id, run, to_commit, wait_for_turn
+from anabranch.state import DECISIONS, POSITION, TURN, Accepted, State, load_state
+
+ROWS = [(FIRST, 0, o) for o in range(3)]
+MORE = [(FIRST, 0, o) for o in range(3, 5)]
+BRANCHES = ("main", "speed", "batch")
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    return new_lake(tmp_path)
+
+
+@contextmanager
+def failing(
+    lake: StreamLake, after: bool, error: type[Exception] = ConnectionError, times: int = 1
+) -> Iterator[list[int]]:
+    """A fail point at our adapter's own boundary: the answer of a commit is lost, after it landed or before."""
+    catalog, left = lake.lake.catalog, [times]
+    real = catalog.commit_table
+
+    def commit_table(*args: Any) -> Any:
+        if left[0] == 0:
+            return real(*args)
+        left[0] -= 1
+        if after:
+            real(*args)
+        raise error("connection reset")
+
+    catalog.commit_table = commit_table  # type: ignore[method-assign]
+    try:
+        yield left
+    finally:
+        catalog.commit_table = real  # type: ignore[method-assign]
+
+
+def log_of(lake: StreamLake) -> tuple[dict[str, int], set[int]]:
+    table = lake.table()
+    return snapshots.heads(table), {s.snapshot_id for s in table.snapshots()}
+
+
+def test_staged_rows_are_seen_by_nobody(lake: StreamLake) -> None:
+    staged = lake.stage(ROWS)
+    assert staged.rows == 3
+    assert [lake.rows(b) for b in BRANCHES] == [[], [], []]
+    assert staged.parent_id == lake.state().heads["main"]
+
+
+def test_rows_and_position_become_visible_in_one_commit_on_two_branches(lake: StreamLake) -> None:
+    before = lake.table().metadata_location
+    staged = lake.stage(ROWS)
+    staged_at = lake.table().metadata_location
+    assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED
+    assert (lake.rows("speed"), lake.rows("main"), lake.rows("batch")) == (ROWS, ROWS, [])
+    assert lake.state().position.offsets == {0: 3}
+    log = [entry.metadata_file for entry in lake.table().metadata.metadata_log]
+    assert log[-2:] == [before, staged_at], "expected one commit to stage and one to publish"
+
+
+@pytest.mark.parametrize("moved", BRANCHES)
+def test_a_head_that_moved_on_any_branch_refuses_and_leaves_nothing(lake: StreamLake, moved: str) -> None:
+    staged = lake.stage(ROWS)
+    state = lake.state()
+    publish = lake.speed(staged, {0: 3}, state)
+    lake.move(moved)
+    files, before = lake.metadata_files(), log_of(lake)
+    assert lake.publish(publish, state) is Outcome.REFUSED
+    assert log_of(lake) == before
+    assert lake.metadata_files() == files, "a refused publish leaves its manifests behind"
+    assert lake.rows("main") == []
+    assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED, "decided again, it lands"
+    assert lake.rows("main") == ROWS
+
+
+@pytest.mark.parametrize("moved", BRANCHES)
+def test_a_head_that_was_set_back_refuses_though_no_snapshot_is_new(lake: StreamLake, moved: str) -> None:
+    """The hazard: a rollback adds no snapshot, so only the heads that a commit requires tell of it."""
+    staged, before = lake.stage(ROWS), lake.state().heads[moved]
+    lake.move(moved)
+    state = lake.state()
+    publish = lake.speed(staged, {0: 3}, state)
+    with lake.table().manage_snapshots() as manage:
+        if moved == "main":
+            manage.rollback_to_snapshot(before)
+        else:
+            manage.create_branch(before, moved)
+    assert lake.state().heads[moved] == before, "the hazard did not happen"
+    assert lake.publish(publish, state) is Outcome.REFUSED
+    assert [lake.rows(b) for b in BRANCHES] == [[], [], []]
+
+
+def test_a_refused_swap_that_replaces_files_leaves_nothing(lake: StreamLake) -> None:
+    assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
+    staged = lake.stage(ROWS)
+    state = lake.state()
+    publish = lake.accept(staged, FIRST, Accepted(1, Cut("t", {0: (0, 3)})), state)
+    lake.move("speed")
+    files = lake.metadata_files()
+    assert lake.publish(publish, state) is Outcome.REFUSED
+    assert lake.metadata_files() == files
+    assert lake.publish(lake.accept(staged, FIRST, Accepted(1, Cut("t", {0: (0, 3)})))) is Outcome.LANDED
+    assert (lake.rows("main"), lake.rows("batch"), lake.rows("speed")) == (ROWS, ROWS, ROWS)
+    (main,) = snapshots.files_of(lake.table(), "main", FIRST)
+    assert main.file_path == staged.files[0].file_path
+
+
+def test_two_publishers_of_the_same_range_never_both_land(lake: StreamLake) -> None:
+    """The hazard: a client's own retry replays a stale decision, and the rows are there twice."""
+    first, second = lake.stage(ROWS), lake.stage(ROWS)
+    other, state = lake.again(), lake.state()
+    theirs = load_state(other, lake.name)
+    assert lake.publish(lake.speed(first, {0: 3}, state), state) is Outcome.LANDED
+    assert lake.publish(lake.speed(second, {0: 3}, theirs), theirs, other) is Outcome.REFUSED
+    assert lake.rows("main") == ROWS
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_an_answer_lost_is_looked_up_in_the_table(lake: StreamLake, after: bool) -> None:
+    staged = lake.stage(ROWS)
+    publish = lake.speed(staged, {0: 3})
+    with failing(lake, after) as left:
+        outcome = lake.publish(publish)
+    assert left == [0], "the hazard did not happen"
+    assert outcome is (Outcome.LANDED if after else Outcome.REFUSED)
+    assert lake.rows("main") == (ROWS if after else [])
+    if not after:
+        assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED, "its manifests are still there"
+    assert lake.rows("speed") == ROWS
+
+
+def test_an_answer_lost_after_landing_is_known_even_when_others_published_since(lake: StreamLake) -> None:
+    staged = lake.stage(ROWS)
+    publish, state, real = lake.speed(staged, {0: 3}), lake.state(), lake.lake.catalog.commit_table
+
+    def commit_table(*args: Any) -> Any:
+        lake.lake.catalog.commit_table = real  # type: ignore[method-assign]
+        real(*args)
+        lake.move("speed")
+        raise TimeoutError("read timed out")
+
+    lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
+    assert lake.publish(publish, state) is Outcome.LANDED
+
+
+def test_what_a_branch_says_is_carried_forward_by_every_publish(lake: StreamLake) -> None:
+    first = Publish(new_id(), (Change("main", properties={"anabranch.a": "1"}),), lake.state().timeline)
+    assert lake.publish(first) is Outcome.LANDED
+    assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
+    lake.move("batch")
+    lake.move("speed")
+    said = lake.state().said
+    assert said["main"]["anabranch.a"] == "1"
+    assert "anabranch.a" not in said["speed"] | said["batch"]
+    assert lake.state().position.offsets == {0: 3}
+
+
+def test_a_head_that_is_nobodys_publish_is_walked_over(lake: StreamLake) -> None:
+    """The hazard: `rewrite_manifests` and other engines leave heads without our properties."""
+    assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
+    for branch in ("speed", "main", "speed"):
+        lake.foreign_commit(branch)
+    head = snapshots.head(lake.table(), "speed")
+    assert head.summary is not None
+    assert head.summary.get(POSITION) is None, "the hazard did not happen"
+    assert lake.state().position.offsets == {0: 3}
+    assert lake.state().is_merged
+    assert lake.publish(lake.speed(lake.stage(MORE), {0: 5})) is Outcome.LANDED
+    assert lake.state().position.offsets == {0: 5}
+
+
+def test_a_foreign_commit_while_a_publish_is_decided_refuses_it(lake: StreamLake) -> None:
+    staged, state = lake.stage(ROWS), lake.state()
+    lake.foreign_commit("batch")
+    assert lake.publish(lake.speed(staged, {0: 3}, state), state) is Outcome.REFUSED
+
+
+def test_a_missing_branch_is_an_error_that_names_the_remedy(lake: StreamLake) -> None:
+    lake.table().manage_snapshots().remove_branch("batch").commit()
+    with pytest.raises(Terminal, match=r"table games.events: expected branch batch, found none; run `anabranch apply`"):
+        lake.state()
+
+
+def test_a_speed_branch_that_was_dropped_begins_where_its_rows_in_main_end(lake: StreamLake) -> None:
+    """The hazard: made again from `main` at the stream's first position, it would publish every row a second time."""
+    assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
+    lake.move("main")
+    lake.table().manage_snapshots().remove_branch("speed").commit()
+    assert lake.lake.add_branches(lake.name, {}) == ["speed"]
+    assert lake.rows("speed") == ROWS
+    assert lake.state().position.offsets == {0: 3}
+
+
+# Expiry
+
+
+def test_a_publish_expires_what_is_published_and_spares_what_waits(lake: StreamLake) -> None:
+    mine, waits = lake.stage(ROWS), lake.stage(MORE)
+    assert lake.publish(lake.speed(mine, {0: 3})) is Outcome.LANDED
+    table = lake.table()
+    assert table.metadata.snapshot_by_id(mine.snapshot_id) is None, "its rows are published: it has done its work"
+    assert snapshots.find_staged(table, waits.wap_id) == waits
+    assert waits.parent_id is not None
+    assert table.metadata.snapshot_by_id(waits.parent_id) is not None
+
+
+def test_only_the_newest_snapshots_stay_beside_heads_tags_and_parents_of_what_waits(lake: StreamLake) -> None:
+    waits = lake.stage(MORE)
+    assert waits.parent_id is not None
+    for branch in BRANCHES:
+        lake.move(branch)
+    tag = Tag("kept", lake.state().heads["speed"], 3_600_000)
+    publish = Publish(new_id(), (Change("speed"),), lake.state().timeline, tags=(tag,))
+    assert lake.publish(publish) is Outcome.LANDED
+    for _ in range(4):
+        lake.move("speed")
+    table = lake.table()
+    line = [s.snapshot_id for s in table.snapshots() if s.snapshot_id != waits.snapshot_id]
+    kept = {*line[-2:], tag.snapshot_id, waits.parent_id, *snapshots.heads(table).values()}
+    assert len(kept) == 6
+    removed = snapshots.plan_expiry(table, None, NOW, keep=2)
+    assert set(removed) == set(line) - kept
+    assert len(removed) == 3
+
+
+def test_the_way_back_to_the_last_publish_survives_expiry(lake: StreamLake) -> None:
+    """The hazard: a snapshot between a foreign head and the last publish goes, and with it what the branch said."""
+    assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
+    lake.foreign_commit("main")
+    lake.foreign_commit("main")
+    said = lake.state().said["main"]
+    assert said
+    state = lake.state()
+    commit = to_commit(state, Publish(new_id(), (Change("speed"),), state.timeline), NOW)
+    commit = replace(commit, expire=snapshots.plan_expiry(state.table, commit.id, NOW, keep=1))
+    assert lake.lake.commit(state.table, commit) is Outcome.LANDED
+    assert lake.state().said["main"] == said
+
+
+def test_a_publish_keeps_about_two_hundred_snapshots(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert snapshots.plan_expiry.__defaults__ == (200,)
+    monkeypatch.setattr(snapshots.plan_expiry, "__defaults__", (10,))
+    for _ in range(15):
+        lake.move("speed")
+    assert 10 <= len(lake.table().snapshots()) <= 12
+
+
+def test_staged_rows_of_a_day_ago_are_given_up(lake: StreamLake) -> None:
+    staged = lake.stage(ROWS)
+    assert staged.snapshot_id not in snapshots.plan_expiry(lake.table(), None, NOW + timedelta(hours=23))
+    assert staged.snapshot_id in snapshots.plan_expiry(lake.table(), None, NOW + timedelta(hours=25))
+
+
+def test_a_publisher_paused_across_anothers_expiry_is_refused(lake: StreamLake) -> None:
+    """The hazard: its staged files are gone, yet the heads that it watches look as before."""
+    paused = lake.stage(ROWS)
+    state = lake.state()
+    publish = lake.speed(paused, {0: 3}, state)
+    theirs = load_state(lake.again(), lake.name)
+    commit = to_commit(theirs, Publish(new_id(), (Change("batch"),), theirs.timeline), NOW)
+    commit = replace(commit, expire=(*commit.expire, paused.snapshot_id))
+    assert lake.lake.commit(theirs.table, commit) is Outcome.LANDED
+    assert snapshots.find_staged(lake.table(), paused.wap_id) is None, "the hazard did not happen"
+    assert lake.publish(publish, state) is Outcome.REFUSED
+    assert lake.rows("main") == []
+
+
+def test_expiring_what_somebody_discarded_meanwhile_is_a_refusal(lake: StreamLake) -> None:
+    abandoned, mine = lake.stage(MORE), lake.stage(ROWS)
+    state = lake.state()
+    commit = to_commit(state, lake.speed(mine, {0: 3}, state), NOW)
+    commit = replace(commit, expire=(*commit.expire, abandoned.snapshot_id))
+    lake.lake.discard(lake.name, abandoned)
+    assert lake.lake.commit(state.table, commit) is Outcome.REFUSED
+    assert lake.publish(lake.speed(mine, {0: 3})) is Outcome.LANDED
+    assert lake.rows("main") == ROWS
+
+
+def test_a_discarded_attempt_is_gone_and_moves_no_head(lake: StreamLake) -> None:
+    staged = lake.stage(ROWS)
+    heads = lake.state().heads
+    lake.lake.discard(lake.name, staged)
+    assert snapshots.find_staged(lake.table(), staged.wap_id) is None
+    assert lake.state().heads == heads
+    lake.lake.discard(lake.name, staged)
+
+
+def test_two_staged_snapshots_with_one_id_are_refused(lake: StreamLake) -> None:
+    lake.stage(ROWS, "same")
+    with pytest.raises(Terminal, match="expected one staged snapshot same, found 2"):
+        lake.stage(ROWS, "same")
+
+
+# Tags
+
+
+def test_a_tag_keeps_its_snapshot_readable_and_ends_with_its_age(lake: StreamLake) -> None:
+    assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
+    state = lake.state()
+    tag = Tag("main-then", state.heads["main"], 60_000)
+    assert lake.publish(Publish(new_id(), (Change("speed"),), state.timeline, tags=(tag,))) is Outcome.LANDED
+    assert lake.publish(lake.speed(lake.stage(MORE), {0: 5})) is Outcome.LANDED
+    ref = lake.table().metadata.refs["main-then"]
+    assert ref.snapshot_ref_type == SnapshotRefType.TAG
+    assert lake.table().scan(snapshot_id=ref.snapshot_id).to_arrow().num_rows == 3
+    state = lake.state()
+    assert snapshots.expired_tags(state.table, NOW) == ()
+    later = datetime.now(UTC) + timedelta(seconds=61)
+    commit = to_commit(state, Publish(new_id(), (Change("speed"),), state.timeline), later)
+    assert commit.drop_tags == ("main-then",)
+    assert lake.lake.commit(state.table, commit) is Outcome.LANDED
+    assert set(lake.table().metadata.refs) == set(BRANCHES)
+
+
+# What a decision may and must say
+
+
+def test_a_publish_that_changes_a_layers_rows_has_to_say_what_main_becomes(lake: StreamLake) -> None:
+    staged, state = lake.stage(ROWS), lake.state()
+    publish = Publish(staged.wap_id, (Change("speed", staged.files),), state.timeline)
+    with pytest.raises(ValueError, match="has to say what main becomes"):
+        to_commit(state, publish, NOW)
+
+
+def test_main_says_what_it_was_made_from(lake: StreamLake) -> None:
+    assert lake.state().is_merged
+    staged = lake.stage(ROWS)
+    assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED
+    state = lake.state()
+    assert state.is_merged
+    assert state.content == {"speed": staged.wap_id, "batch": ""}
+    lake.move("speed")
+    assert lake.state().is_merged, "a publish without rows leaves nothing to merge"
+    replaced = replace(state, content={"speed": "other", "batch": ""})
+    assert not replaced.is_merged
+
+
+def test_decisions_wait_on_the_branch_until_they_are_confirmed(lake: StreamLake) -> None:
+    timeline = lake.state().timeline
+    for i in ("a", "b"):
+        said = {"id": i, "at": f"2026-11-21T00:00:0{i}"}
+        assert lake.publish(Publish(new_id(), (Change("speed"),), timeline, decisions=(said,))) is Outcome.LANDED
+    assert waiting(lake.state(), "speed", DECISIONS) == ["a", "b"]
+    lake.move("speed")
+    assert [d["id"] for d in lake.state().decisions] == ["a", "b"]
+    publish = Publish(new_id(), (Change("speed"),), timeline, confirmed=frozenset({"a"}))
+    assert lake.publish(publish) is Outcome.LANDED
+    assert [d["id"] for d in lake.state().decisions] == ["b"]
+
+
+# run, and turns
+
+
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish_module.random, "uniform", lambda low, high: 0.0)
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_run_decides_again_after_every_refusal(lake: StreamLake) -> None:
+    staged, seen = lake.stage(ROWS), []
+
+    def decide() -> tuple[State, Publish | None]:
+        state = lake.state()
+        seen.append(state.heads)
+        if len(seen) <= 2:
+            lake.move("speed")
+        return state, lake.speed(staged, {0: 3}, state)
+
+    assert run(lake.lake, lake.name, decide, "test") is not None
+    assert len(seen) == 3
+    assert lake.rows("main") == ROWS
+    assert TURN not in lake.table().properties
+
+
+def test_run_ends_when_nothing_is_left_to_do(lake: StreamLake) -> None:
+    before = log_of(lake)
+    assert run(lake.lake, lake.name, lambda: (lake.state(), None), "test") is None
+    assert log_of(lake) == before
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_run_gives_up_after_its_time_with_nothing_published_and_the_turn_given_back(lake: StreamLake) -> None:
+    staged, turns = lake.stage(ROWS), []
+
+    def decide() -> tuple[State, Publish | None]:
+        state = lake.state()
+        turns.append(state.table.properties.get(TURN))
+        if len(turns) > 5:
+            time.sleep(max(0.0, ends - time.monotonic()))
+        lake.move("batch")
+        return state, lake.speed(staged, {0: 3}, state)
+
+    ends = time.monotonic() + 3
+    with pytest.raises(Transient, match=r"test: expected a publish within 0:00:03, found \d+ refusals; try again"):
+        run(lake.lake, lake.name, decide, "test", take_turns=True, timeout=timedelta(seconds=3))
+    assert lake.rows("main") == []
+    assert turns[:3] == [None, None, None]
+    assert turns[3] is not None
+    assert TURN not in lake.table().properties
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_a_publish_takes_its_turn_back_when_it_lands(lake: StreamLake) -> None:
+    staged, turns = lake.stage(ROWS), []
+
+    def decide() -> tuple[State, Publish | None]:
+        state = lake.state()
+        turns.append(state.table.properties.get(TURN))
+        if turns[-1] is None:
+            lake.move("speed")
+        return state, lake.speed(staged, {0: 3}, state)
+
+    assert run(lake.lake, lake.name, decide, "test", take_turns=True) is not None
+    assert [t is None for t in turns] == [True, True, True, False]
+    assert TURN not in lake.table().properties
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_a_turn_that_somebody_else_took_back_does_not_stop_a_publish(lake: StreamLake) -> None:
+    """The hazard: two batch runs ask for turns, and the first to land takes back the other's."""
+    staged, count = lake.stage(ROWS), [0]
+
+    def decide() -> tuple[State, Publish | None]:
+        count[0] += 1
+        turn = lake.table().properties.get(TURN)
+        if turn is None and count[0] <= 3:
+            state = lake.state()
+            lake.move("speed")
+            return state, lake.speed(staged, {0: 3}, state)
+        if turn is not None:
+            give_back_turn(lake.again(), lake.name, turn)
+        state = lake.state()
+        return state, lake.speed(staged, {0: 3}, state)
+
+    assert run(lake.lake, lake.name, decide, "test", take_turns=True, timeout=timedelta(seconds=5)) is not None
+    assert count == [4]
+    assert lake.rows("main") == ROWS
+
+
+def test_a_turn_asked_for_against_the_speed_layer_is_really_set(lake: StreamLake) -> None:
+    """The hazard: the speed layer publishes while the turn is asked for, and the asking itself is refused."""
+    with failing(lake, after=False, error=CommitFailedException, times=2) as left:
+        turn = ask_for_turn(lake.lake, lake.name)
+    assert left == [0]
+    assert lake.table().properties.get(TURN) == turn
+    with failing(lake, after=False, error=CommitFailedException, times=2):
+        give_back_turn(lake.lake, lake.name, turn)
+    assert TURN not in lake.table().properties
+
+
+def test_a_turn_is_waited_for_once_until_it_is_given_back(lake: StreamLake) -> None:
+    turn = ask_for_turn(lake.lake, lake.name)
+    began, other = time.monotonic(), lake.again()
+    timer = threading.Timer(0.3, give_back_turn, (other, lake.name, turn))
+    timer.start()
+    assert wait_for_turn(lake.lake, lake.name, turn, None, timedelta(seconds=30)) == turn
+    assert 0.3 <= time.monotonic() - began < 20
+    timer.join()
+    began = time.monotonic()
+    assert wait_for_turn(lake.lake, lake.name, turn, turn, timedelta(seconds=30)) == turn
+    assert wait_for_turn(lake.lake, lake.name, None, turn, timedelta(seconds=30)) is None
+    assert time.monotonic() - began < 1
+
+
+def test_a_turn_that_nobody_gives_back_holds_nobody_for_ever(lake: StreamLake) -> None:
+    turn = ask_for_turn(lake.lake, lake.name)
+    began = time.monotonic()
+    assert wait_for_turn(lake.lake, lake.name, turn, None, timedelta(seconds=0.3)) == turn
+    assert 0.3 <= time.monotonic() - began < 10
+
+
+def test_giving_back_anothers_turn_does_nothing(lake: StreamLake) -> None:
+    turn = ask_for_turn(lake.lake, lake.name)
+    give_back_turn(lake.lake, lake.name, "mine")
+    assert lake.table().properties.get(TURN) == turn

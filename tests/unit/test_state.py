@@ -1,0 +1,136 @@
+"""What a table says about itself: overrides, acceptance, forgotten hours, the topic that the position is bound to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from lakes import FIRST, new_lake, new_state
+
+from anabranch.errors import PositionError, Terminal
+from anabranch.hours import Cut, Timeline, shift
+from anabranch.lake import Change, Outcome
+from anabranch.position import Position, Topic
+from anabranch.publish import Publish, new_id
+from anabranch.state import (
+    ACCEPTED,
+    OVERRIDES,
+    REMEMBERED_HOURS,
+    SETTLED,
+    Accepted,
+    State,
+    check_topic,
+    plan_accepted,
+    read_state,
+)
+
+H = [shift(FIRST, i) for i in range(REMEMBERED_HOURS + 6)]
+
+
+def cut(i: int) -> Cut:
+    return Cut("t", {0: (10 * i, 10 * i + 10)})
+
+
+def after(state: State, hours: dict[str, Accepted]) -> State:
+    """The state once the batch branch says what `plan_accepted` planned."""
+    said = plan_accepted(state, hours)
+    accepted = {h: Accepted.from_dict(a) for h, a in json.loads(said[ACCEPTED]).items()}
+    sealed = {h: c for h, c in state.timeline.sealed.items() if h not in hours}
+    timeline = replace(state.timeline, sealed=sealed)
+    return replace(state, accepted=accepted, settled_before=said[SETTLED], timeline=timeline)
+
+
+def accept_all(read_to: int, refused: tuple[int, ...] = ()) -> State:
+    """Every hour sealed and, but for `refused`, accepted in order; the speed layer has read `read_to` offsets."""
+    timeline = Timeline(FIRST, shift(H[-1], 1), {0: 10 * len(H)}, sealed={h: cut(i) for i, h in enumerate(H)})
+    state = new_state(timeline, {0: read_to})
+    for i, hour in enumerate(H):
+        if i not in refused:
+            state = after(state, {hour: Accepted(1, cut(i))})
+    return state
+
+
+def test_an_hour_is_served_by_batch_once_accepted_unless_an_operator_says_otherwise() -> None:
+    timeline = Timeline(FIRST, H[2], {0: 20}, sealed={H[1]: cut(1)})
+    state = new_state(timeline, {0: 20}, accepted={H[0]: Accepted(1, cut(0))})
+    assert [state.serving_layer(h) for h in H[:3]] == ["batch", "speed", "speed"]
+    assert replace(state, overrides={H[0]: "speed"}).serving_layer(H[0]) == "speed"
+    assert state.cuts == {H[0]: cut(0), H[1]: cut(1)}
+
+
+def test_hours_behind_are_forgotten_one_by_one_and_stay_accepted() -> None:
+    state = accept_all(10 * len(H))
+    assert sorted(state.accepted) == H[-REMEMBERED_HOURS:]
+    assert state.settled_before == H[-REMEMBERED_HOURS]
+    assert all(state.is_accepted(h) for h in H)
+    assert not state.is_accepted(shift(FIRST, -1)), "before the stream's first hour"
+    assert not state.is_accepted(shift(H[-1], 1)), "not sealed"
+
+
+def test_an_hour_that_the_speed_layer_has_not_passed_is_not_forgotten() -> None:
+    assert sorted(accept_all(15).accepted) == H[1:], "an hour read in part was forgotten"
+    assert sorted(accept_all(0).accepted) == H
+
+
+def test_a_refused_hour_among_forgotten_ones_is_not_accepted() -> None:
+    state = accept_all(10 * len(H), refused=(1,))
+    assert state.settled_before > H[1]
+    assert not state.is_accepted(H[1])
+    assert state.serving_layer(H[1]) == "speed"
+    assert state.cuts[H[1]] == cut(1)
+
+
+def test_an_old_hour_that_is_accepted_or_restated_now_is_remembered_now() -> None:
+    """The hazard: it would be forgotten in its own publish, and its dead letters with it."""
+    state = accept_all(10 * len(H), refused=(1,))
+    assert after(state, {H[1]: Accepted(1, cut(1))}).accepted[H[1]] == Accepted(1, cut(1))
+    assert after(state, {H[0]: Accepted(2, cut(0))}).accepted[H[0]] == Accepted(2, cut(0))
+
+
+def test_the_newest_publish_of_any_branch_says_what_the_hours_are(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    for i, branch in enumerate(("speed", "batch", "main", "speed")):
+        newer = Timeline(FIRST, H[i], {0: 10 * i})
+        assert lake.publish(Publish(new_id(), (Change(branch),), newer)) is Outcome.LANDED
+        assert lake.state().timeline == newer
+    lake.foreign_commit("batch")
+    assert lake.state().timeline == newer, "a head that says nothing is newer, and hides what was said"
+
+
+def test_overrides_and_acceptances_are_read_from_their_own_branch(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    timeline = Timeline(FIRST, H[2], {0: 20})
+    said = plan_accepted(replace(lake.state(), timeline=timeline), {H[0]: Accepted(3, cut(0))})
+    changes = (Change("batch", properties=said), Change("main", properties={OVERRIDES: json.dumps({H[1]: "batch"})}))
+    assert lake.publish(Publish(new_id(), changes, timeline)) is Outcome.LANDED
+    state = lake.state()
+    assert state.accepted == {H[0]: Accepted(3, cut(0))}
+    assert state.overrides == {H[1]: "batch"}
+    assert state.serving_layer(H[1]) == "batch"
+
+
+def test_a_table_that_carries_no_position_names_the_remedy(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    with pytest.raises(Terminal, match=r"expected a position on branch speed, found none; run `anabranch apply`"):
+        read_state(lake.lake.load(lake.stream.dead_letters_table))
+
+
+@pytest.mark.parametrize(
+    ("topic", "message"),
+    [
+        (None, "topic events: expected it to exist, found none"),
+        (Topic("events", "other", (0, 1)), "expected id t, found other: it was deleted and made again"),
+        (Topic("events", "t", (0,)), "expected partition 1, found only 1 partitions"),
+    ],
+)
+def test_a_topic_that_contradicts_the_position_stops(topic: Topic | None, message: str) -> None:
+    with pytest.raises(PositionError, match=message):
+        check_topic(Position("t", {0: 4, 1: 2}), topic, "events")
+
+
+def test_a_position_is_bound_to_the_topic_as_it_is_now() -> None:
+    assert check_topic(Position("", {}), Topic("events", "t", (0, 1)), "events") == Position("t", {0: 0, 1: 0})
+    grown = check_topic(Position("t", {0: 4}), Topic("events", "t", (0, 1)), "events")
+    assert grown == Position("t", {0: 4, 1: 0})

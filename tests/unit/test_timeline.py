@@ -1,0 +1,445 @@
+"""Hours and cuts under both layers: a simulated log, a moving clock, and every publish that may happen in between.
+
+The central property: the hour under which the speed layer published an offset is the hour of the cut that holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lakes import new_state
+
+from anabranch import hours
+from anabranch.hours import Cut, Timeline, end_of, hour_of, shift, start_of
+from anabranch.position import Offsets, Position, Stamped, advance, classify, trim
+from anabranch.position import Standing as S
+from anabranch.state import Accepted, State
+from speed_layer.plan import Read, Skip, assign, chunks, plan_return
+
+BEGIN = datetime(2026, 11, 21, 3, 30, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+MISSING = -1
+
+
+def millis(when: datetime) -> int:
+    return int(when.timestamp() * 1000)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one publisher asked Kafka, and when: others may publish before it uses the answers."""
+
+    now: datetime
+    partitions: tuple[int, ...]
+    timeline: Timeline
+    answers: dict[str, dict[int, Stamped | None]]
+    ends: Offsets
+
+
+@dataclass
+class World:
+    """A log, a clock and a table; publishes are atomic, as the heads that a commit requires make them."""
+
+    grace: timedelta = timedelta(0)
+    now: datetime = BEGIN
+    log: dict[int, list[int]] = field(default_factory=lambda: {0: [], 1: []})
+    held_at: dict[int, int] = field(default_factory=dict)
+    position: Position = field(default_factory=lambda: Position("t", {0: 0, 1: 0}))
+    timeline: Timeline = field(default_factory=lambda: Timeline(hour_of(BEGIN), hour_of(BEGIN), {0: 0, 1: 0}))
+    accepted: dict[str, Accepted] = field(default_factory=dict)
+    asked: dict[str, Asked] = field(default_factory=dict)
+    under: dict[tuple[int, int], str] = field(default_factory=dict)
+    skipped: set[tuple[int, int]] = field(default_factory=set)
+    cuts: dict[str, Cut] = field(default_factory=dict)
+    used: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    # Kafka
+
+    def first_from(self, when: datetime) -> dict[int, Stamped | None]:
+        found: dict[int, Stamped | None] = {}
+        for p, stamps in self.log.items():
+            decided = enumerate(stamps[: self.stable(p)])
+            found[p] = next((Stamped(o, ts) for o, ts in decided if ts >= millis(when)), None)
+        return found
+
+    def stable(self, partition: int) -> int:
+        return min(len(self.log[partition]), self.held_at.get(partition, len(self.log[partition])))
+
+    # What `HourClock.decide` does, in two halves: others may act between them.
+
+    def with_first_hour(self, timeline: Timeline, position: Position, now: datetime) -> Timeline:
+        waiting = [s for s in self.first_from(datetime.fromtimestamp(0, UTC)).values() if s is not None]
+        earliest = min(waiting, key=lambda s: s.timestamp_ms, default=None)
+        return hours.plan_first_hour(timeline, position, earliest, now)
+
+    def bound(self) -> Position:
+        return self.position.with_partitions(tuple(self.log))
+
+    def ask(self, until: datetime) -> Asked:
+        timeline = self.with_first_hour(self.timeline, self.bound(), self.now)
+        wanted = hours.undecided(timeline, self.bound().offsets, until)
+        answers = {h: self.first_from(end_of(h)) for h in wanted}
+        return Asked(self.now, tuple(self.log), timeline, answers, {p: self.stable(p) for p in self.log})
+
+    def decide(self, who: str, grace: timedelta) -> tuple[Timeline, Position, datetime]:
+        asked = self.asked.pop(who, None) or self.ask(self.now - grace)
+        position = self.position.with_partitions(asked.partitions)
+        timeline = self.with_first_hour(self.timeline, position, asked.now)
+        wanted = set(hours.undecided(timeline, position.offsets, asked.now - grace))
+        if set(position.offsets) != set(asked.partitions) or not wanted <= set(asked.answers):
+            return self.decide(who, grace)
+        planned = hours.plan_boundaries(
+            timeline, position.offsets, asked.answers, asked.ends, asked.now - grace, asked.now
+        )
+        return planned, position, asked.now
+
+    # The layers
+
+    @property
+    def state(self) -> State:
+        return new_state(self.timeline, self.bound().offsets, accepted=self.accepted)
+
+    def speed(self, at_most: dict[int, int]) -> None:
+        ends = {p: min(self.stable(p), self.bound().offsets[p] + at_most.get(p, 0)) for p in self.log}
+        self.speed_publish({p: (self.bound().offsets[p], e) for p, e in ends.items()})
+
+    def speed_publish(self, ranges: dict[int, tuple[int, int]]) -> None:
+        planned, position, now = self.decide("speed", timedelta(0))
+        if classify(ranges, position.offsets) is S.PUBLISHED:
+            return
+        assert classify(ranges, position.offsets) is not S.AHEAD
+        todo = trim(ranges, position.offsets)
+        by_hour = assign(todo, hours.hour_ranges(planned, self.state.cuts, position.offsets, now))
+        given = [(p, o, hour) for hour, part in by_hour.items() for p, (s, e) in part.items() for o in range(s, e)]
+        assert sorted((p, o) for p, o, _ in given) == [(p, o) for p in sorted(todo) for o in range(*todo[p])]
+        for p, o, hour in given:
+            assert (p, o) not in self.under, "published twice"
+            self.under[p, o] = hour
+        self.publish(planned, advance(position, todo))
+
+    def come_back(self) -> None:
+        for _ in range(200):
+            step = plan_return(self.state, self.bound().offsets)
+            if step is None:
+                return
+            if isinstance(step, Skip):
+                planned, position, _ = self.decide("speed", timedelta(0))
+                if plan_return(self.state, position.offsets) != step:
+                    continue
+                self.skipped |= {(p, o) for p, e in step.to.items() for o in range(position.offsets.get(p, 0), e)}
+                assert step.to != position.offsets
+                self.publish(planned, Position("t", step.to))
+            else:
+                assert isinstance(step, Read)
+                for piece in chunks(step.ranges, 3):
+                    self.speed_publish(piece)
+        raise AssertionError("the speed layer never comes back")
+
+    def seal(self) -> None:
+        planned, position, now = self.decide("batch", self.grace)
+        sealed, done = hours.plan_seal(planned, "t", now - self.grace)
+        assert [h for h in done if h in self.cuts] == []
+        self.cuts |= {h: sealed.sealed[h] for h in done}
+        if done:
+            self.publish(sealed, self.position)
+        assert position.offsets.items() >= self.position.offsets.items()
+
+    def accept(self, which: int) -> None:
+        waiting = sorted(self.timeline.sealed)
+        if waiting:
+            hour = waiting[which % len(waiting)]
+            self.accepted[hour] = Accepted(1, self.timeline.sealed[hour])
+            rest = {h: c for h, c in self.timeline.sealed.items() if h != hour}
+            self.publish(replace(self.timeline, sealed=rest), self.position)
+
+    def publish(self, timeline: Timeline, position: Position) -> None:
+        self.timeline, self.position = Timeline.from_json(timeline.to_json()), position
+        self.check()
+
+    # What must hold after every publish
+
+    def check(self) -> None:
+        said = {h: dict(b) for h, b in self.timeline.boundaries.items()} | {h: c.ends for h, c in self.cuts.items()}
+        for hour, ends in said.items():
+            for p, end in ends.items():
+                assert self.used.setdefault((hour, p), end) == end, "an end that was used has changed"
+        in_order = sorted(self.cuts)
+        start: Offsets = {}
+        if in_order:
+            following = [*in_order[1:], self.timeline.open]
+            assert [shift(hour, 1) for hour in in_order] == following, "an hour is missing"
+        for hour in in_order:
+            cut = self.cuts[hour]
+            assert cut.ranges == {p: (start.get(p, 0), e) for p, e in cut.ends.items()}, "start(h+1) is not end(h)"
+            assert all(s <= e for s, e in cut.ranges.values()), "an end fell"
+            assert set(start) <= set(cut.ends), "a partition left the hours"
+            start = cut.ends
+            for p, (s, e) in cut.ranges.items():
+                for o in range(s, e):
+                    assert self.under.get((p, o), hour) == hour, "the layers disagree on an offset's hour"
+        for (p, o), hour in self.under.items():
+            if hour in self.cuts:
+                assert o < self.cuts[hour].ends.get(p, 0), "an offset was published under an hour that ends before it"
+        assert not self.skipped & set(self.under)
+        published = sorted({*self.under, *self.skipped})
+        assert published == [(p, o) for p, e in sorted(self.position.offsets.items()) for o in range(e)], "a hole"
+
+    def finish(self) -> None:
+        """All hours end, everything is sealed and published: the cuts hold every offset."""
+        self.asked.clear()
+        self.held_at.clear()
+        self.come_back()
+        self.speed({p: len(stamps) for p, stamps in self.log.items()})
+        self.now = max(self.now, start_of(self.timeline.open)) + timedelta(hours=2) + self.grace
+        self.seal()
+        ends = self.cuts[max(self.cuts)].ends
+        assert {p: e for p, e in ends.items() if e} == {p: len(s) for p, s in self.log.items() if s}
+        self.check()
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    do: Callable[[World], None]
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def append(partition: int, minutes: int | None, count: int) -> Step:
+    """`count` records stamped `minutes` from the clock; None is a record without a timestamp."""
+
+    def do(world: World) -> None:
+        stamp = MISSING if minutes is None else millis(world.now + minutes * MINUTE)
+        world.log.setdefault(partition if partition in world.log else 0, []).extend([stamp] * count)
+
+    return Step(f"append({partition}, {minutes}, {count})", do)
+
+
+def tick(seconds: int) -> Step:
+    def do(world: World) -> None:
+        world.now += timedelta(seconds=seconds)
+
+    return Step(f"tick({seconds})", do)
+
+
+def speed(a: int, b: int, back: bool) -> Step:
+    def do(world: World) -> None:
+        if back:
+            world.come_back()
+        world.speed(dict.fromkeys(world.log, b) | {0: a})
+
+    return Step(f"speed({a}, {b}, {back})", do)
+
+
+def ask(who: str) -> Step:
+    def do(world: World) -> None:
+        world.asked[who] = world.ask(world.now - (world.grace if who == "batch" else timedelta(0)))
+
+    return Step(f"ask({who!r})", do)
+
+
+def seal() -> Step:
+    return Step("seal()", World.seal)
+
+
+def accept(which: int) -> Step:
+    return Step(f"accept({which})", lambda world: world.accept(which))
+
+
+def add_partition() -> Step:
+    def do(world: World) -> None:
+        if len(world.log) < 4:
+            world.log[len(world.log)] = []
+
+    return Step("add_partition()", do)
+
+
+def hold(partition: int) -> Step:
+    """An open transaction: nothing behind its first record is decided."""
+
+    def do(world: World) -> None:
+        # A transaction holds back what comes after it began, never what was decided before.
+        if partition not in world.held_at:
+            world.held_at[partition] = len(world.log[partition])
+
+    return Step(f"hold({partition})", do)
+
+
+def release() -> Step:
+    return Step("release()", lambda world: world.held_at.clear())
+
+
+YEARS_AHEAD = 4 * 365 * 24 * 60
+STAMPS = st.one_of(
+    st.just(0), st.none(), st.integers(-10, 10), st.integers(-300, 300), st.just(YEARS_AHEAD), st.just(-2 * 24 * 60)
+)
+# Clocks of two machines may differ by half a minute, so the clock that decides may seem to go back.
+TICKS = st.one_of(st.integers(1, 600), st.integers(600, 4 * 3600), st.integers(-30, 30))
+STEPS = st.one_of(
+    st.builds(append, st.integers(0, 3), STAMPS, st.integers(1, 4)),
+    st.builds(append, st.integers(0, 3), STAMPS, st.integers(1, 4)),
+    st.builds(tick, TICKS),
+    st.builds(tick, TICKS),
+    st.builds(speed, st.integers(0, 5), st.integers(0, 5), st.booleans()),
+    st.builds(speed, st.integers(0, 5), st.integers(0, 5), st.booleans()),
+    st.builds(ask, st.sampled_from(["speed", "batch"])),
+    st.builds(seal),
+    st.builds(accept, st.integers(0, 3)),
+    st.builds(add_partition),
+    st.builds(hold, st.integers(0, 1)),
+    st.builds(release),
+)
+GRACES = st.sampled_from([timedelta(0), timedelta(seconds=10), 2 * MINUTE, 90 * MINUTE])
+
+
+def play(steps: list[Step], grace: timedelta = timedelta(0)) -> World:
+    world = World(grace)
+    for step in steps:
+        step.do(world)
+        world.check()
+    world.finish()
+    return world
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(STEPS, min_size=5, max_size=60), GRACES)
+def test_both_layers_put_every_offset_into_the_same_hour(steps: list[Step], grace: timedelta) -> None:
+    play(steps, grace)
+
+
+NEAR_THE_HOUR = st.one_of(
+    st.builds(append, st.integers(0, 2), st.integers(-1, 1), st.just(1)),
+    st.builds(tick, st.sampled_from([-25, -12, 12, 25])),
+    st.builds(speed, st.sampled_from([0, 1, 9]), st.just(9), st.just(False)),
+    st.builds(ask, st.sampled_from(["speed", "batch"])),
+    st.builds(seal),
+    st.builds(add_partition),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(NEAR_THE_HOUR, min_size=5, max_size=40))
+def test_clocks_half_a_minute_apart_agree_around_the_end_of_an_hour(steps: list[Step]) -> None:
+    play([tick(29 * 60 + 55), *steps])
+
+
+def test_an_end_that_one_clock_has_used_ends_the_hour_for_a_clock_behind_it_too() -> None:
+    world = World()
+    tick(30 * 60 + 10).do(world)
+    append(0, 0, 1).do(world)
+    world.speed({0: 99})
+    tick(-20).do(world)
+    add_partition().do(world)
+    append(0, 0, 1).do(world)
+    append(2, 0, 1).do(world)
+    world.speed({0: 99, 2: 99})
+    assert world.under[0, 1] == "2026-11-21T04"
+    world.finish()
+
+
+BATCH_ONLY = st.one_of(
+    st.builds(append, st.integers(0, 1), st.sampled_from([0, 5, 45, 100, -45, None, YEARS_AHEAD]), st.integers(1, 3)),
+    st.builds(tick, st.sampled_from([300, 1800, 3600, 3 * 3600])),
+    st.builds(seal),
+    st.builds(add_partition),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(BATCH_ONLY, min_size=5, max_size=40), GRACES)
+def test_the_batch_layer_alone_partitions_all_offsets(steps: list[Step], grace: timedelta) -> None:
+    world = World(grace)
+    for step in steps:
+        step.do(world)
+        world.check()
+    world.now += timedelta(hours=8) + grace  # behind every stamp but those of years ahead
+    world.seal()
+    assert world.under == {}
+    assert sum(c.offsets for c in world.cuts.values()) == sum(len(s) for s in world.log.values())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 90), min_size=1, max_size=40), st.lists(st.booleans(), min_size=40, max_size=40))
+def test_records_in_order_are_cut_exactly_at_their_own_hour(gaps: list[int], publish: list[bool]) -> None:
+    world = World()
+    expected: dict[tuple[int, int], str] = {}
+    for i, (gap, by_speed) in enumerate(zip(gaps, publish, strict=False)):
+        world.now += gap * MINUTE
+        p = i % 2
+        expected[p, len(world.log[p])] = hour_of(world.now)
+        world.log[p].append(millis(world.now))
+        if by_speed:
+            world.speed({0: 99, 1: 99})
+    world.finish()
+    found = {(p, o): h for h, c in world.cuts.items() for p, (s, e) in c.ranges.items() for o in range(s, e)}
+    assert found == expected
+
+
+def test_a_record_stamped_in_2030_stops_neither_the_hours_nor_the_speed_layer() -> None:
+    for by_speed in (True, False):
+        world = World()
+        world.log[0].append(millis(datetime(2030, 1, 1, tzinfo=UTC)))
+        for _ in range(3):
+            append(0, 0, 2).do(world)
+            if by_speed:
+                world.speed({0: 99})
+            tick(3600).do(world)
+            world.seal()
+        assert [world.cuts[h].ranges[0] for h in sorted(world.cuts)] == [(0, 3), (3, 5), (5, 7)]
+
+
+def test_a_hung_transaction_stops_no_hour() -> None:
+    world = World()
+    append(0, 0, 2).do(world)
+    hold(0).do(world)
+    append(0, 0, 2).do(world)
+    tick(3600).do(world)
+    append(0, 0, 2).do(world)
+    world.seal()
+    release().do(world)
+    tick(3600).do(world)
+    world.seal()
+    assert [world.cuts[h].ranges[0] for h in sorted(world.cuts)] == [(0, 2), (2, 6)]
+
+
+def test_a_partition_added_later_begins_at_0_and_joins_the_hours() -> None:
+    world = World()
+    append(0, 0, 1).do(world)
+    world.speed({0: 9})
+    tick(3600).do(world)
+    world.speed({0: 9})
+    add_partition().do(world)
+    append(2, 0, 3).do(world)
+    world.seal()
+    tick(3600).do(world)
+    world.seal()
+    first, second = (world.cuts[h].ranges for h in sorted(world.cuts))
+    assert first[2] == (0, 0)
+    assert second[2] == (0, 3)
+
+
+def test_a_topic_that_already_holds_hours_is_cut_into_them() -> None:
+    world = World()
+    for minutes in (-200, -130, -70, 0):
+        append(0, minutes, 2).do(world)
+    world.speed({0: 99})
+    assert world.timeline.first == hour_of(BEGIN - 200 * MINUTE)
+    assert sorted(set(world.under.values())) == [hour_of(BEGIN + m * MINUTE) for m in (-200, -130, -70, 0)]
+
+
+def test_a_restaged_micro_batch_takes_the_recorded_cut() -> None:
+    """The hazard: decided before the seal, a micro-batch would put a record of the next hour into the sealed one."""
+    world = World()
+    append(0, 0, 1).do(world)
+    ask("speed").do(world)
+    tick(30 * 60).do(world)
+    world.seal()
+    append(0, 0, 1).do(world)
+    assert world.asked["speed"].now < end_of(world.timeline.first)
+    world.speed({0: 99})
+    assert world.under == {(0, 0): "2026-11-21T03", (0, 1): "2026-11-21T04"}
