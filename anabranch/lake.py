@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
-    CommitStateUnknownException,
     NamespaceAlreadyExistsError,
     NoSuchTableError,
     TableAlreadyExistsError,
@@ -37,7 +37,9 @@ from pyiceberg.table.update import (
     RemoveSnapshotsUpdate,
     SetSnapshotRefUpdate,
     TableRequirement,
+    TableUpdate,
 )
+from pyiceberg.table.update.snapshot import _SnapshotProducer
 from pyiceberg.transforms import IdentityTransform
 
 from anabranch.config import Environment
@@ -209,36 +211,14 @@ class Lake:
         When the answer is lost, the table is loaded again until it says whether a snapshot carries the commit's id.
         Raises Transient when the table cannot be read for half a minute, with the outcome still unknown.
         """
-        tx = Transaction(table)
-        producers = []
+        producers, updates = self._prepare(table, commit)
+        # A transaction of PyIceberg keeps one requirement of each type, so it would watch one branch only.
+        requirements: tuple[TableRequirement, ...] = (
+            AssertTableUUID(uuid=table.metadata.table_uuid),
+            *(AssertRefSnapshotId(ref=ref, snapshot_id=id) for ref, id in commit.heads.items()),
+        )
         try:
-            for change in commit.changes:
-                carried = branch_properties(table, change.branch) | dict(change.properties)
-                update = tx.update_snapshot(snapshot_properties=carried | {PUBLISH_ID: commit.id}, branch=change.branch)
-                producer = update.overwrite() if change.remove else update.fast_append()
-                for data_file in change.add:
-                    producer.append_data_file(data_file)
-                for data_file in change.remove:
-                    producer.delete_data_file(data_file)
-                producer.commit()
-                producers.append(producer)
-            updates = list(tx._updates)
-            if commit.expire:
-                updates.append(RemoveSnapshotsUpdate(snapshot_ids=list(commit.expire)))
-            updates += [_set_ref(t.name, t.snapshot_id, SnapshotRefType.TAG, t.max_age_ms) for t in commit.tags]
-            updates += [RemoveSnapshotRefUpdate(ref_name=name) for name in commit.drop_tags]
-            if commit.set_properties:
-                tx.set_properties(dict(commit.set_properties))
-                updates.append(tx._updates[-1])
-            if commit.remove_properties:
-                tx.remove_properties(*commit.remove_properties)
-                updates.append(tx._updates[-1])
-            # A transaction of PyIceberg keeps one requirement of each type, so it would watch one branch only.
-            requirements: tuple[TableRequirement, ...] = (
-                AssertTableUUID(uuid=table.metadata.table_uuid),
-                *(AssertRefSnapshotId(ref=ref, snapshot_id=id) for ref, id in commit.heads.items()),
-            )
-            self.catalog.commit_table(table, requirements, tuple(updates))
+            self.catalog.commit_table(table, requirements, updates)
             return Outcome.LANDED
         except (CommitFailedException, ValidationException) as error:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
@@ -248,7 +228,7 @@ class Lake:
             if not any(text in str(error) for text in _OVERTAKEN):
                 raise
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
-        except (CommitStateUnknownException, OSError, Exception) as error:
+        except Exception as error:
             LOG.warning(
                 "commit %s of %s: the answer was lost (%s: %s); looking at the table", commit.id, table.name(),
                 type(error).__name__, error,
@@ -257,6 +237,39 @@ class Lake:
         for producer in producers:
             producer._clean_all_uncommitted()
         return Outcome.REFUSED
+
+    def _prepare(self, table: Table, commit: Commit) -> tuple[list[_SnapshotProducer[Any]], tuple[TableUpdate, ...]]:
+        """Write the commit's manifests and say what it changes. Nothing is visible yet. Raises Transient."""
+        tx = Transaction(table)
+        producers: list[_SnapshotProducer[Any]] = []
+        try:
+            for change in commit.changes:
+                carried = branch_properties(table, change.branch) | dict(change.properties)
+                update = tx.update_snapshot(snapshot_properties=carried | {PUBLISH_ID: commit.id}, branch=change.branch)
+                producer = update.overwrite() if change.remove else update.fast_append()
+                producers.append(producer)
+                for data_file in change.add:
+                    producer.append_data_file(data_file)
+                for data_file in change.remove:
+                    producer.delete_data_file(data_file)
+                producer.commit()
+        except OSError as error:
+            for started in producers:
+                started._clean_all_uncommitted()
+            raise Transient(
+                f"commit {commit.id} of {'.'.join(table.name())}: expected to read and write manifests, found "
+                f"{type(error).__name__}: {error}; nothing has changed, try again"
+            ) from error
+        if commit.set_properties:
+            tx.set_properties(dict(commit.set_properties))
+        if commit.remove_properties:
+            tx.remove_properties(*commit.remove_properties)
+        updates = list(tx._updates)
+        if commit.expire:
+            updates.append(RemoveSnapshotsUpdate(snapshot_ids=list(commit.expire)))
+        updates += [_set_ref(t.name, t.snapshot_id, SnapshotRefType.TAG, t.max_age_ms) for t in commit.tags]
+        updates += [RemoveSnapshotRefUpdate(ref_name=name) for name in commit.drop_tags]
+        return producers, tuple(updates)
 
     def append(self, name: str, rows: Callable[[int], pa.Table | None]) -> None:
         """Append to a plain table (the ledger). `rows` gets the sequence number that the commit will have, and is asked

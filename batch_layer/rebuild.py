@@ -37,6 +37,7 @@ from batch_layer.duplicates import drop_duplicates
 from batch_layer.quality import run_suite
 from batch_layer.reading import count, count_aborted, held, no_records, read_ranges
 from serving_layer import difference, merger
+from serving_layer.recovery import recover
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -93,13 +94,11 @@ class Rebuilder:
         self._job, self._spark = job, spark
         self._stream: Stream = job.stream
         self._catalog = job.environment.catalog.name
+        self._confirmed: frozenset[str] = frozenset()
 
     def recover(self) -> None:
         """Finish what an earlier publisher left half done: the merge, dead letters, ledger rows."""
-        merger.merge(self._job.lake, self._stream)
-        state = load_state(self._job.lake, self._stream.table)
-        dead_letters.roll_forward(self._job.lake, self._stream.dead_letters_table, state)
-        ledger.record(self._job.lake, self._stream.hours_table, state.decisions)
+        self._confirmed |= recover(self._job.lake, self._stream)
 
     def waiting(self) -> list[str]:
         """The sealed hours that are not accepted, oldest first."""
@@ -132,11 +131,12 @@ class Rebuilder:
             accepted = plan_accepted(state, {h: Accepted(1, cut) for h, cut in todo.items()})
             sealed = {h: c for h, c in state.timeline.sealed.items() if h not in todo}
             changes = (Change("batch", properties=accepted), Change("main"))
-            return state, Publish(new_id(), changes, replace(state.timeline, sealed=sealed), decisions=rows)
+            timeline = replace(state.timeline, sealed=sealed)
+            return state, Publish(new_id(), changes, timeline, decisions=rows, confirmed=self._confirmed)
 
         published = run(self._job.lake, self._stream.table, decide, f"accept empty hours of {self._stream.name}", True)
         if published is not None:
-            ledger.record(self._job.lake, self._stream.hours_table, published.decisions)
+            self._confirmed |= ledger.record(self._job.lake, self._stream.hours_table, published.decisions)
         return results
 
     def rebuild(self, hour: str, restate: bool = False) -> Result:
@@ -145,7 +145,7 @@ class Rebuilder:
         A refusal is a result and is in the ledger; nothing else has changed. Raises Transient, PositionError.
         """
         state = require_sealed(self._job.lake, self._stream, hour)
-        before = state.accepted[hour].revision if hour in state.accepted else 0
+        before = self._revision(state, hour)
         if state.is_accepted(hour) and not restate:
             return Result(hour, "unchanged", before, "already accepted; --restate publishes a new revision")
         cut = state.cuts.get(hour) or self._cut_of_ledger(hour)
@@ -302,7 +302,9 @@ class Rebuilder:
 
         def decide() -> tuple[State, Publish | None]:
             state = load_state(lake, stream.table)
-            revision = state.accepted[hour].revision if hour in state.accepted else 0
+            # An accepted hour that is no longer remembered one by one is as it was.
+            forgotten = before if state.is_accepted(hour) else 0
+            revision = state.accepted[hour].revision if hour in state.accepted else forgotten
             if revision != before or state.cuts.get(hour, cut) != cut:
                 overtaken.append(revision)
                 return state, None
@@ -320,8 +322,8 @@ class Rebuilder:
             self._discard(staged)
             reason = f"another run was first: revision {overtaken[-1]} is accepted"
             return Result(hour, "unchanged", overtaken[-1], reason)
-        ledger.record(lake, stream.hours_table, published.decisions)
-        dead_letters.roll_forward(lake, stream.dead_letters_table, load_state(lake, stream.table))
+        self._confirmed |= ledger.record(lake, stream.hours_table, published.decisions)
+        self._confirmed |= dead_letters.roll_forward(lake, stream.dead_letters_table, load_state(lake, stream.table))
         LOG.info(
             "stream %s: hour %s accepted as revision %d: %d rows, %d dead, %d duplicate, %d in gaps", stream.name, hour,
             before + 1, said["good"], said["dead"], said["duplicate"], said["gap"],
@@ -347,8 +349,16 @@ class Rebuilder:
             timeline=replace(state.timeline, sealed=sealed),
             decisions=(row,),
             dead_letters=(dead_letters.waiting_batch(staged.dead, hour, revision, now),),
+            confirmed=self._confirmed,
             tags=(old,) if revision > 1 else (),
         )
+
+    def _revision(self, state: State, hour: str) -> int:
+        """The accepted revision, 0 for none; of an hour long past, as the ledger has it."""
+        if hour in state.accepted or not state.is_accepted(hour):
+            return state.accepted[hour].revision if hour in state.accepted else 0
+        rows = ledger.history(self._job.lake, self._stream.hours_table)
+        return max((r["revision"] for r in rows if r["hour"] == hour and r["decision"] == "accepted"), default=1)
 
     def _cut_of_ledger(self, hour: str) -> Cut:
         rows = [r for r in ledger.history(self._job.lake, self._stream.hours_table) if r["hour"] == hour and r["cut"]]

@@ -73,8 +73,8 @@ class SpeedJob:
 
     def _run_once(self) -> None:
         # Step 1: finish what somebody left half done, and compare clocks.
-        state = self._batches.recover()
-        check_clock(self._job.environment, state)
+        self._batches.recover()
+        check_clock(self._job.environment, load_state(self._job.lake, self._job.stream.table))
         # Step 2: come back hour by hour.
         position = self._come_back()
         # Step 3: stream from there.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
-from anabranch import dead_letters, ledger, records
+from anabranch import dead_letters, records
 from anabranch.config import Environment, Stream
 from anabranch.errors import PositionError, Transient
 from anabranch.hours import HourRange, Timeline, hour_ranges
@@ -25,6 +25,7 @@ from anabranch.snapshots import Staged, find_staged, hour_of_file
 from anabranch.staging import stage
 from anabranch.state import TURN, State, load_state
 from serving_layer import merger
+from serving_layer.recovery import recover
 from speed_layer.plan import Skip, assign
 
 if TYPE_CHECKING:
@@ -55,13 +56,9 @@ class MicroBatches:
         self._confirmed: frozenset[str] = frozenset()
         self._turn_waited: str | None = None
 
-    def recover(self) -> State:
+    def recover(self) -> None:
         """Finish what an earlier publisher left half done: the merge, dead letters, ledger rows."""
-        merger.merge(self._lake, self._stream)
-        state = load_state(self._lake, self._stream.table)
-        self._confirmed |= dead_letters.roll_forward(self._lake, self._stream.dead_letters_table, state)
-        ledger.record(self._lake, self._stream.hours_table, state.decisions)
-        return state
+        self._confirmed |= recover(self._lake, self._stream)
 
     def publish(self, frame: Callable[[], DataFrame], ranges: Ranges) -> int:
         """Publish the records of `ranges`, which `frame` reads from Kafka; returns how many offsets it published.

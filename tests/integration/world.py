@@ -96,7 +96,7 @@ class World:
         producer = new_producer(self.job.environment.kafka)
         try:
             futures = [
-                (p, v, producer.send(self.name, v, partition=p, timestamp_ms=int(at.timestamp() * 1000)))
+                (p, v, producer.send(self.name, v, key=b"k", partition=p, timestamp_ms=int(at.timestamp() * 1000)))
                 for p, at, v in values
             ]
             producer.flush()
