@@ -12,9 +12,10 @@ How JSON becomes columns:
 - INT and BIGINT take JSON integers in range; FLOAT and DOUBLE JSON numbers in range; BOOLEAN `true` and `false`;
   DECIMAL a number, also in quotes, rounded half up to its scale; BINARY a string in Base64. Anything else is
   `wrong_type`, never null: a number in quotes, `3.5` for INT, `1e999` for DOUBLE.
-- TIMESTAMP takes ISO 8601 in years 1 to 9999 (`2026-11-21T03:04:05.678+01:00`, `T` or a blank, seconds and fraction
-  optional, digits after the sixth dropped), UTC where no zone is given. DATE takes `2026-11-21`.
+- TIMESTAMP takes ISO 8601 in years 1 to 9999 (`2026-11-21T03:04:05.678+01:00`, `T` or a blank, fraction
+  optional, its digits after the sixth dropped), UTC where no zone is given. DATE takes `2026-11-21`.
 - An object that names a field twice is `duplicate_key`; inside nested values the last one counts.
+- A number of more than 1,000 digits is `malformed_json`: nothing reads it in reasonable time.
 """
 
 from __future__ import annotations
@@ -63,14 +64,12 @@ _FOUND_LENGTH = 80
 _DEPTH_TO_TELL = 10_000
 _HOUR_MICROS = 3_600_000_000
 _KAFKA_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour")
-# Always false, with two effects on the operator that holds it. Spark must take it for not deterministic, so no filter
-# is pushed below, to parse every value twice. And Spark interprets it, so the operator stays out of whole-stage code
-# generation, which would make of a hundred conditions one method, larger than what the JVM ever compiles.
-_NEVER = "exists(array(spark_partition_id()), p -> p < 0)"
+# A cast of a binary to text copies nothing and checks nothing.
+_TEXT = "CAST(value AS STRING)"
 _HEADERS = "array<struct<key:string,value:binary>>"
 
 # Regular expressions of Java; none holds a quote, so that r'...' is their SQL.
-_TIMESTAMP = r"^(?!0000)\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?(Z|[+-]\d{2}(:?\d{2})?)?$"
+_TIMESTAMP = r"^(?!0000)\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?(Z|[+-]\d{2}(:?\d{2})?)?$"
 _DATE = r"^(?!0000)\d{4}-\d{2}-\d{2}$"
 _ZONE = r"(Z|[+-]\d{2}(:?\d{2})?)$"
 _OTHER_THAN_OBJECT = r"^\s*(\[|\x22|-?\d|true\b|false\b|null\b)"
@@ -145,7 +144,7 @@ def decode(frame: DataFrame, stream: Stream) -> DataFrame:
     the record is good) and `error_text`, then `key`, `value` and `headers` as they came. Where there is an
     `error_code`, the stream's columns hold whatever could be read.
     """
-    types = {f.name: f.dataType for f in StructType.fromDDL(", ".join(f"`{c.name}` {c.type}" for c in stream.columns))}
+    types = {c.name: DataType.fromDDL(c.type) for c in stream.columns}
     headers = "headers" if "headers" in frame.columns else f"CAST(NULL AS {_HEADERS}) AS headers"
     records = frame.selectExpr(
         "CAST(partition AS INT) AS kafka_partition",
@@ -155,27 +154,19 @@ def decode(frame: DataFrame, stream: Stream) -> DataFrame:
         "key",
         "value",
         headers,
-        "CAST(value AS STRING) AS _text",
         "CAST(xxhash64(value) AS STRING) AS _hash",
     )
     as_read = StructType([StructField(name, _as_read(kind)) for name, kind in types.items()])
-    as_text = StructType([StructField(name, StringType()) for name in types])
-    parsed = records.selectExpr("*", f"{_parse('_text', as_read)} AS _parsed")
+    parsed = records.selectExpr("*", f"{_parse(as_read)} AS _parsed")
     rows = parsed.selectExpr(
         "*",
         f"{_intact('_parsed')} AS _intact",
-        "json_object_keys(_text) AS _names",
-        *(f"{_raw(name)} AS `_raw_{name}`" for name in types),
+        f"json_object_keys({_TEXT}) AS _names",
+        "unix_micros(try_cast(concat(ingest_hour, ':00:00Z') AS TIMESTAMP)) AS _hour_start",
         *(f"{_converted(_raw(name), kind)} AS `_row_{name}`" for name, kind in types.items()),
     )
-    # Only what is broken is read again, to say why: parsing null costs nothing.
-    broken = "IF(_intact, NULL, _text)"
-    reread = rows.selectExpr(
-        "*",
-        f"{_parse(broken, StructType([]), _DEPTH_TO_TELL)} AS _deep",
-        f"{_parse(broken, as_text)} AS _texts",
-    )
-    judged = reread.selectExpr("*", f"IF({_NEVER}, NULL, {_judge(stream, types)}) AS _error")
+    # Not deterministic in name only: so that no filter on the verdict is pushed below, to parse every value twice.
+    judged = rows.selectExpr("*", f"IF(spark_partition_id() < 0, NULL, {_judge(stream, types)}) AS _error")
     event_time = "kafka_timestamp"
     if stream.event_time is not None:
         event_time = f"coalesce(`_row_{stream.event_time.column}`, kafka_timestamp)"
@@ -214,7 +205,7 @@ def dead(decoded: DataFrame, topic_id: str, layer: str) -> DataFrame:
 # What follows writes SQL, not Column objects: building hundreds of those costs a micro-batch a second.
 
 
-def _parse(text: str, shape: StructType, depth: int = MAX_DEPTH) -> str:
+def _parse(shape: StructType, depth: int = MAX_DEPTH) -> str:
     """Read `{"m": [{"#": <hash>}, <value>, {"#": <hash>}]}`, the hash being the value's own.
 
     Spark's parser stops at the end of the first object and never sees what follows it. No value can name its own
@@ -232,7 +223,7 @@ def _parse(text: str, shape: StructType, depth: int = MAX_DEPTH) -> str:
         "maxNestingDepth": str(depth + 2),  # the wrapper is two levels of its own
     }
     pairs = ", ".join(f"'{key}', '{value}'" for key, value in options.items())
-    wrapped = f"concat('{{\"m\":[', {mark}, ',', {text}, ',', {mark}, ']}}')"
+    wrapped = f"concat('{{\"m\":[', {mark}, ',', {_TEXT}, ',', {mark}, ']}}')"
     return f"from_json({wrapped}, '{_ddl(schema)}', map({pairs}))"
 
 
@@ -285,8 +276,10 @@ def _converted(read: str, kind: DataType, level: int = 0) -> str:
         # The zone is always written out, so the session's own never counts.
         zoned = f"IF(endswith({read}, 'Z') OR {read} RLIKE r'{_ZONE}', {read}, concat({read}, 'Z'))"
         at = f"try_cast({zoned} AS TIMESTAMP)"
+        # Only on the first day and the last can the zone lead out of the years.
+        edge = f"startswith({read}, '0001-01-01') OR startswith({read}, '9999-12-31')"
         inside = f"{at} BETWEEN TIMESTAMP'0001-01-01 00:00:00Z' AND TIMESTAMP'9999-12-31 23:59:59.999999Z'"
-        return f"IF({read} RLIKE r'{_TIMESTAMP}' AND {inside}, {at}, NULL)"
+        return f"IF({read} RLIKE r'{_TIMESTAMP}' AND (NOT ({edge}) OR {inside}), {at}, NULL)"
     item = f"x{level}"
     if isinstance(kind, ArrayType):
         return f"transform({read}, {item} -> {_converted(item, kind.elementType, level + 1)})"
@@ -299,30 +292,12 @@ def _converted(read: str, kind: DataType, level: int = 0) -> str:
 
 def _judge(stream: Stream, types: Mapping[str, DataType]) -> str:
     """The verdict on a record, null or a struct of code and text: the first condition that holds."""
-    culprits = [
-        f"IF(get(_texts.m, 1).`{name}` IS NOT NULL AND `_raw_{name}` IS NULL, "
-        f"{_found(f'{name}: expected {kind.simpleString()}', f'get(_texts.m, 1).`{name}`')}, NULL)"
-        for name, kind in types.items()
-    ]
-    culprit = f"coalesce({', '.join(culprits)}, 'expected the types of the schema, found another in a nested value')"
+    null = _error("null_value", "'expected a JSON object, found a null value'")
+    not_utf8 = _error("invalid_utf8", "'expected UTF-8, found bytes that are not'")
     checks = [
-        ("value IS NULL", "null_value", "'expected a JSON object, found a null value'"),
-        ("NOT is_valid_utf8(_text)", "invalid_utf8", "'expected UTF-8, found bytes that are not'"),
-        (r"NOT _intact AND NOT _text RLIKE r'\S'", "empty_value", "'expected a JSON object, found no text'"),
-        (f"_text RLIKE r'{_OTHER_THAN_OBJECT}'", "not_an_object", _found("expected a JSON object", "_text")),
+        ("get(_parsed.m, 1) IS NULL", "not_an_object", "'expected a JSON object, found null'"),
         (
-            f"NOT _intact AND NOT {_intact('_deep')}",
-            "malformed_json",
-            "'expected one JSON object, found text that is not JSON, is cut off, or goes on after the object'",
-        ),
-        (
-            f"NOT _intact AND NOT {_intact('_texts')}",
-            "too_deep",
-            f"'expected at most {MAX_DEPTH} levels of nesting, found more'",
-        ),
-        ("NOT _intact", "wrong_type", culprit),
-        (
-            rf"contains(_text, r'\u') AND _text RLIKE r'{_LONE_SURROGATE}'",
+            rf"contains({_TEXT}, r'\u') AND {_TEXT} RLIKE r'{_LONE_SURROGATE}'",
             "lone_surrogate",
             "'expected Unicode text, found the escape of a surrogate without its partner'",
         ),
@@ -343,12 +318,46 @@ def _judge(stream: Stream, types: Mapping[str, DataType]) -> str:
         ),
         *(_judge_event_time(stream.event_time) if stream.event_time is not None else ()),
     ]
-    cases = " ".join(f"WHEN {test} THEN struct('{code}' AS code, {text} AS text)" for test, code, text in checks)
-    return f"CASE {cases} END"
+    cases = " ".join(f"WHEN {test} THEN {_error(code, text)}" for test, code, text in checks)
+    return (
+        f"CASE WHEN value IS NULL THEN {null} WHEN NOT is_valid_utf8({_TEXT}) THEN {not_utf8} "
+        f"WHEN NOT _intact THEN {_judge_broken(types)} {cases} END"
+    )
+
+
+def _judge_broken(types: Mapping[str, DataType]) -> str:
+    """Why a value is not intact. It is read again, twice, which only bad records cost."""
+    deep = _parse(StructType([]), _DEPTH_TO_TELL)
+    texts = _parse(StructType([StructField(name, StringType()) for name in types]))
+    culprits = []
+    for name, kind in types.items():
+        text = f"get(b.texts.m, 1).`{name}`"
+        found = _found(f"{name}: expected {kind.simpleString()}", text)
+        culprits.append(f"IF({text} IS NOT NULL AND {_raw(name)} IS NULL, {found}, NULL)")
+    # Where the parser gives up a whole record for one field (a setting of Spark's), there is no telling which.
+    unknown = "'expected the types of the schema, found another'"
+    culprit = f"IF(get(_parsed.m, 1) IS NULL, {unknown}, coalesce({', '.join(culprits)}, {unknown}))"
+    malformed = "'expected one JSON object, found text that is not JSON, is cut off, or goes on after the object'"
+    too_deep = f"'expected at most {MAX_DEPTH} levels of nesting, found more'"
+    empty = _error("empty_value", "'expected a JSON object, found no text'")
+    not_an_object = _error("not_an_object", _found("expected a JSON object", _TEXT))
+    verdict = (
+        rf"CASE WHEN NOT {_TEXT} RLIKE r'\S' THEN {empty} "
+        f"WHEN {_TEXT} RLIKE r'{_OTHER_THAN_OBJECT}' THEN {not_an_object} "
+        f"WHEN NOT {_intact('b.deep')} THEN {_error('malformed_json', malformed)} "
+        f"WHEN NOT {_intact('b.texts')} THEN {_error('too_deep', too_deep)} "
+        f"ELSE {_error('wrong_type', culprit)} END"
+    )
+    # A lambda over one element: the way to evaluate an expression once and name it.
+    return f"get(transform(array(named_struct('deep', {deep}, 'texts', {texts})), b -> {verdict}), 0)"
+
+
+def _error(code: str, text: str) -> str:
+    return f"struct('{code}' AS code, {text} AS text)"
 
 
 def _judge_column(name: str, kind: DataType) -> Iterator[tuple[str, str, str]]:
-    raw = f"`_raw_{name}`"
+    raw = _raw(name)
     text = _found(f"{name}: expected {kind.simpleString()}", f"CAST({raw} AS STRING)")
     if isinstance(kind, (TimestampType, DateType)):
         unreadable = f"{raw} IS NOT NULL AND `_row_{name}` IS NULL"
@@ -378,12 +387,11 @@ def _unreadable(read: str, kind: DataType, level: int = 0) -> str:
 def _judge_event_time(bounds: EventTime) -> Iterator[tuple[str, str, str]]:
     """The bounds are measured from the ingest hour's start and end, so every rebuild gives the same verdict."""
     at = f"unix_micros(`_row_{bounds.column}`)"
-    start = "unix_micros(try_cast(concat(ingest_hour, ':00:00Z') AS TIMESTAMP))"
-    text = _found(f"{bounds.column}: expected a time near the ingest hour", f"`_raw_{bounds.column}`")
+    text = _found(f"{bounds.column}: expected a time near the ingest hour", _raw(bounds.column))
     if bounds.past is not None:
-        yield f"{at} < {start} - {_micros(bounds.past)}L", "event_time_out_of_bounds", text
+        yield f"{at} < _hour_start - {_micros(bounds.past)}L", "event_time_out_of_bounds", text
     if bounds.future is not None:
-        yield f"{at} > {start} + {_HOUR_MICROS + _micros(bounds.future)}L", "event_time_out_of_bounds", text
+        yield f"{at} > _hour_start + {_HOUR_MICROS + _micros(bounds.future)}L", "event_time_out_of_bounds", text
 
 
 def _found(expected: str, found: str) -> str:

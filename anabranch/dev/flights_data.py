@@ -14,6 +14,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ def send(
     *,
     limit: int | None = None,
     hours: float = 0,
+    until: datetime | None = None,
     partitions: int = 3,
     stop: threading.Event | None = None,
     on_ack: Callable[[Ack], None] | None = None,
@@ -77,9 +79,9 @@ def send(
     """Send the flights (the first `limit`) with librdkafka: gzip, idempotent, acknowledged by every replica.
 
     Keyed by carrier and flight number. The topic is created if missing. With `hours` the Kafka timestamps are spread
-    over [now - hours, now), else each is the time of its send. Returns once each record is acknowledged or has
-    failed, or soon after `stop`; all are of the kind `good`. Raises Terminal if a package is missing, Transient if the
-    broker cannot be reached at the start.
+    over [until - hours, until), where `until` is now unless it is given; else each is the time of its send. Returns
+    once each record is acknowledged or has failed, or soon after `stop`; all are of the kind `good`. Raises Terminal if
+    a package is missing, Transient if the broker cannot be reached at the start.
     """
     stop = stop or threading.Event()
     sent = Sent(topic)
@@ -98,7 +100,8 @@ def send(
 
     total = min(limit if limit is not None else FLIGHTS, FLIGHTS)
     span = int(hours * 3_600_000)
-    first = time.time_ns() // 1_000_000 - span
+    end = round(until.timestamp() * 1000) if until is not None else time.time_ns() // 1_000_000
+    first = end - span
     for number, flight in enumerate(flights(limit)):
         if stop.is_set():
             break

@@ -45,6 +45,7 @@ def produce_events(
     events: int | None,
     rate: float | None = None,
     hours: float = 0,
+    until: datetime | None = None,
     seed: int = 1,
     dirty: bool = False,
     partitions: int = 3,
@@ -53,11 +54,12 @@ def produce_events(
 ) -> Sent:
     """Send `events` game events (endless, until `stop`, if None), and return once each is acknowledged or has failed.
 
-    With `hours` the Kafka timestamps are spread over [now - hours, now), else each is the time of its send. `rate` is
-    in records a second, all kinds together; without it, as fast as the producer goes. The topic is created if it is
-    missing. `on_ack` is called in this thread, soon after each acknowledgement. Safe to run in a thread; `stop` ends
-    it early, with what was sent until then flushed and accounted for. A stamp of the past after a later one is in
-    its topic already does not reopen an hour: such a record belongs to the hour at hand.
+    With `hours` the Kafka timestamps are spread over [until - hours, until), where `until` is now unless it is given;
+    else each is the time of its send. `rate` is in records a second, all kinds together; without it, as fast as the
+    producer goes. The topic is created if it is missing. `on_ack` is called in this thread, soon after each
+    acknowledgement. Safe to run in a thread; `stop` ends it early, with what was sent until then flushed and accounted
+    for. A stamp of the past after a later one is in its topic already does not reopen an hour: such a record belongs to
+    the hour at hand.
 
     Raises ValueError for contradictory arguments, Transient if the broker cannot be reached at the start; later
     failures are counted.
@@ -78,7 +80,8 @@ def produce_events(
         now = datetime.now(UTC)
         records: Iterator[Record]
         if events is not None and hours:
-            records = generate(events, seed, now - timedelta(hours=hours), now, dirty)
+            end = until or now
+            records = generate(events, seed, end - timedelta(hours=hours), end, dirty)
         else:
             records = generate_live(events, seed, now, lambda: time.time_ns() // 1_000_000, dirty)
         pending: Pending = deque()

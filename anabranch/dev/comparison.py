@@ -1,0 +1,89 @@
+"""Comparison: what a producer was acknowledged for against what the tables serve, record by record. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from anabranch.dev.events import Ack
+
+At = tuple[int, int]
+
+
+class Served(NamedTuple):
+    """A row or dead letter of a serving table; `sha256` is of the value that it came from, None for a null value."""
+
+    partition: int
+    offset: int
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An account of every (partition, offset). The last four name what must not be there."""
+
+    acknowledged: int
+    rows: int
+    dead: int
+    duplicate: int
+    lost: tuple[At, ...]
+    twice: tuple[At, ...]
+    foreign: tuple[At, ...]
+    changed: tuple[At, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        return not (self.lost or self.twice or self.foreign or self.changed)
+
+    def sentences(self) -> list[str]:
+        """The account, and a sample of whatever is wrong with it."""
+        lines = [
+            f"acknowledged by Kafka            {self.acknowledged:>9,}",
+            f"rows in main                     {self.rows:>9,}",
+            f"dead letters                     {self.dead:>9,}",
+            f"duplicates, the original in main {self.duplicate:>9,}",
+        ]
+        for name, found in (
+            ("lost", self.lost), ("twice", self.twice), ("never acknowledged", self.foreign),
+            ("of other content", self.changed),
+        ):  # fmt: skip
+            sample = ", ".join(f"{partition}:{offset}" for partition, offset in found[:5])
+            lines.append(f"{name:<32} {len(found):>9,}" + (f"  (partition:offset {sample} …)" if sample else ""))
+        return lines
+
+
+def compare(
+    acks: Iterable[Ack],
+    rows: Iterable[Served],
+    dead_letters: Iterable[Served],
+    by_batch: Callable[[int, int], bool],
+) -> Comparison:
+    """Each acknowledged record has to be served once, with its own content: malformed as a dead letter, all others as a
+    row. Only where the batch layer serves (`by_batch`: partition, offset) may a record be absent, and only if a row of
+    the same bytes is there.
+    """
+    acknowledged = {(ack.partition, ack.offset): ack for ack in acks}
+    good, dead = list(rows), list(dead_letters)
+    times = Counter((s.partition, s.offset) for s in (*good, *dead))
+    contents = {s.sha256 for s in good}
+    missing = sorted(acknowledged.keys() - times.keys())
+    duplicate = {at for at in missing if by_batch(*at) and acknowledged[at].sha256 in contents}
+    changed = {
+        (s.partition, s.offset)
+        for served, malformed in ((good, False), (dead, True))
+        for s in served
+        if (ack := acknowledged.get((s.partition, s.offset))) is not None
+        and (ack.sha256 != s.sha256 or (ack.kind == "malformed") != malformed)
+    }
+    return Comparison(
+        acknowledged=len(acknowledged),
+        rows=len(good),
+        dead=len(dead),
+        duplicate=len(duplicate),
+        lost=tuple(at for at in missing if at not in duplicate),
+        twice=tuple(sorted(at for at, count in times.items() if count > 1)),
+        foreign=tuple(sorted(times.keys() - acknowledged.keys())),
+        changed=tuple(sorted(changed)),
+    )

@@ -1,0 +1,103 @@
+"""A story on the terminal: numbered steps with the time gone by, a spinner while something is awaited.
+
+Where there is no terminal, what is awaited is said every few seconds instead.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from typing import TypeVar
+
+from rich.console import Console
+from rich.markup import escape
+
+from anabranch.errors import Transient
+from anabranch.output import print_table
+
+T = TypeVar("T")
+
+_POLL_SECONDS = 0.5
+_SAY_EVERY_SECONDS = 10.0
+
+
+class Story:
+    """Tells what happens as it happens, on standard output."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._began = time.monotonic()
+        self._steps = 0
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def title(self, text: str) -> None:
+        self._print(f"[bold]{escape(text)}[/]")
+
+    def step(self, text: str) -> None:
+        self._steps += 1
+        self._print(f"\n[bold cyan]{self._clock()}  {self._steps}. {escape(text)}[/]")
+
+    def say(self, text: str, style: str = "none") -> None:
+        self._print(f"      [{style}]{escape(text)}[/]")
+
+    def command(self, arguments: Sequence[str]) -> None:
+        self.say("$ anabranch " + " ".join(f'"{a}"' if " " in a else a for a in arguments), "bold green")
+
+    def output(self, text: str) -> None:
+        """What a command printed, indented and unchanged."""
+        for line in text.rstrip().splitlines():
+            self.say(line, "dim" if self._console.is_terminal else "none")
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        with redirect_stdout(io.StringIO()) as text:
+            print_table(columns, rows)
+        self.output(text.getvalue())
+
+    @contextmanager
+    def awaiting(self, what: str) -> Iterator[Callable[[str], None]]:
+        """Shows that something is awaited; the function that it gives changes the words, as often as one likes."""
+        said = time.monotonic()
+
+        def tell(detail: str) -> None:
+            nonlocal said
+            if self._console.is_terminal:
+                status.update(escape(f"{what}: {detail}"))
+            elif time.monotonic() - said >= _SAY_EVERY_SECONDS:
+                said = time.monotonic()
+                self.say(f"… {what}: {detail}")
+
+        if self._console.is_terminal:
+            with self._console.status(escape(what)) as status:
+                yield tell
+        else:
+            yield tell
+
+    def _clock(self) -> str:
+        minutes, seconds = divmod(int(self.seconds), 60)
+        return f"{minutes}:{seconds:02}"
+
+    def _print(self, markup: str) -> None:
+        self._console.print(markup)
+        sys.stdout.flush()
+
+
+def poll(question: Callable[[], T | None], awaited: str, seconds: float, check: Callable[[], None] | None = None) -> T:
+    """Ask until the answer is not None. `check` may raise when there is nothing left to wait for.
+
+    Raises Transient, naming what was awaited, after `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        if check is not None:
+            check()
+        if (answer := question()) is not None:
+            return answer
+        if time.monotonic() > deadline:
+            raise Transient(f"expected {awaited} within {seconds:.0f} s, found that it has not happened; try again")
+        time.sleep(_POLL_SECONDS)

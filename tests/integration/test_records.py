@@ -1,0 +1,402 @@
+"""Record decoding: bytes in, verdict out; the same verdict in every session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from anabranch.config import Stream
+from anabranch.hours import HourRange
+from anabranch.records import CODES, ERROR_TEXT_LENGTH, assign_hours, dead, decode, good, trim
+from anabranch.schema import parse_columns
+
+HOUR = "2026-11-21T03"
+START = datetime(2026, 11, 21, 3, tzinfo=UTC)
+SOURCE = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
+
+
+def make_stream(ddl: str, key: str, event_time: dict[str, Any] | None = None) -> Stream:
+    return Stream.model_validate(
+        {
+            "name": "events",
+            "topic": "events",
+            "table": "lake.events",
+            "schema": ddl,
+            "columns": parse_columns(ddl),
+            "key": key,
+            "event_time": event_time,
+        }
+    )
+
+
+EVENTS = make_stream(
+    "id STRING NOT NULL, at TIMESTAMP NOT NULL, level INT, total BIGINT, amount DOUBLE, ok BOOLEAN, "
+    "price DECIMAL(10,2), day DATE, small FLOAT, raw BINARY, tags ARRAY<STRING>, scores MAP<STRING, DOUBLE>, "
+    "nested STRUCT<at: TIMESTAMP, n: INT, days: ARRAY<DATE>>",
+    "id",
+    {"column": "at", "past": "30 days", "future": "1 hour"},
+)
+AT = '"at":"2026-11-21T03:10:00Z"'
+
+
+def event(extra: str = "", at: str = AT) -> bytes:
+    return ('{"id":"a",' + at + ("," + extra if extra else "") + "}").encode()
+
+
+def kafka(spark: SparkSession, values: list[bytes | None], hour: str = HOUR) -> DataFrame:
+    rows = [(b"k", None if v is None else bytearray(v), "events", 0, i, START, 0) for i, v in enumerate(values)]
+    return spark.createDataFrame(rows, SOURCE).withColumn("ingest_hour", F.lit(hour))
+
+
+def verdicts(spark: SparkSession, values: list[bytes | None], stream: Stream = EVENTS) -> list[Row]:
+    decoded = decode(kafka(spark, values), stream).orderBy("kafka_offset")
+    # Python's datetime has no room for every timestamp, nor has a local time zone west of UTC for year 1.
+    return decoded.drop(*(c.name for c in stream.columns if "timestamp" in c.type)).collect()
+
+
+@pytest.fixture(params=[True, False], ids=["ansi", "no-ansi"])
+def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
+    """The shared session with settings that must not matter."""
+    settings = {
+        "spark.sql.ansi.enabled": str(request.param).lower(),
+        "spark.sql.session.timeZone": "UTC" if request.param else "America/St_Johns",
+        "spark.sql.json.enablePartialResults": str(request.param).lower(),
+        "spark.sql.legacy.timeParserPolicy": "CORRECTED" if request.param else "LEGACY",
+    }
+    before = {k: spark.conf.get(k, None) for k in settings}
+    for k, v in settings.items():
+        spark.conf.set(k, v)
+    yield spark
+    for k, old in before.items():
+        if old is None:
+            spark.conf.unset(k)
+        else:
+            spark.conf.set(k, old)
+
+
+DEEP = b'{"id":"a",' + AT.encode() + b',"x":' + b"[" * 98 + b"]" * 98 + b"}"
+
+# name: (value, code, what the text must name)
+CASES: dict[str, tuple[bytes | None, str | None, str]] = {
+    "plain": (event(), None, ""),
+    "unknown field": (event('"other":{"x":[1,2]}'), None, ""),
+    "blanks around": (b" \n" + event() + b"\r\n\t", None, ""),
+    "64 levels": (event('"x":' + "[" * 64 + "]" * 64), None, ""),
+    "99 levels": (DEEP, None, ""),
+    "null value": (None, "null_value", ""),
+    "empty": (b"", "empty_value", ""),
+    "blank": (b" \n\t", "empty_value", ""),
+    "latin-1": ('{"id":"é"}'.encode("latin-1"), "invalid_utf8", ""),
+    "overlong": (b'{"id":"\xc0\x80"}', "invalid_utf8", ""),
+    "surrogate bytes": (b'{"id":"\xed\xa0\x80"}', "invalid_utf8", ""),
+    "random bytes": (bytes(range(256)), "invalid_utf8", ""),
+    "byte order mark": (b"\xef\xbb\xbf" + event(), "malformed_json", ""),
+    "truncated": (event()[:-1], "malformed_json", ""),
+    "truncated in a string": (b'{"id":"a', "malformed_json", ""),
+    "trailing garbage": (event() + b" xyz", "malformed_json", ""),
+    "trailing brace": (event() + b"}", "malformed_json", ""),
+    "trailing brackets": (event() + b"]}", "malformed_json", ""),
+    "two objects": (event() + event(), "malformed_json", ""),
+    "two objects, a line each": (event() + b"\n" + event(), "malformed_json", ""),
+    "two objects with a comma": (event() + b"," + event(), "malformed_json", ""),
+    "trailing field": (event() + b',"m":[{"id":"b"}]', "malformed_json", ""),
+    "closes the array": (event() + b'],"m":[' + event(), "malformed_json", ""),
+    "forged wrapper": (event() + b',{"#":1}],"m":[{"#":1},' + event(), "malformed_json", ""),
+    "single quotes": (event().replace(b'"', b"'"), "malformed_json", ""),
+    "comma at the end": (event()[:-1] + b",}", "malformed_json", ""),
+    "no quotes": (b"{id:1}", "malformed_json", ""),
+    "a comment": (event() + b" // hi", "malformed_json", ""),
+    "leading zero": (event('"level":01'), "malformed_json", ""),
+    "bare NaN": (event('"amount":NaN'), "malformed_json", ""),
+    "bare Infinity": (event('"amount":-Infinity'), "malformed_json", ""),
+    "control character": (event('"x":"a\tb"'), "malformed_json", ""),
+    "not JSON": (b"hello", "malformed_json", ""),
+    "101 levels": (b'{"x":' + b"[" * 100 + b"]" * 100 + b"}", "too_deep", "100"),
+    "2,000 levels": (event('"x":' + "[" * 2000 + "]" * 2000), "too_deep", "100"),
+    "2,000 levels in a column": (event('"tags":' + "[" * 2000 + "]" * 2000), "too_deep", "100"),
+    "array": (b"[" + event() + b"]", "not_an_object", ""),
+    "number": (b"5", "not_an_object", ""),
+    "string": (b'"{}"', "not_an_object", ""),
+    "null": (b"null", "not_an_object", ""),
+    "field twice": (event('"level":1,"level":2'), "duplicate_key", "level"),
+    "field twice, escaped": (event('"level":1,"l\\u0065vel":2'), "duplicate_key", "level"),
+    "unknown field twice": (event('"x":1,"x":2'), "duplicate_key", "x"),
+    "lone surrogate": (event('"x":"\\ud800"'), "lone_surrogate", ""),
+    "lone low surrogate": (event('"x":"a\\udc00"'), "lone_surrogate", ""),
+    "reversed surrogates": (event('"x":"\\ude00\\ud83d"'), "lone_surrogate", ""),
+    "pair of surrogates": (event('"x":"\\ud83d\\ude00"'), None, ""),
+    "escaped backslash": (event('"x":"\\\\ud800"'), None, ""),
+    "text for INT": (event('"level":"abc"'), "wrong_type", "level: expected int, found abc"),
+    "quoted number for INT": (event('"level":"5"'), "wrong_type", "level"),
+    "empty text for INT": (event('"level":""'), "wrong_type", "level"),
+    "fraction for INT": (event('"level":3.5'), "wrong_type", "level"),
+    "1e99 for INT": (event('"level":1e99'), "wrong_type", "level"),
+    "boolean for INT": (event('"level":true'), "wrong_type", "level"),
+    "out of INT's range": (event('"level":2147483648'), "wrong_type", "level"),
+    "INT's smallest": (event('"level":-2147483648'), None, ""),
+    "out of BIGINT's range": (event('"total":9223372036854775808'), "wrong_type", "total"),
+    "BIGINT's largest": (event('"total":9223372036854775807'), None, ""),
+    "text for DOUBLE": (event('"amount":"1.5"'), "wrong_type", "amount"),
+    "quoted NaN for DOUBLE": (event('"amount":"NaN"'), "wrong_type", "amount"),
+    "quoted Infinity for DOUBLE": (event('"amount":"Infinity"'), "wrong_type", "amount"),
+    "1e999 for DOUBLE": (event('"amount":1e999'), "wrong_type", "amount"),
+    "1e39 for FLOAT": (event('"small":1e39'), "wrong_type", "small"),
+    "integer for DOUBLE": (event('"amount":5'), None, ""),
+    "text for BOOLEAN": (event('"ok":"true"'), "wrong_type", "ok"),
+    "number for BOOLEAN": (event('"ok":1'), "wrong_type", "ok"),
+    "too large for DECIMAL": (event('"price":123456789.01'), "wrong_type", "price"),
+    "not Base64": (event('"raw":"!!"'), "wrong_type", "raw"),
+    "object for ARRAY": (event('"tags":{}'), "wrong_type", "tags"),
+    "text for MAP": (event('"scores":"x"'), "wrong_type", "scores"),
+    "1e999 in a MAP": (event('"scores":{"x":1e999}'), "wrong_type", "scores"),
+    "text in a nested INT": (event('"nested":{"n":"x"}'), "wrong_type", ""),
+    "nested time unreadable": (event('"nested":{"at":"noon"}'), "wrong_type", "nested"),
+    "nested date unreadable": (event('"nested":{"days":["2026-11-21","2026-02-30"]}'), "wrong_type", "nested"),
+    "nested number for a time": (event('"nested":{"at":5}'), "wrong_type", "nested"),
+    "number for DATE": (event('"day":20261121'), "wrong_type", "day"),
+    "no such day": (event('"day":"2026-02-30"'), "unreadable_timestamp", "day"),
+    "number for TIMESTAMP": (event(at='"at":1795230000'), "wrong_type", "at"),
+    "object for TIMESTAMP": (event(at='"at":{}'), "wrong_type", "at"),
+    "text for TIMESTAMP": (event(at='"at":"yesterday"'), "unreadable_timestamp", "at: expected timestamp, found yest"),
+    "date for TIMESTAMP": (event(at='"at":"2026-11-21"'), "unreadable_timestamp", "at"),
+    "only a time": (event(at='"at":"T03:00"'), "unreadable_timestamp", "at"),
+    "named zone": (event(at='"at":"2026-11-21T03:00:00 Europe/Berlin"'), "unreadable_timestamp", "at"),
+    "no seconds": (event(at='"at":"2026-11-21T03:00Z"'), "unreadable_timestamp", "at"),
+    "month 13": (event(at='"at":"2026-13-21T03:00:00Z"'), "unreadable_timestamp", "at"),
+    "hour 25": (event(at='"at":"2026-11-21T25:00:00Z"'), "unreadable_timestamp", "at"),
+    "year 0": (event(at='"at":"0000-11-21T03:00:00Z"'), "unreadable_timestamp", "at"),
+    "year 10000": (event(at='"at":"10000-11-21T03:00:00Z"'), "unreadable_timestamp", "at"),
+    "before year 1 in UTC": (event(at='"at":"0001-01-01T00:00:00+01:00"'), "unreadable_timestamp", "at"),
+    "year 1": (event(at='"at":"0001-01-01T00:00:00Z"'), "event_time_out_of_bounds", "at"),
+    "year 9999": (event(at='"at":"9999-12-31T23:59:59.999999Z"'), "event_time_out_of_bounds", "at"),
+    "30 days ago": (event(at='"at":"2026-10-22T03:00:00Z"'), None, ""),
+    "a microsecond more": (event(at='"at":"2026-10-22T02:59:59.999999Z"'), "event_time_out_of_bounds", "at"),
+    "an hour ahead": (event(at='"at":"2026-11-21T05:00:00Z"'), None, ""),
+    "a microsecond further": (event(at='"at":"2026-11-21T05:00:00.000001Z"'), "event_time_out_of_bounds", "at"),
+    "no such field": (b'{"id":"a"}', "missing_required", "at: expected timestamp NOT NULL"),
+    "null in NOT NULL": (event().replace(b'"a"', b"null"), "missing_required", "id"),
+    "empty object": (b"{}", "missing_required", "id"),
+    "other case of a name": (event().replace(b'"id"', b'"ID"'), "missing_required", "id"),
+    "1 MB string": (event('"x":"' + "a" * 1_000_000 + '"'), None, ""),
+    "1 MB of backslashes": (event('"x":"' + "\\\\" * 500_000 + '\\u0041"'), None, ""),
+    "1 MB of brackets": (b"[" * 1_000_000, "not_an_object", ""),
+    "1 MB of objects": (b'{"a":' * 200_000, "malformed_json", ""),
+    "1 MB of blanks": (b" " * 1_000_000, "empty_value", ""),
+    "1 MB for INT": (event('"level":"' + "a" * 1_000_000 + '"'), "wrong_type", "level"),
+    "1 MB of digits": (event('"level":' + "1" * 1_000_000), "malformed_json", ""),
+    "1 MB for TIMESTAMP": (event(at='"at":"' + "1" * 1_000_000 + '"'), "wrong_type", "at"),
+}
+
+
+def test_verdict_by_bytes(session: SparkSession) -> None:
+    """Every case at once, under two sets of session settings: nothing throws, and each has its verdict."""
+    rows = verdicts(session, [value for value, _, _ in CASES.values()])
+    found = {name: row.error_code for name, row in zip(CASES, rows, strict=True)}
+    expected = {name: code for name, (_, code, _) in CASES.items()}
+    assert {name: code for name, code in found.items() if code != expected[name]} == {}
+    partial = session.conf.get("spark.sql.json.enablePartialResults") == "true"
+    for (name, (_, code, words)), row in zip(CASES.items(), rows, strict=True):
+        assert (row.error_text is None) == (code is None), name
+        # Without partial results Spark's parser does not tell which field it could not read.
+        told = partial or row.error_text != "expected the types of the schema, found another"
+        assert not told or words in (row.error_text or ""), (name, row.error_text)
+        assert len(row.error_text or "") <= ERROR_TEXT_LENGTH
+    assert set(found.values()) - {None} == set(CODES)
+
+
+def test_columns_and_values(session: SparkSession) -> None:
+    value = (
+        b'{"id":"a\\u00e9\xc3\xa9","at":"2026-11-21 03:10:00.123456789","level":-7,"total":9007199254740993,'
+        b'"amount":1e2,"ok":false,"price":1.5,"day":"2024-02-29","small":0.5,"raw":"aGk=","tags":["x",null],'
+        b'"scores":{"k":1.5},"nested":{"at":"2026-11-21T05:00:00+02:00","n":3,"days":["2026-01-01"]}}'
+    )
+    decoded = decode(kafka(session, [value]), EVENTS)
+    shown = decoded.withColumns({"at": F.unix_micros("at"), "nested_at": F.unix_micros("nested.at")})
+    row = shown.withColumn("kafka_timestamp", F.unix_micros("kafka_timestamp")).collect()[0]
+    micros = int(START.timestamp()) * 1_000_000
+    assert row.error_code is None and row.error_text is None
+    assert row.at == micros + 600_123_456
+    assert (row.id, row.level, row.total, row.amount, row.ok) == ("aéé", -7, 9007199254740993, 100.0, False)
+    assert (row.price, row.day, row.small, bytes(row.raw)) == (Decimal("1.50"), date(2024, 2, 29), 0.5, b"hi")
+    assert (row.tags, row.scores, row.nested.n, row.nested.days) == (["x", None], {"k": 1.5}, 3, [date(2026, 1, 1)])
+    assert row.nested_at == micros
+    assert (row.kafka_partition, row.kafka_offset, row.kafka_timestamp) == (0, 0, micros)
+    assert (row.ingest_hour, row.event_date, bytes(row.key), bytes(row.value)) == (HOUR, START.date(), b"k", value)
+    assert row.headers is None
+
+
+def test_schema_is_the_streams(spark: SparkSession) -> None:
+    """Exact types, in the table's order, and `good` is nothing but the table's columns."""
+    rows = good(decode(kafka(spark, [event()]), EVENTS), EVENTS)
+    fields = [(f.name, f.dataType.simpleString()) for f in rows.schema]
+    expected = [(c.name, c.type) for c in EVENTS.columns]
+    expected += [("kafka_partition", "int"), ("kafka_offset", "bigint"), ("kafka_timestamp", "timestamp")]
+    assert fields == [*expected, ("ingest_hour", "string"), ("event_date", "date")]
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("2026-11-21T03:04:05Z", "03:04:05"),
+        ("2026-11-21T03:04:05.5Z", "03:04:05.5"),
+        ("2026-11-21T03:04:05", "03:04:05"),
+        ("2026-11-21 03:04:05.123456", "03:04:05.123456"),
+        ("2026-11-21T05:04:05+02:00", "03:04:05"),
+        ("2026-11-21T05:04:05+0200", "03:04:05"),
+        ("2026-11-21 05:04:05+02", "03:04:05"),
+        ("2026-11-20T22:34:05-04:30", "03:04:05"),
+    ],
+)
+def test_time_notations(session: SparkSession, text: str, moment: str) -> None:
+    decoded = decode(kafka(session, [event(at=f'"at":"{text}"')]), EVENTS)
+    row = decoded.select("error_text", F.unix_micros("at").alias("at"), F.col("event_date").cast("string")).first()
+    assert row is not None
+    expected = datetime.fromisoformat(f"2026-11-21T{moment}+00:00")
+    assert (row.error_text, row.at) == (
+        None,
+        (expected - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1),
+    )
+    assert row.event_date == "2026-11-21"
+
+
+def test_event_date_is_utc_in_every_session(session: SparkSession) -> None:
+    moments = ["2026-11-20T23:59:59.999999Z", "2026-11-21T00:00:00Z"]
+    rows = verdicts(session, [event(at=f'"at":"{m}"') for m in moments])
+    assert [r.event_date for r in rows] == [date(2026, 11, 20), date(2026, 11, 21)]
+
+
+def test_event_date_without_event_time_is_kafkas(session: SparkSession) -> None:
+    stream = make_stream("id STRING, at TIMESTAMP", "id")
+    rows = verdicts(session, [b'{"at":"0001-01-01T00:00:00Z"}', b"{}"], stream)
+    assert [(r.error_code, r.event_date) for r in rows] == [(None, START.date())] * 2
+
+
+def test_optional_event_time_falls_back_to_kafkas(spark: SparkSession) -> None:
+    stream = make_stream("id STRING, at TIMESTAMP", "id", {"column": "at", "past": "1 day"})
+    rows = verdicts(spark, [b"{}", b'{"at":"2026-11-20T03:00:00Z"}'], stream)
+    assert [(r.error_code, r.event_date) for r in rows] == [(None, START.date()), (None, date(2026, 11, 20))]
+
+
+def test_bounds_follow_the_ingest_hour(spark: SparkSession) -> None:
+    """The same bytes, received in another hour, get another verdict; the present has no say."""
+    value = event()
+    codes = [
+        decode(kafka(spark, [value], hour), EVENTS).collect()[0].error_code
+        for hour in ("2026-11-21T01", "2026-11-21T02", "2026-12-21T03", "2026-12-21T04", "2031-01-01T00")
+    ]
+    bad = "event_time_out_of_bounds"
+    assert codes == [bad, None, None, bad, bad]
+
+
+def test_strings_take_other_values_as_text(spark: SparkSession) -> None:
+    stream = make_stream("s STRING", "s")
+    values = [b'{"s":5}', b'{"s":true}', b'{"s":{"a": [1]}}', b'{"s":[1, 2]}', b'{"s":""}', b'{"s":"null"}']
+    rows = verdicts(spark, [*values, b'{"s":null}'], stream)
+    assert [r.s for r in rows] == ["5", "true", '{"a":[1]}', "[1,2]", "", "null", None]
+    assert {r.error_code for r in rows} == {None}
+
+
+def test_column_names_that_are_words_of_sql(spark: SparkSession) -> None:
+    stream = make_stream(
+        "`order` STRING NOT NULL, `select` INT, m INT, corrupt STRING, value STRING, text DATE", "order"
+    )
+    rows = verdicts(
+        spark, [b'{"order":"a","select":1,"m":2,"corrupt":"c","value":"v"}', b'{"order":"a","m":"x"}'], stream
+    )
+    assert [(r.error_code, r.error_text) for r in rows] == [(None, None), ("wrong_type", "m: expected int, found x")]
+    assert (rows[0].order, rows[0].select, rows[0].m, rows[0].corrupt) == ("a", 1, 2, "c")
+
+
+def test_good_and_dead_split_every_record(spark: SparkSession) -> None:
+    values = [value for value, _, _ in CASES.values() if value is None or len(value) < 10_000]
+    decoded = decode(kafka(spark, values), EVENTS)
+    kept = {r.kafka_offset for r in good(decoded, EVENTS).select("kafka_offset").collect()}
+    letters = dead(decoded, "topic-1", "batch").orderBy("kafka_offset").collect()
+    assert kept and letters
+    assert sorted([*kept, *(r.kafka_offset for r in letters)]) == list(range(len(values)))
+    assert letters[0].asDict().keys() == dict.fromkeys(
+        ["topic_id", "kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "key", "value", "headers",
+         "error_code", "error_text", "layer"]
+    ).keys()  # fmt: skip
+    for row in letters:
+        value = values[row.kafka_offset]
+        assert (row.topic_id, row.layer, bytes(row.key)) == ("topic-1", "batch", b"k")
+        assert (None if row.value is None else bytes(row.value)) == value
+
+
+def test_headers_are_kept(spark: SparkSession) -> None:
+    frame = kafka(spark, [b"x"]).withColumn(
+        "headers", F.expr("array(named_struct('key', 'trace', 'value', cast('1' as binary)))")
+    )
+    row = dead(decode(frame, EVENTS), "t", "speed").collect()[0]
+    assert [(h.key, bytes(h.value)) for h in row.headers] == [("trace", b"1")]
+
+
+def test_values_are_parsed_once(spark: SparkSession) -> None:
+    """The filter on the verdict stays above the parsing: pushed below, every value would be parsed again and again."""
+    spark.conf.set("spark.sql.debug.maxToStringFields", 1000)
+    plan = good(decode(kafka(spark, [event()]), EVENTS), EVENTS)._jdf.queryExecution().optimizedPlan().toString()
+    spark.conf.unset("spark.sql.debug.maxToStringFields")
+    assert plan.count("from_json(") == 3, "one for the columns, two that only read what is broken"
+
+
+RECORDS = [(p, o) for p in range(3) for o in range(6)]
+
+
+def offsets(spark: SparkSession) -> DataFrame:
+    return spark.createDataFrame(RECORDS, "partition int, offset bigint")
+
+
+def test_hours_by_partition_and_offset(spark: SparkSession) -> None:
+    hours = [
+        HourRange("2026-11-21T01", {0: 2, 1: 0}),  # partition 2 was added later
+        HourRange("2026-11-21T02", {0: 2, 1: 4, 2: 1}),
+        HourRange("2026-11-21T03", None),
+    ]
+    rows = assign_hours(offsets(spark), hours).collect()
+    found = {(r.partition, r.offset): r.ingest_hour[-2:] for r in rows}
+    ends = {0: (2, 2), 1: (0, 4), 2: (0, 1)}
+    assert found == {(p, o): "01" if o < ends[p][0] else "02" if o < ends[p][1] else "03" for p, o in RECORDS}
+
+
+def test_hours_of_a_running_hour_alone(spark: SparkSession) -> None:
+    rows = assign_hours(offsets(spark), [HourRange(HOUR, None)]).collect()
+    assert {r.ingest_hour for r in rows} == {HOUR}
+
+
+def test_record_outside_the_hours_fails_unless_trimmed(spark: SparkSession) -> None:
+    hours = [HourRange("2026-11-21T01", {0: 2, 1: 3})]
+    with pytest.raises(PySparkException, match="expected an offset of the hours"):
+        assign_hours(offsets(spark), hours).collect()
+    rows = assign_hours(trim(offsets(spark), {0: (0, 2), 1: (1, 3)}), hours).collect()
+    assert sorted((r.partition, r.offset) for r in rows) == [(0, 0), (0, 1), (1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    "hours",
+    [
+        [],
+        [HourRange("2026-11-21T02", {0: 1}), HourRange("2026-11-21T01", {0: 2})],
+        [HourRange("2026-11-21T01", {0: 2}), HourRange("2026-11-21T02", {0: 1})],
+        [HourRange("2026-11-21T01", {0: 2, 1: 1}), HourRange("2026-11-21T02", {0: 2})],
+        [HourRange("2026-11-21T01", None), HourRange("2026-11-21T02", {0: 2})],
+        [HourRange("2026-11-21T01", {-1: 2})],
+    ],
+    ids=["none", "newest first", "end falls", "partition vanishes", "open hour first", "negative partition"],
+)
+def test_contradicting_hours_are_refused(spark: SparkSession, hours: list[HourRange]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        assign_hours(offsets(spark), hours)
+
+
+def test_trim_keeps_half_open_ranges(spark: SparkSession) -> None:
+    rows = trim(offsets(spark), {0: (1, 3), 2: (5, 5)}).collect()
+    assert sorted((r.partition, r.offset) for r in rows) == [(0, 1), (0, 2)]
+    assert trim(offsets(spark), {}).count() == 0
