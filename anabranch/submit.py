@@ -50,6 +50,8 @@ def submit_command(environment: Environment, layer: str, arguments: Sequence[str
         "PYSPARK_DRIVER_PYTHON": os.environ.get("PYSPARK_DRIVER_PYTHON", sys.executable),
         "SPARK_HOME": str(spark_home()),
         **({"SPARK_LOCAL_IP": "127.0.0.1"} if local else {}),
+        # spark-submit takes this process's place, so its standard error is the one that we have now.
+        "ANABRANCH_STDERR": f"/proc/{os.getpid()}/fd/2",
         "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
         "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
     }
