@@ -43,7 +43,7 @@ def open_session(environment: Environment, name: str) -> SparkSession:
         spark.stop()
         raise ConfigurationError(
             "spark: expected the Iceberg and Kafka jars on Spark's class path, found none; run the job by `anabranch`, "
-            'or pass them: spark-submit --jars "$(python -m anabranch.dev.jars --comma spark)" …'
+            "or let spark-submit find them: python -m anabranch.dev.jars --spark-submit"
         ) from None
     return spark
 

@@ -101,8 +101,9 @@ def seal(environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapt
 
     Waiting decisions of earlier publishes are written to the ledger first, those of this one after it.
     """
-    check_clock(environment, load_state(lake, stream.table))
-    confirmed = ledger.record(lake, stream.hours_table, load_state(lake, stream.table).decisions)
+    before = load_state(lake, stream.table)
+    check_clock(environment, before)
+    confirmed = ledger.record(lake, stream.hours_table, before.decisions)
     clock = HourClock(stream, lake, kafka)
     sealed: list[str] = []
 

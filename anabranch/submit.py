@@ -10,17 +10,12 @@ from pathlib import Path
 
 from anabranch.config import Environment
 from anabranch.dev.jars import ensure_jars, jvm_folder
-from anabranch.errors import ConfigurationError
+from anabranch.dev.spark_home import spark_home as installed_spark_home
 
 
 def spark_home() -> Path:
-    """The folder of the installed pyspark. Raises ConfigurationError without one."""
-    if "SPARK_HOME" in os.environ:
-        return Path(os.environ["SPARK_HOME"])
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise ConfigurationError("spark: expected pyspark to be installed or SPARK_HOME to be set, found neither")
-    return Path(spec.origin).parent
+    """SPARK_HOME, else the folder of the installed pyspark. Raises Terminal without one."""
+    return Path(os.environ["SPARK_HOME"]) if "SPARK_HOME" in os.environ else installed_spark_home()
 
 
 def job_file(layer: str) -> Path:
