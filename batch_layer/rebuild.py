@@ -24,6 +24,7 @@ from pyspark.sql import functions as F
 from anabranch import dead_letters, hours, ledger, records
 from anabranch.errors import PositionError, Refused, Transient
 from anabranch.hours import Cut
+from anabranch.kafka_frames import no_records, read_ranges
 from anabranch.lake import Change, Tag
 from anabranch.position import Ranges, Topic
 from anabranch.publish import TAG_AGE, Publish, new_id, run
@@ -33,9 +34,9 @@ from anabranch.snapshots import Staged, files_of, find_staged
 from anabranch.staging import read_staged, stage
 from anabranch.state import Accepted, State, load_state, plan_accepted
 from batch_layer.balance import Balance, Counted, classify_gaps
+from batch_layer.counting import count, count_aborted, held
 from batch_layer.duplicates import drop_duplicates
 from batch_layer.quality import run_suite
-from batch_layer.reading import count, count_aborted, held, no_records, read_ranges
 from serving_layer import difference, merger
 from serving_layer.recovery import recover
 

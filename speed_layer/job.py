@@ -24,10 +24,10 @@ from pyspark.sql import SparkSession
 
 from anabranch.errors import AnabranchError, PositionError, Transient
 from anabranch.jvm import open_session, stop_on_signal
+from anabranch.kafka_frames import read_ranges, read_stream
 from anabranch.position import Offsets, Ranges, from_keys, to_keys
 from anabranch.sealing import check_clock
 from anabranch.session import Job, main, open_job, parser
-from anabranch.spark import kafka_options
 from anabranch.state import check_topic, load_state
 from speed_layer.micro_batch import MicroBatches
 from speed_layer.plan import Skip, chunks, plan_return
@@ -45,7 +45,6 @@ class SpeedJob:
     def __init__(self, job: Job, spark: SparkSession, available_now: bool) -> None:
         self._job, self._spark, self._available_now = job, spark, available_now
         self._batches = MicroBatches(job.environment, job.stream, job.lake, job.kafka)
-        self._options = kafka_options(job.environment.kafka)
         self._stop = threading.Event()
         # Held while a micro-batch runs, so that the query is only ever stopped between two.
         self._running = threading.Lock()
@@ -123,16 +122,7 @@ class SpeedJob:
         raise Transient("stopped")
 
     def _read(self, ranges: Ranges) -> DataFrame:
-        topic = self._job.stream.topic
-        return (
-            self._spark.read.format("kafka")
-            .options(**self._options)
-            .option("assign", json.dumps({topic: sorted(ranges)}))
-            .option("startingOffsets", json.dumps({topic: to_keys({p: s for p, (s, _) in ranges.items()})}))
-            .option("endingOffsets", json.dumps({topic: to_keys({p: e for p, (_, e) in ranges.items()})}))
-            .option("includeHeaders", "true")
-            .load()
-        )
+        return read_ranges(self._spark, self._job.environment.kafka, self._job.stream.topic, ranges)
 
     def _stream(self, position: Offsets, checkpoint: Path) -> None:
         if self._stop.is_set():
@@ -141,16 +131,8 @@ class SpeedJob:
         self._failure = None
         starts = {"offsets": dict(position)}
         LOG.info("stream %s: reading from the table's position %s", stream.name, to_keys(position))
-        frame = (
-            self._spark.readStream.format("kafka")
-            .options(**self._options)
-            .option("subscribe", stream.topic)
-            .option("startingOffsets", json.dumps({stream.topic: to_keys(position)}))
-            .option("maxOffsetsPerTrigger", stream.speed.max_offsets_per_trigger)
-            .option("failOnDataLoss", "true")
-            .option("includeHeaders", "true")
-            .load()
-        )
+        limit = stream.speed.max_offsets_per_trigger
+        frame = read_stream(self._spark, self._job.environment.kafka, stream.topic, position, limit)
 
         def each(batch: DataFrame, batch_id: int) -> None:
             # Whoever stops the query holds the lock and waits for this function, so it must not wait for the lock.

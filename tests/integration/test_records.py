@@ -14,8 +14,9 @@ from pyspark.sql import functions as F
 
 from anabranch.config import Stream
 from anabranch.hours import HourRange
-from anabranch.records import CODES, ERROR_TEXT_LENGTH, assign_hours, dead, decode, good, trim
+from anabranch.records import ERROR_TEXT_LENGTH, assign_hours, dead, decode, good, trim
 from anabranch.schema import parse_columns
+from anabranch.verdicts import CODES
 
 HOUR = "2026-11-21T03"
 START = datetime(2026, 11, 21, 3, tzinfo=UTC)

@@ -135,7 +135,7 @@ def test_two_speed_layers_publish_each_offset_once(three_hours: World) -> None:
     half = {p: (0, e // 2) for p, e in ends.items()}
 
     def frame(ranges: dict[int, tuple[int, int]]):  # type: ignore[no-untyped-def]
-        from batch_layer.reading import read_ranges
+        from anabranch.kafka_frames import read_ranges
 
         return lambda: read_ranges(spark, job.environment.kafka, one.name, ranges)
 
@@ -166,7 +166,7 @@ def test_a_seal_during_a_micro_batch_makes_it_decide_again(three_hours: World) -
     ranges = {p: (0, e) for p, e in ends.items()}
 
     def sealed_meanwhile():  # type: ignore[no-untyped-def]
-        from batch_layer.reading import read_ranges
+        from anabranch.kafka_frames import read_ranges
 
         sealing.seal(job.environment, job.stream, job.lake, job.kafka)
         return read_ranges(one.spark, job.environment.kafka, one.name, ranges)

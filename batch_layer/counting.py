@@ -1,45 +1,16 @@
-"""Reading an hour from Kafka: exactly its cut's offset ranges, and what to make of the offsets that were not given."""
+"""Counting an hour: which offsets of its ranges are there, in the staged files and in what Kafka gave."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from anabranch.config import Kafka
-from anabranch.position import Offsets, Ranges, to_keys
-from anabranch.spark import kafka_options
+from anabranch.position import Offsets, Ranges
 from batch_layer.balance import Counted
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
-
-def read_ranges(spark: SparkSession, kafka: Kafka, topic: str, ranges: Ranges, uncommitted: bool = False) -> DataFrame:
-    """Kafka's records of `ranges` (none empty), the partitions assigned by name. Lazy; each action reads again.
-
-    With `uncommitted` also the records of aborted and open transactions (KIP-98).
-    """
-    isolation = {"kafka.isolation.level": "read_uncommitted"} if uncommitted else {}
-    return (
-        spark.read.format("kafka")
-        .options(**(kafka_options(kafka) | isolation))
-        .option("assign", json.dumps({topic: sorted(ranges)}))
-        .option("startingOffsets", json.dumps({topic: to_keys({p: s for p, (s, _) in ranges.items()})}))
-        .option("endingOffsets", json.dumps({topic: to_keys({p: e for p, (_, e) in ranges.items()})}))
-        .option("includeHeaders", "true")
-        .load()
-    )
-
-
-def no_records(spark: SparkSession) -> DataFrame:
-    """What `read_ranges` gives for nothing: no record, in the same columns."""
-    return spark.createDataFrame(
-        [],
-        "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT, "
-        "headers ARRAY<STRUCT<key: STRING, value: BINARY>>",
-    )
+    from pyspark.sql import Column, DataFrame
 
 
 def held(ranges: Ranges, log_starts: Offsets) -> Ranges:

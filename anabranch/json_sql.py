@@ -1,0 +1,144 @@
+"""JSON text as typed columns, in Spark SQL: what is read, whether all of it was, and how text becomes times.
+
+Writes SQL, not Column objects: building hundreds of those costs a micro-batch a second.
+
+How JSON becomes columns:
+
+- Fields are found by exact name; fields that the schema does not have are ignored.
+- STRING takes a JSON string, and any other JSON value as its text (`1.50` arrives as `1.5`).
+- INT and BIGINT take JSON integers in range; FLOAT and DOUBLE JSON numbers in range; BOOLEAN `true` and `false`;
+  DECIMAL a number, also in quotes, rounded half up to its scale; BINARY a string in Base64. Anything else is
+  `wrong_type`, never null: a number in quotes, `3.5` for INT, `1e999` for DOUBLE.
+- TIMESTAMP takes ISO 8601 in years 1 to 9999 (`2026-11-21T03:04:05.678+01:00`, `T` or a blank, fraction
+  optional, its digits after the sixth dropped), UTC where no zone is given. DATE takes `2026-11-21`.
+- An object that names a field twice is `duplicate_key`; inside nested values the last one counts.
+- A number of more than 1,000 digits is `malformed_json`: nothing reads it in reasonable time.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DateType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+MAX_DEPTH = 100
+"""How deep objects and arrays may be nested; deeper is `too_deep`."""
+
+# A cast of a binary to text copies nothing and checks nothing.
+TEXT = "CAST(value AS STRING)"
+
+# Regular expressions of Java; none holds a quote, so that r'...' is their SQL.
+_TIMESTAMP = r"^(?!0000)\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?(Z|[+-]\d{2}(:?\d{2})?)?$"
+_DATE = r"^(?!0000)\d{4}-\d{2}-\d{2}$"
+_ZONE = r"(Z|[+-]\d{2}(:?\d{2})?)$"
+
+
+def parse(shape: StructType, depth: int = MAX_DEPTH) -> str:
+    """Read `{"m": [{"#": <hash>}, <value>, {"#": <hash>}]}`, the hash being the value's own.
+
+    Spark's parser stops at the end of the first object and never sees what follows it. No value can name its own
+    hash, so whatever closes the wrapper early, or adds to it, shows: `m` is no longer these three elements.
+    """
+    mark = "'{\"#\":', _hash, '}'"
+    element = StructType([*shape.fields, StructField("#", StringType())])
+    schema = StructType([StructField("m", ArrayType(element)), StructField("corrupt", StringType())])
+    options = {
+        "mode": "PERMISSIVE",
+        "columnNameOfCorruptRecord": "corrupt",
+        "allowNonNumericNumbers": "false",
+        "allowSingleQuotes": "false",
+        "timeZone": "UTC",
+        "maxNestingDepth": str(depth + 2),  # the wrapper is two levels of its own
+    }
+    pairs = ", ".join(f"'{key}', '{value}'" for key, value in options.items())
+    wrapped = f"concat('{{\"m\":[', {mark}, ',', {TEXT}, ',', {mark}, ']}}')"
+    return f"from_json({wrapped}, '{_ddl(schema)}', map({pairs}))"
+
+
+def _ddl(schema: StructType) -> str:
+    return ", ".join(f"`{f.name}` {_sql_type(f.dataType)}" for f in schema.fields)
+
+
+def _sql_type(kind: DataType) -> str:
+    if isinstance(kind, StructType):
+        return "struct<" + ",".join(f"`{f.name}`:{_sql_type(f.dataType)}" for f in kind.fields) + ">"
+    if isinstance(kind, ArrayType):
+        return f"array<{_sql_type(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"map<{_sql_type(kind.keyType)},{_sql_type(kind.valueType)}>"
+    return kind.simpleString()
+
+
+def intact(parsed: str) -> str:
+    """Whether the value was read as one JSON value of the expected shape, nothing left over. Never null."""
+    return (
+        f"coalesce({parsed}.corrupt IS NULL AND size({parsed}.m) = 3 "
+        f"AND get({parsed}.m, 0).`#` = _hash AND get({parsed}.m, 2).`#` = _hash, false)"
+    )
+
+
+def raw(name: str) -> str:
+    return f"get(_parsed.m, 1).`{name}`"
+
+
+def as_read(kind: DataType) -> DataType:
+    """What the parser reads for a type: text for dates and timestamps, whose own reading is too lenient."""
+    if isinstance(kind, (TimestampType, DateType)):
+        return StringType()
+    if isinstance(kind, ArrayType):
+        return ArrayType(as_read(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(kind.keyType, as_read(kind.valueType))
+    if isinstance(kind, StructType):
+        return StructType([StructField(f.name, as_read(f.dataType)) for f in kind.fields])
+    return kind
+
+
+def converted(read: str, kind: DataType, level: int = 0) -> str:
+    """From what `_as_read` gave to the type itself; text that cannot be read becomes null."""
+    if as_read(kind) == kind:
+        return read
+    if isinstance(kind, DateType):
+        return f"IF({read} RLIKE r'{_DATE}', try_cast({read} AS DATE), NULL)"
+    if isinstance(kind, TimestampType):
+        # The zone is always written out, so the session's own never counts.
+        zoned = f"IF(endswith({read}, 'Z') OR {read} RLIKE r'{_ZONE}', {read}, concat({read}, 'Z'))"
+        at = f"try_cast({zoned} AS TIMESTAMP)"
+        # Only on the first day and the last can the zone lead out of the years.
+        edge = f"startswith({read}, '0001-01-01') OR startswith({read}, '9999-12-31')"
+        inside = f"{at} BETWEEN TIMESTAMP'0001-01-01 00:00:00Z' AND TIMESTAMP'9999-12-31 23:59:59.999999Z'"
+        return f"IF({read} RLIKE r'{_TIMESTAMP}' AND (NOT ({edge}) OR {inside}), {at}, NULL)"
+    item = f"x{level}"
+    if isinstance(kind, ArrayType):
+        return f"transform({read}, {item} -> {converted(item, kind.elementType, level + 1)})"
+    if isinstance(kind, MapType):
+        return f"transform_values({read}, (k{level}, {item}) -> {converted(item, kind.valueType, level + 1)})"
+    assert isinstance(kind, StructType)
+    fields = ", ".join(f"'{f.name}', {converted(f'{read}.`{f.name}`', f.dataType, level)}" for f in kind.fields)
+    return f"IF({read} IS NULL, NULL, named_struct({fields}))"
+
+
+def unreadable(read: str, kind: DataType, level: int = 0) -> str:
+    """Whether a value that the parser let pass is not of its type after all; empty where that cannot be."""
+    item = f"y{level}"
+    if isinstance(kind, (FloatType, DoubleType)):
+        return f"abs({read}) = double('Infinity')"
+    if isinstance(kind, (TimestampType, DateType)):
+        return f"({read} IS NOT NULL AND {converted(read, kind)} IS NULL)"
+    if isinstance(kind, StructType):
+        parts = [unreadable(f"{read}.`{f.name}`", f.dataType, level) for f in kind.fields]
+        return " OR ".join(f"coalesce({part}, false)" for part in parts if part)
+    if isinstance(kind, (ArrayType, MapType)):
+        inner = unreadable(item, kind.elementType if isinstance(kind, ArrayType) else kind.valueType, level + 1)
+        items = read if isinstance(kind, ArrayType) else f"map_values({read})"
+        return f"exists({items}, {item} -> coalesce({inner}, false))" if inner else ""
+    return ""
