@@ -44,6 +44,7 @@ from pyiceberg.transforms import IdentityTransform
 
 from anabranch.config import Environment
 from anabranch.errors import Terminal, Transient
+from anabranch.fail_points import Step, reach
 from anabranch.snapshots import BRANCHES, PUBLISH_ID, Staged, branch_properties
 
 LOG = logging.getLogger(__name__)
@@ -217,8 +218,12 @@ class Lake:
             AssertTableUUID(uuid=table.metadata.table_uuid),
             *(AssertRefSnapshotId(ref=ref, snapshot_id=id) for ref, id in commit.heads.items()),
         )
+        reach(Step.COMMIT_PREPARED)
         try:
+            reach(Step.COMMIT_REQUEST_LOST)
             self.catalog.commit_table(table, requirements, updates)
+            reach(Step.COMMIT_ANSWER_LOST)
+            reach(Step.COMMIT_LANDED)
             return Outcome.LANDED
         except (CommitFailedException, ValidationException) as error:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
@@ -288,8 +293,10 @@ class Lake:
                 AssertTableUUID(uuid=table.metadata.table_uuid),
                 AssertRefSnapshotId(ref="main", snapshot_id=current.snapshot_id if current else None),
             )
+            reach(Step.LEDGER_PREPARED)
             try:
                 self.catalog.commit_table(table, requirements, tuple(tx._updates))
+                reach(Step.LEDGER_APPENDED)
                 return
             except CommitFailedException as error:
                 LOG.debug("append to %s refused: %s", name, error)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from anabranch import hours, ledger
 from anabranch.config import Environment, Stream
 from anabranch.errors import ConfigurationError, Transient
+from anabranch.fail_points import Step, reach
 from anabranch.hours import Timeline
 from anabranch.kafka import KafkaAdapter
 from anabranch.lake import Change, Lake, Tag
@@ -114,6 +115,7 @@ def seal(environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapt
         planned, sealed = hours.plan_seal(decided.timeline, position.topic_id, now - stream.batch.grace)
         if not sealed:
             return state, None
+        reach(Step.SEAL_DECIDED)
         rows = tuple(
             ledger.decision(h, "sealed", 0, planned.sealed[h], now, served=state.serving_layer(h)) for h in sealed
         )
@@ -125,8 +127,10 @@ def seal(environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapt
 
     published = run(lake, stream.table, decide, f"seal {stream.name}", take_turns=True)
     if published is not None:
+        reach(Step.SEAL_PUBLISHED)
         LOG.info("stream %s: sealed %s", stream.name, f"{sealed[0]} to {sealed[-1]}" if len(sealed) > 1 else sealed[0])
         ledger.record(lake, stream.hours_table, published.decisions)
+        reach(Step.SEAL_RECORDED)
     return sealed
 
 

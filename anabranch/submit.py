@@ -37,8 +37,11 @@ def submit_command(environment: Environment, layer: str, arguments: Sequence[str
     # The empty list overrides what spark-defaults.conf may name for whoever calls spark-submit alone.
     command += ["--driver-class-path", ":".join(jars), "--conf", "spark.jars="] if local else ["--jars", ",".join(jars)]
     log4j = jvm_folder() / "log4j2-spark.properties"
-    command += ["--driver-java-options", f"-Dlog4j2.configurationFile=file:{log4j} -XX:+UseParallelGC"]
-    for key, value in environment.spark.conf.items():
+    # The option wins over the setting of the same meaning, so what is configured joins it.
+    conf = dict(environment.spark.conf)
+    ours = f"-Dlog4j2.configurationFile=file:{log4j} -XX:+UseParallelGC"
+    command += ["--driver-java-options", f"{ours} {conf.pop('spark.driver.extraJavaOptions', '')}".strip()]
+    for key, value in conf.items():
         command += ["--conf", f"{key}={value}"]
     process = dict(os.environ) | {
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),

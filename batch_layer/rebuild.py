@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 
 from anabranch import dead_letters, hours, ledger, records
 from anabranch.errors import PositionError, Refused, Transient
+from anabranch.fail_points import Step, reach
 from anabranch.hours import Cut
 from anabranch.kafka_frames import no_records, read_ranges
 from anabranch.lake import Change, Tag
@@ -137,6 +138,7 @@ class Rebuilder:
 
         published = run(self._job.lake, self._stream.table, decide, f"accept empty hours of {self._stream.name}", True)
         if published is not None:
+            reach(Step.BATCH_EMPTY_ACCEPTED)
             self._confirmed |= ledger.record(self._job.lake, self._stream.hours_table, published.decisions)
         return results
 
@@ -171,6 +173,7 @@ class Rebuilder:
         ranges = held(cut.ranges, self._job.kafka.log_starts(topic))
         state = load_state(self._job.lake, self._stream.table)
         frames = self._frames(hour, ranges, state)
+        reach(Step.BATCH_DECODED)
         # Step 2: stage.
         staged = self._stage(frames, hour, cut, state)
         try:
@@ -238,11 +241,13 @@ class Rebuilder:
         rows = frames.kept.repartitionByRange(files, *order) if files > 1 else frames.kept.coalesce(1)
         write = {"distribution-mode": "none", "fanout-enabled": "true"}
         staged = stage(rows.sortWithinPartitions(*order), lake, self._catalog, stream.table, new_id(), write)
+        reach(Step.BATCH_ROWS_STAGED)
         letters = records.dead(frames.decoded, cut.topic_id, "batch")
         dead = None
         if not letters.isEmpty():
             one = letters.coalesce(1).sortWithinPartitions("kafka_partition", "kafka_offset")
             dead = stage(one, lake, self._catalog, stream.dead_letters_table, new_id(), write)
+        reach(Step.BATCH_STAGED)
         return _Staged(staged, dead, lookback)
 
     def _check(
@@ -251,10 +256,12 @@ class Rebuilder:
         rows = read_staged(self._spark, self._catalog, self._stream.table, staged.rows)
         balance = self._balance(frames, rows, staged, cut)
         problems = [f"the balance does not close: {p}" for p in balance.problems(self._stream.batch.allow_gaps)]
+        reach(Step.BATCH_BALANCED)
         quality = run_suite(rows, self._stream.expectations)
         problems += [f"quality: {failed.message}" for failed in quality.failed]
         speed = self._at(state.heads["speed"]).where(F.col("ingest_hour") == hour)
         differing = difference.compare(speed.select(*rows.columns), rows, frames.duplicates)
+        reach(Step.BATCH_CHECKED)
         said = balance.counts | {
             "speed_rows": differing.speed_rows,
             "diff": differing.as_dict(),
@@ -289,6 +296,7 @@ class Rebuilder:
         return Balance(cut, good, dead, duplicate, classify_gaps(missing, aborted, lost, compacted))
 
     def _refuse(self, hour: str, cut: Cut, before: int, reason: str, said: Mapping[str, Any]) -> Result:
+        reach(Step.BATCH_REFUSED)
         state = load_state(self._job.lake, self._stream.table)
         row = ledger.decision(
             hour, "refused", before + 1, cut, datetime.now(UTC), reason=reason, served=state.serving_layer(hour), **said
@@ -323,8 +331,11 @@ class Rebuilder:
             self._discard(staged)
             reason = f"another run was first: revision {overtaken[-1]} is accepted"
             return Result(hour, "unchanged", overtaken[-1], reason)
+        reach(Step.BATCH_PUBLISHED)
         self._confirmed |= ledger.record(lake, stream.hours_table, published.decisions)
+        reach(Step.BATCH_RECORDED)
         self._confirmed |= dead_letters.roll_forward(lake, stream.dead_letters_table, load_state(lake, stream.table))
+        reach(Step.BATCH_DEAD_LETTERS)
         LOG.info(
             "stream %s: hour %s accepted as revision %d: %d rows, %d dead, %d duplicate, %d in gaps", stream.name, hour,
             before + 1, said["good"], said["dead"], said["duplicate"], said["gap"],

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anabranch.config import Stream
+from anabranch.fail_points import Step, reach
 from anabranch.lake import Change, Lake
 from anabranch.position import Offsets
 from anabranch.publish import Publish, new_id, run
@@ -94,11 +95,13 @@ def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = 
         todo = [s for s in found if s.refused is None]
         if dry_run or (not todo and state.is_merged):
             return state, None
+        reach(Step.MERGE_PLANNED)
         add = tuple(f for s in todo for f in s.add)
         remove = tuple(f for s in todo for f in s.remove)
         return state, Publish(new_id(), (Change("main", add, remove),), state.timeline)
 
-    run(lake, stream.table, decide, f"merge {stream.name}", take_turns=True)
+    if run(lake, stream.table, decide, f"merge {stream.name}", take_turns=True) is not None:
+        reach(Step.MERGE_PUBLISHED)
     for swap in found:
         if swap.refused is not None:
             LOG.warning("stream %s: hour %s %s", stream.name, swap.hour, swap.refused)

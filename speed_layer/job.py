@@ -23,6 +23,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from anabranch.errors import AnabranchError, PositionError, Transient
+from anabranch.fail_points import Step, reach
 from anabranch.jvm import open_session, stop_on_signal
 from anabranch.kafka_frames import read_ranges, read_stream
 from anabranch.position import Offsets, Ranges, from_keys, to_keys
@@ -73,6 +74,7 @@ class SpeedJob:
     def _run_once(self) -> None:
         # Step 1: finish what somebody left half done, and compare clocks.
         self._batches.recover()
+        reach(Step.SPEED_RECOVERED)
         check_clock(self._job.environment, load_state(self._job.lake, self._job.stream.table))
         # Step 2: come back hour by hour.
         position = self._come_back()

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from anabranch import dead_letters, records
 from anabranch.config import Environment, Stream
 from anabranch.errors import PositionError, Transient
+from anabranch.fail_points import Step, reach
 from anabranch.hours import HourRange, Timeline, hour_ranges
 from anabranch.kafka import KafkaAdapter
 from anabranch.lake import Change, Lake, Outcome
@@ -87,6 +88,7 @@ class MicroBatches:
                     f"{ranges_to_keys(ranges)}: the position was moved back; starting again from the table"
                 )
             todo = trim(ranges, position.offsets)
+            reach(Step.SPEED_DECIDED)
             hours = hour_ranges(decided.timeline, state.cuts, position.offsets, decided.now)
             by_hour = assign(todo, hours)
             # Step 2: stage, unless the rows that are staged are still the right ones.
@@ -148,6 +150,7 @@ class MicroBatches:
         publish = Publish(new_id(), changes, timeline, to, confirmed=self._confirmed)
         if self._lake.commit(decided.state.table, to_commit(decided.state, publish, decided.now)) is Outcome.REFUSED:
             return False
+        reach(Step.SPEED_SKIPPED)
         LOG.info("stream %s: position moved to %s: %s", self._stream.name, to.to_json(), why)
         return True
 
@@ -169,11 +172,13 @@ class MicroBatches:
         # A task that is tried again may count twice, which only costs a needless look for dead letters.
         watched = decoded.observe(counts, F.count(F.when(is_dead, 1)).alias("dead"))
         rows = stage(records.good(watched, stream), self._lake, catalog, stream.table, new_id(), _WRITE)
+        reach(Step.SPEED_ROWS_STAGED)
         seen: dict[str, Any] = counts.get
         dead = None
         if seen["dead"]:
             letters = records.dead(decoded, topic_id, "speed")
             dead = stage(letters, self._lake, catalog, stream.dead_letters_table, new_id(), _WRITE)
+        reach(Step.SPEED_STAGED)
         self._check_topic_unchanged(topic_id)
         return _StagedBatch(by_hour, rows, dead)
 
@@ -205,14 +210,17 @@ class MicroBatches:
     def _after(self, publish: Publish, staged: _StagedBatch) -> None:
         """What follows a publish and may be lost with the process: whoever starts next does it again."""
         self._confirmed = frozenset()
+        reach(Step.SPEED_PUBLISHED)
         if staged.dead is not None:
             state = load_state(self._lake, self._stream.table)
             self._confirmed = dead_letters.roll_forward(self._lake, self._stream.dead_letters_table, state)
+        reach(Step.SPEED_DEAD_LETTERS)
         assert publish.position is not None
         try:
             self._kafka.commit_lag(f"anabranch-{self._stream.name}", self._stream.topic, publish.position.offsets)
         except Transient as error:
             LOG.debug("stream %s: lag monitors not told: %s", self._stream.name, error)
+        reach(Step.SPEED_OFFSETS_COMMITTED)
 
     def _discard(self, staged: _StagedBatch | None) -> None:
         if staged is None:

@@ -1,8 +1,124 @@
-"""What all tests share: nothing of the user's environment reaches them."""
+"""What all tests share: nothing of the user's environment reaches them; and the real neighbours, once for a test run.
+
+A Kafka broker, an S3 server and one Spark session, for those tests that ask for them; unit tests never do.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from world import World
 
 for name in ("ANABRANCH_CONF", "ANABRANCH_KAFKA", "ANABRANCH_S3", "ANABRANCH_CATALOG", "ANABRANCH_WAREHOUSE"):
     os.environ.pop(name, None)
+
+
+# In a JVM that lives for a minute the second compiler costs more than it gives.
+_SHORT_LIVED = "-XX:TieredStopAtLevel=1"
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Addresses of the services of this test run."""
+
+    kafka: str
+    s3: str
+
+
+def pytest_configure() -> None:
+    """A run that is told to end still stops its services: their fixtures' ends run as on Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("told to end", returncode=143))
+
+
+@pytest.fixture(scope="session")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Neighbours]:
+    from anabranch.dev.services import running
+
+    with running(tmp_path_factory.mktemp("services")) as found:
+        os.environ |= {"AWS_ACCESS_KEY_ID": found.access_key, "AWS_SECRET_ACCESS_KEY": found.secret_key}
+        yield Neighbours(found.bootstrap_servers, found.s3_endpoint)
+
+
+@pytest.fixture(scope="session")
+def environment(services: Neighbours, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What stands in `anabranch.yaml` in every test."""
+    return {
+        "kafka": {"bootstrap_servers": services.kafka},
+        "catalog": {
+            "name": "lake",
+            "uri": f"sqlite:///{tmp_path_factory.mktemp('catalog')}/catalog.db",
+            "warehouse": "s3://tests/warehouse",
+        },
+        "s3": {
+            "endpoint": services.s3,
+            "access_key": "${AWS_ACCESS_KEY_ID}",
+            "secret_key": "${AWS_SECRET_ACCESS_KEY}",
+        },
+        "spark": {
+            "master": "local[2]",
+            "conf": {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": _SHORT_LIVED},
+        },
+    }
+
+
+@pytest.fixture(scope="session")
+def spark(environment: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one Spark session of a test run, on the same catalog and S3 server as the jobs."""
+    from pyspark.sql import SparkSession
+
+    from anabranch import config
+    from anabranch.dev.jars import ensure_jars, jvm_folder
+    from anabranch.spark import session_settings
+
+    folder = tmp_path_factory.mktemp("conf")
+    (folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    settings = session_settings(config.load_environment(folder))
+    log4j = f"-Dlog4j2.configurationFile=file:{jvm_folder() / 'log4j2-spark.properties'}"
+    os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    builder = SparkSession.builder.master("local[2]").appName("tests")
+    launch = {
+        "spark.driver.extraClassPath": ":".join(str(jar) for jar in ensure_jars().spark),
+        "spark.driver.extraJavaOptions": f"{log4j} {_SHORT_LIVED} -Daws.requestChecksumCalculation=WHEN_REQUIRED",
+        "spark.jars": "",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+    }
+    for key, value in (settings | launch).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def world(tmp_path: Path, environment: dict[str, Any], spark: SparkSession) -> Iterator[Callable[..., World]]:
+    """Makes streams of their own for a test, which does not begin in the last minutes of an hour: tests count hours."""
+    from world import World
+
+    deadline = time.monotonic() + 300
+    while datetime.now(UTC).minute >= 57 and time.monotonic() < deadline:
+        time.sleep(1)
+    made: list[World] = []
+
+    def make(**stream: Any) -> World:
+        made.append(World(tmp_path / f"conf{len(made)}", environment, spark, **stream))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.kafka.close()

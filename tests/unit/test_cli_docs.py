@@ -1,4 +1,4 @@
-"""docs/cli.md is what the commands say, and saying it does not depend on the machine."""
+"""The generated pages are what the code says, and saying it does not depend on the machine."""
 
 from __future__ import annotations
 
@@ -65,16 +65,15 @@ def test_the_terminal_does_not_change_the_page(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_check_tells_a_stale_page_from_a_fresh_one(tmp_path: Path) -> None:
-    page = tmp_path / "cli.md"
     run = CliRunner().invoke
-    assert run(docs.generate, ["--check", "--out", str(page)]).exit_code == 1
-    assert run(docs.generate, ["--out", str(page)]).exit_code == 0
-    assert run(docs.generate, ["--check", "--out", str(page)]).exit_code == 0
-    page.write_text(page.read_text(encoding="utf-8") + "stale\n", encoding="utf-8")
-    assert run(docs.generate, ["--check", "--out", str(page)]).exit_code == 1
+    for name in docs.pages():
+        page = tmp_path / name
+        assert run(docs.generate, ["--check", "--out", str(tmp_path)]).exit_code == 1
+        assert run(docs.generate, ["--out", str(tmp_path)]).exit_code == 0
+        assert run(docs.generate, ["--check", "--out", str(tmp_path)]).exit_code == 0
+        page.write_text(page.read_text(encoding="utf-8") + "stale\n", encoding="utf-8")
 
 
-def test_the_page_is_up_to_date() -> None:
-    from anabranch.cli import main
-
-    assert docs.PAGE.read_text(encoding="utf-8") == docs.markdown(main), "run: python -m anabranch.docs"
+@pytest.mark.parametrize("name", docs.pages())
+def test_the_pages_are_up_to_date(name: str) -> None:
+    assert (docs.FOLDER / name).read_text(encoding="utf-8") == docs.pages()[name], "run: python -m anabranch.docs"

@@ -1,0 +1,113 @@
+"""Fail points: named steps at which a test, or a user who wants proof, ends the process as `kill -9` would.
+
+`ANABRANCH_FAIL_AT=<step>[:n]` arms one step, at the n-th time that it is reached (default 1). Unset, nothing happens.
+A step of kind `dies` kills this process and, under spark-submit, its JVM: no handler, no flush, no goodbye. A step of
+kind `answer is lost` breaks the connection to the catalog instead, before or after the commit landed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from enum import Enum
+from functools import cache
+
+from anabranch.errors import ConfigurationError
+
+LOG = logging.getLogger(__name__)
+
+VARIABLE = "ANABRANCH_FAIL_AT"
+
+
+class Step(Enum):
+    """Every step there is: its name, and what has and has not happened yet when it is reached."""
+
+    # Speed job.
+    SPEED_RECOVERED = "speed.recovered", "an earlier publisher's loose ends are finished, nothing is read yet"
+    SPEED_SKIPPED = "speed.skipped", "the position has moved behind hours that the batch layer serves"
+    SPEED_DECIDED = "speed.decided", "a micro-batch knows its hours, nothing is staged"
+    SPEED_ROWS_STAGED = "speed.rows-staged", "its rows are staged, its dead letters are not"
+    SPEED_STAGED = "speed.staged", "rows and dead letters are staged, nothing is published"
+    SPEED_PUBLISHED = "speed.published", "rows and position are published, the dead letters are not"
+    SPEED_DEAD_LETTERS = "speed.dead-letters", "the dead letters are published, the consumer group is not told"
+    SPEED_OFFSETS_COMMITTED = "speed.offsets-committed", "the consumer group is told, Spark does not know yet"
+    # Sealing.
+    SEAL_DECIDED = "seal.decided", "the cuts are decided, nothing is published"
+    SEAL_PUBLISHED = "seal.published", "the cuts are published, the ledger does not know them"
+    SEAL_RECORDED = "seal.recorded", "the ledger knows the cuts"
+    # Batch job.
+    BATCH_EMPTY_ACCEPTED = "batch.empty-accepted", "hours without records are accepted, the ledger does not know it"
+    BATCH_DECODED = "batch.decoded", "the hour is read and decoded, nothing is staged"
+    BATCH_ROWS_STAGED = "batch.rows-staged", "its rows are staged, its dead letters are not"
+    BATCH_STAGED = "batch.staged", "rows and dead letters are staged, nothing is checked"
+    BATCH_BALANCED = "batch.balanced", "the balance is counted, the quality gate has not run"
+    BATCH_CHECKED = "batch.checked", "balance, quality and difference are known, nothing is published"
+    BATCH_REFUSED = "batch.refused", "the hour is to be refused, the ledger does not know it"
+    BATCH_PUBLISHED = "batch.published", "the hour is published, the ledger does not know it"
+    BATCH_RECORDED = "batch.recorded", "the ledger knows the hour, its dead letters are not published"
+    BATCH_DEAD_LETTERS = "batch.dead-letters", "its dead letters are published too"
+    # Merger.
+    MERGE_PLANNED = "merge.planned", "the swap is decided, nothing is published"
+    MERGE_PUBLISHED = "merge.published", "the swap is published"
+    # Every publish, whoever makes it.
+    COMMIT_PREPARED = "commit.prepared", "a publish's manifests are written, the catalog is not asked"
+    COMMIT_REQUEST_LOST = "commit.request-lost", "the connection breaks before the catalog got the publish"
+    COMMIT_ANSWER_LOST = "commit.answer-lost", "the publish landed, the connection breaks before the answer"
+    COMMIT_LANDED = "commit.landed", "the publish landed, nobody acted on it"
+    # Ledger.
+    LEDGER_PREPARED = "ledger.prepared", "rows are written to storage, the ledger does not hold them"
+    LEDGER_APPENDED = "ledger.appended", "the ledger holds the rows, nobody read them back"
+
+    def __init__(self, label: str, meaning: str) -> None:
+        self.label = label
+        self.meaning = meaning
+
+    @property
+    def dies(self) -> bool:
+        return self not in (Step.COMMIT_REQUEST_LOST, Step.COMMIT_ANSWER_LOST)
+
+
+class _Armed:
+    """The step that the environment names, and how often it is still to be passed."""
+
+    def __init__(self, step: Step, number: int) -> None:
+        self.step, self.left = step, number
+
+    def is_now(self, step: Step) -> bool:
+        if step is not self.step:
+            return False
+        self.left -= 1
+        return self.left == 0
+
+
+@cache
+def _armed() -> _Armed | None:
+    value = os.environ.get(VARIABLE)
+    return parse(value) if value else None
+
+
+def parse(value: str) -> _Armed:
+    """Read `<step>[:n]`. Raises ConfigurationError for a step that does not exist or a number below 1."""
+    label, _, number = value.partition(":")
+    step = next((s for s in Step if s.label == label), None)
+    if step is None:
+        known = ", ".join(s.label for s in Step)
+        raise ConfigurationError(f"{VARIABLE}: expected one of {known}, found {label}")
+    if number and (not number.isdecimal() or int(number) < 1):
+        raise ConfigurationError(f"{VARIABLE}: expected {label}:n with n of at least 1, found {value}")
+    return _Armed(step, int(number or 1))
+
+
+def reach(step: Step) -> None:
+    """Say that a step is reached. Ends the process, or raises ConnectionError, if it is the armed one."""
+    armed = _armed()
+    if armed is None or not armed.is_now(step):
+        return
+    LOG.warning("fail point %s: %s", step.label, step.meaning)
+    if not step.dies:
+        raise ConnectionError(f"fail point {step.label}")
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        # The JVM of spark-submit is this process's parent; it would notice, and say so, and tidy up.
+        os.kill(os.getppid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,73 @@
+"""Fail points: named, counted, deadly when armed and nothing otherwise."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from anabranch import fail_points
+from anabranch.errors import ConfigurationError
+from anabranch.fail_points import Step, parse, reach
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    fail_points._armed.cache_clear()
+    yield
+    fail_points._armed.cache_clear()
+
+
+def test_unarmed_steps_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(fail_points.VARIABLE, raising=False)
+    for step in Step:
+        reach(step)
+
+
+@pytest.mark.parametrize("value", ["speed.nowhere", "", ":2", "speed.staged:0", "speed.staged:x", "speed.staged:-1"])
+def test_what_is_no_step_is_an_error_that_names_the_steps(value: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"ANABRANCH_FAIL_AT: expected"):
+        parse(value)
+
+
+def test_a_step_is_armed_at_its_nth_time_only() -> None:
+    armed = parse("speed.staged:2")
+    assert [armed.is_now(s) for s in (Step.SPEED_STAGED, Step.SEAL_DECIDED, Step.SPEED_STAGED, Step.SPEED_STAGED)] == [
+        False, False, True, False,
+    ]  # fmt: skip
+
+
+def test_a_lost_answer_is_a_broken_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(fail_points.VARIABLE, "commit.answer-lost")
+    reach(Step.COMMIT_REQUEST_LOST)
+    with pytest.raises(ConnectionError, match=r"commit\.answer-lost"):
+        reach(Step.COMMIT_ANSWER_LOST)
+    reach(Step.COMMIT_ANSWER_LOST)
+
+
+def test_the_process_ends_as_kill_9_would() -> None:
+    script = """
+import atexit
+from anabranch.fail_points import Step, reach
+atexit.register(lambda: print("tidied up", flush=True))
+try:
+    reach(Step.SEAL_DECIDED)
+    print("once", flush=True)
+    reach(Step.SEAL_DECIDED)
+finally:
+    print("tidied up", flush=True)
+"""
+    environment = os.environ | {fail_points.VARIABLE: "seal.decided:2"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "once\n")
+    assert "fail point seal.decided" in done.stderr
+
+
+def test_labels_are_unique_and_say_what_has_happened() -> None:
+    labels = [step.label for step in Step]
+    assert len(set(labels)) == len(labels)
+    assert all(step.meaning for step in Step)
