@@ -3,6 +3,7 @@
 `ANABRANCH_FAIL_AT=<step>[:n]` arms one step, at the n-th time that it is reached (default 1). Unset, nothing happens.
 A step of kind `dies` kills this process and, under spark-submit, its JVM: no handler, no flush, no goodbye. A step of
 kind `answer is lost` breaks the connection to the catalog instead, before or after the commit landed.
+`ANABRANCH_PAUSE_AT=<step>[:n]` stops both there (SIGSTOP), until somebody sends SIGCONT.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from anabranch.errors import ConfigurationError
 
 LOG = logging.getLogger(__name__)
 
-VARIABLE = "ANABRANCH_FAIL_AT"
+FAIL_AT = "ANABRANCH_FAIL_AT"
+PAUSE_AT = "ANABRANCH_PAUSE_AT"
 
 
 class Step(Enum):
@@ -82,32 +84,38 @@ class _Armed:
 
 
 @cache
-def _armed() -> _Armed | None:
-    value = os.environ.get(VARIABLE)
-    return parse(value) if value else None
+def _armed(variable: str) -> _Armed | None:
+    value = os.environ.get(variable)
+    return parse(value, variable) if value else None
 
 
-def parse(value: str) -> _Armed:
+def parse(value: str, variable: str = FAIL_AT) -> _Armed:
     """Read `<step>[:n]`. Raises ConfigurationError for a step that does not exist or a number below 1."""
     label, _, number = value.partition(":")
     step = next((s for s in Step if s.label == label), None)
     if step is None:
         known = ", ".join(s.label for s in Step)
-        raise ConfigurationError(f"{VARIABLE}: expected one of {known}, found {label}")
+        raise ConfigurationError(f"{variable}: expected one of {known}, found {label}")
     if number and (not number.isdecimal() or int(number) < 1):
-        raise ConfigurationError(f"{VARIABLE}: expected {label}:n with n of at least 1, found {value}")
+        raise ConfigurationError(f"{variable}: expected {label}:n with n of at least 1, found {value}")
     return _Armed(step, int(number or 1))
 
 
 def reach(step: Step) -> None:
-    """Say that a step is reached. Ends the process, or raises ConnectionError, if it is the armed one."""
-    armed = _armed()
-    if armed is None or not armed.is_now(step):
-        return
-    LOG.warning("fail point %s: %s", step.label, step.meaning)
-    if not step.dies:
-        raise ConnectionError(f"fail point {step.label}")
+    """Say that a step is reached. Ends or pauses the process, or raises ConnectionError, if it is the armed one."""
+    if (paused := _armed(PAUSE_AT)) is not None and paused.is_now(step):
+        LOG.warning("pause point %s: %s", step.label, step.meaning)
+        _signal(signal.SIGSTOP)
+        LOG.warning("pause point %s: resumed", step.label)
+    if (failing := _armed(FAIL_AT)) is not None and failing.is_now(step):
+        LOG.warning("fail point %s: %s", step.label, step.meaning)
+        if not step.dies:
+            raise ConnectionError(f"fail point {step.label}")
+        _signal(signal.SIGKILL)
+
+
+def _signal(number: signal.Signals) -> None:
+    """To this process and, under spark-submit, first to its parent: the JVM would notice, and say so, and tidy up."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        # The JVM of spark-submit is this process's parent; it would notice, and say so, and tidy up.
-        os.kill(os.getppid(), signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getppid(), number)
+    os.kill(os.getpid(), number)

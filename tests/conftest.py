@@ -102,7 +102,12 @@ def spark(environment: dict[str, Any], tmp_path_factory: pytest.TempPathFactory)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     yield session
+    gateway: Any = session.sparkContext._gateway
     session.stop()
+    # The JVM ends with its standard input; waited for, so that nothing is left running.
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(30)
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ class Workspace:
             "SPARK_LOCAL_DIRS": str(self.temporary),
             "JDK_JAVA_OPTIONS": java.strip(),
         }
-        for name in ("ANABRANCH_LOG", "ANABRANCH_FAIL_AT", "SPARK_CONF_DIR"):
+        for name in ("ANABRANCH_LOG", "ANABRANCH_FAIL_AT", "ANABRANCH_PAUSE_AT", "SPARK_CONF_DIR"):
             self._environment.pop(name, None)
 
     def job(self, stream: str) -> Job:

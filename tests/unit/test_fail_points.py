@@ -23,7 +23,7 @@ def fresh() -> Iterator[None]:
 
 
 def test_unarmed_steps_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(fail_points.VARIABLE, raising=False)
+    monkeypatch.delenv(fail_points.FAIL_AT, raising=False)
     for step in Step:
         reach(step)
 
@@ -42,7 +42,7 @@ def test_a_step_is_armed_at_its_nth_time_only() -> None:
 
 
 def test_a_lost_answer_is_a_broken_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(fail_points.VARIABLE, "commit.answer-lost")
+    monkeypatch.setenv(fail_points.FAIL_AT, "commit.answer-lost")
     reach(Step.COMMIT_REQUEST_LOST)
     with pytest.raises(ConnectionError, match=r"commit\.answer-lost"):
         reach(Step.COMMIT_ANSWER_LOST)
@@ -61,10 +61,23 @@ try:
 finally:
     print("tidied up", flush=True)
 """
-    environment = os.environ | {fail_points.VARIABLE: "seal.decided:2"}
+    environment = os.environ | {fail_points.FAIL_AT: "seal.decided:2"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "once\n")
     assert "fail point seal.decided" in done.stderr
+
+
+def test_a_paused_process_goes_on_where_it_was() -> None:
+    script = "from anabranch.fail_points import Step, reach; reach(Step.SEAL_DECIDED); print('went on')"
+    environment = os.environ | {fail_points.PAUSE_AT: "seal.decided"}
+    process = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate(timeout=60)[0] == "went on\n"
+    finally:
+        process.kill()
 
 
 def test_labels_are_unique_and_say_what_has_happened() -> None:

@@ -1,0 +1,284 @@
+"""kill -9 at every step there is, twice in a row; and the answer of a publish lost, before and after it landed.
+
+Each test sends records, runs the real command into the step, proves that it got there, sends more, does it again,
+starts once more as an operator would, and compares exactly. Every `Step` has a case here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from commands import run, run_into
+from world import Record, World, event, past_hour
+
+from anabranch import ledger
+from anabranch.fail_points import Step
+from anabranch.hours import start_of
+from anabranch.lake import Change
+from anabranch.publish import Publish, new_id, to_commit
+from serving_layer import status as views
+
+Make = Callable[..., World]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step, the how many-th time it is reached, and whether the rows are published by then."""
+
+    step: Step
+    lands: bool
+    number: int = 1
+
+    @property
+    def fail_at(self) -> str:
+        return f"{self.step.label}:{self.number}"
+
+    def __str__(self) -> str:
+        return self.fail_at
+
+
+SPEED = [
+    Case(Step.SPEED_RECOVERED, False),
+    Case(Step.SPEED_DECIDED, False),
+    Case(Step.SPEED_ROWS_STAGED, False),
+    Case(Step.SPEED_STAGED, False),
+    Case(Step.COMMIT_PREPARED, False),
+    Case(Step.COMMIT_REQUEST_LOST, True),
+    Case(Step.COMMIT_ANSWER_LOST, True),
+    Case(Step.COMMIT_LANDED, True),
+    Case(Step.SPEED_PUBLISHED, True),
+    # The second commit is that of the dead letters.
+    Case(Step.COMMIT_PREPARED, True, 2),
+    Case(Step.COMMIT_REQUEST_LOST, True, 2),
+    Case(Step.COMMIT_ANSWER_LOST, True, 2),
+    Case(Step.COMMIT_LANDED, True, 2),
+    Case(Step.SPEED_DEAD_LETTERS, True),
+    Case(Step.SPEED_OFFSETS_COMMITTED, True),
+]
+SKIP = [Case(Step.SPEED_SKIPPED, True)]
+SEAL = [
+    Case(Step.SEAL_DECIDED, False),
+    Case(Step.COMMIT_PREPARED, False),
+    Case(Step.COMMIT_REQUEST_LOST, True),
+    Case(Step.COMMIT_ANSWER_LOST, True),
+    Case(Step.COMMIT_LANDED, True),
+    Case(Step.SEAL_PUBLISHED, True),
+    Case(Step.LEDGER_PREPARED, True),
+    Case(Step.LEDGER_APPENDED, True),
+    Case(Step.SEAL_RECORDED, True),
+]
+BATCH = [
+    Case(Step.BATCH_DECODED, False),
+    Case(Step.BATCH_ROWS_STAGED, False),
+    Case(Step.BATCH_STAGED, False),
+    Case(Step.BATCH_BALANCED, False),
+    Case(Step.BATCH_CHECKED, False),
+    # The hours are sealed beforehand, so the first commit is that of the rows, the second that of the dead letters.
+    Case(Step.COMMIT_PREPARED, False),
+    Case(Step.COMMIT_REQUEST_LOST, True),
+    Case(Step.COMMIT_ANSWER_LOST, True),
+    Case(Step.COMMIT_LANDED, True),
+    Case(Step.BATCH_PUBLISHED, True),
+    Case(Step.LEDGER_PREPARED, True),
+    Case(Step.LEDGER_APPENDED, True),
+    Case(Step.BATCH_RECORDED, True),
+    Case(Step.COMMIT_LANDED, True, 2),
+    Case(Step.BATCH_DEAD_LETTERS, True),
+]
+EMPTY = [Case(Step.BATCH_EMPTY_ACCEPTED, True)]
+REFUSE = [Case(Step.BATCH_REFUSED, False)]
+MERGE = [
+    Case(Step.MERGE_PLANNED, False),
+    Case(Step.COMMIT_PREPARED, False),
+    Case(Step.COMMIT_ANSWER_LOST, True),
+    Case(Step.MERGE_PUBLISHED, True),
+]
+
+
+def test_every_step_has_a_case() -> None:
+    cases = [*SPEED, *SKIP, *SEAL, *BATCH, *EMPTY, *REFUSE, *MERGE]
+    assert {case.step for case in cases} == set(Step)
+
+
+def send(one: World, at: datetime, prefix: str) -> None:
+    """Eight good records, one that repeats the first, one that is no JSON."""
+    good = [(i % 2, at, event(f"{prefix}-{i}", at, level=i)) for i in range(8)]
+    one.send([*good, good[0], (1, at, b"{broken " + prefix.encode())])
+
+
+def send_hour(one: World, ago: int) -> None:
+    send(one, start_of(past_hour(ago)).replace(minute=20), f"h{ago}")
+
+
+def is_good(record: Record) -> bool:
+    return not (record.value or b"").startswith(b"{broken")
+
+
+def assert_exact(one: World, duplicates: bool) -> None:
+    """`main` and the dead letters hold exactly what Kafka acknowledged; duplicates as the speed layer serves them, or
+    dropped as the batch layer does."""
+    expected, seen = [], set()
+    for record in filter(is_good, one.sent):
+        name = json.loads(record.value or b"")["event_id"]
+        if duplicates or name not in seen:
+            expected.append((record.partition, record.offset, name))
+        seen.add(name)
+    assert one.contents() == sorted(expected)
+    dead = sorted((d["kafka_partition"], d["kafka_offset"], d["value"]) for d in one.dead())
+    assert dead == sorted((r.partition, r.offset, r.value) for r in one.sent if not is_good(r))
+
+
+def publishes(one: World, branch: str) -> int:
+    """How many publishes have added rows to a branch."""
+    table = one.lake.load(one.job.stream.table)
+    found, snapshot = 0, table.metadata.snapshot_by_id(table.metadata.refs[branch].snapshot_id)
+    while snapshot is not None:
+        found += int((snapshot.summary or {}).get("added-records") or 0) > 0
+        snapshot = table.metadata.snapshot_by_id(snapshot.parent_snapshot_id) if snapshot.parent_snapshot_id else None
+    return found
+
+
+def decisions(one: World) -> Counter[tuple[str, str]]:
+    return Counter((row["hour"], row["decision"]) for row in ledger.history(one.lake, one.job.stream.hours_table))
+
+
+@pytest.fixture
+def stream(world: Make) -> World:
+    one = world()
+    one.topic()
+    return one
+
+
+@pytest.mark.parametrize("case", SPEED, ids=str)
+def test_speed(stream: World, case: Case) -> None:
+    one = stream
+    one.apply()
+    for attempt in ("first", "second"):
+        send(one, datetime.now(UTC), attempt)
+        run_into(one, case.fail_at, "speed", one.name, "--available-now")
+        # The hazard: what is published is all of a micro-batch, or nothing of it.
+        assert publishes(one, "speed") == (0 if not case.lands else ("first", "second").index(attempt) + 1)
+    one.speed()
+    assert_exact(one, duplicates=True)
+    assert publishes(one, "main") == (2 if case.lands else 1)
+    assert one.state.dead_letters == () or one.state.position.offsets == {0: 10, 1: 10}
+
+
+@pytest.mark.parametrize("case", SKIP, ids=str)
+def test_coming_back(stream: World, case: Case) -> None:
+    one = stream
+    for ago in (3, 2, 1):
+        send_hour(one, ago)
+    send(one, datetime.now(UTC), "now")
+    one.apply()
+    one.batch()
+    run_into(one, case.fail_at, "speed", one.name, "--available-now")
+    assert set(one.state.timeline.skipped) == {past_hour(ago) for ago in (3, 2, 1)}
+    run(one, "speed", one.name, "--available-now")
+    names = Counter(name.split("-")[0] for _, _, name in one.contents())
+    # The batch layer dropped the duplicates of its hours, the running hour has its one.
+    assert names == {"h3": 8, "h2": 8, "h1": 8, "now": 9}
+
+
+@pytest.mark.parametrize("case", SEAL, ids=str)
+def test_seal(stream: World, case: Case) -> None:
+    one = stream
+    send_hour(one, 2)
+    send_hour(one, 1)
+    one.apply()
+    for _ in range(2):
+        if case.lands and one.state.is_sealed(past_hour(1)):
+            break
+        run_into(one, case.fail_at, "batch", one.name, "--seal-only")
+        assert one.state.is_sealed(past_hour(1)) == case.lands
+    run(one, "batch", one.name, "--seal-only")
+    assert decisions(one) == {(past_hour(2), "sealed"): 1, (past_hour(1), "sealed"): 1}
+    assert {h: c.offsets for h, c in one.state.timeline.sealed.items()} == {past_hour(2): 10, past_hour(1): 10}
+
+
+@pytest.mark.parametrize("case", BATCH, ids=str)
+def test_batch(stream: World, case: Case) -> None:
+    one = stream
+    send_hour(one, 2)
+    send_hour(one, 1)
+    one.apply()
+    run(one, "batch", one.name, "--seal-only")
+    if case.step in (Step.COMMIT_REQUEST_LOST, Step.COMMIT_ANSWER_LOST):
+        # It lives on, and ends.
+        run_into(one, case.fail_at, "batch", one.name)
+    else:
+        for attempt in (1, 2):
+            run_into(one, case.fail_at, "batch", one.name)
+            # The hazard: an hour is there whole, or not at all.
+            served = Counter(row["ingest_hour"] for row in one.rows())
+            assert served == ({past_hour(2): 8, past_hour(1): 8} if attempt == 2 else {past_hour(2): 8}) * case.lands
+    one.batch()
+    assert_exact(one, duplicates=False)
+    assert publishes(one, "main") == 2
+    hours = [past_hour(2), past_hour(1)]
+    assert decisions(one) == {(h, d): 1 for h in hours for d in ("sealed", "accepted")}
+    assert [(h["hour"], h["revision"], h["counts"]) for h in views.hours(one.job) if h["hour"] in hours] == [
+        (h, 1, {"offsets": 10, "good": 8, "dead": 1, "duplicate": 1, "gap": 0}) for h in hours
+    ]
+
+
+@pytest.mark.parametrize("case", EMPTY, ids=str)
+def test_empty_hours(stream: World, case: Case) -> None:
+    one = stream
+    send_hour(one, 3)
+    one.apply()
+    run_into(one, case.fail_at, "batch", one.name)
+    assert [h for h in (past_hour(2), past_hour(1)) if one.state.is_accepted(h)] == [past_hour(2), past_hour(1)]
+    run(one, "batch", one.name)
+    assert_exact(one, duplicates=False)
+    assert decisions(one) == {(past_hour(ago), d): 1 for ago in (3, 2, 1) for d in ("sealed", "accepted")}
+
+
+@pytest.mark.parametrize("case", REFUSE, ids=str)
+def test_refusal(stream: World, case: Case) -> None:
+    one = stream
+    send_hour(one, 1)
+    one.apply()
+    one.expect({"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 3}})
+    one.speed()
+    served = one.contents()
+    for _ in range(2):
+        run_into(one, case.fail_at, "batch", one.name)
+        assert (past_hour(1), "refused") not in decisions(one)
+    run(one, "batch", one.name, expect=1)
+    assert decisions(one)[past_hour(1), "refused"] == 1
+    assert one.contents() == served
+
+
+@pytest.mark.parametrize("case", MERGE, ids=str)
+def test_merge(stream: World, case: Case) -> None:
+    one = stream
+    send_hour(one, 2)
+    send_hour(one, 1)
+    one.apply()
+    one.speed()
+    one.batch(past_hour(2))
+    right = one.contents()
+    damage(one)
+    for _ in range(2):
+        if one.contents() == right:
+            break
+        run_into(one, case.fail_at, "merge", one.name)
+        assert (one.contents() == right) == case.lands
+    run(one, "merge", one.name)
+    assert one.contents() == right
+
+
+def damage(one: World) -> None:
+    """`main` without its rows, as after a wrong hand."""
+    state = one.state
+    files: tuple[Any, ...] = tuple(task.file for task in state.table.scan(snapshot_id=state.heads["main"]).plan_files())
+    publish = Publish(new_id(), (Change("main", remove=files),), state.timeline)
+    one.lake.commit(state.table, to_commit(state, publish, datetime.now(UTC)))
+    assert one.rows() == []

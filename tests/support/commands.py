@@ -1,0 +1,126 @@
+"""Commands of `anabranch` as processes: run to their end, run into a fail point, or killed from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+from world import World
+
+from anabranch.fail_points import FAIL_AT, PAUSE_AT, Step
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLED = -signal.SIGKILL
+
+
+class Command:
+    """One running command in a session of its own; `kill` and `pause` reach all of it, the JVM and its Python."""
+
+    def __init__(self, one: World, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+        self.temporary = one.folder / "tmp"
+        self.temporary.mkdir(exist_ok=True)
+        self._log = one.folder / f"{arguments[0]}-{time.monotonic_ns()}.log"
+        command = [sys.executable, "-m", "anabranch.cli", *arguments, "--conf", str(one.folder)]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
+                env=os.environ | {"TMPDIR": str(self.temporary)} | environment,
+            )  # fmt: skip
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def code(self) -> int | None:
+        return self._process.poll()
+
+    def wait(self, seconds: float = 300) -> int:
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"expected it to end within {seconds} s, found it alive:\n{self.log[-3000:]}"
+            ) from None
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(30)
+
+    def pause(self) -> None:
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.killpg(self._process.pid, signal.SIGCONT)
+
+    def is_stopped(self) -> bool:
+        """Whether every process of it is stopped."""
+        found = [p for p in psutil.process_iter() if _session(p.pid) == self._process.pid]
+        return bool(found) and all(p.status() == psutil.STATUS_STOPPED for p in found)
+
+    def terminate(self) -> int:
+        self._process.terminate()
+        return self.wait(90)
+
+    def until(self, condition: Callable[[], bool], what: str, seconds: float = 150) -> None:
+        """Wait for a condition while the command runs."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.code is None, f"expected {what}, found that it ended with {self.code}:\n{self.log[-3000:]}"
+            assert time.monotonic() < deadline, f"expected {what} within {seconds} s:\n{self.log[-3000:]}"
+            time.sleep(0.1)
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return -1
+
+
+@contextmanager
+def started(one: World, *arguments: str, **environment: str) -> Iterator[Command]:
+    """A command that runs until the end of the `with`, at the latest."""
+    command = Command(one, arguments, environment)
+    try:
+        yield command
+    finally:
+        command.kill()
+
+
+def run(one: World, *arguments: str, expect: int = 0) -> str:
+    """Run a command to its end; returns what it printed and logged."""
+    with started(one, *arguments) as command:
+        code = command.wait()
+        assert code == expect, f"{arguments}: expected exit code {expect}, found {code}:\n{command.log[-4000:]}"
+        return command.log
+
+
+def run_into(one: World, fail_at: str, *arguments: str) -> str:
+    """Run a command into a fail point, and prove that it was reached; returns its log."""
+    with started(one, *arguments, **{FAIL_AT: fail_at}) as command:
+        code = command.wait()
+        label = fail_at.partition(":")[0]
+        assert f"fail point {label}: " in command.log, (
+            f"expected {fail_at} to be reached, found:\n{command.log[-4000:]}"
+        )
+        lost = label.endswith("-lost")
+        assert code == (0 if lost else KILLED), f"{fail_at}: found exit code {code}:\n{command.log[-4000:]}"
+        return command.log
+
+
+@contextmanager
+def paused_at(one: World, step: Step, *arguments: str) -> Iterator[Command]:
+    """A command that has stopped at a step, for its test to resume."""
+    with started(one, *arguments, **{PAUSE_AT: step.label}) as command:
+        command.until(lambda: f"pause point {step.label}: " in command.log, f"it to pause at {step.label}")
+        command.until(command.is_stopped, "the whole command to be stopped")
+        yield command
