@@ -3,11 +3,11 @@ BIN := .venv/bin
 READY := .venv/anabranch.stamp
 CODE := anabranch speed_layer batch_layer serving_layer dags tests
 
-.PHONY: help setup demo demo-flights test unit integration lint types format docs clean
+.PHONY: help setup demo demo-flights test unit integration test-failures soak lint types format docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(READY): uv.lock pyproject.toml conf/jvm/ivy.xml conf/jvm/jars.sha256 scripts/bootstrap
 	@sh scripts/bootstrap
@@ -28,6 +28,12 @@ unit: $(READY) ## unit tests alone: no JVM, seconds
 
 integration: $(READY) ## integration tests alone
 	@$(BIN)/python -m pytest tests/integration
+
+test-failures: $(READY) ## every row of the failure table, on real services: kills, pauses, faults, a soak of five minutes
+	@$(BIN)/python -m pytest tests/failures
+
+soak: $(READY) ## everything together and faults at random: make soak MINUTES=10 SEED=1
+	@$(BIN)/python -m anabranch.dev.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 
 lint: $(READY) ## formatting and lint, changing nothing
 	@$(BIN)/ruff format --check $(CODE)

@@ -28,7 +28,7 @@ from sqlglot import exp, parse_one
 
 from anabranch import lake, s3
 from anabranch.config import Environment, Stream
-from anabranch.errors import Refused
+from anabranch.errors import Refused, Terminal
 from anabranch.hours import Timeline, hour_of
 from anabranch.kafka import KafkaAdapter
 from anabranch.position import Position
@@ -171,6 +171,18 @@ def _beginning(stream: Stream, kafka: KafkaAdapter) -> dict[str, str]:
         position = Position(topic.id, offsets)
     timeline = Timeline(hour_of(now), hour_of(now), dict(position.offsets))
     return {POSITION: position.to_json(), TIMELINE: timeline.to_json()}
+
+
+def require_columns(table: Table, stream: Stream) -> None:
+    """That the table has every column of the stream, as the stream's file has it. Raises Terminal."""
+    have = {f.name: f for f in table.schema().fields}
+    for f in rows_schema(stream).fields:
+        found = have.get(f.name)
+        if found is None or str(found.field_type) != str(f.field_type):
+            raise Terminal(
+                f"table {'.'.join(table.name())}: expected column {f.name} {f.field_type}, found "
+                f"{found.field_type if found is not None else 'none'}; run `anabranch apply {stream.name}`"
+            )
 
 
 def _evolve(table: Table, wanted: Schema) -> list[str]:

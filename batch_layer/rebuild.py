@@ -34,6 +34,7 @@ from anabranch.session import Job
 from anabranch.snapshots import Staged, files_of, find_staged
 from anabranch.staging import read_staged, stage
 from anabranch.state import Accepted, State, load_state, plan_accepted
+from anabranch.tables import require_columns
 from batch_layer.balance import Balance, Counted, classify_gaps
 from batch_layer.counting import count, count_aborted, held
 from batch_layer.duplicates import drop_duplicates
@@ -148,6 +149,7 @@ class Rebuilder:
         A refusal is a result and is in the ledger; nothing else has changed. Raises Transient, PositionError.
         """
         state = require_sealed(self._job.lake, self._stream, hour)
+        require_columns(state.table, self._stream)
         before = self._revision(state, hour)
         if state.is_accepted(hour) and not restate:
             return Result(hour, "unchanged", before, "already accepted; --restate publishes a new revision")

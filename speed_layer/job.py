@@ -30,6 +30,7 @@ from anabranch.position import Offsets, Ranges, from_keys, to_keys
 from anabranch.sealing import check_clock
 from anabranch.session import Job, main, open_job, parser
 from anabranch.state import check_topic, load_state
+from anabranch.tables import require_columns
 from speed_layer.micro_batch import MicroBatches
 from speed_layer.plan import Skip, chunks, plan_return
 
@@ -75,7 +76,9 @@ class SpeedJob:
         # Step 1: finish what somebody left half done, and compare clocks.
         self._batches.recover()
         reach(Step.SPEED_RECOVERED)
-        check_clock(self._job.environment, load_state(self._job.lake, self._job.stream.table))
+        state = load_state(self._job.lake, self._job.stream.table)
+        require_columns(state.table, self._job.stream)
+        check_clock(self._job.environment, state)
         # Step 2: come back hour by hour.
         position = self._come_back()
         # Step 3: stream from there.

@@ -76,7 +76,7 @@ def environment(services: Neighbours, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def spark(environment: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The one Spark session of a test run, on the same catalog and S3 server as the jobs."""
+    """The one Spark session of a test run, on the jobs' catalog and S3 server; it tries a task four times."""
     from pyspark.sql import SparkSession
 
     from anabranch import config
@@ -88,7 +88,7 @@ def spark(environment: dict[str, Any], tmp_path_factory: pytest.TempPathFactory)
     settings = session_settings(config.load_environment(folder))
     log4j = f"-Dlog4j2.configurationFile=file:{jvm_folder() / 'log4j2-spark.properties'}"
     os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    builder = SparkSession.builder.master("local[2]").appName("tests")
+    builder = SparkSession.builder.master("local[2,4]").appName("tests")
     launch = {
         "spark.driver.extraClassPath": ":".join(str(jar) for jar in ensure_jars().spark),
         "spark.driver.extraJavaOptions": f"{log4j} {_SHORT_LIVED} -Daws.requestChecksumCalculation=WHEN_REQUIRED",

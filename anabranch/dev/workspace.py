@@ -93,6 +93,13 @@ class Running:
         poll(lambda: None if any(map(is_alive, members)) else True, "the killed processes to end", _END_SECONDS)
         return [process.pid for process in members]
 
+    def pause(self) -> None:
+        """SIGSTOP to every process of the session, as a machine that hangs."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.killpg(self._process.pid, signal.SIGCONT)
+
     def terminate(self) -> int:
         """SIGTERM, as an operator or a supervisor sends it; returns the exit code."""
         self._process.terminate()
@@ -161,8 +168,9 @@ class Workspace:
             self.story.output(text)
         return text
 
-    def start(self, *arguments: str, log: str | None = None) -> Running:
-        running = Running(arguments, self.folder, self._environment, self.logs / f"{log or arguments[0]}.log")
+    def start(self, *arguments: str, log: str | None = None, **environment: str) -> Running:
+        file = self.logs / f"{log or arguments[0]}.log"
+        running = Running(arguments, self.folder, self._environment | environment, file)
         self._started.append(running)
         return running
 

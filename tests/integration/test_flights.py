@@ -10,6 +10,7 @@ import yaml
 from world import World, past_hour
 
 from anabranch.dev import flights, flights_data
+from anabranch.dev.audit import audit
 from anabranch.hours import start_of
 from serving_layer import status as views
 from serving_layer.query import run_query
@@ -39,7 +40,7 @@ def test_real_flights_go_through_both_layers_and_answer_a_question(world: Callab
 
     one.speed()
 
-    by_speed = flights.comparison_of(one.job, sent)
+    by_speed = audit(one.job, sent.acks, flights.as_sent_of(one.job.stream))
     assert by_speed.is_exact, by_speed.sentences()
     assert (by_speed.rows, by_speed.dead) == (FLIGHTS, 0)
 
@@ -47,7 +48,7 @@ def test_real_flights_go_through_both_layers_and_answer_a_question(world: Callab
     results = {r.hour: r for r in one.batch()}
 
     assert {results[past_hour(ago)].decision for ago in (3, 2)} == {"accepted"}
-    by_batch = flights.comparison_of(one.job, sent)
+    by_batch = audit(one.job, sent.acks, flights.as_sent_of(one.job.stream))
     assert by_batch.is_exact, by_batch.sentences()
     assert by_batch.rows == FLIGHTS
     hours = {h["hour"]: h for h in views.hours(one.job)}

@@ -28,7 +28,7 @@ class Command:
         self.temporary.mkdir(exist_ok=True)
         self._log = one.folder / f"{arguments[0]}-{time.monotonic_ns()}.log"
         command = [sys.executable, "-m", "anabranch.cli", *arguments, "--conf", str(one.folder)]
-        with self._log.open("wb") as log:
+        with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
                 env=os.environ | {"TMPDIR": str(self.temporary)} | environment,
@@ -63,8 +63,16 @@ class Command:
 
     def is_stopped(self) -> bool:
         """Whether every process of it is stopped."""
-        found = [p for p in psutil.process_iter() if _session(p.pid) == self._process.pid]
-        return bool(found) and all(p.status() == psutil.STATUS_STOPPED for p in found)
+        return set(self._states().values()) == {psutil.STATUS_STOPPED}
+
+    def _states(self) -> dict[str, str]:
+        """What each living process of it does: name and id -> state."""
+        found = {}
+        for process in psutil.process_iter():
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if os.getsid(process.pid) == self._process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found[f"{process.name()} {process.pid}"] = process.status()
+        return found
 
     def terminate(self) -> int:
         self._process.terminate()
@@ -75,15 +83,10 @@ class Command:
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.code is None, f"expected {what}, found that it ended with {self.code}:\n{self.log[-3000:]}"
-            assert time.monotonic() < deadline, f"expected {what} within {seconds} s:\n{self.log[-3000:]}"
+            if time.monotonic() > deadline:
+                found = f"found {self._states()}:\n{self.log[-3000:]}"
+                raise AssertionError(f"expected {what} within {seconds} s, {found}")
             time.sleep(0.1)
-
-
-def _session(pid: int) -> int:
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return -1
 
 
 @contextmanager

@@ -91,12 +91,12 @@ class World:
     def apply(self) -> list[str]:
         return tables.apply(self.job.environment, self.job.stream, self.lake, self.kafka)
 
-    def send(self, values: list[tuple[int, datetime, bytes | None]]) -> list[Record]:
+    def send(self, values: list[tuple[int, datetime, bytes | None]], key: bytes = b"k") -> list[Record]:
         """Send (partition, Kafka timestamp, value) in order; returns what was acknowledged."""
-        producer = new_producer(self.job.environment.kafka)
+        producer = new_producer(self.job.environment.kafka, max_request_size=4_000_000)
         try:
             futures = [
-                (p, v, producer.send(self.name, v, key=b"k", partition=p, timestamp_ms=int(at.timestamp() * 1000)))
+                (p, v, producer.send(self.name, v, key=key, partition=p, timestamp_ms=int(at.timestamp() * 1000)))
                 for p, at, v in values
             ]
             producer.flush()
@@ -105,6 +105,12 @@ class World:
             producer.close()
         self.sent += records
         return records
+
+    def admin(self) -> Any:
+        """kafka-python's admin client, for what an operator of Kafka does."""
+        from kafka import KafkaAdminClient
+
+        return KafkaAdminClient(bootstrap_servers=self.job.environment.kafka.bootstrap_servers)
 
     def speed(self) -> None:
         """Run the speed job until it has published all that is there."""

@@ -1,0 +1,74 @@
+"""A machine whose clock is wrong stops before it seals or publishes, and names the clocks; the table stays readable."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from commands import started
+from world import World, past_hour, spread
+
+Make = Callable[..., World]
+
+
+@pytest.fixture(scope="session")
+def libfaketime() -> Path:
+    """A library that gives one process another clock (Debian's package faketime)."""
+    if not (found := _find()) and os.geteuid() == 0 and shutil.which("apt-get"):
+        subprocess.run(["apt-get", "install", "-y", "-qq", "faketime"], check=True, capture_output=True, timeout=300)
+        found = _find()
+    assert found, "expected libfaketime.so.1, found none: install the package faketime (apt-get install faketime)"
+    return found[0]
+
+
+def _find() -> list[Path]:
+    return sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+
+
+def clock(library: Path, offset: str) -> dict[str, str]:
+    return {"LD_PRELOAD": str(library), "FAKETIME": offset, "DONT_FAKE_MONOTONIC": "1", "FAKETIME_DONT_RESET": "1"}
+
+
+@pytest.mark.parametrize("offset", ["+10m", "-10m", "+3y"])
+def test_a_seal_by_a_wrong_clock_changes_nothing(world: Make, libfaketime: Path, offset: str) -> None:
+    one = world()
+    one.topic(1)
+    one.send(spread(past_hour(1), 10, "e", partitions=1))
+    one.apply()
+    before = one.state
+    with started(one, "batch", one.name, "--seal-only", **clock(libfaketime, offset)) as command:
+        assert command.wait() == 75, command.log
+        assert "clock: expected this machine" in command.log
+        assert "NTP" in command.log
+    after = one.state
+    assert (after.heads, after.timeline) == (before.heads, before.timeline)
+    # With the clock set right, the hours go on, and the table is readable by everybody.
+    one.batch()
+    assert one.contents() == one.acknowledged()
+    assert one.spark.sql(f"SELECT count(*) FROM lake.{one.job.stream.table}").collect()[0][0] == 10
+
+
+def test_a_speed_job_with_a_wrong_clock_publishes_nothing_and_goes_on_once_it_is_right(
+    world: Make, libfaketime: Path, tmp_path: Path
+) -> None:
+    one = world()
+    one.topic(1)
+    one.send(spread(past_hour(1), 10, "e", partitions=1))
+    one.apply()
+    before = one.state.heads
+    # The driver's Python alone, which decides and publishes.
+    setting = " ".join(f"{name}={value}" for name, value in clock(libfaketime, "+10m").items())
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec env {setting} {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with started(one, "speed", one.name, PYSPARK_DRIVER_PYTHON=str(python)) as command:
+        command.until(lambda: command.log.count("clock: expected this machine") >= 2, "it to stop twice at the clock")
+        assert "try 2 in " in command.log
+        assert one.state.heads == before
+    one.speed()
+    assert one.contents() == one.acknowledged()

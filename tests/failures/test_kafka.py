@@ -1,0 +1,274 @@
+"""Kafka as it really is: retention, compaction, new partitions, open transactions, and timestamps that lie."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from commands import started
+from kafka import KafkaProducer, TopicPartition
+from world import Record, World, event, past_hour, spread
+
+from anabranch.errors import PositionError
+from anabranch.hours import end_of, start_of
+from anabranch.kafka_frames import read_ranges
+from anabranch.sealing import seal
+from serving_layer import status as views
+from speed_layer.micro_batch import LOST
+
+Make = Callable[..., World]
+# Kafka 4 turns away what is stamped more than an hour ahead; older brokers and other topics do not.
+ANY_TIME = {"message.timestamp.after.max.ms": "9223372036854775807"}
+
+
+def now_values(count: int, prefix: str, partitions: int = 1) -> list[tuple[int, datetime, bytes | None]]:
+    at = datetime.now(UTC)
+    return [(i % partitions, at, event(f"{prefix}-{i}", at)) for i in range(count)]
+
+
+def delete_records(one: World, before: dict[int, int]) -> None:
+    admin = one.admin()
+    try:
+        admin.delete_records({TopicPartition(one.name, p): o for p, o in before.items()})
+    finally:
+        admin.close()
+    topic = one.kafka.describe(one.name)
+    assert topic is not None
+    assert {p: o for p, o in one.kafka.log_starts(topic).items() if p in before} == before
+
+
+@pytest.mark.parametrize("choice", ["stop", "continue"])
+def test_retention_that_overtook_the_position_stops_or_is_a_recorded_gap(world: Make, choice: str) -> None:
+    one = world(speed={"trigger": "1 second", "lost_offsets": choice})
+    one.topic(1)
+    one.apply()
+    one.send(now_values(20, "read"))
+    one.speed()
+    one.send(now_values(30, "more"))
+    # The hazard: ten records that nobody has read are gone from Kafka.
+    delete_records(one, {0: 30})
+    if choice == "stop":
+        with pytest.raises(PositionError, match=r"retention took \{0: \[20, 30\]\}.*lost_offsets: continue"):
+            one.speed()
+        assert one.contents() == one.acknowledged()[:20]
+        return
+    one.speed()
+    assert one.contents() == [r for r in one.acknowledged() if not 20 <= r[1] < 30]
+    [gap] = json.loads(one.state.said["speed"][LOST])
+    assert (gap["class"], gap["ranges"]) == ("retention", {"0": [20, 30]})
+    one.speed()
+    assert len(json.loads(one.state.said["speed"][LOST])) == 1
+
+
+def test_retention_that_overtook_an_hour_refuses_it_or_is_an_allowed_gap(world: Make) -> None:
+    one = world()
+    one.topic(1)
+    one.send(spread(past_hour(1), 20, "e", partitions=1))
+    one.apply()
+    delete_records(one, {0: 5})
+    [refused] = one.batch(past_hour(1))
+    assert (refused.decision, refused.said["gaps"]) == ("refused", {"retention": 5})
+    assert "found 5 retention" in (refused.reason or "")
+    assert one.rows() == []
+    one.configure(batch={"grace": "0 seconds", "allow_gaps": ["control", "aborted", "retention"]})
+    one.reopen()
+    [accepted] = one.batch(past_hour(1))
+    assert (accepted.decision, accepted.said["good"], accepted.said["gap"]) == ("accepted", 15, 5)
+    assert one.contents() == one.acknowledged()[5:]
+
+
+def test_partitions_added_while_the_speed_layer_runs_begin_at_their_first_offset(world: Make) -> None:
+    one = world()
+    one.topic(1)
+    one.apply()
+    one.send(now_values(20, "one"))
+    with started(one, "speed", one.name) as speed:
+        speed.until(lambda: len(one.rows()) == 20, "the first rows")
+        admin = one.admin()
+        admin.create_partitions({one.name: 3})
+        admin.close()
+        deadline = time.monotonic() + 30
+        while (found := one.kafka.describe(one.name)) is None or len(found.partitions) < 3:
+            assert time.monotonic() < deadline, "expected three partitions within 30 s"
+            time.sleep(0.1)
+        one.send(now_values(30, "three", partitions=3))
+        speed.until(lambda: len(one.rows()) >= 50, "the rows of the new partitions")
+        assert speed.terminate() == 0
+    assert one.contents() == one.acknowledged()
+    assert one.state.position.offsets == {0: 30, 1: 10, 2: 10}
+
+
+def test_partitions_added_before_a_seal_are_cut_too(world: Make) -> None:
+    one = world()
+    one.topic(1)
+    one.send(spread(past_hour(2), 10, "a", partitions=1))
+    one.apply()
+    one.speed()
+    admin = one.admin()
+    admin.create_partitions({one.name: 2})
+    admin.close()
+    one.send([(1, t, v) for _, t, v in spread(past_hour(1), 10, "b", partitions=1)])
+    one.batch()
+    assert one.state.cuts[past_hour(1)].ranges[1] == (0, 10)
+    one.speed()
+    assert one.contents() == one.acknowledged()
+
+
+def test_an_open_transaction_holds_its_own_records_back_and_nothing_else(world: Make) -> None:
+    one = world()
+    one.topic(2)
+    hour = past_hour(1)
+    at = start_of(hour) + timedelta(minutes=10)
+    servers = one.job.environment.kafka.bootstrap_servers
+    open_ = KafkaProducer(
+        bootstrap_servers=servers, transactional_id=f"{one.name}-open", transaction_timeout_ms=600_000
+    )
+    open_.init_transactions()
+    one.send([(p, at, event(f"before-{p}", at)) for p in (0, 1)])
+    open_.begin_transaction()
+    held = open_.send(one.name, event("held", at), partition=0, timestamp_ms=int(at.timestamp() * 1000))
+    open_.flush()
+    one.send([(p, at, event(f"after-{p}", at)) for p in (0, 1)])
+    one.apply()
+    # The hazard: the first partition's log goes on behind a transaction that is still open.
+    topic = one.kafka.describe(one.name)
+    assert topic is not None and one.kafka.stable_ends(topic) == {0: 1, 1: 2}
+    one.speed()
+    one.batch()
+    cut = one.state.cuts[hour]
+    assert cut.ranges == {0: (0, 1), 1: (0, 2)}
+    assert {name for _, _, name in one.contents()} == {"before-0", "before-1", "after-1"}
+    open_.commit_transaction()
+    message = held.get(timeout=30)
+    open_.close()
+    one.sent.append(Record(0, message.offset, event("held", at)))
+    one.speed()
+    assert one.contents() == one.acknowledged()
+
+
+def test_a_compacted_topic_closes_with_gaps_of_its_class(world: Make) -> None:
+    one = world(batch={"grace": "0 seconds", "allow_gaps": ["control", "compacted"]})
+    compact = {"cleanup.policy": "compact", "segment.ms": "1000", "min.cleanable.dirty.ratio": "0.01"}
+    one.topic(1, **compact, **{"max.compaction.lag.ms": "1000"})
+    hour = past_hour(1)
+    # One by one: a segment ends between two batches, and the newest is never compacted.
+    for value in spread(hour, 10, "e", partitions=1):
+        one.send([value])
+    one.apply()
+    ranges = {0: (0, 10)}
+    deadline = time.monotonic() + 120
+    while read_ranges(one.spark, one.job.environment.kafka, one.name, ranges).count() == 10:
+        assert time.monotonic() < deadline, "expected the log cleaner to compact within 120 s"
+        time.sleep(1)
+    [result] = [r for r in one.batch() if r.hour == hour]
+    left = result.said["good"]
+    assert (result.decision, result.said["gaps"]) == ("accepted", {"compacted": 10 - left})
+    assert 0 < left < 10
+    # The last record of a key is never compacted away.
+    assert one.contents()[-1] == one.acknowledged()[-1]
+    assert set(one.contents()) <= set(one.acknowledged())
+
+
+def test_a_log_append_time_topic_is_cut_by_the_brokers_clock(world: Make) -> None:
+    one = world()
+    one.topic(1, **{"message.timestamp.type": "LogAppendTime"})
+    one.send(spread(past_hour(5), 20, "e", partitions=1))
+    one.apply()
+    one.speed()
+    assert one.contents() == one.acknowledged()
+    # Whatever the producer's clock said, Kafka received them in the running hour.
+    assert {row["ingest_hour"] for row in one.rows()} == {datetime.now(UTC).strftime("%Y-%m-%dT%H")}
+
+
+def test_records_out_of_order_around_an_hours_end_are_in_one_hour_of_both_layers(world: Make) -> None:
+    one = world()
+    one.topic(2)
+    boundary = end_of(past_hour(2))
+    values: list[tuple[int, datetime, bytes | None]] = []
+    for i in range(60):
+        # To and fro across the boundary, two minutes either way.
+        at = boundary + timedelta(seconds=(i * 37) % 240 - 120)
+        values.append((i % 2, at, event(f"e-{i}", at)))
+    one.send(values)
+    one.send(spread(past_hour(1), 10, "later"))
+    one.apply()
+    one.speed()
+    by_speed = {(r["kafka_partition"], r["kafka_offset"]): r["ingest_hour"] for r in one.rows()}
+    one.batch()
+    by_batch = {(r["kafka_partition"], r["kafka_offset"]): r["ingest_hour"] for r in one.rows()}
+    assert by_batch == by_speed
+    assert one.contents() == one.acknowledged()
+    cuts = one.state.cuts
+    assert cuts[past_hour(2)].ends == cuts[past_hour(1)].starts
+    # The hazard: by their own stamps, some records would lie in the other hour.
+    stamped = {r["kafka_offset"]: r["kafka_timestamp"] < boundary for r in one.rows() if r["kafka_partition"] == 0}
+    assert any(early != (by_batch[0, o] == past_hour(2)) for o, early in stamped.items())
+    assert [h["diff"] for h in views.hours(one.job)] == [{"missing": 0, "extra": 0, "changed": 0}] * 2
+
+
+@pytest.mark.parametrize(
+    "ahead", [timedelta(days=1), timedelta(days=-1), timedelta(days=1200)], ids=["a day ahead", "a day behind", "2030"]
+)
+@pytest.mark.parametrize("speed_is_alive", [True, False], ids=["speed alive", "speed down"])
+def test_a_producer_whose_clock_is_wrong_stops_no_hour(world: Make, ahead: timedelta, speed_is_alive: bool) -> None:
+    one = world(event_time=None)
+    one.topic(1, **ANY_TIME)
+    lie = start_of(past_hour(3)) + ahead if ahead < timedelta(0) else datetime.now(UTC) + ahead
+    for ago in (3, 2):
+        one.send(spread(past_hour(ago), 10, f"h{ago}", partitions=1))
+        one.send([(0, lie, event(f"lie-{ago}", lie))])
+    one.send(spread(past_hour(1), 10, "h1", partitions=1))
+    one.apply()
+    if speed_is_alive:
+        one.speed()
+        assert one.contents() == one.acknowledged()
+    results = one.batch()
+    assert {r.decision for r in results} == {"accepted"}
+    assert one.state.timeline.open == datetime.now(UTC).strftime("%Y-%m-%dT%H")
+    one.speed()
+    assert one.contents() == one.acknowledged()
+
+
+def test_empty_partitions_and_an_idle_topic_cost_nothing_and_stop_nothing(world: Make) -> None:
+    one = world()
+    one.topic(4)
+    one.send([(2, t, v) for _, t, v in spread(past_hour(2), 10, "e", partitions=1)])
+    one.apply()
+    one.speed()
+    one.batch()
+    heads = one.state.heads
+    for _ in range(2):
+        one.speed()
+        assert one.batch() == []
+    assert one.state.heads == heads
+    assert one.contents() == one.acknowledged()
+    assert Counter(h["state"] for h in views.hours(one.job)) == {"accepted": 2}
+
+
+def test_a_topic_that_does_not_exist_yet_begins_with_its_first_record(world: Make) -> None:
+    one = world()
+    one.apply()
+    one.topic(1)
+    one.send(now_values(5, "first"))
+    one.speed()
+    assert one.contents() == one.acknowledged()
+
+
+def test_a_seal_of_hours_that_speed_has_not_seen_is_used_by_it_afterwards(world: Make) -> None:
+    one = world()
+    one.topic(2)
+    for ago in (2, 1):
+        one.send(spread(past_hour(ago), 20, f"h{ago}"))
+    one.apply()
+    job: Any = one.job
+    assert seal(job.environment, job.stream, job.lake, job.kafka) == [past_hour(2), past_hour(1)]
+    one.speed()
+    for hour, cut in one.state.timeline.sealed.items():
+        rows = [r for r in one.rows() if r["ingest_hour"] == hour]
+        assert len(rows) == cut.offsets == 20
+    assert one.contents() == one.acknowledged()

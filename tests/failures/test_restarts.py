@@ -1,0 +1,111 @@
+"""The speed job starts from the table alone: with its checkpoint gone, its trigger changed, its code changed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from commands import ROOT, Command, started
+from world import SCHEMA, World, event, past_hour
+
+from anabranch.errors import Terminal
+from anabranch.hours import start_of
+
+Make = Callable[..., World]
+SLOW = {"trigger": "1 second", "max_offsets_per_trigger": 40}
+
+
+def send(one: World, count: int, prefix: str) -> None:
+    now = datetime.now(UTC)
+    one.send([(i % 2, now, event(f"{prefix}-{i}", now)) for i in range(count)])
+
+
+def published(one: World) -> int:
+    return sum(one.state.position.offsets.values())
+
+
+def checkpoints(command: Command) -> list[Path]:
+    return sorted(command.temporary.glob("anabranch-checkpoint-*"))
+
+
+def test_a_checkpoint_deleted_between_any_two_micro_batches_changes_nothing(world: Make) -> None:
+    one = world(speed=SLOW)
+    one.topic()
+    one.apply()
+    send(one, 400, "e")
+    deleted = 0
+    with started(one, "speed", one.name) as speed:
+        while published(one) < 400:
+            before = published(one)
+            speed.until(lambda b=before: published(one) > b, "another micro-batch")  # type: ignore[misc]
+            # Under the running query, at whatever it is doing; it starts again from the table by itself.
+            for checkpoint in checkpoints(speed):
+                shutil.rmtree(checkpoint, ignore_errors=True)
+                deleted += 1
+        # The hazard: more than one query lost its checkpoint, and said so.
+        assert deleted >= 2
+        assert "micro-batch failed, nothing of it is published" in speed.log
+        send(one, 50, "after")
+        speed.until(lambda: published(one) == 450, "the job to go on")
+        assert speed.terminate() == 0
+    assert one.contents() == one.acknowledged()
+
+
+def test_another_trigger_and_changed_code_go_on_where_the_table_stands(world: Make, tmp_path: Path) -> None:
+    one = world(speed=SLOW)
+    one.topic()
+    one.apply()
+    send(one, 200, "e")
+    with started(one, "speed", one.name) as speed:
+        speed.until(lambda: published(one) > 0, "a first micro-batch")
+    assert 0 < published(one) < 200 and checkpoints(speed)
+    one.configure(speed={"trigger": "3 seconds", "max_offsets_per_trigger": 70})
+    with started(one, "speed", one.name, PYTHONPATH=str(changed_code(tmp_path))) as speed:
+        speed.until(lambda: published(one) == 200, "the changed job to go on")
+        # The hazard: another plan than the one that the old checkpoint, which is still there, was written for.
+        assert "changed code" in speed.log
+        assert len(checkpoints(speed)) == 2
+        assert speed.terminate() == 0
+    assert one.contents() == one.acknowledged()
+
+
+def changed_code(folder: Path) -> Path:
+    """A copy of the project whose stream has another plan: a shuffle, which a checkpoint would not survive."""
+    copy = folder / "changed"
+    for name in ("anabranch", "speed_layer", "batch_layer", "serving_layer", "conf"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    source = copy / "speed_layer" / "job.py"
+    text = source.read_text(encoding="utf-8")
+    line = "        frame = read_stream("
+    assert text.count(line) == 1
+    end = text.index("\n", text.index(line))
+    added = '\n        frame = frame.repartition(3)\n        LOG.info("changed code")'
+    source.write_text(text[:end] + added + text[end:], encoding="utf-8")
+    return copy
+
+
+def test_a_column_added_between_two_runs_is_there_for_new_rows_and_null_in_old_ones(world: Make) -> None:
+    one = world()
+    one.topic(1)
+    hour = past_hour(1)
+    begin = start_of(hour)
+    one.send([(0, begin, event(f"old-{i}", begin)) for i in range(5)])
+    one.apply()
+    one.speed()
+    one.configure(schema=f"{SCHEMA}, colour STRING")
+    one.reopen()
+    # The hazard: the job knows a column that the table does not have. Nothing is lost by it.
+    with pytest.raises(Terminal, match="expected column colour string, found none; run `anabranch apply"):
+        one.send([(0, begin, event("early", begin, colour="red"))])
+        one.speed()
+    assert one.apply() == [f"added column colour to {one.job.stream.table}"]
+    one.send([(0, begin, event(f"new-{i}", begin, colour="blue")) for i in range(5)])
+    one.speed()
+    assert one.contents() == one.acknowledged()
+    one.batch()
+    colours = {row["event_id"]: row["colour"] for row in one.rows()}
+    assert colours == {f"old-{i}": None for i in range(5)} | {"early": "red"} | {f"new-{i}": "blue" for i in range(5)}
+    assert one.contents() == one.acknowledged()

@@ -1,0 +1,125 @@
+"""Spark's own second attempts: a task that fails once, and a task that Spark runs twice at the same time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from commands import run
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from world import World, past_hour, spread
+
+from anabranch import records
+from anabranch.hours import start_of
+
+Make = Callable[..., World]
+
+_SLOW_ONCE = '''
+"""Loaded by every Python process of the test: the first attempt of the first task of a decoding step is slow."""
+import os, time, threading
+
+def _wrap():
+    import sys
+    while "anabranch.records" not in sys.modules or not hasattr(sys.modules["anabranch.records"], "dead"):
+        time.sleep(0.01)
+    records = sys.modules["anabranch.records"]
+    decode = records.decode
+
+    def slow(batches):
+        from pyspark import TaskContext
+        context, folder = TaskContext.get(), os.environ["TEST_MARKERS"]
+        open(f"{folder}/{context.partitionId()}-{context.attemptNumber()}-{context.stageId()}", "w").close()
+        if context.partitionId() == 0 and context.attemptNumber() == 0:
+            time.sleep(15)
+        yield from batches
+
+    records.decode = lambda frame, stream: decode(frame.mapInArrow(slow, frame.schema), stream)
+
+if os.environ.get("PYSPARK_GATEWAY_PORT"):
+    threading.Thread(target=_wrap, daemon=True).start()
+'''
+
+
+@pytest.fixture
+def failing_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Every decoding task fails at its first attempt, after it has let half of its rows through."""
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    decode = records.decode
+
+    def fail_once(batches: Iterator[Any]) -> Iterator[Any]:
+        context = TaskContext.get()
+        assert context is not None
+        for batch in batches:
+            yield batch.slice(0, len(batch) // 2)
+            if context.attemptNumber() == 0:
+                (marks / f"{context.stageId()}-{context.partitionId()}").touch()
+                raise OSError("the first attempt fails")
+            yield batch.slice(len(batch) // 2)
+
+    def failing(frame: DataFrame, stream: Any) -> DataFrame:
+        return decode(frame.mapInArrow(fail_once, frame.schema), stream)
+
+    monkeypatch.setattr(records, "decode", failing)
+    return marks
+
+
+def test_a_task_that_fails_once_duplicates_no_row_in_either_layer(world: Make, failing_once: Path) -> None:
+    one = world()
+    one.topic(2)
+    one.send(spread(past_hour(1), 60, "e"))
+    one.send([(0, start_of(past_hour(1)) + timedelta(minutes=59), b"{broken")])
+    one.apply()
+    one.speed()
+    one.sent.pop()
+    by_speed = len(list(failing_once.iterdir()))
+    # The hazard: tasks did fail, and were tried again.
+    assert by_speed >= 2
+    assert one.contents() == one.acknowledged()
+    assert len(one.dead()) == 1
+    [result] = one.batch()
+    assert len(list(failing_once.iterdir())) > by_speed
+    assert (result.decision, result.said["good"], result.said["dead"]) == ("accepted", 60, 1)
+    assert one.contents() == one.acknowledged()
+
+
+def test_speculative_execution_duplicates_no_row(world: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = world()
+    one.topic(2)
+    hour = past_hour(1)
+    one.send(spread(hour, 60, "e"))
+    one.apply()
+    environment = yaml.safe_load((one.folder / "anabranch.yaml").read_text())
+    environment["spark"] = {
+        "master": "local-cluster[2,1,1024]",
+        "conf": {
+            "spark.driver.memory": "1g",
+            "spark.executor.memory": "1g",
+            "spark.speculation": "true",
+            "spark.speculation.interval": "100ms",
+            "spark.speculation.quantile": "0.5",
+            "spark.speculation.multiplier": "1.1",
+            "spark.speculation.minTaskRuntime": "500ms",
+        },
+    }
+    (one.folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    marks, inject = tmp_path / "marks", tmp_path / "inject"
+    marks.mkdir()
+    inject.mkdir()
+    (inject / "sitecustomize.py").write_text(_SLOW_ONCE)
+    monkeypatch.setenv("TEST_MARKERS", str(marks))
+    monkeypatch.setenv("PYTHONPATH", f"{inject}:{':'.join(p for p in sys.path if 'support' in p)}")
+    run(one, "speed", one.name, "--available-now")
+    assert one.contents() == one.acknowledged()
+    run(one, "batch", one.name, "--hour", hour)
+    # The hazard: a second attempt of a task that had not failed ran beside the first.
+    attempts = {tuple(mark.name.split("-")) for mark in marks.iterdir()}
+    assert any(attempt == "1" for _, attempt, _ in attempts), attempts
+    assert one.state.is_accepted(hour)
+    assert one.contents() == one.acknowledged()

@@ -1,0 +1,165 @@
+"""Two of a kind at once, and one that hangs at the worst step while another takes over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+import pytest
+from commands import paused_at, run, started
+from world import World, event, past_hour, spread
+
+from anabranch import ledger
+from anabranch.fail_points import Step
+
+Make = Callable[..., World]
+
+
+@pytest.fixture
+def stream(world: Make) -> World:
+    one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 300})
+    one.topic()
+    one.apply()
+    return one
+
+
+def send(one: World, count: int, prefix: str) -> None:
+    now = datetime.now(UTC)
+    one.send([(i % 2, now, event(f"{prefix}-{i}", now)) for i in range(count)])
+
+
+@contextmanager
+def sending(one: World, every: float = 0.05) -> Iterator[None]:
+    """Events that come in all the time."""
+    stop = threading.Event()
+
+    def go() -> None:
+        number = 0
+        while not stop.wait(every):
+            send(one, 10, f"live{number}")
+            number += 1
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(60)
+
+
+def published(one: World) -> int:
+    return sum(one.state.position.offsets.values())
+
+
+def test_two_speed_jobs_at_once_publish_each_offset_once(stream: World) -> None:
+    one = stream
+    with sending(one), started(one, "speed", one.name) as first, started(one, "speed", one.name) as second:
+        for command in (first, second):
+            command.until(lambda c=command: " published " in c.log, "each of the two to publish once", 240)  # type: ignore[misc]
+        before = published(one)
+        first.until(lambda: published(one) > before + 500, "both to go on together")
+    both = first.log + second.log
+    # The hazard: they were in each other's way.
+    assert "publish refused" in both or "already published" in both or "position was moved" in both
+    one.speed()
+    assert one.contents() == one.acknowledged()
+
+
+@pytest.mark.parametrize("step", [Step.SPEED_DECIDED, Step.SPEED_STAGED, Step.COMMIT_PREPARED], ids=lambda s: s.label)
+def test_a_speed_job_that_hangs_while_another_takes_over_publishes_nothing_twice(stream: World, step: Step) -> None:
+    one = stream
+    send(one, 300, "before")
+    with paused_at(one, step, "speed", one.name) as hung:
+        assert published(one) == 0
+        one.speed()
+        send(one, 200, "meanwhile")
+        one.speed()
+        # The hazard: all that the hung one has in hand is published by somebody else.
+        assert published(one) == 500
+        hung.resume()
+        send(one, 100, "after")
+        hung.until(lambda: published(one) == 600, "the resumed job to go on from the table's position")
+        assert hung.terminate() == 0
+        said = hung.log
+    assert "already published" in said or "publish refused" in said or "starting again from the table" in said
+    assert one.contents() == one.acknowledged()
+
+
+def test_a_publisher_paused_across_an_expiry_is_refused_and_stages_again(
+    stream: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from anabranch import publish, snapshots
+
+    one = stream
+    send(one, 50, "before")
+    real = snapshots.plan_expiry
+    with paused_at(one, Step.COMMIT_PREPARED, "speed", one.name) as hung:
+        staged = [s for s in one.state.table.snapshots() if s.summary and "wap.id" in s.summary.additional_properties]
+        assert staged
+        # A day later, as the next publisher sees it: what waits is given up.
+        tomorrow = staged[0].timestamp_ms / 1000 + 2 * 86_400
+        monkeypatch.setattr(
+            publish, "plan_expiry", lambda t, p, n: real(t, p, datetime.fromtimestamp(tomorrow, UTC)), raising=True
+        )
+        one.speed()
+        # The hazard: its staged snapshot is gone.
+        assert one.state.table.metadata.snapshot_by_id(staged[0].snapshot_id) is None
+        monkeypatch.undo()
+        hung.resume()
+        send(one, 50, "after")
+        hung.until(lambda: published(one) == 100, "the resumed job to go on from the table's position")
+    assert one.contents() == one.acknowledged()
+
+
+def test_two_batch_runs_of_one_hour_make_one_revision(stream: World) -> None:
+    one = stream
+    hour = past_hour(1)
+    one.send(spread(hour, 40, "e"))
+    with paused_at(one, Step.BATCH_CHECKED, "batch", one.name) as hung:
+        assert not one.state.is_accepted(hour)
+        run(one, "batch", one.name)
+        heads = one.state.heads
+        # The hazard: the first has staged and checked the same hour, and goes on to publish it.
+        hung.resume()
+        assert hung.wait() == 0
+        assert "another run was first" in hung.log
+    assert one.state.heads == heads
+    rows = ledger.history(one.lake, one.job.stream.hours_table)
+    assert Counter(r["decision"] for r in rows if r["hour"] == hour) == {"sealed": 1, "accepted": 1}
+    assert one.contents() == one.acknowledged()
+
+
+def test_a_batch_run_that_hangs_while_its_hour_is_restated_does_not_undo_it(stream: World) -> None:
+    one = stream
+    hour = past_hour(1)
+    one.send(spread(hour, 40, "e"))
+    one.batch(hour)
+    with paused_at(one, Step.COMMIT_PREPARED, "batch", one.name, "--hour", hour, "--restate") as hung:
+        run(one, "batch", one.name, "--hour", hour, "--restate")
+        assert one.state.accepted[hour].revision == 2
+        hung.resume()
+        assert hung.wait() == 0
+    assert one.state.accepted[hour].revision == 2
+    assert one.contents() == one.acknowledged()
+
+
+def test_a_batch_publish_lands_against_a_speed_layer_that_publishes_every_second(stream: World) -> None:
+    one = stream
+    hour = past_hour(1)
+    one.send(spread(hour, 40, "e"))
+    one.speed()
+    with sending(one), started(one, "speed", one.name) as speed:
+        speed.until(lambda: published(one) > 100, "the speed layer to publish")
+        began = time.monotonic()
+        run(one, "batch", one.name)
+        assert one.state.is_accepted(hour), f"not accepted after {time.monotonic() - began:.0f} s"
+        before = published(one)
+        speed.until(lambda: published(one) > before, "the speed layer to go on")
+        assert speed.terminate() == 0
+    one.speed()
+    assert one.contents() == one.acknowledged()

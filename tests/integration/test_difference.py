@@ -1,0 +1,47 @@
+"""The difference of the two layers, on frames of every type that a stream may have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from serving_layer.difference import compare
+
+SCHEMA = (
+    "kafka_partition INT, kafka_offset BIGINT, a INT, b INT, tags ARRAY<STRING>, scores MAP<STRING, DOUBLE>, "
+    "nested STRUCT<n: INT, m: MAP<STRING, INT>>"
+)
+NOTHING = (None, None, None, None, None)
+
+
+def rows(spark: SparkSession, *values: tuple[Any, ...]) -> DataFrame:
+    return spark.createDataFrame(list(values), SCHEMA)
+
+
+def test_missing_extra_and_duplicates_are_told_apart(spark: SparkSession) -> None:
+    speed = rows(spark, (0, 1, *NOTHING), (0, 2, *NOTHING), (0, 3, *NOTHING))
+    batch = rows(spark, (0, 1, *NOTHING), (0, 4, *NOTHING))
+    removed = spark.createDataFrame([(0, 2)], "kafka_partition INT, kafka_offset BIGINT")
+    found = compare(speed, batch, removed)
+    assert (found.speed_rows, found.missing, found.extra, found.changed) == (3, 1, 1, 0)
+    assert [(s["kind"], s["offset"]) for s in found.sample] == [("extra", 3), ("missing", 4)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((1, None, None, None, None), (None, 1, None, None, None)),
+        ((1, 2, ["a"], None, None), (1, 2, ["b"], None, None)),
+        ((1, 2, [None], None, None), (1, 2, [], None, None)),
+        ((1, 2, None, {"k": 1.0}, None), (1, 2, None, {"k": 2.0}, None)),
+        ((1, 2, None, {"k": None}, None), (1, 2, None, {}, None)),
+        ((1, 2, None, None, (1, {"k": 1})), (1, 2, None, None, (None, {"k": 1}))),
+        ((1, 2, None, None, (None, None)), (1, 2, None, None, None)),
+    ],
+)
+def test_other_content_is_seen_in_every_type(spark: SparkSession, one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
+    nobody = spark.createDataFrame([], "kafka_partition INT, kafka_offset BIGINT")
+    assert compare(rows(spark, (0, 1, *one)), rows(spark, (0, 1, *one)), nobody).changed == 0
+    assert compare(rows(spark, (0, 1, *one)), rows(spark, (0, 1, *other)), nobody).changed == 1
