@@ -61,8 +61,8 @@ def compare(speed: DataFrame, batch: DataFrame, duplicates: DataFrame) -> Differ
 
 
 def _hash(content: Sequence[StructField]) -> Column:
-    """A hash of the content. Spark's own passes over nulls, so where they are is hashed too, and refuses maps, so what is
-    nested is hashed as text; both layers decode the same bytes, and so in the same order."""
+    """A hash of the content. Spark's own passes over nulls, so where they are is hashed too; it refuses maps, so
+    what is nested is hashed as text, in the order in which both layers decoded the same bytes."""
     parts = []
     for field in content:
         nested = isinstance(field.dataType, (ArrayType, MapType, StructType))
