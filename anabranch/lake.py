@@ -45,7 +45,7 @@ from pyiceberg.transforms import IdentityTransform
 from anabranch.config import Environment
 from anabranch.errors import Terminal, Transient
 from anabranch.fail_points import Step, reach
-from anabranch.snapshots import BRANCHES, PUBLISH_ID, Staged, branch_properties
+from anabranch.snapshots import BRANCHES, PUBLISH_ID, Staged, carried, has_landed
 
 LOG = logging.getLogger(__name__)
 
@@ -249,8 +249,8 @@ class Lake:
         producers: list[_SnapshotProducer[Any]] = []
         try:
             for change in commit.changes:
-                carried = branch_properties(table, change.branch) | dict(change.properties)
-                update = tx.update_snapshot(snapshot_properties=carried | {PUBLISH_ID: commit.id}, branch=change.branch)
+                said = carried(table, change.branch, change.properties, commit.id)
+                update = tx.update_snapshot(snapshot_properties=said, branch=change.branch)
                 producer = update.overwrite() if change.remove else update.fast_append()
                 producers.append(producer)
                 for data_file in change.add:
@@ -324,7 +324,7 @@ class Lake:
                 time.sleep(pause)
                 pause = min(2.0, pause * 2)
                 continue
-            landed = any(s.summary and s.summary.get(PUBLISH_ID) == commit_id for s in fresh.snapshots())
+            landed = has_landed(fresh, commit_id)
             LOG.warning("commit %s of %s %s", commit_id, table.name(), "had landed" if landed else "had not landed")
             return Outcome.LANDED if landed else Outcome.REFUSED
 

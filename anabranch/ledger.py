@@ -28,10 +28,12 @@ _JSON = ("cut", "gaps", "diff", "quality")
 _ARROW = schema_to_pyarrow(LEDGER_SCHEMA)
 
 
-def decision(hour: str, kind: str, revision: int, cut: Cut | None, now: datetime, **values: Any) -> dict[str, Any]:
+def decision(
+    hour: str, kind: str, revision: int, cut: Cut | None, now: datetime, id: str | None = None, **values: Any
+) -> dict[str, Any]:
     """A ledger row. `id` and `at` make it a waiting decision in a branch's properties until it is read back."""
     row: dict[str, Any] = {
-        "id": new_id(), "at": now.isoformat(), "hour": hour, "decision": kind, "revision": revision,
+        "id": id or new_id(), "at": now.isoformat(), "hour": hour, "decision": kind, "revision": revision,
         "code_version": __version__,
     }  # fmt: skip
     if cut is not None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import Protocol
 
 from anabranch import hours, ledger
 from anabranch.config import Environment, Stream
@@ -48,6 +50,18 @@ def check_clock(environment: Environment, state: State) -> None:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What Kafka said to a publisher whose clock said `now`, about the hours that ended by `until`."""
+
+    topic: Topic
+    now: datetime
+    until: datetime
+    oldest: Mapping[int, Stamped | None]
+    answers: Mapping[str, Mapping[int, Stamped | None]]
+    ends: Offsets
+
+
+@dataclass(frozen=True)
 class Decided:
     """A load of the state, the position bound to the topic as it is now, and a timeline with the ends it needs."""
 
@@ -55,6 +69,47 @@ class Decided:
     position: Position
     timeline: Timeline
     now: datetime
+
+
+class Questions(Protocol):
+    """What a decision asks of Kafka; `anabranch.kafka.KafkaAdapter` answers."""
+
+    def describe(self, topic: str) -> Topic | None: ...
+    def stable_ends(self, topic: Topic) -> dict[int, int]: ...
+    def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]: ...
+
+
+def ask(kafka: Questions, topic_name: str, state: State, now: datetime, grace: timedelta) -> Asked:
+    """Ask Kafka where the hours that `state` needs to have ended, end. Raises PositionError, Transient."""
+    topic = kafka.describe(topic_name)
+    position = check_topic(state.position, topic, topic_name)
+    assert topic is not None
+    asked = Asked(topic, now, now - grace, {}, {}, {})
+    if hours.is_untouched(state.timeline, position):
+        asked = replace(asked, oldest=kafka.first_from(topic, datetime.fromtimestamp(0, UTC)))
+    if wanted := hours.undecided(_with_first_hour(state, position, asked), position.offsets, asked.until):
+        answers = {h: kafka.first_from(topic, hours.end_of(h)) for h in wanted}
+        asked = replace(asked, answers=answers, ends=kafka.stable_ends(topic))
+    return asked
+
+
+def plan_decided(state: State, asked: Asked) -> Decided | None:
+    """The state as loaded after Kafka was asked, in which every hour that ended has its ends. Pure.
+
+    None when the table moved on so far that it needs answers which were not asked for. Raises PositionError.
+    """
+    position = check_topic(state.position, asked.topic, asked.topic.name)
+    timeline = _with_first_hour(state, position, asked)
+    if not set(hours.undecided(timeline, position.offsets, asked.until)) <= set(asked.answers):
+        return None
+    planned = hours.plan_boundaries(timeline, position.offsets, asked.answers, asked.ends, asked.until, asked.now)
+    return Decided(state, position, planned, asked.now)
+
+
+def _with_first_hour(state: State, position: Position, asked: Asked) -> Timeline:
+    waiting = [s for p, s in asked.oldest.items() if s is not None and s.offset >= position.offsets.get(p, 0)]
+    oldest = min(waiting, key=lambda s: s.timestamp_ms, default=None)
+    return hours.plan_first_hour(state.timeline, position, oldest, asked.now)
 
 
 class HourClock:
@@ -71,30 +126,29 @@ class HourClock:
         """
         state = self._last or load_state(self._lake, self._stream.table)
         while True:
-            now = datetime.now(UTC)
-            until = now - grace
-            topic = self._kafka.describe(self._stream.topic)
-            position = check_topic(state.position, topic, self._stream.topic)
-            assert topic is not None
-            timeline = self._with_first_hour(state.timeline, topic, position, now)
-            answers: dict[str, dict[int, Stamped | None]] = {}
-            ends: Offsets = {}
-            if wanted := hours.undecided(timeline, position.offsets, until):
-                answers = {h: self._kafka.first_from(topic, hours.end_of(h)) for h in wanted}
-                ends = self._kafka.stable_ends(topic)
+            asked = ask(self._kafka, self._stream.topic, state, datetime.now(UTC), grace)
             state = self._last = load_state(self._lake, self._stream.table)
-            position = check_topic(state.position, topic, self._stream.topic)
-            timeline = self._with_first_hour(state.timeline, topic, position, now)
-            if set(hours.undecided(timeline, position.offsets, until)) <= set(answers):
-                planned = hours.plan_boundaries(timeline, position.offsets, answers, ends, until, now)
-                return Decided(state, position, planned, now)
+            if (decided := plan_decided(state, asked)) is not None:
+                return decided
 
-    def _with_first_hour(self, timeline: Timeline, topic: Topic, position: Position, now: datetime) -> Timeline:
-        if not hours.is_untouched(timeline, position):
-            return timeline
-        found = self._kafka.first_from(topic, datetime.fromtimestamp(0, UTC))
-        waiting = [s for p, s in found.items() if s is not None and s.offset >= position.offsets.get(p, 0)]
-        return hours.plan_first_hour(timeline, position, min(waiting, key=lambda s: s.timestamp_ms, default=None), now)
+
+def plan_sealing(decided: Decided, grace: timedelta, id: str, confirmed: frozenset[str]) -> Publish | None:
+    """The publish that seals every hour whose end and grace have passed; its decisions name them, oldest first. Pure.
+
+    None when there is none.
+    """
+    state, position, now = decided.state, decided.position, decided.now
+    planned, sealed = hours.plan_seal(decided.timeline, position.topic_id, now - grace)
+    if not sealed:
+        return None
+    rows = tuple(
+        ledger.decision(h, "sealed", 0, planned.sealed[h], now, id=f"{id}-{h}", served=state.serving_layer(h))
+        for h in sealed
+    )
+    tag = Tag(f"main-{sealed[-1]}", state.heads["main"], int(TAG_AGE.total_seconds() * 1000))
+    tags = (tag,) if tag.name not in state.table.metadata.refs else ()
+    bound = replace(state.position, topic_id=position.topic_id)
+    return Publish(id, (Change("speed"),), planned, bound, decisions=rows, confirmed=confirmed, tags=tags)
 
 
 def seal(environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
@@ -106,31 +160,22 @@ def seal(environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapt
     check_clock(environment, before)
     confirmed = ledger.record(lake, stream.hours_table, before.decisions)
     clock = HourClock(stream, lake, kafka)
-    sealed: list[str] = []
 
     def decide() -> tuple[State, Publish | None]:
-        nonlocal sealed
         decided = clock.decide(stream.batch.grace)
-        state, position, now = decided.state, decided.position, decided.now
-        planned, sealed = hours.plan_seal(decided.timeline, position.topic_id, now - stream.batch.grace)
-        if not sealed:
-            return state, None
-        reach(Step.SEAL_DECIDED)
-        rows = tuple(
-            ledger.decision(h, "sealed", 0, planned.sealed[h], now, served=state.serving_layer(h)) for h in sealed
-        )
-        tag = Tag(f"main-{sealed[-1]}", state.heads["main"], int(TAG_AGE.total_seconds() * 1000))
-        tags = (tag,) if tag.name not in state.table.metadata.refs else ()
-        bound = replace(state.position, topic_id=position.topic_id)
-        changes = (Change("speed"),)
-        return state, Publish(new_id(), changes, planned, bound, decisions=rows, confirmed=confirmed, tags=tags)
+        publish = plan_sealing(decided, stream.batch.grace, new_id(), confirmed)
+        if publish is not None:
+            reach(Step.SEAL_DECIDED)
+        return decided.state, publish
 
     published = run(lake, stream.table, decide, f"seal {stream.name}", take_turns=True)
-    if published is not None:
-        reach(Step.SEAL_PUBLISHED)
-        LOG.info("stream %s: sealed %s", stream.name, f"{sealed[0]} to {sealed[-1]}" if len(sealed) > 1 else sealed[0])
-        ledger.record(lake, stream.hours_table, published.decisions)
-        reach(Step.SEAL_RECORDED)
+    if published is None:
+        return []
+    reach(Step.SEAL_PUBLISHED)
+    sealed = [str(row["hour"]) for row in published.decisions]
+    LOG.info("stream %s: sealed %s", stream.name, f"{sealed[0]} to {sealed[-1]}" if len(sealed) > 1 else sealed[0])
+    ledger.record(lake, stream.hours_table, published.decisions)
+    reach(Step.SEAL_RECORDED)
     return sealed
 
 

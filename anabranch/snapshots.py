@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -82,14 +83,29 @@ def branch_properties(table: Table, branch: str) -> dict[str, str]:
     return {k: v for k, v in summary.additional_properties.items() if k.startswith(PREFIX) and k != PUBLISH_ID}
 
 
-def find_staged(table: Table, wap_id: str) -> Staged | None:
-    """The staged snapshot of an attempt, or None when it is gone. Raises Terminal when two carry the same id."""
+def staged_snapshot(table: Table, wap_id: str) -> Snapshot | None:
+    """The snapshot of an attempt, or None when it is gone. Raises Terminal when two carry the same id. Pure."""
     found = [s for s in table.snapshots() if s.summary is not None and s.summary.get(WAP_ID) == wap_id]
     if len(found) > 1:
         raise Terminal(f"table {'.'.join(table.name())}: expected one staged snapshot {wap_id}, found {len(found)}")
-    if not found:
+    return found[0] if found else None
+
+
+def has_landed(table: Table, commit_id: str) -> bool:
+    """Whether a snapshot of the table carries the commit's id. Pure."""
+    return any(s.summary is not None and s.summary.get(PUBLISH_ID) == commit_id for s in table.snapshots())
+
+
+def carried(table: Table, branch: str, properties: Mapping[str, str], commit_id: str) -> dict[str, str]:
+    """What a commit's snapshot of a branch says: what the branch said, what the commit says anew, and its id. Pure."""
+    return branch_properties(table, branch) | dict(properties) | {PUBLISH_ID: commit_id}
+
+
+def find_staged(table: Table, wap_id: str) -> Staged | None:
+    """The staged rows of an attempt, or None when they are gone. Raises Terminal when two carry the same id."""
+    snapshot = staged_snapshot(table, wap_id)
+    if snapshot is None:
         return None
-    snapshot = found[0]
     files = tuple(
         entry.data_file
         for manifest in snapshot.manifests(table.io)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -26,18 +26,27 @@ from anabranch.errors import PositionError, Refused, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Cut
 from anabranch.kafka_frames import no_records, read_ranges
-from anabranch.lake import Change, Tag
 from anabranch.position import Ranges, Topic
-from anabranch.publish import TAG_AGE, Publish, new_id, run
+from anabranch.publish import Publish, new_id, run
 from anabranch.sealing import require_sealed
 from anabranch.session import Job
-from anabranch.snapshots import Staged, files_of, find_staged
+from anabranch.snapshots import Staged, files_of
 from anabranch.staging import read_staged, stage
-from anabranch.state import Accepted, State, load_state, plan_accepted
+from anabranch.state import Accepted, State, load_state
 from anabranch.tables import require_columns
 from batch_layer.balance import Balance, Counted, classify_gaps
 from batch_layer.counting import count, count_aborted, held
 from batch_layer.duplicates import drop_duplicates
+from batch_layer.plan import (
+    EMPTY,
+    Verdict,
+    plan_acceptance,
+    plan_acceptance_of_empty,
+    plan_empty,
+    plan_publish,
+    plan_waiting,
+    revision_now,
+)
 from batch_layer.quality import run_suite
 from serving_layer import difference, merger
 from serving_layer.recovery import recover
@@ -105,43 +114,25 @@ class Rebuilder:
 
     def waiting(self) -> list[str]:
         """The sealed hours that are not accepted, oldest first."""
-        state = load_state(self._job.lake, self._stream.table)
-        return [h for h in sorted(state.timeline.sealed) if not state.is_accepted(h)]
+        return plan_waiting(load_state(self._job.lake, self._stream.table))
 
     def empty(self, candidates: Sequence[str]) -> list[str]:
         """Those of `candidates` whose cut holds no offset."""
-        cuts = load_state(self._job.lake, self._stream.table).cuts
-        return [h for h in candidates if h in cuts and cuts[h].offsets == 0]
+        return plan_empty(load_state(self._job.lake, self._stream.table), candidates)
 
     def accept_empty(self, candidates: Sequence[str]) -> list[Result]:
         """Accept hours without records, all in one commit."""
-        results: list[Result] = []
 
         def decide() -> tuple[State, Publish | None]:
-            nonlocal results
             state = load_state(self._job.lake, self._stream.table)
-            todo = {
-                h: state.timeline.sealed[h]
-                for h in candidates
-                if h in state.timeline.sealed and not state.is_accepted(h)
-            }
-            said = Balance(Cut("", {}), Counted(), Counted(), {}, {}).counts | {"speed_rows": 0, "served": "batch"}
-            results = [Result(h, "accepted", 1, said=said) for h in todo]
-            if not todo:
-                return state, None
-            now = datetime.now(UTC)
-            rows = tuple(ledger.decision(h, "accepted", 1, cut, now, **said) for h, cut in todo.items())
-            accepted = plan_accepted(state, {h: Accepted(1, cut) for h, cut in todo.items()})
-            sealed = {h: c for h, c in state.timeline.sealed.items() if h not in todo}
-            changes = (Change("batch", properties=accepted), Change("main"))
-            timeline = replace(state.timeline, sealed=sealed)
-            return state, Publish(new_id(), changes, timeline, decisions=rows, confirmed=self._confirmed)
+            return state, plan_acceptance_of_empty(state, candidates, new_id(), datetime.now(UTC), self._confirmed)
 
         published = run(self._job.lake, self._stream.table, decide, f"accept empty hours of {self._stream.name}", True)
-        if published is not None:
-            reach(Step.BATCH_EMPTY_ACCEPTED)
-            self._confirmed |= ledger.record(self._job.lake, self._stream.hours_table, published.decisions)
-        return results
+        if published is None:
+            return []
+        reach(Step.BATCH_EMPTY_ACCEPTED)
+        self._confirmed |= ledger.record(self._job.lake, self._stream.hours_table, published.decisions)
+        return [Result(str(row["hour"]), "accepted", 1, said=EMPTY) for row in published.decisions]
 
     def rebuild(self, hour: str, restate: bool = False) -> Result:
         """Rebuild one sealed hour. An accepted hour is left alone unless `restate`.
@@ -313,20 +304,31 @@ class Rebuilder:
 
         def decide() -> tuple[State, Publish | None]:
             state = load_state(lake, stream.table)
-            # An accepted hour that is no longer remembered one by one is as it was.
-            forgotten = before if state.is_accepted(hour) else 0
-            revision = state.accepted[hour].revision if hour in state.accepted else forgotten
-            if revision != before or state.cuts.get(hour, cut) != cut:
-                overtaken.append(revision)
+            lookback = self._lookback_files(state, hour)
+            verdict = plan_acceptance(state, hour, cut, before, staged.rows.wap_id, lookback, staged.lookback)
+            if verdict is Verdict.OVERTAKEN:
+                overtaken.append(revision_now(state, hour, before))
                 return state, None
-            if find_staged(state.table, staged.rows.wap_id) is None:
+            if verdict is Verdict.GONE:
                 raise Transient(f"hour {hour}: expected its staged snapshot, found it gone; try again")
-            if not state.is_merged:
+            if verdict is Verdict.MERGE:
                 merger.merge(lake, stream)
                 return decide()
-            if self._lookback_files(state, hour) != staged.lookback:
+            if verdict is Verdict.MOVED:
                 raise _Moved
-            return state, self._to_publish(state, hour, cut, before + 1, staged, said)
+            now = datetime.now(UTC)
+            return state, plan_publish(
+                state,
+                hour,
+                Accepted(before + 1, cut),
+                staged.rows,
+                batch=files_of(state.table, "batch", hour),
+                main=files_of(state.table, "main", hour),
+                letters=dead_letters.waiting_batch(staged.dead, hour, before + 1, now),
+                now=now,
+                confirmed=self._confirmed,
+                said=said,
+            )
 
         published = run(lake, stream.table, decide, f"hour {hour} of {stream.name}", take_turns=True)
         if published is None:
@@ -344,33 +346,10 @@ class Rebuilder:
         )  # fmt: skip
         return Result(hour, "accepted", before + 1, said=said)
 
-    def _to_publish(
-        self, state: State, hour: str, cut: Cut, revision: int, staged: _Staged, said: Mapping[str, Any]
-    ) -> Publish:
-        now = datetime.now(UTC)
-        by_batch = state.overrides.get(hour, "batch") == "batch"
-        properties = plan_accepted(state, {hour: Accepted(revision, cut)})
-        changes = [Change("batch", staged.rows.files, files_of(state.table, "batch", hour), properties)]
-        main = (staged.rows.files, files_of(state.table, "main", hour)) if by_batch else ((), ())
-        changes.append(Change("main", *main))
-        served = "batch" if by_batch else "speed"
-        row = ledger.decision(hour, "accepted", revision, cut, now, served=served, **said)
-        old = Tag(f"{hour}-r{revision - 1}", state.heads["main"], int(TAG_AGE.total_seconds() * 1000))
-        sealed = {h: c for h, c in state.timeline.sealed.items() if h != hour}
-        return Publish(
-            id=staged.rows.wap_id,
-            changes=tuple(changes),
-            timeline=replace(state.timeline, sealed=sealed),
-            decisions=(row,),
-            dead_letters=(dead_letters.waiting_batch(staged.dead, hour, revision, now),),
-            confirmed=self._confirmed,
-            tags=(old,) if revision > 1 else (),
-        )
-
     def _revision(self, state: State, hour: str) -> int:
         """The accepted revision, 0 for none; of an hour long past, as the ledger has it."""
         if hour in state.accepted or not state.is_accepted(hour):
-            return state.accepted[hour].revision if hour in state.accepted else 0
+            return revision_now(state, hour, 0)
         rows = ledger.history(self._job.lake, self._stream.hours_table)
         return max((r["revision"] for r in rows if r["hour"] == hour and r["decision"] == "accepted"), default=1)
 

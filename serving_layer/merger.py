@@ -7,7 +7,7 @@ what a crash, an override or a restored branch left. A swap copies no data.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -78,6 +78,16 @@ def plan_merge(state: State, main: Files, speed: Files, batch: Files) -> list[Sw
     return swaps
 
 
+def plan_swaps(state: State, swaps: Sequence[Swap], id: str) -> Publish | None:
+    """The one publish that makes those of `swaps` that are not refused; None when `main` needs none. Pure."""
+    todo = [s for s in swaps if s.refused is None]
+    if not todo and state.is_merged:
+        return None
+    add = tuple(f for s in todo for f in s.add)
+    remove = tuple(f for s in todo for f in s.remove)
+    return Publish(id, (Change("main", add, remove),), state.timeline)
+
+
 def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = False) -> list[Swap]:
     """Make `main` right in one zero-copy publish; returns what was (or, with `dry_run`, would be) swapped or refused.
 
@@ -92,13 +102,10 @@ def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = 
         if state.is_merged and not everything:
             return state, None
         found = plan_merge(state, *(files_by_hour(state.table, b) for b in ("main", "speed", "batch")))
-        todo = [s for s in found if s.refused is None]
-        if dry_run or (not todo and state.is_merged):
-            return state, None
-        reach(Step.MERGE_PLANNED)
-        add = tuple(f for s in todo for f in s.add)
-        remove = tuple(f for s in todo for f in s.remove)
-        return state, Publish(new_id(), (Change("main", add, remove),), state.timeline)
+        publish = None if dry_run else plan_swaps(state, found, new_id())
+        if publish is not None:
+            reach(Step.MERGE_PLANNED)
+        return state, publish
 
     if run(lake, stream.table, decide, f"merge {stream.name}", take_turns=True) is not None:
         reach(Step.MERGE_PUBLISHED)

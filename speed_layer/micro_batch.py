@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Observation
@@ -16,18 +16,27 @@ from anabranch import dead_letters, records
 from anabranch.config import Environment, Stream
 from anabranch.errors import PositionError, Transient
 from anabranch.fail_points import Step, reach
-from anabranch.hours import HourRange, Timeline, hour_ranges
+from anabranch.hours import hour_ranges
 from anabranch.kafka import KafkaAdapter
 from anabranch.lake import Change, Lake, Outcome
-from anabranch.position import Position, Ranges, Standing, advance, classify, ranges_to_keys, size, trim
+from anabranch.position import Ranges, advance, ranges_to_keys, size
 from anabranch.publish import Publish, new_id, to_commit, wait_for_turn
 from anabranch.sealing import Decided, HourClock
-from anabranch.snapshots import Staged, find_staged, hour_of_file
+from anabranch.snapshots import hour_of_file
 from anabranch.staging import stage
 from anabranch.state import TURN, State, load_state
 from serving_layer import merger
 from serving_layer.recovery import recover
-from speed_layer.plan import Skip, assign
+from speed_layer.plan import (
+    Next,
+    Plan,
+    Skip,
+    StagedBatch,
+    assign,
+    plan_micro_batch,
+    plan_publish,
+    plan_skip,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -37,15 +46,6 @@ LOG = logging.getLogger(__name__)
 # The speed layer writes what is there, at once: no shuffle, one open file for each partition of the table.
 _WRITE = {"distribution-mode": "none", "fanout-enabled": "true"}
 LOST = "anabranch.lost"
-
-
-@dataclass(frozen=True)
-class _StagedBatch:
-    """Staged rows and dead letters, and the split by hour that they were staged under."""
-
-    by_hour: dict[str, Ranges]
-    rows: Staged | None
-    dead: Staged | None
 
 
 class MicroBatches:
@@ -68,42 +68,38 @@ class MicroBatches:
         the position (start again from the table) or a neighbour does not answer, PositionError for a recreated topic.
         """
         began = time.monotonic()
-        staged: _StagedBatch | None = None
+        staged: StagedBatch | None = None
         refusals = 0
         while True:
             # Step 1: decide from the table as it is now.
             decided = self._clock.decide()
             state, position = decided.state, decided.position
-            standing = classify(ranges, position.offsets)
-            if standing is Standing.PUBLISHED:
+            plan = plan_micro_batch(decided, ranges, staged)
+            if plan.next is Next.LEAVE:
                 LOG.info(
                     "stream %s: offsets %s are already published; skipped", self._stream.name, ranges_to_keys(ranges)
                 )
                 self._discard(staged)
                 return 0
-            if standing is Standing.AHEAD:
+            if plan.next is Next.RESTART:
                 self._discard(staged)
                 raise Transient(
                     f"stream {self._stream.name}: expected offsets from the position {position.to_json()} on, found "
                     f"{ranges_to_keys(ranges)}: the position was moved back; starting again from the table"
                 )
-            todo = trim(ranges, position.offsets)
             reach(Step.SPEED_DECIDED)
-            hours = hour_ranges(decided.timeline, state.cuts, position.offsets, decided.now)
-            by_hour = assign(todo, hours)
             # Step 2: stage, unless the rows that are staged are still the right ones.
-            if staged is None or staged.by_hour != by_hour or not self._is_there(state, staged):
+            if staged is None or plan.next is Next.STAGE:
                 self._discard(staged)
                 turn = state.table.properties.get(TURN)
                 self._turn_waited = wait_for_turn(self._lake, self._stream.table, turn, self._turn_waited)
-                trimmed = standing is Standing.OVERLAPPING
-                staged = self._stage(frame(), todo, trimmed, hours, by_hour, position.topic_id)
+                staged = self._stage(frame(), plan, position.topic_id)
                 continue
             # Step 3: publish.
-            if not state.is_merged:
+            if plan.next is Next.MERGE:
                 merger.merge(self._lake, self._stream)
                 continue
-            publish = self._to_publish(decided, staged, todo)
+            publish = plan_publish(decided, plan, staged, _hours_of(state, staged), new_id(), self._confirmed)
             if self._lake.commit(state.table, to_commit(state, publish, decided.now)) is Outcome.LANDED:
                 break
             refusals += 1
@@ -111,17 +107,18 @@ class MicroBatches:
         self._after(publish, staged)
         LOG.info(
             "stream %s: published %d offsets as %d rows and %d dead letters of hour %s in %.2f s",
-            self._stream.name, size(todo), staged.rows.rows if staged.rows else 0,
-            staged.dead.rows if staged.dead else 0, ", ".join(by_hour), time.monotonic() - began,
+            self._stream.name, size(plan.todo), staged.rows.rows if staged.rows else 0,
+            staged.dead.rows if staged.dead else 0, ", ".join(plan.by_hour), time.monotonic() - began,
         )  # fmt: skip
-        return size(todo)
+        return size(plan.todo)
 
     def skip(self, skip: Skip) -> bool:
         """Move the position behind hours that the batch layer serves; False when the table moved meanwhile."""
         decided = self._clock.decide()
-        to = Position(decided.position.topic_id, skip.to)
-        timeline = replace(decided.timeline, skipped=tuple(sorted({*decided.timeline.skipped, *skip.hours})))
-        return self._move(decided, to, timeline, {}, f"hours {', '.join(skip.hours)} are covered by the batch layer")
+        publish = plan_skip(decided, skip, new_id(), self._confirmed)
+        if publish is None:
+            return False
+        return self._move(decided, publish, f"hours {', '.join(skip.hours)} are covered by the batch layer")
 
     def skip_lost(self, log_starts: dict[int, int]) -> bool:
         """Move the position to the log's start, recording the range that retention took. Loud on purpose."""
@@ -141,32 +138,28 @@ class MicroBatches:
             "stream %s: retention took %d offsets before they were read: %s; recorded as a gap", self._stream.name,
             size(lost), ranges_to_keys(lost),
         )  # fmt: skip
-        return self._move(
-            decided, advance(position, lost), timeline, {LOST: json.dumps(entries)}, "retention took them"
+        publish = Publish(
+            id=new_id(),
+            changes=(Change("speed", properties={LOST: json.dumps(entries)}),),
+            timeline=timeline,
+            position=advance(position, lost),
+            confirmed=self._confirmed,
         )
+        return self._move(decided, publish, "retention took them")
 
-    def _move(self, decided: Decided, to: Position, timeline: Timeline, said: dict[str, str], why: str) -> bool:
-        changes = (Change("speed", properties=said),)
-        publish = Publish(new_id(), changes, timeline, to, confirmed=self._confirmed)
+    def _move(self, decided: Decided, publish: Publish, why: str) -> bool:
         if self._lake.commit(decided.state.table, to_commit(decided.state, publish, decided.now)) is Outcome.REFUSED:
             return False
         reach(Step.SPEED_SKIPPED)
-        LOG.info("stream %s: position moved to %s: %s", self._stream.name, to.to_json(), why)
+        assert publish.position is not None
+        LOG.info("stream %s: position moved to %s: %s", self._stream.name, publish.position.to_json(), why)
         return True
 
-    def _stage(
-        self,
-        frame: DataFrame,
-        todo: Ranges,
-        trimmed: bool,
-        hours: list[HourRange],
-        by_hour: dict[str, Ranges],
-        topic_id: str,
-    ) -> _StagedBatch:
+    def _stage(self, frame: DataFrame, plan: Plan, topic_id: str) -> StagedBatch:
         stream, catalog = self._stream, self._environment.catalog.name
         # The usual micro-batch is not trimmed: changing bounds in the plan would have it compiled anew each time.
-        frame = records.trim(frame, todo) if trimmed else frame
-        decoded = records.decode(records.assign_hours(frame, hours), stream)
+        frame = records.trim(frame, plan.todo) if plan.trimmed else frame
+        decoded = records.decode(records.assign_hours(frame, plan.hours), stream)
         counts = Observation()
         is_dead = F.col("error_code").isNotNull()
         # A task that is tried again may count twice, which only costs a needless look for dead letters.
@@ -180,7 +173,7 @@ class MicroBatches:
             dead = stage(letters, self._lake, catalog, stream.dead_letters_table, new_id(), _WRITE)
         reach(Step.SPEED_STAGED)
         self._check_topic_unchanged(topic_id)
-        return _StagedBatch(by_hour, rows, dead)
+        return StagedBatch(plan.by_hour, rows, dead)
 
     def _check_topic_unchanged(self, topic_id: str) -> None:
         topic = self._kafka.describe(self._stream.topic)
@@ -190,24 +183,7 @@ class MicroBatches:
                 f"{topic.id if topic else 'no topic'}: nothing of this micro-batch is published; run `anabranch adopt`"
             )
 
-    def _is_there(self, state: State, staged: _StagedBatch) -> bool:
-        return staged.rows is None or find_staged(state.table, staged.rows.wap_id) is not None
-
-    def _to_publish(self, decided: Decided, staged: _StagedBatch, todo: Ranges) -> Publish:
-        state = decided.state
-        files = staged.rows.files if staged.rows else ()
-        to_main = tuple(f for f in files if state.serving_layer(hour_of_file(state.table, f)) == "speed")
-        letters = (dead_letters.waiting_speed(staged.dead, decided.now),) if staged.dead else ()
-        return Publish(
-            id=staged.rows.wap_id if staged.rows else new_id(),
-            changes=(Change("speed", files), Change("main", to_main)),
-            timeline=decided.timeline,
-            position=advance(decided.position, todo),
-            dead_letters=letters,
-            confirmed=self._confirmed,
-        )
-
-    def _after(self, publish: Publish, staged: _StagedBatch) -> None:
+    def _after(self, publish: Publish, staged: StagedBatch) -> None:
         """What follows a publish and may be lost with the process: whoever starts next does it again."""
         self._confirmed = frozenset()
         reach(Step.SPEED_PUBLISHED)
@@ -222,9 +198,14 @@ class MicroBatches:
             LOG.debug("stream %s: lag monitors not told: %s", self._stream.name, error)
         reach(Step.SPEED_OFFSETS_COMMITTED)
 
-    def _discard(self, staged: _StagedBatch | None) -> None:
+    def _discard(self, staged: StagedBatch | None) -> None:
         if staged is None:
             return
         for table, part in ((self._stream.table, staged.rows), (self._stream.dead_letters_table, staged.dead)):
             if part is not None:
                 self._lake.discard(table, part)
+
+
+def _hours_of(state: State, staged: StagedBatch) -> dict[str, str]:
+    files = staged.rows.files if staged.rows else ()
+    return {f.file_path: hour_of_file(state.table, f) for f in files}

@@ -1,13 +1,98 @@
-"""What the speed layer decides, pure: which hours a micro-batch's offsets belong to, and how it comes back."""
+"""What the speed layer decides, pure: a micro-batch's hours and next step, its publish, and how it comes back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING
 
-from anabranch.hours import HourRange
-from anabranch.position import Offsets, Ranges, clip, size
+from anabranch.dead_letters import waiting_speed
+from anabranch.hours import HourRange, hour_ranges
+from anabranch.lake import Change
+from anabranch.position import Offsets, Position, Ranges, Standing, advance, classify, clip, size, trim
+from anabranch.publish import Publish
+from anabranch.sealing import Decided
+from anabranch.snapshots import Staged, staged_snapshot
 from anabranch.state import State
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+
+
+@dataclass(frozen=True)
+class StagedBatch:
+    """Staged rows and dead letters, and the split by hour that they were staged under."""
+
+    by_hour: dict[str, Ranges]
+    rows: Staged | None
+    dead: Staged | None
+
+
+class Next(Enum):
+    """What a micro-batch does next."""
+
+    LEAVE = "its offsets are already published"
+    RESTART = "it lies ahead of the position"
+    STAGE = "nothing is staged, or not as it has to be by now"
+    MERGE = "main has to be made right first"
+    PUBLISH = "what is staged can be published"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A micro-batch's next step, and for STAGE and PUBLISH the offsets that are left of it, by hour."""
+
+    next: Next
+    todo: Ranges
+    trimmed: bool
+    hours: list[HourRange]
+    by_hour: dict[str, Ranges]
+
+
+def plan_micro_batch(decided: Decided, ranges: Ranges, staged: StagedBatch | None) -> Plan:
+    """What to do next with the offsets of `ranges`, of which `staged` is staged already."""
+    state, position = decided.state, decided.position
+    standing = classify(ranges, position.offsets)
+    if standing in (Standing.PUBLISHED, Standing.AHEAD):
+        left = Next.LEAVE if standing is Standing.PUBLISHED else Next.RESTART
+        return Plan(left, {}, False, [], {})
+    todo = trim(ranges, position.offsets)
+    hours = hour_ranges(decided.timeline, state.cuts, position.offsets, decided.now)
+    by_hour = assign(todo, hours)
+    if staged is None or staged.by_hour != by_hour or not _is_there(state, staged):
+        step = Next.STAGE
+    else:
+        step = Next.PUBLISH if state.is_merged else Next.MERGE
+    return Plan(step, todo, standing is Standing.OVERLAPPING, hours, by_hour)
+
+
+def _is_there(state: State, staged: StagedBatch) -> bool:
+    return staged.rows is None or staged_snapshot(state.table, staged.rows.wap_id) is not None
+
+
+def plan_publish(
+    decided: Decided,
+    plan: Plan,
+    staged: StagedBatch,
+    hour_of: Mapping[str, str],
+    id: str,
+    confirmed: frozenset[str],
+) -> Publish:
+    """The publish of a staged micro-batch. `hour_of` names the hour of each staged file, by path.
+
+    Rows of hours that the batch layer serves go to `speed` only.
+    """
+    files: tuple[DataFile, ...] = staged.rows.files if staged.rows else ()
+    to_main = tuple(f for f in files if decided.state.serving_layer(hour_of[f.file_path]) == "speed")
+    return Publish(
+        id=staged.rows.wap_id if staged.rows else id,
+        changes=(Change("speed", files), Change("main", to_main)),
+        timeline=decided.timeline,
+        position=advance(decided.position, plan.todo),
+        dead_letters=(waiting_speed(staged.dead, decided.now),) if staged.dead else (),
+        confirmed=confirmed,
+    )
 
 
 @dataclass(frozen=True)
@@ -65,6 +150,13 @@ def plan_return(state: State, position: Offsets) -> Skip | Read | None:
         hours.append(hour)
         to |= {p: max(e, to.get(p, 0)) for p, e in cut.ends.items()}
     return Skip(tuple(hours), to)
+
+
+def plan_skip(decided: Decided, skip: Skip, id: str, confirmed: frozenset[str]) -> Publish | None:
+    """The publish that moves the position behind hours that the batch layer serves."""
+    to = Position(decided.position.topic_id, skip.to)
+    timeline = replace(decided.timeline, skipped=tuple(sorted({*decided.timeline.skipped, *skip.hours})))
+    return Publish(id, (Change("speed"),), timeline, to, confirmed=confirmed)
 
 
 def _skip_forgotten(state: State, position: Offsets) -> Skip | None:

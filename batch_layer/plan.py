@@ -1,0 +1,129 @@
+"""What the batch layer decides, pure: which hours wait, whether a staged hour may be published, and its publish."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from anabranch import ledger
+from anabranch.hours import Cut
+from anabranch.lake import Change, Tag
+from anabranch.publish import TAG_AGE, Publish
+from anabranch.snapshots import Staged, staged_snapshot
+from anabranch.state import Accepted, State, plan_accepted
+from batch_layer.balance import Balance, Counted
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+
+# The account of an hour without records.
+EMPTY: Mapping[str, Any] = Balance(Cut("", {}), Counted(), Counted(), {}, {}).counts | {
+    "speed_rows": 0,
+    "served": "batch",
+}
+
+
+class Verdict(Enum):
+    """What is to be done with a staged hour, by the state as it is now."""
+
+    OVERTAKEN = "another run was first"
+    GONE = "its staged snapshot is gone"
+    MERGE = "main has to be made right first"
+    MOVED = "what main serves in the look-back is not what duplicates were dropped against"
+    PUBLISH = "it can be published"
+
+
+def plan_waiting(state: State) -> list[str]:
+    """The sealed hours that are not accepted, oldest first."""
+    return [h for h in sorted(state.timeline.sealed) if not state.is_accepted(h)]
+
+
+def plan_empty(state: State, candidates: Sequence[str]) -> list[str]:
+    """Those of `candidates` whose cut holds no offset."""
+    cuts = state.cuts
+    return [h for h in candidates if h in cuts and cuts[h].offsets == 0]
+
+
+def plan_acceptance_of_empty(
+    state: State, candidates: Sequence[str], id: str, now: datetime, confirmed: frozenset[str]
+) -> Publish | None:
+    """The one publish that accepts those of `candidates`, hours without records, that wait; None when none does."""
+    todo = {h: state.timeline.sealed[h] for h in candidates if h in plan_waiting(state)}
+    if not todo:
+        return None
+    rows = tuple(ledger.decision(h, "accepted", 1, cut, now, id=f"{id}-{h}", **EMPTY) for h, cut in todo.items())
+    accepted = plan_accepted(state, {h: Accepted(1, cut) for h, cut in todo.items()})
+    changes = (Change("batch", properties=accepted), Change("main"))
+    sealed = {h: c for h, c in state.timeline.sealed.items() if h not in todo}
+    return Publish(id, changes, replace(state.timeline, sealed=sealed), decisions=rows, confirmed=confirmed)
+
+
+def revision_now(state: State, hour: str, before: int) -> int:
+    """The accepted revision of an hour, 0 for none. An hour that is no longer remembered one by one is as `before`."""
+    if hour in state.accepted:
+        return state.accepted[hour].revision
+    return before if state.is_accepted(hour) else 0
+
+
+def plan_acceptance(
+    state: State,
+    hour: str,
+    cut: Cut,
+    before: int,
+    wap_id: str,
+    lookback: frozenset[str],
+    staged_lookback: frozenset[str],
+) -> Verdict:
+    """Whether an hour that was staged over revision `before` and the look-back's files may be published now."""
+    if revision_now(state, hour, before) != before or state.cuts.get(hour, cut) != cut:
+        return Verdict.OVERTAKEN
+    if staged_snapshot(state.table, wap_id) is None:
+        return Verdict.GONE
+    if not state.is_merged:
+        return Verdict.MERGE
+    return Verdict.PUBLISH if lookback == staged_lookback else Verdict.MOVED
+
+
+def plan_publish(
+    state: State,
+    hour: str,
+    accepted: Accepted,
+    staged: Staged,
+    batch: tuple[DataFile, ...],
+    main: tuple[DataFile, ...],
+    letters: Mapping[str, Any],
+    now: datetime,
+    confirmed: frozenset[str],
+    said: Mapping[str, Any],
+) -> Publish:
+    """The publish of a staged hour, in place of the hour's files on `batch` and, unless an operator gave the hour to
+    the speed layer, on `main`. The revision that it replaces is tagged."""
+    by_batch = state.overrides.get(hour, "batch") == "batch"
+    changes = (
+        Change("batch", staged.files, batch, plan_accepted(state, {hour: accepted})),
+        Change("main", staged.files, main) if by_batch else Change("main"),
+    )
+    row = ledger.decision(
+        hour,
+        "accepted",
+        accepted.revision,
+        accepted.cut,
+        now,
+        id=f"{staged.wap_id}-{hour}",
+        served="batch" if by_batch else "speed",
+        **said,
+    )
+    old = Tag(f"{hour}-r{accepted.revision - 1}", state.heads["main"], int(TAG_AGE.total_seconds() * 1000))
+    sealed = {h: c for h, c in state.timeline.sealed.items() if h != hour}
+    return Publish(
+        id=staged.wap_id,
+        changes=changes,
+        timeline=replace(state.timeline, sealed=sealed),
+        decisions=(row,),
+        dead_letters=(letters,),
+        confirmed=confirmed,
+        tags=(old,) if accepted.revision > 1 else (),
+    )
