@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -87,43 +87,63 @@ def plan_acceptance(
     return Verdict.PUBLISH if lookback == staged_lookback else Verdict.MOVED
 
 
-def plan_publish(
-    state: State,
-    hour: str,
-    accepted: Accepted,
-    staged: Staged,
-    batch: tuple[DataFile, ...],
-    main: tuple[DataFile, ...],
-    letters: Mapping[str, Any],
-    now: datetime,
-    confirmed: frozenset[str],
-    said: Mapping[str, Any],
-) -> Publish:
-    """The publish of a staged hour, in place of the hour's files on `batch` and, unless an operator gave the hour to
-    the speed layer, on `main`. The revision that it replaces is tagged."""
-    by_batch = state.overrides.get(hour, "batch") == "batch"
+@dataclass(frozen=True)
+class Rebuilt:
+    """A staged hour that may be published: as what, in place of which files of `batch` and `main`, and what is said."""
+
+    hour: str
+    accepted: Accepted
+    staged: Staged
+    batch: tuple[DataFile, ...]
+    main: tuple[DataFile, ...]
+    letters: Mapping[str, Any]
+    said: Mapping[str, Any]
+
+
+def plan_publish(state: State, rebuilt: Sequence[Rebuilt], now: datetime, confirmed: frozenset[str]) -> Publish:
+    """One publish of an hour, first, and of those that had to be decided again because of it: on `batch` and, unless
+    an operator gave an hour to the speed layer, on `main`. The revisions that it replaces are tagged."""
+    by_batch = {r.hour for r in rebuilt if state.overrides.get(r.hour, "batch") == "batch"}
+    properties = plan_accepted(state, {r.hour: r.accepted for r in rebuilt})
     changes = (
-        Change("batch", staged.files, batch, plan_accepted(state, {hour: accepted})),
-        Change("main", staged.files, main) if by_batch else Change("main"),
+        Change("batch", _files(r.staged.files for r in rebuilt), _files(r.batch for r in rebuilt), properties),
+        Change(
+            "main",
+            _files(r.staged.files for r in rebuilt if r.hour in by_batch),
+            _files(r.main for r in rebuilt if r.hour in by_batch),
+        ),
     )
-    row = ledger.decision(
-        hour,
-        "accepted",
-        accepted.revision,
-        accepted.cut,
-        now,
-        id=f"{staged.wap_id}-{hour}",
-        served="batch" if by_batch else "speed",
-        **said,
+    rows = tuple(
+        ledger.decision(
+            r.hour,
+            "accepted",
+            r.accepted.revision,
+            r.accepted.cut,
+            now,
+            id=f"{r.staged.wap_id}-{r.hour}",
+            served="batch" if r.hour in by_batch else "speed",
+            **r.said,
+        )
+        for r in rebuilt
     )
-    old = Tag(f"{hour}-r{accepted.revision - 1}", state.heads["main"], int(TAG_AGE.total_seconds() * 1000))
-    sealed = {h: c for h, c in state.timeline.sealed.items() if h != hour}
+    age = int(TAG_AGE.total_seconds() * 1000)
+    tags = [
+        Tag(f"{r.hour}-r{r.accepted.revision - 1}", state.heads["main"], age)
+        for r in rebuilt
+        if r.accepted.revision > 1
+    ]
+    done = {r.hour for r in rebuilt}
+    sealed = {h: c for h, c in state.timeline.sealed.items() if h not in done}
     return Publish(
-        id=staged.wap_id,
+        id=rebuilt[0].staged.wap_id,
         changes=changes,
         timeline=replace(state.timeline, sealed=sealed),
-        decisions=(row,),
-        dead_letters=(letters,),
+        decisions=rows,
+        dead_letters=tuple(r.letters for r in rebuilt),
         confirmed=confirmed,
-        tags=(old,) if accepted.revision > 1 else (),
+        tags=tuple(tags),
     )
+
+
+def _files(of: Iterable[tuple[DataFile, ...]]) -> tuple[DataFile, ...]:
+    return tuple(f for files in of for f in files)

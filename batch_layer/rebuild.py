@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,26 +18,21 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F
 
-from anabranch import dead_letters, hours, ledger, records
-from anabranch.errors import PositionError, Refused, Transient
+from anabranch import dead_letters, hours, ledger
+from anabranch.errors import Refused, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Cut
-from anabranch.kafka_frames import no_records, read_ranges
-from anabranch.position import Ranges, Topic
 from anabranch.publish import Publish, new_id, run
 from anabranch.sealing import require_sealed
 from anabranch.session import Job
-from anabranch.snapshots import Staged, files_of
-from anabranch.staging import read_staged, stage
+from anabranch.snapshots import files_of
 from anabranch.state import Accepted, State, load_state
 from anabranch.tables import require_columns
-from batch_layer.balance import Balance, Counted, classify_gaps
-from batch_layer.counting import count, count_aborted, held
-from batch_layer.duplicates import drop_duplicates
+from batch_layer.hour import Built, HourBuilder
 from batch_layer.plan import (
     EMPTY,
+    Rebuilt,
     Verdict,
     plan_acceptance,
     plan_acceptance_of_empty,
@@ -47,18 +41,16 @@ from batch_layer.plan import (
     plan_waiting,
     revision_now,
 )
-from batch_layer.quality import run_suite
-from serving_layer import difference, merger
+from serving_layer import merger
 from serving_layer.recovery import recover
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from anabranch.config import Stream
 
 LOG = logging.getLogger(__name__)
 
-ROWS_PER_FILE = 2_000_000
 _ATTEMPTS = 3
 
 
@@ -81,31 +73,13 @@ class _Moved(Exception):
     """What `main` serves in the look-back changed after duplicates were dropped against it: drop them again."""
 
 
-@dataclass(frozen=True)
-class _Staged:
-    """An attempt's staged rows and dead letters, and the look-back's files that duplicates were dropped against."""
-
-    rows: Staged
-    dead: Staged | None
-    lookback: frozenset[str]
-
-
-@dataclass(frozen=True)
-class _Frames:
-    """An hour's records in Spark: all decoded, and of the good ones those kept and those that repeat another."""
-
-    decoded: DataFrame
-    kept: DataFrame
-    duplicates: DataFrame
-
-
 class Rebuilder:
     """Rebuilds hours of one stream, one at a time."""
 
     def __init__(self, job: Job, spark: SparkSession) -> None:
-        self._job, self._spark = job, spark
+        self._job = job
         self._stream: Stream = job.stream
-        self._catalog = job.environment.catalog.name
+        self._hours = HourBuilder(job, spark)
         self._confirmed: frozenset[str] = frozenset()
 
     def recover(self) -> None:
@@ -161,178 +135,99 @@ class Rebuilder:
         raise Transient(f"hour {hour}: expected to rebuild it in {_ATTEMPTS} attempts, found: {why}; try again")
 
     def _rebuild(self, hour: str, cut: Cut, before: int) -> Result:
-        # Step 1: read and decode.
-        topic = self._require_topic(cut)
-        ranges = held(cut.ranges, self._job.kafka.log_starts(topic))
         state = load_state(self._job.lake, self._stream.table)
-        frames = self._frames(hour, ranges, state)
-        reach(Step.BATCH_DECODED)
-        # Step 2: stage.
-        staged = self._stage(frames, hour, cut, state)
+        built = [self._hours.build(hour, cut, before, state)]
         try:
-            # Steps 3 to 5: check.
-            said, problems = self._check(frames, staged, hour, cut, state)
-            if problems:
-                self._discard(staged)
-                return self._refuse(hour, cut, before, "; ".join(problems), said)
+            if not built[0].problems:
+                built += self._following(built[0], state)
+            if problems := [
+                problem if b is built[0] else f"{b.hour}, decided again: {problem}"
+                for b in built
+                for problem in b.problems
+            ]:
+                self._discard(built)
+                return self._refuse(built[0], "; ".join(problems))
             # Step 6: publish.
-            return self._publish(hour, cut, before, staged, said)
+            return self._publish(built, state)
         except _Moved:
-            self._discard(staged)
+            self._discard(built)
             raise
 
-    def _require_topic(self, cut: Cut) -> Topic:
-        topic = self._job.kafka.describe(self._stream.topic)
-        if topic is None or topic.id != cut.topic_id:
-            raise PositionError(
-                f"topic {self._stream.topic}: expected id {cut.topic_id}, found {topic.id if topic else 'no topic'}: "
-                "Kafka no longer holds this hour; the speed layer's rows stay served"
-            )
-        return topic
+    def _following(self, first: Built, state: State) -> list[Built]:
+        """The accepted hours after it that have to drop, or to take back, events because of it; oldest first."""
+        reach_of = self._stream.batch.lookback_hours
+        after = [h for h in state.accepted if first.hour < h <= hours.shift(first.hour, reach_of)]
+        if not after or state.overrides.get(first.hour) == "speed" or not self._hours.changes_events(first, state):
+            return []
+        together, last, hour = {first.hour: first}, first.hour, hours.shift(first.hour, 1)
+        while hour <= hours.shift(last, reach_of):
+            accepted = state.accepted.get(hour)
+            if accepted is not None and accepted.cut.offsets:
+                again = self._hours.decide_again(hour, accepted.cut, accepted.revision, state, together)
+                if again is not None:
+                    LOG.info("stream %s: hour %s is decided again after %s", self._stream.name, hour, first.hour)
+                    together[hour], last = again, hour
+            hour = hours.shift(hour, 1)
+        return list(together.values())[1:]
 
-    def _frames(self, hour: str, ranges: Ranges, state: State) -> _Frames:
-        stream = self._stream
-        raw = (
-            read_ranges(self._spark, self._job.environment.kafka, stream.topic, ranges)
-            if ranges
-            else no_records(self._spark)
-        )
-        # Read and decoded once; what follows looks at the result many times, without the long plan that made it.
-        decoded = records.decode(raw.withColumn("ingest_hour", F.lit(hour)), stream).localCheckpoint()
-        good = records.good(decoded, stream)
-        kept = drop_duplicates(good, stream.key, self._served(hour, state))
-        at = ["kafka_partition", "kafka_offset"]
-        duplicates = good.select(*at).join(kept.select(*at), at, "left_anti").localCheckpoint()
-        return _Frames(decoded, kept, duplicates)
+    def _surroundings(self, built: Sequence[Built], state: State) -> frozenset[str]:
+        """The files, in `main`, of what the hours' duplicates were dropped against, and of what was left as it is."""
+        rebuilt = {b.hour for b in built}
+        last = hours.shift(max(rebuilt), self._stream.batch.lookback_hours)
+        after = [h for h in state.accepted if built[0].hour < h <= last]
+        around = {h for b in built for h in self._hours.lookback(b.hour)} | set(after)
+        return frozenset(f.file_path for h in sorted(around - rebuilt) for f in files_of(state.table, "main", h))
 
-    def _lookback(self, hour: str) -> list[str]:
-        return [hours.shift(hour, -i) for i in range(self._stream.batch.lookback_hours, 0, -1)]
-
-    def _served(self, hour: str, state: State) -> DataFrame | None:
-        lookback = self._lookback(hour)
-        if not lookback:
-            return None
-        return self._at(state.heads["main"]).where(F.col("ingest_hour").isin(lookback)).select(*self._stream.key)
-
-    def _at(self, snapshot_id: int) -> DataFrame:
-        return self._spark.sql(f"SELECT * FROM {self._catalog}.{self._stream.table} VERSION AS OF {snapshot_id}")
-
-    def _lookback_files(self, state: State, hour: str) -> frozenset[str]:
-        return frozenset(f.file_path for h in self._lookback(hour) for f in files_of(state.table, "main", h))
-
-    def _stage(self, frames: _Frames, hour: str, cut: Cut, state: State) -> _Staged:
-        stream, lake = self._stream, self._job.lake
-        lookback = self._lookback_files(state, hour)
-        order = [
-            "event_date",
-            *([stream.event_time.column] if stream.event_time else []),
-            "kafka_partition",
-            "kafka_offset",
-        ]
-        files = max(1, math.ceil(cut.offsets / ROWS_PER_FILE))
-        # Ranges of time, sorted: few files, each of which a query on time can leave out.
-        rows = frames.kept.repartitionByRange(files, *order) if files > 1 else frames.kept.coalesce(1)
-        write = {"distribution-mode": "none", "fanout-enabled": "true"}
-        staged = stage(rows.sortWithinPartitions(*order), lake, self._catalog, stream.table, new_id(), write)
-        reach(Step.BATCH_ROWS_STAGED)
-        letters = records.dead(frames.decoded, cut.topic_id, "batch")
-        dead = None
-        if not letters.isEmpty():
-            one = letters.coalesce(1).sortWithinPartitions("kafka_partition", "kafka_offset")
-            dead = stage(one, lake, self._catalog, stream.dead_letters_table, new_id(), write)
-        reach(Step.BATCH_STAGED)
-        return _Staged(staged, dead, lookback)
-
-    def _check(
-        self, frames: _Frames, staged: _Staged, hour: str, cut: Cut, state: State
-    ) -> tuple[dict[str, Any], list[str]]:
-        rows = read_staged(self._spark, self._catalog, self._stream.table, staged.rows)
-        balance = self._balance(frames, rows, staged, cut)
-        problems = [f"the balance does not close: {p}" for p in balance.problems(self._stream.batch.allow_gaps)]
-        reach(Step.BATCH_BALANCED)
-        quality = run_suite(rows, self._stream.expectations)
-        problems += [f"quality: {failed.message}" for failed in quality.failed]
-        speed = self._at(state.heads["speed"]).where(F.col("ingest_hour") == hour)
-        differing = difference.compare(speed.select(*rows.columns), rows, frames.duplicates)
-        reach(Step.BATCH_CHECKED)
-        said = balance.counts | {
-            "speed_rows": differing.speed_rows,
-            "diff": differing.as_dict(),
-            "quality": quality.as_dict(),
-        }
-        return said, problems
-
-    def _balance(self, frames: _Frames, rows: DataFrame, staged: _Staged, cut: Cut) -> Balance:
-        kafka, stream = self._job.kafka, self._stream
-        good = count(rows, cut.ranges)
-        dead = Counted()
-        if staged.dead is not None:
-            letters = read_staged(self._spark, self._catalog, stream.dead_letters_table, staged.dead)
-            dead = count(letters, cut.ranges)
-        duplicate = count(frames.duplicates, cut.ranges).distinct
-        given = count(frames.decoded, cut.ranges).distinct
-        missing = {p: e - s - given.get(p, 0) for p, (s, e) in cut.ranges.items()}
-        aborted, lost, compacted = {}, {}, False
-        if any(missing.values()):
-            # Asked after the read: retention may have gone on while it ran.
-            starts = kafka.log_starts(self._require_topic(cut))
-            gone = {p: (s, min(starts.get(p, 0), e)) for p, (s, e) in cut.ranges.items() if starts.get(p, 0) > s}
-            below = count(frames.decoded, gone).distinct
-            lost = {p: e - s - below.get(p, 0) for p, (s, e) in gone.items()}
-            if still := held(cut.ranges, starts):
-                uncommitted = read_ranges(
-                    self._spark, self._job.environment.kafka, stream.topic, still, uncommitted=True
-                )
-                aborted = count_aborted(frames.decoded, uncommitted)
-            compacted = kafka.is_compacted(stream.topic)
-        self._require_topic(cut)
-        return Balance(cut, good, dead, duplicate, classify_gaps(missing, aborted, lost, compacted))
-
-    def _refuse(self, hour: str, cut: Cut, before: int, reason: str, said: Mapping[str, Any]) -> Result:
+    def _refuse(self, built: Built, reason: str) -> Result:
         reach(Step.BATCH_REFUSED)
         state = load_state(self._job.lake, self._stream.table)
+        served = state.serving_layer(built.hour)
         row = ledger.decision(
-            hour, "refused", before + 1, cut, datetime.now(UTC), reason=reason, served=state.serving_layer(hour), **said
-        )
+            built.hour, "refused", built.before + 1, built.cut, datetime.now(UTC), reason=reason, served=served,
+            **built.said,
+        )  # fmt: skip
         ledger.record(self._job.lake, self._stream.hours_table, [row])
-        LOG.error("stream %s: hour %s refused: %s", self._stream.name, hour, reason)
-        return Result(hour, "refused", before + 1, reason, said)
+        LOG.error("stream %s: hour %s refused: %s", self._stream.name, built.hour, reason)
+        return Result(built.hour, "refused", built.before + 1, reason, built.said)
 
-    def _publish(self, hour: str, cut: Cut, before: int, staged: _Staged, said: Mapping[str, Any]) -> Result:
-        lake, stream = self._job.lake, self._stream
+    def _publish(self, built: Sequence[Built], seen: State) -> Result:
+        lake, stream, hour = self._job.lake, self._stream, built[0].hour
+        surroundings = self._surroundings(built, seen)
         overtaken: list[int] = []
 
         def decide() -> tuple[State, Publish | None]:
             state = load_state(lake, stream.table)
-            lookback = self._lookback_files(state, hour)
-            verdict = plan_acceptance(state, hour, cut, before, staged.rows.wap_id, lookback, staged.lookback)
-            if verdict is Verdict.OVERTAKEN:
-                overtaken.append(revision_now(state, hour, before))
-                return state, None
-            if verdict is Verdict.GONE:
-                raise Transient(f"hour {hour}: expected its staged snapshot, found it gone; try again")
-            if verdict is Verdict.MERGE:
-                merger.merge(lake, stream)
-                return decide()
-            if verdict is Verdict.MOVED:
-                raise _Moved
+            around = self._surroundings(built, state)
+            for b in built:
+                verdict = plan_acceptance(state, b.hour, b.cut, b.before, b.rows.wap_id, around, surroundings)
+                if verdict is Verdict.OVERTAKEN and b is built[0]:
+                    overtaken.append(revision_now(state, hour, b.before))
+                    return state, None
+                if verdict is Verdict.GONE:
+                    raise Transient(f"hour {b.hour}: expected its staged snapshot, found it gone; try again")
+                if verdict is Verdict.MERGE:
+                    merger.merge(lake, stream)
+                    return decide()
+                if verdict in (Verdict.MOVED, Verdict.OVERTAKEN):
+                    raise _Moved
             now = datetime.now(UTC)
-            return state, plan_publish(
-                state,
-                hour,
-                Accepted(before + 1, cut),
-                staged.rows,
-                batch=files_of(state.table, "batch", hour),
-                main=files_of(state.table, "main", hour),
-                letters=dead_letters.waiting_batch(staged.dead, hour, before + 1, now),
-                now=now,
-                confirmed=self._confirmed,
-                said=said,
-            )
+            rebuilt = [
+                Rebuilt(
+                    b.hour,
+                    Accepted(b.before + 1, b.cut),
+                    b.rows,
+                    batch=files_of(state.table, "batch", b.hour),
+                    main=files_of(state.table, "main", b.hour),
+                    letters=dead_letters.waiting_batch(b.dead, b.hour, b.before + 1, now),
+                    said=dict(b.said) | ({} if b is built[0] else {"reason": f"decided again after {hour}"}),
+                )
+                for b in built
+            ]
+            return state, plan_publish(state, rebuilt, now, self._confirmed)
 
         published = run(lake, stream.table, decide, f"hour {hour} of {stream.name}", take_turns=True)
         if published is None:
-            self._discard(staged)
+            self._discard(built)
             reason = f"another run was first: revision {overtaken[-1]} is accepted"
             return Result(hour, "unchanged", overtaken[-1], reason)
         reach(Step.BATCH_PUBLISHED)
@@ -340,11 +235,12 @@ class Rebuilder:
         reach(Step.BATCH_RECORDED)
         self._confirmed |= dead_letters.roll_forward(lake, stream.dead_letters_table, load_state(lake, stream.table))
         reach(Step.BATCH_DEAD_LETTERS)
-        LOG.info(
-            "stream %s: hour %s accepted as revision %d: %d rows, %d dead, %d duplicate, %d in gaps", stream.name, hour,
-            before + 1, said["good"], said["dead"], said["duplicate"], said["gap"],
-        )  # fmt: skip
-        return Result(hour, "accepted", before + 1, said=said)
+        for b in built:
+            LOG.info(
+                "stream %s: hour %s accepted as revision %d: %d rows, %d dead, %d duplicate, %d in gaps", stream.name,
+                b.hour, b.before + 1, b.said["good"], b.said["dead"], b.said["duplicate"], b.said["gap"],
+            )  # fmt: skip
+        return Result(hour, "accepted", built[0].before + 1, said=built[0].said)
 
     def _revision(self, state: State, hour: str) -> int:
         """The accepted revision, 0 for none; of an hour long past, as the ledger has it."""
@@ -359,7 +255,8 @@ class Rebuilder:
             raise Refused(f"hour {hour}: expected its cut in the table or the ledger, found it in neither")
         return Cut.from_dict({"topic_id": rows[-1]["topic_id"], "ranges": rows[-1]["cut"]})
 
-    def _discard(self, staged: _Staged) -> None:
-        self._job.lake.discard(self._stream.table, staged.rows)
-        if staged.dead is not None:
-            self._job.lake.discard(self._stream.dead_letters_table, staged.dead)
+    def _discard(self, built: Sequence[Built]) -> None:
+        for b in built:
+            self._job.lake.discard(self._stream.table, b.rows)
+            if b.dead is not None:
+                self._job.lake.discard(self._stream.dead_letters_table, b.dead)

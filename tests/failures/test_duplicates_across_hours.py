@@ -1,0 +1,119 @@
+"""Each event once in `main`, in whatever order hours are accepted and restated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from world import World, event, past_hour
+
+from anabranch import ledger
+from anabranch.hours import start_of
+from serving_layer import status as views
+
+Make = Callable[..., World]
+A, B, C = (past_hour(ago) for ago in (3, 2, 1))
+
+
+def send(one: World, hour: str, *names: str, event_hour: str | None = None) -> None:
+    """Records of an hour; their event time is the hour's, or that of another."""
+    received = start_of(hour) + timedelta(minutes=30)
+    happened = start_of(event_hour or hour) + timedelta(minutes=30)
+    one.send([(0, received, event(name, happened, player=hour)) for name in names])
+
+
+def where(one: World) -> dict[str, str]:
+    """Every event of `main` and the hour that holds it; each is there once."""
+    rows = [(row["event_id"], row["ingest_hour"]) for row in one.rows()]
+    assert max(Counter(name for name, _ in rows).values()) == 1, rows
+    return dict(rows)
+
+
+def revisions(one: World) -> dict[str, int]:
+    return {h["hour"]: h["revision"] for h in views.hours(one.job) if h["hour"] in (A, B, C)}
+
+
+@pytest.fixture
+def stream(world: Make) -> World:
+    one = world(batch={"grace": "0 seconds", "lookback_hours": 2})
+    one.topic(1)
+    return one
+
+
+@pytest.mark.parametrize("order", [(A, B, C), (C, B, A), (B, C, A), (C, A, B)], ids="-".join)
+def test_hours_accepted_in_any_order_hold_an_event_once_and_in_its_first_hour(
+    stream: World, order: tuple[str, ...]
+) -> None:
+    one = stream
+    send(one, A, "a", "abc", "ab")
+    send(one, B, "b", "ab", "abc", "bc")
+    send(one, C, "c", "bc", "abc")
+    one.apply()
+    for hour in order:
+        [result] = one.batch(hour)
+        assert result.decision == "accepted"
+        where(one)
+    assert where(one) == {"a": A, "ab": A, "abc": A, "b": B, "bc": B, "c": C}
+    counts = {h["hour"]: h["counts"] for h in views.hours(one.job)}
+    assert [(counts[h]["good"], counts[h]["duplicate"]) for h in (A, B, C)] == [(3, 0), (2, 2), (1, 2)]
+    # The hazard: out of order, an hour that was accepted already had to give events back, and says so.
+    if order != (A, B, C):
+        assert max(revisions(one).values()) > 1
+        rows = ledger.history(one.lake, one.job.stream.hours_table)
+        assert any((row["reason"] or "").startswith("decided again after") for row in rows)
+    else:
+        assert revisions(one) == {A: 1, B: 1, C: 1}
+
+
+def test_an_event_that_a_restated_hour_loses_comes_back_in_the_hour_after(stream: World) -> None:
+    one = stream
+    old = past_hour(9)
+    send(one, A, "a")
+    # The same event twice; in the first hour with a time that tighter bounds will not let pass.
+    send(one, B, "twice", event_hour=old)
+    send(one, C, "twice", "c")
+    one.apply()
+    one.batch()
+    assert where(one) == {"a": A, "twice": B, "c": C}
+    one.configure(event_time={"column": "event_time", "past": "2 hours", "future": "1 hour"})
+    one.reopen()
+    [result] = one.batch(B, restate=True)
+    assert (result.decision, result.said["good"], result.said["dead"]) == ("accepted", 0, 1)
+    assert where(one) == {"a": A, "twice": C, "c": C}
+    assert revisions(one) == {A: 1, B: 2, C: 2}
+    # And back again, when the bounds are widened.
+    one.configure(event_time={"column": "event_time", "past": "30 days", "future": "1 hour"})
+    one.reopen()
+    one.batch(B, restate=True)
+    assert where(one) == {"a": A, "twice": B, "c": C}
+    assert revisions(one) == {A: 1, B: 3, C: 3}
+    assert one.dead() == []
+
+
+def test_a_restatement_that_changes_no_event_leaves_the_hours_after_it_alone(stream: World) -> None:
+    one = stream
+    for hour, names in ((A, ("a", "x")), (B, ("b", "x")), (C, ("c", "x"))):
+        send(one, hour, *names)
+    one.apply()
+    one.batch()
+    one.batch(A, restate=True)
+    assert revisions(one) == {A: 2, B: 1, C: 1}
+    assert where(one) == {"a": A, "x": A, "b": B, "c": C}
+
+
+def test_a_restatement_whose_following_hour_fails_its_gate_is_refused_and_changes_nothing(stream: World) -> None:
+    one = stream
+    send(one, B, "twice", event_hour=past_hour(9))
+    send(one, C, "twice", "c")
+    one.apply()
+    one.batch()
+    before = where(one)
+    one.configure(event_time={"column": "event_time", "past": "2 hours", "future": "1 hour"})
+    one.expect({"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 0, "max_value": 1}})
+    [result] = one.batch(B, restate=True)
+    assert result.decision == "refused"
+    assert f"{C}, decided again" in (result.reason or "")
+    assert where(one) == before
+    assert revisions(one)[B] == 1
