@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from cluster import running_cluster
 from commands import run
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
@@ -89,7 +90,15 @@ def test_a_task_that_fails_once_duplicates_no_row_in_either_layer(world: Make, f
     assert one.contents() == one.acknowledged()
 
 
-def test_speculative_execution_duplicates_no_row(world: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as master:
+        yield master
+
+
+def test_speculative_execution_duplicates_no_row(
+    world: Make, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = world()
     one.topic(2)
     hour = past_hour(1)
@@ -97,10 +106,11 @@ def test_speculative_execution_duplicates_no_row(world: Make, tmp_path: Path, mo
     one.apply()
     environment = yaml.safe_load((one.folder / "anabranch.yaml").read_text())
     environment["spark"] = {
-        "master": "local-cluster[2,1,1024]",
+        "master": cluster,
         "conf": {
             "spark.driver.memory": "1g",
-            "spark.executor.memory": "1g",
+            "spark.executor.memory": "512m",
+            "spark.cores.max": "2",
             "spark.speculation": "true",
             "spark.speculation.interval": "100ms",
             "spark.speculation.quantile": "0.5",
