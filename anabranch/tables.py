@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -178,11 +179,16 @@ def require_columns(table: Table, stream: Stream) -> None:
     have = {f.name: f for f in table.schema().fields}
     for f in rows_schema(stream).fields:
         found = have.get(f.name)
-        if found is None or str(found.field_type) != str(f.field_type):
+        if found is None or _words(found) != _words(f):
             raise Terminal(
-                f"table {'.'.join(table.name())}: expected column {f.name} {f.field_type}, found "
-                f"{found.field_type if found is not None else 'none'}; run `anabranch apply {stream.name}`"
+                f"table {'.'.join(table.name())}: expected column {f.name} {_words(f)}, found "
+                f"{_words(found) if found is not None else 'none'}; run `anabranch apply {stream.name}`"
             )
+
+
+def _words(f: NestedField) -> str:
+    """A field's type in words. The ids of what is nested are the table's own, so they stay out."""
+    return re.sub(r"(?<=[< ])\d+: ", "", str(f.field_type))
 
 
 def _evolve(table: Table, wanted: Schema) -> list[str]:
@@ -190,9 +196,7 @@ def _evolve(table: Table, wanted: Schema) -> list[str]:
     have = {f.name: f for f in table.schema().fields}
     new = [f for f in wanted.fields if f.name not in have]
     for f in wanted.fields:
-        if f.name in have and (
-            str(have[f.name].field_type) != str(f.field_type) or have[f.name].required != f.required
-        ):
+        if f.name in have and (_words(have[f.name]) != _words(f) or have[f.name].required != f.required):
             raise Refused(
                 f"table {'.'.join(table.name())}: column {f.name}: expected it unchanged ({have[f.name]}), found {f}; "
                 "add a new column instead, or a new stream with its own table"
