@@ -153,7 +153,12 @@ def plan_return(state: State, position: Offsets) -> Skip | Read | None:
 
 
 def plan_skip(decided: Decided, skip: Skip, id: str, confirmed: frozenset[str]) -> Publish | None:
-    """The publish that moves the position behind hours that the batch layer serves."""
+    """The publish that moves the position behind hours that the batch layer serves.
+
+    None when by now the way back begins with something else: whoever went further meanwhile must not be moved back.
+    """
+    if plan_return(decided.state, decided.position.offsets) != skip:
+        return None
     to = Position(decided.position.topic_id, skip.to)
     timeline = replace(decided.timeline, skipped=tuple(sorted({*decided.timeline.skipped, *skip.hours})))
     return Publish(id, (Change("speed"),), timeline, to, confirmed=confirmed)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from hypothesis import given
 from hypothesis import strategies as st
 from lakes import new_state
 
 from anabranch.hours import Cut, HourRange, Timeline, shift
-from anabranch.position import Ranges, size
+from anabranch.position import Position, Ranges, size
+from anabranch.sealing import Decided
 from anabranch.state import Accepted, State
-from speed_layer.plan import Read, Skip, assign, chunks, plan_return
+from speed_layer.plan import Read, Skip, assign, chunks, plan_return, plan_skip
 
+NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
 FIRST = "2026-11-21T00"
 H = [shift(FIRST, i) for i in range(6)]
 CUTS = {h: Cut("t", {0: (10 * i, 10 * i + 10), 1: (i, i + 1)}) for i, h in enumerate(H[:5])}
@@ -74,6 +78,26 @@ def test_a_skip_never_moves_a_partition_back() -> None:
 
 def test_before_the_first_seal_there_is_nothing_to_come_back_to() -> None:
     assert plan_return(new_state(Timeline(FIRST, FIRST, {0: 7})), {0: 7}) is None
+
+
+def test_a_skip_is_given_up_when_somebody_else_went_further_meanwhile() -> None:
+    """The hazard: planned over an older load, it moves the position back, and what lies between is published twice."""
+    skip = plan_return(outage({0: 3, 1: 0}, "aaaaa"), {0: 3, 1: 0})
+    assert skip == Skip(tuple(H[:5]), {0: 50, 1: 5})
+    for offsets in ({0: 50, 1: 5}, {0: 57, 1: 6}, {0: 12, 1: 1}):
+        state = outage(offsets, "aaaaa")
+        decided = Decided(state, state.position, state.timeline, NOW)
+        assert plan_skip(decided, skip, "id", frozenset()) is None
+
+
+def test_a_skip_moves_the_position_and_remembers_the_hours() -> None:
+    state = outage({0: 3, 1: 0}, "aaaaa")
+    skip = plan_return(state, {0: 3, 1: 0})
+    assert isinstance(skip, Skip)
+    publish = plan_skip(Decided(state, state.position, state.timeline, NOW), skip, "id", frozenset())
+    assert publish is not None
+    assert publish.position == Position("t", {0: 50, 1: 5})
+    assert publish.timeline.skipped == tuple(H[:5])
 
 
 ENDS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=5).map(
