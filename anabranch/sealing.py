@@ -96,8 +96,12 @@ def ask(kafka: Questions, topic_name: str, state: State, now: datetime, grace: t
 def plan_decided(state: State, asked: Asked) -> Decided | None:
     """The state as loaded after Kafka was asked, in which every hour that ended has its ends. Pure.
 
-    None when the table moved on so far that it needs answers which were not asked for. Raises PositionError.
+    None when the table moved on so far that it needs answers which were not asked for.
     """
+    if state.position.topic_id not in ("", asked.topic.id) or not set(state.position.offsets) <= set(
+        asked.topic.partitions
+    ):
+        return None  # Somebody published what is newer than the answers: `ask` tells whether Kafka contradicts it.
     position = check_topic(state.position, asked.topic, asked.topic.name)
     timeline = _with_first_hour(state, position, asked)
     if not set(hours.undecided(timeline, position.offsets, asked.until)) <= set(asked.answers):

@@ -1,0 +1,77 @@
+"""What a decision makes of Kafka's answers and of a table that moved on since they were asked for."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from lakes import new_state
+
+from anabranch.errors import PositionError
+from anabranch.hours import Timeline
+from anabranch.position import Position, Stamped, Topic
+from anabranch.sealing import Asked, ask, plan_decided, plan_sealing
+from anabranch.state import State
+
+H0, H1 = "2026-11-21T00", "2026-11-21T01"
+NOW = datetime(2026, 11, 21, 1, 10, tzinfo=UTC)
+
+
+class Kafka:
+    """Answers as a broker would whose topic has these partitions, without a record after the hour."""
+
+    def __init__(self, ends: dict[int, int], topic_id: str = "t") -> None:
+        self._ends, self._topic_id = ends, topic_id
+
+    def describe(self, topic: str) -> Topic | None:
+        return Topic(topic, self._topic_id, tuple(self._ends))
+
+    def stable_ends(self, topic: Topic) -> dict[int, int]:
+        return self._ends
+
+    def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
+        return dict.fromkeys(self._ends)
+
+
+def state_of(offsets: dict[int, int], timeline: Timeline | None = None) -> State:
+    return new_state(timeline or Timeline(H0, H0, dict.fromkeys(offsets, 0)), offsets)
+
+
+def asked(state: State, kafka: Kafka) -> Asked:
+    return ask(kafka, "events", state, NOW, timedelta(0))
+
+
+def test_a_partition_that_somebody_published_since_is_asked_for_again() -> None:
+    """The hazard: an answer that is older than the position stops the stream, as if Kafka had lost the partition."""
+    before, after = state_of({0: 2}), state_of({0: 2, 1: 1})
+    old = asked(before, Kafka({0: 2}))
+    assert plan_decided(after, old) is None
+    decided = plan_decided(after, asked(after, Kafka({0: 2, 1: 1})))
+    assert decided is not None
+    assert decided.timeline.boundaries == {H0: {0: 2, 1: 1}}
+
+
+def test_a_topic_that_was_adopted_since_is_asked_for_again() -> None:
+    old = asked(state_of({0: 2}), Kafka({0: 2}))
+    adopted = new_state(Timeline(H0, H0, {0: 0}), {0: 0}, position=Position("other", {0: 0}))
+    assert plan_decided(adopted, old) is None
+
+
+@pytest.mark.parametrize("kafka", [Kafka({0: 2}), Kafka({0: 2, 1: 1}, "other")])
+def test_a_topic_that_lost_a_partition_or_was_made_again_still_stops(kafka: Kafka) -> None:
+    with pytest.raises(PositionError):
+        asked(state_of({0: 2, 1: 1}), kafka)
+
+
+def test_hours_that_ended_since_are_asked_for_again() -> None:
+    sealed = Timeline(H0, H1, {0: 2})
+    old = Asked(Topic("events", "t", (0,)), NOW, NOW, {}, {}, {})
+    assert plan_decided(state_of({0: 2}), old) is None
+    assert plan_decided(state_of({0: 2}, sealed), old) is not None
+
+
+def test_nothing_to_seal_is_no_publish() -> None:
+    state = state_of({0: 2}, Timeline(H0, H1, {0: 2}))
+    decided = plan_decided(state, asked(state, Kafka({0: 2})))
+    assert decided is not None
+    assert plan_sealing(decided, timedelta(0), "id", frozenset()) is None
