@@ -96,7 +96,7 @@ class Rebuilt:
     staged: Staged
     batch: tuple[DataFile, ...]
     main: tuple[DataFile, ...]
-    letters: Mapping[str, Any]
+    letters: tuple[Mapping[str, Any], ...]
     said: Mapping[str, Any]
 
 
@@ -139,7 +139,7 @@ def plan_publish(state: State, rebuilt: Sequence[Rebuilt], now: datetime, confir
         changes=changes,
         timeline=replace(state.timeline, sealed=sealed),
         decisions=rows,
-        dead_letters=tuple(r.letters for r in rebuilt),
+        dead_letters=tuple(item for r in rebuilt for item in r.letters),
         confirmed=confirmed,
         tags=tuple(tags),
     )

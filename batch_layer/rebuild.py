@@ -218,7 +218,7 @@ class Rebuilder:
                     b.rows,
                     batch=files_of(state.table, "batch", b.hour),
                     main=files_of(state.table, "main", b.hour),
-                    letters=dead_letters.waiting_batch(b.dead, b.hour, b.before + 1, now),
+                    letters=(dead_letters.waiting_batch(b.dead, b.hour, b.before + 1, now),),
                     said=dict(b.said) | ({} if b is built[0] else {"reason": f"decided again after {hour}"}),
                 )
                 for b in built
