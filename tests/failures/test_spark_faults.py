@@ -34,7 +34,7 @@ def _wrap():
 
     def slow(batches):
         from pyspark import TaskContext
-        context, folder = TaskContext.get(), os.environ["TEST_MARKERS"]
+        context, folder = TaskContext.get(), "@MARKS@"
         open(f"{folder}/{context.partitionId()}-{context.attemptNumber()}-{context.stageId()}", "w").close()
         if context.partitionId() == 0 and context.attemptNumber() == 0:
             time.sleep(15)
@@ -122,8 +122,7 @@ def test_speculative_execution_duplicates_no_row(
     marks, inject = tmp_path / "marks", tmp_path / "inject"
     marks.mkdir()
     inject.mkdir()
-    (inject / "sitecustomize.py").write_text(_SLOW_ONCE)
-    monkeypatch.setenv("TEST_MARKERS", str(marks))
+    (inject / "sitecustomize.py").write_text(_SLOW_ONCE.replace("@MARKS@", str(marks)))
     monkeypatch.setenv("PYTHONPATH", f"{inject}:{':'.join(p for p in sys.path if 'support' in p)}")
     run(one, "speed", one.name, "--available-now")
     assert one.contents() == one.acknowledged()
