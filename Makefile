@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/anabranch.stamp
 CODE := anabranch speed_layer batch_layer serving_layer dags tests
 
-.PHONY: help setup demo demo-flights test unit integration test-failures soak lint types format docs clean
+.PHONY: help setup demo demo-flights test unit model integration test-failures soak lint types format docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -20,11 +20,14 @@ demo: $(READY) ## the story: Kafka to a served table, a killed speed layer, an e
 demo-flights: $(READY) ## a second stream: 336,776 real flights
 	@$(BIN)/python -m anabranch.dev.flights
 
-test: $(READY) ## unit and integration tests, on real services
-	@$(BIN)/python -m pytest tests/unit tests/integration
+test: $(READY) ## unit tests, the model, and integration tests on real services
+	@$(BIN)/python -m pytest tests/unit tests/model tests/integration
 
 unit: $(READY) ## unit tests alone: no JVM, seconds
 	@$(BIN)/python -m pytest tests/unit
+
+model: $(READY) ## explore the protocol's model; MODEL_WALKS=5000 MODEL_SEED=1 for more random walks
+	@$(BIN)/python -m pytest tests/model
 
 integration: $(READY) ## integration tests alone
 	@$(BIN)/python -m pytest tests/integration

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from anabranch.errors import ConfigurationError
@@ -35,6 +36,7 @@ def hour_of(when: datetime) -> str:
     return when.astimezone(UTC).strftime(_FORMAT)
 
 
+@lru_cache(maxsize=10_000)
 def start_of(hour: str) -> datetime:
     """The moment an hour begins. Raises ConfigurationError for anything but `2026-11-21T03`."""
     try:

@@ -1,0 +1,267 @@
+"""Exploring the model: every interleaving of a small setting, or random walks of a larger one, with promises kept.
+
+A counterexample is told as the steps that lead to it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, TypeVar
+
+from actors import Actor, Step, decide
+from small_world import Lake, Violation, World
+
+from anabranch.snapshots import BRANCHES
+
+T = TypeVar("T")
+_ONE: dict[object, Any] = {}
+_STEPS: dict[tuple[int, int], list[Step]] = {}
+
+
+def one(value: T) -> T:
+    """The one object that stands for all equal ones, so that they are compared and hashed once."""
+    found: T = _ONE.setdefault(value, value)
+    return found
+
+
+def _steps(actor: Actor, world: World) -> list[Step]:
+    key = (id(actor), id(world))
+    if key not in _STEPS:
+        _STEPS[key] = [(said, one(after), one(changed)) for said, after, changed in actor.steps(world)]
+    return _STEPS[key]
+
+
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """A state of everything: the world, and what each actor remembers; both are the `one` of their kind."""
+
+    world: World
+    actors: tuple[Actor, ...]
+
+    def __hash__(self) -> int:
+        return hash((id(self.world), *map(id, self.actors)))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Moment)
+            and self.world is other.world
+            and all(a is b for a, b in zip(self.actors, other.actors, strict=True))
+        )
+
+    @staticmethod
+    def of(world: World, actors: Iterable[Actor]) -> Moment:
+        return Moment(one(world), tuple(one(a) for a in actors))
+
+    def next(self) -> list[tuple[str, Moment]]:
+        """All that may happen next, but for crashes; nothing when everybody is at rest."""
+        return [
+            (said, Moment(world, (*self.actors[:i], after, *self.actors[i + 1 :])))
+            for i, actor in enumerate(self.actors)
+            for said, world, after in _steps(actor, self.world)
+        ]
+
+    def crashes(self) -> list[tuple[str, Moment]]:
+        """Every kill -9 that may happen now."""
+        if not self.world.crashes:
+            return []
+        world = one(replace(self.world, crashes=self.world.crashes - 1))
+        return [
+            (f"{actor.name} is killed at {actor.at}", Moment(world, (*self.actors[:i], again, *self.actors[i + 1 :])))
+            for i, actor in enumerate(self.actors)
+            if (again := one(actor.restarted())) is not actor
+        ]
+
+
+# What must hold
+
+
+@cache
+def check_version(lake: Lake) -> None:
+    """Promises of one version of the table."""
+    state = lake.state
+    for branch in BRANCHES:
+        if twice := [row for row, count in Counter(lake.rows(branch)).items() if count > 1]:
+            raise Violation(f"{branch} holds {twice} more than once: {lake.files(branch)}")
+    main = {(f.hour, *row) for f in lake.files("main") for row in f.rows}
+    for hour, accepted in state.accepted.items():
+        cut = {(hour, p, o) for p, (s, e) in accepted.cut.ranges.items() for o in range(s, e)}
+        served = {row for row in main if row[0] == hour}
+        if served != cut:
+            raise Violation(f"{hour} is accepted as {accepted.cut.ranges}, main serves {sorted(served)}")
+    read = {(p, o) for p, end in state.position.offsets.items() for o in range(end)}
+    if missing := read - {(p, o) for _, p, o in main}:
+        raise Violation(f"the position is {state.position.offsets}, main lacks {sorted(missing)}")
+
+
+def check_step(before: World, after: World) -> None:
+    """Promises from one version to the next, and of the files in storage."""
+    if after.lake is before.lake and after.storage == before.storage:
+        return
+    if after.lake is not before.lake:
+        check_version(after.lake)
+    if after.lake is not before.lake and after.restored == before.restored:
+        old, new = before.lake.state, after.lake.state
+        if any(new.position.offsets.get(p, 0) < o for p, o in old.position.offsets.items()):
+            raise Violation(f"the position moved back from {old.position.offsets} to {new.position.offsets}")
+        for hour, cut in old.cuts.items():
+            if new.cuts.get(hour, cut) != cut:
+                raise Violation(f"the cut of {hour} was {cut.ranges} and is {new.cuts[hour].ranges}")
+            if not new.is_sealed(hour) or (old.is_accepted(hour) and not new.is_accepted(hour)):
+                raise Violation(f"{hour} was sealed or accepted, and is no more")
+        for hour in old.accepted.keys() & new.accepted.keys():
+            if new.accepted[hour].revision < old.accepted[hour].revision:
+                raise Violation(f"the revision of {hour} fell")
+    for branch in BRANCHES:
+        if gone := set(after.lake.files(branch)) - after.storage:
+            raise Violation(f"{branch} refers to {gone}, which storage does not hold")
+
+
+def check_rest(world: World) -> None:
+    """Promises once everybody is at rest."""
+    main = Counter(world.lake.rows("main"))
+    if missing := [row for row in world.kafka.offsets if main[row] != 1]:
+        raise Violation(f"at rest, main lacks {missing}")
+    state = world.lake.state
+    if waiting := [h for h in state.timeline.sealed if h not in world.bad]:
+        raise Violation(f"at rest, {waiting} are not accepted")
+    if not state.is_merged:
+        raise Violation("at rest, main is not made from the other branches as they are")
+
+
+# Exploring
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What an exploration has seen."""
+
+    moments: int
+    rests: int
+    longest: int
+    said: Counter[str]
+
+    def saw(self, what: str) -> bool:
+        return any(what in step for step in self.said)
+
+
+def explore(world: World, actors: Sequence[Actor], at_most: int = 400_000) -> Explored:
+    """Visit every moment that can be reached, breadth first, so that a counterexample is a shortest one.
+
+    Raises Violation with the steps that lead to it, also for a moment from which nobody ever comes to rest.
+    """
+    first = Moment.of(world, actors)
+    reached: dict[Moment, int] = {first: 0}
+    came: list[tuple[int, str]] = [(0, "begin")]
+    depth, rests, onward = [0], [], [[0][:0]]
+    said: Counter[str] = Counter()
+    waiting = deque([first])
+
+    def path(number: int, *last: str) -> list[str]:
+        steps = list(last)
+        while number:
+            number, step = came[number]
+            steps.insert(0, step)
+        return steps
+
+    while waiting:
+        moment = waiting.popleft()
+        number = reached[moment]
+        following = moment.next()
+        if not following:
+            rests.append(number)
+            _told(path(number), check_rest, moment.world)
+        for step, after in [*following, *moment.crashes()]:
+            _told_step(path, number, step, moment.world, after.world)
+            said[step] += 1
+            if after not in reached:
+                reached[after] = len(came)
+                came.append((number, step))
+                depth.append(depth[number] + 1)
+                onward.append([])
+                waiting.append(after)
+                if len(came) > at_most:
+                    raise RuntimeError(f"expected at most {at_most} moments, found more: make the setting smaller")
+            onward[number].append(reached[after])
+    _check_that_all_come_to_rest(onward, rests, path)
+    return Explored(len(came), len(rests), max(depth), said)
+
+
+def walk(world: World, actors: Sequence[Actor], seed: int, at_most: int = 2_000) -> list[str]:
+    """One random run, until everybody is at rest; returns its steps. The seed gives the same run again."""
+    chance = random.Random(seed)
+    moment, steps = Moment.of(world, actors), [f"seed {seed}"]
+    busy, patience = 0, 0
+    while following := moment.next():
+        choices = following
+        if moment.world.crashes and chance.random() < 0.03:
+            choices = moment.crashes() or following
+        elif patience:
+            # Somebody runs on while the others are paused.
+            name = moment.actors[busy].name
+            choices = [c for c in following if c[0].startswith(name + " ")] or following
+            patience -= 1
+        else:
+            busy, patience = chance.randrange(len(moment.actors)), chance.choice([0, 1, 3, 8, 30])
+        step, after = chance.choice(choices)
+        _told([*steps, step], check_step, moment.world, after.world)
+        steps.append(step)
+        moment = after
+        if len(steps) > at_most:
+            raise Violation(_story(f"nobody came to rest in {at_most} steps", steps))
+    _told(steps, check_rest, moment.world)
+    return steps
+
+
+def settle(world: World, *actors: Actor) -> World:
+    """The world once these actors came to rest, each running as long as it can: where an exploration may begin."""
+    moment = Moment.of(world, actors)
+    while following := moment.next():
+        moment = following[0][1]
+    return moment.world
+
+
+def forget() -> None:
+    """Forget what was computed: after a decision of the product was exchanged, or to free memory."""
+    Lake.forget()
+    decide.cache_clear()
+    check_version.cache_clear()
+    _ONE.clear()
+    _STEPS.clear()
+
+
+def _told(steps: list[str], check: Callable[..., None], *worlds: World) -> None:
+    try:
+        check(*worlds)
+    except Violation as violation:
+        raise Violation(_story(str(violation), steps)) from None
+
+
+def _told_step(path: Callable[..., list[str]], number: int, step: str, before: World, after: World) -> None:
+    try:
+        check_step(before, after)
+    except Violation as violation:
+        raise Violation(_story(str(violation), path(number, step))) from None
+
+
+def _story(what: str, steps: list[str]) -> str:
+    return "\n".join([what, *(f"{i:4} {step}" for i, step in enumerate(steps, 1))])
+
+
+def _check_that_all_come_to_rest(onward: list[list[int]], rests: list[int], path: Callable[..., list[str]]) -> None:
+    back: list[list[int]] = [[] for _ in onward]
+    for number, others in enumerate(onward):
+        for other in others:
+            back[other].append(number)
+    calm, waiting = set(rests), list(rests)
+    while waiting:
+        for number in back[waiting.pop()]:
+            if number not in calm:
+                calm.add(number)
+                waiting.append(number)
+    if len(calm) < len(onward):
+        restless = next(n for n in range(len(onward)) if n not in calm)
+        raise Violation(_story("nobody ever comes to rest from here", path(restless)))

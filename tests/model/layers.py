@@ -1,0 +1,323 @@
+"""The two layers of the model: the speed job and the batch job, step by step as `MicroBatches`, `Rebuilder` and `seal`.
+
+What a layer remembers between two steps is what it loaded and asked; a plan is made again from that when it is needed,
+so that a memory is a small value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from actors import Actor, Publisher, Step
+from small_world import TOPIC, File, Lake, World, new_files
+
+from anabranch import sealing
+from anabranch.hours import Cut, hour_of, shift
+from anabranch.position import size
+from anabranch.publish import Publish
+from anabranch.sealing import Decided
+from anabranch.state import Accepted, check_topic
+from batch_layer import plan as batch_plan
+from batch_layer.balance import Balance, Counted
+from speed_layer import plan as speed_plan
+from speed_layer.plan import Next, Plan, Read, Skip, StagedBatch
+
+Pieces = tuple[tuple[int, tuple[int, int]], ...]
+LOOKBACK = 1
+
+
+@dataclass(frozen=True)
+class Speed(Publisher):
+    """The speed job: comes back hour by hour, then takes micro-batches of at most `at_most` offsets a partition."""
+
+    at: str = "come_back"
+    at_most: int = 1
+    doing: str = ""
+    ranges: Pieces = ()
+    rest: tuple[Pieces, ...] = ()
+    starts: tuple[tuple[int, int], ...] = ()
+    behind: tuple[tuple[str, ...], tuple[tuple[int, int], ...]] = ((), ())
+
+    def kept(self) -> dict[str, Any]:
+        return {"at_most": self.at_most}
+
+    def come_back(self, world: World) -> Iterator[Step]:
+        fresh, state = replace(self, last=None, staged=None, lake=None), world.lake.state
+        if not state.is_merged:
+            yield "has to merge", world, replace(fresh, at="merge", back="come_back")
+            return
+        position = check_topic(state.position, world.kafka.describe(TOPIC), TOPIC).offsets
+        step = speed_plan.plan_return(state, position)
+        if isinstance(step, Skip):
+            behind = (step.hours, tuple(sorted(step.to.items())))
+            yield f"wants to skip to {step.to}", world, replace(fresh, at="ask", doing="skip", behind=behind)
+        elif isinstance(step, Read):
+            first, *rest = [tuple(sorted(r.items())) for r in speed_plan.chunks(step.ranges, self.at_most)]
+            pieces: dict[str, Any] = {"ranges": first, "rest": tuple(rest)}
+            yield f"wants to read {step.ranges}", world, replace(fresh, at="ask", doing="read", **pieces)
+        else:
+            starts = tuple(sorted(position.items()))
+            yield f"streams from {position}", world, replace(fresh, at="stream", doing="stream", starts=starts)
+
+    def stream(self, world: World) -> Iterator[Step]:
+        starts = dict(self.starts)
+        ends = {p: len(stamps) for p, stamps in enumerate(world.kafka.log)}
+        ranges = {p: (starts.get(p, 0), min(e, starts.get(p, 0) + self.at_most)) for p, e in ends.items()}
+        if size(ranges):
+            yield f"takes {ranges}", world, self.asking(world, ranges=tuple(sorted(ranges.items())))
+
+    def ask(self, world: World) -> Iterator[Step]:
+        yield "asks", world, self.asking(world)
+
+    def check(self, world: World) -> Iterator[Step]:
+        loaded = replace(self, lake=world.lake, last=world.lake)
+        decided = self.decided(world.lake)
+        if decided is None:
+            yield "has to ask again", world, replace(loaded, at="ask")
+        elif self.doing == "skip":
+            if loaded.skipping(decided) is None:
+                yield "gives up its skip", world, replace(self, at="come_back")
+            else:
+                yield "decides to skip", world, replace(loaded, at="move")
+        else:
+            yield from loaded.act(world, loaded.plan(decided))
+
+    def act(self, world: World, plan: Plan) -> Iterator[Step]:
+        if plan.next is Next.PUBLISH:
+            yield f"decides to publish {plan.by_hour}", world, replace(self, at="move")
+        elif plan.next is Next.MERGE:
+            yield "has to merge", world, replace(self, at="merge", back="ask")
+        else:
+            left, alone = world.discard(self.staged), replace(self, staged=None)
+            if plan.next is Next.STAGE:
+                yield f"decides to stage {plan.by_hour}", left, replace(alone, at="stage")
+            elif plan.next is Next.LEAVE:
+                yield "finds its offsets published", left, alone.done()
+            else:
+                yield "lies ahead of the position", left, replace(alone, at="come_back")
+
+    def stage(self, world: World) -> Iterator[Step]:
+        assert self.lake is not None
+        plan = self.plan(self.decided(self.lake))
+        id = world.new_id(self.name)
+        files = new_files(id, plan.by_hour)
+        after = world.stage(id, files)
+        staged = after.lake.find_staged(id)
+        yield f"stages {[*files]}", after, replace(self, at="ask", staged=staged, lake=None)
+
+    def move(self, world: World) -> Iterator[Step]:
+        assert self.lake is not None
+        decided = self.decided(self.lake)
+        assert decided is not None
+        if self.doing == "skip":
+            planned = self.skipping(decided)
+            assert planned is not None
+            yield from self.publish(world, planned, decided.now)
+            return
+        assert self.batch is not None and self.staged is not None
+        hour_of_file = {f.file_path: f.hour for f in self.files}
+        yield from self.publish(
+            world,
+            speed_plan.plan_publish(decided, self.plan(decided), self.batch, hour_of_file, "", frozenset()),
+            decided.now,
+        )
+
+    def plan(self, decided: Decided | None) -> Plan:
+        assert decided is not None
+        return speed_plan.plan_micro_batch(decided, dict(self.ranges), self.batch)
+
+    def skipping(self, decided: Decided) -> Publish | None:
+        hours, to = self.behind
+        return speed_plan.plan_skip(decided, Skip(hours, dict(to)), self.id, frozenset())
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        return self.staged.files if self.staged is not None else ()  # type: ignore[return-value]
+
+    @property
+    def batch(self) -> StagedBatch | None:
+        if self.staged is None:
+            return None
+        return StagedBatch({f.hour: dict(f.ranges) for f in self.files}, self.staged, None)
+
+    def landed(self) -> Actor:
+        return replace(self).done()
+
+    def refused(self) -> Actor:
+        return replace(self, at="come_back" if self.doing == "skip" else "ask", lake=None)
+
+    def done(self) -> Actor:
+        """After a micro-batch or a skip: the next piece, the next micro-batch, or back to the table."""
+        ended = replace(self, staged=None, lake=None, asked=None, last=None, ranges=(), behind=((), ()))
+        if self.doing == "stream":
+            return replace(ended, at="stream", starts=tuple((p, e) for p, (_, e) in self.ranges))
+        if self.doing == "read" and self.rest:
+            return replace(ended, at="ask", ranges=self.rest[0], rest=self.rest[1:])
+        return replace(ended, at="come_back")
+
+
+@dataclass(frozen=True)
+class Batch(Publisher):
+    """The batch job: seals what has ended, accepts what is empty, rebuilds what waits; restates up to `restates`."""
+
+    at: str = "idle"
+    restates: int = 0
+    restating: bool = False
+    todo: tuple[str, ...] = ()
+    cut: tuple[tuple[int, tuple[int, int]], ...] = ()
+    before: int = 0
+    lookback: frozenset[str] = frozenset()
+    given_up: frozenset[str] = frozenset()
+
+    def kept(self) -> dict[str, Any]:
+        return {"restates": self.restates, "given_up": self.given_up}
+
+    def waiting(self, world: World) -> list[str]:
+        hopeless = self.given_up & world.bad
+        return [h for h in batch_plan.plan_waiting(world.lake.state) if h not in hopeless]
+
+    def idle(self, world: World) -> Iterator[Step]:
+        state = world.lake.state
+        fresh = replace(self, last=None, lake=None, asked=None, staged=None)
+        if hour_of(world.kafka.now + self.skew - self.grace) > state.timeline.open or self.waiting(world):
+            yield "starts", world, replace(fresh, at="ask")
+        if self.restates:
+            for hour in sorted(state.accepted):
+                begun = replace(fresh, at="rebuild", todo=(hour,), restating=True, restates=self.restates - 1)
+                yield f"restates {hour}", world, begun
+
+    # Seal
+
+    def ask(self, world: World) -> Iterator[Step]:
+        yield "asks", world, self.asking(world)
+
+    def check(self, world: World) -> Iterator[Step]:
+        loaded = replace(self, lake=world.lake, last=world.lake)
+        decided = self.decided(world.lake)
+        if decided is None:
+            yield "has to ask again", world, replace(loaded, at="ask")
+        elif loaded.sealing(decided) is None:
+            yield "has nothing to seal", world, replace(self, at="recover", lake=None, last=None, asked=None)
+        else:
+            yield "decides to seal", world, replace(loaded, at="seal")
+
+    def sealing(self, decided: Decided) -> Publish | None:
+        return sealing.plan_sealing(decided, self.grace, self.id, frozenset())
+
+    def seal(self, world: World) -> Iterator[Step]:
+        assert self.lake is not None
+        decided = self.decided(self.lake)
+        assert decided is not None
+        publish = self.sealing(decided)
+        assert publish is not None
+        yield from self.publish(world, publish)
+
+    # Accept what is empty, list what waits
+
+    def recover(self, world: World) -> Iterator[Step]:
+        if world.lake.state.is_merged:
+            hours = tuple(self.waiting(world))
+            empty = batch_plan.plan_empty(world.lake.state, hours)
+            rest = tuple(h for h in hours if h not in empty)
+            loaded = replace(self, todo=rest, lake=world.lake)
+            yield f"lists {hours}", world, replace(loaded, at="empty") if empty else loaded.following(rest)
+        else:
+            yield "has to merge", world, replace(self, at="merge", back="recover")
+
+    def empty(self, world: World) -> Iterator[Step]:
+        assert self.lake is not None
+        state = self.lake.state
+        candidates = batch_plan.plan_empty(state, batch_plan.plan_waiting(state))
+        publish = batch_plan.plan_acceptance_of_empty(state, candidates, self.id, world.kafka.now, frozenset())
+        assert publish is not None
+        yield from self.publish(world, publish)
+
+    # Rebuild
+
+    def following(self, todo: tuple[str, ...]) -> Actor:
+        ended = replace(self, todo=todo, staged=None, lake=None, cut=(), before=0, lookback=frozenset())
+        ended = ended if todo else replace(ended, restating=False)
+        return replace(ended, at="rebuild" if todo else "idle")
+
+    def lookback_files(self, lake: Lake) -> frozenset[str]:
+        hours = [shift(self.todo[0], -i) for i in range(1, LOOKBACK + 1)]
+        return frozenset(f.file_path for h in hours for f in lake.files_of("main", h))
+
+    def rebuild(self, world: World) -> Iterator[Step]:
+        state, hour = world.lake.state, self.todo[0]
+        cut = state.cuts.get(hour)
+        if cut is None or (state.is_accepted(hour) and not self.restating):
+            yield f"leaves {hour}", world, self.following(self.todo[1:])
+            return
+        yield (
+            f"reads {hour}: {cut.ranges}",
+            world,
+            replace(
+                self,
+                at="stage",
+                cut=tuple(sorted(cut.ranges.items())),
+                before=batch_plan.revision_now(state, hour, 0),
+                lookback=self.lookback_files(world.lake),
+            ),
+        )
+
+    def stage(self, world: World) -> Iterator[Step]:
+        hour, cut = self.todo[0], Cut("t", dict(self.cut))
+        id = world.new_id(self.name)
+        files = new_files(id, {hour: {p: r for p, r in cut.ranges.items() if size({p: r})}})
+        after = world.stage(id, files)
+        staged = after.lake.find_staged(id)
+        distinct = {p: sum(1 for q, _ in files[0].rows if q == p) for p in cut.ranges}
+        balance = Balance(cut, Counted(distinct, files[0].record_count), Counted(), {}, {})
+        assert not balance.problems(()), balance.problems(())
+        if hour in world.bad:
+            refused = replace(self, given_up=self.given_up | {hour}).following(self.todo[1:])
+            yield f"refuses {hour}", after.discard(staged), refused
+        else:
+            yield f"stages {[*files]}", after, replace(self, at="verdict", staged=staged)
+
+    def verdict(self, world: World) -> Iterator[Step]:
+        assert self.staged is not None
+        hour, state = self.todo[0], world.lake.state
+        found = batch_plan.plan_acceptance(
+            state, hour, Cut("t", dict(self.cut)), self.before, self.staged.wap_id,
+            self.lookback_files(world.lake), self.lookback,
+        )  # fmt: skip
+        said = f"{hour}: {found.value}"
+        if found is batch_plan.Verdict.PUBLISH:
+            yield said, world, replace(self, at="accept", lake=world.lake)
+        elif found is batch_plan.Verdict.MERGE:
+            yield said, world, replace(self, at="merge", back="verdict")
+        elif found is batch_plan.Verdict.MOVED:
+            yield said, world.discard(self.staged), replace(self, at="rebuild", staged=None)
+        elif found is batch_plan.Verdict.OVERTAKEN:
+            yield said, world.discard(self.staged), self.following(self.todo[1:])
+        else:
+            yield said, world, self.restarted()
+
+    def accept(self, world: World) -> Iterator[Step]:
+        assert self.lake is not None and self.staged is not None
+        hour, state = self.todo[0], self.lake.state
+        files = {b: self.lake.files_of(b, hour) for b in ("batch", "main")}
+        accepted = Accepted(self.before + 1, Cut("t", dict(self.cut)))
+        yield from self.publish(
+            world,
+            batch_plan.plan_publish(
+                state,
+                [batch_plan.Rebuilt(hour, accepted, self.staged, **files, letters=(), said={})],  # type: ignore[arg-type]
+                world.kafka.now,
+                frozenset(),
+            ),
+        )  # fmt: skip
+
+    def landed(self) -> Actor:
+        fresh = replace(self, lake=None)
+        if self.at in ("accept", "empty"):
+            return fresh.following(self.todo[1:] if self.at == "accept" else self.todo)
+        return replace(fresh, at="recover", asked=None, last=None)
+
+    def refused(self) -> Actor:
+        back = {"seal": "ask", "empty": "recover", "accept": "verdict"}[self.at]
+        return replace(self, at=back, lake=None)

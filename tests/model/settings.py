@@ -1,0 +1,76 @@
+"""Settings to explore: who takes part, and what happens to Kafka meanwhile."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from typing import Any
+
+from actors import Actor, Broker, Maintenance, Merger, Operator
+from layers import Batch, Speed
+from small_world import BEGIN, World, new_world
+
+from anabranch.hours import hour_of, shift
+
+H0 = hour_of(BEGIN)
+H1, H2 = shift(H0, 1), shift(H0, 2)
+
+Event = tuple[Any, ...]
+# A record, then the next hour.
+ONE_HOUR: tuple[Event, ...] = (("record", 0, 0), ("tick", 60))
+# A record in each of the first two hours; the third has begun.
+TWO_HOURS: tuple[Event, ...] = (("record", 0, 0), ("tick", 40), ("record", 0, 0), ("tick", 60))
+# A record in each of three hours; the fourth has begun.
+THREE_HOURS: tuple[Event, ...] = (*TWO_HOURS, ("record", 0, 0), ("tick", 60))
+RECORD: Event = ("record", 0, 0)
+
+
+def broker(*script: Event) -> Broker:
+    return Broker("kafka", script=script)
+
+
+def at_random(seed: int) -> tuple[World, list[Actor]]:
+    """A larger setting: two partitions and perhaps a third, about four hours, two of each layer, everybody else too."""
+    chance = random.Random(seed)
+    grace = timedelta(minutes=chance.choice([0, 2, 90]))
+    hours = [shift(H0, i) for i in range(4)]
+    wishes = tuple((chance.choice(hours), chance.choice(["speed", "batch", None])) for _ in range(chance.randrange(5)))
+    at_most = chance.choice([1, 2, 5])
+    actors: list[Actor] = [
+        Broker("kafka", script=script_at_random(chance)),
+        Speed("speed", at_most=at_most, skew=skew(chance)),
+        Batch("batch", grace=grace, restates=chance.choice([0, 1, 3]), skew=skew(chance)),
+    ]
+    others = [
+        Speed("rival", at_most=at_most, skew=skew(chance)),
+        Batch("backlog", grace=grace, restates=chance.choice([0, 1]), skew=skew(chance)),
+        Operator("operator", wishes=wishes, patient=chance.random() < 0.8),  # type: ignore[arg-type]
+        Merger("merger", runs=2),
+        Maintenance("maintenance", runs=3),
+    ]
+    actors += [other for other in others if chance.random() < 0.6]
+    world = new_world(
+        partitions=2,
+        orphans=True,
+        crashes=chance.choice([0, 1, 4]),
+        answers_to_lose=chance.choice([0, 1, 3]),
+        bad=frozenset(h for h in hours if chance.random() < 0.2),
+    )
+    return world, actors
+
+
+def skew(chance: random.Random) -> timedelta:
+    """How far a machine's clock is off; the product stops above 30 s."""
+    return timedelta(seconds=chance.choice([0, 0, -15, 15]))
+
+
+def script_at_random(chance: random.Random) -> tuple[Event, ...]:
+    """Records around the ends of hours, on time, late and early; in the end all hours have ended and are mended."""
+    events: list[Event] = []
+    for _ in range(chance.randrange(4, 14)):
+        if chance.random() < 0.65:
+            minutes = chance.choice([0, 0, 0, -1, 1, -50, 50, 60 * 24 * 365])
+            events.append(("record", chance.choice([0, 0, 0, 1, 1, 2]), minutes))
+        else:
+            events.append(("tick", chance.choice([0.2, 1, 29.8, 30, 60, 150])))
+    return (*events, ("tick", 60), ("mend",), ("tick", 150))

@@ -1,0 +1,132 @@
+"""Every interleaving of small settings: whatever is paused or killed wherever, `main` is exact.
+
+Each setting says what its exploration must have seen, so that the hazard is known to have happened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from actors import Actor, Maintenance, Merger, Operator
+from exploration import explore, settle
+from layers import Batch, Speed
+from settings import H0, H1, ONE_HOUR, RECORD, THREE_HOURS, TWO_HOURS, broker
+from small_world import new_world
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Who takes part, what was over before they begin, and what their interleavings must show."""
+
+    actors: tuple[Actor, ...]
+    sees: tuple[str, ...]
+    before: tuple[Actor, ...] = ()
+    world: dict[str, Any] = field(default_factory=dict)
+
+
+SETTINGS = {
+    "either layer killed at any step": Setting(
+        (broker(*TWO_HOURS), Speed("speed"), Batch("batch")),
+        ("speed is killed at stage", "speed is killed at move", "batch is killed at accept", "speed is refused"),
+        world={"crashes": 1},
+    ),
+    "an answer lost, and a process killed": Setting(
+        (broker(*ONE_HOUR, RECORD), Speed("speed"), Batch("batch")),
+        ("speed finds that it had landed", "batch finds that it had landed", "speed is killed at look"),
+        world={"crashes": 1, "answers_to_lose": 1},
+    ),
+    "two speed layers, their micro-batches of different sizes": Setting(
+        (broker(RECORD, RECORD, RECORD), Speed("speed"), Speed("rival", at_most=2)),
+        ("finds its offsets published", "speed is refused", "decides to stage {'2026-11-21T00': {0: (1, 2)}}"),
+    ),
+    "two speed layers at an hour's end": Setting(
+        (broker(RECORD, ("tick", 60), RECORD), Speed("speed"), Speed("rival", at_most=2)),
+        ("rival decides to stage {'2026-11-21T00': {0: (0, 1)}, '2026-11-21T01': {0: (1, 2)}}",),
+        world={"crashes": 1},
+    ),
+    "two speed layers, and a partition that one of them does not know yet": Setting(
+        (broker(RECORD, ("record", 1, 0)), Speed("speed"), Speed("rival")),
+        ("has to ask again", "takes {0: (1, 1), 1: (0, 1)}"),
+    ),
+    "clocks half a minute apart at an hour's end": Setting(
+        (
+            broker(("tick", 29.9), RECORD, ("tick", 0.2), RECORD, ("tick", 1)),
+            Speed("speed", skew=timedelta(seconds=15)),
+            Batch("batch", skew=timedelta(seconds=-15)),
+        ),
+        ("reads 2026-11-21T00",),
+    ),
+    "two speed layers that come back to an accepted hour": Setting(
+        (broker(RECORD), Speed("speed"), Speed("rival")),
+        ("speed decides to skip", "gives up its skip", "is killed at move"),
+        before=(broker(*ONE_HOUR), Batch("batch")),
+        world={"crashes": 1},
+    ),
+    "a speed layer that comes back to a refused hour between two accepted ones": Setting(
+        (broker(("mend",), RECORD), Speed("speed"), Batch("batch")),
+        ("wants to read {0: (1, 2)}", "wants to skip", "batch 2026-11-21T01: it can be published"),
+        before=(broker(*THREE_HOURS), Batch("before")),
+        world={"crashes": 1, "bad": frozenset({H1})},
+    ),
+    "an hour refused, then mended": Setting(
+        (broker(*TWO_HOURS, ("mend",)), Speed("speed"), Batch("batch")),
+        ("batch refuses 2026-11-21T00", "batch 2026-11-21T00: it can be published"),
+        world={"bad": frozenset({H0})},
+    ),
+    "two batch runs of an hour, and its restatement": Setting(
+        (broker(*ONE_HOUR), Speed("speed"), Batch("batch", restates=1), Batch("backlog")),
+        ("batch restates 2026-11-21T00", "another run was first", "backlog is refused"),
+    ),
+    "two batch runs of two hours, out of order": Setting(
+        (broker(*TWO_HOURS), Batch("batch", restates=1), Batch("backlog")),
+        ("what main serves in the look-back is not what", "another run was first"),
+    ),
+    "an hour given to the speed layer, and taken back": Setting(
+        (
+            broker(*ONE_HOUR),
+            Speed("speed"),
+            Batch("batch", restates=1),
+            Operator("operator", wishes=((H0, "speed"), (H0, None))),
+        ),
+        ("operator publishes", "the speed layer has not read it to its end", "the speed layer skipped it", "restates"),
+        world={"crashes": 1},
+    ),
+    "an hour given to the batch layer before its time": Setting(
+        (
+            broker(*ONE_HOUR),
+            Speed("speed"),
+            Batch("batch"),
+            Merger("merger"),
+            Operator("operator", wishes=((H0, "batch"), (H0, None))),
+        ),
+        ("the batch layer has not accepted it", "it is not sealed", "operator publishes"),
+    ),
+    "expiry and orphan removal around whatever is staged": Setting(
+        (broker(*ONE_HOUR), Speed("speed"), Batch("batch"), Maintenance("maintenance")),
+        ("its staged snapshot is gone", "maintenance removes ['speed-0/T00']", "maintenance removes ['batch-"),
+        world={"crashes": 1, "orphans": True},
+    ),
+    "a record stamped ahead that the speed layer has published": Setting(
+        (broker(("record", 0, 45), ("tick", 60), RECORD), Speed("speed"), Batch("batch")),
+        ("reads 2026-11-21T00: {0: (0, 1)}",),
+        world={"crashes": 1},
+    ),
+    "the branch of the speed layer set back": Setting(
+        (broker(RECORD, RECORD, ("restore",), RECORD), Speed("speed")),
+        ("lies ahead of the position", "decides to merge"),
+        world={"crashes": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_interleaving_keeps_main_exact(name: str) -> None:
+    setting = SETTINGS[name]
+    world = settle(new_world(**setting.world), *setting.before)
+    explored = explore(world, setting.actors)
+    print(f"{name}: {explored.moments} moments, {explored.rests} of rest, at most {explored.longest} steps")
+    for what in setting.sees:
+        assert explored.saw(what), f"expected {what!r} to happen, found only {sorted(explored.said)}"

@@ -1,0 +1,146 @@
+"""The model has teeth: when a decision of the product is taken out, the exploration finds what it was there for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import pytest
+from actors import Actor, Maintenance, Operator
+from exploration import explore, forget, settle
+from layers import Batch, Speed
+from settings import H0, ONE_HOUR, RECORD, broker
+from small_world import Violation, new_world
+
+from anabranch import hours, publish
+from anabranch.lake import Change, Commit
+from anabranch.position import Position, Standing
+from anabranch.publish import Publish
+from batch_layer import plan as batch_plan
+from serving_layer import merger
+from speed_layer import plan as speed_plan
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A decision, what takes its place, and who has to take part for that to show."""
+
+    name: str
+    module: Any
+    decision: str
+    instead: Callable[[Any], Any]
+    actors: tuple[Actor, ...]
+    finds: str
+    before: tuple[Actor, ...]
+    world: dict[str, Any]
+
+    def explore(self) -> None:
+        forget()
+        explore(settle(new_world(**self.world), *self.before), self.actors)
+
+
+def mutant(
+    module: Any,
+    decision: str,
+    instead: Callable[[Any], Any],
+    *actors: Actor,
+    finds: str,
+    name: str,
+    before: tuple[Actor, ...] = (),
+    **world: Any,
+) -> Any:
+    return pytest.param(Mutant(name, module, decision, instead, actors, finds, before, world), id=name)
+
+
+def requiring_no_head(real: Callable[..., Commit]) -> Callable[..., Commit]:
+    return lambda *given: replace(real(*given), heads={})
+
+
+def expiring_outside_a_publish(real: Callable[..., Commit]) -> Callable[..., Commit]:
+    def to_commit(state: Any, planned: Any, now: datetime) -> Commit:
+        commit = real(state, planned, now)
+        return replace(commit, changes=(), heads={}) if "expire" in commit.id else commit
+
+    return to_commit
+
+
+def without_floor(real: Callable[..., int]) -> Callable[..., int]:
+    return lambda found, stable_end, floor, now: real(found, stable_end, 0, now)
+
+
+def below_the_position(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda timeline, position, *rest: real(timeline, dict.fromkeys(position, 0), *rest)
+
+
+def skipping_blindly(real: Callable[..., Any]) -> Callable[..., Any]:
+    def plan_skip(decided: Any, skip: Any, *rest: Any) -> Any:
+        return Publish(rest[0], (Change("speed"),), decided.timeline, Position("t", skip.to))
+
+    return plan_skip
+
+
+def always(value: Any) -> Callable[[Any], Any]:
+    return lambda real: lambda *given, **named: value
+
+
+def speeds(one: int = 1, other: int = 1) -> tuple[Actor, ...]:
+    return Speed("speed", at_most=one), Speed("rival", at_most=other)
+
+
+TO_SPEED = Operator("operator", wishes=((H0, "speed"),))
+
+MUTANTS = [
+    mutant(
+        speed_plan, "classify", always(Standing.ADJACENT), broker(RECORD, RECORD, ("restore",), RECORD), Speed("speed"),
+        finds="main lacks", name="the position check",
+    ),
+    mutant(
+        speed_plan, "trim", lambda real: lambda ranges, position: ranges, broker(RECORD, RECORD), *speeds(1, 2),
+        finds="more than once", name="the trim of an overlapping range",
+    ),
+    mutant(
+        publish, "to_commit", requiring_no_head, broker(RECORD, RECORD), *speeds(),
+        finds="the position moved back", name="the heads that a publish requires",
+    ),
+    mutant(
+        hours, "plan_boundary", without_floor, broker(("record", 0, 45), ("tick", 60)), Speed("speed"), Batch("batch"),
+        finds="is accepted as {0: (0, 0)}, main serves", name="the cut's clamp",
+    ),
+    mutant(
+        hours, "plan_boundaries", below_the_position, broker(("record", 0, 45), ("tick", 60)), Speed("speed"),
+        Batch("batch"), finds="is accepted as {0: (0, 0)}, main serves", name="the position under the cut",
+    ),
+    mutant(
+        speed_plan, "_is_there", always(True), broker(RECORD), Speed("speed"), Maintenance("maintenance"),
+        finds="which storage does not hold", name="the speed layer's look for what it staged", orphans=True,
+    ),
+    mutant(
+        batch_plan, "staged_snapshot", always(object()), broker(*ONE_HOUR), Batch("batch"), Maintenance("maintenance"),
+        finds="which storage does not hold", name="the batch layer's look for what it staged", orphans=True,
+    ),
+    mutant(
+        publish, "to_commit", expiring_outside_a_publish, broker(RECORD), Speed("speed"), Maintenance("maintenance"),
+        finds="which storage does not hold", name="expiry inside a publish", orphans=True,
+    ),
+    mutant(
+        merger, "covers", always(None), broker(*ONE_HOUR), Speed("speed"), Batch("batch"), TO_SPEED,
+        finds="main serves []", name="the merger's look at coverage",
+    ),
+    mutant(
+        speed_plan, "plan_skip", skipping_blindly, broker(RECORD), *speeds(), finds="the position moved back",
+        name="the skip's look at where the table is by now", before=(broker(*ONE_HOUR), Batch("batch")),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_decision_that_is_taken_out_is_missed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.explore()
+    real = getattr(mutant.module, mutant.decision)
+    monkeypatch.setattr(mutant.module, mutant.decision, mutant.instead(real))
+    with pytest.raises(Violation) as found:
+        mutant.explore()
+    assert mutant.finds in str(found.value)
+    print(found.value)

@@ -1,0 +1,39 @@
+"""Random walks of larger settings: two or three partitions, some hours, two of each layer, an operator, maintenance.
+
+`MODEL_WALKS` and `MODEL_SEED` say how many walks there are and where they begin; a failure prints the seed of its walk,
+and `MODEL_WALKS=1 MODEL_SEED=<seed>` walks it again.
+"""
+
+from __future__ import annotations
+
+import os
+
+from exploration import forget, walk
+from settings import at_random
+
+WALKS = int(os.environ.get("MODEL_WALKS", "200"))
+SEED = int(os.environ.get("MODEL_SEED", "1"))
+
+# What a few hundred walks have to come across, so that it is known that they happen.
+SEEN = (
+    "is refused", "is killed at move", "is killed at accept", "publishes, and the answer is lost", "gives up its skip",
+    "finds its offsets published", "has to ask again", "wants to skip", "wants to read", "another run was first",
+    "its staged snapshot is gone", "the look-back is not what", "refuses 2026-11-21T0", "restates 2026-11-21T0",
+    "operator publishes", "the speed layer skipped it", "maintenance removes", "sees all hours mended",
+)  # fmt: skip
+
+
+def test_random_walks_keep_main_exact() -> None:
+    missed, steps = set(SEEN), 0
+    for seed in range(SEED, SEED + WALKS):
+        if seed % 20 == 0:
+            forget()
+        told = walk(*at_random(seed), seed)
+        steps += len(told)
+        missed -= {what for what in missed if any(what in step for step in told)}
+    print(f"{WALKS} walks from seed {SEED}, {steps} steps")
+    assert not missed or WALKS < 200, f"expected {WALKS} walks to come across all of it, found none with {missed}"
+
+
+def test_a_walk_is_the_same_again() -> None:
+    assert walk(*at_random(SEED), SEED) == walk(*at_random(SEED), SEED)
