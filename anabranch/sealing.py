@@ -10,7 +10,7 @@ from typing import Protocol
 
 from anabranch import hours, ledger
 from anabranch.config import Environment, Stream
-from anabranch.errors import ConfigurationError, Transient
+from anabranch.errors import ConfigurationError, PositionError, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Timeline
 from anabranch.kafka import KafkaAdapter
@@ -18,7 +18,7 @@ from anabranch.lake import Change, Lake, Tag
 from anabranch.position import Offsets, Position, Stamped, Topic
 from anabranch.publish import TAG_AGE, Publish, new_id, run
 from anabranch.s3 import ObjectStore, bucket_of
-from anabranch.state import State, check_topic, load_state
+from anabranch.state import State, check_log_end, check_topic, load_state
 
 LOG = logging.getLogger(__name__)
 
@@ -90,6 +90,7 @@ def ask(kafka: Questions, topic_name: str, state: State, now: datetime, grace: t
     if wanted := hours.undecided(_with_first_hour(state, position, asked), position.offsets, asked.until):
         answers = {h: kafka.first_from(topic, hours.end_of(h)) for h in wanted}
         asked = replace(asked, answers=answers, ends=kafka.stable_ends(topic))
+        check_log_end(position, asked.ends, topic_name)
     return asked
 
 
@@ -98,9 +99,7 @@ def plan_decided(state: State, asked: Asked) -> Decided | None:
 
     None when the table moved on so far that it needs answers which were not asked for.
     """
-    if state.position.topic_id not in ("", asked.topic.id) or not set(state.position.offsets) <= set(
-        asked.topic.partitions
-    ):
+    if not _fits(state.position, asked.topic):
         return None  # Somebody published what is newer than the answers: `ask` tells whether Kafka contradicts it.
     position = check_topic(state.position, asked.topic, asked.topic.name)
     timeline = _with_first_hour(state, position, asked)
@@ -128,10 +127,19 @@ class HourClock:
 
         Raises PositionError for a recreated topic, Transient when a neighbour does not answer.
         """
+        fresh = self._last is None
         state = self._last or load_state(self._lake, self._stream.table)
         while True:
-            asked = ask(self._kafka, self._stream.topic, state, datetime.now(UTC), grace)
+            try:
+                asked = ask(self._kafka, self._stream.topic, state, datetime.now(UTC), grace)
+            except PositionError:
+                # The state may be older than an adoption: only a topic described after a fresh load contradicts it.
+                if fresh:
+                    raise
+                state, fresh = load_state(self._lake, self._stream.table), True
+                continue
             state = self._last = load_state(self._lake, self._stream.table)
+            fresh = True
             if (decided := plan_decided(state, asked)) is not None:
                 return decided
 
@@ -153,6 +161,11 @@ def plan_sealing(decided: Decided, grace: timedelta, id: str, confirmed: frozens
     tags = (tag,) if tag.name not in state.table.metadata.refs else ()
     bound = replace(state.position, topic_id=position.topic_id)
     return Publish(id, (Change("speed"),), planned, bound, decisions=rows, confirmed=confirmed, tags=tags)
+
+
+def _fits(position: Position, topic: Topic) -> bool:
+    """Whether the topic as described can be the one that the position belongs to."""
+    return position.topic_id in ("", topic.id) and set(position.offsets) <= set(topic.partitions)
 
 
 def seal(environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:

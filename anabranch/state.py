@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from anabranch import snapshots
 from anabranch.errors import PositionError, Terminal
 from anabranch.hours import Cut, Timeline, shift
-from anabranch.position import Position, Topic
+from anabranch.position import Offsets, Position, Topic
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -172,3 +172,15 @@ def check_topic(position: Position, topic: Topic | None, name: str) -> Position:
         )
     bound = Position(topic.id, position.offsets)
     return bound.with_partitions(topic.partitions)
+
+
+def check_log_end(position: Position, ends: Offsets, name: str) -> None:
+    """Raise PositionError when a partition's log ends below the position. `ends` were asked after the position was
+    loaded."""
+    beyond = {p: o for p, o in sorted(position.offsets.items()) if o > ends.get(p, o)}
+    if beyond:
+        p, expected = next(iter(beyond.items()))
+        raise PositionError(
+            f"topic {name}: expected partition {p} to reach the position {expected}, found its log to end at "
+            f"{ends[p]}: records that are published were lost in Kafka; run `anabranch adopt`"
+        )

@@ -29,7 +29,7 @@ from anabranch.kafka_frames import read_ranges, read_stream
 from anabranch.position import Offsets, Ranges, from_keys, to_keys
 from anabranch.sealing import check_clock
 from anabranch.session import Job, main, open_job, parser
-from anabranch.state import check_topic, load_state
+from anabranch.state import check_log_end, check_topic, load_state
 from anabranch.tables import require_columns
 from speed_layer.micro_batch import MicroBatches
 from speed_layer.plan import Skip, chunks, plan_return
@@ -103,13 +103,7 @@ class SpeedJob:
                 self._batches.skip(step)
                 continue
             starts = job.kafka.log_starts(topic)
-            ends = job.kafka.stable_ends(topic)
-            if beyond := {p: (o, ends[p]) for p, o in position.offsets.items() if o > ends[p]}:
-                p, (expected, found) = next(iter(beyond.items()))
-                raise PositionError(
-                    f"topic {job.stream.topic}: expected partition {p} to reach the position {expected}, found its "
-                    f"log to end at {found}: records that are published were lost in Kafka; run `anabranch adopt`"
-                )
+            check_log_end(position, job.kafka.stable_ends(topic), job.stream.topic)
             if any(s > position.offsets[p] for p, s in starts.items()):
                 if job.stream.speed.lost_offsets == "stop":
                     lost = {p: [position.offsets[p], s] for p, s in starts.items() if s > position.offsets[p]}

@@ -118,7 +118,7 @@ class MicroBatches:
         publish = plan_skip(decided, skip, new_id(), self._confirmed)
         if publish is None:
             return False
-        return self._move(decided, publish, f"hours {', '.join(skip.hours)} are covered by the batch layer")
+        return self._move(decided, publish, skip.why)
 
     def skip_lost(self, log_starts: dict[int, int]) -> bool:
         """Move the position to the log's start, recording the range that retention took. Loud on purpose."""

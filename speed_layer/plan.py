@@ -102,6 +102,17 @@ class Skip:
     hours: tuple[str, ...]
     to: Offsets
 
+    @property
+    def why(self) -> str:
+        """For the log: what is skipped, and who has it."""
+        match self.hours:
+            case ():
+                return "the hours behind are covered by the batch layer"
+            case (hour,):
+                return f"hour {hour} is covered by the batch layer"
+            case many:
+                return f"hours {', '.join(many)} are covered by the batch layer"
+
 
 @dataclass(frozen=True)
 class Read:

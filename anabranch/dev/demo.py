@@ -214,7 +214,7 @@ class _Demo:
         began = time.monotonic()
         age = self._await_head(speed)
         for event in speed.events():
-            if event.endswith("are covered by the batch layer"):
+            if event.endswith("covered by the batch layer"):
                 self._story.say(f"Its log says: {event.split('}: ')[-1]}; so it skipped them")
         self._story.say(
             f"{behind:,} offsets behind at its start, {time.monotonic() - began:.0f} s later at the head: the newest "

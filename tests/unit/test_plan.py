@@ -38,6 +38,12 @@ def test_accepted_hours_are_skipped_in_one_step() -> None:
     assert plan_return(outage({0: 3, 1: 0}, "aaaaa"), {0: 3, 1: 0}) == Skip(tuple(H[:5]), {0: 50, 1: 5})
 
 
+def test_a_skip_says_who_has_the_hours() -> None:
+    assert Skip((H[0],), {}).why == f"hour {H[0]} is covered by the batch layer"
+    assert Skip((H[0], H[1]), {}).why == f"hours {H[0]}, {H[1]} are covered by the batch layer"
+    assert Skip((), {}).why == "the hours behind are covered by the batch layer"
+
+
 def test_a_refused_hour_between_two_accepted_ones_is_never_jumped_over() -> None:
     position = {0: 12, 1: 1}
     steps = []

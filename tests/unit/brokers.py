@@ -1,0 +1,43 @@
+"""A topic in memory that answers as the Kafka adapter does, with a hook for what others do between two questions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import cast
+
+from anabranch.kafka import KafkaAdapter
+from anabranch.position import Stamped, Topic
+
+
+@dataclass
+class Broker:
+    """`log` holds the records' timestamps (milliseconds) by partition. `id` None: no such topic."""
+
+    id: str | None = "t"
+    log: dict[int, list[int]] = field(default_factory=lambda: {0: []})
+    after_describe: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def adapter(self) -> KafkaAdapter:
+        return cast("KafkaAdapter", self)
+
+    def describe(self, name: str) -> Topic | None:
+        found = Topic(name, self.id, tuple(sorted(self.log))) if self.id is not None else None
+        if self.after_describe:
+            self.after_describe.pop(0)()
+        return found
+
+    def stable_ends(self, topic: Topic) -> dict[int, int]:
+        return {p: len(self.log[p]) for p in topic.partitions}
+
+    def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
+        millis = int(when.timestamp() * 1000)
+        return {
+            p: next((Stamped(o, ts) for o, ts in enumerate(self.log[p]) if ts >= millis), None)
+            for p in topic.partitions
+        }
+
+    def close(self) -> None:
+        pass
