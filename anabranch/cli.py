@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn
 
 import click
 
-from anabranch import __version__
+from anabranch import __version__, operating
 from anabranch.errors import AnabranchError
-
-if TYPE_CHECKING:
-    from anabranch.session import Job
+from anabranch.options import open_stream, options
 
 
 class _Commands(click.Group):
@@ -49,24 +47,9 @@ def main() -> None:
     """
 
 
-def _options(command: Callable[..., None]) -> Callable[..., None]:
-    command = click.option("--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")(
-        command
-    )
-    return click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")(command)
-
-
-def _job(stream: str, conf: str | None) -> Job:
-    from anabranch.logs import configure_logging
-    from anabranch.session import open_job
-
-    configure_logging()
-    return open_job(stream, conf)
-
-
 @main.command()
 @click.argument("stream", required=False)
-@_options
+@options
 def apply(stream: str | None, conf: str | None, output: str) -> None:
     """Create or evolve tables, branches and bucket; say what changed. Without STREAM: all streams."""
     from anabranch import config, tables
@@ -77,7 +60,7 @@ def apply(stream: str | None, conf: str | None, output: str) -> None:
         raise AnabranchError(f"{config.resolve_folder(conf)}/streams: expected at least one stream's file, found none")
     done = {}
     for name in names:
-        job = _job(name, conf)
+        job = open_stream(name, conf)
         try:
             done[name] = tables.apply(job.environment, job.stream, job.lake, job.kafka)
         finally:
@@ -92,7 +75,7 @@ def apply(stream: str | None, conf: str | None, output: str) -> None:
 @main.command()
 @click.argument("stream")
 @click.option("--available-now", is_flag=True, help="Publish what is there, then end.")
-@_options
+@options
 def speed(stream: str, available_now: bool, conf: str | None, output: str) -> None:
     """Run the speed layer: publish the stream's records within seconds, until told to stop (SIGTERM, Ctrl-C).
 
@@ -106,7 +89,7 @@ def speed(stream: str, available_now: bool, conf: str | None, output: str) -> No
 @click.option("--hour", metavar="HOUR", help="One hour, such as 2026-11-21T03 (UTC); default: all that wait.")
 @click.option("--restate", is_flag=True, help="Publish a new revision of an accepted hour.")
 @click.option("--seal-only", is_flag=True, help="Only seal the hours that have ended; needs no Spark.")
-@_options
+@options
 def batch(stream: str, hour: str | None, restate: bool, seal_only: bool, conf: str | None, output: str) -> None:
     """Seal every hour that has ended and rebuild each that is not accepted, oldest first."""
     from anabranch import hours
@@ -126,7 +109,7 @@ def _seal(stream: str, hour: str | None, conf: str | None, output: str) -> None:
     from anabranch import sealing
     from anabranch.output import print_json
 
-    job = _job(stream, conf)
+    job = open_stream(stream, conf)
     try:
         sealed = sealing.seal(job.environment, job.stream, job.lake, job.kafka)
         if hour is not None:
@@ -152,13 +135,13 @@ def _submit(layer: str, stream: str, conf: str | None, output: str, extra: Seque
 @main.command()
 @click.argument("stream")
 @click.option("--dry-run", is_flag=True, help="Only say what would change.")
-@_options
+@options
 def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
     """Make main right: for each hour the files of the layer that serves it. Nothing is copied."""
     from anabranch.output import print_json
     from serving_layer import merger
 
-    job = _job(stream, conf)
+    job = open_stream(stream, conf)
     swaps = merger.merge(job.lake, job.stream, dry_run=dry_run, everything=True)
     rows = [
         {"hour": s.hour, "served": s.layer, "added": len(s.add), "removed": len(s.remove), "reason": s.refused}
@@ -178,23 +161,23 @@ def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
 
 @main.command()
 @click.argument("stream")
-@_options
+@options
 def hours(stream: str, conf: str | None, output: str) -> None:
     """The ledger's newest row for each hour: who serves it, its counts and its checks."""
     from serving_layer import status as views
 
-    job = _job(stream, conf)
+    job = open_stream(stream, conf)
     views.print_hours(views.hours(job), output)
 
 
 @main.command()
 @click.argument("stream")
-@_options
+@options
 def status(stream: str, conf: str | None, output: str) -> None:
     """Position, lag, last publish, backlog, and the serving layer by hour."""
     from serving_layer import status as views
 
-    job = _job(stream, conf)
+    job = open_stream(stream, conf)
     try:
         views.print_status(views.status(job), output)
     finally:
@@ -222,6 +205,8 @@ def query(sql: str, output: Literal["table", "csv", "json", "parquet"], out: str
     names = [n for s in streams for n in (s.table, s.dead_letters_table, s.hours_table)]
     write_result(run_query(sql, lake.tables(names), catalog=lake.catalog_name), output, Path(out) if out else None)
 
+
+main.add_command(operating.adopt)
 
 if __name__ == "__main__":
     main()

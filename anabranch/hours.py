@@ -87,12 +87,23 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Adoption:
+    """`hour` was the last of the log that had `topic_id`; the hours after it begin at `begins`, where offsets begin
+    anew: in a recreated topic, or in a log that lost its end."""
+
+    hour: str
+    topic_id: str
+    begins: Offsets
+
+
+@dataclass(frozen=True)
 class Timeline:
     """What is decided about the hours.
 
     `open` is the oldest hour not sealed and begins at `start`. `boundaries` holds, for hours that have ended but are
     not sealed, the ends that the speed layer has already used. `sealed` holds the cuts of sealed hours until the
-    batch layer has accepted them. `skipped` names the hours that the speed layer jumped over, wholly or in part.
+    batch layer has accepted them. `skipped` names the hours that the speed layer jumped over, wholly or in part; of
+    those before `covered_from` it has the rows of the `kept` ones alone. `adoptions` come oldest first.
     """
 
     first: str
@@ -101,6 +112,18 @@ class Timeline:
     boundaries: dict[str, Offsets] = field(default_factory=dict)
     sealed: dict[str, Cut] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
+    covered_from: str = ""
+    kept: tuple[str, ...] = ()
+    adoptions: tuple[Adoption, ...] = ()
+
+    @property
+    def since(self) -> str:
+        """The first hour whose offsets are of the log that the position belongs to; others cannot be compared."""
+        return shift(self.adoptions[-1].hour, 1) if self.adoptions else self.first
+
+    def is_skipped(self, hour: str) -> bool:
+        """Whether the speed layer's rows do not account for the whole hour: jumped over, or dropped since."""
+        return hour in self.skipped or (hour < self.covered_from and hour not in self.kept)
 
     def to_json(self) -> str:
         return json.dumps(
@@ -111,6 +134,11 @@ class Timeline:
                 "boundaries": {h: to_keys(b) for h, b in sorted(self.boundaries.items())},
                 "sealed": {h: c.as_dict() for h, c in sorted(self.sealed.items())},
                 "skipped": list(self.skipped),
+                "covered_from": self.covered_from,
+                "kept": list(self.kept),
+                "adoptions": [
+                    {"hour": a.hour, "topic_id": a.topic_id, "begins": to_keys(a.begins)} for a in self.adoptions
+                ],
             },
             separators=(",", ":"),
         )
@@ -125,6 +153,9 @@ class Timeline:
             {h: from_keys(b) for h, b in data["boundaries"].items()},
             {h: Cut.from_dict(c) for h, c in data["sealed"].items()},
             tuple(data["skipped"]),
+            data.get("covered_from", ""),
+            tuple(data.get("kept", ())),
+            tuple(Adoption(a["hour"], a["topic_id"], from_keys(a["begins"])) for a in data.get("adoptions", ())),
         )
 
 
@@ -232,7 +263,7 @@ def hour_ranges(timeline: Timeline, cuts: Mapping[str, Cut], position: Offsets, 
     ranges = [
         HourRange(hour, cut.ends)
         for hour, cut in sorted(cuts.items())
-        if any(e > position.get(p, 0) for p, e in cut.ends.items())
+        if hour >= timeline.since and any(e > position.get(p, 0) for p, e in cut.ends.items())
     ]
     ended = _ended(timeline, now)
     ranges += [HourRange(h, timeline.boundaries[h]) for h in ended]

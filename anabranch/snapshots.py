@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from pyiceberg.manifest import DataFile, ManifestEntryStatus
@@ -81,6 +81,22 @@ def branch_properties(table: Table, branch: str) -> dict[str, str]:
     if summary is None:
         return {}
     return {k: v for k, v in summary.additional_properties.items() if k.startswith(PREFIX) and k != PUBLISH_ID}
+
+
+def published_since(table: Table, branch: str, key: str) -> datetime:
+    """When the branch's word on `key` was first published, as far back as its snapshots are remembered."""
+    said = branch_properties(table, branch).get(key)
+    found = snapshot = way_back(table, branch)[-1]
+    while snapshot.parent_snapshot_id is not None:
+        parent = table.metadata.snapshot_by_id(snapshot.parent_snapshot_id)
+        if parent is None:
+            break
+        snapshot = parent
+        if snapshot.summary is not None and (before := snapshot.summary.get(key)) is not None:
+            if before != said:
+                break
+            found = snapshot
+    return datetime.fromtimestamp(found.timestamp_ms / 1000, UTC)
 
 
 def staged_snapshot(table: Table, wap_id: str) -> Snapshot | None:

@@ -33,6 +33,7 @@ DEAD_LETTERS = "anabranch.dead-letters"
 CONTENT = "anabranch.content"
 MERGED = "anabranch.merged"
 TURN = "anabranch.turn"
+LOST = "anabranch.lost"
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,8 @@ def plan_accepted(state: State, hours: Mapping[str, Accepted]) -> dict[str, str]
     old = [h for h in sorted(accepted)[:-REMEMBERED_HOURS] if h not in hours]
     for hour in old:
         ends = accepted[hour].cut.ends
-        if hour in state.timeline.sealed or any(state.position.offsets.get(p, 0) < e for p, e in ends.items()):
+        behind = hour >= state.timeline.since and any(state.position.offsets.get(p, 0) < e for p, e in ends.items())
+        if hour in state.timeline.sealed or behind:
             break
         del accepted[hour]
         settled = max(settled, shift(hour, 1))

@@ -20,6 +20,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from anabranch import dead_letters, hours, ledger
+from anabranch.adoption import gone_from_kafka
 from anabranch.errors import Refused, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Cut
@@ -87,8 +88,14 @@ class Rebuilder:
         self._confirmed |= recover(self._job.lake, self._stream)
 
     def waiting(self) -> list[str]:
-        """The sealed hours that are not accepted, oldest first."""
-        return plan_waiting(load_state(self._job.lake, self._stream.table))
+        """The sealed hours that are not accepted, oldest first; not those that Kafka lost and that are refused for it,
+        since trying again changes nothing."""
+        state = load_state(self._job.lake, self._stream.table)
+        found = plan_waiting(state)
+        gone = [h for h in found if gone_from_kafka(state.timeline, h, state.timeline.sealed[h])]
+        said = ledger.newest(ledger.history(self._job.lake, self._stream.hours_table)) if gone else {}
+        done = {h for h in gone if said.get(h, {}).get("decision") == "refused"}
+        return [h for h in found if h not in done]
 
     def empty(self, candidates: Sequence[str]) -> list[str]:
         """Those of `candidates` whose cut holds no offset."""
@@ -121,6 +128,8 @@ class Rebuilder:
         cut = state.cuts.get(hour) or self._cut_of_ledger(hour)
         if cut.offsets == 0:
             return next(iter(self.accept_empty([hour])), Result(hour, "unchanged", before, "it holds no records"))
+        if gone := gone_from_kafka(state.timeline, hour, cut):
+            return self._refuse(hour, cut, before, gone, {})
         LOG.info("stream %s: rebuilding hour %s: %d offsets", self._stream.name, hour, cut.offsets)
         why = ""
         for attempt in range(1, _ATTEMPTS + 1):
@@ -146,7 +155,7 @@ class Rebuilder:
                 for problem in b.problems
             ]:
                 self._discard(built)
-                return self._refuse(built[0], "; ".join(problems))
+                return self._refuse(hour, cut, before, "; ".join(problems), built[0].said)
             # Step 6: publish.
             return self._publish(built, state)
         except _Moved:
@@ -178,17 +187,15 @@ class Rebuilder:
         around = {h for b in built for h in self._hours.lookback(b.hour)} | set(after)
         return frozenset(f.file_path for h in sorted(around - rebuilt) for f in files_of(state.table, "main", h))
 
-    def _refuse(self, built: Built, reason: str) -> Result:
+    def _refuse(self, hour: str, cut: Cut, before: int, reason: str, said: Mapping[str, Any]) -> Result:
         reach(Step.BATCH_REFUSED)
         state = load_state(self._job.lake, self._stream.table)
-        served = state.serving_layer(built.hour)
         row = ledger.decision(
-            built.hour, "refused", built.before + 1, built.cut, datetime.now(UTC), reason=reason, served=served,
-            **built.said,
-        )  # fmt: skip
+            hour, "refused", before + 1, cut, datetime.now(UTC), reason=reason, served=state.serving_layer(hour), **said
+        )
         ledger.record(self._job.lake, self._stream.hours_table, [row])
-        LOG.error("stream %s: hour %s refused: %s", self._stream.name, built.hour, reason)
-        return Result(built.hour, "refused", built.before + 1, reason, built.said)
+        LOG.error("stream %s: hour %s refused: %s", self._stream.name, hour, reason)
+        return Result(hour, "refused", before + 1, reason, said)
 
     def _publish(self, built: Sequence[Built], seen: State) -> Result:
         lake, stream, hour = self._job.lake, self._stream, built[0].hour

@@ -46,9 +46,9 @@ def covers(state: State, layer: Layer, hour: str) -> str | None:
     """
     if layer == "batch":
         return None if state.is_accepted(hour) else "the batch layer has not accepted it"
-    if hour in state.timeline.skipped:
+    if state.timeline.is_skipped(hour):
         return "the speed layer skipped it, wholly or in part"
-    cut = state.cuts.get(hour)
+    cut = state.cuts.get(hour) if hour >= state.timeline.since else None
     if cut is not None and not _reached(state.position.offsets, cut.ends):
         return "the speed layer has not read it to its end"
     return None

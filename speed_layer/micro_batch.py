@@ -24,7 +24,7 @@ from anabranch.publish import Publish, new_id, to_commit, wait_for_turn
 from anabranch.sealing import Decided, HourClock
 from anabranch.snapshots import hour_of_file
 from anabranch.staging import stage
-from anabranch.state import TURN, State, load_state
+from anabranch.state import LOST, TURN, State, load_state
 from serving_layer import merger
 from serving_layer.recovery import recover
 from speed_layer.plan import (
@@ -45,7 +45,6 @@ LOG = logging.getLogger(__name__)
 
 # The speed layer writes what is there, at once: no shuffle, one open file for each partition of the table.
 _WRITE = {"distribution-mode": "none", "fanout-enabled": "true"}
-LOST = "anabranch.lost"
 
 
 class MicroBatches:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from anabranch.dead_letters import waiting_speed
-from anabranch.hours import HourRange, hour_ranges
+from anabranch.hours import Cut, HourRange, hour_ranges
 from anabranch.lake import Change
 from anabranch.position import Offsets, Position, Ranges, Standing, advance, classify, clip, size, trim
 from anabranch.publish import Publish
@@ -145,7 +145,7 @@ def plan_return(state: State, position: Offsets) -> Skip | Read | None:
     """
     if (forgotten := _skip_forgotten(state, position)) is not None:
         return forgotten
-    cuts = sorted(state.cuts.items())
+    cuts = _comparable_cuts(state)
     remaining = [(h, c) for h, c in cuts if any(e > position.get(p, 0) for p, e in c.ends.items())]
     served = [state.serving_layer(h) == "batch" for h, _ in remaining]
     if not any(served):
@@ -175,9 +175,14 @@ def plan_skip(decided: Decided, skip: Skip, id: str, confirmed: frozenset[str]) 
     return Publish(id, (Change("speed"),), timeline, to, confirmed=confirmed)
 
 
+def _comparable_cuts(state: State) -> list[tuple[str, Cut]]:
+    """The cuts whose offsets are of the log that the position belongs to, oldest first."""
+    return [(h, c) for h, c in sorted(state.cuts.items()) if h >= state.timeline.since]
+
+
 def _skip_forgotten(state: State, position: Offsets) -> Skip | None:
     """From a position whose accepted hours are no longer remembered one by one, go to the first that is."""
-    cuts = sorted(state.cuts.items())
+    cuts = _comparable_cuts(state)
     start = cuts[0][1].starts if cuts else state.timeline.start
     behind = {p: (position.get(p, 0), s) for p, s in start.items()}
     if size(behind) == 0 or state.timeline.open == state.timeline.first:

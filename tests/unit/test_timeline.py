@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lakes import new_state
 
 from anabranch import hours
+from anabranch.adoption import gone_from_kafka, plan_adopt
 from anabranch.hours import Cut, Timeline, end_of, hour_of, shift, start_of
 from anabranch.position import Offsets, Position, Stamped, advance, classify, trim
 from anabranch.position import Standing as S
@@ -56,6 +57,7 @@ class World:
     skipped: set[tuple[int, int]] = field(default_factory=set)
     cuts: dict[str, Cut] = field(default_factory=dict)
     used: dict[tuple[str, int], int] = field(default_factory=dict)
+    base: Offsets = field(default_factory=dict)
 
     # Kafka
 
@@ -149,12 +151,44 @@ class World:
         assert position.offsets.items() >= self.position.offsets.items()
 
     def accept(self, which: int) -> None:
-        waiting = sorted(self.timeline.sealed)
+        waiting = [h for h, c in sorted(self.timeline.sealed.items()) if not gone_from_kafka(self.timeline, h, c)]
         if waiting:
             hour = waiting[which % len(waiting)]
             self.accepted[hour] = Accepted(1, self.timeline.sealed[hour])
             rest = {h: c for h, c in self.timeline.sealed.items() if h != hour}
             self.publish(replace(self.timeline, sealed=rest), self.position)
+
+    def adopt(self, kept: dict[int, int] | None) -> None:
+        """The topic is made again, or (`kept`) its log loses its end; an operator adopts what there is now."""
+        position = self.bound()
+        ends = {p: min(kept.get(p, e), e) for p, e in position.offsets.items()} if kept else {}
+        begins = {p: e for p, e in ends.items() if e < position.offsets[p]} if kept else dict.fromkeys(self.log, 0)
+        if not begins:
+            return
+        accepted = {h: a.cut for h, a in self.accepted.items()}
+        adopted = plan_adopt(self.timeline, position, "t" if kept else "new", begins, accepted)
+        cuts = self.cuts | {h: adopted.timeline.sealed[h] for h in adopted.sealed}
+        assert adopted.sealed, "no hour is sealed, so the one at hand would mix two logs"
+        for (p, o), hour in self.under.items():
+            s, e = cuts[hour].ranges[p]
+            assert s <= o < e, "what is published is in no cut of the old log"
+        lost = {(h, p, o) for h, part in adopted.lost.items() for p, (s, e) in part.items() for o in range(s, e)}
+        waiting = {h: c for h, c in cuts.items() if h not in accepted and gone_from_kafka(adopted.timeline, h, c)}
+        assert lost == {
+            (h, p, o)
+            for h, cut in waiting.items()
+            for p, (s, e) in cut.ranges.items()
+            for o in range(s, e)
+            if (p, o) not in self.under
+        }
+        self.base = {} if not kept else adopted.timeline.start
+        for p in self.log:
+            self.log[p] = self.log[p][: begins[p]] if p in begins else self.log[p]
+        self.held_at = {p: min(o, len(self.log[p])) for p, o in self.held_at.items()}
+        self.asked, self.under, self.cuts, self.used = {}, {}, {}, {}
+        self.skipped = {(p, o) for p, e in adopted.position.offsets.items() for o in range(e)}
+        self.publish(adopted.timeline, Position("t", adopted.position.offsets))
+        assert self.timeline.open > max(cuts), "the next hour is one of the old log"
 
     def publish(self, timeline: Timeline, position: Position) -> None:
         self.timeline, self.position = Timeline.from_json(timeline.to_json()), position
@@ -168,7 +202,7 @@ class World:
             for p, end in ends.items():
                 assert self.used.setdefault((hour, p), end) == end, "an end that was used has changed"
         in_order = sorted(self.cuts)
-        start: Offsets = {}
+        start: Offsets = dict(self.base)
         if in_order:
             following = [*in_order[1:], self.timeline.open]
             assert [shift(hour, 1) for hour in in_order] == following, "an hour is missing"
@@ -274,6 +308,10 @@ def release() -> Step:
     return Step("release()", lambda world: world.held_at.clear())
 
 
+def adopt(kept: dict[int, int] | None) -> Step:
+    return Step(f"adopt({kept})", lambda world: world.adopt(kept))
+
+
 YEARS_AHEAD = 4 * 365 * 24 * 60
 STAMPS = st.one_of(
     st.just(0), st.none(), st.integers(-10, 10), st.integers(-300, 300), st.just(YEARS_AHEAD), st.just(-2 * 24 * 60)
@@ -309,6 +347,16 @@ def play(steps: list[Step], grace: timedelta = timedelta(0)) -> World:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(STEPS, min_size=5, max_size=60), GRACES)
 def test_both_layers_put_every_offset_into_the_same_hour(steps: list[Step], grace: timedelta) -> None:
+    play(steps, grace)
+
+
+ADOPTIONS = st.builds(adopt, st.none() | st.dictionaries(st.integers(0, 2), st.integers(0, 6), min_size=1))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.one_of(STEPS, *[ADOPTIONS] * 3), min_size=8, max_size=60), GRACES)
+def test_no_hour_holds_offsets_of_two_logs(steps: list[Step], grace: timedelta) -> None:
+    """The hazard: compared with a position that began anew, old cuts would take in, or skip, the new log's offsets."""
     play(steps, grace)
 
 

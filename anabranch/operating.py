@@ -1,0 +1,69 @@
+"""The commands with which an operator steers a stream: what no layer decides by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from anabranch.options import open_stream, options
+
+if TYPE_CHECKING:
+    from anabranch.adoption import Adopted
+
+
+@click.command()
+@click.argument("stream")
+@options
+def adopt(stream: str, conf: str | None, output: str) -> None:
+    """Go on with a recreated topic, or with a log that ends below the position.
+
+    Seals the hour at hand by what is published, so that no hour mixes two topics; the next hour begins in the topic as
+    it is now. All rows stay served. What the former topic held beyond the position is lost, and said as far as known.
+    """
+    from anabranch import adoption
+    from anabranch.output import print_json
+    from serving_layer.recovery import recover
+
+    job = open_stream(stream, conf)
+    try:
+        confirmed = recover(job.lake, job.stream)
+        adopted = adoption.adopt(job.environment, job.stream, job.lake, job.kafka, confirmed)
+    finally:
+        job.kafka.close()
+    if output == "json":
+        print_json(_adopted_view(stream, adopted))
+    elif adopted is None:
+        click.echo(f"{stream}: nothing to adopt: topic {job.stream.topic} is the one that the position belongs to")
+    else:
+        _print_adopted(stream, adopted)
+
+
+def _adopted_view(stream: str, adopted: Adopted | None) -> dict[str, Any]:
+    from anabranch.position import ranges_to_keys, to_keys
+
+    if adopted is None:
+        return {"stream": stream, "adopted": False}
+    return {
+        "stream": stream,
+        "adopted": True,
+        "former_topic_id": adopted.former_id,
+        "topic_id": adopted.position.topic_id,
+        "sealed": list(adopted.sealed),
+        "open_hour": adopted.timeline.open,
+        "position": to_keys(adopted.position.offsets),
+        "lost": {hour: ranges_to_keys(part) for hour, part in adopted.lost.items()},
+    }
+
+
+def _print_adopted(stream: str, adopted: Adopted) -> None:
+    from anabranch.position import size, to_keys
+
+    position = ", ".join(f"{p}: {o}" for p, o in to_keys(adopted.position.offsets).items())
+    again = "the same topic" if adopted.former_id == adopted.position.topic_id else f"in place of {adopted.former_id}"
+    click.echo(f"{stream}: adopted topic id {adopted.position.topic_id} ({again})")
+    click.echo(f"{stream}: sealed {', '.join(adopted.sealed)} by what is published; all of it stays served")
+    for hour, part in adopted.lost.items():
+        click.echo(f"{stream}: hour {hour}: {size(part)} offsets were never read and are lost")
+    click.echo(f"{stream}: what the former log held beyond that is not known, and lost")
+    click.echo(f"{stream}: goes on with hour {adopted.timeline.open} from the position {position}")

@@ -1,0 +1,28 @@
+"""What the commands of a stream share: their options, and the job that they work on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from anabranch.session import Job
+
+
+def options(command: Callable[..., None]) -> Callable[..., None]:
+    """`--output` and `--conf`."""
+    command = click.option("--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")(
+        command
+    )
+    return click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")(command)
+
+
+def open_stream(stream: str, conf: str | None) -> Job:
+    """The job of a stream, with its log on standard error. Raises ConfigurationError."""
+    from anabranch.logs import configure_logging
+    from anabranch.session import open_job
+
+    configure_logging()
+    return open_job(stream, conf)

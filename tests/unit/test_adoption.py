@@ -1,0 +1,254 @@
+"""Adoption: where offsets begin anew, no hour mixes two logs, what is published stays served, what is lost is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import Broker
+from lakes import StreamLake, new_environment, new_lake
+
+from anabranch import ledger
+from anabranch.adoption import Adopted, adopt, gone_from_kafka, plan_adopt, plan_begins
+from anabranch.errors import PositionError
+from anabranch.hours import Adoption, Cut, Timeline, hour_of, shift
+from anabranch.lake import Outcome
+from anabranch.position import Position, Stamped, Topic
+from anabranch.sealing import HourClock
+from anabranch.session import Job
+from anabranch.state import LOST, REMEMBERED_HOURS, Accepted, plan_accepted
+from batch_layer.job import rebuild_hours
+from batch_layer.rebuild import Rebuilder
+from serving_layer.merger import covers, merge
+
+H = [shift("2026-11-21T00", i) for i in range(8)]
+OLD, NEW = "t", "new"
+
+
+def test_a_recreated_topic_begins_at_0_of_every_partition_it_has_now() -> None:
+    assert plan_begins(Position(OLD, {0: 7, 1: 3}), Topic("e", NEW, (0, 1, 2)), {}, {}) == {0: 0, 1: 0, 2: 0}
+    assert plan_begins(Position(OLD, {0: 7, 1: 3}), Topic("e", NEW, (0,)), {}, {}) == {0: 0}
+
+
+@pytest.mark.parametrize(
+    ("unpublished", "begins"),
+    [({}, {1: 5}), ({1: None}, {1: 5}), ({1: Stamped(3, 0)}, {1: 3}), ({0: Stamped(2, 0), 1: Stamped(9, 0)}, {1: 5})],
+)
+def test_a_log_that_lost_its_end_begins_anew_at_the_first_record_that_cannot_be_published(
+    unpublished: dict[int, Stamped | None], begins: dict[int, int]
+) -> None:
+    assert plan_begins(Position(OLD, {0: 7, 1: 8}), Topic("e", OLD, (0, 1)), {0: 9, 1: 5}, unpublished) == begins
+
+
+def test_a_topic_that_is_as_the_position_says_leaves_nothing_to_adopt() -> None:
+    topic = Topic("e", OLD, (0, 1))
+    assert plan_begins(Position(OLD, {0: 7}), topic, {0: 7, 1: 5}, {}) is None
+    assert plan_begins(Position("", {}), topic, {0: 7, 1: 5}, {}) is None
+
+
+def plan(timeline: Timeline, position: dict[int, int], **values: Any) -> Adopted:
+    given: dict[str, Any] = {"topic_id": NEW, "begins": {0: 0, 1: 0}, "accepted": {}}
+    return plan_adopt(timeline, Position(OLD, position), **(given | values))
+
+
+def test_the_hour_at_hand_is_sealed_at_the_position_and_the_next_begins_in_the_new_topic() -> None:
+    adopted = plan(Timeline(H[2], H[3], {0: 10, 1: 10}), {0: 14, 1: 10})
+    assert adopted.sealed == (H[3],)
+    assert adopted.timeline.sealed == {H[3]: Cut(OLD, {0: (10, 14), 1: (10, 10)})}
+    assert (adopted.timeline.open, adopted.timeline.start) == (H[4], {0: 0, 1: 0})
+    assert adopted.position == Position(NEW, {0: 0, 1: 0})
+    assert adopted.timeline.since == H[4]
+    assert (adopted.lost, adopted.timeline.skipped, adopted.former_id) == ({}, (), OLD)
+
+
+def test_ends_that_were_used_stay_and_what_lies_unread_before_them_is_lost() -> None:
+    timeline = Timeline(H[3], H[3], {0: 0, 1: 0}, boundaries={H[3]: {0: 10, 1: 10}})
+    adopted = plan(timeline, {0: 14, 1: 8})
+    assert adopted.sealed == (H[3], H[4])
+    assert adopted.timeline.sealed[H[3]].ranges == {0: (0, 10), 1: (0, 10)}
+    assert adopted.timeline.sealed[H[4]].ranges == {0: (10, 14), 1: (10, 10)}
+    assert adopted.lost == {H[3]: {1: (8, 10)}}
+    assert adopted.timeline.skipped == (H[3],)
+
+
+def test_a_sealed_hour_that_nobody_read_is_lost_and_an_accepted_one_is_not() -> None:
+    sealed = {H[2]: Cut(OLD, {0: (5, 9)})}
+    accepted = {H[1]: Cut(OLD, {0: (2, 5)})}
+    adopted = plan(Timeline(H[1], H[3], {0: 9}, sealed=sealed), {0: 2}, accepted=accepted, begins={0: 0})
+    assert adopted.lost == {H[2]: {0: (5, 9)}}
+    assert adopted.timeline.skipped == (H[1], H[2])
+    assert adopted.timeline.sealed[H[3]].ranges == {0: (9, 9)}
+
+
+def test_in_a_log_that_lost_its_end_the_other_partitions_go_on_and_hours_below_it_stay_readable() -> None:
+    sealed = {H[1]: Cut(OLD, {0: (0, 4), 1: (0, 4)}), H[2]: Cut(OLD, {0: (4, 6), 1: (4, 9)})}
+    adopted = plan(
+        Timeline(H[1], H[3], {0: 6, 1: 9}, sealed=sealed), {0: 6, 1: 11}, topic_id=OLD, begins={1: 5}
+    )  # fmt: skip
+    assert adopted.position == Position(OLD, {0: 6, 1: 5})
+    assert adopted.timeline.sealed[H[3]].ranges == {0: (6, 6), 1: (9, 11)}
+    gone = {h: gone_from_kafka(adopted.timeline, h, c) is not None for h, c in adopted.timeline.sealed.items()}
+    assert gone == {H[1]: False, H[2]: True, H[3]: True}
+    assert adopted.lost == {}, "all of it is published"
+
+
+def test_an_hour_of_a_former_topic_without_offsets_needs_no_kafka() -> None:
+    adopted = plan(Timeline(H[3], H[3], {0: 5}), {0: 5})
+    assert gone_from_kafka(adopted.timeline, H[3], adopted.timeline.sealed[H[3]]) is None
+
+
+def test_the_reason_names_the_adoption_that_ended_the_hours_own_log() -> None:
+    twice = (Adoption(H[1], "a", {0: 0}), Adoption(H[3], "b", {0: 0}))
+    timeline = Timeline(H[0], H[4], {0: 0}, adoptions=twice)
+    assert "topic id a ended with hour " + H[1] in str(gone_from_kafka(timeline, H[0], Cut("a", {0: (0, 3)})))
+    assert "topic id b ended with hour " + H[3] in str(gone_from_kafka(timeline, H[2], Cut("b", {0: (0, 3)})))
+    assert gone_from_kafka(timeline, H[4], Cut("c", {0: (0, 3)})) is None
+    assert Timeline.from_json(timeline.to_json()) == timeline
+
+
+# On a real lake
+
+NOW_HOUR = hour_of(datetime.now(UTC))
+BEFORE = shift(NOW_HOUR, -1)
+ROWS = [(BEFORE, 0, 0), (NOW_HOUR, 0, 1), (NOW_HOUR, 0, 2)]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    """Offsets 0 to 2 published, the hour before sealed and waiting, the running one open."""
+    timeline = Timeline(BEFORE, NOW_HOUR, {0: 1}, sealed={BEFORE: Cut(OLD, {0: (0, 1)})})
+    made = new_lake(tmp_path, timeline=timeline)
+    assert made.publish(made.speed(made.stage(ROWS), {0: 3})) is Outcome.LANDED
+    return made
+
+
+def run(lake: StreamLake, broker: Broker) -> Adopted | None:
+    return adopt(new_environment(lake.folder), lake.stream, lake.lake, broker.adapter)
+
+
+def later() -> int:
+    """A timestamp, in milliseconds, of a record that comes after everything so far."""
+    return int((datetime.now(UTC) + timedelta(seconds=1)).timestamp() * 1000)
+
+
+def test_adopting_a_recreated_topic_keeps_every_row_and_goes_on_at_0(lake: StreamLake) -> None:
+    broker = Broker(id=NEW, log={0: [0, 0], 1: [0]})
+    with pytest.raises(PositionError, match="run `anabranch adopt`"):
+        HourClock(lake.stream, lake.lake, broker.adapter).decide()
+    adopted = run(lake, broker)
+    assert adopted is not None
+    assert adopted.sealed == (NOW_HOUR,)
+    state = lake.state()
+    assert state.position == Position(NEW, {0: 0, 1: 0})
+    assert state.timeline.open == shift(NOW_HOUR, 1)
+    assert lake.rows("main") == lake.rows("speed") == ROWS
+    assert [covers(state, "speed", h) for h in (BEFORE, NOW_HOUR)] == [None, None]
+    decided = HourClock(lake.stream, lake.lake, broker.adapter).decide()
+    assert decided.position == state.position
+    assert merge(lake.lake, lake.stream, everything=True) == []
+
+
+def test_adopting_writes_the_ledger_and_adopting_again_does_nothing(lake: StreamLake) -> None:
+    broker = Broker(id=NEW)
+    assert run(lake, broker) is not None
+    heads = lake.state().heads
+    assert run(lake, broker) is None
+    assert lake.state().heads == heads
+    (row,) = ledger.history(lake.lake, lake.stream.hours_table)
+    assert (row["hour"], row["decision"], row["topic_id"], row["cut"]) == (NOW_HOUR, "sealed", OLD, {"0": [1, 3]})
+    assert row["reason"] == f"sealed by adopting topic id {NEW}"
+
+
+def test_a_topic_that_does_not_exist_cannot_be_adopted(lake: StreamLake) -> None:
+    heads = lake.state().heads
+    with pytest.raises(PositionError, match=r"adopt topic events: expected it to exist, found none; create it"):
+        run(lake, Broker(id=None))
+    assert lake.state().heads == heads
+
+
+def test_offsets_that_nobody_read_are_recorded_as_lost(lake: StreamLake) -> None:
+    state = lake.state()
+    sealed = {BEFORE: Cut(OLD, {0: (0, 1)}), NOW_HOUR: Cut(OLD, {0: (1, 9)})}
+    timeline = replace(state.timeline, sealed=sealed, open=shift(NOW_HOUR, 1), start={0: 9})
+    assert lake.publish(replace(lake.speed(lake.stage([]), {}), timeline=timeline)) is Outcome.LANDED
+    adopted = run(lake, Broker(id=NEW))
+    assert adopted is not None
+    assert adopted.lost == {NOW_HOUR: {0: (3, 9)}}
+    (entry,) = json.loads(lake.state().said["speed"][LOST])
+    assert (entry["class"], entry["ranges"], entry["hours"]) == ("retention", {"0": [3, 9]}, [NOW_HOUR])
+    assert covers(lake.state(), "speed", NOW_HOUR) == "the speed layer skipped it, wholly or in part"
+
+
+def test_a_log_that_lost_its_end_goes_on_with_the_records_that_came_since(lake: StreamLake) -> None:
+    # An hour that waits for its end, so that the clock looks at the log.
+    timeline = Timeline(BEFORE, BEFORE, {0: 0})
+    assert lake.publish(replace(lake.speed(lake.stage([]), {}), timeline=timeline)) is Outcome.LANDED
+    broker = Broker(log={0: [0, later()]})
+    with pytest.raises(PositionError, match="expected partition 0 to reach the position 3"):
+        HourClock(lake.stream, lake.lake, broker.adapter).decide()
+    adopted = run(lake, broker)
+    assert adopted is not None
+    assert lake.state().position == Position(OLD, {0: 1}), "the record that came since is not the first to be read"
+    assert run(lake, broker) is None
+    assert lake.rows("main") == ROWS
+
+
+def test_a_publish_that_comes_between_is_taken_in(lake: StreamLake) -> None:
+    """The hazard: sealed at an older position, the hour would not hold what was published meanwhile."""
+    more = lake.stage([(NOW_HOUR, 0, 3)])
+
+    def publish() -> None:
+        assert lake.publish(lake.speed(more, {0: 4}), lake_=lake.again()) is Outcome.LANDED
+
+    hooks: list[Callable[[], None]] = [publish]
+    adopted = run(lake, Broker(id=NEW, after_describe=hooks))
+    assert hooks == [], "the hazard did not happen"
+    assert adopted is not None
+    assert adopted.timeline.sealed[NOW_HOUR].ranges == {0: (1, 4)}
+    assert lake.rows("main") == [*ROWS, (NOW_HOUR, 0, 3)]
+
+
+def test_a_speed_branch_that_is_dropped_after_an_adoption_begins_in_the_new_topic(lake: StreamLake) -> None:
+    assert run(lake, Broker(id=NEW)) is not None
+    lake.table().manage_snapshots().remove_branch("speed").commit()
+    assert lake.lake.add_branches(lake.name, {}) == ["speed"]
+    assert lake.state().position == Position(NEW, {0: 0})
+
+
+def test_hours_of_the_former_topic_are_forgotten_like_any_other(lake: StreamLake) -> None:
+    """The hazard: compared with a position that began anew, they would be remembered for ever."""
+    assert run(lake, Broker(id=NEW)) is not None
+    many = {shift(NOW_HOUR, i): Accepted(1, Cut(OLD, {0: (0, 1)})) for i in range(-REMEMBERED_HOURS - 2, 0)}
+    said = plan_accepted(replace(lake.state(), accepted=many), {})
+    assert len(json.loads(said["anabranch.accepted"])) == REMEMBERED_HOURS
+
+
+def test_hours_that_kafka_lost_are_refused_with_their_reason_and_hold_back_no_other(lake: StreamLake) -> None:
+    """The hazard: the first of them would end the run with an error, and no hour after it would ever be rebuilt."""
+    broker = Broker(id=NEW)
+    assert run(lake, broker) is not None
+    # An hour of the new topic that ended without records waits behind them.
+    state = lake.state()
+    empty = {**state.timeline.sealed, state.timeline.open: Cut(NEW, {0: (0, 0)})}
+    timeline = replace(state.timeline, sealed=empty, open=shift(state.timeline.open, 1))
+    assert lake.publish(replace(lake.speed(lake.stage([]), {}), timeline=timeline, position=None)) is Outcome.LANDED
+    job = Job(new_environment(lake.folder), lake.stream, lake.lake, broker.adapter)
+    rebuilder = Rebuilder(job, None)  # type: ignore[arg-type]
+
+    results = rebuild_hours(job, rebuilder, None, False)
+
+    assert [(r.hour, r.decision) for r in results] == [
+        (BEFORE, "refused"), (NOW_HOUR, "refused"), (shift(NOW_HOUR, 1), "accepted"),
+    ]  # fmt: skip
+    assert f"Kafka no longer holds it: the log of topic id {OLD} ended with hour {NOW_HOUR}" in str(results[0].reason)
+    assert lake.rows("main") == ROWS
+    said = ledger.newest(ledger.history(lake.lake, lake.stream.hours_table))
+    assert [(said[h]["decision"], said[h]["served"]) for h in (BEFORE, NOW_HOUR)] == [("refused", "speed")] * 2
+    # Trying again changes nothing, so they are refused once; asked for by name they say so again.
+    assert rebuild_hours(job, rebuilder, None, False) == []
+    assert [r.decision for r in rebuild_hours(job, rebuilder, BEFORE, False)] == ["refused"]
