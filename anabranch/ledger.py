@@ -14,15 +14,40 @@ from typing import Any
 
 import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 from anabranch import __version__
 from anabranch.hours import Cut
 from anabranch.lake import Lake
 from anabranch.position import ranges_to_keys
 from anabranch.publish import new_id
-from anabranch.tables import LEDGER_SCHEMA
 
 LOG = logging.getLogger(__name__)
+
+LEDGER_SCHEMA = Schema(
+    NestedField(1, "sequence", LongType(), required=True, doc="order of the decisions, no clock's"),
+    NestedField(2, "decision_id", StringType(), required=True),
+    NestedField(3, "hour", StringType(), required=True),
+    NestedField(4, "decision", StringType(), required=True, doc="sealed, accepted, refused or served"),
+    NestedField(5, "revision", IntegerType(), required=True),
+    NestedField(6, "served", StringType(), doc="the layer that main serves the hour from"),
+    NestedField(7, "topic_id", StringType()),
+    NestedField(8, "cut", StringType(), doc='JSON {"partition": [start, end]}'),
+    NestedField(9, "offsets", LongType()),
+    NestedField(10, "good", LongType()),
+    NestedField(11, "dead", LongType()),
+    NestedField(12, "duplicate", LongType()),
+    NestedField(13, "gap", LongType()),
+    NestedField(14, "gaps", StringType(), doc="JSON {class: offsets}"),
+    NestedField(15, "speed_rows", LongType()),
+    NestedField(16, "diff", StringType(), doc="JSON {missing, extra, changed, sample}"),
+    NestedField(17, "quality", StringType(), doc="JSON {passed, failed}"),
+    NestedField(18, "snapshot_id", LongType()),
+    NestedField(19, "reason", StringType()),
+    NestedField(20, "code_version", StringType(), required=True),
+    NestedField(21, "recorded_at", TimestamptzType(), required=True),
+)
 
 _JSON = ("cut", "gaps", "diff", "quality")
 _ARROW = schema_to_pyarrow(LEDGER_SCHEMA)

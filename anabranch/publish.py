@@ -22,7 +22,19 @@ from anabranch.hours import Timeline
 from anabranch.lake import Change, Commit, Lake, Outcome, Tag
 from anabranch.position import Position
 from anabranch.snapshots import expired_tags, plan_expiry
-from anabranch.state import CONTENT, DEAD_LETTERS, DECISIONS, MERGED, POSITION, TIMELINE, TURN, State
+from anabranch.state import (
+    ACCEPTED,
+    CONTENT,
+    DEAD_LETTERS,
+    DECISIONS,
+    MERGED,
+    POSITION,
+    SETTLED,
+    TIMELINE,
+    TURN,
+    State,
+    pack,
+)
 
 LOG = logging.getLogger(__name__)
 
@@ -60,9 +72,13 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
     content |= {c.branch: publish.id for c in publish.changes if c.branch != "main" and (c.add or c.remove)}
     merged = any(c.branch == "main" for c in publish.changes)
     changes = []
+    by_batch = {k: v for c in publish.changes if c.branch == "batch" for k, v in c.properties.items()}
     for change in publish.changes:
         properties = dict(change.properties) | {TIMELINE: publish.timeline.to_json()}
         if change.branch == "main":
+            # A batch branch that is lost begins again there, and what it had accepted stays accepted.
+            properties |= {SETTLED: by_batch[SETTLED]} if SETTLED in by_batch else {}
+            properties |= {ACCEPTED: pack(by_batch[ACCEPTED])} if ACCEPTED in by_batch else {}
             properties[MERGED] = json.dumps(content, sort_keys=True)
         else:
             properties[CONTENT] = content[change.branch]

@@ -1,14 +1,17 @@
 """What a stream's table says about itself: one load of its metadata, read into values.
 
 Each branch is the truth about its own rows: `speed` about the position, `batch` about what is accepted, `main` about
-overrides. The timeline of hours is written with every publish, and the newest one counts.
+overrides. What they say is on `main` too, where a branch that is lost begins again. The timeline of hours is written
+with every publish, and the newest one counts.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from anabranch import snapshots
@@ -105,12 +108,15 @@ def read_state(table: Table) -> State:
     publishes = {b: snapshots.last_publish(table, b) for b in snapshots.BRANCHES}
     newest = max(said, key=lambda b: (TIMELINE in said[b], (p.sequence_number or 0) if (p := publishes[b]) else 0))
     timeline = Timeline.from_json(said[newest][TIMELINE])
+    accepted, waiting = plan_held(said)
+    if waiting:
+        timeline = replace(timeline, sealed=timeline.sealed | waiting)
     return State(
         table=table,
         heads=snapshots.heads(table),
         position=Position.from_json(said["speed"][POSITION]),
         timeline=timeline,
-        accepted={h: Accepted.from_dict(a) for h, a in json.loads(said["batch"].get(ACCEPTED, "{}")).items()},
+        accepted=accepted,
         settled_before=said["batch"].get(SETTLED, timeline.first),
         overrides=json.loads(said["main"].get(OVERRIDES, "{}")),
         decisions=_union(said.values(), DECISIONS),
@@ -121,6 +127,38 @@ def read_state(table: Table) -> State:
     )
 
 
+def plan_held(said: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, Accepted], dict[str, Cut]]:
+    """The hours whose rows the batch branch holds as accepted, and the cuts of those that it lost and that wait again.
+
+    `main` says what is accepted too. A batch branch that was made again from it holds what `main` served then: the
+    accepted hours stay accepted, but for those that an override had given to the speed layer. One that was set back
+    lacks the hours accepted since.
+    """
+    batch, settled = _accepted(said["batch"]), said["batch"].get(SETTLED, "")
+    known = _accepted(said["main"]) | batch
+    made_again = MERGED in said["batch"] and CONTENT not in said["batch"]
+    overridden = json.loads(said["batch"].get(OVERRIDES, "{}")) if made_again else {}
+    held = {h: a for h, a in batch.items() if overridden.get(h) != "speed"}
+    lost = {h for h in known if h not in held and (h >= settled or h in batch)}
+    return held, {h: known[h].cut for h in lost}
+
+
+def _accepted(said: Mapping[str, str]) -> dict[str, Accepted]:
+    text = said.get(ACCEPTED, "{}")
+    if text.startswith(_PACKED):
+        text = zlib.decompress(base64.b85decode(text.removeprefix(_PACKED))).decode()
+    return {h: Accepted.from_dict(a) for h, a in json.loads(text).items()}
+
+
+# Every publish of the speed layer repeats what `main` says, so the accepted hours are packed there, to a tenth.
+_PACKED = "zlib:"
+
+
+def pack(text: str) -> str:
+    """`plan_accepted`'s list of hours as `main` carries it; either form is read on any branch."""
+    return _PACKED + base64.b85encode(zlib.compress(text.encode(), 9)).decode()
+
+
 # How many accepted hours a branch remembers one by one; the ledger holds all.
 REMEMBERED_HOURS = 48
 
@@ -129,11 +167,12 @@ def plan_accepted(state: State, hours: Mapping[str, Accepted]) -> dict[str, str]
     """The batch branch's properties after it accepted `hours`: what is accepted, and before which hour it is forgotten.
 
     An hour is forgotten once it is two days behind, and the speed layer is past it; not by the publish that accepts or
-    restates it, since its dead letters follow.
+    restates it, since its dead letters follow; and not while an override gives it to the speed layer, since a batch
+    branch made again from `main` then lacks its rows.
     """
     accepted = state.accepted | dict(hours)
     settled = state.settled_before
-    old = [h for h in sorted(accepted)[:-REMEMBERED_HOURS] if h not in hours]
+    old = [h for h in sorted(accepted)[:-REMEMBERED_HOURS] if h not in hours and state.overrides.get(h) != "speed"]
     for hour in old:
         ends = accepted[hour].cut.ends
         behind = hour >= state.timeline.since and any(state.position.offsets.get(p, 0) < e for p, e in ends.items())

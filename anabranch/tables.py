@@ -32,7 +32,9 @@ from anabranch.config import Environment, Stream
 from anabranch.errors import Refused, Terminal
 from anabranch.hours import Timeline, hour_of
 from anabranch.kafka import KafkaAdapter
+from anabranch.ledger import LEDGER_SCHEMA
 from anabranch.position import Position
+from anabranch.restore import restore_ledger
 from anabranch.state import POSITION, TIMELINE
 
 if TYPE_CHECKING:
@@ -46,30 +48,6 @@ _PRIMITIVES: dict[str, IcebergType] = {
     "string": StringType(), "int": IntegerType(), "bigint": LongType(), "float": FloatType(), "double": DoubleType(),
     "boolean": BooleanType(), "date": DateType(), "timestamp": TimestamptzType(), "binary": BinaryType(),
 }  # fmt: skip
-
-LEDGER_SCHEMA = Schema(
-    NestedField(1, "sequence", LongType(), required=True, doc="order of the decisions, no clock's"),
-    NestedField(2, "decision_id", StringType(), required=True),
-    NestedField(3, "hour", StringType(), required=True),
-    NestedField(4, "decision", StringType(), required=True, doc="sealed, accepted, refused or served"),
-    NestedField(5, "revision", IntegerType(), required=True),
-    NestedField(6, "served", StringType(), doc="the layer that main serves the hour from"),
-    NestedField(7, "topic_id", StringType()),
-    NestedField(8, "cut", StringType(), doc='JSON {"partition": [start, end]}'),
-    NestedField(9, "offsets", LongType()),
-    NestedField(10, "good", LongType()),
-    NestedField(11, "dead", LongType()),
-    NestedField(12, "duplicate", LongType()),
-    NestedField(13, "gap", LongType()),
-    NestedField(14, "gaps", StringType(), doc="JSON {class: offsets}"),
-    NestedField(15, "speed_rows", LongType()),
-    NestedField(16, "diff", StringType(), doc="JSON {missing, extra, changed, sample}"),
-    NestedField(17, "quality", StringType(), doc="JSON {passed, failed}"),
-    NestedField(18, "snapshot_id", LongType()),
-    NestedField(19, "reason", StringType()),
-    NestedField(20, "code_version", StringType(), required=True),
-    NestedField(21, "recorded_at", TimestamptzType(), required=True),
-)
 
 
 def iceberg_type(spark_type: str, ids: list[int]) -> IcebergType:
@@ -157,6 +135,10 @@ def apply(environment: Environment, stream: Stream, lake_: Lake, kafka: KafkaAda
     changes += [
         f"created branch {b} of {stream.dead_letters_table}" for b in lake_.add_branches(stream.dead_letters_table, {})
     ]
+    if rows := restore_ledger(lake_, stream):
+        changes.append(
+            f"wrote {rows} rows of {stream.hours_table} from what the branches say: it had none of these hours"
+        )
     return changes
 
 

@@ -1,0 +1,65 @@
+"""A ledger made again: the rows that it lacks, from what the branches say of their hours."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from anabranch import ledger
+from anabranch.config import Stream
+from anabranch.hours import hours_between
+from anabranch.lake import Lake
+from anabranch.snapshots import files_by_hour
+from anabranch.state import State, load_state
+
+LOG = logging.getLogger(__name__)
+
+WHY = "restored from what the branches say; what is not shown here was in the ledger alone"
+
+
+def plan_rows(
+    state: State, known: Collection[str], good: Mapping[str, int], dead: Mapping[str, int], now: datetime
+) -> list[dict[str, Any]]:
+    """Rows for the sealed hours that the ledger does not know, oldest first: cut, revision and counts as far as the
+    branches tell (`good` and `dead` are what the batch branches hold, by hour). Their ids repeat, so that two who write
+    them write them once.
+    """
+    rows = []
+    for hour in hours_between(state.timeline.first, state.timeline.open):
+        if hour in known:
+            continue
+        accepted = state.accepted.get(hour)
+        served = state.serving_layer(hour)
+        cut = state.cuts.get(hour)
+        if state.is_accepted(hour):
+            revision = accepted.revision if accepted is not None else 1
+            counts = {"good": good.get(hour, 0), "dead": dead.get(hour, 0)}
+            row = ledger.decision(hour, "accepted", revision, cut, now, served=served, reason=WHY, **counts)
+        else:
+            row = ledger.decision(hour, "sealed", 0, cut, now, served=served, reason=WHY)
+        rows.append(row | {"id": f"restored-{hour}-{row['decision']}-{row['revision']}"})
+    return rows
+
+
+def restore_ledger(lake: Lake, stream: Stream) -> int:
+    """Write what the ledger lacks of the hours that the table knows; returns how many rows. Idempotent.
+
+    Decisions that wait on a branch are written first, since they say more. Raises Transient.
+    """
+    state = load_state(lake, stream.table)
+    if state.timeline.open == state.timeline.first:
+        return 0
+    ledger.record(lake, stream.hours_table, state.decisions)
+    known = ledger.newest(ledger.history(lake, stream.hours_table))
+    if all(h in known for h in hours_between(state.timeline.first, state.timeline.open)):
+        return 0
+    good, dead = (
+        {h: sum(f.record_count for f in files.values()) for h, files in files_by_hour(lake.load(t), "batch").items()}
+        for t in (stream.table, stream.dead_letters_table)
+    )
+    rows = plan_rows(state, known, good, dead, datetime.now(UTC))
+    ledger.record(lake, stream.hours_table, rows)
+    LOG.warning("stream %s: wrote %d rows of the ledger from what the branches say", stream.name, len(rows))
+    return len(rows)

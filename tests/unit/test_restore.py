@@ -1,0 +1,220 @@
+"""What is lost and made again: a branch begins at `main`, hours accepted stay accepted, the ledger is written anew."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import Broker
+from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
+
+from anabranch import ledger, tables
+from anabranch.hours import Cut, Timeline, shift
+from anabranch.lake import Change, Outcome
+from anabranch.publish import Publish, new_id
+from anabranch.restore import WHY, plan_rows, restore_ledger
+from anabranch.state import (
+    ACCEPTED,
+    CONTENT,
+    MERGED,
+    OVERRIDES,
+    REMEMBERED_HOURS,
+    SETTLED,
+    Accepted,
+    plan_accepted,
+    plan_held,
+)
+from serving_layer.merger import merge
+
+H = [shift(FIRST, i) for i in range(4)]
+CUTS = [Cut("t", {0: (3 * i, 3 * i + 3)}) for i in range(4)]
+# The speed layer has one row more of each hour: what the batch layer leaves out as a duplicate.
+SPEED = {i: [(H[i], 0, 3 * i + o) for o in range(3)] for i in range(3)}
+BATCH = {i: SPEED[i][:2] for i in range(3)}
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    """Hours 0 and 1 accepted, hour 2 sealed and waiting, hour 3 open; all published by the speed layer."""
+    sealed = {H[i]: CUTS[i] for i in range(3)}
+    made = new_lake(tmp_path, timeline=Timeline(FIRST, H[3], {0: 9}, sealed=sealed))
+    assert made.publish(made.speed(made.stage([r for rows in SPEED.values() for r in rows]), {0: 9})) is Outcome.LANDED
+    for i in (0, 1):
+        accept(made, i)
+    return made
+
+
+def accept(lake: StreamLake, i: int, revision: int = 1) -> None:
+    timeline = lake.state().timeline
+    rest = replace(timeline, sealed={h: c for h, c in timeline.sealed.items() if h != H[i]})
+    staged = lake.stage(BATCH[i])
+    assert lake.publish(lake.accept(staged, H[i], Accepted(revision, CUTS[i]), timeline=rest)) is Outcome.LANDED
+
+
+def drop(lake: StreamLake, branch: str) -> None:
+    lake.table().manage_snapshots().remove_branch(branch).commit()
+
+
+def apply(lake: StreamLake) -> list[str]:
+    return tables.apply(new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter)
+
+
+def give_to_speed(lake: StreamLake, i: int) -> None:
+    """An override, and the swap that goes with it."""
+    change = Change("main", properties={OVERRIDES: json.dumps({H[i]: "speed"})})
+    assert lake.publish(Publish(new_id(), (change,), lake.state().timeline)) is Outcome.LANDED
+    merge(lake.lake, lake.stream, everything=True)
+
+
+MAIN = [*BATCH[0], *BATCH[1], *SPEED[2]]
+
+
+# A branch
+
+
+def test_hours_accepted_stay_accepted_when_the_batch_branch_is_dropped(lake: StreamLake) -> None:
+    """The hazard: begun again without them, the hours would be the speed layer's, and their rows in `main` too."""
+    before = lake.state()
+    assert lake.rows("main") == MAIN
+    drop(lake, "batch")
+    assert "created branch batch of games.events" in apply(lake)
+    state = lake.state()
+    assert (state.accepted, state.settled_before) == (before.accepted, before.settled_before)
+    assert state.timeline == before.timeline
+    assert merge(lake.lake, lake.stream, everything=True) == []
+    assert lake.rows("main") == MAIN
+    assert lake.state().is_merged
+    accept(lake, 2)
+    assert lake.state().accepted == before.accepted | {H[2]: Accepted(1, CUTS[2])}
+    assert lake.rows("main") == [*BATCH[0], *BATCH[1], *BATCH[2]]
+    assert lake.rows("batch") == lake.rows("main")
+
+
+def test_an_hour_given_to_the_speed_layer_is_not_held_by_a_batch_branch_made_again(lake: StreamLake) -> None:
+    """The hazard: `main` holds the speed layer's rows of it, so the new branch does too; they prove nothing."""
+    give_to_speed(lake, 1)
+    served = [*BATCH[0], *SPEED[1], *SPEED[2]]
+    assert lake.rows("main") == served
+    drop(lake, "batch")
+    apply(lake)
+    assert lake.rows("batch") == served, "the hazard did not happen"
+    for _ in range(2):
+        state = lake.state()
+        assert set(state.accepted) == {H[0]}
+        assert not state.is_accepted(H[1])
+        assert state.timeline.sealed == {H[1]: CUTS[1], H[2]: CUTS[2]}, "it does not wait to be rebuilt"
+        # Lifted, the override gives it to nobody else; and a publish in between forgets nothing.
+        lifted = Change("main", properties={OVERRIDES: "{}"})
+        assert lake.publish(Publish(new_id(), (lifted,), state.timeline)) is Outcome.LANDED
+        merge(lake.lake, lake.stream, everything=True)
+        assert lake.rows("main") == served
+    accept(lake, 1)
+    assert lake.state().is_accepted(H[1])
+    assert lake.rows("main") == [*BATCH[0], *BATCH[1], *SPEED[2]]
+
+
+def test_a_batch_branch_that_was_set_back_rebuilds_what_it_lost(lake: StreamLake) -> None:
+    before = lake.state().heads["batch"]
+    accept(lake, 2)
+    drop(lake, "batch")
+    lake.table().manage_snapshots().create_branch(before, "batch").commit()
+    state = lake.state()
+    assert set(state.accepted) == {H[0], H[1]}
+    assert state.timeline.sealed == {H[2]: CUTS[2]}
+
+
+def test_a_batch_branch_dropped_before_it_accepted_anything_has_accepted_nothing(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    assert lake.publish(lake.speed(lake.stage([(FIRST, 0, 0)]), {0: 1})) is Outcome.LANDED
+    drop(lake, "batch")
+    apply(lake)
+    assert lake.state().accepted == {}
+    assert lake.state().timeline.sealed == {}
+
+
+def said(accepted: dict[str, int], **values: Any) -> dict[str, str]:
+    hours = {H[i]: Accepted(r, CUTS[i]).as_dict() for i, r in ((H.index(h), r) for h, r in accepted.items())}
+    return {ACCEPTED: json.dumps(hours)} | values
+
+
+def test_what_the_batch_branch_says_counts_and_what_it_forgot_is_not_lost() -> None:
+    main = said({H[0]: 1, H[1]: 1, H[2]: 1})
+    batch = said({H[2]: 2}, **{SETTLED: H[2], CONTENT: "c"})
+    held, waiting = plan_held({"speed": {}, "batch": batch, "main": main})
+    assert held == {H[2]: Accepted(2, CUTS[2])}
+    assert waiting == {}
+    older = said({H[0]: 1}, **{SETTLED: H[0], CONTENT: "c"})
+    held, waiting = plan_held({"speed": {}, "batch": older, "main": main})
+    assert (set(held), set(waiting)) == ({H[0]}, {H[1], H[2]})
+
+
+def test_an_override_of_today_says_nothing_about_a_branch_made_again_before_it() -> None:
+    both = said({H[0]: 1}, **{MERGED: "{}"})
+    held, waiting = plan_held({"speed": {}, "batch": both, "main": both | {OVERRIDES: json.dumps({H[0]: "speed"})}})
+    assert (set(held), waiting) == ({H[0]}, {})
+
+
+def test_an_hour_given_to_the_speed_layer_is_never_forgotten() -> None:
+    hours = [shift(FIRST, i) for i in range(REMEMBERED_HOURS + 3)]
+    timeline = Timeline(FIRST, shift(hours[-1], 1), {0: 1})
+    accepted = {h: Accepted(1, Cut("t", {0: (0, 1)})) for h in hours}
+    state = new_state(timeline, {0: 1}, accepted=accepted, overrides={hours[1]: "speed"})
+    kept = json.loads(plan_accepted(state, {})[ACCEPTED])
+    assert hours[1] in kept
+    assert sorted(set(hours) - set(kept)) == [hours[0], hours[2]]
+    assert plan_accepted(state, {})[SETTLED] == hours[3]
+
+
+# The ledger
+
+
+def history(lake: StreamLake) -> list[dict[str, Any]]:
+    return ledger.history(lake.lake, lake.stream.hours_table)
+
+
+def test_a_dropped_ledger_is_written_again_from_what_the_branches_say(lake: StreamLake) -> None:
+    lake.lake.catalog.drop_table(lake.stream.hours_table)
+    done = apply(lake)
+    name = lake.stream.hours_table
+    assert done == [
+        f"created table {name}",
+        f"wrote 3 rows of {name} from what the branches say: it had none of these hours",
+    ]
+    rows = history(lake)
+    assert [(r["hour"], r["decision"], r["revision"], r["served"], r["good"], r["dead"]) for r in rows] == [
+        (H[0], "accepted", 1, "batch", 2, 0), (H[1], "accepted", 1, "batch", 2, 0),
+        (H[2], "sealed", 0, "speed", None, None),
+    ]  # fmt: skip
+    assert [r["cut"] for r in rows] == [{"0": [0, 3]}, {"0": [3, 6]}, {"0": [6, 9]}]
+    assert {r["reason"] for r in rows} == {WHY}
+    assert apply(lake) == []
+    assert len(history(lake)) == 3
+
+
+def test_a_decision_that_waits_says_more_than_what_is_restored(lake: StreamLake) -> None:
+    row = ledger.decision(H[2], "refused", 1, CUTS[2], NOW, reason="the gate")
+    publish = Publish(new_id(), (Change("speed"),), lake.state().timeline, decisions=(row,))
+    assert lake.publish(publish) is Outcome.LANDED
+    assert restore_ledger(lake.lake, lake.stream) == 2
+    assert ledger.newest(history(lake))[H[2]]["reason"] == "the gate"
+
+
+def test_two_who_restore_at_once_write_each_row_once(lake: StreamLake) -> None:
+    state, other = lake.state(), lake.again()
+    first, second = (plan_rows(state, (), {}, {}, NOW) for _ in range(2))
+    ledger.record(lake.lake, lake.stream.hours_table, first)
+    ledger.record(other, lake.stream.hours_table, second)
+    assert len(history(lake)) == 3
+
+
+def test_a_forgotten_hour_is_restored_as_accepted_without_its_cut() -> None:
+    state = new_state(Timeline(H[0], H[2], {0: 6}), {0: 6}, accepted={H[1]: Accepted(4, CUTS[1])}, settled_before=H[1])
+    rows = plan_rows(state, (), {H[0]: 7}, {}, NOW)
+    assert [(r["hour"], r["decision"], r["revision"], r["good"], r.get("cut")) for r in rows] == [
+        (H[0], "accepted", 1, 7, None), (H[1], "accepted", 4, 0, {"0": [3, 6]}),
+    ]  # fmt: skip
