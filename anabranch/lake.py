@@ -28,7 +28,7 @@ from pyiceberg.exceptions import (
 from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table, Transaction
+from pyiceberg.table import CommitTableResponse, Table, Transaction
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
@@ -221,9 +221,10 @@ class Lake:
         reach(Step.COMMIT_PREPARED)
         try:
             reach(Step.COMMIT_REQUEST_LOST)
-            self.catalog.commit_table(table, requirements, updates)
+            landed = self.catalog.commit_table(table, requirements, updates)
             reach(Step.COMMIT_ANSWER_LOST)
             reach(Step.COMMIT_LANDED)
+            _delete_old_metadata(table, landed)
             return Outcome.LANDED
         except (CommitFailedException, ValidationException) as error:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
@@ -295,8 +296,9 @@ class Lake:
             )
             reach(Step.LEDGER_PREPARED)
             try:
-                self.catalog.commit_table(table, requirements, tuple(tx._updates))
+                landed = self.catalog.commit_table(table, requirements, tuple(tx._updates))
                 reach(Step.LEDGER_APPENDED)
+                _delete_old_metadata(table, landed)
                 return
             except CommitFailedException as error:
                 LOG.debug("append to %s refused: %s", name, error)
@@ -327,6 +329,17 @@ class Lake:
             landed = has_landed(fresh, commit_id)
             LOG.warning("commit %s of %s %s", commit_id, table.name(), "had landed" if landed else "had not landed")
             return Outcome.LANDED if landed else Outcome.REFUSED
+
+
+def _delete_old_metadata(before: Table, landed: CommitTableResponse) -> None:
+    """Delete the metadata files that a commit dropped from the log, as `write.metadata.delete-after-commit.enabled`
+    promises: the catalog alone does not. What is left over by a failure is an orphan."""
+    kept = {entry.metadata_file for entry in landed.metadata.metadata_log}
+    for gone in [e.metadata_file for e in before.metadata.metadata_log if e.metadata_file not in kept]:
+        try:
+            before.io.delete(gone)
+        except Exception as error:
+            LOG.debug("delete %s: %s: %s", gone, type(error).__name__, error)
 
 
 def _set_ref(name: str, snapshot_id: int, kind: str, max_age_ms: int | None = None) -> SetSnapshotRefUpdate:

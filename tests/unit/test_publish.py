@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 import pytest
 from lakes import FIRST, StreamLake, new_lake, waiting
@@ -312,6 +313,18 @@ def test_two_staged_snapshots_with_one_id_are_refused(lake: StreamLake) -> None:
     lake.stage(ROWS, "same")
     with pytest.raises(Terminal, match="expected one staged snapshot same, found 2"):
         lake.stage(ROWS, "same")
+
+
+def test_metadata_files_that_fell_out_of_the_log_are_deleted(lake: StreamLake) -> None:
+    """The hazard: each publish leaves a whole metadata file behind."""
+    for _ in range(25):
+        lake.move("speed")
+    table = lake.table()
+    log = {entry.metadata_file.rpartition("/")[2] for entry in table.metadata.metadata_log}
+    assert len(log) == 20, "the hazard did not happen"
+    folder = Path(urlparse(table.location()).path) / "metadata"
+    found = {p.name for p in folder.glob("*.metadata.json")}
+    assert found == log | {table.metadata_location.rpartition("/")[2]}
 
 
 # Tags
