@@ -139,6 +139,7 @@ def _submit(layer: str, stream: str, conf: str | None, output: str, extra: Seque
 def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
     """Make main right: for each hour the files of the layer that serves it. Nothing is copied."""
     from anabranch.output import print_json
+    from anabranch.state import load_state
     from serving_layer import merger
 
     job = open_stream(stream, conf)
@@ -147,14 +148,17 @@ def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
         {"hour": s.hour, "served": s.layer, "added": len(s.add), "removed": len(s.remove), "reason": s.refused}
         for s in swaps
     ]
+    overrides = load_state(job.lake, job.stream.table).overrides
     if output == "json":
-        print_json({"stream": stream, "dry_run": dry_run, "swaps": rows})
+        print_json({"stream": stream, "dry_run": dry_run, "swaps": rows, "overrides": overrides})
     else:
         for row in rows:
             said = row["reason"] or f"served by {row['served']}: {row['added']} files in, {row['removed']} out"
             click.echo(f"{stream}: {row['hour']} {said}")
         if not rows:
             click.echo(f"{stream}: main is right, nothing to swap")
+        for hour, layer in sorted(overrides.items()):
+            click.echo(f"{stream}: {hour} is served by {layer} by choice (`anabranch serve-hour`)")
     if any(s.refused for s in swaps):
         sys.exit(1)
 
@@ -163,7 +167,7 @@ def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
 @click.argument("stream")
 @options
 def hours(stream: str, conf: str | None, output: str) -> None:
-    """The ledger's newest row for each hour: who serves it, its counts and its checks."""
+    """Every hour up to the running one, by the ledger's newest row: who serves it, its counts and its checks."""
     from serving_layer import status as views
 
     job = open_stream(stream, conf)
@@ -207,6 +211,7 @@ def query(sql: str, output: Literal["table", "csv", "json", "parquet"], out: str
 
 
 main.add_command(operating.adopt)
+main.add_command(operating.serve_hour)
 
 if __name__ == "__main__":
     main()

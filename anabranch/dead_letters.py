@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.manifest import DataFile
 
@@ -18,12 +18,17 @@ from anabranch.errors import Transient
 from anabranch.lake import Change, Commit, Lake, Outcome
 from anabranch.publish import new_id
 from anabranch.snapshots import Staged, branch_properties, files_of, find_staged, heads, hour_of_file, plan_expiry
-from anabranch.state import State, load_state
+from anabranch.state import Layer, State, load_state
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
 LOG = logging.getLogger(__name__)
 
 DONE = "anabranch.dead-letters-done"
 _REMEMBERED = 200
+_Remembered = Mapping[str, list[str]]
+_Files = tuple[tuple[DataFile, ...], tuple[DataFile, ...]]
 
 
 def waiting_speed(staged: Staged, now: datetime) -> dict[str, Any]:
@@ -38,6 +43,11 @@ def waiting_batch(staged: Staged | None, hour: str, revision: int, now: datetime
     return {
         "id": wap_id, "at": now.isoformat(), "layer": "batch", "hour": hour, "revision": revision, "paths": paths,
     }  # fmt: skip
+
+
+def waiting_served(hour: str, layer: Layer, now: datetime) -> dict[str, Any]:
+    """What a swap of an hour to another layer says: its dead letters in `main` become that layer's."""
+    return {"id": new_id(), "at": now.isoformat(), "layer": "main", "hour": hour, "served": layer, "paths": []}
 
 
 def roll_forward(lake: Lake, table_name: str, state: State) -> frozenset[str]:
@@ -65,6 +75,8 @@ def _publish(lake: Lake, table_name: str, rows_table: str, item: Mapping[str, An
         return True
     # The rows' state after the dead letters' table: what an acceptance since then publishes refuses this one.
     state = load_state(lake, rows_table)
+    if layer == "main":
+        return _swap(lake, table, state, item, remembered)
     accepted = state.accepted.get(hour) if hour else None
     if hour and (accepted is None or accepted.revision != item["revision"]):
         LOG.info("dead letters %s: revision %s of %s was replaced", item["id"], item["revision"], hour)
@@ -84,7 +96,30 @@ def _publish(lake: Lake, table_name: str, rows_table: str, item: Mapping[str, An
     else:
         served = tuple(f for f in files if state.serving_layer(hour_of_file(table, f)) == "speed")
         changes = {"speed": (files, ()), "main": (served, ())}
-    now = datetime.now(UTC)
+    landed = _commit(lake, table, item, remembered, changes)
+    if landed:
+        LOG.info(
+            "dead letters %s: %d records of layer %s published", item["id"], sum(f.record_count for f in files), layer
+        )
+    return landed
+
+
+def _swap(lake: Lake, table: Table, state: State, item: Mapping[str, Any], remembered: _Remembered) -> bool:
+    """The hour's dead letters in `main` become those of the layer that serves it; a swap since then stands for this."""
+    hour, served = item["hour"], item["served"]
+    if state.serving_layer(hour) != served:
+        LOG.info("dead letters %s: hour %s is served by %s since", item["id"], hour, state.serving_layer(hour))
+        return True
+    wanted, have = ({f.file_path: f for f in files_of(table, branch, hour)} for branch in (served, "main"))
+    add = tuple(f for path, f in wanted.items() if path not in have)
+    remove = tuple(f for path, f in have.items() if path not in wanted)
+    return _commit(lake, table, item, remembered, {"main": (add, remove)})
+
+
+def _commit(
+    lake: Lake, table: Table, item: Mapping[str, Any], remembered: _Remembered, changes: Mapping[str, _Files]
+) -> bool:
+    """Publish an item's changes by branch, files added and files removed; the branches remember it as done."""
     commit = Commit(
         id=str(item["id"]),
         heads=heads(table),
@@ -92,11 +127,6 @@ def _publish(lake: Lake, table_name: str, rows_table: str, item: Mapping[str, An
             Change(b, add, remove, {DONE: json.dumps([*remembered[b], item["id"]][-_REMEMBERED:])})
             for b, (add, remove) in changes.items()
         ),
-        expire=plan_expiry(table, str(item["id"]), now),
+        expire=plan_expiry(table, str(item["id"]), datetime.now(UTC)),
     )
-    landed = lake.commit(table, commit) is Outcome.LANDED
-    if landed:
-        LOG.info(
-            "dead letters %s: %d records of layer %s published", item["id"], sum(f.record_count for f in files), layer
-        )
-    return landed
+    return lake.commit(table, commit) is Outcome.LANDED

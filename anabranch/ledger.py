@@ -100,13 +100,16 @@ def newest(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """By hour, what the ledger says of it now.
 
     The newest decision of an hour decides; what it does not speak of (counts, quality) is of the newest that does. A
-    refusal after an acceptance changes nothing about what is accepted, so only its reason is taken over.
+    refusal after an acceptance changes nothing about what is accepted, so only its reason is taken over; who serves an
+    hour changes nothing else about it.
     """
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         before = found.get(row["hour"], {})
         said = {k: v for k, v in row.items() if v is not None}
-        if before.get("decision") == "accepted" and row["decision"] in ("refused", "served", "sealed"):
+        if row["decision"] == "served":
+            said = {k: v for k, v in said.items() if k in ("served", "sequence") or not (before or k == "reason")}
+        elif before.get("decision") == "accepted" and row["decision"] in ("refused", "sealed"):
             said = {k: v for k, v in said.items() if k in ("served", "reason", "sequence")}
         elif row["decision"] == "accepted":
             before = {k: v for k, v in before.items() if k != "reason"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -67,3 +67,38 @@ def _print_adopted(stream: str, adopted: Adopted) -> None:
         click.echo(f"{stream}: hour {hour}: {size(part)} offsets were never read and are lost")
     click.echo(f"{stream}: what the former log held beyond that is not known, and lost")
     click.echo(f"{stream}: goes on with hour {adopted.timeline.open} from the position {position}")
+
+
+@click.command("serve-hour")
+@click.argument("stream")
+@click.argument("hour")
+@click.option(
+    "--layer",
+    type=click.Choice(["speed", "batch", "auto"]),
+    required=True,
+    help="Who serves it; auto lifts the choice.",
+)
+@click.option("--why", metavar="TEXT", required=True, help="The reason, for the ledger.")
+@options
+def serve_hour(
+    stream: str, hour: str, layer: Literal["speed", "batch", "auto"], why: str, conf: str | None, output: str
+) -> None:
+    """Choose the layer that serves a sealed hour, against the rule, until the choice is lifted.
+
+    Refused, with exit code 1 and nothing changed, when that layer's rows do not cover the hour's cut.
+    """
+    from anabranch import hours
+    from anabranch.output import print_json
+    from serving_layer import override
+    from serving_layer.recovery import recover
+
+    hour = hours.hour_of(hours.start_of(hour))
+    job = open_stream(stream, conf)
+    confirmed = recover(job.lake, job.stream)
+    served = override.serve_hour(job.lake, job.stream, hour, layer, why, confirmed)
+    if output == "json":
+        view = {"hour": hour, "served": served.layer, "override": served.override, "changed": served.changed}
+        print_json({"stream": stream, **view})
+        return
+    chosen = "by choice" if served.override else "by the rule"
+    click.echo(f"{stream}: {hour} is {'now ' if served.changed else ''}served by {served.layer}, {chosen}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,13 +18,25 @@ _COUNTS = ("offsets", "good", "dead", "duplicate", "gap")
 
 
 def hours(job: Job) -> list[dict[str, Any]]:
-    """The ledger's newest word on each hour, with the serving layer as the table itself says it."""
+    """Every hour from the first to the running one, oldest first: the ledger's newest word on it, with state and
+    serving layer as the table itself says them."""
     state = load_state(job.lake, job.stream.table)
-    rows = ledger.newest(ledger.history(job.lake, job.stream.hours_table))
-    return [_hour(state, row) for row in rows.values()]
+    return plan_hours(state, ledger.history(job.lake, job.stream.hours_table), datetime.now(UTC))
 
 
-def _hour(state: State, row: dict[str, Any]) -> dict[str, Any]:
+def plan_hours(state: State, history: Sequence[Mapping[str, Any]], now: datetime) -> list[dict[str, Any]]:
+    """The hours' views, from the table's state and all rows of the ledger. An hour whose row is missing is shown as far
+    as the table knows it. Pure."""
+    rows = ledger.newest(history)
+    why = {row["hour"]: row["reason"] for row in history if row["decision"] == "served"}
+    timeline = state.timeline
+    # After an adoption the open hour may still lie ahead.
+    running = hour_words.shift(max(timeline.open, hour_words.hour_of(now)), 1)
+    known = {*rows, *hour_words.hours_between(timeline.first, running)}
+    return [_hour(state, {"hour": h} | rows.get(h, {}), why.get(h)) for h in sorted(known)]
+
+
+def _hour(state: State, row: Mapping[str, Any], why: str | None) -> dict[str, Any]:
     hour = row["hour"]
     accepted = state.accepted.get(hour)
     cut = state.cuts.get(hour)
@@ -32,16 +45,31 @@ def _hour(state: State, row: dict[str, Any]) -> dict[str, Any]:
     quality = row.get("quality") or {}
     return {
         "hour": hour,
-        "state": "accepted" if state.is_accepted(hour) else row["decision"],
-        "revision": accepted.revision if accepted is not None else row["revision"],
+        "state": _state_of(state, hour, row),
+        "revision": accepted.revision if accepted is not None else row.get("revision", 0),
         "served": state.serving_layer(hour),
         "cut": ranges_to_keys(cut.ranges) if cut is not None else row.get("cut"),
         "counts": counts,
         "speed_rows": row.get("speed_rows"),
         "diff": {name: diff[name] for name in ("missing", "extra", "changed")} if diff else None,
         "quality": {"passed": quality.get("passed"), "failed": quality.get("failed", [])},
-        "reason": row.get("reason"),
+        "reason": _reason(state.overrides.get(hour), why, row.get("reason")),
     }
+
+
+def _state_of(state: State, hour: str, row: Mapping[str, Any]) -> str:
+    if hour >= state.timeline.open:
+        return "open"
+    if state.is_accepted(hour):
+        return "accepted"
+    return "refused" if row.get("decision") == "refused" else "sealed"
+
+
+def _reason(override: str | None, why: str | None, said: str | None) -> str | None:
+    if override is None:
+        return said
+    chosen = f"served by {override} by choice: {why or 'the reason is not in the ledger'}"
+    return f"{chosen}; {said}" if said else chosen
 
 
 def print_hours(rows: list[dict[str, Any]], output: str) -> None:
@@ -58,7 +86,7 @@ def _hour_cells(row: dict[str, Any]) -> list[object]:
     passed = {True: "passed", False: "failed", None: ""}[row["quality"]["passed"]]
     counts = ["" if row["counts"][name] is None else row["counts"][name] for name in _COUNTS]
     rows = "" if row["speed_rows"] is None else row["speed_rows"]
-    cells: list[object] = [row["hour"], row["state"], row["revision"], row["served"], *counts]
+    cells: list[object] = [row["hour"], row["state"], row["revision"] or "", row["served"], *counts]
     return [*cells, rows, differing, passed, row["reason"] or ""]
 
 

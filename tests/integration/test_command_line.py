@@ -40,12 +40,13 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     assert one.contents() == one.acknowledged()
 
     assert _json(one, "batch", one.name, "--seal-only")["sealed"] == [past_hour(1)]
-    [sealed] = _json(one, "hours", one.name)
+    [sealed, running] = _json(one, "hours", one.name)
     assert (sealed["state"], sealed["served"]) == ("sealed", "speed")
+    assert (running["hour"], running["state"], running["served"]) == (past_hour(0), "open", "speed")
     built = _json(one, "batch", one.name)
     assert [(h["hour"], h["state"], h["good"]) for h in built["hours"]] == [(past_hour(1), "accepted", 30)]
 
-    [hour] = _json(one, "hours", one.name)
+    [hour, _] = _json(one, "hours", one.name)
     assert hour == {
         "hour": past_hour(1),
         "state": "accepted",
@@ -59,7 +60,7 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
         "reason": None,
     }
     assert past_hour(1) in _run(one, "hours", one.name)
-    assert _json(one, "merge", one.name) == {"stream": one.name, "dry_run": False, "swaps": []}
+    assert _json(one, "merge", one.name) == {"stream": one.name, "dry_run": False, "swaps": [], "overrides": {}}
     answer = _run(one, "query", f"SELECT count(*) AS n FROM {one.job.stream.table}", "--output", "json")
     assert json.loads(answer) == [{"n": 30}]
 
@@ -72,7 +73,7 @@ def test_a_refused_hour_is_exit_code_1_and_says_why(world: Callable[..., World])
     one.expect({"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 3}})
     said = _run(one, "batch", one.name, expect=1)
     assert "expect_column_values_to_be_between" in said
-    [hour] = _json(one, "hours", one.name)
+    [hour, _] = _json(one, "hours", one.name)
     assert (hour["state"], hour["served"], hour["quality"]["passed"]) == ("refused", "speed", False)
 
 

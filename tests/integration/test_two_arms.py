@@ -45,7 +45,8 @@ def test_speed_serves_and_batch_takes_over_hour_by_hour(three_hours: World) -> N
 
     assert [(r.hour, r.decision, r.revision) for r in results] == [(past_hour(ago), "accepted", 1) for ago in (3, 2, 1)]
     assert one.contents() == one.acknowledged()
-    by_hour = views.hours(one.job)
+    *by_hour, running = views.hours(one.job)
+    assert (running["hour"], running["state"], running["served"]) == (past_hour(0), "open", "speed")
     assert [h["served"] for h in by_hour] == ["batch"] * 3
     assert [h["counts"] for h in by_hour] == [{"offsets": 40, "good": 40, "dead": 0, "duplicate": 0, "gap": 0}] * 3
     assert [h["diff"] for h in by_hour] == [{"missing": 0, "extra": 0, "changed": 0}] * 3

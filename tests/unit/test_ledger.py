@@ -158,6 +158,11 @@ ACCEPTED = row("accepted", good=9, served="batch")
         ),
         ([SEALED, row("refused", reason="a"), row("refused", reason="b")], {"decision": "refused", "reason": "b"}),
         ([ACCEPTED, row("served", served="speed", reason="why")], {"decision": "accepted", "served": "speed"}),
+        ([SEALED, row("served", served="speed", reason="why")], {"decision": "sealed", "revision": 0, "offsets": 10}),
+        (
+            [SEALED, row("refused", reason="gap"), row("served", served="speed", reason="why")],
+            {"decision": "refused", "reason": "gap"},
+        ),
         ([ACCEPTED, SEALED], {"decision": "accepted", "revision": 1}),
     ],
 )

@@ -1,0 +1,121 @@
+"""Overrides: an operator gives an hour to one layer, says why, and the swap and the word land in one commit."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from anabranch import dead_letters, ledger
+from anabranch.config import Stream
+from anabranch.errors import Refused
+from anabranch.hours import Cut
+from anabranch.lake import Change, Lake
+from anabranch.publish import Publish, new_id, run
+from anabranch.sealing import require_sealed
+from anabranch.snapshots import files_of
+from anabranch.state import OVERRIDES, Accepted, Layer, State, load_state, plan_accepted
+from serving_layer import merger
+
+LOG = logging.getLogger(__name__)
+
+Choice = Literal["speed", "batch", "auto"]
+
+
+@dataclass(frozen=True)
+class Served:
+    """Who serves the hour now. `changed` is False when it was so already."""
+
+    hour: str
+    layer: Layer
+    override: Layer | None
+    changed: bool
+
+
+def plan_override(state: State, hour: str, choice: Choice) -> tuple[dict[str, Layer], Layer]:
+    """The overrides after `choice`, and the layer that then serves the hour. Pure.
+
+    Raises Refused, with the reason, when that layer's rows do not cover the hour's cut.
+    """
+    overrides = {h: layer for h, layer in state.overrides.items() if h != hour}
+    if choice != "auto":
+        overrides[hour] = choice
+    layer = replace(state, overrides=overrides).serving_layer(hour)
+    if overrides != state.overrides and (reason := merger.covers(state, layer, hour)) is not None:
+        raise Refused(
+            f"hour {hour}: expected the {layer} layer's rows to cover its cut, found that {reason}; "
+            f"{state.serving_layer(hour)} goes on serving it"
+        )
+    return overrides, layer
+
+
+def serve_hour(
+    lake: Lake, stream: Stream, hour: str, choice: Choice, why: str, confirmed: frozenset[str] = frozenset()
+) -> Served:
+    """Give a sealed hour to a layer, or lift that (`auto`), for good: later publishes and merges honour it.
+
+    One zero-copy swap that carries the override; the ledger's row and the hour's dead letters follow. Raises Refused
+    when the layer's rows do not cover the hour, ConfigurationError for an hour before the first, Transient for one
+    that is not sealed.
+    """
+    require_sealed(lake, stream, hour)
+    served: Served | None = None
+
+    def decide() -> tuple[State, Publish | None]:
+        nonlocal served
+        state = load_state(lake, stream.table)
+        overrides, layer = plan_override(state, hour, choice)
+        served = Served(hour, layer, overrides.get(hour), overrides != state.overrides)
+        if not served.changed:
+            return state, None
+        if not state.is_merged:
+            merger.merge(lake, stream)
+            return decide()
+        return state, _to_publish(lake, stream, state, overrides, served, why, confirmed)
+
+    published = run(lake, stream.table, decide, f"serve hour {hour} of {stream.name}", take_turns=True)
+    assert served is not None
+    if published is not None:
+        ledger.record(lake, stream.hours_table, published.decisions)
+        dead_letters.roll_forward(lake, stream.dead_letters_table, load_state(lake, stream.table))
+        LOG.info("stream %s: hour %s is now served by %s: %s", stream.name, hour, served.layer, why)
+    return served
+
+
+def _to_publish(
+    lake: Lake, stream: Stream, state: State, overrides: dict[str, Layer], served: Served, why: str,
+    confirmed: frozenset[str],
+) -> Publish:  # fmt: skip
+    hour, now = served.hour, datetime.now(UTC)
+    main, speed, batch = (
+        {hour: {f.file_path: f for f in files_of(state.table, branch, hour)}} for branch in ("main", "speed", "batch")
+    )
+    swaps = merger.plan_merge(replace(state, overrides=overrides), main, speed, batch)
+    add = tuple(f for s in swaps for f in s.add)
+    remove = tuple(f for s in swaps for f in s.remove)
+    changes = [Change("main", add, remove, {OVERRIDES: json.dumps(overrides, sort_keys=True)})]
+    accepted = _accepted(lake, stream, state, hour)
+    if accepted is not None and served.layer == "speed":
+        # Remembered one by one from now on: a batch branch that is lost could not tell it from the others.
+        changes.append(Change("batch", properties=plan_accepted(state, {hour: accepted})))
+    revision = accepted.revision if accepted is not None else 0
+    cut = accepted.cut if accepted is not None else state.cuts.get(hour)
+    row = ledger.decision(hour, "served", revision, cut, now, served=served.layer, reason=why)
+    letters = dead_letters.waiting_served(hour, served.layer, now)
+    return Publish(
+        new_id(), tuple(changes), state.timeline, decisions=(row,), dead_letters=(letters,), confirmed=confirmed
+    )
+
+
+def _accepted(lake: Lake, stream: Stream, state: State, hour: str) -> Accepted | None:
+    """What is accepted of the hour; of one long past, as the ledger has it. Raises Refused when the ledger has not."""
+    if not state.is_accepted(hour) or hour in state.accepted:
+        return state.accepted.get(hour)
+    rows: list[dict[str, Any]] = ledger.history(lake, stream.hours_table)
+    found = [r for r in rows if r["hour"] == hour and r["decision"] == "accepted" and r["cut"]]
+    if not found:
+        raise Refused(f"hour {hour}: expected its cut in the ledger, found none; what serves it cannot be changed")
+    newest = max(found, key=lambda r: int(r["revision"]))
+    return Accepted(newest["revision"], Cut.from_dict({"topic_id": newest["topic_id"], "ranges": newest["cut"]}))
