@@ -212,6 +212,7 @@ def query(sql: str, output: Literal["table", "csv", "json", "parquet"], out: str
 
 main.add_command(operating.adopt)
 main.add_command(operating.serve_hour)
+main.add_command(operating.maintain)
 
 if __name__ == "__main__":
     main()

@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 
 from anabranch.errors import ConfigurationError
 from anabranch.schema import Column, parse_columns
@@ -53,6 +62,12 @@ def _one_or_many(value: object) -> object:
 
 def _as_spark_says(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _a_day_or_more(value: timedelta) -> timedelta:
+    if value < timedelta(days=1):
+        raise ValueError("expected 1 day or more: what is staged may wait so long to be published")
+    return value
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
@@ -139,6 +154,15 @@ class Batch(_Frozen):
     allow_gaps: tuple[Gap, ...] = ("control", "aborted")
 
 
+class Maintain(_Frozen):
+    """What `anabranch maintain` clears away. `orphans_after`: files that nothing refers to, older than the longest that
+    a writer takes or pauses before it stages them. `speed_hours`: the speed layer's rows of hours that the batch layer
+    has served for so long."""
+
+    orphans_after: Annotated[Duration, AfterValidator(_a_day_or_more)] = timedelta(days=3)
+    speed_hours: Duration = timedelta(days=1)
+
+
 class Stream(_Frozen):
     """One Kafka topic, its schema, its rules and its tables: one file under `conf/streams/`."""
 
@@ -153,6 +177,7 @@ class Stream(_Frozen):
     start: Literal["earliest", "latest"] = "earliest"
     speed: Speed = Speed()
     batch: Batch = Batch()
+    maintain: Maintain = Maintain()
     expectations: Path | None = None
 
     @property

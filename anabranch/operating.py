@@ -102,3 +102,35 @@ def serve_hour(
         return
     chosen = "by choice" if served.override else "by the rule"
     click.echo(f"{stream}: {hour} is {'now ' if served.changed else ''}served by {served.layer}, {chosen}")
+
+
+@click.command()
+@click.argument("stream")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@options
+def maintain(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
+    """Clear away what nobody needs: old rows of the speed layer, snapshots, orphan files. main stays as it is.
+
+    The ages are the stream's: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. To be run once a day, or more
+    often; whatever else runs meanwhile goes on.
+    """
+    from datetime import UTC, datetime
+
+    from anabranch.output import print_json
+    from serving_layer import maintenance
+    from serving_layer.recovery import recover
+
+    job = open_stream(stream, conf)
+    confirmed = frozenset() if dry_run else recover(job.lake, job.stream)
+    done = maintenance.view(stream, maintenance.maintain(job, datetime.now(UTC), dry_run, confirmed), dry_run)
+    if output == "json":
+        print_json(done)
+        return
+    would = "would be " if dry_run else ""
+    hours = ", ".join(done["speed_hours"]) or "none"
+    click.echo(f"{stream}: hours whose rows of the speed layer {would or 'were '}dropped: {hours}")
+    for table, orphans in done["orphans"].items():
+        click.echo(
+            f"{stream}: {table}: {done['expired'][table]} snapshots {would}expired, "
+            f"{orphans['files']} orphan files {would}deleted, {orphans['bytes']} bytes"
+        )

@@ -1,7 +1,8 @@
-"""The one place that speaks boto3: the bucket of a warehouse, and the object store's clock."""
+"""The one place that speaks boto3: the bucket of a warehouse, its objects, and the object store's clock."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -13,6 +14,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from anabranch import config
 from anabranch.errors import Terminal, Transient
+
+# S3's own limit for one request.
+_DELETED_AT_ONCE = 1000
 
 
 def bucket_of(warehouse: str) -> str | None:
@@ -66,6 +70,30 @@ class ObjectStore:
         except (ClientError, BotoCoreError) as error:
             raise self._failed(f"ask the time by bucket {bucket}", error) from error
         return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).astimezone(UTC)
+
+    def list_objects(self, bucket: str, prefix: str) -> Iterator[tuple[str, int, datetime]]:
+        """Key, size and time of every object whose key begins with `prefix`. Raises Terminal (rights) or Transient."""
+        try:
+            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+                for found in page.get("Contents", ()):
+                    yield found["Key"], found["Size"], found["LastModified"].astimezone(UTC)
+        except (ClientError, BotoCoreError) as error:
+            raise self._failed(f"list s3://{bucket}/{prefix}", error) from error
+
+    def delete_objects(self, bucket: str, keys: Sequence[str]) -> None:
+        """Delete objects, a thousand a request. Raises Terminal (rights) or Transient, with some of them deleted."""
+        for i in range(0, len(keys), _DELETED_AT_ONCE):
+            some = [{"Key": key} for key in keys[i : i + _DELETED_AT_ONCE]]
+            try:
+                answer = self._client.delete_objects(Bucket=bucket, Delete={"Objects": some, "Quiet": True})
+            except (ClientError, BotoCoreError) as error:
+                raise self._failed(f"delete {len(some)} objects of bucket {bucket}", error) from error
+            if failed := answer.get("Errors"):
+                first = f"{failed[0]['Key']}: {failed[0].get('Code')} {failed[0].get('Message')}"
+                raise Transient(
+                    f"delete {len(some)} objects of bucket {bucket}: expected all to go, found {len(failed)} left, "
+                    f"first {first}; check the policy (s3:DeleteObject), then run it again"
+                )
 
     def _failed(self, doing: str, error: Exception) -> Terminal | Transient:
         where = self._s3.endpoint or f"AWS {self._s3.region}"

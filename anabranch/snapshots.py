@@ -170,6 +170,13 @@ def plan_expiry(table: Table, publishing: str | None, now: datetime, keep: int =
     return tuple(id for id in removed if id not in kept)
 
 
+def plan_plain_expiry(table: Table, keep: int = 200) -> tuple[int, ...]:
+    """The same for a table without branches of ours, in which nothing is staged: all but the newest and the named."""
+    line = sorted(table.snapshots(), key=lambda s: s.sequence_number or 0, reverse=True)
+    kept = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    return tuple(s.snapshot_id for s in line[keep:] if s.snapshot_id not in kept)
+
+
 def expired_tags(table: Table, now: datetime) -> tuple[str, ...]:
     """Tags whose age has ended."""
     ended = []

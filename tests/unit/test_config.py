@@ -63,6 +63,7 @@ def test_defaults(conf: Path) -> None:
     assert (loaded.speed.trigger, loaded.speed.lost_offsets) == (timedelta(seconds=2), "stop")
     assert (loaded.batch.grace, loaded.batch.lookback_hours) == (timedelta(minutes=2), 1)
     assert loaded.batch.allow_gaps == ("control", "aborted")
+    assert (loaded.maintain.orphans_after, loaded.maintain.speed_hours) == (timedelta(days=3), timedelta(days=1))
 
 
 def test_nothing_changes_after_the_start(conf: Path) -> None:
@@ -90,6 +91,7 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
         ),
         ({"start": "newest"}, "start", "found 'newest'"),
         ({"speed": "{trigger: soon}"}, "speed.trigger", "expected a duration"),
+        ({"maintain": "{orphans_after: 1 hour}"}, "maintain.orphans_after", "expected 1 day or more"),
         ({"speed": "{max_offsets_per_trigger: 0}"}, "speed.max_offsets_per_trigger", "found 0"),
         ({"speed": "{lost_offsets: ignore}"}, "speed.lost_offsets", "found 'ignore'"),
         ({"batch": "{allow_gaps: [lost]}"}, "batch.allow_gaps.0", "found 'lost'"),

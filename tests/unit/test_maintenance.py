@@ -1,0 +1,339 @@
+"""Maintenance: what nobody needs goes, and nothing that anybody needs, whoever publishes meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import Broker
+from click.testing import CliRunner
+from lakes import StreamLake, new_environment, new_lake, new_state
+
+from anabranch import ledger, snapshots, tables
+from anabranch.cli import main
+from anabranch.dead_letters import roll_forward, waiting_speed
+from anabranch.errors import Refused
+from anabranch.hours import Cut, Timeline, hour_of, shift
+from anabranch.lake import Change, Outcome, Tag
+from anabranch.orphans import plan_orphans, references
+from anabranch.publish import Publish, new_id
+from anabranch.session import Job
+from anabranch.snapshots import Staged, find_staged
+from anabranch.state import Accepted, State
+from anabranch.storage import Stored, same_file
+from serving_layer import maintenance
+from serving_layer.maintenance import Maintained, plan_drop
+from serving_layer.merger import covers, merge
+from serving_layer.override import serve_hour
+
+NOW = datetime.now(UTC)
+LONG_AGO = NOW - timedelta(days=9)
+FIRST = hour_of(NOW - timedelta(days=10))
+H = [shift(FIRST, i) for i in range(6)]
+CUTS = [Cut("t", {0: (3 * i, 3 * i + 3)}) for i in range(6)]
+SPEED = {i: [(H[i], 0, 3 * i + o) for o in range(3)] for i in range(3)}
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    """Hours 0 and 1 accepted nine days ago, hour 2 sealed and waiting, hour 3 open; a dead letter in hour 0."""
+    sealed = {H[i]: CUTS[i] for i in range(3)}
+    made = new_lake(tmp_path, timeline=Timeline(FIRST, H[3], {0: 9}, sealed=sealed))
+    letters = (waiting_speed(made.stage_dead([(H[0], 0, 2)], "speed"), NOW),)
+    rows = made.stage([r for hour in SPEED.values() for r in hour])
+    assert made.publish(made.speed(rows, {0: 9}, dead_letters=letters)) is Outcome.LANDED
+    roll_forward(made.lake, made.stream.dead_letters_table, made.state())
+    for i in (0, 1):
+        accept(made, i)
+    return made
+
+
+def accept(lake: StreamLake, i: int, at: datetime = LONG_AGO) -> None:
+    timeline = lake.state().timeline
+    rest = replace(timeline, sealed={h: c for h, c in timeline.sealed.items() if h != H[i]})
+    row = ledger.decision(H[i], "accepted", 1, CUTS[i], at, served="batch")
+    publish = lake.accept(lake.stage(SPEED[i]), H[i], Accepted(1, CUTS[i]), timeline=rest, decisions=(row,))
+    assert lake.publish(publish) is Outcome.LANDED
+    ledger.record(lake.lake, lake.stream.hours_table, [row])
+
+
+def job(lake: StreamLake) -> Job:
+    return Job(new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter)
+
+
+def maintain(lake: StreamLake, **values: Any) -> Maintained:
+    return maintenance.maintain(job(lake), datetime.now(UTC), **values)
+
+
+def files(lake: StreamLake) -> set[str]:
+    return {str(p) for p in (lake.folder / "warehouse").rglob("*") if p.is_file()}
+
+
+def age(paths: set[str], days: float = 9) -> None:
+    then = (NOW - timedelta(days=days)).timestamp()
+    for path in paths:
+        os.utime(path, (then, then))
+
+
+def paths_of(staged: Staged) -> set[str]:
+    return {f.file_path.removeprefix("file://") for f in staged.files}
+
+
+def all_readable(lake: StreamLake) -> bool:
+    """Whether every file that any snapshot of any table refers to is there."""
+    names = (lake.name, lake.stream.dead_letters_table, lake.stream.hours_table)
+    named = {path for name in names for path in references(lake.lake.load(name))}
+    return {path.removeprefix("file://") for path in named} <= files(lake)
+
+
+def orphan(lake: StreamLake) -> Staged:
+    """An attempt that was given up."""
+    staged = lake.stage([(H[3], 0, 9)])
+    lake.lake.discard(lake.name, staged)
+    return staged
+
+
+# Orphans
+
+
+def test_what_nothing_refers_to_is_deleted_after_its_age_and_nothing_else(lake: StreamLake) -> None:
+    state = lake.state()
+    tag = Tag("kept", state.heads["main"], 86_400_000)
+    assert lake.publish(Publish(new_id(), (Change("speed"),), state.timeline, tags=(tag,))) is Outcome.LANDED
+    left = paths_of(orphan(lake))
+    stray = Path(lake.table().location().removeprefix("file://")) / "metadata" / "left-m0.avro"
+    stray.write_bytes(b"a refused publish's manifest")
+    foreign = stray.with_name("notes.txt")
+    foreign.write_text("not a file of any writer")
+    age(files(lake))
+    before, rows = files(lake), {b: lake.rows(b) for b in ("main", "batch")}
+    said = maintain(lake, dry_run=True)
+    assert files(lake) == before
+    done = maintain(lake)
+    assert {f.path for f in done.orphans[lake.name]} == {f.path for f in said.orphans[lake.name]}
+    gone = before - files(lake)
+    assert left | {str(stray)} <= gone
+    assert foreign.exists()
+    assert all_readable(lake)
+    assert {b: lake.rows(b) for b in ("main", "batch")} == rows
+    assert lake.table().scan(snapshot_id=tag.snapshot_id).to_arrow().num_rows == 9
+    assert not any(f.path.removeprefix("file://") in files(lake) for fs in done.orphans.values() for f in fs)
+    assert not any(maintain(lake).orphans.values()), "run again, it finds more"
+
+
+def test_a_file_written_a_second_ago_is_spared(lake: StreamLake) -> None:
+    """The hazard: a writer that is at work has files that no snapshot refers to yet."""
+    young, old = paths_of(orphan(lake)), paths_of(orphan(lake))
+    age(files(lake) - young)
+    maintain(lake)
+    assert young <= files(lake)
+    assert not old & files(lake)
+
+
+def test_the_staged_files_of_a_paused_publisher_are_spared_and_its_publish_lands_or_is_refused_whole(
+    lake: StreamLake,
+) -> None:
+    paused, state = lake.stage([(H[3], 0, 9)]), lake.state()
+    publish = lake.speed(paused, {0: 10}, state)
+    age(files(lake))
+    assert maintain(lake).speed_hours == (H[0], H[1])
+    assert find_staged(lake.table(), paused.wap_id) is not None
+    assert paths_of(paused) <= files(lake)
+    assert lake.publish(publish, state) is Outcome.REFUSED, "it was decided on heads that maintenance has moved"
+    assert lake.publish(lake.speed(paused, {0: 10})) is Outcome.LANDED
+    assert lake.rows("main")[-1] == (H[3], 0, 9)
+    assert all_readable(lake)
+
+
+def test_dead_letters_that_a_property_names_as_pending_are_spared(lake: StreamLake) -> None:
+    staged = lake.stage_dead([(H[3], 0, 9)], "speed")
+    letters = (waiting_speed(staged, NOW),)
+    publish = Publish(new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=letters)
+    assert lake.publish(publish) is Outcome.LANDED
+    lake.lake.discard(lake.stream.dead_letters_table, staged)
+    age(files(lake))
+    maintain(lake)
+    assert paths_of(staged) <= files(lake)
+
+
+def test_the_files_of_other_tables_in_and_beside_the_folder_are_spared(lake: StreamLake) -> None:
+    """The hazard: one location is the beginning of another, as text or as a folder."""
+    location = lake.table().location()
+    assert lake.lake.load(lake.stream.dead_letters_table).location().startswith(location), "the hazard did not happen"
+    others = [f"{location}2", f"{location}/data/inner", f"{location}/inner", f"{location}/metadata/inner"]
+    schema = tables.rows_schema(lake.stream)
+    for i, where in enumerate(others):
+        made = lake.lake.catalog.create_table(f"games.other{i}", schema, location=where)
+        made.append(made.scan().to_arrow())
+    mine = {str(p) for w in others for p in Path(w.removeprefix("file://")).rglob("*") if p.is_file()}
+    left = paths_of(orphan(lake))
+    age(files(lake))
+    maintain(lake)
+    assert len(mine) > 8
+    assert mine <= files(lake)
+    assert not left & files(lake)
+
+
+def test_a_file_that_is_published_between_the_listing_and_the_look_is_spared(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, real = orphan(lake), maintenance.list_table
+    age(files(lake))
+
+    def list_table(*args: Any) -> list[Stored]:
+        found = real(*args)
+        if paths_of(late) & {f.path.removeprefix("file://") for f in found}:
+            assert lake.publish(lake.speed(late, {0: 10})) is Outcome.LANDED
+        return found
+
+    monkeypatch.setattr(maintenance, "list_table", list_table)
+    maintain(lake)
+    assert lake.rows("main")[-1] == (H[3], 0, 9), "the hazard did not happen"
+    assert all_readable(lake)
+
+
+def test_nothing_is_deleted_when_no_path_is_what_it_seems() -> None:
+    stored = [Stored("s3://other/a.parquet", 1, LONG_AGO)]
+    with pytest.raises(Refused, match=r"expected some of 1 files to be referenced, found none, first s3://other/a"):
+        plan_orphans(stored, {"s3://bucket/a.parquet"}, NOW)
+    assert plan_orphans([], {"s3://bucket/a.parquet"}, NOW) == []
+
+
+def test_a_path_is_the_same_however_a_writer_spells_it() -> None:
+    assert len({same_file(p) for p in ("file:///w/a", "file:/w/a", "/w/a")}) == 1
+    assert same_file("s3a://b/a") == same_file("s3://b/a") == "b/a"
+    assert same_file("s3://b/hour=2026:03/a") == "b/hour=2026:03/a"
+    assert same_file("/w/a:b") == "w/a:b"
+
+
+# Old hours of the speed layer
+
+
+def state_of(**values: Any) -> State:
+    given: dict[str, Any] = {"accepted": {H[i]: Accepted(1, CUTS[i]) for i in range(4)}}
+    timeline = replace(Timeline(FIRST, H[5], {0: 15}, sealed={H[4]: CUTS[4]}), **values.pop("timeline", {}))
+    return new_state(timeline, {0: 15}, **(given | values))
+
+
+SINCE = dict.fromkeys(H, LONG_AGO)
+WEEK_AGO = NOW - timedelta(days=7)
+
+
+def drop(state: State, have: tuple[str, ...] = tuple(H), **since: datetime) -> tuple[tuple[str, ...], Timeline]:
+    return plan_drop(state, have, SINCE | since, WEEK_AGO)
+
+
+def test_only_hours_that_batch_has_served_for_long_are_dropped() -> None:
+    dropped, timeline = drop(state_of())
+    assert dropped == tuple(H[:4])
+    assert (timeline.covered_from, timeline.kept, timeline.skipped) == (H[4], (), ())
+    assert [timeline.is_skipped(h) for h in H] == [True] * 4 + [False] * 2
+
+
+def test_what_is_chosen_young_or_not_accepted_is_kept() -> None:
+    accepted = {H[i]: Accepted(1, CUTS[i]) for i in (0, 2, 3)}
+    state = state_of(
+        accepted=accepted, overrides={H[0]: "speed"}, timeline={"sealed": {H[1]: CUTS[1], H[4]: CUTS[4]}}
+    )  # fmt: skip
+    dropped, timeline = drop(state, **{H[2]: NOW + timedelta(days=1)})
+    assert dropped == (H[3],)
+    assert timeline.kept == (H[0], H[1], H[2])
+    assert [h for h in H if timeline.is_skipped(h)] == [H[3]]
+
+
+def test_an_hour_whose_acceptance_the_ledger_does_not_know_is_kept() -> None:
+    assert plan_drop(state_of(), H, {}, NOW + timedelta(days=99)) == ((), state_of().timeline)
+
+
+def test_hours_that_the_speed_layer_skipped_need_no_name_of_their_own_any_more() -> None:
+    state = state_of(timeline={"skipped": (H[1], H[4])})
+    _, timeline = drop(state, (H[0], H[2], H[3], H[4]))
+    assert timeline.skipped == (H[4],)
+    assert [h for h in H if timeline.is_skipped(h)] == H[:5]
+
+
+def test_dropping_goes_on_where_it_ended() -> None:
+    accepted = {H[i]: Accepted(1, CUTS[i]) for i in range(4)}
+    first, timeline = drop(state_of(), tuple(H[:2]))
+    state = replace(state_of(accepted=accepted), timeline=timeline)
+    second, timeline = drop(state, tuple(H[2:4]))
+    assert (first, second) == (tuple(H[:2]), tuple(H[2:4]))
+    assert [h for h in H if timeline.is_skipped(h)] == H[:4]
+    assert Timeline.from_json(timeline.to_json()) == timeline
+
+
+def test_dropped_hours_leave_the_speed_branch_alone_and_count_as_not_covered(lake: StreamLake) -> None:
+    main, dead = lake.rows("main"), lake.dead("main")
+    assert maintain(lake).speed_hours == (H[0], H[1])
+    assert (lake.rows("speed"), lake.rows("main")) == (SPEED[2], main)
+    assert (lake.dead("speed"), lake.dead("main")) == ([], dead)
+    state = lake.state()
+    assert state.is_merged
+    assert covers(state, "speed", H[0]) == "the speed layer skipped it, wholly or in part"
+    assert covers(state, "speed", H[2]) is None
+    assert merge(lake.lake, lake.stream, everything=True) == []
+    with pytest.raises(Refused, match="batch goes on serving it"):
+        serve_hour(lake.lake, lake.stream, H[0], "speed", "why")
+    heads = lake.state().heads
+    assert maintain(lake).speed_hours == ()
+    assert lake.state().heads == heads
+
+
+def test_an_hour_chosen_for_the_speed_layer_keeps_its_files(lake: StreamLake) -> None:
+    serve_hour(lake.lake, lake.stream, H[0], "speed", "why")
+    age(files(lake))
+    assert maintain(lake).speed_hours == (H[1],)
+    assert lake.rows("speed") == [*SPEED[0], *SPEED[2]]
+    assert lake.rows("main") == [*SPEED[0], *SPEED[1], *SPEED[2]]
+    assert all_readable(lake)
+
+
+def test_hours_accepted_a_moment_ago_keep_theirs(lake: StreamLake) -> None:
+    accept(lake, 2, NOW)
+    assert maintain(lake).speed_hours == (H[0], H[1])
+    assert covers(lake.state(), "speed", H[2]) is None
+
+
+# Snapshots
+
+
+def test_snapshots_of_the_ledger_and_the_dead_letters_are_expired_too(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots.plan_expiry, "__defaults__", (5,))
+    monkeypatch.setattr(snapshots.plan_plain_expiry, "__defaults__", (5,))
+    for _ in range(8):
+        ledger.record(lake.lake, lake.stream.hours_table, [ledger.decision(H[2], "refused", 1, CUTS[2], NOW)])
+    rows = len(ledger.history(lake.lake, lake.stream.hours_table))
+    assert len(lake.lake.load(lake.stream.hours_table).snapshots()) == 10
+    said = maintain(lake, dry_run=True).expired
+    assert maintain(lake).expired == said
+    assert said[lake.stream.hours_table] == 5
+    assert len(lake.lake.load(lake.stream.hours_table).snapshots()) == 5
+    assert len(ledger.history(lake.lake, lake.stream.hours_table)) == rows
+    assert lake.dead("main") == [(H[0], 0, 2)]
+
+
+# The command
+
+
+def test_the_command_says_what_goes(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anabranch.operating.open_stream", lambda stream, conf: job(lake))
+    orphan(lake)
+    age(files(lake))
+    dry = CliRunner().invoke(main, ["maintain", "events", "--dry-run", "--output", "json"])
+    said = json.loads(dry.stdout)
+    assert said["dry_run"] is True
+    assert said["speed_hours"] == [H[0], H[1]]
+    assert said["orphans"]["games.events"]["files"] >= 1
+    assert said["orphans"]["games.events"]["bytes"] > 0
+    done = CliRunner().invoke(main, ["maintain", "events"])
+    assert done.exit_code == 0
+    assert f"events: hours whose rows of the speed layer were dropped: {H[0]}, {H[1]}" in done.stdout
+    assert "orphan files deleted" in done.stdout
+    assert all_readable(lake)
