@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from click.testing import CliRunner
@@ -15,7 +15,11 @@ from world import World, event, past_hour, spread
 from anabranch.cli import main
 from anabranch.errors import PositionError
 from anabranch.hours import shift
-from serving_layer import merger
+from anabranch.lake import Change, Outcome
+from anabranch.publish import Publish, new_id, to_commit
+from anabranch.snapshots import files_of
+from anabranch.staging import stage
+from serving_layer import maintenance, merger
 from serving_layer import status as views
 
 Make = Callable[..., World]
@@ -103,3 +107,106 @@ def test_a_topic_that_does_not_exist_is_not_adopted(two_hours: World) -> None:
         assert time.monotonic() < deadline, "the topic was not deleted within 30 s"
         time.sleep(0.1)
     assert "expected it to exist, found none" in run(one, "adopt", one.name, expect=1)
+
+
+def test_an_hour_is_given_to_the_speed_layer_and_back(two_hours: World) -> None:
+    one = two_hours
+    hour = past_hour(2)
+    chosen = ("serve-hour", one.name, hour, "--why", "the rule is wrong", "--layer")
+    before = one.contents()
+    assert views.hours(one.job)[0]["served"] == "batch"
+    assert "now served by speed, by choice" in run(one, *chosen, "speed")
+    assert one.contents() == before
+    assert [(h["served"], "the rule is wrong" in h["reason"]) for h in views.hours(one.job)[:1]] == [("speed", True)]
+    speed = {f.file_path for f in files_of(one.state.table, "speed", hour)}
+    assert {f.file_path for f in files_of(one.state.table, "main", hour)} == speed
+    # A restatement and the speed layer honour it.
+    assert [(r.decision, r.revision) for r in one.batch(hour, restate=True)] == [("accepted", 2)]
+    now = datetime.now(UTC)
+    one.send([(0, now, event("later", now))])
+    one.speed()
+    assert {f.file_path for f in files_of(one.state.table, "main", hour)} == speed
+    assert "served by batch, by the rule" in run(one, *chosen, "auto")
+    assert not {f.file_path for f in files_of(one.state.table, "main", hour)} & speed
+    assert one.contents() == one.acknowledged()
+    assert "has not accepted it" in run(
+        one, "serve-hour", one.name, past_hour(1), "--why", "w", "--layer", "batch", expect=1
+    )
+
+
+def test_an_hour_that_the_speed_layer_never_read_is_not_given_to_it(world: Make) -> None:
+    one = world()
+    one.topic()
+    one.send(spread(past_hour(1), 10, "h1"))
+    one.apply()
+    assert [r.decision for r in one.batch()] == ["accepted"]
+    said = run(one, "serve-hour", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1)
+    assert "the speed layer has not read it to its end" in said
+    one.speed()
+    said = run(one, "serve-hour", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1)
+    assert "the speed layer skipped it" in said
+    assert one.contents() == one.acknowledged()
+
+
+def test_dropped_branches_and_ledger_are_made_again_and_hours_stay_accepted(two_hours: World) -> None:
+    one = two_hours
+    before = one.contents()
+    table = one.lake.load(one.job.stream.table)
+    for branch in ("batch", "speed"):
+        table.manage_snapshots().remove_branch(branch).commit()
+        table = one.lake.load(one.job.stream.table)
+    one.lake.catalog.drop_table(one.job.stream.hours_table)
+
+    said = run(one, "apply", one.name)
+
+    assert "created branch batch" in said
+    assert "created branch speed" in said
+    assert "wrote 2 rows" in said
+    shown = [(h["hour"], h["state"], h["served"]) for h in views.hours(one.job)]
+    assert shown == [
+        (past_hour(2), "accepted", "batch"), (past_hour(1), "sealed", "speed"), (past_hour(0), "open", "speed"),
+    ]  # fmt: skip
+    now = datetime.now(UTC)
+    one.send([(0, now, event("later", now))])
+    one.speed()
+    assert one.contents() == one.acknowledged()
+    assert [(r.hour, r.decision) for r in one.batch()] == [(past_hour(1), "accepted")]
+    assert [(r.decision, r.revision) for r in one.batch(past_hour(2), restate=True)] == [("accepted", 2)]
+    assert one.contents() == one.acknowledged()
+    assert len(before) < len(one.contents())
+
+
+def test_maintenance_while_a_publisher_is_paused_loses_no_file(two_hours: World) -> None:
+    one = two_hours
+    job = one.job
+    now = datetime.now(UTC)
+    one.send([(i % 2, now, event(f"later-{i}", now)) for i in range(4)])
+    # What an attempt that was given up leaves behind, and what a publisher that is paused still needs.
+    given_up, paused = (
+        stage(one.spark.table(f"lake.{job.stream.table}").limit(3), one.lake, "lake", job.stream.table, new_id())
+        for _ in range(2)
+    )
+    one.lake.discard(job.stream.table, given_up)
+    state = one.state
+    publish = Publish(paused.wap_id, (Change("speed", paused.files), Change("main", paused.files)), state.timeline)
+    before = one.contents()
+    assert "0 orphan files" in run(one, "maintain", one.name), "a file of a moment ago was taken for an orphan"
+
+    later = now + timedelta(days=5)
+    done = maintenance.maintain(job, later)
+
+    assert done.speed_hours == (past_hour(2),)
+    gone = {f.path for f in done.orphans[job.stream.table]}
+    assert {f.file_path for f in given_up.files} <= gone
+    assert not {f.file_path for f in paused.files} & gone
+    assert one.lake.commit(state.table, to_commit(state, publish, now)) is Outcome.REFUSED
+    one.lake.discard(job.stream.table, paused)
+    # Every engine reads every branch, and the stream goes on.
+    assert one.contents() == before
+    for branch in ("main", "speed", "batch"):
+        frame = one.spark.sql(f"SELECT count(*) AS n FROM lake.{job.stream.table} VERSION AS OF '{branch}'")
+        assert frame.collect()[0]["n"] == len(one.rows(branch))
+    one.speed()
+    assert [r.decision for r in one.batch()] == ["accepted"]
+    assert one.contents() == one.acknowledged()
+    assert not any(maintenance.maintain(job, now).orphans.values())
