@@ -36,7 +36,7 @@ def plan_rows(
         if state.is_accepted(hour):
             revision = accepted.revision if accepted is not None else 1
             counts = {"good": good.get(hour, 0), "dead": dead.get(hour, 0)}
-            row = ledger.decision(hour, "accepted", revision, cut, now, served=served, reason=WHY, **counts)
+            row = ledger.decision(hour, "accepted", revision, cut, now, served=served, reason=WHY) | counts
         else:
             row = ledger.decision(hour, "sealed", 0, cut, now, served=served, reason=WHY)
         rows.append(row | {"id": f"restored-{hour}-{row['decision']}-{row['revision']}"})

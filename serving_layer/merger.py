@@ -6,10 +6,9 @@ what a crash, an override or a restored branch left. A swap copies no data.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anabranch.config import Stream
@@ -18,7 +17,7 @@ from anabranch.lake import Change, Lake
 from anabranch.position import Offsets
 from anabranch.publish import Publish, new_id, run
 from anabranch.snapshots import files_by_hour
-from anabranch.state import OVERRIDES, Layer, State, load_state
+from anabranch.state import Layer, State, load_state
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -87,26 +86,6 @@ def plan_swaps(state: State, swaps: Sequence[Swap], id: str) -> Publish | None:
     add = tuple(f for s in todo for f in s.add)
     remove = tuple(f for s in todo for f in s.remove)
     return Publish(id, (Change("main", add, remove),), state.timeline)
-
-
-def plan_override(
-    state: State, hour: str, layer: Layer | None, main: Files, speed: Files, batch: Files, id: str
-) -> Publish | str:
-    """The publish by which an operator gives a sealed hour to a layer, or lifts that (None): override and swap in one.
-
-    A text is the reason why it is refused. Pure.
-    """
-    if not state.is_sealed(hour):
-        return "it is not sealed"
-    overrides = {h: said for h, said in state.overrides.items() if h != hour} | ({hour: layer} if layer else {})
-    after = replace(state, overrides=overrides)
-    reason = covers(after, after.serving_layer(hour), hour)
-    if reason is not None:
-        return reason
-    swaps = [s for s in plan_merge(after, main, speed, batch) if s.refused is None]
-    said = {OVERRIDES: json.dumps(overrides)}
-    change = Change("main", tuple(f for s in swaps for f in s.add), tuple(f for s in swaps for f in s.remove), said)
-    return Publish(id, (change,), state.timeline)
 
 
 def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = False) -> list[Swap]:

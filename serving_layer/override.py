@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -51,6 +52,29 @@ def plan_override(state: State, hour: str, choice: Choice) -> tuple[dict[str, La
     return overrides, layer
 
 
+def plan_served(
+    state: State, hour: str, overrides: dict[str, Layer], layer: Layer, files: Sequence[merger.Files],
+    accepted: Accepted | None, id: str, now: datetime, why: str, confirmed: frozenset[str],
+) -> Publish:  # fmt: skip
+    """The publish of an override that `plan_override` let pass: the word and the swap in one. Pure.
+
+    `files` are those of the hour on `main`, `speed` and `batch`; `accepted` is what is accepted of it.
+    """
+    main, speed, batch = files
+    swaps = merger.plan_merge(replace(state, overrides=overrides), main, speed, batch)
+    add = tuple(f for s in swaps for f in s.add)
+    remove = tuple(f for s in swaps for f in s.remove)
+    changes = [Change("main", add, remove, {OVERRIDES: json.dumps(overrides, sort_keys=True)})]
+    if accepted is not None and layer == "speed":
+        # Remembered one by one from now on: a batch branch that is lost could not tell it from the others.
+        changes.append(Change("batch", properties=plan_accepted(state, {hour: accepted})))
+    revision = accepted.revision if accepted is not None else 0
+    cut = accepted.cut if accepted is not None else state.cuts.get(hour)
+    row = ledger.decision(hour, "served", revision, cut, now, id=f"{id}-{hour}", served=layer, reason=why)
+    letters = dead_letters.waiting_served(hour, layer, now)
+    return Publish(id, tuple(changes), state.timeline, decisions=(row,), dead_letters=(letters,), confirmed=confirmed)
+
+
 def serve_hour(
     lake: Lake, stream: Stream, hour: str, choice: Choice, why: str, confirmed: frozenset[str] = frozenset()
 ) -> Served:
@@ -73,7 +97,13 @@ def serve_hour(
         if not state.is_merged:
             merger.merge(lake, stream)
             return decide()
-        return state, _to_publish(lake, stream, state, overrides, served, why, confirmed)
+        files = tuple(
+            {hour: {f.file_path: f for f in files_of(state.table, branch, hour)}}
+            for branch in ("main", "speed", "batch")
+        )
+        accepted = _accepted(lake, stream, state, hour)
+        now = datetime.now(UTC)
+        return state, plan_served(state, hour, overrides, layer, files, accepted, new_id(), now, why, confirmed)
 
     published = run(lake, stream.table, decide, f"serve hour {hour} of {stream.name}", take_turns=True)
     assert served is not None
@@ -82,31 +112,6 @@ def serve_hour(
         dead_letters.roll_forward(lake, stream.dead_letters_table, load_state(lake, stream.table))
         LOG.info("stream %s: hour %s is now served by %s: %s", stream.name, hour, served.layer, why)
     return served
-
-
-def _to_publish(
-    lake: Lake, stream: Stream, state: State, overrides: dict[str, Layer], served: Served, why: str,
-    confirmed: frozenset[str],
-) -> Publish:  # fmt: skip
-    hour, now = served.hour, datetime.now(UTC)
-    main, speed, batch = (
-        {hour: {f.file_path: f for f in files_of(state.table, branch, hour)}} for branch in ("main", "speed", "batch")
-    )
-    swaps = merger.plan_merge(replace(state, overrides=overrides), main, speed, batch)
-    add = tuple(f for s in swaps for f in s.add)
-    remove = tuple(f for s in swaps for f in s.remove)
-    changes = [Change("main", add, remove, {OVERRIDES: json.dumps(overrides, sort_keys=True)})]
-    accepted = _accepted(lake, stream, state, hour)
-    if accepted is not None and served.layer == "speed":
-        # Remembered one by one from now on: a batch branch that is lost could not tell it from the others.
-        changes.append(Change("batch", properties=plan_accepted(state, {hour: accepted})))
-    revision = accepted.revision if accepted is not None else 0
-    cut = accepted.cut if accepted is not None else state.cuts.get(hour)
-    row = ledger.decision(hour, "served", revision, cut, now, served=served.layer, reason=why)
-    letters = dead_letters.waiting_served(hour, served.layer, now)
-    return Publish(
-        new_id(), tuple(changes), state.timeline, decisions=(row,), dead_letters=(letters,), confirmed=confirmed
-    )
 
 
 def _accepted(lake: Lake, stream: Stream, state: State, hour: str) -> Accepted | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
@@ -16,14 +16,17 @@ from small_world import MINUTE, TOPIC, File, Kafka, Lake, World
 
 from anabranch import publish as publishing
 from anabranch import sealing, snapshots
+from anabranch.errors import Refused
 from anabranch.lake import Change
 from anabranch.publish import Publish
 from anabranch.sealing import Decided
 from anabranch.snapshots import Staged
 from anabranch.state import Layer
-from serving_layer import merger
+from serving_layer import merger, override
 
 Step = tuple[str, World, "Actor"]
+# No decision of the model rests on when an operator spoke.
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
 @cache
@@ -215,8 +218,21 @@ class Operator(Publisher):
         yield from self.publish(world, publish)
 
     def overriding(self, lake: Lake) -> Publish | str:
-        hour, layer = self.wishes[0]
-        return merger.plan_override(lake.state, hour, layer, *files_by_hour(lake), self.id)
+        (hour, layer), state = self.wishes[0], lake.state
+        if not state.is_sealed(hour):
+            return "it is not sealed"
+        try:
+            overrides, serving = override.plan_override(state, hour, layer or "auto")
+        except Refused as refused:
+            return str(refused)
+        files = [{hour: found.get(hour, {})} for found in files_by_hour(lake)]
+        return replace(
+            override.plan_served(
+                state, hour, overrides, serving, files, state.accepted.get(hour), self.id, NOW, "", frozenset()
+            ),
+            # The ledger and the dead letters are not in the model.
+            decisions=(), dead_letters=(),
+        )  # fmt: skip
 
     def landed(self) -> Actor:
         return replace(self, at="wish", lake=None, wishes=self.wishes[1:])
