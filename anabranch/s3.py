@@ -68,7 +68,10 @@ class ObjectStore:
         try:
             answer = self._client.head_bucket(Bucket=bucket)
         except (ClientError, BotoCoreError) as error:
-            raise self._failed(f"ask the time by bucket {bucket}", error) from error
+            # A clock that is far off is turned away for it, and the refusal says what time it is.
+            answer = error.response if isinstance(error, ClientError) else {}
+            if "date" not in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}):
+                raise self._failed(f"ask the time by bucket {bucket}", error) from error
         return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).astimezone(UTC)
 
     def list_objects(self, bucket: str, prefix: str) -> Iterator[tuple[str, int, datetime]]:

@@ -63,7 +63,8 @@ def test_another_trigger_and_changed_code_go_on_where_the_table_stands(world: Ma
         speed.until(lambda: published(one) > 0, "a first micro-batch")
     assert 0 < published(one) < 200 and checkpoints(speed)
     one.configure(speed={"trigger": "3 seconds", "max_offsets_per_trigger": 70})
-    with started(one, "speed", one.name, PYTHONPATH=str(changed_code(tmp_path))) as speed:
+    changed = changed_code(tmp_path)
+    with started(one, "speed", one.name, code=changed, PYTHONPATH=str(changed)) as speed:
         speed.until(lambda: published(one) == 200, "the changed job to go on")
         # The hazard: another plan than the one that the old checkpoint, which is still there, was written for.
         assert "changed code" in speed.log

@@ -23,14 +23,14 @@ KILLED = -signal.SIGKILL
 class Command:
     """One running command in a session of its own; `kill` and `pause` reach all of it, the JVM and its Python."""
 
-    def __init__(self, one: World, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+    def __init__(self, one: World, arguments: tuple[str, ...], environment: dict[str, str], code: Path = ROOT) -> None:
         self.temporary = one.folder / "tmp"
         self.temporary.mkdir(exist_ok=True)
         self._log = one.folder / f"{arguments[0]}-{time.monotonic_ns()}.log"
         command = [sys.executable, "-m", "anabranch.cli", *arguments, "--conf", str(one.folder)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
+                command, cwd=code, stdout=log, stderr=log, start_new_session=True,
                 env=os.environ | {"TMPDIR": str(self.temporary)} | environment,
             )  # fmt: skip
 
@@ -90,9 +90,9 @@ class Command:
 
 
 @contextmanager
-def started(one: World, *arguments: str, **environment: str) -> Iterator[Command]:
-    """A command that runs until the end of the `with`, at the latest."""
-    command = Command(one, arguments, environment)
+def started(one: World, *arguments: str, code: Path = ROOT, **environment: str) -> Iterator[Command]:
+    """A command that runs until the end of the `with`, at the latest; `code` is the folder whose code it runs."""
+    command = Command(one, arguments, environment, code)
     try:
         yield command
     finally:
