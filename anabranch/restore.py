@@ -33,13 +33,12 @@ def plan_rows(
         accepted = state.accepted.get(hour)
         served = state.serving_layer(hour)
         cut = state.cuts.get(hour)
+        kind, revision, counts = "sealed", 0, dict[str, Any]()
         if state.is_accepted(hour):
-            revision = accepted.revision if accepted is not None else 1
+            kind, revision = "accepted", accepted.revision if accepted is not None else 1
             counts = {"good": good.get(hour, 0), "dead": dead.get(hour, 0)}
-            row = ledger.decision(hour, "accepted", revision, cut, now, served=served, reason=WHY) | counts
-        else:
-            row = ledger.decision(hour, "sealed", 0, cut, now, served=served, reason=WHY)
-        rows.append(row | {"id": f"restored-{hour}-{row['decision']}-{row['revision']}"})
+        id = f"restored-{hour}-{kind}-{revision}"
+        rows.append(ledger.decision(hour, kind, revision, cut, now, id=id, served=served, reason=WHY, **counts))
     return rows
 
 

@@ -161,7 +161,8 @@ def test_dropped_branches_and_ledger_are_made_again_and_hours_stay_accepted(two_
 
     assert "created branch batch" in said
     assert "created branch speed" in said
-    assert "wrote 2 rows" in said
+    # The acceptance still waits on a branch, and says more than what is restored.
+    assert "wrote 1 rows" in said
     shown = [(h["hour"], h["state"], h["served"]) for h in views.hours(one.job)]
     assert shown == [
         (past_hour(2), "accepted", "batch"), (past_hour(1), "sealed", "speed"), (past_hour(0), "open", "speed"),
@@ -190,7 +191,7 @@ def test_maintenance_while_a_publisher_is_paused_loses_no_file(two_hours: World)
     state = one.state
     publish = Publish(paused.wap_id, (Change("speed", paused.files), Change("main", paused.files)), state.timeline)
     before = one.contents()
-    assert "0 orphan files" in run(one, "maintain", one.name), "a file of a moment ago was taken for an orphan"
+    assert run(one, "maintain", one.name).count(", 0 orphan files") == 3, "a file of a moment ago is no orphan"
 
     later = now + timedelta(days=5)
     done = maintenance.maintain(job, later)
