@@ -52,6 +52,11 @@ class Step(Enum):
     # Merger.
     MERGE_PLANNED = "merge.planned", "the swap is decided, nothing is published"
     MERGE_PUBLISHED = "merge.published", "the swap is published"
+    # Maintenance.
+    MAINTAIN_DROPPED = "maintain.dropped", "old hours have left the speed branch, their dead letters have not"
+    MAINTAIN_EXPIRED = "maintain.expired", "snapshots of all tables are expired, no file is looked for"
+    MAINTAIN_LISTED = "maintain.listed", "the orphans are known, none is deleted"
+    MAINTAIN_DELETED = "maintain.deleted", "the orphans are deleted"
     # Every publish, whoever makes it.
     COMMIT_PREPARED = "commit.prepared", "a publish's manifests are written, the catalog is not asked"
     COMMIT_REQUEST_LOST = "commit.request-lost", "the connection breaks before the catalog got the publish"

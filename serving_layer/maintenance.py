@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch import ledger
 from anabranch.errors import Transient
+from anabranch.fail_points import Step, reach
 from anabranch.hours import Timeline, end_of, shift
 from anabranch.lake import Change, Commit, Outcome
 from anabranch.orphans import list_table, plan_orphans, references
@@ -81,14 +82,18 @@ def maintain(
     lake, stream = job.lake, job.stream
     check_clock(job.environment, load_state(lake, stream.table))
     dropped, expired = _drop_hours(job, now, dry_run, confirmed)
+    reach(Step.MAINTAIN_DROPPED)
     found = {stream.table: expired}
     found[stream.dead_letters_table] = _maintain_dead_letters(job, now, dry_run)
     found[stream.hours_table] = _expire_ledger(job, dry_run)
+    reach(Step.MAINTAIN_EXPIRED)
     orphans = _orphans(job, now - stream.maintain.orphans_after)
+    reach(Step.MAINTAIN_LISTED)
     for name, files in orphans.items():
         if files and not dry_run:
             delete_files(job.environment, [f.path for f in files])
             LOG.info("table %s: %d orphan files deleted, %d bytes", name, len(files), sum(f.size for f in files))
+    reach(Step.MAINTAIN_DELETED)
     return Maintained(dropped, found, orphans)
 
 

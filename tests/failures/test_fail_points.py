@@ -100,9 +100,19 @@ MERGE = [
     Case(Step.MERGE_PUBLISHED, True),
 ]
 
+MAINTAIN = [
+    Case(Step.MAINTAIN_DROPPED, True),
+    Case(Step.MAINTAIN_EXPIRED, True),
+    Case(Step.MAINTAIN_LISTED, True),
+    Case(Step.MAINTAIN_DELETED, True),
+    Case(Step.COMMIT_PREPARED, False),
+    Case(Step.COMMIT_ANSWER_LOST, True),
+    Case(Step.COMMIT_LANDED, True),
+]
+
 
 def test_every_step_has_a_case() -> None:
-    cases = [*SPEED, *SKIP, *SEAL, *BATCH, *EMPTY, *REFUSE, *MERGE]
+    cases = [*SPEED, *SKIP, *SEAL, *BATCH, *EMPTY, *REFUSE, *MERGE, *MAINTAIN]
     assert {case.step for case in cases} == set(Step)
 
 
@@ -274,6 +284,32 @@ def test_merge(stream: World, case: Case) -> None:
         assert (one.contents() == right) == case.lands
     run(one, "merge", one.name)
     assert one.contents() == right
+
+
+@pytest.mark.parametrize("case", MAINTAIN, ids=str)
+def test_maintain(stream: World, case: Case) -> None:
+    one = stream
+    send_hour(one, 2)
+    send_hour(one, 1)
+    one.apply()
+    one.speed()
+    one.batch(past_hour(2))
+    one.configure(maintain={"speed_hours": "0 seconds"})
+    right = one.contents()
+    dead = sorted((d["kafka_partition"], d["kafka_offset"]) for d in one.dead())
+    for _ in range(2):
+        dropped = {row["ingest_hour"] for row in one.rows("speed")} == {past_hour(1)}
+        if dropped and case.step in (Step.COMMIT_PREPARED, Step.COMMIT_ANSWER_LOST, Step.COMMIT_LANDED):
+            break
+        run_into(one, case.fail_at, "maintain", one.name)
+        # The hazard: it died with the hour dropped, or not.
+        assert ({row["ingest_hour"] for row in one.rows("speed")} == {past_hour(1)}) == case.lands
+        assert one.contents() == right
+    run(one, "maintain", one.name)
+    assert {row["ingest_hour"] for row in one.rows("speed")} == {past_hour(1)}
+    assert one.contents() == right
+    assert sorted((d["kafka_partition"], d["kafka_offset"]) for d in one.dead()) == dead
+    assert one.spark.sql(f"SELECT count(*) FROM lake.{one.job.stream.table}").collect()[0][0] == len(right)
 
 
 def damage(one: World) -> None:
