@@ -59,6 +59,7 @@ class Publish:
     confirmed: frozenset[str] = frozenset()
     tags: tuple[Tag, ...] = ()
     remove_properties: tuple[str, ...] = ()
+    merges: bool = False
 
 
 def new_id() -> str:
@@ -79,8 +80,10 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
             # A batch branch that is lost begins again there, and what it had accepted stays accepted.
             properties |= {SETTLED: by_batch[SETTLED]} if SETTLED in by_batch else {}
             properties |= {ACCEPTED: pack(by_batch[ACCEPTED])} if ACCEPTED in by_batch else {}
+        # A branch that moved without `main` is not merged by a publish that knows nothing of it.
+        if change.branch == "main" and (publish.merges or state.is_merged):
             properties[MERGED] = json.dumps(content, sort_keys=True)
-        else:
+        if change.branch != "main":
             properties[CONTENT] = content[change.branch]
         # On `main` too: a speed branch that is lost begins again there, where its rows end.
         if change.branch != "batch" and publish.position is not None:

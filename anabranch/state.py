@@ -35,6 +35,7 @@ DECISIONS = "anabranch.decisions"
 DEAD_LETTERS = "anabranch.dead-letters"
 CONTENT = "anabranch.content"
 MERGED = "anabranch.merged"
+KEPT = "anabranch.kept"
 TURN = "anabranch.turn"
 LOST = "anabranch.lost"
 
@@ -56,7 +57,11 @@ class Accepted:
 
 @dataclass(frozen=True)
 class State:
-    """A stream's table as one load of it says. Everything that a decision needs, and the heads that it rests on."""
+    """A stream's table as one load of it says. Everything that a decision needs, and the heads that it rests on.
+
+    `kept` names the hours whose rows in `main` the last merge kept, since the layer that should serve them does not
+    cover them: those rows are not that layer's.
+    """
 
     table: Table
     heads: dict[str, int]
@@ -68,6 +73,7 @@ class State:
     decisions: tuple[dict[str, Any], ...]
     dead_letters: tuple[dict[str, Any], ...]
     merged: dict[str, str]
+    kept: tuple[str, ...]
     content: dict[str, str]
     said: dict[str, dict[str, str]]
 
@@ -122,6 +128,7 @@ def read_state(table: Table) -> State:
         decisions=_union(said.values(), DECISIONS),
         dead_letters=_union(said.values(), DEAD_LETTERS),
         merged=json.loads(said["main"].get(MERGED, "{}")),
+        kept=tuple(json.loads(said["main"].get(KEPT, "[]"))),
         content={b: said[b].get(CONTENT, "") for b in ("speed", "batch")},
         said=said,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -13,8 +14,9 @@ from anabranch.hours import Cut
 from anabranch.lake import Change, Tag
 from anabranch.publish import TAG_AGE, Publish
 from anabranch.snapshots import Staged, staged_snapshot
-from anabranch.state import Accepted, State, plan_accepted
+from anabranch.state import KEPT, Accepted, State, plan_accepted
 from batch_layer.balance import Balance, Counted
+from serving_layer.merger import needs_merge
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -30,6 +32,7 @@ class Verdict(Enum):
     """What is to be done with a staged hour, by the state as it is now."""
 
     OVERTAKEN = "another run was first"
+    UNSEALED = "its seal is gone"
     GONE = "its staged snapshot is gone"
     MERGE = "main has to be made right first"
     MOVED = "what main serves in the look-back is not what duplicates were dropped against"
@@ -80,9 +83,12 @@ def plan_acceptance(
     """Whether an hour that was staged over revision `before` and the look-back's files may be published now."""
     if revision_now(state, hour, before) != before or state.cuts.get(hour, cut) != cut:
         return Verdict.OVERTAKEN
+    # A speed branch that was set back takes its newest seals with it.
+    if not state.is_sealed(hour):
+        return Verdict.UNSEALED
     if staged_snapshot(state.table, wap_id) is None:
         return Verdict.GONE
-    if not state.is_merged:
+    if needs_merge(state):
         return Verdict.MERGE
     return Verdict.PUBLISH if lookback == staged_lookback else Verdict.MOVED
 
@@ -111,6 +117,8 @@ def plan_publish(state: State, rebuilt: Sequence[Rebuilt], now: datetime, confir
             "main",
             _files(r.staged.files for r in rebuilt if r.hour in by_batch),
             _files(r.main for r in rebuilt if r.hour in by_batch),
+            # In the place of these hours' files, whatever a merge kept of them is gone.
+            {KEPT: json.dumps([h for h in state.kept if h not in by_batch])},
         ),
     )
     rows = tuple(

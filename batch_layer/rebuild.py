@@ -212,6 +212,11 @@ class Rebuilder:
                 if verdict is Verdict.OVERTAKEN and b is built[0]:
                     overtaken.append(revision_now(state, hour, b.before))
                     return state, None
+                if verdict is Verdict.UNSEALED:
+                    raise Transient(
+                        f"hour {b.hour}: expected it to be sealed, found its seal gone: branch speed was set back; "
+                        "try again"
+                    )
                 if verdict is Verdict.GONE:
                     raise Transient(f"hour {b.hour}: expected its staged snapshot, found it gone; try again")
                 if verdict is Verdict.MERGE:

@@ -107,7 +107,7 @@ def _drop_hours(
     def decide() -> tuple[State, Publish | None]:
         nonlocal drop, expired
         state = load_state(lake, stream.table)
-        if not state.is_merged and not dry_run:
+        if merger.needs_merge(state) and not dry_run:
             merger.merge(lake, stream)
             return decide()
         files = files_by_hour(state.table, "speed")

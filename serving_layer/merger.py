@@ -6,6 +6,7 @@ what a crash, an override or a restored branch left. A swap copies no data.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from anabranch.lake import Change, Lake
 from anabranch.position import Offsets
 from anabranch.publish import Publish, new_id, run
 from anabranch.snapshots import files_by_hour
-from anabranch.state import Layer, State, load_state
+from anabranch.state import KEPT, Layer, State, load_state
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -79,13 +80,31 @@ def plan_merge(state: State, main: Files, speed: Files, batch: Files) -> list[Sw
 
 
 def plan_swaps(state: State, swaps: Sequence[Swap], id: str) -> Publish | None:
-    """The one publish that makes those of `swaps` that are not refused; None when `main` needs none. Pure."""
-    todo = [s for s in swaps if s.refused is None]
-    if not todo and state.is_merged:
+    """The one publish that makes those of `swaps` that are not refused, and remembers the others' hours as kept.
+
+    None when `main` needs none. Pure.
+    """
+    kept = tuple(s.hour for s in swaps if s.refused is not None)
+    if len(kept) == len(swaps) and state.is_merged and kept == state.kept:
         return None
-    add = tuple(f for s in todo for f in s.add)
-    remove = tuple(f for s in todo for f in s.remove)
-    return Publish(id, (Change("main", add, remove),), state.timeline)
+    return Publish(id, (_swap(swaps),), state.timeline, merges=True)
+
+
+def _swap(swaps: Sequence[Swap]) -> Change:
+    todo = [s for s in swaps if s.refused is None]
+    kept = [s.hour for s in swaps if s.refused is not None]
+    return Change(
+        "main",
+        add=tuple(f for s in todo for f in s.add),
+        remove=tuple(f for s in todo for f in s.remove),
+        properties={KEPT: json.dumps(kept)},
+    )
+
+
+def needs_merge(state: State) -> bool:
+    """Whether there is something for a merge to do: a branch that `main` was not made from as it is now, or an hour
+    that was kept and is covered by now. Pure."""
+    return not state.is_merged or any(covers(state, state.serving_layer(h), h) is None for h in state.kept)
 
 
 def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = False) -> list[Swap]:
@@ -99,7 +118,7 @@ def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = 
         nonlocal found
         state = load_state(lake, stream.table)
         found = []
-        if state.is_merged and not everything:
+        if not everything and not needs_merge(state):
             return state, None
         found = plan_merge(state, *(files_by_hour(state.table, b) for b in ("main", "speed", "batch")))
         publish = None if dry_run else plan_swaps(state, found, new_id())

@@ -17,7 +17,7 @@ from anabranch.lake import Change, Lake
 from anabranch.publish import Publish, new_id, run
 from anabranch.sealing import require_sealed
 from anabranch.snapshots import files_of
-from anabranch.state import OVERRIDES, Accepted, Layer, State, load_state, plan_accepted
+from anabranch.state import KEPT, OVERRIDES, Accepted, Layer, State, load_state, plan_accepted
 from serving_layer import merger
 
 LOG = logging.getLogger(__name__)
@@ -64,7 +64,9 @@ def plan_served(
     swaps = merger.plan_merge(replace(state, overrides=overrides), main, speed, batch)
     add = tuple(f for s in swaps for f in s.add)
     remove = tuple(f for s in swaps for f in s.remove)
-    changes = [Change("main", add, remove, {OVERRIDES: json.dumps(overrides, sort_keys=True)})]
+    kept = [h for h in state.kept if h != hour]
+    said = {OVERRIDES: json.dumps(overrides, sort_keys=True), KEPT: json.dumps(kept)}
+    changes = [Change("main", add, remove, said)]
     if accepted is not None and layer == "speed":
         # Remembered one by one from now on: a batch branch that is lost could not tell it from the others.
         changes.append(Change("batch", properties=plan_accepted(state, {hour: accepted})))
@@ -94,7 +96,7 @@ def serve_hour(
         served = Served(hour, layer, overrides.get(hour), overrides != state.overrides)
         if not served.changed:
             return state, None
-        if not state.is_merged:
+        if merger.needs_merge(state):
             merger.merge(lake, stream)
             return decide()
         files = tuple(

@@ -103,6 +103,8 @@ class MicroBatches:
                 break
             refusals += 1
             LOG.info("stream %s: publish refused (%d): a head moved; deciding again", self._stream.name, refusals)
+        if state.kept:
+            merger.merge(self._lake, self._stream)
         self._after(publish, staged)
         LOG.info(
             "stream %s: published %d offsets as %d rows and %d dead letters of hour %s in %.2f s",

@@ -15,6 +15,7 @@ from anabranch.publish import Publish
 from anabranch.sealing import Decided
 from anabranch.snapshots import Staged, staged_snapshot
 from anabranch.state import State
+from serving_layer.merger import needs_merge
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -63,7 +64,7 @@ def plan_micro_batch(decided: Decided, ranges: Ranges, staged: StagedBatch | Non
     if staged is None or staged.by_hour != by_hour or not _is_there(state, staged):
         step = Next.STAGE
     else:
-        step = Next.PUBLISH if state.is_merged else Next.MERGE
+        step = Next.MERGE if needs_merge(state) else Next.PUBLISH
     return Plan(step, todo, standing is Standing.OVERLAPPING, hours, by_hour)
 
 
@@ -81,10 +82,13 @@ def plan_publish(
 ) -> Publish:
     """The publish of a staged micro-batch. `hour_of` names the hour of each staged file, by path.
 
-    Rows of hours that the batch layer serves go to `speed` only.
+    Rows of hours that the batch layer serves go to `speed` only, and so do those of an hour whose rows in `main` a
+    merge kept: `main` may hold the same offsets already, and is given the hour once the speed layer covers it.
     """
+    state = decided.state
     files: tuple[DataFile, ...] = staged.rows.files if staged.rows else ()
-    to_main = tuple(f for f in files if decided.state.serving_layer(hour_of[f.file_path]) == "speed")
+    direct = {h for h in hour_of.values() if state.serving_layer(h) == "speed" and h not in state.kept}
+    to_main = tuple(f for f in files if hour_of[f.file_path] in direct)
     return Publish(
         id=staged.rows.wap_id if staged.rows else id,
         changes=(Change("speed", files), Change("main", to_main)),

@@ -152,7 +152,7 @@ class Publisher(Actor):
     def merge(self, world: World, everything: bool = False) -> Iterator[Step]:
         state = world.lake.state
         loaded = replace(self, at="swap", lake=world.lake)
-        if (state.is_merged and not everything) or loaded.swapping(world.lake) is None:
+        if not (everything or merger.needs_merge(state)) or loaded.swapping(world.lake) is None:
             yield "has nothing to merge", world, replace(self, at=self.back, back="")
         else:
             yield "decides to merge", world, loaded
@@ -201,7 +201,7 @@ class Operator(Publisher):
     def wish(self, world: World) -> Iterator[Step]:
         if not self.wishes or (self.patient and not world.lake.state.is_accepted(self.wishes[0][0])):
             return
-        if world.lake.state.is_merged:
+        if not merger.needs_merge(world.lake.state):
             loaded = replace(self, at="override", lake=world.lake)
             planned = loaded.overriding(world.lake)
             if isinstance(planned, str):

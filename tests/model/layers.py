@@ -21,6 +21,7 @@ from anabranch.sealing import Decided
 from anabranch.state import Accepted, check_topic
 from batch_layer import plan as batch_plan
 from batch_layer.balance import Balance, Counted
+from serving_layer.merger import needs_merge
 from speed_layer import plan as speed_plan
 from speed_layer.plan import Next, Plan, Read, Skip, StagedBatch
 
@@ -45,7 +46,7 @@ class Speed(Publisher):
 
     def come_back(self, world: World) -> Iterator[Step]:
         fresh, state = replace(self, last=None, staged=None, lake=None), world.lake.state
-        if not state.is_merged:
+        if needs_merge(state):
             yield "has to merge", world, replace(fresh, at="merge", back="come_back")
             return
         position = check_topic(state.position, world.kafka.describe(TOPIC), TOPIC).offsets
@@ -143,7 +144,9 @@ class Speed(Publisher):
         return StagedBatch({f.hour: dict(f.ranges) for f in self.files}, self.staged, None)
 
     def landed(self) -> Actor:
-        return replace(self).done()
+        assert self.lake is not None
+        done = self.done()
+        return replace(done, at="merge", back=done.at) if self.lake.state.kept else done
 
     def refused(self) -> Actor:
         return replace(self, at="come_back" if self.doing == "skip" else "ask", lake=None)
@@ -217,7 +220,7 @@ class Batch(Publisher):
     # Accept what is empty, list what waits
 
     def recover(self, world: World) -> Iterator[Step]:
-        if world.lake.state.is_merged:
+        if not needs_merge(world.lake.state):
             hours = tuple(self.waiting(world))
             empty = batch_plan.plan_empty(world.lake.state, hours)
             rest = tuple(h for h in hours if h not in empty)

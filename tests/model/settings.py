@@ -73,4 +73,7 @@ def script_at_random(chance: random.Random) -> tuple[Event, ...]:
             events.append(("record", chance.choice([0, 0, 0, 1, 1, 2]), minutes))
         else:
             events.append(("tick", chance.choice([0.2, 1, 29.8, 30, 60, 150])))
-    return (*events, ("tick", 60), ("mend",), ("tick", 150))
+    if chance.random() < 0.3:
+        events.insert(chance.randrange(len(events) + 1), ("restore",))
+    # Records at the end, so that a speed layer finds out what became of its branch.
+    return (*events, ("tick", 60), ("mend",), ("record", 0, 0), ("record", 1, 0), ("record", 2, 0), ("tick", 150))

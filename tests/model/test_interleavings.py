@@ -119,6 +119,12 @@ SETTINGS = {
         ("lies ahead of the position", "decides to merge"),
         world={"crashes": 1},
     ),
+    "the branch of the speed layer set back behind a sealed hour": Setting(
+        (broker(("restore",), RECORD, ("mend",)), Speed("speed"), Batch("batch")),
+        ("kafka sees speed set back to ()", "speed decides to merge", "batch decides to seal"),
+        before=(broker(*ONE_HOUR), Speed("speed"), Batch("before")),
+        world={"bad": frozenset({H0})},
+    ),
 }
 
 

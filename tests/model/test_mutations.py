@@ -81,6 +81,10 @@ def skipping_blindly(real: Callable[..., Any]) -> Callable[..., Any]:
     return plan_skip
 
 
+def forgetting_what_was_kept(real: Callable[..., Change]) -> Callable[..., Change]:
+    return lambda swaps: replace(real(swaps), properties={})
+
+
 def always(value: Any) -> Callable[[Any], Any]:
     return lambda real: lambda *given, **named: value
 
@@ -127,6 +131,11 @@ MUTANTS = [
     mutant(
         merger, "covers", always(None), broker(*ONE_HOUR), Speed("speed"), Batch("batch"), TO_SPEED,
         finds="main serves []", name="the merger's look at coverage",
+    ),
+    mutant(
+        merger, "_swap", forgetting_what_was_kept, broker(("restore",), RECORD, ("mend",)), Speed("speed"),
+        Batch("batch"), finds="main holds [(0, 0)] more than once", name="the hours that a merge kept",
+        before=(broker(*ONE_HOUR), Speed("speed"), Batch("before")), bad=frozenset({H0}),
     ),
     mutant(
         speed_plan, "plan_skip", skipping_blindly, broker(RECORD), *speeds(), finds="the position moved back",

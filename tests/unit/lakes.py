@@ -181,6 +181,6 @@ def new_state(timeline: Timeline, offsets: dict[int, int] | None = None, **value
     given: dict[str, Any] = {
         "table": None, "heads": {}, "position": Position("t", offsets or {}), "timeline": timeline, "accepted": {},
         "settled_before": timeline.first, "overrides": {}, "decisions": (), "dead_letters": (), "merged": {},
-        "content": {}, "said": {},
+        "kept": (), "content": {}, "said": {},
     }  # fmt: skip
     return State(**(given | values))

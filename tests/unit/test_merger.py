@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from lakes import FIRST, StreamLake, new_lake, new_state
 
 from anabranch.hours import Cut, Timeline, shift
 from anabranch.lake import Change, Outcome
-from anabranch.publish import Publish, new_id
+from anabranch.publish import Publish, new_id, to_commit
+from anabranch.sealing import Decided
 from anabranch.snapshots import files_by_hour
-from anabranch.state import OVERRIDES, Accepted, Layer, State
-from serving_layer.merger import Swap, covers, merge, plan_merge
+from anabranch.state import MERGED, OVERRIDES, Accepted, Layer, State
+from serving_layer.merger import Swap, covers, merge, needs_merge, plan_merge
+from speed_layer.plan import Next, StagedBatch, plan_micro_batch, plan_publish
 
+NOW = datetime(2026, 11, 21, 1, 30, tzinfo=UTC)
 H0, H1, H2 = FIRST, shift(FIRST, 1), shift(FIRST, 2)
 CUT0, CUT1 = Cut("t", {0: (0, 3)}), Cut("t", {0: (3, 5)})
 TIMELINE = Timeline(H0, H2, {0: 5}, sealed={H1: CUT1})
@@ -148,6 +152,45 @@ def test_a_dry_run_says_what_it_would_swap_and_swaps_nothing(lake: StreamLake) -
     head = lake.state().heads
     assert [s.hour for s in merge(lake.lake, lake.stream, dry_run=True, everything=True)] == [H0, H1]
     assert lake.state().heads == head
+
+
+def test_rows_that_a_merge_kept_are_not_published_a_second_time(tmp_path: Path) -> None:
+    """The hazard: the speed branch is set back, the merge keeps the sealed hour's rows in `main`, and the speed layer
+    reads them again."""
+    lake = new_lake(tmp_path, timeline=Timeline(H0, H1, {0: 2}, sealed={H0: Cut("t", {0: (0, 2)})}))
+    before, rows = lake.state().heads["speed"], [(H0, 0, 0), (H0, 0, 1)]
+    assert lake.publish(lake.speed(lake.stage(rows), {0: 2})) is Outcome.LANDED
+    lake.table().manage_snapshots().create_branch(before, "speed").commit()
+    assert needs_merge(lake.state()), "the hazard did not happen"
+    merge(lake.lake, lake.stream)
+    assert lake.rows("main") == rows
+    assert lake.state().kept == (H0,)
+    for offset in (0, 1):
+        assert not needs_merge(lake.state())
+        batch = StagedBatch({H0: {0: (offset, offset + 1)}}, lake.stage([rows[offset]]), None)
+        state = lake.state()
+        decided = Decided(state, state.position, state.timeline, NOW)
+        plan = plan_micro_batch(decided, {0: (offset, offset + 1)}, batch)
+        assert plan.next is Next.PUBLISH
+        assert batch.rows is not None
+        hours = {f.file_path: H0 for f in batch.rows.files}
+        assert lake.publish(plan_publish(decided, plan, batch, hours, "", frozenset()), state) is Outcome.LANDED
+        assert lake.rows("main") == rows, "published a second time"
+    merge(lake.lake, lake.stream)
+    state = lake.state()
+    assert (lake.rows("main"), lake.rows("speed")) == (rows, rows)
+    assert state.kept == ()
+    assert files_by_hour(state.table, "main") == files_by_hour(state.table, "speed")
+
+
+def test_a_publish_that_knows_nothing_of_a_moved_branch_does_not_call_it_merged(lake: StreamLake) -> None:
+    """The hazard: empty hours are accepted over a branch that was set back, and nobody repairs `main` any more."""
+    state = replace(lake.state(), content={"speed": "set back", "batch": ""})
+    publish = Publish("id", (Change("batch"), Change("main")), state.timeline)
+    _, main = to_commit(state, publish, NOW).changes
+    assert MERGED not in main.properties
+    _, main = to_commit(state, replace(publish, merges=True), NOW).changes
+    assert json.loads(main.properties[MERGED]) == state.content
 
 
 def test_an_override_is_merged_and_lifted(lake: StreamLake) -> None:

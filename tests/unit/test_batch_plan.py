@@ -1,0 +1,94 @@
+"""What the batch layer decides of a staged hour, by the state as it is when it wants to publish."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from lakes import FIRST, StreamLake, new_lake
+
+from anabranch.hours import Cut, Timeline, shift
+from anabranch.lake import Outcome
+from anabranch.snapshots import Staged, files_of
+from anabranch.state import Accepted
+from batch_layer.plan import (
+    Rebuilt,
+    Verdict,
+    plan_acceptance,
+    plan_acceptance_of_empty,
+    plan_empty,
+    plan_publish,
+    plan_waiting,
+    revision_now,
+)
+
+H0, H1 = FIRST, shift(FIRST, 1)
+NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)
+CUT = Cut("t", {0: (0, 3)})
+EMPTY = Cut("t", {0: (3, 3)})
+ROWS = [(H0, 0, o) for o in range(3)]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    """Two sealed hours, the second without records; the speed layer has published the first."""
+    made = new_lake(tmp_path, timeline=Timeline(H0, shift(H0, 2), {0: 3}, sealed={H0: CUT, H1: EMPTY}))
+    assert made.publish(made.speed(made.stage(ROWS), {0: 3})) is Outcome.LANDED
+    return made
+
+
+def verdict(lake: StreamLake, staged: Staged, before: int = 0, lookback: frozenset[str] = frozenset()) -> Verdict:
+    return plan_acceptance(lake.state(), H0, CUT, before, staged.wap_id, frozenset(), lookback)
+
+
+def accept(lake: StreamLake, staged: Staged, revision: int) -> Outcome:
+    state = lake.state()
+    batch, main = (files_of(state.table, b, H0) for b in ("batch", "main"))
+    rebuilt = Rebuilt(H0, Accepted(revision, CUT), staged, batch, main, (), {})
+    return lake.publish(plan_publish(state, [rebuilt], NOW, frozenset()), state)
+
+
+def test_a_staged_hour_is_published_in_place_of_the_speed_layers_rows(lake: StreamLake) -> None:
+    staged = lake.stage(ROWS)
+    assert verdict(lake, staged) is Verdict.PUBLISH
+    assert accept(lake, staged, 1) is Outcome.LANDED
+    state = lake.state()
+    assert lake.rows("main") == ROWS
+    assert state.accepted == {H0: Accepted(1, CUT)}
+    assert plan_waiting(state) == [H1]
+    assert [d["id"] for d in state.decisions] == [f"{staged.wap_id}-{H0}"]
+
+
+def test_another_run_that_was_first_is_noticed(lake: StreamLake) -> None:
+    mine, theirs = lake.stage(ROWS), lake.stage(ROWS)
+    assert accept(lake, theirs, 1) is Outcome.LANDED
+    assert verdict(lake, mine) is Verdict.OVERTAKEN
+    assert revision_now(lake.state(), H0, 0) == 1
+    assert verdict(lake, mine, before=1) is Verdict.PUBLISH, "as a restatement"
+
+
+def test_staged_rows_that_are_gone_are_noticed(lake: StreamLake) -> None:
+    staged = lake.stage(ROWS)
+    lake.lake.discard(lake.name, staged)
+    assert verdict(lake, staged) is Verdict.GONE
+
+
+def test_a_look_back_that_changed_is_noticed(lake: StreamLake) -> None:
+    assert verdict(lake, lake.stage(ROWS), lookback=frozenset({"replaced"})) is Verdict.MOVED
+
+
+def test_a_seal_that_went_with_the_speed_branch_is_noticed(tmp_path: Path) -> None:
+    """The hazard: the hour is accepted while nobody has sealed it, and then cut a second time."""
+    lake = new_lake(tmp_path)
+    assert verdict(lake, lake.stage(ROWS)) is Verdict.UNSEALED
+
+
+def test_hours_without_records_are_accepted_together_and_once(lake: StreamLake) -> None:
+    state = lake.state()
+    assert plan_empty(state, [H0, H1]) == [H1]
+    publish = plan_acceptance_of_empty(state, [H1], "id", NOW, frozenset())
+    assert publish is not None
+    assert lake.publish(publish, state) is Outcome.LANDED
+    assert lake.state().accepted == {H1: Accepted(1, EMPTY)}
+    assert plan_acceptance_of_empty(lake.state(), [H1], "id", NOW, frozenset()) is None
