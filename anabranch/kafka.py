@@ -20,11 +20,42 @@ from kafka.protocol.consumer.offsets import IsolationLevel
 from kafka.structs import OffsetAndMetadata
 
 from anabranch import config
-from anabranch.errors import ConfigurationError, Terminal, Transient
+from anabranch.errors import AnabranchError, ConfigurationError, Transient
+from anabranch.neighbours import explain_text, said_by
 from anabranch.position import Stamped, Topic
 
+# A command is to fail within seconds; whoever asks in a job asks again.
+_BOOTSTRAP_MS = 10_000
+_REQUEST_MS = 15_000
+
+
+class _LastFailure(logging.Handler):
+    """The last failed connection that kafka-python logged: its errors tell nothing but that no broker answered.
+
+    The lines go no further, since the adapter's own error says what they say, once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._failure: tuple[float, str] = (0.0, "")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        values = record.args if isinstance(record.args, tuple) else ()
+        failure = next((a for a in values if isinstance(a, Exception)), None)
+        # A time-out is what the error says itself; why nobody answered is what was logged before it.
+        if failure is not None and not isinstance(failure, errors.KafkaTimeoutError):
+            self._failure = (time.monotonic(), said_by(failure))
+
+    def since(self, began: float) -> str | None:
+        at, failure = self._failure
+        return failure if at >= began and failure else None
+
+
+_FAILURES = _LastFailure()
 # kafka-python prints passwords of SASL/PLAIN at DEBUG, whatever the root logger says.
 logging.getLogger("kafka").setLevel(logging.WARNING)
+logging.getLogger("kafka").addHandler(_FAILURES)
+logging.getLogger("kafka").propagate = False
 
 _READ_COMMITTED = IsolationLevel.READ_COMMITTED
 _SETTINGS = {
@@ -54,10 +85,11 @@ def new_producer(kafka: config.Kafka, **overrides: Any) -> Any:
     defaults: dict[str, Any] = {
         "acks": "all", "enable_idempotence": True, "linger_ms": 20, "batch_size": 256 * 1024, "compression_type": None,
     }  # fmt: skip
+    began = time.monotonic()
     try:
         return KafkaProducer(**client_settings(kafka), **(defaults | overrides))
     except errors.KafkaError as error:
-        raise _transient(kafka, "start a producer", error) from error
+        raise _explained(kafka, "start a producer", error, began) from error
 
 
 def create_topic(kafka: config.Kafka, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> bool:
@@ -67,7 +99,11 @@ def create_topic(kafka: config.Kafka, topic: str, partitions: int, configs: Mapp
 
 
 class KafkaAdapter:
-    """Questions to the brokers over one admin connection. Not safe for use by several threads at once."""
+    """Questions to the brokers over one admin connection. Not safe for use by several threads at once.
+
+    Each raises Transient within half a minute when the brokers do not answer, ConfigurationError for credentials or
+    rights that they do not accept.
+    """
 
     def __init__(self, kafka: config.Kafka) -> None:
         self._kafka = kafka
@@ -149,17 +185,19 @@ class KafkaAdapter:
         return {tp.partition: Stamped(value.offset, value.timestamp) for tp, value in found.items()}
 
     def _ask(self, doing: str, question: Any) -> Any:
+        began = time.monotonic()
         try:
             if self._admin is None:
                 self._admin = KafkaAdminClient(
-                    **client_settings(self._kafka), request_timeout_ms=20_000, bootstrap_timeout_ms=15_000
+                    **client_settings(self._kafka), request_timeout_ms=_REQUEST_MS, bootstrap_timeout_ms=_BOOTSTRAP_MS
                 )
             return question(self._admin)
         except errors.TopicAlreadyExistsError:
             raise
-        except (errors.KafkaError, OSError, ValueError) as error:
+        # RuntimeError: "Failed to find active controller id!"
+        except (errors.KafkaError, OSError, ValueError, RuntimeError) as error:
             self.close_quietly()
-            raise _transient(self._kafka, doing, error) from error
+            raise _explained(self._kafka, doing, error, began) from error
 
     def close_quietly(self) -> None:
         """Drop a connection in doubt; the next question opens another."""
@@ -171,18 +209,15 @@ class KafkaAdapter:
                 logging.getLogger(__name__).debug("closing a broken Kafka connection failed", exc_info=True)
 
 
-def _transient(kafka: config.Kafka, doing: str, error: BaseException) -> Terminal | Transient:
-    message = f"{doing} at {kafka.bootstrap_servers}: expected an answer, found {type(error).__name__}: {error}"
-    if isinstance(error, (errors.TopicAuthorizationFailedError, errors.GroupAuthorizationFailedError)):
-        return Terminal(f"{message}; grant the right with kafka-acls, then run the command again")
-    return Transient(f"{message}; is the broker up? `anabranch doctor` or `anabranch dev status` tell more")
+def _explained(kafka: config.Kafka, doing: str, error: BaseException, began: float) -> AnabranchError:
+    cause = _FAILURES.since(began)
+    said = said_by(error) + (f" ({cause})" if cause and cause not in str(error) else "")
+    return explain_text(f"{doing} at {kafka.bootstrap_servers}", said, said)
 
 
-def _for_code(code: int, doing: str) -> Terminal | Transient:
+def _for_code(code: int, doing: str) -> AnabranchError:
     kind = errors.for_code(code)
-    if kind in (errors.TopicAuthorizationFailedError, errors.InvalidTopicError):
-        return Terminal(f"{doing}: expected the right to read it, found {kind.__name__}; grant DESCRIBE and READ")
-    return Transient(f"{doing}: expected an answer, found {kind.__name__}; try again")
+    return explain_text(doing, kind.__name__)
 
 
 def _topic_id(raw: Any) -> str:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -42,9 +41,11 @@ from pyiceberg.table.update import (
 from pyiceberg.table.update.snapshot import _SnapshotProducer
 from pyiceberg.transforms import IdentityTransform
 
+from anabranch.catalogs import catalog_properties
 from anabranch.config import Environment
 from anabranch.errors import Terminal, Transient
 from anabranch.fail_points import Step, reach
+from anabranch.neighbours import asked, explain, said_by
 from anabranch.snapshots import BRANCHES, PUBLISH_ID, Staged, carried, has_landed
 
 LOG = logging.getLogger(__name__)
@@ -114,31 +115,15 @@ class Lake:
 
     @cached_property
     def catalog(self) -> Catalog:
-        catalog, s3 = self._environment.catalog, self._environment.s3
-        uri = catalog.uri
-        if catalog.type == "sql" and uri.startswith("sqlite:///"):
-            path = Path(uri.removeprefix("sqlite:///").split("?")[0])
-            path.parent.mkdir(parents=True, exist_ok=True)
-            uri += "&timeout=60" if "?" in uri else "?timeout=60"
-        properties: dict[str, str] = {"type": catalog.type, "uri": uri, "warehouse": catalog.warehouse}
-        if s3.endpoint:
-            properties |= {"s3.endpoint": s3.endpoint, "s3.force-virtual-addressing": "false"}
-        properties["s3.region"] = s3.region
-        if s3.access_key and s3.secret_key:
-            properties |= {
-                "s3.access-key-id": s3.access_key.get_secret_value(),
-                "s3.secret-access-key": s3.secret_key.get_secret_value(),
-            }
+        catalog = self._environment.catalog
         try:
-            return load_catalog(catalog.name, **(properties | catalog.properties))
+            return load_catalog(catalog.name, **catalog_properties(self._environment))
         except Exception as error:
-            raise Transient(
-                f"open catalog {catalog.name} ({catalog.type}): expected a connection, found {type(error).__name__}: "
-                f"{error}; check catalog.uri, or try again"
-            ) from error
+            raise explain(f"open catalog {catalog.name} ({catalog.type})", error) from error
 
     def load(self, name: str) -> Table:
-        """A table as it is now. Raises Terminal when it does not exist, Transient when the lake does not answer."""
+        """A table as it is now. Raises Terminal when it does not exist, ConfigurationError for keys or rights that are
+        wrong, Transient when the lake does not answer."""
         try:
             return self.catalog.load_table(name)
         except NoSuchTableError:
@@ -146,9 +131,7 @@ class Lake:
         except (Terminal, Transient):
             raise
         except Exception as error:
-            raise Transient(
-                f"load table {name}: expected its metadata, found {type(error).__name__}: {error}; try again"
-            ) from error
+            raise explain(f"load table {name}", error) from error
 
     @property
     def catalog_name(self) -> str:
@@ -162,7 +145,7 @@ class Lake:
         try:
             return self.catalog.table_exists(name)
         except Exception as error:
-            raise Transient(f"look for table {name}: found {type(error).__name__}: {error}; try again") from error
+            raise explain(f"look for table {name}", error) from error
 
     def create(self, name: str, schema: Schema, partition_by: Iterable[str], properties: Mapping[str, str]) -> bool:
         """Create a table and its namespace; True if it was created. Partitioned by identity of the columns named."""
@@ -171,6 +154,8 @@ class Lake:
             self.catalog.create_namespace(namespace)
         except NamespaceAlreadyExistsError:
             LOG.debug("namespace %s is there", namespace)
+        except Exception as error:
+            raise explain(f"create namespace {namespace}", error) from error
         fields = [
             PartitionField(schema.find_field(column).field_id, 1000 + i, IdentityTransform(), column)
             for i, column in enumerate(partition_by)
@@ -179,6 +164,8 @@ class Lake:
             self.catalog.create_table(name, schema, partition_spec=PartitionSpec(*fields), properties=dict(properties))
         except TableAlreadyExistsError:
             return False
+        except Exception as error:
+            raise explain(f"create table {name}", error) from error
         return True
 
     def add_branches(self, name: str, properties: Mapping[str, str]) -> list[str]:
@@ -190,7 +177,9 @@ class Lake:
         if not made:
             return []
         if table.current_snapshot() is None:
-            tx.update_snapshot(snapshot_properties={**properties, PUBLISH_ID: uuid.uuid4().hex}).fast_append().commit()
+            with asked(f"write the first snapshot of {name}"):
+                first = {**properties, PUBLISH_ID: uuid.uuid4().hex}
+                tx.update_snapshot(snapshot_properties=first).fast_append().commit()
         head = tx.table_metadata.refs["main"].snapshot_id
         updates = list(tx._updates)
         requirements: list[TableRequirement] = [AssertTableUUID(uuid=table.metadata.table_uuid)]
@@ -204,6 +193,8 @@ class Lake:
             self.catalog.commit_table(table, tuple(requirements), tuple(updates))
         except CommitFailedException as error:
             raise Transient(f"create branches of {name}: somebody else was first ({error}); run it again") from error
+        except Exception as error:
+            raise explain(f"create branches of {name}", error) from error
         return made
 
     def commit(self, table: Table, commit: Commit) -> Outcome:
@@ -236,9 +227,11 @@ class Lake:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
         except Exception as error:
             LOG.warning(
-                "commit %s of %s: the answer was lost (%s: %s); looking at the table", commit.id, table.name(),
-                type(error).__name__, error,
-            )  # fmt: skip
+                "commit %s of %s: the answer was lost (%s); looking at the table",
+                commit.id,
+                table.name(),
+                said_by(error),
+            )
             return self._resolve(table, commit.id)
         for producer in producers:
             producer._clean_all_uncommitted()
@@ -262,10 +255,7 @@ class Lake:
         except OSError as error:
             for started in producers:
                 started._clean_all_uncommitted()
-            raise Transient(
-                f"commit {commit.id} of {'.'.join(table.name())}: expected to read and write manifests, found "
-                f"{type(error).__name__}: {error}; nothing has changed, try again"
-            ) from error
+            raise explain(f"write the manifests of commit {commit.id} of {'.'.join(table.name())}", error) from error
         if commit.set_properties:
             tx.set_properties(dict(commit.set_properties))
         if commit.remove_properties:
@@ -289,7 +279,8 @@ class Lake:
                 return
             tx = Transaction(table)
             commit_id = uuid.uuid4().hex
-            tx.append(found, snapshot_properties={PUBLISH_ID: commit_id})
+            with asked(f"write rows of {name}"):
+                tx.append(found, snapshot_properties={PUBLISH_ID: commit_id})
             requirements: tuple[TableRequirement, ...] = (
                 AssertTableUUID(uuid=table.metadata.table_uuid),
                 AssertRefSnapshotId(ref="main", snapshot_id=current.snapshot_id if current else None),
@@ -303,7 +294,7 @@ class Lake:
             except CommitFailedException as error:
                 LOG.debug("append to %s refused: %s", name, error)
             except Exception as error:
-                LOG.warning("append to %s: the answer was lost (%s: %s)", name, type(error).__name__, error)
+                LOG.warning("append to %s: the answer was lost (%s)", name, said_by(error))
                 if self._resolve(table, commit_id) is Outcome.LANDED:
                     return
         raise Transient(f"append to {name}: expected to be first once in ten attempts, found others were; try again")

@@ -20,6 +20,7 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType, Time
 from anabranch import __version__
 from anabranch.hours import Cut
 from anabranch.lake import Lake
+from anabranch.neighbours import asked
 from anabranch.position import ranges_to_keys
 from anabranch.publish import new_id
 
@@ -85,13 +86,15 @@ def record(lake: Lake, table_name: str, waiting: Iterable[Mapping[str, Any]]) ->
 
 
 def _known(lake: Lake, table_name: str, wanted: Mapping[str, Any]) -> set[str]:
-    found = lake.load(table_name).scan(selected_fields=("decision_id",)).to_arrow()["decision_id"].to_pylist()
+    with asked(f"read ledger {table_name}"):
+        found = lake.load(table_name).scan(selected_fields=("decision_id",)).to_arrow()["decision_id"].to_pylist()
     return set(found) & set(wanted)
 
 
 def history(lake: Lake, table_name: str) -> list[dict[str, Any]]:
     """All decisions, oldest first; JSON columns as values."""
-    rows = lake.load(table_name).scan().to_arrow().to_pylist()
+    with asked(f"read ledger {table_name}"):
+        rows = lake.load(table_name).scan().to_arrow().to_pylist()
     rows.sort(key=lambda row: (row["sequence"], row["recorded_at"]))
     return [row | {key: json.loads(row[key]) if row[key] else None for key in _JSON} for row in rows]
 

@@ -13,7 +13,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from anabranch import config
-from anabranch.errors import Terminal, Transient
+from anabranch.errors import AnabranchError, Transient
+from anabranch.neighbours import explain
 
 # S3's own limit for one request.
 _DELETED_AT_ONCE = 1000
@@ -37,9 +38,10 @@ class ObjectStore:
             aws_access_key_id=s3.access_key.get_secret_value() if s3.access_key else None,
             aws_secret_access_key=s3.secret_key.get_secret_value() if s3.secret_key else None,
             config=Config(
-                connect_timeout=5,
-                read_timeout=20,
-                retries={"max_attempts": 4, "mode": "standard"},
+                # Whoever asks tries again, and says so: a command is to fail within seconds.
+                connect_timeout=3,
+                read_timeout=8,
+                retries={"max_attempts": 1, "mode": "standard"},
                 s3={"addressing_style": "path" if s3.endpoint else "auto"},
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
@@ -47,7 +49,8 @@ class ObjectStore:
         )
 
     def ensure_bucket(self, bucket: str) -> bool:
-        """Create the bucket if it is missing; True if it was created. Raises Terminal (rights) or Transient."""
+        """Create the bucket if it is missing; True if it was created. Raises ConfigurationError (keys, rights)
+        or Transient."""
         try:
             self._client.head_bucket(Bucket=bucket)
             return False
@@ -64,7 +67,7 @@ class ObjectStore:
         return True
 
     def clock(self, bucket: str) -> datetime:
-        """What time the object store says it is (to the second)."""
+        """What time the object store says it is (to the second). Raises ConfigurationError or Transient."""
         try:
             answer = self._client.head_bucket(Bucket=bucket)
         except (ClientError, BotoCoreError) as error:
@@ -98,10 +101,5 @@ class ObjectStore:
                     f"first {first}; check the policy (s3:DeleteObject), then run it again"
                 )
 
-    def _failed(self, doing: str, error: Exception) -> Terminal | Transient:
-        where = self._s3.endpoint or f"AWS {self._s3.region}"
-        status = error.response["ResponseMetadata"]["HTTPStatusCode"] if isinstance(error, ClientError) else None
-        message = f"{doing} at {where}: expected an answer, found {error}"
-        if status in (401, 403):
-            return Terminal(f"{message}; check the keys and the policy, then run the command again")
-        return Transient(f"{message}; is the object store up? `anabranch dev status` tells for the embedded one")
+    def _failed(self, doing: str, error: Exception) -> AnabranchError:
+        return explain(f"{doing} at {self._s3.endpoint or f'AWS {self._s3.region}'}", error)

@@ -11,6 +11,7 @@ from pyiceberg.manifest import DataFile, ManifestEntryStatus
 from pyiceberg.table.refs import SnapshotRefType
 
 from anabranch.errors import Terminal
+from anabranch.neighbours import asked
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -122,20 +123,22 @@ def find_staged(table: Table, wap_id: str) -> Staged | None:
     snapshot = staged_snapshot(table, wap_id)
     if snapshot is None:
         return None
-    files = tuple(
-        entry.data_file
-        for manifest in snapshot.manifests(table.io)
-        if manifest.added_snapshot_id == snapshot.snapshot_id
-        for entry in manifest.fetch_manifest_entry(table.io)
-        if entry.status == ManifestEntryStatus.ADDED
-    )
+    with asked(f"read the manifests of what is staged in {'.'.join(table.name())}"):
+        files = tuple(
+            entry.data_file
+            for manifest in snapshot.manifests(table.io)
+            if manifest.added_snapshot_id == snapshot.snapshot_id
+            for entry in manifest.fetch_manifest_entry(table.io)
+            if entry.status == ManifestEntryStatus.ADDED
+        )
     return Staged(wap_id, snapshot.snapshot_id, snapshot.parent_snapshot_id, files)
 
 
 def files_of(table: Table, branch: str, hour: str) -> tuple[DataFile, ...]:
     """The data files of one ingest hour on one branch."""
     scan = table.scan(row_filter=f"ingest_hour = '{hour}'", snapshot_id=heads(table)[branch])
-    return tuple(task.file for task in scan.plan_files())
+    with asked(f"read the manifests of {'.'.join(table.name())}"):
+        return tuple(task.file for task in scan.plan_files())
 
 
 def hour_of_file(table: Table, data_file: DataFile) -> str:
@@ -192,6 +195,8 @@ def expired_tags(table: Table, now: datetime) -> tuple[str, ...]:
 def files_by_hour(table: Table, branch: str) -> dict[str, dict[str, DataFile]]:
     """All data files of a branch: hour -> path -> file."""
     found: dict[str, dict[str, DataFile]] = {}
-    for task in table.scan(snapshot_id=heads(table)[branch]).plan_files():
+    with asked(f"read the manifests of {'.'.join(table.name())}"):
+        tasks = list(table.scan(snapshot_id=heads(table)[branch]).plan_files())
+    for task in tasks:
         found.setdefault(hour_of_file(table, task.file), {})[task.file.file_path] = task.file
     return found

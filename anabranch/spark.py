@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from urllib.parse import urlparse
-
+from anabranch.catalogs import jdbc_properties
 from anabranch.config import Environment, Kafka
-from anabranch.errors import ConfigurationError
 
 _JAAS = "org.apache.kafka.common.security"
 
@@ -37,13 +34,19 @@ def session_settings(environment: Environment) -> dict[str, str]:
     }
     if catalog.type == "sql":
         settings |= {f"{prefix}.type": "jdbc", f"{prefix}.jdbc.schema-version": "V1"}
-        settings |= {f"{prefix}.{key}": value for key, value in _jdbc(catalog.uri).items()}
+        settings |= {f"{prefix}.{key}": value for key, value in jdbc_properties(catalog.uri).items()}
     else:
         settings |= {f"{prefix}.type": catalog.type, f"{prefix}.uri": catalog.uri}
     if catalog.warehouse.startswith("s3://"):
         settings |= {
             f"{prefix}.io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
             f"{prefix}.client.region": s3.region,
+            # A request that gets no answer is tried again by the client within seconds, the whole try by the job.
+            f"{prefix}.http-client.apache.connection-timeout-ms": "3000",
+            f"{prefix}.http-client.apache.socket-timeout-ms": "10000",
+            f"{prefix}.s3.retry.num-retries": "3",
+            f"{prefix}.s3.retry.min-wait-ms": "100",
+            f"{prefix}.s3.retry.max-wait-ms": "2000",
         }
         if s3.endpoint:
             settings |= {f"{prefix}.s3.endpoint": s3.endpoint, f"{prefix}.s3.path-style-access": "true"}
@@ -58,7 +61,14 @@ def session_settings(environment: Environment) -> dict[str, str]:
 
 def kafka_options(kafka: Kafka) -> dict[str, str]:
     """Spark's options for the configured brokers; only decided records are read (KIP-98)."""
-    options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "kafka.isolation.level": "read_committed"}
+    options = {
+        "kafka.bootstrap.servers": kafka.bootstrap_servers,
+        "kafka.isolation.level": "read_committed",
+        # The client itself goes on after a cut; these say after which the job says that it waits.
+        "kafka.request.timeout.ms": "10000",
+        "kafka.default.api.timeout.ms": "15000",
+        "kafkaConsumer.pollTimeoutMs": "60000",
+    }
     security = {key: value.get_secret_value() for key, value in kafka.security.items()}
     user, password = security.pop("sasl.username", None), security.pop("sasl.password", None)
     if user is not None and password is not None:
@@ -68,19 +78,3 @@ def kafka_options(kafka: Kafka) -> dict[str, str]:
     if "ssl.truststore.location" in security:
         options["kafka.ssl.truststore.type"] = "PEM"
     return options | {f"kafka.{key}": value for key, value in security.items()}
-
-
-def _jdbc(uri: str) -> dict[str, str]:
-    """PyIceberg's SQLAlchemy address as JDBC properties, so that both write to one catalog."""
-    parsed = urlparse(uri)
-    kind = parsed.scheme.split("+")[0]
-    if kind == "sqlite":
-        path = Path(uri.split(":///", 1)[1].split("?")[0]).resolve()
-        return {"uri": f"jdbc:sqlite:{path}", "jdbc.busy_timeout": "60000"}
-    if kind == "postgresql":
-        host = f"{parsed.hostname}:{parsed.port or 5432}"
-        properties = {"uri": f"jdbc:postgresql://{host}{parsed.path}"}
-        if parsed.username:
-            properties |= {"jdbc.user": parsed.username, "jdbc.password": parsed.password or ""}
-        return properties
-    raise ConfigurationError(f"catalog.uri: expected sqlite:///… or postgresql+psycopg2://…, found {kind}://…")

@@ -33,6 +33,7 @@ from anabranch.errors import Refused, Terminal
 from anabranch.hours import Timeline, hour_of
 from anabranch.kafka import KafkaAdapter
 from anabranch.ledger import LEDGER_SCHEMA
+from anabranch.neighbours import explain
 from anabranch.position import Position
 from anabranch.restore import restore_ledger
 from anabranch.state import POSITION, TIMELINE
@@ -195,8 +196,11 @@ def _evolve(table: Table, wanted: Schema) -> list[str]:
             f"table {'.'.join(table.name())}: expected the new column {required[0]} to be nullable, found NOT NULL; "
             "old rows do not have it"
         )
-    with table.update_schema() as update:
-        for f in new:
-            update.add_column(f.name, f.field_type, required=False)
-            update.move_before(f.name, "kafka_partition")
+    try:
+        with table.update_schema() as update:
+            for f in new:
+                update.add_column(f.name, f.field_type, required=False)
+                update.move_before(f.name, "kafka_partition")
+    except Exception as error:
+        raise explain(f"add columns to {'.'.join(table.name())}", error) from error
     return [f"added column {f.name} to {'.'.join(table.name())}" for f in new]

@@ -1,0 +1,102 @@
+"""The catalog's address as PyIceberg and as Spark's JDBC need it, so that both write to one catalog.
+
+Both give up on a lock or a dead connection within seconds: whoever asked tries again, and says so.
+"""
+
+from __future__ import annotations
+
+import select
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from anabranch.config import Environment
+from anabranch.errors import ConfigurationError
+
+# How long a client waits for a catalog that another process has locked before the try counts as failed.
+PATIENCE_SECONDS = 10
+
+
+def catalog_properties(environment: Environment) -> dict[str, str]:
+    """What PyIceberg is told of the catalog and of S3; `catalog.properties` win. Makes the folder of an SQLite file,
+    and limits psycopg2's waits."""
+    catalog, s3 = environment.catalog, environment.s3
+    if catalog.type == "sql" and catalog.uri.startswith("sqlite:///"):
+        path = Path(catalog.uri.removeprefix("sqlite:///").split("?")[0])
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if catalog.type == "sql" and catalog.uri.startswith("postgresql+psycopg2:"):
+        limit_waits()
+    properties = {
+        "type": catalog.type,
+        "uri": with_patience(catalog.uri),
+        "warehouse": catalog.warehouse,
+        # A connection that the catalog's restart has broken is replaced before it is used.
+        "pool_pre_ping": "true",
+        "s3.region": s3.region,
+        "s3.connect-timeout": "3",
+        "s3.request-timeout": "8",
+    }
+    if s3.endpoint:
+        properties |= {"s3.endpoint": s3.endpoint, "s3.force-virtual-addressing": "false"}
+    if s3.access_key and s3.secret_key:
+        properties |= {
+            "s3.access-key-id": s3.access_key.get_secret_value(),
+            "s3.secret-access-key": s3.secret_key.get_secret_value(),
+        }
+    return properties | catalog.properties
+
+
+def with_patience(uri: str) -> str:
+    """An SQLAlchemy address with the client's time-outs; those that it names itself win. Pure."""
+    kind = uri.split(":", 1)[0].split("+")[0]
+    wanted = {
+        "sqlite": {"timeout": PATIENCE_SECONDS},
+        "postgresql": {
+            "connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
+            "tcp_user_timeout": 3000 * PATIENCE_SECONDS,
+        },
+    }.get(kind, {})  # fmt: skip
+    given = uri.partition("?")[2]
+    named = {pair.partition("=")[0] for pair in given.split("&")}
+    more = "&".join(f"{key}={value}" for key, value in wanted.items() if key not in named)
+    return f"{uri}{'&' if given else '?'}{more}" if more else uri
+
+
+def limit_waits() -> None:
+    """Make psycopg2 close a connection whose server says nothing for three times the patience.
+
+    It has no such time-out of its own, and a server that hangs, or a proxy that swallows answers, keeps the TCP
+    connection alive. It holds for the whole process.
+    """
+    import psycopg2
+    from psycopg2 import extensions
+
+    def wait(connection: Any) -> None:
+        while (state := connection.poll()) != extensions.POLL_OK:
+            socket = [connection.fileno()]
+            wanted = (socket, []) if state == extensions.POLL_READ else ([], socket)
+            if not any(select.select(*wanted, [], 3 * PATIENCE_SECONDS)):
+                raise psycopg2.OperationalError(f"the server has not answered for {3 * PATIENCE_SECONDS} s")
+
+    extensions.set_wait_callback(wait)
+
+
+def jdbc_properties(uri: str) -> dict[str, str]:
+    """An SQLAlchemy address as properties of Iceberg's JDBC catalog. Raises ConfigurationError for another kind."""
+    parsed = urlparse(uri)
+    kind = parsed.scheme.split("+")[0]
+    if kind == "sqlite":
+        path = Path(uri.split(":///", 1)[1].split("?")[0]).resolve()
+        return {"uri": f"jdbc:sqlite:{path}", "jdbc.busy_timeout": str(1000 * PATIENCE_SECONDS)}
+    if kind == "postgresql":
+        host = f"{parsed.hostname}:{parsed.port or 5432}"
+        properties = {
+            "uri": f"jdbc:postgresql://{host}{parsed.path}",
+            "jdbc.connectTimeout": "5",
+            "jdbc.socketTimeout": str(3 * PATIENCE_SECONDS),
+            "jdbc.tcpKeepAlive": "true",
+        }
+        if parsed.username:
+            properties |= {"jdbc.user": parsed.username, "jdbc.password": parsed.password or ""}
+        return properties
+    raise ConfigurationError(f"catalog.uri: expected sqlite:///… or postgresql+psycopg2://…, found {kind}://…")

@@ -1,0 +1,114 @@
+"""What a neighbour's error means: the words of real errors, as their clients spell them."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.errors import ConfigurationError, Refused, Transient
+from anabranch.neighbours import asked, explain, explain_text, is_away, said_by, telling_line
+
+DENIED = [
+    # botocore, pyarrow (AWS SDK for C++), AWS SDK for Java
+    "An error occurred (403) when calling the HeadBucket operation: Forbidden",
+    "When reading information for key 'a' in bucket 'b': AWS Error ACCESS_DENIED during HeadObject operation: No "
+    "response body.",
+    "software.amazon.awssdk.services.s3.model.S3Exception: The AWS Access Key Id you provided does not exist in our "
+    "records. (Service: S3, Status Code: 403, Request ID: 4442587FB7D0A2F9)",
+    "org.apache.kafka.common.errors.SaslAuthenticationException: Authentication failed during authentication",
+    "TopicAuthorizationFailedError",
+    '(psycopg2.OperationalError) connection to server at "127.0.0.1", port 1 failed: FATAL:  password authentication '
+    'failed for user "lake"',
+    "An error occurred (NoSuchBucket) when calling the GetObject operation: The specified bucket does not exist",
+]
+AWAY = [
+    "An error occurred (503) when calling the HeadBucket operation (reached max retries: 1): Service Unavailable",
+    "KafkaTimeoutError: Unable to bootstrap from ['127.0.0.1:1'] (KafkaConnectionError: Connection refused)",
+    "(sqlite3.OperationalError) database is locked",
+    "(psycopg2.errors.AdminShutdown) terminating connection due to administrator command",
+]
+
+
+@pytest.mark.parametrize("text", DENIED)
+def test_wrong_keys_and_missing_rights_are_for_somebody_to_mend(text: str) -> None:
+    found = explain("load table t", OSError(text))
+    assert isinstance(found, ConfigurationError)
+    assert str(found).startswith("load table t: expected an answer, found ")
+    assert "; check " in str(found)
+
+
+@pytest.mark.parametrize("text", AWAY)
+def test_whatever_else_a_client_throws_may_pass(text: str) -> None:
+    found = explain_text("load table t", text)
+    assert type(found) is Transient
+    assert str(found) == f"load table t: expected an answer, found {text}; this may pass, try again"
+
+
+def test_a_signature_refused_for_its_time_is_no_wrong_key() -> None:
+    found = explain_text(
+        "ask the time", "An error occurred (403) when calling the GetObject operation: RequestTimeTooSkewed"
+    )
+    assert type(found) is Transient
+    assert str(found).endswith("; set this machine's clock (NTP)")
+
+
+def test_an_error_of_ours_stays_itself() -> None:
+    refused = Refused("no")
+    assert explain("load table t", refused) is refused
+
+
+def test_the_cause_of_an_error_counts_too() -> None:
+    error = RuntimeError("could not load")
+    error.__cause__ = OSError(DENIED[0])
+    assert isinstance(explain("load table t", error), ConfigurationError)
+
+
+def test_the_line_that_tells_is_the_innermost_cause() -> None:
+    trace = (
+        "An error occurred while calling o63.append.\n"
+        ": org.apache.spark.SparkException: Job aborted\n\tat org.apache.Some.thing(Some.java:1)\n"
+        "Caused by: java.io.UncheckedIOException: Failed\n\t... 1 more\n"
+        "Caused by: java.net.ConnectException: Connection refused\n\tat java.base/x\n"
+    )
+    assert telling_line(trace) == "java.net.ConnectException: Connection refused"
+    assert telling_line(trace.partition("Caused by")[0]) == "org.apache.spark.SparkException: Job aborted"
+    assert telling_line("") == "no message"
+    assert telling_line("KafkaConnectionError: KafkaConnectionError: socket disconnected") == (
+        "KafkaConnectionError: socket disconnected"
+    )
+
+
+def test_a_cause_that_is_only_a_class_of_javas_is_enough() -> None:
+    trace = (
+        "An error occurred while calling o63.append.\n: org.apache.Some: Job aborted\nCaused by: java.io.EOFException\n"
+    )
+    assert said_by(RuntimeError(trace)) == "java.io.EOFException"
+
+
+def test_what_spark_puts_around_a_cause_is_left_out() -> None:
+    text = (
+        "[STREAM_FAILED] Query [id = d726a90c, runId = f5f503da] terminated with exception: org.apache.kafka.common."
+        "errors.TimeoutException: Timed out waiting for a node assignment. Call: listNodes SQLSTATE: XXKST"
+    )
+    said = "org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node assignment. Call: listNodes"
+    assert str(explain("publish", RuntimeError(text))) == (
+        f"publish: expected an answer, found {said}; this may pass, try again"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'The column "nope" does not exist',
+        "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `nope` cannot be resolved",
+        "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most "
+        "recent failure: org.apache.spark.SparkNumberFormatException: [CAST_INVALID_INPUT] The value 'x'",
+    ],
+)
+def test_what_the_rows_themselves_cause_is_no_neighbour(text: str) -> None:
+    assert not is_away(text)
+
+
+def test_reading_files_raises_errors_of_ours() -> None:
+    expected = "read the manifests of t: expected an answer, found OSError: gone"
+    with pytest.raises(Transient, match=expected), asked("read the manifests of t"):
+        raise OSError("gone")

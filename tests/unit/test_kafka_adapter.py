@@ -1,0 +1,58 @@
+"""What the Kafka adapter makes of brokers that do not answer, or not to us."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+from kafka import errors
+
+from anabranch import config, kafka
+from anabranch.errors import AnabranchError, ConfigurationError, Transient
+
+NOBODY = config.Kafka(bootstrap_servers="127.0.0.1:1")
+
+
+def test_a_broker_that_is_away_is_transient_and_the_message_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka, "_BOOTSTRAP_MS", 500)
+    began = time.monotonic()
+    with pytest.raises(Transient) as raised:
+        kafka.KafkaAdapter(NOBODY).describe("t")
+    assert time.monotonic() - began < 5
+    assert str(raised.value) == (
+        "describe topic t at 127.0.0.1:1: expected an answer, found KafkaTimeoutError: Unable to bootstrap from "
+        "['127.0.0.1:1'] (KafkaConnectionError: 111 ECONNREFUSED); this may pass, try again"
+    )
+    # Said once, by us.
+    assert not logging.getLogger("kafka").propagate
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        (errors.SaslAuthenticationFailedError("wrong password"), ConfigurationError),
+        (errors.KafkaConnectionError("Handshake failed: CERTIFICATE_VERIFY_FAILED"), ConfigurationError),
+        (errors.KafkaConnectionError("111 ECONNREFUSED"), Transient),
+    ],
+)  # fmt: skip
+def test_the_cause_that_the_client_only_logs_decides(failure: Exception, kind: type[AnabranchError]) -> None:
+    began = time.monotonic()
+    logging.getLogger("kafka.net.manager").warning("Bootstrap connection to %s failed: %s", "n", failure)
+    found = kafka._explained(NOBODY, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
+    assert type(found) is kind
+    assert str(failure.args[0]) in str(found)
+
+
+def test_a_cause_of_an_earlier_question_does_not_count() -> None:
+    logging.getLogger("kafka.net.manager").warning("failed: %s", errors.SaslAuthenticationFailedError("wrong"))
+    began = time.monotonic()
+    found = kafka._explained(NOBODY, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
+    assert type(found) is Transient
+    assert "wrong" not in str(found)
+
+
+def test_rights_that_are_missing_are_for_somebody_to_grant() -> None:
+    found = kafka._for_code(errors.TopicAuthorizationFailedError.errno, "describe topic t at b")
+    assert isinstance(found, ConfigurationError)
+    assert "kafka-acls" in str(found)
