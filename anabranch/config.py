@@ -50,6 +50,16 @@ def parse_duration(value: object) -> timedelta:
     return timedelta(**{match.group(2) + "s": int(match.group(1))})
 
 
+def parse_retry_for(value: object) -> timedelta | None:
+    """`"15 minutes"` … or `"for ever"`, which is None. Raises ValueError for anything else."""
+    if value is None or value == "for ever":
+        return None
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or 'for ever'") from None
+
+
 def _name(value: object) -> object:
     if not isinstance(value, str) or not _NAME.match(value):
         raise ValueError("expected a name of letters, digits and underscores")
@@ -71,6 +81,7 @@ def _a_day_or_more(value: timedelta) -> timedelta:
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
+RetryFor = Annotated[timedelta | None, BeforeValidator(parse_retry_for)]
 Name = Annotated[str, BeforeValidator(_name)]
 
 
@@ -136,22 +147,30 @@ class EventTime(_Frozen):
 
 
 class Speed(_Frozen):
-    """How the speed layer runs. `lost_offsets`: what to do when retention has overtaken the position."""
+    """How the speed layer runs. `lost_offsets`: what to do when retention has overtaken the position.
+
+    `retry_for`: how long a transient error is tried again while nothing is published; None is for ever.
+    """
 
     trigger: Duration = timedelta(seconds=2)
     max_offsets_per_trigger: int = Field(default=250_000, gt=0)
     lost_offsets: Literal["stop", "continue"] = "stop"
+    retry_for: RetryFor = None
 
 
 Gap = Literal["control", "aborted", "compacted", "retention"]
 
 
 class Batch(_Frozen):
-    """How the batch layer decides. `allow_gaps`: the classes of missing offsets that an hour may hold."""
+    """How the batch layer decides. `allow_gaps`: the classes of missing offsets that an hour may hold.
+
+    `retry_for`: how long a transient error of one hour is tried again before the job ends; None is for ever.
+    """
 
     grace: Duration = timedelta(minutes=2)
     lookback_hours: int = Field(default=1, ge=0, le=168)
     allow_gaps: tuple[Gap, ...] = ("control", "aborted")
+    retry_for: RetryFor = timedelta(minutes=15)
 
 
 class Maintain(_Frozen):

@@ -35,3 +35,7 @@ class Transient(AnabranchError):
     """A neighbour did not answer, or somebody else was first: the same call may succeed later."""
 
     exit_code = 75
+
+
+class NotYet(Transient):
+    """Only time will tell: what was asked for has yet to come, so trying again at once is of no use."""

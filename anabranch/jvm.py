@@ -1,6 +1,6 @@
-"""The JVM behind a job's Spark session: opening it, and being told to stop.
+"""The JVM behind a job's Spark session: opening it, being told to stop, and what its errors mean.
 
-Used by the `job.py` files only; nothing else builds a session.
+Only the `job.py` files open a session.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 from anabranch.config import Environment
-from anabranch.errors import ConfigurationError
+from anabranch.errors import AnabranchError, ConfigurationError, Terminal
+from anabranch.neighbours import explain
 from anabranch.spark import session_settings
 
 LOG = logging.getLogger(__name__)
+
+# py4j logs the whole traceback of what a micro-batch raises; the job itself says it, in one line.
+logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
 
 
 def open_session(environment: Environment, name: str) -> SparkSession:
@@ -46,6 +50,17 @@ def open_session(environment: Environment, name: str) -> SparkSession:
             "or let spark-submit find them: python -m anabranch.dev.jars --spark-submit"
         ) from None
     return spark
+
+
+def explain_spark(spark: SparkSession, doing: str, error: BaseException) -> AnabranchError:
+    """The error of ours for what Spark threw while `doing`: Terminal when its JVM is gone, which no other try brings
+    back, else as `explain`."""
+    jvm: Any = spark.sparkContext._jvm
+    try:
+        jvm.java.lang.System.nanoTime()
+    except Exception:
+        return Terminal(f"{doing}: expected Spark's JVM to answer, found it gone; nothing is lost, start it again")
+    return explain(doing, error)
 
 
 class _Handler:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from anabranch import hours, ledger
 from anabranch.config import Environment, Stream
-from anabranch.errors import ConfigurationError, PositionError, Transient
+from anabranch.errors import ConfigurationError, NotYet, PositionError, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Timeline
 from anabranch.kafka import KafkaAdapter
@@ -197,8 +197,8 @@ def seal(environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapt
 
 
 def require_sealed(lake: Lake, stream: Stream, hour: str) -> State:
-    """The state, in which `hour` is sealed. Raises ConfigurationError for an hour before the first, Transient for one
-    that has not ended, grace included."""
+    """The state, in which `hour` is sealed. Raises ConfigurationError for an hour before the first, NotYet for one that
+    has not ended, grace included."""
     state = load_state(lake, stream.table)
     if hour < state.timeline.first:
         raise ConfigurationError(
@@ -206,7 +206,7 @@ def require_sealed(lake: Lake, stream: Stream, hour: str) -> State:
         )
     if not state.is_sealed(hour):
         ready = hours.end_of(hour) + stream.batch.grace
-        raise Transient(
+        raise NotYet(
             f"hour {hour}: expected it to be sealed, found it open; it can be sealed from {ready:%F %T} UTC on"
         )
     return state

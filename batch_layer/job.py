@@ -7,32 +7,75 @@ the next; the exit code is 1 when any was refused.
 from __future__ import annotations
 
 import logging
+import signal
 import sys
-from collections.abc import Sequence
-from typing import Any
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from anabranch.jvm import open_session
+from anabranch.jvm import open_session, stop_on_signal
 from anabranch.output import print_json, print_table
+from anabranch.retry import Retry
 from anabranch.sealing import require_sealed, seal
 from anabranch.session import Job, main, open_job, parser
 from batch_layer.rebuild import Rebuilder, Result
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 LOG = logging.getLogger(__name__)
 
 
-def rebuild_hours(job: Job, rebuilder: Rebuilder, hour: str | None, restate: bool) -> list[Result]:
-    """Seal, then rebuild one hour or all that wait. Raises Transient for an hour that has not ended."""
-    seal(job.environment, job.stream, job.lake, job.kafka)
+def rebuild_hours(
+    job: Job, rebuilder: Rebuilder, hour: str | None, restate: bool, stop: threading.Event | None = None
+) -> list[Result]:
+    """Seal, then rebuild one hour or all that wait; each step is tried again for as long as `batch.retry_for` says.
+
+    Raises NotYet for an hour that has not ended, Transient when the time is over or `stop` is set.
+    """
+    name = f"stream {job.stream.name}"
+    retry = Retry(job.stream.batch.retry_for, "batch.retry_for", stop or threading.Event())
+    retry.call(name, lambda: seal(job.environment, job.stream, job.lake, job.kafka))
     if hour is not None:
-        require_sealed(job.lake, job.stream, hour)
-    rebuilder.recover()
+        retry.call(name, lambda: require_sealed(job.lake, job.stream, hour))
+    retry.call(name, rebuilder.recover)
+
+    def rebuild(h: str) -> Result:
+        return retry.call(f"{name}: hour {h}", lambda: rebuilder.rebuild(h, restate))
+
     if hour is not None:
-        return [rebuilder.rebuild(hour, restate)]
-    waiting = rebuilder.waiting()
-    results = rebuilder.accept_empty(rebuilder.empty(waiting))
+        return [rebuild(hour)]
+    waiting = retry.call(name, rebuilder.waiting)
+    results = retry.call(name, lambda: rebuilder.accept_empty(rebuilder.empty(waiting)))
     done = {result.hour for result in results}
-    results += [rebuilder.rebuild(h) for h in waiting if h not in done]
+    results += [rebuild(h) for h in waiting if h not in done]
     return sorted(results, key=lambda result: result.hour)
+
+
+@contextmanager
+def _stopped_by_signal(spark: SparkSession, stream: str) -> Iterator[threading.Event]:
+    """An event that SIGTERM or Ctrl-C sets; Spark's work is cancelled with it, so that the job ends within seconds."""
+    stop, ended = threading.Event(), threading.Event()
+
+    def told() -> None:
+        if not stop.is_set():
+            LOG.info("stream %s: told to stop; what is not published yet will not be", stream)
+        stop.set()
+
+    def cancel() -> None:
+        stop.wait()
+        while not ended.wait(0.5):
+            spark.sparkContext.cancelAllJobs()
+
+    # Not in the handler: it may come in the middle of another call to the JVM.
+    threading.Thread(target=cancel, name="cancel", daemon=True).start()
+    stop_on_signal(spark, told, (signal.SIGTERM, signal.SIGINT))
+    try:
+        yield stop
+    finally:
+        ended.set()
+        stop.set()
 
 
 def _view(stream: str, results: Sequence[Result]) -> dict[str, Any]:
@@ -51,7 +94,8 @@ def run(arguments: Sequence[str]) -> int:
     job = open_job(parsed.stream, parsed.conf)
     spark = open_session(job.environment, f"anabranch batch {job.stream.name}")
     try:
-        results = rebuild_hours(job, Rebuilder(job, spark), parsed.hour, parsed.restate)
+        with _stopped_by_signal(spark, job.stream.name) as stop:
+            results = rebuild_hours(job, Rebuilder(job, spark), parsed.hour, parsed.restate, stop)
     finally:
         job.kafka.close()
         spark.stop()

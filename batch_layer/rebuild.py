@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from anabranch import dead_letters, hours, ledger
@@ -24,10 +24,11 @@ from anabranch.adoption import gone_from_kafka
 from anabranch.errors import Refused, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Cut
+from anabranch.jvm import explain_spark
 from anabranch.publish import Publish, new_id, run
 from anabranch.sealing import require_sealed
 from anabranch.session import Job
-from anabranch.snapshots import files_of
+from anabranch.snapshots import files_of, has_landed
 from anabranch.state import Accepted, State, load_state
 from anabranch.tables import require_columns
 from batch_layer.hour import Built, HourBuilder
@@ -78,10 +79,12 @@ class Rebuilder:
     """Rebuilds hours of one stream, one at a time."""
 
     def __init__(self, job: Job, spark: SparkSession) -> None:
-        self._job = job
+        self._job, self._spark = job, spark
         self._stream: Stream = job.stream
         self._hours = HourBuilder(job, spark)
         self._confirmed: frozenset[str] = frozenset()
+        # By hour, the publish that an earlier try of this run began, and what it says when it landed.
+        self._begun: dict[str, tuple[str, Result]] = {}
 
     def recover(self) -> None:
         """Finish what an earlier publisher left half done: the merge, dead letters, ledger rows."""
@@ -122,6 +125,10 @@ class Rebuilder:
         """
         state = require_sealed(self._job.lake, self._stream, hour)
         require_columns(state.table, self._stream)
+        if hour in self._begun and has_landed(state.table, self._begun[hour][0]):
+            # Its answer, or what follows it, was lost; another restatement would be one too many.
+            self.recover()
+            return self._begun.pop(hour)[1]
         before = self._revision(state, hour)
         if state.is_accepted(hour) and not restate:
             return Result(hour, "unchanged", before, "already accepted; --restate publishes a new revision")
@@ -131,17 +138,17 @@ class Rebuilder:
         if gone := gone_from_kafka(state.timeline, hour, cut):
             return self._refuse(hour, cut, before, gone, {})
         LOG.info("stream %s: rebuilding hour %s: %d offsets", self._stream.name, hour, cut.offsets)
-        why = ""
-        for attempt in range(1, _ATTEMPTS + 1):
+        for _ in range(_ATTEMPTS):
             try:
                 return self._rebuild(hour, cut, before)
             except _Moved:
-                why = "the look-back changed meanwhile"
-            except (PySparkException, Py4JJavaError) as error:
-                # A lost executor takes its part of the decoded hour with it; nothing is published, so begin again.
-                why = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            LOG.warning("stream %s: hour %s: attempt %d of %d: %s", self._stream.name, hour, attempt, _ATTEMPTS, why)
-        raise Transient(f"hour {hour}: expected to rebuild it in {_ATTEMPTS} attempts, found: {why}; try again")
+                LOG.info(
+                    "stream %s: hour %s: the look-back changed; dropping duplicates again", self._stream.name, hour
+                )
+            except (PySparkException, Py4JError) as error:
+                # Also a lost executor, which takes its part of the decoded hour with it. Nothing is published.
+                raise explain_spark(self._spark, f"rebuild hour {hour}", error) from error
+        raise Transient(f"hour {hour}: expected the look-back to hold still once in {_ATTEMPTS} attempts; try again")
 
     def _rebuild(self, hour: str, cut: Cut, before: int) -> Result:
         state = load_state(self._job.lake, self._stream.table)
@@ -239,6 +246,8 @@ class Rebuilder:
             ]
             return state, plan_publish(state, rebuilt, now, self._confirmed)
 
+        result = Result(hour, "accepted", built[0].before + 1, said=built[0].said)
+        self._begun[hour] = (built[0].rows.wap_id, result)
         published = run(lake, stream.table, decide, f"hour {hour} of {stream.name}", take_turns=True)
         if published is None:
             self._discard(built)
@@ -254,7 +263,7 @@ class Rebuilder:
                 "stream %s: hour %s accepted as revision %d: %d rows, %d dead, %d duplicate, %d in gaps", stream.name,
                 b.hour, b.before + 1, b.said["good"], b.said["dead"], b.said["duplicate"], b.said["gap"],
             )  # fmt: skip
-        return Result(hour, "accepted", built[0].before + 1, said=built[0].said)
+        return result
 
     def _revision(self, state: State, hour: str) -> int:
         """The accepted revision, 0 for none; of an hour long past, as the ledger has it."""

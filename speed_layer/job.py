@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import json
 import logging
-import random
 import shutil
 import signal
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from anabranch.errors import AnabranchError, PositionError, Transient
 from anabranch.fail_points import Step, reach
-from anabranch.jvm import open_session, stop_on_signal
+from anabranch.jvm import explain_spark, open_session, stop_on_signal
 from anabranch.kafka_frames import read_ranges, read_stream
 from anabranch.position import Offsets, Ranges, from_keys, to_keys
+from anabranch.retry import Retry
 from anabranch.sealing import check_clock
 from anabranch.session import Job, main, open_job, parser
 from anabranch.state import check_log_end, check_topic, load_state
@@ -51,6 +51,7 @@ class SpeedJob:
         # Held while a micro-batch runs, so that the query is only ever stopped between two.
         self._running = threading.Lock()
         self._failure: Exception | None = None
+        self._published = 0
 
     def stop(self) -> None:
         """Stop after the micro-batch at hand."""
@@ -59,18 +60,23 @@ class SpeedJob:
         self._stop.set()
 
     def run(self) -> None:
-        """Start from the table, again after every transient failure, with back-off. Raises what is terminal."""
-        failures = 0
-        while not self._stop.is_set():
-            began = time.monotonic()
-            try:
-                self._run_once()
-                return
-            except Transient as error:
-                failures = 1 if time.monotonic() - began > 300 else failures + 1
-                pause = min(60.0, 2.0 ** min(failures, 6)) * random.uniform(0.5, 1.0)
-                LOG.warning("stream %s: %s; try %d in %.1f s", self._job.stream.name, error, failures + 1, pause)
-                self._stop.wait(pause)
+        """Start from the table, again after every transient failure for as long as `speed.retry_for` says.
+
+        What is published in between ends a row of failures. Raises what is terminal, and Transient when the time is
+        over; told to stop, it returns.
+        """
+        retry = Retry(self._job.stream.speed.retry_for, "speed.retry_for", self._stop)
+        try:
+            retry.call(f"stream {self._job.stream.name}", self._try, lambda: self._published)
+        except Transient:
+            if not self._stop.is_set():
+                raise
+
+    def _try(self) -> None:
+        try:
+            self._run_once()
+        except (PySparkException, Py4JError, OSError) as error:
+            raise explain_spark(self._spark, f"run stream {self._job.stream.name}", error) from error
 
     def _run_once(self) -> None:
         # Step 1: finish what somebody left half done, and compare clocks.
@@ -117,7 +123,7 @@ class SpeedJob:
                 return position.offsets
             LOG.info("stream %s: hour %s is not served by the batch layer; reading it by its cut", name, step.hour)
             for piece in chunks(step.ranges, job.stream.speed.max_offsets_per_trigger):
-                self._batches.publish(lambda piece=piece: self._read(piece), piece)  # type: ignore[misc]
+                self._published += self._batches.publish(lambda piece=piece: self._read(piece), piece)  # type: ignore[misc]
         raise Transient("stopped")
 
     def _read(self, ranges: Ranges) -> DataFrame:
@@ -144,7 +150,7 @@ class SpeedJob:
                 try:
                     ends = _batch_end(checkpoint, batch_id, stream.topic)
                     ranges = {p: (starts["offsets"].get(p, 0), e) for p, e in ends.items()}
-                    self._batches.publish(lambda: batch, ranges)
+                    self._published += self._batches.publish(lambda: batch, ranges)
                     starts["offsets"] = ends
                 except Exception as error:
                     self._failure = error
@@ -173,15 +179,12 @@ class SpeedJob:
             raise self._cause(self._failure)
 
     def _cause(self, error: Exception) -> Exception:
-        """What failed, as an error of ours. Whatever Spark or the neighbours throw may pass; the table is untouched."""
+        """What failed, as an error of ours. What Spark or the neighbours throw may pass, unless it says otherwise."""
         failure = self._failure or error
         if isinstance(failure, AnabranchError):
             return failure
         LOG.debug("micro-batch failed", exc_info=failure)
-        lines = [line for line in str(failure).splitlines() if line.strip()]
-        return Transient(
-            f"micro-batch failed, nothing of it is published: {lines[0] if lines else type(failure).__name__}"
-        )
+        return explain_spark(self._spark, "publish a micro-batch", failure)
 
 
 def _batch_end(checkpoint: Path, batch_id: int, topic: str) -> Offsets:

@@ -64,6 +64,12 @@ def test_defaults(conf: Path) -> None:
     assert (loaded.batch.grace, loaded.batch.lookback_hours) == (timedelta(minutes=2), 1)
     assert loaded.batch.allow_gaps == ("control", "aborted")
     assert (loaded.maintain.orphans_after, loaded.maintain.speed_hours) == (timedelta(days=3), timedelta(days=1))
+    assert (loaded.speed.retry_for, loaded.batch.retry_for) == (None, timedelta(minutes=15))
+
+
+def test_how_long_each_layer_tries_again(conf: Path) -> None:
+    loaded = stream(conf, speed="{retry_for: 1 hour}", batch="{retry_for: for ever}")
+    assert (loaded.speed.retry_for, loaded.batch.retry_for) == (timedelta(hours=1), None)
 
 
 def test_nothing_changes_after_the_start(conf: Path) -> None:
@@ -92,6 +98,7 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
         ({"start": "newest"}, "start", "found 'newest'"),
         ({"speed": "{trigger: soon}"}, "speed.trigger", "expected a duration"),
         ({"maintain": "{orphans_after: 1 hour}"}, "maintain.orphans_after", "expected 1 day or more"),
+        ({"speed": "{retry_for: always}"}, "speed.retry_for", "or 'for ever', found 'always'"),
         ({"speed": "{max_offsets_per_trigger: 0}"}, "speed.max_offsets_per_trigger", "found 0"),
         ({"speed": "{lost_offsets: ignore}"}, "speed.lost_offsets", "found 'ignore'"),
         ({"batch": "{allow_gaps: [lost]}"}, "batch.allow_gaps.0", "found 'lost'"),

@@ -1,0 +1,110 @@
+"""Trying again: the one policy of both jobs for what is transient.
+
+Capped exponential back-off with full jitter (each pause is anywhere between nothing and the bound, so that jobs which
+failed together do not come back together), one log line for each failure, and an end that the configuration sets.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_any, stop_before_delay, stop_when_event_set
+from tenacity.nap import sleep_using_event
+from tenacity.retry import retry_if_not_exception_type
+from tenacity.stop import stop_never
+from tenacity.wait import wait_random_exponential
+
+from anabranch.errors import NotYet, Transient
+
+LOG = logging.getLogger(__name__)
+
+FIRST_PAUSE = timedelta(seconds=1)
+LONGEST_PAUSE = timedelta(seconds=30)
+
+T = TypeVar("T")
+
+
+def _no_progress() -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How long to try again (`limit`, None: for ever) and what ends a pause early (`stop`).
+
+    `setting` is the key of the configuration that a message names.
+    """
+
+    limit: timedelta | None
+    setting: str
+    stop: threading.Event
+    longest_pause: timedelta = LONGEST_PAUSE
+
+    def call(self, what: str, action: Callable[[], T], progress: Callable[[], int] = _no_progress) -> T:
+        """The result of `action`, called again after each Transient; any other error passes at once, NotYet too.
+
+        When `progress` has grown since the failure before, that one is forgotten: pauses and limit begin anew. Raises
+        the last Transient once `stop` is set, or when the next try would come after the limit.
+        """
+        seen = progress()
+
+        def after(state: RetryCallState) -> None:
+            nonlocal seen
+            if (now := progress()) != seen:
+                seen = now
+                assert state.outcome_timestamp is not None
+                state.attempt_number, state.start_time = 1, state.outcome_timestamp
+
+        def before_sleep(state: RetryCallState) -> None:
+            assert state.outcome is not None
+            pause = state.upcoming_sleep
+            until = "for ever"
+            if self.limit is not None and state.outcome_timestamp is not None:
+                left = self.limit.total_seconds() - (state.outcome_timestamp - state.start_time)
+                until = f"until {datetime.now(UTC) + timedelta(seconds=left):%T} UTC"
+            error, number = state.outcome.exception(), state.attempt_number
+            LOG.warning(
+                "%s: try %d failed: %s; try %d in %.1f s, tried again %s (%s)", what, number, error, number + 1, pause,
+                until, self.setting,
+            )  # fmt: skip
+
+        policy = Retrying(
+            retry=retry_if_exception_type(Transient) & retry_if_not_exception_type(NotYet),
+            wait=wait_random_exponential(multiplier=FIRST_PAUSE.total_seconds(), max=self.longest_pause),
+            stop=stop_any(
+                stop_when_event_set(self.stop), stop_before_delay(self.limit) if self.limit is not None else stop_never
+            ),
+            sleep=sleep_using_event(self.stop),
+            after=after,
+            before_sleep=before_sleep,
+            retry_error_callback=self._given_up(what),
+        )
+        result: T = policy(self._unless_stopped(what, action))
+        return result
+
+    def _unless_stopped(self, what: str, action: Callable[[], T]) -> Callable[[], T]:
+        def tried() -> T:
+            # A pause that ends because of `stop` is followed by no try.
+            if self.stop.is_set():
+                raise Transient(f"{what}: told to stop; nothing is lost, run it again")
+            return action()
+
+        return tried
+
+    def _given_up(self, what: str) -> Callable[[RetryCallState], None]:
+        def raise_last(state: RetryCallState) -> None:
+            assert state.outcome is not None
+            error = state.outcome.exception()
+            assert isinstance(error, Transient)
+            if self.stop.is_set():
+                raise error
+            raise Transient(
+                f"{what}: given up after {state.attempt_number} tries within {self.limit} ({self.setting}): {error}"
+            ) from error
+
+        return raise_last

@@ -1,0 +1,122 @@
+"""The retry policy: pauses, limits, what passes at once, and the log line of each failure."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+
+from anabranch.errors import ConfigurationError, NotYet, Terminal, Transient
+from anabranch.retry import Retry
+
+QUICK = timedelta(milliseconds=10)
+
+
+def _failing(*errors: Exception) -> Callable[[], str]:
+    """An action that raises each error once, then works."""
+    left: Iterator[Exception] = iter(errors)
+
+    def action() -> str:
+        if error := next(left, None):
+            raise error
+        return "done"
+
+    return action
+
+
+def _retry(limit: timedelta | None = None, pause: timedelta = QUICK) -> Retry:
+    return Retry(limit, "speed.retry_for", threading.Event(), pause)
+
+
+def test_what_works_at_once_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    assert _retry().call("stream s", _failing()) == "done"
+    assert not caplog.records
+
+
+def test_each_failure_is_one_line_that_names_the_next_try(caplog: pytest.LogCaptureFixture) -> None:
+    away = [Transient("ask Kafka: expected an answer, found none") for _ in range(2)]
+    assert _retry().call("stream s", _failing(*away)) == "done"
+    assert [re.sub(r"in [0-9.]+ s", "in P s", r.getMessage()) for r in caplog.records] == [
+        "stream s: try 1 failed: ask Kafka: expected an answer, found none; try 2 in P s, tried again for ever "
+        "(speed.retry_for)",
+        "stream s: try 2 failed: ask Kafka: expected an answer, found none; try 3 in P s, tried again for ever "
+        "(speed.retry_for)",
+    ]
+    assert {r.levelno for r in caplog.records} == {logging.WARNING}
+
+
+def test_with_a_limit_the_line_says_until_when(caplog: pytest.LogCaptureFixture) -> None:
+    _retry(timedelta(minutes=15)).call("stream s", _failing(Transient("away")))
+    assert re.search(r"try 2 in [0-9.]+ s, tried again until \d\d:\d\d:\d\d UTC", caplog.text)
+
+
+@pytest.mark.parametrize("error", [Terminal("no"), ConfigurationError("no"), NotYet("not yet"), KeyError("bug")])
+def test_what_no_other_try_would_mend_passes_at_once(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(type(error)) as raised:
+        _retry().call("stream s", _failing(error))
+    assert raised.value is error
+    assert not caplog.records
+
+
+def test_after_the_limit_the_last_failure_ends_it_with_exit_code_75() -> None:
+    def always() -> str:
+        raise Transient("ask S3: expected an answer, found none")
+
+    began = time.monotonic()
+    with pytest.raises(
+        Transient, match=r"stream s: given up after \d+ tries within 0:00:01 \(speed.retry_for\): ask S3"
+    ):
+        _retry(timedelta(seconds=1), timedelta(milliseconds=200)).call("stream s", always)
+    assert time.monotonic() - began < 2
+
+
+def test_pauses_are_random_and_capped(caplog: pytest.LogCaptureFixture) -> None:
+    _retry(pause=timedelta(milliseconds=50)).call("stream s", _failing(*[Transient("away")] * 12))
+    pauses = [float(value) for value in re.findall(r"in ([0-9.]+) s, tried", caplog.text)]
+    assert len(pauses) == 12
+    assert max(pauses) <= 0.1
+
+
+def test_stop_ends_a_pause_and_no_try_follows() -> None:
+    stop = threading.Event()
+    tries: list[float] = []
+
+    def always() -> str:
+        tries.append(time.monotonic())
+        if len(tries) == 8:
+            threading.Timer(0.1, stop.set).start()
+        raise Transient("away")
+
+    began = time.monotonic()
+    with pytest.raises(Transient):
+        Retry(None, "speed.retry_for", stop, timedelta(milliseconds=200)).call("stream s", always)
+    assert stop.is_set()
+    assert time.monotonic() - began < 5
+
+
+def test_stop_ends_a_long_pause_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("random.uniform", lambda _, high: high)
+    stop = threading.Event()
+    threading.Timer(0.2, stop.set).start()
+    began = time.monotonic()
+    with pytest.raises(Transient, match="told to stop"):
+        Retry(None, "speed.retry_for", stop).call("stream s", _failing(*[Transient("away")] * 9))
+    assert time.monotonic() - began < 0.9
+
+
+def test_progress_between_two_failures_forgets_the_first(caplog: pytest.LogCaptureFixture) -> None:
+    published = [0]
+    failing = _failing(*[Transient("away")] * 4)
+
+    def publishes_before_the_third_failure() -> str:
+        if len(caplog.records) == 2:
+            published[0] += 10
+        return failing()
+
+    _retry().call("stream s", publishes_before_the_third_failure, lambda: published[0])
+    assert re.findall(r"try (\d) failed", caplog.text) == ["1", "2", "1", "2"]
