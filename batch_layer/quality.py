@@ -13,6 +13,7 @@ import copy
 import logging
 import math
 import os
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from anabranch.errors import ConfigurationError, Refused
+from anabranch.neighbours import explain_text, is_away, telling_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -122,7 +124,7 @@ def run_suite(frame: DataFrame, path: Path | None) -> Quality:
     Each expectation has a verdict; one that raised has failed. Without rows, what speaks of each row passes, and what
     speaks of the columns or of an aggregate is decided as ever (an aggregate of nothing meets no bound). A second
     reading, for the values, is made only of what failed. Raises ConfigurationError as `load_suite`, Refused when Great
-    Expectations leaves an expectation out.
+    Expectations leaves an expectation out, Transient when the rows could not be read.
     """
     if path is None:
         return Quality(passed=True)
@@ -218,8 +220,11 @@ def _great_expectations() -> Any:
     """The library, imported quiet: no analytics, no log lines of its own (each failure is logged here instead)."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read at import
     import great_expectations
+    from great_expectations.validator import validation_graph
 
     logging.getLogger("great_expectations").setLevel(logging.CRITICAL)
+    # It reads the rows three times when a reading fails, unheard; whoever rebuilds the hour tries again, and says so.
+    validation_graph.MAX_METRIC_COMPUTATION_RETRIES = 1
     return great_expectations
 
 
@@ -245,8 +250,17 @@ def _evaluate(
     # Persisted frames would stay in the executors' memory: nobody unpersists them.
     asset = _context().data_sources.add_spark("staged", persist=False).add_dataframe_asset("rows")
     batch = asset.add_batch_definition_whole_dataframe("all").get_batch(batch_parameters={"dataframe": frame})
-    # Not a ValidationDefinition: it also stores the result, and fails when a value in it (a NumPy bool) is not JSON.
-    found = batch.validate(_build(name, expectations), result_format=dict(result_format))
+    doing = f"evaluate the suite {name}"
+    try:
+        # Not a ValidationDefinition: it stores the result too, and fails when a value in it (a NumPy bool) is not JSON.
+        found = batch.validate(_build(name, expectations), result_format=dict(result_format))
+    except Exception as error:
+        _pass_on_if_away(doing, "".join(traceback.format_exception(error)))
+        raise
+    for result in found.results:
+        for info in _raised(result):
+            # Great Expectations takes whatever is thrown for the expectation's own failure, also an S3 that is away.
+            _pass_on_if_away(doing, f"{info.get('exception_message')}\n{info.get('exception_traceback')}")
     return {result.expectation_config.meta[_PLACE]: result for result in found.results}
 
 
@@ -267,19 +281,22 @@ def _context() -> Any:
     return gx.get_context(project_config=config, mode="ephemeral")
 
 
-def _exception(result: Any) -> str | None:
+def _pass_on_if_away(doing: str, text: str) -> None:
+    """Raises what the text of an exception means when it speaks of a neighbour and not of the rows."""
+    if is_away(text):
+        raise explain_text(doing, text)
+
+
+def _raised(result: Any) -> list[Mapping[str, Any]]:
     """What an evaluation raised, if it did. Some expectations give it flat, others by the id of each metric."""
     info = result.exception_info or {}
     infos = [info] if "raised_exception" in info else [i for i in info.values() if isinstance(i, dict)]
-    messages = [str(i.get("exception_message")) for i in infos if i.get("raised_exception")]
-    return "; ".join(dict.fromkeys(_short(_cause(m)) for m in messages)) or None
+    return [i for i in infos if i.get("raised_exception")]
 
 
-def _cause(message: str) -> str:
-    """The line of an exception's text that tells: the innermost cause of a JVM's stack trace, else the first."""
-    lines = message.strip().splitlines() or ["no message"]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return causes[-1] if causes else lines[0]
+def _exception(result: Any) -> str | None:
+    messages = [str(i.get("exception_message")) for i in _raised(result)]
+    return "; ".join(dict.fromkeys(_short(telling_line(m)) for m in messages)) or None
 
 
 def _failed(expectation: Expectation, result: Mapping[str, Any], raised: str | None) -> FailedExpectation:
