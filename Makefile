@@ -32,7 +32,7 @@ model: $(READY) ## explore the protocol's model; MODEL_WALKS=5000 MODEL_SEED=1 f
 integration: $(READY) ## integration tests alone
 	@$(BIN)/python -m pytest tests/integration
 
-test-failures: $(READY) ## every row of the failure table, on real services: kills, pauses, faults, a soak of five minutes
+test-failures: $(READY) ## every row of the failure table, on real services: kills, pauses, faults, a soak (needs Go)
 	@$(BIN)/python -m pytest tests/failures
 
 soak: $(READY) ## everything together and faults at random: make soak MINUTES=10 SEED=1

@@ -22,8 +22,10 @@ READY_SECONDS = 120.0
 _API_VERSIONS = 18
 
 
-def broker_properties(port: int, controller_port: int, data: Path) -> dict[str, object]:
-    """server.properties of a broker for one machine and one replica.
+def broker_properties(
+    port: int, controller_port: int, data: Path, advertised_port: int | None = None
+) -> dict[str, object]:
+    """server.properties of a broker for one machine and one replica. Clients are sent to `advertised_port`, if given.
 
     Records keep for ever: retention counts the records' own timestamps, so events that are produced with the
     timestamps of past hours would be deleted within minutes of the default.
@@ -34,7 +36,7 @@ def broker_properties(port: int, controller_port: int, data: Path) -> dict[str, 
         # A static quorum: its address is in no metadata, so the port may differ at every start.
         "controller.quorum.voters": f"1@{HOST}:{controller_port}",
         "listeners": f"CLIENT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
-        "advertised.listeners": f"CLIENT://{HOST}:{port}",
+        "advertised.listeners": f"CLIENT://{HOST}:{advertised_port or port}",
         "listener.security.protocol.map": "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT",
         "inter.broker.listener.name": "CLIENT",
         "controller.listener.names": "CONTROLLER",
@@ -63,10 +65,13 @@ def broker_properties(port: int, controller_port: int, data: Path) -> dict[str, 
     }
 
 
-def start(daemon: Daemon, java: Path, jars: Sequence[Path], port: int, *avoid: int) -> psutil.Process:
+def start(
+    daemon: Daemon, java: Path, jars: Sequence[Path], port: int, *avoid: int, advertised_port: int | None = None
+) -> psutil.Process:
     """Formats the storage at the first start, then starts the broker; `answers` says when it is ready.
 
-    The controller's port is any free one but `port` and those of `avoid`.
+    The controller's port is any free one but `port` and those of `avoid`. With `advertised_port` clients are sent
+    there: to a proxy in front of the broker.
     """
     data = daemon.home / "data" / "kafka"
     if "," in str(data):
@@ -94,7 +99,7 @@ def start(daemon: Daemon, java: Path, jars: Sequence[Path], port: int, *avoid: i
         if answer.returncode != 0:
             raise Terminal(f"Kafka's storage in {part} could not be formatted:\n{answer.stdout}{answer.stderr}")
         part.rename(data)
-    write_private(properties, properties_text(broker_properties(port, controller_port, data)))
+    write_private(properties, properties_text(broker_properties(port, controller_port, data, advertised_port)))
     return daemon.start([*jvm, "kafka.Kafka", str(properties)], port, environment)
 
 

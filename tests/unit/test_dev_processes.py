@@ -218,3 +218,9 @@ def test_a_private_file_is_private(tmp_path: Path) -> None:
     processes.write_private(tmp_path / "s3.properties", "new")
     assert (tmp_path / "s3.properties").read_text() == "new"
     assert (tmp_path / "s3.properties").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_broker_behind_a_proxy_sends_its_clients_there() -> None:
+    values = kafka_broker.broker_properties(1, 2, Path("/data"), advertised_port=3)
+    assert values["listeners"] == "CLIENT://127.0.0.1:1,CONTROLLER://127.0.0.1:2"
+    assert values["advertised.listeners"] == "CLIENT://127.0.0.1:3"

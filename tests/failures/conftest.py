@@ -1,0 +1,106 @@
+"""Faulty neighbours: proxies that delay, cut and throttle, an S3 front that fails at random, a PostgreSQL server."""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlparse
+
+import pytest
+
+if TYPE_CHECKING:
+    from broker import ProxiedBroker
+    from flaky_s3 import FlakyS3
+    from postgres import Postgres
+    from pyspark.sql import SparkSession
+    from toxiproxy import Proxy, Toxiproxy
+    from world import World
+
+
+@pytest.fixture(scope="session")
+def toxiproxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toxiproxy]:
+    from toxiproxy import running_toxiproxy
+
+    with running_toxiproxy(tmp_path_factory.mktemp("toxiproxy")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _broker(toxiproxy: Toxiproxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedBroker]:
+    from broker import running_broker
+
+    with running_broker(tmp_path_factory.mktemp("broker"), toxiproxy) as broker:
+        yield broker
+
+
+@pytest.fixture
+def proxied_kafka(_broker: ProxiedBroker) -> Iterator[ProxiedBroker]:
+    """A broker that is reached through its proxy alone, whole again after each test."""
+    yield _broker
+    _broker.proxy.mend()
+
+
+def _s3_port(environment: dict[str, Any]) -> int:
+    port = urlparse(environment["s3"]["endpoint"]).port
+    assert port is not None
+    return port
+
+
+@pytest.fixture
+def proxied_s3(toxiproxy: Toxiproxy, environment: dict[str, Any]) -> Iterator[Proxy]:
+    """The S3 server behind a proxy of its own."""
+    proxy = toxiproxy.proxy(f"s3-{uuid.uuid4().hex[:8]}", _s3_port(environment))
+    yield proxy
+    toxiproxy.remove(proxy)
+
+
+@pytest.fixture
+def flaky_s3(environment: dict[str, Any]) -> Iterator[FlakyS3]:
+    """The S3 server behind a front that fails at random, once it is given faults; always the same ones."""
+    from flaky_s3 import running_flaky_s3
+
+    with running_flaky_s3(_s3_port(environment), seed=7) as front:
+        yield front
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    from postgres import running_postgres
+
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def behind(
+    world: Callable[..., World], tmp_path: Path, environment: dict[str, Any], spark: SparkSession
+) -> Iterator[Callable[..., World]]:
+    """Makes streams whose Kafka, S3 or catalog has another address, with a catalog of their own in the one session."""
+    from world import World
+
+    from anabranch import config
+    from anabranch.spark import session_settings
+
+    made: list[World] = []
+
+    def make(kafka: str | None = None, s3: int | None = None, catalog: str | None = None, **stream: Any) -> World:
+        name = f"c{uuid.uuid4().hex[:12]}"
+        own = copy.deepcopy(environment)
+        own["catalog"] |= {"name": name, "uri": catalog or f"sqlite:///{tmp_path}/{name}.db"}
+        if kafka is not None:
+            own["kafka"]["bootstrap_servers"] = kafka
+        if s3 is not None:
+            own["s3"]["endpoint"] = f"http://127.0.0.1:{s3}"
+        one = World(tmp_path / name, own, spark, **stream)
+        for key, value in session_settings(config.load_environment(one.folder)).items():
+            if key.startswith(f"spark.sql.catalog.{name}"):
+                spark.conf.set(key, value)
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.kafka.close()

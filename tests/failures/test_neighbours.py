@@ -1,0 +1,536 @@
+"""Kafka, S3 and the catalog away, slow or failing: tried again and said so, nothing lost, nothing twice.
+
+Each test proves that the fault was there before it compares what `main` holds with what Kafka acknowledged.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from running import PUBLISHED, TRIED_AGAIN, head, lines, publishes, send, speed_running, wait_for
+from world import World, past_hour, spread
+
+from anabranch import catalogs, config, ledger
+from anabranch.cli import main
+from anabranch.errors import ConfigurationError, Transient
+from anabranch.fail_points import Step
+from anabranch.lake import Lake
+from batch_layer import hour as hours_of_batch
+from batch_layer import rebuild
+
+if TYPE_CHECKING:
+    from broker import ProxiedBroker
+    from flaky_s3 import FlakyS3
+    from postgres import Postgres
+    from toxiproxy import Proxy
+
+Behind = Callable[..., World]
+
+ROOT = Path(__file__).resolve().parents[2]
+LOST = re.compile(r"commit \w+ of .*: the answer was lost")
+HAD_LANDED = re.compile(r"commit \w+ of .* had landed")
+HAD_NOT_LANDED = re.compile(r"commit \w+ of .* had not landed")
+
+
+@pytest.fixture(autouse=True)
+def _logged(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("anabranch", "speed_layer", "batch_layer", "serving_layer"):
+        caplog.set_level("INFO", logger=name)
+
+
+def _assert_exact(one: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Every acknowledged record once in `main`, and no more publishes than the speed layer says it made."""
+    assert one.contents() == one.acknowledged()
+    assert len(publishes(one)) == len(lines(caplog, PUBLISHED))
+
+
+def _small(**changes: object) -> dict[str, object]:
+    """Many small micro-batches, so that a fault of seconds meets some of them."""
+    return {"speed": {"trigger": "1 second", "max_offsets_per_trigger": 100} | changes}
+
+
+# Kafka
+
+
+def test_kafka_cut_under_a_running_speed_job(
+    behind: Behind, proxied_kafka: ProxiedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = behind(kafka=proxied_kafka.bootstrap_servers, **_small())
+    one.topic()
+    one.apply()
+    send(one, 800, "before")
+    with speed_running(one):
+        wait_for(lambda: head(one) > 0, "a first micro-batch to be published")
+        proxied_kafka.proxy.cut()
+        assert head(one) < 800
+        wait_for(lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try")
+        proxied_kafka.proxy.mend()
+        send(one, 300, "after")
+        wait_for(lambda: head(one) == 1100, "the speed job to reach the head")
+    assert "expected an answer, found" in lines(caplog, TRIED_AGAIN)[0]
+    _assert_exact(one, caplog)
+
+
+def test_slow_and_throttled_kafka(
+    behind: Behind, proxied_kafka: ProxiedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = behind(kafka=proxied_kafka.bootstrap_servers, **_small(max_offsets_per_trigger=1000))
+    one.topic()
+    one.apply()
+    send(one, 1000, "slow")
+    proxied_kafka.proxy.slow(milliseconds=300)
+    proxied_kafka.proxy.throttle(kilobytes_per_second=50)
+    began = time.monotonic()
+    assert one.kafka.describe(one.name) is not None
+    assert time.monotonic() - began > 0.2
+    one.speed()
+    assert not lines(caplog, TRIED_AGAIN)
+    _assert_exact(one, caplog)
+
+
+def test_kafka_killed_and_started_again_under_a_running_speed_job(
+    behind: Behind, proxied_kafka: ProxiedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = behind(kafka=proxied_kafka.bootstrap_servers, **_small())
+    one.topic()
+    one.apply()
+    send(one, 800, "before")
+    with speed_running(one):
+        wait_for(lambda: head(one) > 0, "a first micro-batch to be published")
+        proxied_kafka.kill()
+        assert head(one) < 800
+        wait_for(lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try")
+        proxied_kafka.start()
+        send(one, 300, "after")
+        wait_for(lambda: head(one) == 1100, "the speed job to reach the head")
+    _assert_exact(one, caplog)
+
+
+def test_kafka_cut_while_the_batch_job_reads_an_hour(
+    behind: Behind, proxied_kafka: ProxiedBroker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = behind(kafka=proxied_kafka.bootstrap_servers)
+    one.topic()
+    one.apply()
+    hour = past_hour(2)
+    one.send(spread(hour, 200, "h"))
+    cuts = _once(proxied_kafka.proxy.cut)
+    real = hours_of_batch.read_ranges
+
+    def read_ranges(*arguments: object, **named: object) -> object:
+        cuts()
+        return real(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(hours_of_batch, "read_ranges", read_ranges)
+    with _mended_after_a_failure(proxied_kafka.proxy, caplog):
+        results = one.batch()
+    assert [r.decision for r in results if r.hour == hour] == ["accepted"]
+    assert one.contents("batch") == one.contents() == one.acknowledged()
+    assert len(publishes(one, "batch")) == 1
+
+
+# S3
+
+
+def test_s3_cut_under_a_running_speed_job(behind: Behind, proxied_s3: Proxy, caplog: pytest.LogCaptureFixture) -> None:
+    one = behind(s3=proxied_s3.port, **_small())
+    one.topic()
+    one.apply()
+    send(one, 800, "before")
+    with speed_running(one):
+        wait_for(lambda: head(one) > 0, "a first micro-batch to be published")
+        proxied_s3.cut()
+        wait_for(lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try")
+        proxied_s3.mend()
+        assert head(one) < 800
+        send(one, 300, "after")
+        wait_for(lambda: head(one) == 1100, "the speed job to reach the head")
+    _assert_exact(one, caplog)
+
+
+def test_slow_and_throttled_s3(behind: Behind, proxied_s3: Proxy, caplog: pytest.LogCaptureFixture) -> None:
+    one = behind(s3=proxied_s3.port, **_small(max_offsets_per_trigger=1000))
+    one.topic()
+    one.apply()
+    send(one, 1000, "slow")
+    proxied_s3.slow(milliseconds=200)
+    proxied_s3.throttle(kilobytes_per_second=200)
+    began = time.monotonic()
+    assert one.state
+    assert time.monotonic() - began > 0.15
+    one.speed()
+    proxied_s3.mend()
+    _assert_exact(one, caplog)
+
+
+def test_s3_that_fails_at_random_under_speed_and_batch(
+    behind: Behind, flaky_s3: FlakyS3, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = behind(s3=flaky_s3.port, **_small(max_offsets_per_trigger=500))
+    one.topic()
+    one.apply()
+    hours = [past_hour(3), past_hour(2)]
+    for hour in hours:
+        one.send(spread(hour, 200, hour))
+    send(one, 1000, "now")
+    flaky_s3.faults = {"500": 0.05, "503": 0.05, "lost": 0.03, "silence": 0.005}
+    one.speed()
+    results = one.batch()
+    flaky_s3.faults = {}
+    assert {"500", "503", "lost"} <= set(flaky_s3.counts), flaky_s3.counts
+    assert [r.decision for r in results if r.hour in hours] == ["accepted", "accepted"]
+    _assert_exact(one, caplog)
+    assert len(publishes(one, "batch")) == 2
+
+
+def test_s3_that_answers_nothing_but_503_is_tried_again_by_both_jobs(
+    behind: Behind, flaky_s3: FlakyS3, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = behind(s3=flaky_s3.port)
+    one.topic()
+    one.apply()
+    hour = past_hour(2)
+    one.send(spread(hour, 200, "h"))
+    for run in (one.speed, one.batch):
+        caplog.clear()
+        flaky_s3.faults = {"503": 1.0}
+        with _mended_after_a_failure(flaky_s3, caplog):
+            run()
+        assert flaky_s3.counts["503"] > 0
+    assert one.contents() == one.acknowledged()
+
+
+def test_s3_cut_in_the_quality_gate_refuses_no_hour(
+    behind: Behind, proxied_s3: Proxy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = behind(s3=proxied_s3.port)
+    one.expect(
+        {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "event_id"}},
+        {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 1}},
+    )
+    one.topic()
+    one.apply()
+    hour = past_hour(2)
+    one.send(spread(hour, 200, "h"))
+    cuts = _once(proxied_s3.cut)
+    real = hours_of_batch.run_suite
+
+    def run_suite(*arguments: object) -> object:
+        cuts()
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(hours_of_batch, "run_suite", run_suite)
+    with _mended_after_a_failure(proxied_s3, caplog):
+        results = one.batch()
+    assert "evaluate the suite" in lines(caplog, TRIED_AGAIN)[0]
+    assert [r.decision for r in results if r.hour == hour] == ["accepted"]
+    assert one.contents("batch") == one.acknowledged()
+    assert len(publishes(one, "batch")) == 1
+
+
+def test_s3_cut_between_a_restatement_and_its_ledger_row_makes_one_revision(
+    behind: Behind, proxied_s3: Proxy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = behind(s3=proxied_s3.port)
+    one.topic()
+    one.apply()
+    hour = past_hour(2)
+    one.send(spread(hour, 200, "h"))
+    one.batch()
+    cuts = _once(proxied_s3.cut)
+
+    def reach(step: Step) -> None:
+        if step is Step.BATCH_PUBLISHED:
+            cuts()
+
+    monkeypatch.setattr(rebuild, "reach", reach)
+    with _mended_after_a_failure(proxied_s3, caplog):
+        results = one.batch(hour, restate=True)
+    assert [(r.decision, r.revision) for r in results] == [("accepted", 2)]
+    assert one.state.accepted[hour].revision == 2
+    rows = ledger.history(one.lake, one.job.stream.hours_table)
+    assert [r["revision"] for r in rows if r["decision"] == "accepted" and r["hour"] == hour] == [1, 2]
+    assert one.contents("batch") == one.contents() == one.acknowledged()
+
+
+# Catalog
+
+
+def test_sqlite_catalog_locked_by_another_process(
+    behind: Behind, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = tmp_path / "locked.db"
+    one = behind(catalog=f"sqlite:///{database}", **_small())
+    one.topic()
+    one.apply()
+    send(one, 800, "e")
+    with speed_running(one):
+        wait_for(lambda: head(one) > 0, "a first micro-batch to be published")
+        with _locked(database):
+            wait_for(lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try")
+        assert head(one) < 800
+        wait_for(lambda: head(one) == 800, "the speed job to reach the head")
+    assert any("locked" in line for line in lines(caplog, TRIED_AGAIN))
+    _assert_exact(one, caplog)
+
+
+@pytest.fixture
+def proxied_postgres(postgres: Postgres, toxiproxy: object) -> Iterator[Proxy]:
+    proxy = toxiproxy.proxy("postgres", postgres.port)  # type: ignore[attr-defined]
+    yield proxy
+    postgres.execute("DROP TABLE IF EXISTS iceberg_tables, iceberg_namespace_properties CASCADE")
+    toxiproxy.remove(proxy)  # type: ignore[attr-defined]
+
+
+def _on_postgres(behind: Behind, proxy: Proxy) -> World:
+    one = behind(catalog=f"postgresql+psycopg2://lake:lake-local@127.0.0.1:{proxy.port}/catalog", **_small())
+    one.topic()
+    one.apply()
+    return one
+
+
+def test_postgres_restarted_in_the_middle_of_a_publish(
+    behind: Behind, postgres: Postgres, proxied_postgres: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = _on_postgres(behind, proxied_postgres)
+    send(one, 500, "e")
+    postgres.guard_commits(spark=False)
+    with speed_running(one):
+        with postgres.holding_commits():
+            wait_for(lambda: postgres.waiting_commits() == 1, "a publish to be inside its COMMIT")
+            # As if the machine went down: nothing of the publish has landed, and nobody answers.
+            postgres.stop(signal.SIGQUIT)
+            wait_for(lambda: bool(lines(caplog, LOST)), "the publish to find that its answer is lost")
+            postgres.start()
+        wait_for(lambda: head(one) == 500, "the speed job to reach the head")
+    assert lines(caplog, HAD_NOT_LANDED)
+    _assert_exact(one, caplog)
+
+
+def test_postgres_publish_that_lands_and_whose_answer_is_lost(
+    behind: Behind, postgres: Postgres, proxied_postgres: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = _on_postgres(behind, proxied_postgres)
+    send(one, 500, "e")
+    postgres.guard_commits(spark=False)
+    with speed_running(one):
+        with postgres.holding_commits():
+            wait_for(lambda: postgres.waiting_commits() == 1, "a publish to be inside its COMMIT")
+            proxied_postgres.cut()
+        # The server does not know that nobody listens any more: it commits.
+        wait_for(lambda: postgres.waiting_commits() == 0, "the publish to go on")
+        wait_for(lambda: bool(lines(caplog, LOST)), "the publish to find that its answer is lost")
+        proxied_postgres.mend()
+        wait_for(lambda: head(one) == 500, "the speed job to reach the head")
+    assert lines(caplog, HAD_LANDED)
+    assert not lines(caplog, HAD_NOT_LANDED)
+    _assert_exact(one, caplog)
+
+
+def test_postgres_that_accepts_and_says_nothing(
+    postgres: Postgres, proxied_postgres: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(catalogs, "PATIENCE_SECONDS", 1)
+    uri = f"postgresql+psycopg2://lake:lake-local@127.0.0.1:{proxied_postgres.port}/catalog"
+    catalog = config.Catalog(name="lake", uri=uri, warehouse=f"file://{tmp_path}")
+    lake = Lake(config.Environment(kafka=config.Kafka(bootstrap_servers="127.0.0.1:1"), catalog=catalog))
+    assert not lake.exists("games.events")
+    proxied_postgres.lose_answers()
+    began = time.monotonic()
+    with pytest.raises(Transient, match="the server has not answered for 3 s"):
+        lake.exists("games.events")
+    assert time.monotonic() - began < 20
+    proxied_postgres.mend()
+    assert not lake.exists("games.events")
+
+
+def test_postgres_stage_that_lands_and_whose_answer_is_lost(
+    behind: Behind, postgres: Postgres, proxied_postgres: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = _on_postgres(behind, proxied_postgres)
+    send(one, 500, "e")
+    postgres.guard_commits(spark=True)
+    with speed_running(one):
+        with postgres.holding_commits():
+            wait_for(lambda: postgres.waiting_commits() == 1, "a stage to be inside its commit")
+            proxied_postgres.cut()
+        wait_for(lambda: postgres.waiting_commits() == 0, "the stage to go on")
+        proxied_postgres.mend()
+        wait_for(lambda: head(one) == 500, "the speed job to reach the head")
+    _assert_exact(one, caplog)
+
+
+# What is terminal, what is told to stop, and the commands that do not wait
+
+
+@contextmanager
+def _process(one: World, log: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A job as an operator starts it, in a process group of its own."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "anabranch.cli", *command, one.name, "--conf", str(one.folder)],
+            cwd=ROOT, stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(timeout=30)
+
+
+def test_a_wrong_s3_secret_ends_both_jobs_with_what_to_do(
+    behind: Behind, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    one = behind(**_small())
+    one.topic()
+    one.apply()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    one.reopen()
+    for run in (one.speed, one.batch):
+        with pytest.raises(ConfigurationError, match=r"check s3\.access_key and s3\.secret_key") as raised:
+            run()
+        assert raised.value.exit_code == 2
+        assert "wrong" not in str(raised.value)
+    log = tmp_path / "speed.log"
+    with _process(one, log, "speed") as process:
+        assert process.wait(timeout=90) == 2, log.read_text()
+    assert "check s3.access_key and s3.secret_key" in log.read_text()
+    assert not TRIED_AGAIN.search(log.read_text())
+    print(log.read_text())
+
+
+@pytest.mark.parametrize(("layer", "code"), [("speed", 0), ("batch", 75)])
+def test_sigterm_interrupts_the_wait_for_kafka(
+    behind: Behind, proxied_kafka: ProxiedBroker, tmp_path: Path, layer: str, code: int
+) -> None:
+    one = behind(kafka=proxied_kafka.bootstrap_servers, **_small())
+    one.topic()
+    one.apply()
+    proxied_kafka.proxy.cut()
+    log = tmp_path / f"{layer}.log"
+    with _process(one, log, layer) as process:
+        wait_for(lambda: TRIED_AGAIN.search(log.read_text()) is not None, "a failure to be logged")
+        began = time.monotonic()
+        process.terminate()
+        assert process.wait(timeout=60) == code, log.read_text()[-3000:]
+        # A question to Kafka may be under way; a pause may not hold it up.
+        assert time.monotonic() - began < 20
+        wait_for(lambda: not _group_alive(process.pid), "Spark's Python process to end with its JVM", 20)
+    print(log.read_text())
+
+
+def test_a_speed_job_whose_jvm_is_killed_does_not_try_for_ever_without_it(behind: Behind, tmp_path: Path) -> None:
+    one = behind(**_small())
+    one.topic()
+    one.apply()
+    log = tmp_path / "speed.log"
+    with _process(one, log, "speed") as process:
+        wait_for(lambda: "reading from the table's position" in log.read_text(), "the speed job to read")
+        process.kill()
+        process.wait(timeout=30)
+        wait_for(lambda: not _group_alive(process.pid), "Spark's Python process to end without its JVM", 60)
+    print(log.read_text())
+
+
+def _group_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_the_batch_job_gives_up_after_its_time_with_exit_code_75(
+    behind: Behind, proxied_kafka: ProxiedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = behind(kafka=proxied_kafka.bootstrap_servers, batch={"grace": "0 seconds", "retry_for": "3 seconds"})
+    one.topic()
+    one.apply()
+    proxied_kafka.proxy.cut()
+    with pytest.raises(Transient, match=r"given up after \d+ tries within 0:00:03 \(batch.retry_for\)") as raised:
+        one.batch()
+    assert raised.value.exit_code == 75
+
+
+@pytest.mark.parametrize(
+    ("away", "commands"),
+    [
+        ("kafka", [["status"], ["batch", "--seal-only"]]),
+        ("s3", [["apply"], ["hours"], ["merge"], ["status"], ["batch", "--seal-only"]]),
+        ("s3 says nothing", [["hours"]]),
+    ],
+)
+def test_a_command_without_spark_fails_within_seconds(
+    behind: Behind, proxied_kafka: ProxiedBroker, proxied_s3: Proxy, away: str, commands: list[list[str]]
+) -> None:
+    one = behind(kafka=proxied_kafka.bootstrap_servers, s3=proxied_s3.port)
+    one.topic()
+    one.apply()
+    if away == "s3 says nothing":
+        proxied_s3.lose_answers()
+    else:
+        (proxied_kafka.proxy if away == "kafka" else proxied_s3).cut()
+    for command in commands:
+        began = time.monotonic()
+        result = CliRunner().invoke(main, [*command, one.name, "--conf", str(one.folder)])
+        assert time.monotonic() - began < 30
+        assert result.exit_code == 75, (command, result.output, result.exception)
+        assert "expected an answer, found" in result.output, command
+
+
+def _once(action: Callable[[], None]) -> Callable[[], None]:
+    """A function that acts the first time that it is called."""
+    left = [action]
+
+    def act() -> None:
+        if left:
+            left.pop()()
+
+    return act
+
+
+@contextmanager
+def _mended_after_a_failure(fault: Proxy | FlakyS3, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Mend the neighbour once a failure was logged with its next try; that it was is the proof of the fault."""
+    import threading
+
+    def mend() -> None:
+        wait_for(lambda: bool(lines(caplog, TRIED_AGAIN)), "a failure to be logged with its next try", 240)
+        if hasattr(fault, "mend"):
+            fault.mend()
+        else:
+            fault.faults = {}
+
+    thread = threading.Thread(target=mend)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(timeout=120)
+    assert lines(caplog, TRIED_AGAIN)
+
+
+@contextmanager
+def _locked(database: Path) -> Iterator[None]:
+    """Another process that holds the database for itself."""
+    code = (
+        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], timeout=60, isolation_level=None); "
+        "c.execute('BEGIN EXCLUSIVE'); print('locked', flush=True); sys.stdin.read(); c.execute('ROLLBACK')"
+    )
+    command = [sys.executable, "-c", code, str(database)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"locked\n"
+        yield
+        holder.communicate(timeout=30)

@@ -1,0 +1,149 @@
+"""An S3 front that fails as real object stores do: 500, 503 SlowDown, no answer, an answer lost. Seeded.
+
+A reverse proxy that changes nothing of what it forwards, the Host header included, so that signatures hold.
+"""
+
+from __future__ import annotations
+
+import http.client
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Literal
+
+from anabranch.dev.processes import HOST
+
+Fault = Literal["500", "503", "silence", "lost"]
+
+_ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>{text}</Message></Error>'
+_ERRORS = {
+    "500": _ERROR.format(code="InternalError", text="We encountered an internal error. Please try again."),
+    "503": _ERROR.format(code="SlowDown", text="Please reduce your request rate."),
+}
+_SILENCE_SECONDS = 15.0  # longer than any client of ours waits for an answer
+
+
+@dataclass
+class FlakyS3:
+    """The front's port, and what it does to each request: faults by their probability. `counts` says what it did."""
+
+    upstream_port: int
+    seed: int
+    port: int = 0
+    faults: Mapping[Fault, float] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._chance = random.Random(self.seed)
+        self._lock = threading.Lock()
+        self.ended = threading.Event()
+
+    def draw(self) -> Fault | None:
+        """The fault of the next request, or none."""
+        with self._lock:
+            number = self._chance.random()
+            chosen: Fault | None = None
+            for fault, probability in self.faults.items():
+                if number < probability:
+                    chosen = fault
+                    break
+                number -= probability
+            self.counts[chosen or "answered"] += 1
+            return chosen
+
+    @property
+    def failed(self) -> int:
+        """How many requests were not answered as the object store would have."""
+        return sum(n for fault, n in self.counts.items() if fault != "answered")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    front: FlakyS3
+
+    def _serve(self) -> None:
+        body = self._body()
+        fault = self.front.draw()
+        if fault == "silence":
+            self.front.ended.wait(_SILENCE_SECONDS)
+            self.close_connection = True
+            return
+        if fault in ("500", "503"):
+            self._answer(int(fault), [("Content-Type", "application/xml")], _ERRORS[fault].encode())
+            return
+        upstream = http.client.HTTPConnection(HOST, self.front.upstream_port, timeout=60)
+        try:
+            upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                if name.lower() not in ("expect", "connection", "transfer-encoding", "content-length"):
+                    upstream.putheader(name, value)
+            if body or self.command in ("PUT", "POST"):
+                upstream.putheader("Content-Length", str(len(body)))
+            upstream.endheaders(body or None)
+            response = upstream.getresponse()
+            content = response.read()
+        finally:
+            upstream.close()
+        if fault == "lost":
+            self.close_connection = True
+            return
+        kept = [(n, v) for n, v in response.getheaders() if n.lower() not in ("connection", "transfer-encoding")]
+        if self.command != "HEAD":
+            kept = [(n, v) for n, v in kept if n.lower() != "content-length"]
+        self._answer(response.status, kept, content)
+
+    def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
+        self.send_response_only(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        if self.command != "HEAD" and status != 204:
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def _body(self) -> bytes:
+        if "chunked" in self.headers.get("Transfer-Encoding", ""):
+            parts = []
+            while size := int(self.rfile.readline().split(b";")[0], 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(parts)
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: the counters tell."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing: a client that gave up is what this server is for."""
+
+
+@contextmanager
+def running_flaky_s3(upstream_port: int, seed: int) -> Iterator[FlakyS3]:
+    """A front on a free port for the length of a `with`; without faults until it is given some."""
+    front = FlakyS3(upstream_port, seed)
+    handler = type("Handler", (_Handler,), {"front": front})
+    server = _Server((HOST, 0), handler)
+    front.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+    thread.start()
+    try:
+        yield front
+    finally:
+        front.ended.set()
+        server.shutdown()
+        with suppress(OSError):
+            server.server_close()
+        thread.join(timeout=10)

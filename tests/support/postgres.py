@@ -1,0 +1,165 @@
+"""A real PostgreSQL server for a catalog: started, restarted, and its commits held at will."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+
+from anabranch.dev.processes import HOST, free_port
+
+USER, PASSWORD, DATABASE = "lake", "lake-local", "catalog"
+_GATE = 4711  # the advisory lock that a held commit waits for
+
+
+def find_server() -> Path:
+    """The folder of initdb and postgres, installed by apt-get if root may. Raises RuntimeError otherwise."""
+    if found := _installed():
+        return found
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        # Or else the package would create a cluster and start a server of its own.
+        conf = Path("/etc/postgresql-common/createcluster.conf")
+        conf.parent.mkdir(parents=True, exist_ok=True)
+        if not conf.exists():
+            conf.write_text("create_main_cluster = false\n")
+        quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+        subprocess.run(["apt-get", "update", "-qq"], env=quiet, check=True, capture_output=True, timeout=300)
+        install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "postgresql"]
+        subprocess.run(install, env=quiet, check=True, capture_output=True, timeout=600)
+        if found := _installed():
+            return found
+    raise RuntimeError(
+        "postgres: expected initdb on the PATH or in /usr/lib/postgresql, found none; install PostgreSQL"
+    )
+
+
+def _installed() -> Path | None:
+    candidates = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: int(p.parts[-3]))
+    on_path = shutil.which("initdb")
+    return candidates[-1].parent if candidates else Path(on_path).parent if on_path else None
+
+
+@dataclass
+class Postgres:
+    """A server of its own user, port and folder."""
+
+    binaries: Path
+    folder: Path
+    port: int
+    owner: str | None
+    process: subprocess.Popen[bytes] | None = field(default=None)
+
+    def start(self) -> None:
+        """Start, and return once it answers."""
+        log = (self.folder / "postgres.log").open("ab")
+        settings = ["listen_addresses=" + HOST, f"unix_socket_directories={self.folder}", "fsync=off"]
+        command = [str(self.binaries / "postgres"), "-D", str(self.folder / "data"), "-p", str(self.port)]
+        for setting in settings:
+            command += ["-c", setting]
+        with log:
+            self.process = subprocess.Popen(
+                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, user=self.owner
+            )
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                self.connect("postgres").close()
+                return
+            except psycopg2.OperationalError:
+                text = (self.folder / "postgres.log").read_text()[-2000:]
+                assert time.monotonic() < deadline, f"expected PostgreSQL to answer within 60 s; its log ends:\n{text}"
+                time.sleep(0.05)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """SIGINT is a fast shutdown; SIGQUIT an immediate one, as if the machine went down."""
+        if self.process is not None:
+            self.process.send_signal(how)
+            self.process.wait(timeout=60)
+            self.process = None
+
+    def connect(self, database: str = DATABASE) -> Any:
+        connection = psycopg2.connect(host=HOST, port=self.port, user=USER, password=PASSWORD, dbname=database)
+        connection.autocommit = True
+        return connection
+
+    def execute(self, sql: str, database: str = DATABASE) -> list[tuple[Any, ...]]:
+        connection = self.connect(database)
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(sql)
+                return list(cursor.fetchall()) if cursor.description else []
+        finally:
+            connection.close()
+
+    def guard_commits(self, spark: bool) -> None:
+        """From here on a commit of Spark's staging (or of PyIceberg's publishes) waits while `holding_commits` lasts.
+
+        A deferred trigger runs inside COMMIT itself: before it nothing is decided, after it everything is.
+        """
+        who = "=" if spark else "<>"
+        self.execute(
+            f"""
+            CREATE OR REPLACE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+              IF current_setting('application_name') {who} 'PostgreSQL JDBC Driver' THEN
+                PERFORM pg_advisory_xact_lock_shared({_GATE});
+              END IF;
+              RETURN NULL;
+            END $$;
+            DROP TRIGGER IF EXISTS at_commit ON iceberg_tables;
+            CREATE CONSTRAINT TRIGGER at_commit AFTER UPDATE ON iceberg_tables DEFERRABLE INITIALLY DEFERRED
+              FOR EACH ROW EXECUTE FUNCTION at_commit();
+            """
+        )
+
+    @contextmanager
+    def holding_commits(self) -> Iterator[None]:
+        """Commits that are guarded wait, inside COMMIT, until the end of the `with`."""
+        holder = self.connect()
+        try:
+            with holder.cursor() as cursor:
+                cursor.execute(f"SELECT pg_advisory_lock({_GATE})")
+            yield
+        finally:
+            holder.close()
+
+    def waiting_commits(self) -> int:
+        """How many commits wait at the gate now."""
+        sql = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = {_GATE} AND NOT granted"
+        return int(self.execute(sql)[0][0])
+
+
+@contextmanager
+def running_postgres() -> Iterator[Postgres]:
+    """A fresh server with an empty database for the length of a `with`; never run by root, which it refuses."""
+    binaries = find_server()
+    owner = "postgres" if os.geteuid() == 0 else None
+    # Not in pytest's folders: only their owner may enter them.
+    folder = Path(tempfile.mkdtemp(prefix="anabranch-postgres-"))
+    if owner is not None:
+        shutil.chown(folder, owner)
+    server = Postgres(binaries, folder, free_port(), owner)
+    try:
+        password = folder / "password"
+        password.write_text(PASSWORD)
+        if owner is not None:
+            shutil.chown(password, owner)
+        command = [str(binaries / "initdb"), "-D", str(folder / "data"), "-U", USER, "-A", "scram-sha-256", "--no-sync"]
+        command += [f"--pwfile={password}"]
+        made = subprocess.run(command, cwd=folder, capture_output=True, text=True, user=owner, timeout=120)
+        assert made.returncode == 0, made.stderr
+        server.start()
+        server.execute(f"CREATE DATABASE {DATABASE}", "postgres")
+        yield server
+    finally:
+        server.stop(signal.SIGQUIT)
+        shutil.rmtree(folder, ignore_errors=True)

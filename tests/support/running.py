@@ -1,0 +1,82 @@
+"""The speed layer at work beside a test, in the test's own process."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from world import World, event
+
+from anabranch.snapshots import PUBLISH_ID, way_back
+from speed_layer.job import SpeedJob
+
+TRIED_AGAIN = re.compile(r"try \d+ failed: .*; try \d+ in [0-9.]+ s, tried again (for ever|until \S+ UTC) \(")
+PUBLISHED = re.compile(r"published \d+ offsets as")
+
+
+@contextmanager
+def speed_running(one: World) -> Iterator[SpeedJob]:
+    """The speed job of a stream for the length of a `with`; at its end it is told to stop, and what it raised is."""
+    raised: list[BaseException] = []
+    job = SpeedJob(one.job, one.spark, available_now=False)
+
+    def run() -> None:
+        try:
+            job.run()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name=f"speed-{one.name}")
+    thread.start()
+    try:
+        yield job
+    finally:
+        job.stop()
+        thread.join(timeout=120)
+    assert not thread.is_alive(), "expected the speed job to stop within two minutes"
+    if raised:
+        raise raised[0]
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"expected {what} within {seconds} s"
+        time.sleep(0.05)
+
+
+def lines(caplog: pytest.LogCaptureFixture, pattern: re.Pattern[str]) -> list[str]:
+    """What was logged and matches, in order."""
+    return [message for record in list(caplog.records) if pattern.search(message := record.getMessage())]
+
+
+def send(one: World, count: int, prefix: str) -> None:
+    """`count` good records of now, over two partitions."""
+    now = datetime.now(UTC)
+    one.send([(i % 2, now, event(f"{prefix}-{i}", now)) for i in range(count)])
+
+
+def head(one: World) -> int:
+    """How many offsets the speed layer has published, as the table says."""
+    return sum(one.state.position.offsets.values())
+
+
+def publishes(one: World, branch: str = "speed") -> list[Any]:
+    """The snapshots of a branch that added rows, each once: how often it was published to."""
+    table = one.lake.load(one.job.stream.table)
+    found, link = [], way_back(table, branch)[0]
+    while True:
+        summary = link.summary
+        assert summary is not None
+        if int(summary.get("added-records") or 0) > 0 and summary.get(PUBLISH_ID):
+            found.append(link)
+        parent = table.metadata.snapshot_by_id(link.parent_snapshot_id) if link.parent_snapshot_id else None
+        if parent is None:
+            return found
+        link = parent

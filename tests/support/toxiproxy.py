@@ -1,0 +1,134 @@
+"""A TCP proxy in front of a neighbour that delays, cuts and throttles: Toxiproxy's own server, driven over its API."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anabranch.dev.jars import cache_folder
+from anabranch.dev.lock import locked
+from anabranch.dev.processes import HOST, free_port
+
+VERSION = "v2.12.0"
+_PACKAGE = "github.com/Shopify/toxiproxy/v2/cmd/server"
+
+
+def ensure_server() -> Path:
+    """The server's executable, built once into the cache. Raises RuntimeError on a machine without Go."""
+    folder = cache_folder() / "bin"
+    server = folder / f"toxiproxy-server-{VERSION}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / "toxiproxy.lock", 600, lambda: None):
+        if server.exists():
+            return server
+        go = shutil.which("go") or ("/usr/local/go/bin/go" if Path("/usr/local/go/bin/go").exists() else None)
+        if go is None:
+            raise RuntimeError("toxiproxy: expected Go on the PATH to build its server, found none; install Go 1.23+")
+        part = folder / f"toxiproxy.{os.getpid()}"
+        built = subprocess.run(
+            [go, "install", f"{_PACKAGE}@{VERSION}"],
+            env=os.environ | {"GOBIN": str(part), "GOFLAGS": "-modcacherw"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        if built.returncode != 0:
+            raise RuntimeError(f"toxiproxy: expected `go install {_PACKAGE}@{VERSION}` to work, found: {built.stderr}")
+        (part / "server").rename(server)
+        part.rmdir()
+        return server
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """One neighbour behind a port of its own."""
+
+    api: int
+    name: str
+    port: int
+
+    def cut(self) -> None:
+        """Close every connection and refuse new ones."""
+        _call(self.api, "POST", f"/proxies/{self.name}", {"enabled": False})
+
+    def mend(self) -> None:
+        """As if nothing had been: new connections are accepted, nothing is delayed or lost."""
+        for toxic in _call(self.api, "GET", f"/proxies/{self.name}/toxics"):
+            _call(self.api, "DELETE", f"/proxies/{self.name}/toxics/{toxic['name']}")
+        _call(self.api, "POST", f"/proxies/{self.name}", {"enabled": True})
+
+    def slow(self, milliseconds: int) -> None:
+        """Delay every answer, give or take a fifth."""
+        self._add("latency", "downstream", latency=milliseconds, jitter=milliseconds // 5)
+
+    def throttle(self, kilobytes_per_second: int) -> None:
+        self._add("bandwidth", "downstream", rate=kilobytes_per_second)
+        self._add("bandwidth", "upstream", rate=kilobytes_per_second)
+
+    def lose_answers(self) -> None:
+        """Let requests through and swallow what is answered; the connection stays open and silent."""
+        self._add("timeout", "downstream", timeout=0)
+
+    def _add(self, kind: str, stream: str, **attributes: int) -> None:
+        toxic = {"name": f"{kind}_{stream}", "type": kind, "stream": stream, "attributes": attributes}
+        _call(self.api, "POST", f"/proxies/{self.name}/toxics", toxic)
+
+
+@dataclass(frozen=True)
+class Toxiproxy:
+    """A running server."""
+
+    api: int
+
+    def proxy(self, name: str, upstream_port: int, port: int | None = None) -> Proxy:
+        """A new proxy on `port`, or on any free one."""
+        port = port or free_port(upstream_port)
+        wanted = {"name": name, "listen": f"{HOST}:{port}", "upstream": f"{HOST}:{upstream_port}", "enabled": True}
+        _call(self.api, "POST", "/proxies", wanted)
+        return Proxy(self.api, name, port)
+
+    def remove(self, proxy: Proxy) -> None:
+        _call(self.api, "DELETE", f"/proxies/{proxy.name}")
+
+
+@contextmanager
+def running_toxiproxy(folder: Path) -> Iterator[Toxiproxy]:
+    """A server on a free port for the length of a `with`."""
+    server, port = ensure_server(), free_port()
+    with (folder / "toxiproxy.log").open("wb") as log:
+        command = [str(server), "-host", HOST, "-port", str(port)]
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"LOG_LEVEL": "warn"})
+        try:
+            deadline = time.monotonic() + 30
+            while True:
+                try:
+                    _call(port, "GET", "/proxies")
+                    break
+                except OSError:
+                    assert time.monotonic() < deadline, "expected toxiproxy to answer within 30 s"
+                    time.sleep(0.05)
+            yield Toxiproxy(port)
+        finally:
+            process.terminate()
+            process.wait(timeout=20)
+
+
+def _call(api: int, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    connection = http.client.HTTPConnection(HOST, api, timeout=10)
+    try:
+        connection.request(method, path, json.dumps(body) if body is not None else None)
+        response = connection.getresponse()
+        content = response.read()
+    finally:
+        connection.close()
+    assert response.status < 300, f"toxiproxy: {method} {path}: {response.status} {content.decode()}"
+    return json.loads(content) if content else None
