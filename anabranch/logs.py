@@ -37,7 +37,8 @@ def configure_logging(level: int = logging.INFO, as_json: bool = False) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    for name in ("anabranch", "speed_layer", "batch_layer", "serving_layer"):
+    # A job that spark-submit runs logs as __main__.
+    for name in ("__main__", "anabranch", "speed_layer", "batch_layer", "serving_layer"):
         logging.getLogger(name).setLevel(level)
 
 
