@@ -39,6 +39,8 @@ RATE = 100
 EVENTS_AN_HOUR = 1_500
 # Slow enough that past hours wait for the speed layer all along.
 THROTTLED = {"trigger": "1 second", "max_offsets_per_trigger": 200}
+# How long a fault waits for something to be published since the last one.
+_PATIENCE = 45.0
 _SPEED_STEPS = [s for s in Step if s.label.startswith(("speed.", "commit."))]
 _BATCH_STEPS = [s for s in Step if s.label.startswith(("batch.", "commit.", "ledger.", "seal."))]
 
@@ -74,7 +76,8 @@ class Soak:
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
             self._keep_alive()
-            self._wait(self._dice.uniform(4, 14))
+            self._await_progress()
+            self._wait(self._dice.uniform(0, 8))
             self._dice.choice(self._faults)()
 
     def stop(self) -> None:
@@ -97,6 +100,12 @@ class Soak:
     def _start_batch(self, *arguments: str, **environment: str) -> Running:
         self._batch.append(self._space.start("batch", STREAM, *arguments, **environment))
         return self._batch[-1]
+
+    def _await_progress(self) -> None:
+        """So that there is something to break: whoever was started may take its time until it publishes."""
+        before, deadline = (self._position(), self._accepted()), time.monotonic() + _PATIENCE
+        while (self._position(), self._accepted()) == before and time.monotonic() < deadline:
+            self._wait(0.5)
 
     def _wait(self, seconds: float) -> None:
         time.sleep(seconds)
