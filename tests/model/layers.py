@@ -73,10 +73,10 @@ class Speed(Publisher):
         yield "asks", world, self.asking(world)
 
     def check(self, world: World) -> Iterator[Step]:
-        loaded = replace(self, lake=world.lake, last=world.lake)
+        loaded = replace(self, lake=world.lake)
         decided = self.decided(world.lake)
         if decided is None:
-            yield "has to ask again", world, replace(loaded, at="ask")
+            yield "has to ask again", world, replace(loaded, at="ask", last=world.lake)
         elif self.doing == "skip":
             if loaded.skipping(decided) is None:
                 yield "gives up its skip", world, replace(self, at="come_back")
@@ -106,7 +106,7 @@ class Speed(Publisher):
         files = new_files(id, plan.by_hour)
         after = world.stage(id, files)
         staged = after.lake.find_staged(id)
-        yield f"stages {[*files]}", after, replace(self, at="ask", staged=staged, lake=None)
+        yield f"stages {[*files]}", after, replace(self, at="ask", staged=staged, last=self.lake, lake=None)
 
     def move(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
@@ -149,7 +149,7 @@ class Speed(Publisher):
         return replace(done, at="merge", back=done.at) if self.lake.state.kept else done
 
     def refused(self) -> Actor:
-        return replace(self, at="come_back" if self.doing == "skip" else "ask", lake=None)
+        return replace(self, at="come_back" if self.doing == "skip" else "ask", last=self.lake, lake=None)
 
     def done(self) -> Actor:
         """After a micro-batch or a skip: the next piece, the next micro-batch, or back to the table."""
@@ -197,10 +197,10 @@ class Batch(Publisher):
         yield "asks", world, self.asking(world)
 
     def check(self, world: World) -> Iterator[Step]:
-        loaded = replace(self, lake=world.lake, last=world.lake)
+        loaded = replace(self, lake=world.lake)
         decided = self.decided(world.lake)
         if decided is None:
-            yield "has to ask again", world, replace(loaded, at="ask")
+            yield "has to ask again", world, replace(loaded, at="ask", last=world.lake)
         elif loaded.sealing(decided) is None:
             yield "has nothing to seal", world, replace(self, at="recover", lake=None, last=None, asked=None)
         else:
@@ -323,4 +323,4 @@ class Batch(Publisher):
 
     def refused(self) -> Actor:
         back = {"seal": "ask", "empty": "recover", "accept": "verdict"}[self.at]
-        return replace(self, at=back, lake=None)
+        return replace(self, at=back, last=self.lake if back == "ask" else None, lake=None)

@@ -28,8 +28,12 @@ class Setting:
 
 
 SETTINGS = {
-    "either layer killed at any step": Setting(
+    "both layers over two hours": Setting(
         (broker(*TWO_HOURS), Speed("speed"), Batch("batch")),
+        ("speed is refused", "batch is refused", "speed decides to skip"),
+    ),
+    "either layer killed at any step": Setting(
+        (broker(*ONE_HOUR, RECORD), Speed("speed"), Batch("batch")),
         ("speed is killed at stage", "speed is killed at move", "batch is killed at accept", "speed is refused"),
         world={"crashes": 1},
     ),
