@@ -29,12 +29,16 @@ _SILENCE_SECONDS = 15.0  # longer than any client of ours waits for an answer
 
 @dataclass
 class FlakyS3:
-    """The front's port, and what it does to each request: faults by their probability. `counts` says what it did."""
+    """The front's port, and what it does to each request: faults by their probability. `counts` says what it did.
+
+    Only keys that end in `ending` are concerned.
+    """
 
     upstream_port: int
     seed: int
     port: int = 0
     faults: Mapping[Fault, float] = field(default_factory=dict)
+    ending: str = ""
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -42,12 +46,13 @@ class FlakyS3:
         self._lock = threading.Lock()
         self.ended = threading.Event()
 
-    def draw(self) -> Fault | None:
+    def draw(self, path: str) -> Fault | None:
         """The fault of the next request, or none."""
         with self._lock:
             number = self._chance.random()
             chosen: Fault | None = None
-            for fault, probability in self.faults.items():
+            concerned = path.partition("?")[0].endswith(self.ending)
+            for fault, probability in (self.faults if concerned else {}).items():
                 if number < probability:
                     chosen = fault
                     break
@@ -67,7 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         body = self._body()
-        fault = self.front.draw()
+        fault = self.front.draw(self.path)
         if fault == "silence":
             self.front.ended.wait(_SILENCE_SECONDS)
             self.close_connection = True

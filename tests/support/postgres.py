@@ -137,6 +137,11 @@ class Postgres:
         sql = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = {_GATE} AND NOT granted"
         return int(self.execute(sql)[0][0])
 
+    def waiting_updates(self) -> int:
+        """How many updates wait for another's to be decided."""
+        sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event IN ('transactionid', 'tuple')"
+        return int(self.execute(sql)[0][0])
+
 
 @contextmanager
 def running_postgres() -> Iterator[Postgres]:
