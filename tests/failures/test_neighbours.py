@@ -374,7 +374,7 @@ def test_postgres_stage_that_lands_and_whose_answer_is_lost(
     _assert_exact(one, caplog)
 
 
-def test_postgres_stage_that_lands_late_while_the_next_try_waits_behind_it(
+def test_postgres_stage_that_lands_late_while_its_repetition_waits_behind_it(
     behind: Behind, postgres: Postgres, proxied_postgres: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = _on_postgres(behind, proxied_postgres)
@@ -385,9 +385,9 @@ def test_postgres_stage_that_lands_late_while_the_next_try_waits_behind_it(
             wait_for(lambda: postgres.waiting_commits() == 1, "a stage to be inside its commit")
             proxied_postgres.cut()
             proxied_postgres.mend()
-            wait_for(lambda: postgres.waiting_updates() == 1, "the next try's commit to wait behind it")
+            # Repeated by Iceberg's JDBC client, or by the job's next try: which is a matter of milliseconds.
+            wait_for(lambda: postgres.waiting_updates() == 1, "its repetition to wait behind it")
         wait_for(lambda: head(one) == 500, "the speed job to reach the head")
-    assert lines(caplog, TRIED_AGAIN)
     _assert_exact(one, caplog)
 
 
