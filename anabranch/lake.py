@@ -46,7 +46,7 @@ from anabranch.config import Environment
 from anabranch.errors import Terminal, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.neighbours import asked, explain, said_by
-from anabranch.snapshots import BRANCHES, PUBLISH_ID, Staged, carried, has_landed
+from anabranch.snapshots import BRANCHES, PUBLISH_ID, STAGING, Staged, carried, has_landed
 
 LOG = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class Lake:
         which carries `properties`; a branch that is missing later begins at `main`."""
         table = self.load(name)
         tx = Transaction(table)
-        made = [b for b in BRANCHES if b not in table.metadata.refs]
+        made = [b for b in (*BRANCHES, STAGING) if b not in table.metadata.refs]
         if not made:
             return []
         if table.current_snapshot() is None:

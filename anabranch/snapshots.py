@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
 BRANCHES = ("main", "speed", "batch")
+STAGING = "staging"
+"""The branch that attempts are staged beside. Nobody reads it, and nobody publishes to it: should a catalog's client
+repeat a stage that had landed, Iceberg takes it for a rollback and moves the branch, which then is not `main`."""
+
 PREFIX = "anabranch."
 PUBLISH_ID = "anabranch.publish"
 WAP_ID = "wap.id"

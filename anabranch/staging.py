@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from anabranch.errors import Terminal, Transient
-from anabranch.snapshots import Staged, find_staged
+from anabranch.snapshots import STAGING, Staged, find_staged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +30,8 @@ def stage(
     began = time.monotonic()
     session.conf.set("spark.wap.id", wap_id)
     try:
-        writer = frame.writeTo(f"{catalog}.{table_name}").option("check-nullability", "false")
+        beside = frame.writeTo(f"{catalog}.{table_name}.branch_{STAGING}")
+        writer = beside.option("check-nullability", "false")
         for key, value in (options or {}).items():
             writer = writer.option(key, value)
         writer.append()

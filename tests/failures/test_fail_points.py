@@ -173,7 +173,9 @@ def test_speed(stream: World, case: Case) -> None:
         send(one, datetime.now(UTC), attempt)
         run_into(one, case.fail_at, "speed", one.name, "--available-now")
         # The hazard: what is published is all of a micro-batch, or nothing of it.
-        assert publishes(one, "speed") == (0 if not case.lands else ("first", "second").index(attempt) + 1)
+        # The second time, the first commit may be that of the first time's dead letters, and its rows still to come.
+        possible = {"first": {1}, "second": {1, 2}}[attempt] if case.lands else {0}
+        assert publishes(one, "speed") in possible
     one.speed()
     assert_exact(one, duplicates=True)
     assert publishes(one, "main") == (2 if case.lands else 1)

@@ -23,6 +23,7 @@ from anabranch.errors import Terminal, Transient
 from anabranch.hours import Cut
 from anabranch.lake import Change, Outcome, Tag
 from anabranch.publish import Publish, ask_for_turn, give_back_turn, new_id, run, to_commit, wait_for_turn
+from anabranch.snapshots import STAGING
 from anabranch.state import DECISIONS, POSITION, TURN, Accepted, State, load_state
 
 ROWS = [(FIRST, 0, o) for o in range(3)]
@@ -345,7 +346,7 @@ def test_a_tag_keeps_its_snapshot_readable_and_ends_with_its_age(lake: StreamLak
     commit = to_commit(state, Publish(new_id(), (Change("speed"),), state.timeline), later)
     assert commit.drop_tags == ("main-then",)
     assert lake.lake.commit(state.table, commit) is Outcome.LANDED
-    assert set(lake.table().metadata.refs) == set(BRANCHES)
+    assert set(lake.table().metadata.refs) == {*BRANCHES, STAGING}
 
 
 # What a decision may and must say
