@@ -101,7 +101,7 @@ class _Demo:
         say(f"Their Kafka timestamps lie in the hours {', '.join(sent.by_hour())} (UTC)")
         made = self._space.run("apply", STREAM, show=False).splitlines()
         self._story.output("\n".join(line for line in made if "created branch" not in line))
-        say("Each table has three branches: speed, batch, and main, which is what everybody queries")
+        say("Each table has the branches speed, batch, and main, which is what everybody queries")
 
     # Step 2.
     def _start_speed(self) -> Running:
