@@ -84,7 +84,8 @@ class MicroBatches:
                 self._discard(staged)
                 raise Transient(
                     f"stream {self._stream.name}: expected offsets from the position {position.to_json()} on, found "
-                    f"{ranges_to_keys(ranges)}: the position was moved back; starting again from the table"
+                    f"{ranges_to_keys(ranges)}: the position was moved back, or a partition is new; starting again "
+                    "from the table"
                 )
             reach(Step.SPEED_DECIDED)
             # Step 2: stage, unless the rows that are staged are still the right ones.

@@ -34,7 +34,7 @@ class Next(Enum):
     """What a micro-batch does next."""
 
     LEAVE = "its offsets are already published"
-    RESTART = "it lies ahead of the position"
+    RESTART = "it lies ahead of the position, or in a partition that nobody has told of yet"
     STAGE = "nothing is staged, or not as it has to be by now"
     MERGE = "main has to be made right first"
     PUBLISH = "what is staged can be published"
@@ -54,6 +54,9 @@ class Plan:
 def plan_micro_batch(decided: Decided, ranges: Ranges, staged: StagedBatch | None) -> Plan:
     """What to do next with the offsets of `ranges`, of which `staged` is staged already."""
     state, position = decided.state, decided.position
+    if not ranges.keys() <= position.offsets.keys():
+        # A broker that does not know a new partition yet was asked: no hour would end there.
+        return Plan(Next.RESTART, {}, False, [], {})
     standing = classify(ranges, position.offsets)
     if standing in (Standing.PUBLISHED, Standing.AHEAD):
         left = Next.LEAVE if standing is Standing.PUBLISHED else Next.RESTART

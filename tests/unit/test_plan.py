@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ from anabranch.hours import Cut, HourRange, Timeline, shift
 from anabranch.position import Position, Ranges, size
 from anabranch.sealing import Decided
 from anabranch.state import Accepted, State
-from speed_layer.plan import Read, Skip, assign, chunks, plan_return, plan_skip
+from speed_layer.plan import Next, Read, Skip, assign, chunks, plan_micro_batch, plan_return, plan_skip
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
 FIRST = "2026-11-21T00"
@@ -136,3 +136,11 @@ def test_chunks_hold_every_offset_once_in_order_and_no_more_than_allowed(ranges:
         assert offsets == list(range(start, end))
     assert all(0 < size(piece) <= at_most for piece in pieces)
     assert all(size(piece) == at_most for piece in pieces[:-1])
+
+
+def test_a_partition_that_kafka_did_not_tell_of_is_not_published() -> None:
+    """The hazard: the hours that ended have no end there, so its records would stand under the running hour alone."""
+    state = outage({0: 50, 1: 5}, "aaaaa")
+    decided = Decided(state, Position("t", {0: 50, 1: 5}), state.timeline, NOW - timedelta(minutes=30))
+    assert plan_micro_batch(decided, {0: (50, 51)}, None).next is Next.STAGE
+    assert plan_micro_batch(decided, {0: (50, 51), 2: (0, 1)}, None).next is Next.RESTART

@@ -111,6 +111,8 @@ class World:
 
     def speed_publish(self, ranges: dict[int, tuple[int, int]]) -> None:
         planned, position, now = self.decide("speed", timedelta(0))
+        if not ranges.keys() <= position.offsets.keys():
+            planned, position, now = self.decide("speed", timedelta(0))
         if classify(ranges, position.offsets) is S.PUBLISHED:
             return
         assert classify(ranges, position.offsets) is not S.AHEAD
@@ -387,6 +389,17 @@ def test_an_end_that_one_clock_has_used_ends_the_hour_for_a_clock_behind_it_too(
     append(2, 0, 1).do(world)
     world.speed({0: 99, 2: 99})
     assert world.under[0, 1] == "2026-11-21T04"
+    world.finish()
+
+
+def test_a_partition_that_was_added_after_kafka_was_asked_has_its_hours_asked_for() -> None:
+    """The hazard: an hour that ended is decided without the new partition, whose records then stand under the next."""
+    world = World()
+    steps = [tick(30 * 60), ask("speed"), add_partition(), append(2, 0, 1), ask("batch"), speed(0, 1, False), seal()]
+    for step in steps:
+        step.do(world)
+    assert world.cuts["2026-11-21T03"].ends[2] == 0
+    assert world.under[2, 0] == "2026-11-21T04"
     world.finish()
 
 
