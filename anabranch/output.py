@@ -166,7 +166,7 @@ def _iso(value: datetime) -> str:
 
 
 def _is_numeric(rows: Sequence[Sequence[object]], column: int) -> bool:
-    found = [row[column] for row in rows if row[column] is not None]
+    found = [row[column] for row in rows if row[column] not in (None, "")]
     return bool(found) and all(isinstance(v, int | float | Decimal) and not isinstance(v, bool) for v in found)
 
 

@@ -142,3 +142,9 @@ def test_parquet_is_not_thrown_at_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere/r\.csv"):
         output.write_result(RESULT, "csv", tmp_path / "nowhere" / "r.csv")
+
+
+def test_numbers_stay_aligned_beside_a_row_that_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_table(("hour", "rows"), [("2026-11-21T03", 5), ("2026-11-21T04", 1200), ("2026-11-21T05", "")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].endswith("   5") and lines[3].endswith("1200")
