@@ -229,8 +229,9 @@ def test_batch(stream: World, case: Case) -> None:
             run_into(one, case.fail_at, "batch", one.name)
             # The hazard: an hour is there whole, or not at all.
             served = Counter(row["ingest_hour"] for row in one.rows())
-            accepted = [past_hour(2), past_hour(1)][:attempt] if case.lands else []
-            assert served == dict.fromkeys(accepted, 8)
+            # The second time, it may be reached by what was left over from the first time's hour.
+            possible = [[past_hour(2)], [past_hour(2), past_hour(1)]][:attempt] if case.lands else [[]]
+            assert served in [dict.fromkeys(accepted, 8) for accepted in possible]
     one.batch()
     assert_exact(one, duplicates=False)
     assert publishes(one, "main") == 2
