@@ -1,4 +1,4 @@
-"""The soak: producer, speed layer, batch layer and merger together, and faults at random, from a seed.
+"""The soak: producer, speed layer, batch layer and maintenance together, and faults at random, from a seed.
 
 `make soak MINUTES=10 SEED=1`. Exit code 0 only if at the end every acknowledged record is in `main` exactly once, or
 accounted for by name. The same seed does the same things in the same order; how far a process had come when one of
@@ -67,6 +67,7 @@ class Soak:
             self._fail_batch,
             self._two_batches,
             self._restate,
+            self._maintain,
             functools.partial(self._hang, "kafka"),
             functools.partial(self._hang, "s3"),
         ]
@@ -180,6 +181,11 @@ class Soak:
         self._start_batch("--hour", hour, "--restate")
         self._did("restatement", f"hour {hour} restated")
         self._wait(15)
+
+    def _maintain(self) -> None:
+        self._batch.append(self._space.start("maintain", STREAM))
+        self._did("maintenance", "maintenance beside everybody")
+        self._wait(5)
 
     def _hang(self, service: str) -> None:
         pid = next(s.pid for s in services.status(self._space.services.home) if s.service == service)
