@@ -5,7 +5,6 @@ Each test proves that the fault was there before it compares what `main` holds w
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
-from running import PUBLISHED, TRIED_AGAIN, head, lines, publishes, send, speed_running, wait_for
+from commands import started
+from running import PUBLISHED, TRIED_AGAIN, lines, publishes, speed_running, wait_for
 from world import World, past_hour, spread
 
 from anabranch import catalogs, config, ledger
@@ -69,15 +69,15 @@ def test_kafka_cut_under_a_running_speed_job(
     one = behind(kafka=proxied_kafka.bootstrap_servers, **_small())
     one.topic()
     one.apply()
-    send(one, 800, "before")
+    one.send_now(800, "before")
     with speed_running(one):
-        wait_for(lambda: head(one) > 0, "a first micro-batch to be published")
+        wait_for(lambda: one.published > 0, "a first micro-batch to be published")
         proxied_kafka.proxy.cut()
-        assert head(one) < 800
+        assert one.published < 800
         wait_for(lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try")
         proxied_kafka.proxy.mend()
-        send(one, 300, "after")
-        wait_for(lambda: head(one) == 1100, "the speed job to reach the head")
+        one.send_now(300, "after")
+        wait_for(lambda: one.published == 1100, "the speed job to reach the head")
     assert "expected an answer, found" in lines(caplog, TRIED_AGAIN)[0]
     _assert_exact(one, caplog)
 
@@ -88,7 +88,7 @@ def test_slow_and_throttled_kafka(
     one = behind(kafka=proxied_kafka.bootstrap_servers, **_small(max_offsets_per_trigger=1000))
     one.topic()
     one.apply()
-    send(one, 1000, "slow")
+    one.send_now(1000, "slow")
     proxied_kafka.proxy.slow(milliseconds=300)
     proxied_kafka.proxy.throttle(kilobytes_per_second=50)
     began = time.monotonic()
@@ -105,15 +105,15 @@ def test_kafka_killed_and_started_again_under_a_running_speed_job(
     one = behind(kafka=proxied_kafka.bootstrap_servers, **_small())
     one.topic()
     one.apply()
-    send(one, 800, "before")
+    one.send_now(800, "before")
     with speed_running(one):
-        wait_for(lambda: head(one) > 0, "a first micro-batch to be published")
+        wait_for(lambda: one.published > 0, "a first micro-batch to be published")
         proxied_kafka.kill()
-        assert head(one) < 800
+        assert one.published < 800
         wait_for(lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try")
         proxied_kafka.start()
-        send(one, 300, "after")
-        wait_for(lambda: head(one) == 1100, "the speed job to reach the head")
+        one.send_now(300, "after")
+        wait_for(lambda: one.published == 1100, "the speed job to reach the head")
     _assert_exact(one, caplog)
 
 
@@ -147,15 +147,15 @@ def test_s3_cut_under_a_running_speed_job(behind: Behind, proxied_s3: Proxy, cap
     one = behind(s3=proxied_s3.port, **_small())
     one.topic()
     one.apply()
-    send(one, 800, "before")
+    one.send_now(800, "before")
     with speed_running(one):
-        wait_for(lambda: head(one) > 0, "a first micro-batch to be published")
+        wait_for(lambda: one.published > 0, "a first micro-batch to be published")
         proxied_s3.cut()
         wait_for(lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try")
         proxied_s3.mend()
-        assert head(one) < 800
-        send(one, 300, "after")
-        wait_for(lambda: head(one) == 1100, "the speed job to reach the head")
+        assert one.published < 800
+        one.send_now(300, "after")
+        wait_for(lambda: one.published == 1100, "the speed job to reach the head")
     _assert_exact(one, caplog)
 
 
@@ -163,7 +163,7 @@ def test_slow_and_throttled_s3(behind: Behind, proxied_s3: Proxy, caplog: pytest
     one = behind(s3=proxied_s3.port, **_small(max_offsets_per_trigger=1000))
     one.topic()
     one.apply()
-    send(one, 1000, "slow")
+    one.send_now(1000, "slow")
     proxied_s3.slow(milliseconds=200)
     proxied_s3.throttle(kilobytes_per_second=200)
     began = time.monotonic()
@@ -183,7 +183,7 @@ def test_s3_that_fails_at_random_under_speed_and_batch(
     hours = [past_hour(3), past_hour(2)]
     for hour in hours:
         one.send(spread(hour, 200, hour))
-    send(one, 1000, "now")
+    one.send_now(1000, "now")
     flaky_s3.faults = {"500": 0.05, "503": 0.05, "lost": 0.03, "silence": 0.005}
     one.speed()
     results = one.batch()
@@ -277,13 +277,13 @@ def test_sqlite_catalog_locked_by_another_process(
     one = behind(catalog=f"sqlite:///{database}", **_small())
     one.topic()
     one.apply()
-    send(one, 800, "e")
+    one.send_now(800, "e")
     with speed_running(one):
-        wait_for(lambda: head(one) > 0, "a first micro-batch to be published")
+        wait_for(lambda: one.published > 0, "a first micro-batch to be published")
         with _locked(database):
             wait_for(lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try")
-        assert head(one) < 800
-        wait_for(lambda: head(one) == 800, "the speed job to reach the head")
+        assert one.published < 800
+        wait_for(lambda: one.published == 800, "the speed job to reach the head")
     assert any("locked" in line for line in lines(caplog, TRIED_AGAIN))
     _assert_exact(one, caplog)
 
@@ -307,7 +307,7 @@ def test_postgres_restarted_in_the_middle_of_a_publish(
     behind: Behind, postgres: Postgres, proxied_postgres: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = _on_postgres(behind, proxied_postgres)
-    send(one, 500, "e")
+    one.send_now(500, "e")
     postgres.guard_commits(spark=False)
     with speed_running(one):
         with postgres.holding_commits():
@@ -316,7 +316,7 @@ def test_postgres_restarted_in_the_middle_of_a_publish(
             postgres.stop(signal.SIGQUIT)
             wait_for(lambda: bool(lines(caplog, LOST)), "the publish to find that its answer is lost")
             postgres.start()
-        wait_for(lambda: head(one) == 500, "the speed job to reach the head")
+        wait_for(lambda: one.published == 500, "the speed job to reach the head")
     assert lines(caplog, HAD_NOT_LANDED)
     _assert_exact(one, caplog)
 
@@ -325,7 +325,7 @@ def test_postgres_publish_that_lands_and_whose_answer_is_lost(
     behind: Behind, postgres: Postgres, proxied_postgres: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = _on_postgres(behind, proxied_postgres)
-    send(one, 500, "e")
+    one.send_now(500, "e")
     postgres.guard_commits(spark=False)
     with speed_running(one):
         with postgres.holding_commits():
@@ -335,7 +335,7 @@ def test_postgres_publish_that_lands_and_whose_answer_is_lost(
         wait_for(lambda: postgres.waiting_commits() == 0, "the publish to go on")
         wait_for(lambda: bool(lines(caplog, LOST)), "the publish to find that its answer is lost")
         proxied_postgres.mend()
-        wait_for(lambda: head(one) == 500, "the speed job to reach the head")
+        wait_for(lambda: one.published == 500, "the speed job to reach the head")
     assert lines(caplog, HAD_LANDED)
     assert not lines(caplog, HAD_NOT_LANDED)
     _assert_exact(one, caplog)
@@ -362,7 +362,7 @@ def test_postgres_stage_that_lands_and_whose_answer_is_lost(
     behind: Behind, postgres: Postgres, proxied_postgres: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = _on_postgres(behind, proxied_postgres)
-    send(one, 500, "e")
+    one.send_now(500, "e")
     postgres.guard_commits(spark=True)
     with speed_running(one):
         with postgres.holding_commits():
@@ -370,7 +370,7 @@ def test_postgres_stage_that_lands_and_whose_answer_is_lost(
             proxied_postgres.cut()
         wait_for(lambda: postgres.waiting_commits() == 0, "the stage to go on")
         proxied_postgres.mend()
-        wait_for(lambda: head(one) == 500, "the speed job to reach the head")
+        wait_for(lambda: one.published == 500, "the speed job to reach the head")
     _assert_exact(one, caplog)
 
 
@@ -378,7 +378,7 @@ def test_postgres_stage_that_lands_late_while_its_repetition_waits_behind_it(
     behind: Behind, postgres: Postgres, proxied_postgres: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = _on_postgres(behind, proxied_postgres)
-    send(one, 500, "e")
+    one.send_now(500, "e")
     postgres.guard_commits(spark=True)
     with speed_running(one):
         with postgres.holding_commits():
@@ -387,32 +387,14 @@ def test_postgres_stage_that_lands_late_while_its_repetition_waits_behind_it(
             proxied_postgres.mend()
             # Repeated by Iceberg's JDBC client, or by the job's next try: which is a matter of milliseconds.
             wait_for(lambda: postgres.waiting_updates() == 1, "its repetition to wait behind it")
-        wait_for(lambda: head(one) == 500, "the speed job to reach the head")
+        wait_for(lambda: one.published == 500, "the speed job to reach the head")
     _assert_exact(one, caplog)
 
 
 # What is terminal, what is told to stop, and the commands that do not wait
 
 
-@contextmanager
-def _process(one: World, log: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A job as an operator starts it, in a process group of its own."""
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "anabranch.cli", *command, one.name, "--conf", str(one.folder)],
-            cwd=ROOT, stdout=output, stderr=output, start_new_session=True,
-        )  # fmt: skip
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(timeout=30)
-
-
-def test_a_wrong_s3_secret_ends_both_jobs_with_what_to_do(
-    behind: Behind, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_wrong_s3_secret_ends_both_jobs_with_what_to_do(behind: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
     one = behind(**_small())
     one.topic()
     one.apply()
@@ -423,50 +405,38 @@ def test_a_wrong_s3_secret_ends_both_jobs_with_what_to_do(
             run()
         assert raised.value.exit_code == 2
         assert "wrong" not in str(raised.value)
-    log = tmp_path / "speed.log"
-    with _process(one, log, "speed") as process:
-        assert process.wait(timeout=90) == 2, log.read_text()
-    assert "check s3.access_key and s3.secret_key" in log.read_text()
-    assert not TRIED_AGAIN.search(log.read_text())
+    with started(one, "speed", one.name) as command:
+        assert command.wait(90) == 2, command.log
+    assert "check s3.access_key and s3.secret_key" in command.log
+    assert not TRIED_AGAIN.search(command.log)
 
 
 @pytest.mark.parametrize(("layer", "code"), [("speed", 0), ("batch", 75)])
 def test_sigterm_interrupts_the_wait_for_kafka(
-    behind: Behind, proxied_kafka: ProxiedBroker, tmp_path: Path, layer: str, code: int
+    behind: Behind, proxied_kafka: ProxiedBroker, layer: str, code: int
 ) -> None:
     one = behind(kafka=proxied_kafka.bootstrap_servers, **_small())
     one.topic()
     one.apply()
     proxied_kafka.proxy.cut()
-    log = tmp_path / f"{layer}.log"
-    with _process(one, log, layer) as process:
-        wait_for(lambda: TRIED_AGAIN.search(log.read_text()) is not None, "a failure to be logged")
+    with started(one, layer, one.name) as command:
+        command.until(lambda: TRIED_AGAIN.search(command.log) is not None, "a failure to be logged")
         began = time.monotonic()
-        process.terminate()
-        assert process.wait(timeout=60) == code, log.read_text()[-3000:]
+        assert command.terminate(60) == code, command.log[-3000:]
         # A question to Kafka may be under way; a pause may not hold it up.
         assert time.monotonic() - began < 20
-        wait_for(lambda: not _group_alive(process.pid), "Spark's Python process to end with its JVM", 20)
+        wait_for(lambda: not command.is_alive(), "Spark's Python process to end with its JVM", 20)
 
 
-def test_a_speed_job_whose_jvm_is_killed_does_not_try_for_ever_without_it(behind: Behind, tmp_path: Path) -> None:
+def test_a_speed_job_whose_jvm_is_killed_does_not_try_for_ever_without_it(behind: Behind) -> None:
     one = behind(**_small())
     one.topic()
     one.apply()
-    send(one, 50, "e")
-    with _process(one, tmp_path / "speed.log", "speed") as process:
-        wait_for(lambda: head(one) > 0, "a first micro-batch to be published")
-        process.kill()
-        process.wait(timeout=30)
-        wait_for(lambda: not _group_alive(process.pid), "Spark's Python process to end without its JVM", 60)
-
-
-def _group_alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    one.send_now(50, "e")
+    with started(one, "speed", one.name) as command:
+        command.until(lambda: one.published > 0, "a first micro-batch to be published")
+        command.kill_jvm()
+        wait_for(lambda: not command.is_alive(), "Spark's Python process to end without its JVM", 60)
 
 
 def test_the_batch_job_gives_up_after_its_time_with_exit_code_75(

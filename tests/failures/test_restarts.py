@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,6 @@ Make = Callable[..., World]
 SLOW = {"trigger": "1 second", "max_offsets_per_trigger": 40}
 
 
-def send(one: World, count: int, prefix: str) -> None:
-    now = datetime.now(UTC)
-    one.send([(i % 2, now, event(f"{prefix}-{i}", now)) for i in range(count)])
-
-
-def published(one: World) -> int:
-    return sum(one.state.position.offsets.values())
-
-
 def checkpoints(command: Command) -> list[Path]:
     return sorted(command.temporary.glob("anabranch-checkpoint-*"))
 
@@ -35,12 +25,12 @@ def test_a_checkpoint_deleted_between_any_two_micro_batches_changes_nothing(worl
     one = world(speed=SLOW)
     one.topic()
     one.apply()
-    send(one, 400, "e")
+    one.send_now(400, "e")
     deleted = 0
     with started(one, "speed", one.name) as speed:
-        while published(one) < 400:
-            before = published(one)
-            speed.until(lambda b=before: published(one) > b, "another micro-batch")  # type: ignore[misc]
+        while one.published < 400:
+            before = one.published
+            speed.until(lambda b=before: one.published > b, "another micro-batch")  # type: ignore[misc]
             # Under the running query, at whatever it is doing; it starts again from the table by itself.
             for checkpoint in checkpoints(speed):
                 shutil.rmtree(checkpoint, ignore_errors=True)
@@ -48,8 +38,8 @@ def test_a_checkpoint_deleted_between_any_two_micro_batches_changes_nothing(worl
         # The hazard: more than one query lost its checkpoint, and said so.
         assert deleted >= 2
         assert "try 1 failed: publish a micro-batch" in speed.log
-        send(one, 50, "after")
-        speed.until(lambda: published(one) == 450, "the job to go on")
+        one.send_now(50, "after")
+        speed.until(lambda: one.published == 450, "the job to go on")
         assert speed.terminate() == 0
     assert one.contents() == one.acknowledged()
 
@@ -58,14 +48,14 @@ def test_another_trigger_and_changed_code_go_on_where_the_table_stands(world: Ma
     one = world(speed=SLOW)
     one.topic()
     one.apply()
-    send(one, 200, "e")
+    one.send_now(200, "e")
     with started(one, "speed", one.name) as speed:
-        speed.until(lambda: published(one) > 0, "a first micro-batch")
-    assert 0 < published(one) < 200 and checkpoints(speed)
+        speed.until(lambda: one.published > 0, "a first micro-batch")
+    assert 0 < one.published < 200 and checkpoints(speed)
     one.configure(speed={"trigger": "3 seconds", "max_offsets_per_trigger": 70})
     changed = changed_code(tmp_path)
     with started(one, "speed", one.name, code=changed, PYTHONPATH=str(changed)) as speed:
-        speed.until(lambda: published(one) == 200, "the changed job to go on")
+        speed.until(lambda: one.published == 200, "the changed job to go on")
         # The hazard: another plan than the one that the old checkpoint, which is still there, was written for.
         assert "changed code" in speed.log
         assert len(checkpoints(speed)) == 2

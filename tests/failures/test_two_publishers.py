@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 import pytest
 from commands import paused_at, run, started
-from world import World, event, past_hour, spread
+from world import World, past_hour, spread
 
 from anabranch import ledger
 from anabranch.fail_points import Step
@@ -27,11 +27,6 @@ def stream(world: Make) -> World:
     return one
 
 
-def send(one: World, count: int, prefix: str) -> None:
-    now = datetime.now(UTC)
-    one.send([(i % 2, now, event(f"{prefix}-{i}", now)) for i in range(count)])
-
-
 @contextmanager
 def sending(one: World, every: float = 0.05) -> Iterator[None]:
     """Events that come in all the time."""
@@ -40,7 +35,7 @@ def sending(one: World, every: float = 0.05) -> Iterator[None]:
     def go() -> None:
         number = 0
         while not stop.wait(every):
-            send(one, 10, f"live{number}")
+            one.send_now(10, f"live{number}")
             number += 1
 
     thread = threading.Thread(target=go, daemon=True)
@@ -52,17 +47,13 @@ def sending(one: World, every: float = 0.05) -> Iterator[None]:
         thread.join(60)
 
 
-def published(one: World) -> int:
-    return sum(one.state.position.offsets.values())
-
-
 def test_two_speed_jobs_at_once_publish_each_offset_once(stream: World) -> None:
     one = stream
     with sending(one), started(one, "speed", one.name) as first, started(one, "speed", one.name) as second:
         for command in (first, second):
             command.until(lambda c=command: " published " in c.log, "each of the two to publish once", 240)  # type: ignore[misc]
-        before = published(one)
-        first.until(lambda: published(one) > before + 500, "both to go on together")
+        before = one.published
+        first.until(lambda: one.published > before + 500, "both to go on together")
     both = first.log + second.log
     # The hazard: they were in each other's way.
     assert "publish refused" in both or "already published" in both or "position was moved" in both
@@ -73,17 +64,17 @@ def test_two_speed_jobs_at_once_publish_each_offset_once(stream: World) -> None:
 @pytest.mark.parametrize("step", [Step.SPEED_DECIDED, Step.SPEED_STAGED, Step.COMMIT_PREPARED], ids=lambda s: s.label)
 def test_a_speed_job_that_hangs_while_another_takes_over_publishes_nothing_twice(stream: World, step: Step) -> None:
     one = stream
-    send(one, 300, "before")
+    one.send_now(300, "before")
     with paused_at(one, step, "speed", one.name) as hung:
-        assert published(one) == 0
+        assert one.published == 0
         one.speed()
-        send(one, 200, "meanwhile")
+        one.send_now(200, "meanwhile")
         one.speed()
         # The hazard: all that the hung one has in hand is published by somebody else.
-        assert published(one) == 500
+        assert one.published == 500
         hung.resume()
-        send(one, 100, "after")
-        hung.until(lambda: published(one) == 600, "the resumed job to go on from the table's position")
+        one.send_now(100, "after")
+        hung.until(lambda: one.published == 600, "the resumed job to go on from the table's position")
         assert hung.terminate() == 0
         said = hung.log
     assert "already published" in said or "publish refused" in said or "starting again from the table" in said
@@ -96,7 +87,7 @@ def test_a_publisher_paused_across_an_expiry_is_refused_and_stages_again(
     from anabranch import publish, snapshots
 
     one = stream
-    send(one, 50, "before")
+    one.send_now(50, "before")
     real = snapshots.plan_expiry
     with paused_at(one, Step.COMMIT_PREPARED, "speed", one.name) as hung:
         staged = [s for s in one.state.table.snapshots() if s.summary and "wap.id" in s.summary.additional_properties]
@@ -111,8 +102,8 @@ def test_a_publisher_paused_across_an_expiry_is_refused_and_stages_again(
         assert one.state.table.metadata.snapshot_by_id(staged[0].snapshot_id) is None
         monkeypatch.undo()
         hung.resume()
-        send(one, 50, "after")
-        hung.until(lambda: published(one) == 100, "the resumed job to go on from the table's position")
+        one.send_now(50, "after")
+        hung.until(lambda: one.published == 100, "the resumed job to go on from the table's position")
     assert one.contents() == one.acknowledged()
 
 
@@ -154,12 +145,12 @@ def test_a_batch_publish_lands_against_a_speed_layer_that_publishes_every_second
     one.send(spread(hour, 40, "e"))
     one.speed()
     with sending(one), started(one, "speed", one.name) as speed:
-        speed.until(lambda: published(one) > 100, "the speed layer to publish")
+        speed.until(lambda: one.published > 100, "the speed layer to publish")
         began = time.monotonic()
         run(one, "batch", one.name)
         assert one.state.is_accepted(hour), f"not accepted after {time.monotonic() - began:.0f} s"
-        before = published(one)
-        speed.until(lambda: published(one) > before, "the speed layer to go on")
+        before = one.published
+        speed.until(lambda: one.published > before, "the speed layer to go on")
         assert speed.terminate() == 0
     one.speed()
     assert one.contents() == one.acknowledged()

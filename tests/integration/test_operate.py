@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from click.testing import CliRunner
-from kafka import KafkaAdminClient
 from world import World, event, past_hour, spread
 
 from anabranch.cli import main
@@ -34,13 +32,7 @@ def run(one: World, *arguments: str, expect: int = 0) -> str:
 
 def recreate(one: World, partitions: int = 2) -> None:
     """Delete the topic with all that it holds, and make another of the same name."""
-    admin = KafkaAdminClient(bootstrap_servers=one.job.environment.kafka.bootstrap_servers)
-    admin.delete_topics([one.name])
-    admin.close()
-    deadline = time.monotonic() + 30
-    while one.kafka.describe(one.name) is not None:
-        assert time.monotonic() < deadline, "the topic was not deleted within 30 s"
-        time.sleep(0.1)
+    one.delete_topic()
     one.topic(partitions)
 
 
@@ -99,13 +91,7 @@ def test_a_recreated_topic_is_adopted_and_every_record_of_both_is_there_once(two
 
 def test_a_topic_that_does_not_exist_is_not_adopted(two_hours: World) -> None:
     one = two_hours
-    admin = KafkaAdminClient(bootstrap_servers=one.job.environment.kafka.bootstrap_servers)
-    admin.delete_topics([one.name])
-    admin.close()
-    deadline = time.monotonic() + 30
-    while one.kafka.describe(one.name) is not None:
-        assert time.monotonic() < deadline, "the topic was not deleted within 30 s"
-        time.sleep(0.1)
+    one.delete_topic()
     assert "expected it to exist, found none" in run(one, "adopt", one.name, expect=1)
 
 

@@ -50,6 +50,11 @@ class Command:
                 f"expected it to end within {seconds} s, found it alive:\n{self.log[-3000:]}"
             ) from None
 
+    def kill_jvm(self) -> None:
+        """Kill the JVM alone: its Python is left to notice."""
+        self._process.kill()
+        self._process.wait(30)
+
     def kill(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -74,9 +79,13 @@ class Command:
                     found[f"{process.name()} {process.pid}"] = process.status()
         return found
 
-    def terminate(self) -> int:
+    def is_alive(self) -> bool:
+        """Whether any process of it lives."""
+        return bool(self._states())
+
+    def terminate(self, seconds: float = 90) -> int:
         self._process.terminate()
-        return self.wait(90)
+        return self.wait(seconds)
 
     def until(self, condition: Callable[[], bool], what: str, seconds: float = 150) -> None:
         """Wait for a condition while the command runs."""

@@ -7,11 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from world import World, event
+from world import World
 
 from anabranch.snapshots import PUBLISH_ID, way_back
 from speed_layer.job import SpeedJob
@@ -54,17 +53,6 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 90) -> N
 def lines(caplog: pytest.LogCaptureFixture, pattern: re.Pattern[str]) -> list[str]:
     """What was logged and matches, in order."""
     return [message for record in list(caplog.records) if pattern.search(message := record.getMessage())]
-
-
-def send(one: World, count: int, prefix: str) -> None:
-    """`count` good records of now, over two partitions."""
-    now = datetime.now(UTC)
-    one.send([(i % 2, now, event(f"{prefix}-{i}", now)) for i in range(count)])
-
-
-def head(one: World) -> int:
-    """How many offsets the speed layer has published, as the table says."""
-    return sum(one.state.position.offsets.values())
 
 
 def publishes(one: World, branch: str = "speed") -> list[Any]:

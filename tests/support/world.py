@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -105,6 +106,26 @@ class World:
             producer.close()
         self.sent += records
         return records
+
+    def send_now(self, count: int, prefix: str, partitions: int = 2) -> None:
+        """Send `count` good records of now, over the partitions."""
+        now = datetime.now(UTC)
+        self.send([(i % partitions, now, event(f"{prefix}-{i}", now)) for i in range(count)])
+
+    @property
+    def published(self) -> int:
+        """How many offsets the speed layer has published, as the table says."""
+        return sum(self.state.position.offsets.values())
+
+    def delete_topic(self) -> None:
+        """Delete the topic with all that it holds; returns once it is gone."""
+        admin = self.admin()
+        admin.delete_topics([self.name])
+        admin.close()
+        deadline = time.monotonic() + 30
+        while self.kafka.describe(self.name) is not None:
+            assert time.monotonic() < deadline, "the topic was not deleted within 30 s"
+            time.sleep(0.1)
 
     def admin(self) -> Any:
         """kafka-python's admin client, for what an operator of Kafka does."""
