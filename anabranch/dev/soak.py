@@ -70,6 +70,8 @@ class Soak:
             self._maintain,
             functools.partial(self._hang, "kafka"),
             functools.partial(self._hang, "s3"),
+            functools.partial(self._cut, "kafka"),
+            functools.partial(self._cut, "s3"),
         ]
 
     def run(self, seconds: float) -> None:
@@ -78,7 +80,7 @@ class Soak:
         while time.monotonic() < ends:
             self._keep_alive()
             self._await_progress()
-            self._wait(self._dice.uniform(0, 8))
+            time.sleep(self._dice.uniform(0, 8))
             self._dice.choice(self._faults)()
 
     def stop(self) -> None:
@@ -104,23 +106,20 @@ class Soak:
 
     def _await_progress(self) -> None:
         """So that there is something to break: whoever was started may take its time until it publishes."""
-        before, deadline = (self._position(), self._accepted()), time.monotonic() + _PATIENCE
-        while (self._position(), self._accepted()) == before and time.monotonic() < deadline:
-            self._wait(0.5)
-
-    def _wait(self, seconds: float) -> None:
-        time.sleep(seconds)
+        before, deadline = self._progress(), time.monotonic() + _PATIENCE
+        while self._progress() == before and time.monotonic() < deadline:
+            time.sleep(0.5)
 
     def _did(self, kind: str, words: str) -> None:
         self.faults[kind] += 1
         moment = f"{self._story.seconds:5.0f} s"
-        self._story.say(f"{moment}  {words}; position {self._position():,}, {len(self._accepted())} hours accepted")
+        position, accepted = self._progress()
+        self._story.say(f"{moment}  {words}; position {position:,}, {len(accepted)} hours accepted")
 
-    def _position(self) -> int:
-        return sum(load_state(self._job.lake, self._job.stream.table).position.offsets.values())
-
-    def _accepted(self) -> list[str]:
-        return sorted(load_state(self._job.lake, self._job.stream.table).accepted)
+    def _progress(self) -> tuple[int, list[str]]:
+        """How many offsets the speed layer has published, and which hours are accepted."""
+        state = load_state(self._job.lake, self._job.stream.table)
+        return sum(state.position.offsets.values()), sorted(state.accepted)
 
     # What is done to them.
     def _kill_speed(self) -> None:
@@ -140,12 +139,12 @@ class Soak:
             running.kill()
         start(**{FAIL_AT: step})
         self._did(f"fail point {layer}", f"the {layer} layer again, to die at {step}")
-        self._wait(self._dice.uniform(15, 25))
+        time.sleep(self._dice.uniform(15, 25))
 
     def _second_speed(self) -> None:
         self._start_speed()
         self._did("second speed", "a second speed layer beside the first")
-        self._wait(20)
+        time.sleep(20)
 
     def _pause_speed(self) -> None:
         if not self._speed:
@@ -154,9 +153,9 @@ class Soak:
         hung.pause()
         other = self._start_speed()
         self._did("SIGSTOP speed", "SIGSTOP for a speed layer, another takes over")
-        self._wait(self._dice.uniform(15, 25))
+        time.sleep(self._dice.uniform(15, 25))
         hung.resume()
-        self._wait(5)
+        time.sleep(5)
         other.kill()
 
     def _delete_checkpoints(self) -> None:
@@ -172,28 +171,41 @@ class Soak:
     def _two_batches(self) -> None:
         self._start_batch()
         self._did("two batch runs", "a second batch run beside the first")
-        self._wait(10)
+        time.sleep(10)
 
     def _restate(self) -> None:
-        if not (accepted := self._accepted()):
+        _, accepted = self._progress()
+        if not accepted:
             return
         hour = self._dice.choice(accepted)
         self._start_batch("--hour", hour, "--restate")
         self._did("restatement", f"hour {hour} restated")
-        self._wait(15)
+        time.sleep(15)
 
     def _maintain(self) -> None:
         self._batch.append(self._space.start("maintain", STREAM))
         self._did("maintenance", "maintenance beside everybody")
-        self._wait(5)
+        time.sleep(5)
 
-    def _hang(self, service: str) -> None:
+    def _cut(self, service: str) -> None:
+        found = self._space.services
+        os.kill(self._pid(service), signal.SIGKILL)
+        seconds = self._dice.uniform(0, 10)
+        time.sleep(seconds)
+        services.up(found.home, access_key=found.access_key, secret_key=found.secret_key)
+        self._did(f"{service} killed", f"{service} killed with every connection to it, started after {seconds:.0f} s")
+
+    def _pid(self, service: str) -> int:
         pid = next(s.pid for s in services.status(self._space.services.home) if s.service == service)
         assert pid is not None, f"{service} is not alive"
+        return pid
+
+    def _hang(self, service: str) -> None:
+        pid = self._pid(service)
         seconds = self._dice.uniform(3, 10)
         os.kill(pid, signal.SIGSTOP)
         try:
-            self._wait(seconds)
+            time.sleep(seconds)
         finally:
             os.kill(pid, signal.SIGCONT)
         self._did(f"{service} hangs", f"{service} answered nobody for {seconds:.0f} s")
