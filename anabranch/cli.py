@@ -88,21 +88,34 @@ def speed(stream: str, available_now: bool, conf: str | None, output: str) -> No
 @click.argument("stream")
 @click.option("--hour", metavar="HOUR", help="One hour, such as 2026-11-21T03 (UTC); default: all that wait.")
 @click.option("--restate", is_flag=True, help="Publish a new revision of an accepted hour.")
+@click.option("--accept", is_flag=True, help="Publish an hour in spite of its gaps or its quality gate; needs --why.")
+@click.option("--why", metavar="TEXT", help="Why it is restated or accepted, for the ledger.")
 @click.option("--seal-only", is_flag=True, help="Only seal the hours that have ended; needs no Spark.")
 @options
-def batch(stream: str, hour: str | None, restate: bool, seal_only: bool, conf: str | None, output: str) -> None:
-    """Seal every hour that has ended and rebuild each that is not accepted, oldest first."""
+def batch(
+    stream: str, hour: str | None, restate: bool, accept: bool, why: str | None, seal_only: bool, conf: str | None,
+    output: str,
+) -> None:  # fmt: skip
+    """Seal every hour that has ended and rebuild each that is not accepted, oldest first.
+
+    A refused hour is left staged and its reason is in `anabranch hours`. What the stream's rules object to may be
+    accepted with --accept; an account that does not close never is.
+    """
     from anabranch import hours
 
     if hour is not None:
         hours.start_of(hour)
-    if restate and hour is None:
-        raise click.UsageError("--restate: expected --hour HOUR with it, found none")
+    for flag, given in (("--restate", restate), ("--accept", accept), ("--why", why)):
+        if given and hour is None:
+            raise click.UsageError(f"{flag}: expected --hour HOUR with it, found none")
+    if accept and not why:
+        raise click.UsageError("--accept: expected --why TEXT with it, found none")
     if seal_only:
         _seal(stream, hour, conf, output)
         return
-    extra = ["--hour", hour] if hour else []
-    _submit("batch_layer", stream, conf, output, [*extra, *(["--restate"] if restate else [])])
+    flags = [flag for flag, given in (("--restate", restate), ("--accept", accept)) if given]
+    options = [*(["--hour", hour] if hour else []), *flags, *(["--why", why] if why else [])]
+    _submit("batch_layer", stream, conf, output, options)
 
 
 def _seal(stream: str, hour: str | None, conf: str | None, output: str) -> None:

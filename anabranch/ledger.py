@@ -48,9 +48,11 @@ LEDGER_SCHEMA = Schema(
     NestedField(19, "reason", StringType()),
     NestedField(20, "code_version", StringType(), required=True),
     NestedField(21, "recorded_at", TimestamptzType(), required=True),
+    NestedField(22, "partitions", StringType(), doc='JSON {"partition": {offsets, good, dead, duplicate, gaps}}'),
+    NestedField(23, "sources", StringType(), doc="JSON {kafka, accepted, dead_letters, speed}: records by where from"),
 )
 
-_JSON = ("cut", "gaps", "diff", "quality")
+_JSON = ("cut", "gaps", "diff", "quality", "partitions", "sources")
 _ARROW = schema_to_pyarrow(LEDGER_SCHEMA)
 
 
@@ -97,6 +99,12 @@ def history(lake: Lake, table_name: str) -> list[dict[str, Any]]:
         rows = lake.load(table_name).scan().to_arrow().to_pylist()
     rows.sort(key=lambda row: (row["sequence"], row["recorded_at"]))
     return [row | {key: json.loads(row[key]) if row[key] else None for key in _JSON} for row in rows]
+
+
+def accepted_partitions(lake: Lake, table_name: str, hour: str) -> Mapping[str, Any]:
+    """The account of each partition in the accepted revision of an hour; nothing when the ledger does not say."""
+    rows = [row for row in history(lake, table_name) if row["hour"] == hour]
+    return newest(rows).get(hour, {}).get("partitions") or {}
 
 
 def newest(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -127,6 +127,20 @@ def decode(frame: DataFrame, stream: Stream) -> DataFrame:
     )
 
 
+def as_decoded(rows: DataFrame, stream: Stream) -> DataFrame:
+    """Rows of the table in the columns of `decode`, as good records whose bytes are not known any more."""
+    names = [column.name for column in stream.columns]
+    unknown = {
+        "error_code": "STRING", "error_text": "STRING", "key": "BINARY", "value": "BINARY", "headers": _HEADERS,
+    }  # fmt: skip
+    return rows.selectExpr(
+        *(f"`{name}`" for name in names),
+        *_KAFKA_COLUMNS,
+        "event_date",
+        *(f"CAST(NULL AS {kind}) AS {name}" for name, kind in unknown.items()),
+    )
+
+
 def good(decoded: DataFrame, stream: Stream) -> DataFrame:
     """The rows of the table: good records only, the table's columns in the table's order."""
     names = [column.name for column in stream.columns]

@@ -46,6 +46,11 @@ def stage(
     return staged
 
 
+def read_snapshot(session: SparkSession, catalog: str, table_name: str, snapshot_id: int) -> DataFrame:
+    """The table's rows as of a snapshot, such as a branch's head that a decision rests on."""
+    return session.sql(f"SELECT * FROM {catalog}.{table_name} VERSION AS OF {snapshot_id}")
+
+
 def read_staged(session: SparkSession, catalog: str, table_name: str, staged: Staged) -> DataFrame:
     """Just the staged rows, as the files hold them."""
     if staged.parent_id is None:

@@ -42,17 +42,19 @@ LOST = "anabranch.lost"
 
 @dataclass(frozen=True)
 class Accepted:
-    """An hour that the batch branch holds."""
+    """An hour that the batch branch holds. `by_choice`: an operator accepted it in spite of its rules."""
 
     revision: int
     cut: Cut
+    by_choice: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        return {"revision": self.revision, "cut": self.cut.as_dict()}
+        chosen = {"by_choice": True} if self.by_choice else {}
+        return {"revision": self.revision, "cut": self.cut.as_dict()} | chosen
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Accepted:
-        return Accepted(data["revision"], Cut.from_dict(data["cut"]))
+        return Accepted(data["revision"], Cut.from_dict(data["cut"]), data.get("by_choice", False))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""Counting an hour: which offsets of its ranges are there, in the staged files and in what Kafka gave."""
+"""Counting an hour: which offsets of its ranges are there, in the staged files and in what was read."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from anabranch.position import Offsets, Ranges
@@ -41,6 +42,17 @@ def count(rows: DataFrame, ranges: Ranges) -> Counted:
         rows=sum(row["rows"] for row in found),
         outside=sum(row["rows"] for row in found if not row["within"]),
     )
+
+
+def span_of_missing(given: DataFrame, ranges: Ranges) -> Ranges:
+    """By partition of the ranges, from the first to behind the last offset that `given` lacks, if any."""
+    edges = [(p, offset) for p, (s, e) in ranges.items() for offset in (s - 1, e)]
+    bounds = given.sparkSession.createDataFrame(edges, "kafka_partition INT, kafka_offset BIGINT")
+    offsets = given.where(inside(ranges)).select("kafka_partition", "kafka_offset").union(bounds)
+    following = F.lead("kafka_offset").over(Window.partitionBy("kafka_partition").orderBy("kafka_offset"))
+    holes = offsets.withColumn("_next", following).where("_next > kafka_offset + 1")
+    found = holes.groupBy("kafka_partition").agg(F.min("kafka_offset").alias("first"), F.max("_next").alias("end"))
+    return {row["kafka_partition"]: (row["first"] + 1, row["end"]) for row in found.collect()}
 
 
 def count_aborted(given: DataFrame, uncommitted: DataFrame) -> Offsets:

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from anabranch import hours, records
-from anabranch.errors import PositionError
+from anabranch import hours, ledger, records
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Cut
-from anabranch.kafka_frames import no_records, read_ranges
-from anabranch.position import Ranges, Topic
+from anabranch.kafka_frames import read_ranges
+from anabranch.position import Offsets
 from anabranch.publish import new_id
 from anabranch.session import Job
 from anabranch.snapshots import Staged
-from anabranch.staging import read_staged, stage
+from anabranch.staging import read_snapshot, read_staged, stage
 from anabranch.state import State
-from batch_layer.balance import Balance, Counted, classify_gaps
-from batch_layer.counting import count, count_aborted, held
+from batch_layer.balance import Account, Balance, Counted, Gaps, classify_gaps, classify_lost, plus, together
+from batch_layer.counting import count, count_aborted, span_of_missing
 from batch_layer.duplicates import drop_duplicates
 from batch_layer.quality import run_suite
+from batch_layer.sources import AT, HourReader, Read
 from serving_layer import difference
 
 if TYPE_CHECKING:
@@ -37,12 +37,15 @@ if TYPE_CHECKING:
     from anabranch.config import Stream
 
 ROWS_PER_FILE = 2_000_000
-_AT = ["kafka_partition", "kafka_offset"]
 
 
 @dataclass(frozen=True)
 class Built:
-    """An hour's staged rows and dead letters, what is known of them, and why they may not be published, if so."""
+    """An hour's staged rows and dead letters, what is known of them, and why they may not be published, if so.
+
+    `problems` are an account that does not close; `objections` what the stream's rules do not allow, which an operator
+    may accept.
+    """
 
     hour: str
     cut: Cut
@@ -51,6 +54,7 @@ class Built:
     dead: Staged | None
     said: Mapping[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    objections: tuple[str, ...] = ()
 
 
 Together = Mapping[str, Built]
@@ -58,9 +62,9 @@ Together = Mapping[str, Built]
 
 @dataclass(frozen=True)
 class _Frames:
-    """An hour's records in Spark: all decoded, and of the good ones those kept and those that repeat another."""
+    """An hour's records in Spark: all that were read, and of the good ones those kept and those that repeat another."""
 
-    decoded: DataFrame
+    read: Read
     kept: DataFrame
     duplicates: DataFrame
 
@@ -72,6 +76,11 @@ class HourBuilder:
         self._job, self._spark = job, spark
         self._stream: Stream = job.stream
         self._catalog = job.environment.catalog.name
+        self._reader = HourReader(job, spark)
+
+    def repairable(self) -> dict[str, int]:
+        """By hour, how many of the dead letters that `main` has would be rows by the stream as it is now."""
+        return self._reader.repairable()
 
     def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
         """Stage and check an hour over its revision `before`. Raises PositionError for a recreated topic."""
@@ -84,8 +93,8 @@ class HourBuilder:
     def decide_again(self, hour: str, cut: Cut, before: int, state: State, together: Together) -> Built | None:
         """An accepted hour once more, after hours of its look-back were rebuilt; None when it keeps the same rows."""
         frames = self._frames(hour, cut, state, together)
-        batch = self._at(state.heads["batch"]).where(F.col("ingest_hour") == hour).select(*_AT)
-        kept = frames.kept.select(*_AT)
+        batch = self._at(state.heads["batch"]).where(F.col("ingest_hour") == hour).select(*AT)
+        kept = frames.kept.select(*AT)
         if kept.exceptAll(batch).isEmpty() and batch.exceptAll(kept).isEmpty():
             return None
         return self._checked(frames, self._stage(frames, hour, cut, before), state)
@@ -101,29 +110,12 @@ class HourBuilder:
         """The hours before it that duplicates are looked for in, oldest first."""
         return [hours.shift(hour, -i) for i in range(self._stream.batch.lookback_hours, 0, -1)]
 
-    def _require_topic(self, cut: Cut) -> Topic:
-        topic = self._job.kafka.describe(self._stream.topic)
-        if topic is None or topic.id != cut.topic_id:
-            raise PositionError(
-                f"topic {self._stream.topic}: expected id {cut.topic_id}, found {topic.id if topic else 'no topic'}: "
-                "Kafka no longer holds this hour; the speed layer's rows stay served"
-            )
-        return topic
-
     def _frames(self, hour: str, cut: Cut, state: State, together: Together) -> _Frames:
-        stream = self._stream
-        ranges: Ranges = held(cut.ranges, self._job.kafka.log_starts(self._require_topic(cut)))
-        raw = (
-            read_ranges(self._spark, self._job.environment.kafka, stream.topic, ranges)
-            if ranges
-            else no_records(self._spark)
-        )
-        # Read and decoded once; what follows looks at the result many times, without the long plan that made it.
-        decoded = records.decode(raw.withColumn("ingest_hour", F.lit(hour)), stream).localCheckpoint()
-        good = records.good(decoded, stream)
-        kept = drop_duplicates(good, stream.key, self._served(hour, state, together))
-        duplicates = good.select(*_AT).join(kept.select(*_AT), _AT, "left_anti").localCheckpoint()
-        return _Frames(decoded, kept, duplicates)
+        read = self._reader.read(hour, cut, state)
+        good = records.good(read.decoded, self._stream)
+        kept = drop_duplicates(good, self._stream.key, self._served(hour, state, together))
+        duplicates = good.select(*AT).join(kept.select(*AT), AT, "left_anti").localCheckpoint()
+        return _Frames(read, kept, duplicates)
 
     def _served(self, hour: str, state: State, together: Together) -> DataFrame | None:
         lookback = self.lookback(hour)
@@ -136,7 +128,7 @@ class HourBuilder:
         return reduce(lambda one, other: one.unionByName(other), (f.select(*self._stream.key) for f in frames), main)
 
     def _at(self, snapshot_id: int) -> DataFrame:
-        return self._spark.sql(f"SELECT * FROM {self._catalog}.{self._stream.table} VERSION AS OF {snapshot_id}")
+        return read_snapshot(self._spark, self._catalog, self._stream.table, snapshot_id)
 
     def _stage(self, frames: _Frames, hour: str, cut: Cut, before: int) -> Built:
         stream, lake = self._stream, self._job.lake
@@ -152,7 +144,7 @@ class HourBuilder:
         write = {"distribution-mode": "none", "fanout-enabled": "true"}
         staged = stage(rows.sortWithinPartitions(*order), lake, self._catalog, stream.table, new_id(), write)
         reach(Step.BATCH_ROWS_STAGED)
-        letters = records.dead(frames.decoded, cut.topic_id, "batch")
+        letters = records.dead(frames.read.decoded, cut.topic_id, "batch")
         dead = None
         if not letters.isEmpty():
             one = letters.coalesce(1).sortWithinPartitions("kafka_partition", "kafka_offset")
@@ -163,42 +155,62 @@ class HourBuilder:
     def _checked(self, frames: _Frames, built: Built, state: State) -> Built:
         rows = read_staged(self._spark, self._catalog, self._stream.table, built.rows)
         balance = self._balance(frames, rows, built)
-        problems = [f"the balance does not close: {p}" for p in balance.problems(self._stream.batch.allow_gaps)]
+        problems = [f"the balance does not close: {p}" for p in balance.problems()]
+        objections = balance.disallowed(self._stream.batch.allow_gaps)
         reach(Step.BATCH_BALANCED)
         quality = run_suite(rows, self._stream.expectations)
-        problems += [f"quality: {failed.message}" for failed in quality.failed]
+        objections += [f"quality: {failed.message}" for failed in quality.failed]
         speed = self._at(state.heads["speed"]).where(F.col("ingest_hour") == built.hour)
         differing = difference.compare(speed.select(*rows.columns), rows, frames.duplicates)
         reach(Step.BATCH_CHECKED)
         said = balance.counts | {
+            "partitions": {str(p): account.as_dict() for p, account in balance.partitions.items()},
+            "sources": self._sources(frames.read),
             "speed_rows": differing.speed_rows,
             "diff": differing.as_dict(),
             "quality": quality.as_dict(),
         }
-        return replace(built, said=said, problems=tuple(problems))
+        return replace(built, said=said, problems=tuple(problems), objections=tuple(objections))
+
+    def _sources(self, read: Read) -> dict[str, int]:
+        """How many records came from where."""
+        found = read.decoded.groupBy("source").count().orderBy("source").collect()
+        return {row["source"]: row["count"] for row in found}
 
     def _balance(self, frames: _Frames, rows: DataFrame, built: Built) -> Balance:
-        kafka, stream, cut = self._job.kafka, self._stream, built.cut
+        cut, read = built.cut, frames.read
         good = count(rows, cut.ranges)
         dead = Counted()
         if built.dead is not None:
-            letters = read_staged(self._spark, self._catalog, stream.dead_letters_table, built.dead)
+            letters = read_staged(self._spark, self._catalog, self._stream.dead_letters_table, built.dead)
             dead = count(letters, cut.ranges)
         duplicate = count(frames.duplicates, cut.ranges).distinct
-        given = count(frames.decoded, cut.ranges).distinct
-        missing = {p: e - s - given.get(p, 0) for p, (s, e) in cut.ranges.items()}
-        aborted, lost, compacted = {}, {}, False
-        if any(missing.values()):
-            # Asked after the read: retention may have gone on while it ran.
-            starts = kafka.log_starts(self._require_topic(cut))
-            gone = {p: (s, min(starts.get(p, 0), e)) for p, (s, e) in cut.ranges.items() if starts.get(p, 0) > s}
-            below = count(frames.decoded, gone).distinct
-            lost = {p: e - s - below.get(p, 0) for p, (s, e) in gone.items()}
-            if still := held(cut.ranges, starts):
-                uncommitted = read_ranges(
-                    self._spark, self._job.environment.kafka, stream.topic, still, uncommitted=True
-                )
-                aborted = count_aborted(frames.decoded, uncommitted)
-            compacted = kafka.is_compacted(stream.topic)
-        self._require_topic(cut)
-        return Balance(cut, good, dead, duplicate, classify_gaps(missing, aborted, lost, compacted))
+        gaps = self._gaps(read, cut)
+        repeated, unheld = self._lost(read, built, gaps)
+        return Balance(cut, good, dead, plus(duplicate, repeated), together(gaps, unheld))
+
+    def _gaps(self, read: Read, cut: Cut) -> Gaps:
+        """A class for each offset that Kafka should hold and did not give, found by looking: at what an uncommitted
+        reading of just their span gives, and at the topic's configuration."""
+        given = count(read.decoded, read.held).distinct
+        missing = {p: e - s - given.get(p, 0) for p, (s, e) in read.held.items() if e - s > given.get(p, 0)}
+        if not missing:
+            return {}
+        kafka, topic = self._job.environment.kafka, self._stream.topic
+        span = span_of_missing(read.decoded, {p: read.held[p] for p in missing})
+        aborted = count_aborted(read.decoded, read_ranges(self._spark, kafka, topic, span, uncommitted=True))
+        compacted = self._job.kafka.is_compacted(topic)
+        self._reader.require_topic(cut)
+        return classify_gaps(missing, aborted, compacted)
+
+    def _lost(self, read: Read, built: Built, held: Gaps) -> tuple[Offsets, Gaps]:
+        """What nobody holds: as the accepted revision accounted for it, else lost."""
+        if not read.lost:
+            return {}, {}
+        found = count(read.decoded, read.lost).distinct
+        lost = {p: e - s - found.get(p, 0) for p, (s, e) in read.lost.items() if e - s > found.get(p, 0)}
+        if not lost or read.accepted is None:
+            return classify_lost(lost, {}, {}, held)
+        said = ledger.accepted_partitions(self._job.lake, self._stream.hours_table, built.hour)
+        before = {int(p): Account(**account) for p, account in said.items()}
+        return classify_lost(lost, before, count(read.accepted, built.cut.ranges).distinct, held)

@@ -1,7 +1,8 @@
-"""The batch job: `spark-submit batch_layer/job.py --stream NAME [--hour H] [--restate]`.
+"""The batch job: `spark-submit batch_layer/job.py --stream NAME [--hour H [--restate] [--accept] | --replay]`.
 
-Seals every hour that has ended and rebuilds each that is not accepted, oldest first. A refused hour does not hold back
-the next; the exit code is 1 when any was refused.
+Seals every hour that has ended and rebuilds each that is not accepted, oldest first; with --replay, restates each
+accepted hour of whose dead letters some would be rows by now. A refused hour does not hold back the next; the exit code
+is 1 when any was refused.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from anabranch.output import print_json, print_table
 from anabranch.retry import Retry
 from anabranch.sealing import require_sealed, seal
 from anabranch.session import Job, main, open_job, parser
-from batch_layer.rebuild import Rebuilder, Result
+from batch_layer.rebuild import Order, Rebuilder, Result
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,21 +29,20 @@ LOG = logging.getLogger(__name__)
 
 
 def rebuild_hours(
-    job: Job, rebuilder: Rebuilder, hour: str | None, restate: bool, stop: threading.Event | None = None
+    job: Job, rebuilder: Rebuilder, hour: str | None, order: Order, stop: threading.Event | None = None
 ) -> list[Result]:
     """Seal, then rebuild one hour or all that wait; each step is tried again for as long as `batch.retry_for` says.
 
     Raises NotYet for an hour that has not ended, Transient when the time is over or `stop` is set.
     """
-    name = f"stream {job.stream.name}"
-    retry = Retry(job.stream.batch.retry_for, "batch.retry_for", stop or threading.Event())
+    name, retry = f"stream {job.stream.name}", _retry(job, stop)
     retry.call(name, lambda: seal(job.environment, job.stream, job.lake, job.kafka))
     if hour is not None:
         retry.call(name, lambda: require_sealed(job.lake, job.stream, hour))
     retry.call(name, rebuilder.recover)
 
     def rebuild(h: str) -> Result:
-        return retry.call(f"{name}: hour {h}", lambda: rebuilder.rebuild(h, restate))
+        return retry.call(f"{name}: hour {h}", lambda: rebuilder.rebuild(h, order))
 
     if hour is not None:
         return [rebuild(hour)]
@@ -51,6 +51,26 @@ def rebuild_hours(
     done = {result.hour for result in results}
     results += [rebuild(h) for h in waiting if h not in done]
     return sorted(results, key=lambda result: result.hour)
+
+
+def replay(job: Job, rebuilder: Rebuilder, hour: str | None, stop: threading.Event | None = None) -> list[Result]:
+    """Restate the accepted hours, or just `hour`, of whose dead letters some would be rows by the stream as it is now.
+
+    Each step is tried again as in `rebuild_hours`. Raises Transient when the time is over or `stop` is set.
+    """
+    name, retry = f"stream {job.stream.name}", _retry(job, stop)
+    retry.call(name, rebuilder.recover)
+    found = {h: n for h, n in retry.call(name, rebuilder.repairable).items() if hour in (None, h)}
+
+    def restate(h: str) -> Result:
+        order = Order(restate=True, why=f"dead letters replayed: {found[h]} can be read by now")
+        return retry.call(f"{name}: hour {h}", lambda: rebuilder.rebuild(h, order))
+
+    return [restate(h) for h in found]
+
+
+def _retry(job: Job, stop: threading.Event | None) -> Retry:
+    return Retry(job.stream.batch.retry_for, "batch.retry_for", stop or threading.Event())
 
 
 @contextmanager
@@ -90,12 +110,20 @@ def run(arguments: Sequence[str]) -> int:
     options = parser("Build the authoritative rows of a stream's hours.")
     options.add_argument("--hour", default=None, help="one hour, such as 2026-11-21T03; default: all that wait")
     options.add_argument("--restate", action="store_true", help="publish a new revision of an accepted hour")
+    options.add_argument("--accept", action="store_true", help="publish it in spite of gaps or the quality gate")
+    options.add_argument("--why", default=None, help="the reason, for the ledger")
+    options.add_argument("--replay", action="store_true", help="restate hours of whose dead letters some can be read")
     parsed = options.parse_args(list(arguments))
     job = open_job(parsed.stream, parsed.conf)
     spark = open_session(job.environment, f"anabranch batch {job.stream.name}")
     try:
         with _stopped_by_signal(spark, job.stream.name) as stop:
-            results = rebuild_hours(job, Rebuilder(job, spark), parsed.hour, parsed.restate, stop)
+            rebuilder = Rebuilder(job, spark)
+            if parsed.replay:
+                results = replay(job, rebuilder, parsed.hour, stop)
+            else:
+                order = Order(parsed.restate, parsed.accept, parsed.why)
+                results = rebuild_hours(job, rebuilder, parsed.hour, order, stop)
     finally:
         job.kafka.close()
         spark.stop()
@@ -106,7 +134,8 @@ def run(arguments: Sequence[str]) -> int:
         rows = [(r.hour, r.decision, r.revision, *(r.said.get(n, "") for n in names), r.reason or "") for r in results]
         print_table(("hour", "state", "revision", *names, "reason"), rows)
     else:
-        print(f"{job.stream.name}: no hour waits to be rebuilt")
+        waits = "holds dead letters that could be read by now" if parsed.replay else "waits to be rebuilt"
+        print(f"{job.stream.name}: no hour {waits}")
     return 1 if any(r.refused for r in results) else 0
 
 

@@ -64,6 +64,13 @@ def plan_acceptance_of_empty(
     return Publish(id, changes, replace(state.timeline, sealed=sealed), decisions=rows, confirmed=confirmed)
 
 
+def plan_reason(objections: Sequence[str], accept: bool, why: str | None) -> str | None:
+    """What the ledger says of why an hour is accepted; nothing for one that passed by itself."""
+    if accept and objections:
+        return f"accepted by choice: {why}; in spite of: {'; '.join(objections)}"
+    return why
+
+
 def revision_now(state: State, hour: str, before: int) -> int:
     """The accepted revision of an hour, 0 for none. An hour that is no longer remembered one by one is as `before`."""
     if hour in state.accepted:

@@ -6,6 +6,9 @@
 4. Run the quality gate on the staged rows.
 5. Compare with the speed layer.
 6. Publish to `batch` and `main`, then the ledger and the dead letters.
+
+An account that does not close is never published. What the stream's rules object to (a class of gaps, the quality gate)
+refuses the hour too, unless an operator accepts it, for a reason that the ledger keeps.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from batch_layer.plan import (
     plan_acceptance_of_empty,
     plan_empty,
     plan_publish,
+    plan_reason,
     plan_waiting,
     revision_now,
 )
@@ -71,8 +75,20 @@ class Result:
         return self.decision == "refused"
 
 
+@dataclass(frozen=True)
+class Order:
+    """What is to be done with an hour, and why. `accept`: publish it in spite of what the stream's rules object to."""
+
+    restate: bool = False
+    accept: bool = False
+    why: str | None = None
+
+
 class _Moved(Exception):
     """What `main` serves in the look-back changed after duplicates were dropped against it: drop them again."""
+
+
+_BY_ITSELF = Order()
 
 
 class Rebuilder:
@@ -118,8 +134,16 @@ class Rebuilder:
         self._confirmed |= ledger.record(self._job.lake, self._stream.hours_table, published.decisions)
         return [Result(str(row["hour"]), "accepted", 1, said=EMPTY) for row in published.decisions]
 
-    def rebuild(self, hour: str, restate: bool = False) -> Result:
-        """Rebuild one sealed hour. An accepted hour is left alone unless `restate`.
+    def repairable(self) -> dict[str, int]:
+        """By accepted hour, how many of its dead letters would be rows by the stream as it is now."""
+        state = load_state(self._job.lake, self._stream.table)
+        try:
+            return {h: n for h, n in self._hours.repairable().items() if state.is_accepted(h)}
+        except (PySparkException, Py4JError) as error:
+            raise explain_spark(self._spark, "read the dead letters", error) from error
+
+    def rebuild(self, hour: str, order: Order = _BY_ITSELF) -> Result:
+        """Rebuild one sealed hour. An accepted hour is left alone unless it is to be restated.
 
         A refusal is a result and is in the ledger; nothing else has changed. Raises Transient, PositionError.
         """
@@ -130,17 +154,17 @@ class Rebuilder:
             self.recover()
             return self._begun.pop(hour)[1]
         before = self._revision(state, hour)
-        if state.is_accepted(hour) and not restate:
+        if state.is_accepted(hour) and not order.restate:
             return Result(hour, "unchanged", before, "already accepted; --restate publishes a new revision")
         cut = state.cuts.get(hour) or self._cut_of_ledger(hour)
         if cut.offsets == 0:
             return next(iter(self.accept_empty([hour])), Result(hour, "unchanged", before, "it holds no records"))
-        if gone := gone_from_kafka(state.timeline, hour, cut):
+        if not before and (gone := gone_from_kafka(state.timeline, hour, cut)):
             return self._refuse(hour, cut, before, gone, {})
         LOG.info("stream %s: rebuilding hour %s: %d offsets", self._stream.name, hour, cut.offsets)
         for _ in range(_ATTEMPTS):
             try:
-                return self._rebuild(hour, cut, before)
+                return self._rebuild(hour, cut, before, order)
             except _Moved:
                 LOG.info(
                     "stream %s: hour %s: the look-back changed; dropping duplicates again", self._stream.name, hour
@@ -150,21 +174,24 @@ class Rebuilder:
                 raise explain_spark(self._spark, f"rebuild hour {hour}", error) from error
         raise Transient(f"hour {hour}: expected the look-back to hold still once in {_ATTEMPTS} attempts; try again")
 
-    def _rebuild(self, hour: str, cut: Cut, before: int) -> Result:
+    def _rebuild(self, hour: str, cut: Cut, before: int, order: Order) -> Result:
         state = load_state(self._job.lake, self._stream.table)
-        built = [self._hours.build(hour, cut, before, state)]
+        first = self._hours.build(hour, cut, before, state)
+        built = [first]
         try:
-            if not built[0].problems:
-                built += self._following(built[0], state)
-            if problems := [
-                problem if b is built[0] else f"{b.hour}, decided again: {problem}"
-                for b in built
-                for problem in b.problems
+            if not _refusals(first, order.accept):
+                built += self._following(first, state)
+            if refusals := _refusals(first, order.accept) + [
+                f"{b.hour}, decided again: {refusal}"
+                for b in built[1:]
+                for refusal in _refusals(b, state.accepted[b.hour].by_choice)
             ]:
                 self._discard(built)
-                return self._refuse(hour, cut, before, "; ".join(problems), built[0].said)
+                return self._refuse(hour, cut, before, "; ".join(refusals), first.said)
             # Step 6: publish.
-            return self._publish(built, state)
+            reasons = {hour: plan_reason(first.objections, order.accept, order.why)}
+            reasons |= {b.hour: f"decided again after {hour}" for b in built[1:]}
+            return self._publish(built, reasons, state)
         except _Moved:
             self._discard(built)
             raise
@@ -206,7 +233,7 @@ class Rebuilder:
         LOG.error("stream %s: hour %s refused: %s", self._stream.name, hour, reason)
         return Result(hour, "refused", before + 1, reason, said)
 
-    def _publish(self, built: Sequence[Built], seen: State) -> Result:
+    def _publish(self, built: Sequence[Built], reasons: Mapping[str, str | None], seen: State) -> Result:
         lake, stream, hour = self._job.lake, self._stream, built[0].hour
         surroundings = self._surroundings(built, seen)
         overtaken: list[int] = []
@@ -235,18 +262,18 @@ class Rebuilder:
             rebuilt = [
                 Rebuilt(
                     b.hour,
-                    Accepted(b.before + 1, b.cut),
+                    Accepted(b.before + 1, b.cut, by_choice=bool(b.objections)),
                     b.rows,
                     batch=files_of(state.table, "batch", b.hour),
                     main=files_of(state.table, "main", b.hour),
                     letters=(dead_letters.waiting_batch(b.dead, b.hour, b.before + 1, now),),
-                    said=dict(b.said) | ({} if b is built[0] else {"reason": f"decided again after {hour}"}),
+                    said=dict(b.said) | {"reason": reasons[b.hour]},
                 )
                 for b in built
             ]
             return state, plan_publish(state, rebuilt, now, self._confirmed)
 
-        result = Result(hour, "accepted", built[0].before + 1, said=built[0].said)
+        result = Result(hour, "accepted", built[0].before + 1, reasons[hour], built[0].said)
         self._begun[hour] = (built[0].rows.wap_id, result)
         published = run(lake, stream.table, decide, f"hour {hour} of {stream.name}", take_turns=True)
         if published is None:
@@ -283,3 +310,8 @@ class Rebuilder:
             self._job.lake.discard(self._stream.table, b.rows)
             if b.dead is not None:
                 self._job.lake.discard(self._stream.dead_letters_table, b.dead)
+
+
+def _refusals(built: Built, accept: bool) -> list[str]:
+    """Why the hour may not be published; an operator may overrule the stream's rules, not the account."""
+    return [*built.problems, *([] if accept else built.objections)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from commands import started
-from kafka import KafkaProducer, TopicPartition
+from kafka import KafkaProducer
 from world import Record, World, event, past_hour, spread
 
 from anabranch.errors import PositionError
@@ -31,17 +31,6 @@ def now_values(count: int, prefix: str, partitions: int = 1) -> list[tuple[int, 
     return [(i % partitions, at, event(f"{prefix}-{i}", at)) for i in range(count)]
 
 
-def delete_records(one: World, before: dict[int, int]) -> None:
-    admin = one.admin()
-    try:
-        admin.delete_records({TopicPartition(one.name, p): o for p, o in before.items()})
-    finally:
-        admin.close()
-    topic = one.kafka.describe(one.name)
-    assert topic is not None
-    assert {p: o for p, o in one.kafka.log_starts(topic).items() if p in before} == before
-
-
 @pytest.mark.parametrize("choice", ["stop", "continue"])
 def test_retention_that_overtook_the_position_stops_or_is_a_recorded_gap(world: Make, choice: str) -> None:
     one = world(speed={"trigger": "1 second", "lost_offsets": choice})
@@ -51,7 +40,7 @@ def test_retention_that_overtook_the_position_stops_or_is_a_recorded_gap(world: 
     one.speed()
     one.send(now_values(30, "more"))
     # The hazard: ten records that nobody has read are gone from Kafka.
-    delete_records(one, {0: 30})
+    one.delete_records({0: 30})
     if choice == "stop":
         with pytest.raises(PositionError, match=r"retention took \{0: \[20, 30\]\}.*lost_offsets: continue"):
             one.speed()
@@ -70,7 +59,7 @@ def test_retention_that_overtook_an_hour_refuses_it_or_is_an_allowed_gap(world: 
     one.topic(1)
     one.send(spread(past_hour(1), 20, "e", partitions=1))
     one.apply()
-    delete_records(one, {0: 5})
+    one.delete_records({0: 5})
     [refused] = one.batch(past_hour(1))
     assert (refused.decision, refused.said["gaps"]) == ("refused", {"retention": 5})
     assert "found 5 retention" in (refused.reason or "")

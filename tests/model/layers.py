@@ -274,7 +274,7 @@ class Batch(Publisher):
         staged = after.lake.find_staged(id)
         distinct = {p: sum(1 for q, _ in files[0].rows if q == p) for p in cut.ranges}
         balance = Balance(cut, Counted(distinct, files[0].record_count), Counted(), {}, {})
-        assert not balance.problems(()), balance.problems(())
+        assert not (problems := [*balance.problems(), *balance.disallowed(())]), problems
         if hour in world.bad:
             refused = replace(self, given_up=self.given_up | {hour}).following(self.todo[1:])
             yield f"refuses {hour}", after.discard(staged), refused

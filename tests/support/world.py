@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from kafka import TopicPartition
 from pyspark.sql import SparkSession
 
 from anabranch import tables
@@ -19,8 +20,8 @@ from anabranch.kafka import KafkaAdapter, create_topic, new_producer
 from anabranch.lake import Lake
 from anabranch.session import Job, open_job
 from anabranch.state import State, load_state
-from batch_layer.job import rebuild_hours
-from batch_layer.rebuild import Rebuilder, Result
+from batch_layer.job import rebuild_hours, replay
+from batch_layer.rebuild import Order, Rebuilder, Result
 from speed_layer.job import SpeedJob
 
 SCHEMA = "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL, level INT, amount DOUBLE"
@@ -137,9 +138,15 @@ class World:
         """Run the speed job until it has published all that is there."""
         SpeedJob(self.job, self.spark, available_now=True).run()
 
-    def batch(self, hour: str | None = None, restate: bool = False) -> list[Result]:
+    def batch(
+        self, hour: str | None = None, restate: bool = False, accept: bool = False, why: str | None = None
+    ) -> list[Result]:
         """Run the batch job's work."""
-        return rebuild_hours(self.job, Rebuilder(self.job, self.spark), hour, restate)
+        return rebuild_hours(self.job, Rebuilder(self.job, self.spark), hour, Order(restate, accept, why))
+
+    def replay(self) -> list[Result]:
+        """Restate the hours whose dead letters can be read by now."""
+        return replay(self.job, Rebuilder(self.job, self.spark), None)
 
     def rows(self, branch: str = "main") -> list[dict[str, Any]]:
         table = self.lake.load(self.job.stream.table)
@@ -155,6 +162,17 @@ class World:
     def contents(self, branch: str = "main") -> list[tuple[int, int, str]]:
         """The exact multiset that a branch holds: where each row came from, and its event."""
         return sorted((r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in self.rows(branch))
+
+    def delete_records(self, before: dict[int, int]) -> None:
+        """Delete the partitions' records before these offsets, as retention would."""
+        admin = self.admin()
+        try:
+            admin.delete_records({TopicPartition(self.name, p): o for p, o in before.items()})
+        finally:
+            admin.close()
+        topic = self.kafka.describe(self.name)
+        assert topic is not None
+        assert {p: o for p, o in self.kafka.log_starts(topic).items() if p in before} == before
 
     def acknowledged(self) -> list[tuple[int, int, str]]:
         """The exact multiset that Kafka acknowledged, of good records."""

@@ -23,7 +23,7 @@ from anabranch.sealing import HourClock
 from anabranch.session import Job
 from anabranch.state import LOST, REMEMBERED_HOURS, Accepted, plan_accepted
 from batch_layer.job import rebuild_hours
-from batch_layer.rebuild import Rebuilder
+from batch_layer.rebuild import Order, Rebuilder
 from serving_layer.merger import covers, merge
 
 H = [shift("2026-11-21T00", i) for i in range(8)]
@@ -240,7 +240,7 @@ def test_hours_that_kafka_lost_are_refused_with_their_reason_and_hold_back_no_ot
     job = Job(new_environment(lake.folder), lake.stream, lake.lake, broker.adapter)
     rebuilder = Rebuilder(job, None)  # type: ignore[arg-type]
 
-    results = rebuild_hours(job, rebuilder, None, False)
+    results = rebuild_hours(job, rebuilder, None, Order())
 
     assert [(r.hour, r.decision) for r in results] == [
         (BEFORE, "refused"), (NOW_HOUR, "refused"), (shift(NOW_HOUR, 1), "accepted"),
@@ -250,5 +250,5 @@ def test_hours_that_kafka_lost_are_refused_with_their_reason_and_hold_back_no_ot
     said = ledger.newest(ledger.history(lake.lake, lake.stream.hours_table))
     assert [(said[h]["decision"], said[h]["served"]) for h in (BEFORE, NOW_HOUR)] == [("refused", "speed")] * 2
     # Trying again changes nothing, so they are refused once; asked for by name they say so again.
-    assert rebuild_hours(job, rebuilder, None, False) == []
-    assert [r.decision for r in rebuild_hours(job, rebuilder, BEFORE, False)] == ["refused"]
+    assert rebuild_hours(job, rebuilder, None, Order()) == []
+    assert [r.decision for r in rebuild_hours(job, rebuilder, BEFORE, Order())] == ["refused"]

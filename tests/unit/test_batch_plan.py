@@ -19,6 +19,7 @@ from batch_layer.plan import (
     plan_acceptance_of_empty,
     plan_empty,
     plan_publish,
+    plan_reason,
     plan_waiting,
     revision_now,
 )
@@ -92,3 +93,9 @@ def test_hours_without_records_are_accepted_together_and_once(lake: StreamLake) 
     assert lake.publish(publish, state) is Outcome.LANDED
     assert lake.state().accepted == {H1: Accepted(1, EMPTY)}
     assert plan_acceptance_of_empty(lake.state(), [H1], "id", NOW, frozenset()) is None
+
+
+def test_an_hour_accepted_in_spite_of_its_rules_says_of_which_and_why() -> None:
+    assert plan_reason(["quality: too few"], True, "known") == "accepted by choice: known; in spite of: quality: too few"
+    assert plan_reason([], True, "known") == "known"
+    assert plan_reason([], False, None) is None

@@ -1,0 +1,137 @@
+"""Where an hour's records come from: Kafka, and for what Kafka no longer holds, what the table kept of them.
+
+The accepted rows first, then the dead letters' bytes, decoded anew, then what the speed layer has of the hour: its rows
+and its dead letters. Each offset comes from the first that holds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from anabranch import records
+from anabranch.adoption import gone_from_kafka
+from anabranch.errors import PositionError
+from anabranch.hours import Cut
+from anabranch.kafka_frames import no_records, read_ranges
+from anabranch.position import Ranges, Topic, without
+from anabranch.session import Job
+from anabranch.snapshots import heads
+from anabranch.staging import read_snapshot
+from anabranch.state import State
+from batch_layer.counting import held, inside
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+AT = ["kafka_partition", "kafka_offset"]
+KAFKA, ACCEPTED, DEAD_LETTERS, SPEED = "kafka", "accepted", "dead_letters", "speed"
+
+
+@dataclass(frozen=True)
+class Read:
+    """An hour's records. `decoded` has the columns of `records.decode`, and `source`; `held` is the part of the cut
+    that Kafka holds, `lost` the rest. With anything lost, `accepted` are the offsets of the accepted revision, if
+    there is one."""
+
+    decoded: DataFrame
+    held: Ranges
+    lost: Ranges
+    accepted: DataFrame | None = None
+
+
+class HourReader:
+    """Reads hours of one stream."""
+
+    def __init__(self, job: Job, spark: SparkSession) -> None:
+        self._job, self._spark = job, spark
+        self._stream = job.stream
+        self._catalog = job.environment.catalog.name
+
+    def read(self, hour: str, cut: Cut, state: State) -> Read:
+        """Every record of the cut that anybody holds, once. Read and decoded once: what follows looks at it many times.
+
+        Raises PositionError for a topic that was recreated and not adopted.
+        """
+        # Step 1: what Kafka holds.
+        gone = gone_from_kafka(state.timeline, hour, cut) is not None
+        ranges: Ranges = {} if gone else held(cut.ranges, self._job.kafka.log_starts(self.require_topic(cut)))
+        raw = (
+            read_ranges(self._spark, self._job.environment.kafka, self._stream.topic, ranges)
+            if ranges
+            else no_records(self._spark)
+        )
+        decoded = self._decode(raw.withColumn("ingest_hour", F.lit(hour)), KAFKA).localCheckpoint()
+        # Step 2: what it does not hold, asked after the read: retention may have gone on while it ran.
+        ranges = {} if gone else held(cut.ranges, self._job.kafka.log_starts(self.require_topic(cut)))
+        missing = without(cut.ranges, ranges)
+        if not missing:
+            return Read(decoded, ranges, {})
+        # Step 3: what the table kept of that.
+        accepted = self._accepted(hour, state) if state.is_accepted(hour) else []
+        kept = [*accepted, *self._of_branch("speed", hour, state, (SPEED, SPEED))]
+        ranked = [frame.where(inside(missing)).withColumn("_rank", F.lit(i)) for i, frame in enumerate(kept)]
+        first = Window.partitionBy(*AT).orderBy("_rank")
+        filled = (
+            reduce(DataFrame.unionByName, ranked)
+            .withColumn("_first", F.row_number().over(first))
+            .where("_first = 1")
+            .drop("_rank", "_first")
+            .join(decoded.select(*AT), AT, "left_anti")
+        )
+        together = decoded.unionByName(filled).localCheckpoint()
+        offsets = reduce(DataFrame.union, (frame.select(*AT) for frame in accepted)) if accepted else None
+        return Read(together, ranges, missing, offsets)
+
+    def require_topic(self, cut: Cut) -> Topic:
+        """The topic that the cut was decided in. Raises PositionError for another one, or none."""
+        topic = self._job.kafka.describe(self._stream.topic)
+        if topic is None or topic.id != cut.topic_id:
+            raise PositionError(
+                f"topic {self._stream.topic}: expected id {cut.topic_id}, found {topic.id if topic else 'no topic'}: "
+                "Kafka no longer holds this hour; the speed layer's rows stay served"
+            )
+        return topic
+
+    def repairable(self) -> dict[str, int]:
+        """By hour, how many of the dead letters that `main` has would be rows by the stream as it is now."""
+        letters = self._job.lake.load(self._stream.dead_letters_table)
+        found = (
+            self._decode(self._bytes(heads(letters)["main"]), DEAD_LETTERS)
+            .where("error_code IS NULL")
+            .groupBy("ingest_hour")
+            .count()
+            .collect()
+        )
+        return {row["ingest_hour"]: row["count"] for row in sorted(found, key=lambda row: str(row["ingest_hour"]))}
+
+    def _accepted(self, hour: str, state: State) -> list[DataFrame]:
+        return self._of_branch("batch", hour, state, (ACCEPTED, DEAD_LETTERS))
+
+    def _of_branch(self, branch: str, hour: str, state: State, sources: tuple[str, str]) -> list[DataFrame]:
+        """Rows, then dead letters, of an hour on a branch."""
+        letters = self._job.lake.load(self._stream.dead_letters_table)
+        rows = read_snapshot(self._spark, self._catalog, self._stream.table, state.heads[branch])
+        return [
+            self._as_decoded(rows.where(F.col("ingest_hour") == hour), sources[0]),
+            self._decode(self._bytes(heads(letters)[branch]).where(F.col("ingest_hour") == hour), sources[1]),
+        ]
+
+    def _bytes(self, snapshot_id: int) -> DataFrame:
+        """Dead letters as Kafka gave them."""
+        letters = read_snapshot(self._spark, self._catalog, self._stream.dead_letters_table, snapshot_id)
+        return letters.selectExpr(
+            "kafka_partition AS partition", "kafka_offset AS offset", "kafka_timestamp AS timestamp", "ingest_hour",
+            "key", "value", "headers",
+        )  # fmt: skip
+
+    def _decode(self, raw: DataFrame, source: str) -> DataFrame:
+        return records.decode(raw, self._stream).withColumn("source", F.lit(source))
+
+    def _as_decoded(self, rows: DataFrame, source: str) -> DataFrame:
+        """Rows of the table in the columns of `records.decode`: they were judged when they were accepted."""
+        return records.as_decoded(rows, self._stream).withColumn("source", F.lit(source))

@@ -1,0 +1,85 @@
+"""What a staged hour must be before it is published, and that a rebuild gives the same rows each time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+from world import World, event, past_hour, spread
+
+from anabranch.hours import start_of
+from anabranch.staging import stage
+from batch_layer import hour as building
+
+Make = Callable[..., World]
+
+
+def one_day_less(rows: DataFrame) -> DataFrame:
+    """A day's rows are a file of their own."""
+    return rows.where("event_date != (SELECT min(event_date) FROM staged_rows)")
+
+
+def one_row_more(rows: DataFrame) -> DataFrame:
+    return rows.unionByName(rows.limit(1))
+
+
+@pytest.mark.parametrize(
+    ("tamper", "found"),
+    [
+        (
+            one_day_less,
+            "partition 0: expected 11 offsets in [0, 11), found 10: 10 good, 0 dead, 0 duplicate, 0 in gaps",
+        ),
+        (one_row_more, "rows: expected each offset once, found 1 more"),
+    ],
+)
+def test_a_staged_hour_that_lacks_a_file_or_has_a_row_more_is_refused_and_no_word_overrules_that(
+    world: Make, monkeypatch: pytest.MonkeyPatch, tamper: Callable[[DataFrame], DataFrame], found: str
+) -> None:
+    one, hour = world(), past_hour(1)
+    one.topic(1)
+    late = start_of(hour) - timedelta(days=2)
+    one.send([*spread(hour, 10, "e", partitions=1), (0, start_of(hour) + timedelta(minutes=59), event("late", late))])
+    one.apply()
+    one.speed()
+    served = one.rows()
+
+    def tampered(rows: DataFrame, *arguments: Any) -> Any:
+        rows.createOrReplaceTempView("staged_rows")
+        return stage(tamper(rows), *arguments)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(building, "stage", tampered)
+        for accept in (False, True):
+            [result] = one.batch(hour, accept=accept, why="never mind" if accept else None)
+            assert (result.decision, result.reason) == ("refused", f"the balance does not close: {found}")
+            assert one.rows() == served
+    [result] = one.batch(hour)
+    assert result.decision == "accepted"
+    assert one.contents() == one.acknowledged()
+
+
+def test_an_hour_rebuilt_five_times_has_the_same_rows(world: Make) -> None:
+    one, hour = world(), past_hour(1)
+    one.topic()
+    at = start_of(hour) + timedelta(minutes=59)
+    again = [(i % 2, at, event(f"e-{i}", at, player="again")) for i in range(5)]
+    one.send([*spread(hour, 40, "e"), *again, (0, at, b"not JSON")])
+    one.apply()
+
+    def content() -> str:
+        rows = sorted(one.rows(), key=lambda r: (r["kafka_partition"], r["kafka_offset"]))
+        return hashlib.sha256(repr([sorted(row.items()) for row in rows]).encode()).hexdigest()
+
+    one.batch(hour)
+    first = content()
+    assert len(one.rows()) == 40
+    for revision in range(2, 6):
+        [result] = one.batch(hour, restate=True)
+        assert (result.decision, result.revision) == ("accepted", revision)
+        assert content() == first
+    assert len(one.dead()) == 1

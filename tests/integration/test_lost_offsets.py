@@ -1,0 +1,103 @@
+"""Hours of which Kafka no longer has everything, and dead letters that can be read by now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from world import World, event, past_hour, spread
+
+from anabranch import ledger
+from anabranch.hours import start_of
+
+Make = Callable[..., World]
+WIDE = {"column": "event_time", "past": "90 days", "future": "1 hour"}
+
+
+def send_hour(one: World, hour: str) -> None:
+    """On one partition 20 good records, a repeated event at offset 20, and one of 60 days ago at offset 21."""
+    at = start_of(hour) + timedelta(minutes=59)
+    old = at - timedelta(days=60)
+    again = (0, at, event("e-3", at, player="again"))
+    one.send([*spread(hour, 20, "e", partitions=1), again, (0, at, event("old", old))])
+
+
+def accepted_row(one: World, hour: str) -> dict[str, Any]:
+    return ledger.newest(ledger.history(one.lake, one.job.stream.hours_table))[hour]
+
+
+def content(one: World) -> list[dict[str, Any]]:
+    return sorted(one.rows(), key=lambda r: (r["kafka_partition"], r["kafka_offset"]))
+
+
+def test_what_kafka_lost_of_an_hour_is_filled_from_the_speed_layer(world: Make) -> None:
+    one, hour = world(), past_hour(1)
+    one.topic(1)
+    send_hour(one, hour)
+    one.apply()
+    one.speed()
+    # The hazard: of the first ten, and of the dead letter behind them, only the speed layer has something.
+    one.delete_records({0: 10})
+    [result] = one.batch(hour)
+    assert (result.decision, result.reason) == ("accepted", None)
+    row = accepted_row(one, hour)
+    assert (row["good"], row["dead"], row["duplicate"], row["gap"]) == (20, 1, 1, 0)
+    assert row["sources"] == {"kafka": 12, "speed": 10}
+    assert row["partitions"] == {"0": {"offsets": 22, "good": 20, "dead": 1, "duplicate": 1, "gaps": {}}}
+    assert one.contents() == one.acknowledged()[:20]
+
+
+def test_an_hour_that_kafka_lost_is_restated_from_what_is_accepted_and_its_dead_letters_are_replayed(
+    world: Make,
+) -> None:
+    one, hour = world(), past_hour(1)
+    one.topic(1)
+    send_hour(one, hour)
+    one.apply()
+    one.batch(hour)
+    before = content(one)
+    assert [d["error_code"] for d in one.dead()] == ["event_time_out_of_bounds"]
+    # The hazard: nobody but the table has anything of the hour; of the duplicate, only the ledger knows.
+    one.delete_records({0: 22})
+    [again] = one.batch(hour, restate=True, why="to see whether it holds")
+    assert (again.decision, again.revision) == ("accepted", 2)
+    assert content(one) == before
+    row = accepted_row(one, hour)
+    assert (row["good"], row["dead"], row["duplicate"], row["gap"]) == (20, 1, 1, 0)
+    assert row["sources"] == {"accepted": 20, "dead_letters": 1}
+    assert row["reason"] == "to see whether it holds"
+    assert one.replay() == []
+    # Widen the bound: the dead letter can be read by now.
+    one.configure(event_time=WIDE)
+    one.reopen()
+    [replayed] = one.replay()
+    assert (replayed.decision, replayed.revision) == ("accepted", 3)
+    assert one.offsets() == [(0, o) for o in (*range(20), 21)]
+    assert one.dead() == []
+    row = accepted_row(one, hour)
+    assert (row["good"], row["dead"], row["duplicate"], row["gap"]) == (21, 0, 1, 0)
+    assert row["reason"] == "dead letters replayed: 1 can be read by now"
+    assert one.replay() == []
+
+
+def test_what_nobody_holds_is_a_gap_that_an_operator_may_accept(world: Make) -> None:
+    one, hour = world(), past_hour(1)
+    one.topic(1)
+    send_hour(one, hour)
+    one.apply()
+    one.delete_records({0: 5})
+    [refused] = one.batch(hour)
+    assert refused.decision == "refused"
+    assert one.rows() == []
+    [accepted] = one.batch(hour, accept=True, why="the five are in the archive")
+    objection = "gaps: expected only control, aborted, found 5 retention"
+    assert accepted.reason == f"accepted by choice: the five are in the archive; in spite of: {objection}"
+    assert one.state.accepted[hour].by_choice
+    assert accepted_row(one, hour)["gaps"] == {"retention": 5}
+    # What the twentieth repeats is lost, so it stays.
+    assert one.offsets() == [(0, o) for o in range(5, 21)]
+    # Without the word it is refused again, and what was accepted stays.
+    [again] = one.batch(hour, restate=True)
+    assert again.decision == "refused"
+    assert one.offsets() == [(0, o) for o in range(5, 21)]
