@@ -18,11 +18,13 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 from anabranch import __version__
+from anabranch.errors import Refused
 from anabranch.hours import Cut
 from anabranch.lake import Lake
 from anabranch.neighbours import asked
 from anabranch.position import ranges_to_keys
 from anabranch.publish import new_id
+from anabranch.state import Accepted, State
 
 LOG = logging.getLogger(__name__)
 
@@ -99,6 +101,21 @@ def history(lake: Lake, table_name: str) -> list[dict[str, Any]]:
         rows = lake.load(table_name).scan().to_arrow().to_pylist()
     rows.sort(key=lambda row: (row["sequence"], row["recorded_at"]))
     return [row | {key: json.loads(row[key]) if row[key] else None for key in _JSON} for row in rows]
+
+
+def accepted(lake: Lake, table_name: str, state: State, hour: str) -> Accepted | None:
+    """What is accepted of an hour; of one that is no longer remembered one by one, as the ledger has it.
+
+    Raises Refused when the ledger has not.
+    """
+    if not state.is_accepted(hour) or hour in state.accepted:
+        return state.accepted.get(hour)
+    rows = history(lake, table_name)
+    found = [r for r in rows if r["hour"] == hour and r["decision"] == "accepted" and r["cut"]]
+    if not found:
+        raise Refused(f"hour {hour}: expected its cut in the ledger {table_name}, found none; it stays as it is")
+    last = max(found, key=lambda r: int(r["revision"]))
+    return Accepted(last["revision"], Cut.from_dict({"topic_id": last["topic_id"], "ranges": last["cut"]}))
 
 
 def accepted_partitions(lake: Lake, table_name: str, hour: str) -> Mapping[str, Any]:

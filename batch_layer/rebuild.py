@@ -24,7 +24,7 @@ from pyspark.errors import PySparkException
 
 from anabranch import dead_letters, hours, ledger
 from anabranch.adoption import gone_from_kafka
-from anabranch.errors import Refused, Transient
+from anabranch.errors import Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Cut
 from anabranch.jvm import explain_spark
@@ -153,10 +153,11 @@ class Rebuilder:
             # Its answer, or what follows it, was lost; another restatement would be one too many.
             self.recover()
             return self._begun.pop(hour)[1]
-        before = self._revision(state, hour)
+        accepted = ledger.accepted(self._job.lake, self._stream.hours_table, state, hour)
+        before = accepted.revision if accepted is not None else 0
         if state.is_accepted(hour) and not order.restate:
             return Result(hour, "unchanged", before, "already accepted; --restate publishes a new revision")
-        cut = state.cuts.get(hour) or self._cut_of_ledger(hour)
+        cut = accepted.cut if accepted is not None else state.cuts[hour]
         if cut.offsets == 0:
             return next(iter(self.accept_empty([hour])), Result(hour, "unchanged", before, "it holds no records"))
         if not before and (gone := gone_from_kafka(state.timeline, hour, cut)):
@@ -291,19 +292,6 @@ class Rebuilder:
                 b.hour, b.before + 1, b.said["good"], b.said["dead"], b.said["duplicate"], b.said["gap"],
             )  # fmt: skip
         return result
-
-    def _revision(self, state: State, hour: str) -> int:
-        """The accepted revision, 0 for none; of an hour long past, as the ledger has it."""
-        if hour in state.accepted or not state.is_accepted(hour):
-            return revision_now(state, hour, 0)
-        rows = ledger.history(self._job.lake, self._stream.hours_table)
-        return max((r["revision"] for r in rows if r["hour"] == hour and r["decision"] == "accepted"), default=1)
-
-    def _cut_of_ledger(self, hour: str) -> Cut:
-        rows = [r for r in ledger.history(self._job.lake, self._stream.hours_table) if r["hour"] == hour and r["cut"]]
-        if not rows:
-            raise Refused(f"hour {hour}: expected its cut in the table or the ledger, found it in neither")
-        return Cut.from_dict({"topic_id": rows[-1]["topic_id"], "ranges": rows[-1]["cut"]})
 
     def _discard(self, built: Sequence[Built]) -> None:
         for b in built:

@@ -7,12 +7,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
 from anabranch import dead_letters, ledger
 from anabranch.config import Stream
 from anabranch.errors import Refused
-from anabranch.hours import Cut
 from anabranch.lake import Change, Lake
 from anabranch.publish import Publish, new_id, run
 from anabranch.sealing import require_sealed
@@ -103,7 +102,7 @@ def serve_hour(
             {hour: {f.file_path: f for f in files_of(state.table, branch, hour)}}
             for branch in ("main", "speed", "batch")
         )
-        accepted = _accepted(lake, stream, state, hour)
+        accepted = ledger.accepted(lake, stream.hours_table, state, hour)
         now = datetime.now(UTC)
         return state, plan_served(state, hour, overrides, layer, files, accepted, new_id(), now, why, confirmed)
 
@@ -114,15 +113,3 @@ def serve_hour(
         dead_letters.roll_forward(lake, stream.dead_letters_table, load_state(lake, stream.table))
         LOG.info("stream %s: hour %s is now served by %s: %s", stream.name, hour, served.layer, why)
     return served
-
-
-def _accepted(lake: Lake, stream: Stream, state: State, hour: str) -> Accepted | None:
-    """What is accepted of the hour; of one long past, as the ledger has it. Raises Refused when the ledger has not."""
-    if not state.is_accepted(hour) or hour in state.accepted:
-        return state.accepted.get(hour)
-    rows: list[dict[str, Any]] = ledger.history(lake, stream.hours_table)
-    found = [r for r in rows if r["hour"] == hour and r["decision"] == "accepted" and r["cut"]]
-    if not found:
-        raise Refused(f"hour {hour}: expected its cut in the ledger, found none; what serves it cannot be changed")
-    newest = max(found, key=lambda r: int(r["revision"]))
-    return Accepted(newest["revision"], Cut.from_dict({"topic_id": newest["topic_id"], "ranges": newest["cut"]}))

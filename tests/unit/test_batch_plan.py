@@ -96,6 +96,7 @@ def test_hours_without_records_are_accepted_together_and_once(lake: StreamLake) 
 
 
 def test_an_hour_accepted_in_spite_of_its_rules_says_of_which_and_why() -> None:
-    assert plan_reason(["quality: too few"], True, "known") == "accepted by choice: known; in spite of: quality: too few"
+    found = plan_reason(["quality: too few"], True, "known")
+    assert found == "accepted by choice: known; in spite of: quality: too few"
     assert plan_reason([], True, "known") == "known"
     assert plan_reason([], False, None) is None
