@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/anabranch.stamp
 CODE := anabranch speed_layer batch_layer serving_layer dags tests
 
-.PHONY: help setup demo demo-flights test unit model integration test-failures soak lint types format docs clean
+.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy soak lint types format docs dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -35,6 +35,9 @@ integration: $(READY) ## integration tests alone
 test-failures: $(READY) ## every row of the failure table, on real services: kills, pauses, faults, a soak (needs Go)
 	@$(BIN)/python -m pytest tests/failures
 
+test-deploy: $(READY) ## packaging, and what a deployment is made of
+	@$(BIN)/python -m pytest tests/deploy
+
 soak: $(READY) ## everything together and faults at random: make soak MINUTES=10 SEED=1
 	@$(BIN)/python -m anabranch.dev.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 
@@ -52,7 +55,12 @@ types: $(READY) ## mypy, strict
 docs: $(READY) ## write docs/cli.md from the command line itself
 	@$(BIN)/python -m anabranch.docs
 
+dist: $(READY) ## the wheel, the source distribution, and the same code as a zip for spark-submit --py-files
+	@rm -rf dist
+	@$(BIN)/uv build --out-dir dist
+	@for wheel in dist/*.whl; do cp "$$wheel" "$${wheel%-py3-none-any.whl}-py-files.zip"; done
+
 clean: ## stop the services; remove the environment and all local data (the jars' cache stays)
 	@if [ -x $(BIN)/anabranch ]; then $(BIN)/anabranch dev down --wipe || true; fi
-	@rm -rf .venv .anabranch .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	@rm -rf .venv .anabranch dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

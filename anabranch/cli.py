@@ -226,6 +226,7 @@ def query(sql: str, output: Literal["table", "csv", "json", "parquet"], out: str
 main.add_command(operating.adopt)
 main.add_command(operating.serve_hour)
 main.add_command(operating.maintain)
+main.add_command(operating.init)
 
 if __name__ == "__main__":
     main()

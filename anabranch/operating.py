@@ -105,6 +105,25 @@ def serve_hour(
 
 
 @click.command()
+@click.argument("folder", metavar="DIR")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")
+def init(folder: str, output: str) -> None:
+    """Write a starter folder: conf/, dags/, a compose file with its Dockerfile. Overwrites nothing."""
+    from pathlib import Path
+
+    from anabranch import starter
+    from anabranch.output import print_json
+
+    written = starter.write(Path(folder))
+    if output == "json":
+        print_json({"folder": folder, "files": [str(file) for file in written]})
+        return
+    for file in written:
+        click.echo(f"wrote {file}")
+    click.echo(f"next: cd {folder}, anabranch dev up, anabranch apply")
+
+
+@click.command()
 @click.argument("stream")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @options

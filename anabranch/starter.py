@@ -1,0 +1,53 @@
+"""What a new user begins with: configuration, an example stream, the DAG files, and a compose file that runs it all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anabranch.errors import ConfigurationError, Terminal
+
+_PACKAGE = Path(__file__).resolve().parent
+_CHECKOUT = _PACKAGE.parent
+# By place in the new folder: where it lies in a checkout, and where the wheel carries it.
+_SHIPPED = {
+    "conf/anabranch.yaml": ("conf/anabranch.yaml", "_conf/anabranch.yaml"),
+    "conf/streams/game_events.yaml": ("conf/streams/game_events.yaml", "_conf/streams/game_events.yaml"),
+    "conf/streams/game_events.expectations.yaml": (
+        "conf/streams/game_events.expectations.yaml",
+        "_conf/streams/game_events.expectations.yaml",
+    ),
+    "docker-compose.yml": ("docker-compose.yml", "_deploy/docker-compose.yml"),
+    ".env.example": (".env.example", "_deploy/env.example"),
+    "Dockerfile": ("anabranch/starter_files/Dockerfile", "starter_files/Dockerfile"),
+}
+
+
+def write(folder: Path) -> list[Path]:
+    """Write the starter files into `folder`, made if missing; returns them. Raises ConfigurationError, having written
+    nothing, when one of them is there already."""
+    files = {folder / place: source for place, source in _sources().items()}
+    if taken := [file for file in files if file.exists()]:
+        raise ConfigurationError(
+            f"init: expected none of its files in {folder}, found {taken[0]}; choose another folder"
+        )
+    for file, source in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(source.read_bytes())
+    return list(files)
+
+
+def _sources() -> dict[str, Path]:
+    found = {place: _source(*where) for place, where in _SHIPPED.items()}
+    dags = _folder("dags", "_dags")
+    return found | {f"dags/{file.name}": file for file in sorted(dags.glob("*.py"))}
+
+
+def _folder(in_checkout: str, in_wheel: str) -> Path:
+    return _CHECKOUT / in_checkout if (_CHECKOUT / "pyproject.toml").is_file() else _PACKAGE / in_wheel
+
+
+def _source(in_checkout: str, in_wheel: str) -> Path:
+    file = _folder(in_checkout, in_wheel)
+    if not file.is_file():
+        raise Terminal(f"{file} is missing; install the package again")
+    return file

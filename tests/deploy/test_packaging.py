@@ -1,0 +1,106 @@
+"""The wheel and the source distribution: built, installed into an environment of their own, and used from there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+UV = Path(sys.executable).parent / "uv"
+
+
+def run(*command: object, cwd: Path = ROOT) -> str:
+    done = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one wheel and one source distribution."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(UV, "build", "--out-dir", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The bin folder of an environment that has the wheel and what it asks for, far from the checkout."""
+    environment = tmp_path_factory.mktemp("environment")
+    run(UV, "venv", "--python", sys.executable, environment / "venv")
+    [wheel] = built.glob("*.whl")
+    run(UV, "pip", "install", "--python", environment / "venv/bin/python", wheel)
+    yield environment / "venv" / "bin"
+
+
+def test_both_hold_the_code_the_configuration_and_the_dags(built: Path) -> None:
+    [wheel], [source] = built.glob("*.whl"), built.glob("*.tar.gz")
+    in_wheel = set(zipfile.ZipFile(wheel).namelist())
+    assert {
+        "anabranch/cli.py", "speed_layer/job.py", "batch_layer/job.py", "serving_layer/merger.py",
+        "anabranch/_conf/jvm/ivy.xml", "anabranch/_conf/jvm/jars.sha256", "anabranch/_conf/anabranch.yaml",
+        "anabranch/_dags/anabranch_hourly.py", "anabranch/_deploy/docker-compose.yml",
+        "anabranch/starter_files/Dockerfile",
+    } <= in_wheel  # fmt: skip
+    assert not [name for name in in_wheel if name.startswith("tests/") or "__pycache__" in name]
+    with tarfile.open(source) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "tests/support/world.py", "conf/jvm/ivy.xml"} <= names
+
+
+def test_the_installed_command_answers_without_importing_what_is_heavy(installed: Path, tmp_path: Path) -> None:
+    assert "Kafka to one exact Iceberg table" in run(installed / "anabranch", "--help", cwd=tmp_path)
+    said = subprocess.run(
+        [installed / "python", "-X", "importtime", "-m", "anabranch.cli", "--help"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in said.stderr.splitlines()}
+    assert "click" in imported
+    assert not imported & {
+        "pyspark",
+        "pyiceberg",
+        "pyarrow",
+        "boto3",
+        "kafka",
+        "duckdb",
+        "great_expectations",
+        "pydantic",
+    }
+
+
+def test_init_writes_a_folder_that_works_and_overwrites_nothing(installed: Path, tmp_path: Path) -> None:
+    run(installed / "anabranch", "init", "mine", cwd=tmp_path)
+    places = {str(file.relative_to(tmp_path / "mine")) for file in (tmp_path / "mine").rglob("*") if file.is_file()}
+    assert {
+        "conf/anabranch.yaml", "conf/streams/game_events.yaml", "dags/anabranch_hourly.py", "docker-compose.yml",
+        "Dockerfile", ".env.example",
+    } <= places  # fmt: skip
+    loaded = run(
+        installed / "python", "-c",
+        "from anabranch import config; config.load_environment('mine/conf'); "
+        "print(config.load_stream('game_events', 'mine/conf').topic)",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert loaded == "game_events\n"
+    again = subprocess.run(
+        [installed / "anabranch", "init", "mine"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert again.returncode == 2
+    assert "expected none of its files" in again.stderr
+
+
+def test_the_jobs_are_found_in_the_zip_for_py_files(built: Path, installed: Path, tmp_path: Path) -> None:
+    [wheel] = built.glob("*.whl")
+    archive = tmp_path / "anabranch-py-files.zip"
+    archive.write_bytes(wheel.read_bytes())
+    script = (
+        f"import sys; sys.path.insert(0, {str(archive)!r}); import speed_layer.job, batch_layer.job; "
+        "print(speed_layer.job.__file__, batch_layer.job.__file__)"
+    )
+    assert run(installed / "python", "-c", script, cwd=tmp_path).count(str(archive)) == 2
