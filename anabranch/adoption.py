@@ -135,7 +135,7 @@ def adopt(
     published = run(lake, stream.table, decide, f"adopt topic {stream.topic}", take_turns=True)
     if published is None or adopted is None:
         return None
-    ledger.record(lake, stream.hours_table, published.decisions)
+    ledger.record_waiting(lake, stream.hours_table, load_state(lake, stream.table))
     LOG.warning(
         "stream %s: adopted topic id %s in place of %s: sealed %s, going on with hour %s from %s", stream.name,
         adopted.position.topic_id, adopted.former_id, ", ".join(adopted.sealed), adopted.timeline.open,

@@ -24,6 +24,7 @@ from anabranch.lake import Lake
 from anabranch.neighbours import asked
 from anabranch.position import ranges_to_keys
 from anabranch.publish import new_id
+from anabranch.snapshots import snapshot_of
 from anabranch.state import Accepted, State
 
 LOG = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ LEDGER_SCHEMA = Schema(
     NestedField(15, "speed_rows", LongType()),
     NestedField(16, "diff", StringType(), doc="JSON {missing, extra, changed, sample}"),
     NestedField(17, "quality", StringType(), doc="JSON {passed, failed}"),
-    NestedField(18, "snapshot_id", LongType()),
+    NestedField(18, "snapshot_id", LongType(), doc="of the publish, on main where it changed main"),
     NestedField(19, "reason", StringType()),
     NestedField(20, "code_version", StringType(), required=True),
     NestedField(21, "recorded_at", TimestamptzType(), required=True),
@@ -69,6 +70,15 @@ def decision(
     if cut is not None:
         row |= {"topic_id": cut.topic_id, "cut": ranges_to_keys(cut.ranges), "offsets": cut.offsets}
     return row | values
+
+
+def record_waiting(lake: Lake, table_name: str, state: State) -> frozenset[str]:
+    """Write the decisions that wait on the branches, each with its publish's snapshot; returns those that are there."""
+    return record(
+        lake,
+        table_name,
+        [d | {"snapshot_id": snapshot_of(state.table, d["publish"])} if "publish" in d else d for d in state.decisions],
+    )
 
 
 def record(lake: Lake, table_name: str, waiting: Iterable[Mapping[str, Any]]) -> frozenset[str]:

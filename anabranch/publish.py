@@ -89,7 +89,8 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
         if change.branch != "batch" and publish.position is not None:
             properties[POSITION] = publish.position.to_json()
         said = state.said[change.branch]
-        for key, new in ((DECISIONS, publish.decisions), (DEAD_LETTERS, publish.dead_letters)):
+        decisions = [{**d, "publish": publish.id} for d in publish.decisions]
+        for key, new in ((DECISIONS, decisions), (DEAD_LETTERS, publish.dead_letters)):
             waiting = [i for i in json.loads(said.get(key, "[]")) if i["id"] not in publish.confirmed]
             properties[key] = json.dumps([*waiting, *new], default=str)
         changes.append(replace(change, properties=properties))

@@ -175,7 +175,7 @@ def seal(environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapt
     """
     before = load_state(lake, stream.table)
     check_clock(environment, before)
-    confirmed = ledger.record(lake, stream.hours_table, before.decisions)
+    confirmed = ledger.record_waiting(lake, stream.hours_table, before)
     clock = HourClock(stream, lake, kafka)
 
     def decide() -> tuple[State, Publish | None]:
@@ -191,7 +191,7 @@ def seal(environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapt
     reach(Step.SEAL_PUBLISHED)
     sealed = [str(row["hour"]) for row in published.decisions]
     LOG.info("stream %s: sealed %s", stream.name, f"{sealed[0]} to {sealed[-1]}" if len(sealed) > 1 else sealed[0])
-    ledger.record(lake, stream.hours_table, published.decisions)
+    ledger.record_waiting(lake, stream.hours_table, load_state(lake, stream.table))
     reach(Step.SEAL_RECORDED)
     return sealed
 

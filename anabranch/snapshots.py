@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.manifest import DataFile, ManifestEntryStatus
 from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.snapshots import ancestors_of
 
 from anabranch.errors import Terminal
 from anabranch.neighbours import asked
@@ -115,6 +116,15 @@ def staged_snapshot(table: Table, wap_id: str) -> Snapshot | None:
 def has_landed(table: Table, commit_id: str) -> bool:
     """Whether a snapshot of the table carries the commit's id. Pure."""
     return any(s.summary is not None and s.summary.get(PUBLISH_ID) == commit_id for s in table.snapshots())
+
+
+def snapshot_of(table: Table, commit_id: str) -> int | None:
+    """The snapshot that a commit made on `main`, else on another branch; None once it is expired. Pure."""
+    of_main = {s.snapshot_id for s in ancestors_of(head(table, "main"), table.metadata)}
+    found = [
+        s.snapshot_id for s in table.snapshots() if s.summary is not None and s.summary.get(PUBLISH_ID) == commit_id
+    ]
+    return next((id for id in found if id in of_main), found[0] if found else None)
 
 
 def carried(table: Table, branch: str, properties: Mapping[str, str], commit_id: str) -> dict[str, str]:

@@ -131,7 +131,8 @@ class Rebuilder:
         if published is None:
             return []
         reach(Step.BATCH_EMPTY_ACCEPTED)
-        self._confirmed |= ledger.record(self._job.lake, self._stream.hours_table, published.decisions)
+        state = load_state(self._job.lake, self._stream.table)
+        self._confirmed |= ledger.record_waiting(self._job.lake, self._stream.hours_table, state)
         return [Result(str(row["hour"]), "accepted", 1, said=EMPTY) for row in published.decisions]
 
     def repairable(self) -> dict[str, int]:
@@ -282,9 +283,10 @@ class Rebuilder:
             reason = f"another run was first: revision {overtaken[-1]} is accepted"
             return Result(hour, "unchanged", overtaken[-1], reason)
         reach(Step.BATCH_PUBLISHED)
-        self._confirmed |= ledger.record(lake, stream.hours_table, published.decisions)
+        state = load_state(lake, stream.table)
+        self._confirmed |= ledger.record_waiting(lake, stream.hours_table, state)
         reach(Step.BATCH_RECORDED)
-        self._confirmed |= dead_letters.roll_forward(lake, stream.dead_letters_table, load_state(lake, stream.table))
+        self._confirmed |= dead_letters.roll_forward(lake, stream.dead_letters_table, state)
         reach(Step.BATCH_DEAD_LETTERS)
         for b in built:
             LOG.info(

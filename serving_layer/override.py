@@ -109,7 +109,8 @@ def serve_hour(
     published = run(lake, stream.table, decide, f"serve hour {hour} of {stream.name}", take_turns=True)
     assert served is not None
     if published is not None:
-        ledger.record(lake, stream.hours_table, published.decisions)
-        dead_letters.roll_forward(lake, stream.dead_letters_table, load_state(lake, stream.table))
+        state = load_state(lake, stream.table)
+        ledger.record_waiting(lake, stream.hours_table, state)
+        dead_letters.roll_forward(lake, stream.dead_letters_table, state)
         LOG.info("stream %s: hour %s is now served by %s: %s", stream.name, hour, served.layer, why)
     return served

@@ -17,4 +17,4 @@ def recover(lake: Lake, stream: Stream) -> frozenset[str]:
     merger.merge(lake, stream)
     state = load_state(lake, stream.table)
     published = dead_letters.roll_forward(lake, stream.dead_letters_table, state)
-    return published | ledger.record(lake, stream.hours_table, state.decisions)
+    return published | ledger.record_waiting(lake, stream.hours_table, state)
