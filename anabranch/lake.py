@@ -24,7 +24,7 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
     ValidationException,
 )
-from pyiceberg.manifest import DataFile
+from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableResponse, Table, Transaction
@@ -246,6 +246,7 @@ class Lake:
                 said = carried(table, change.branch, change.properties, commit.id)
                 update = tx.update_snapshot(snapshot_properties=said, branch=change.branch)
                 producer = update.overwrite() if change.remove else update.fast_append()
+                _evaluate_apart(producer)
                 producers.append(producer)
                 for data_file in change.add:
                     producer.append_data_file(data_file)
@@ -320,6 +321,20 @@ class Lake:
             landed = has_landed(fresh, commit_id)
             LOG.warning("commit %s of %s %s", commit_id, table.name(), "had landed" if landed else "had not landed")
             return Outcome.LANDED if landed else Outcome.REFUSED
+
+
+def _evaluate_apart(producer: _SnapshotProducer[Any]) -> None:
+    """Have each manifest judged by an evaluator of its own.
+
+    PyIceberg 0.12 shares one among the threads that look for the files to be removed, and it remembers the manifest at
+    hand: so a manifest is judged by the bounds of another, and a file that is there is said to be missing.
+    """
+    build = producer._build_manifest_evaluator
+
+    def build_apart(spec_id: int) -> Callable[[ManifestFile], bool]:
+        return lambda manifest: build(spec_id)(manifest)
+
+    producer._build_manifest_evaluator = build_apart  # type: ignore[method-assign]
 
 
 def _delete_old_metadata(before: Table, landed: CommitTableResponse) -> None:
