@@ -191,14 +191,20 @@ def hours(stream: str, conf: str | None, output: str) -> None:
 @click.argument("stream")
 @options
 def status(stream: str, conf: str | None, output: str) -> None:
-    """Position, lag, last publish, backlog, and the serving layer by hour."""
+    """Position, lag, last publish, backlog, and the serving layer by hour.
+
+    The exit code is 1 when the layers differ in an hour and nothing explains it.
+    """
     from serving_layer import status as views
 
     job = open_stream(stream, conf)
     try:
-        views.print_status(views.status(job), output)
+        view = views.status(job)
     finally:
         job.kafka.close()
+    views.print_status(view, output)
+    if view["unexplained"]:
+        sys.exit(1)
 
 
 @main.command()

@@ -161,7 +161,8 @@ class HourBuilder:
         quality = run_suite(rows, self._stream.expectations)
         objections += [f"quality: {failed.message}" for failed in quality.failed]
         speed = self._at(state.heads["speed"]).where(F.col("ingest_hour") == built.hour)
-        differing = difference.compare(speed.select(*rows.columns), rows, frames.duplicates)
+        unread = difference.plan_unread(state, built.hour, built.cut)
+        differing = difference.compare(speed.select(*rows.columns), rows, frames.duplicates, unread)
         reach(Step.BATCH_CHECKED)
         said = balance.counts | {
             "partitions": {str(p): account.as_dict() for p, account in balance.partitions.items()},

@@ -13,6 +13,8 @@ from anabranch.position import ranges_to_keys, size, to_keys
 from anabranch.session import Job
 from anabranch.snapshots import last_publish
 from anabranch.state import State, load_state
+from serving_layer import merger
+from serving_layer.difference import plan_unexplained
 
 _COUNTS = ("offsets", "good", "dead", "duplicate", "gap")
 
@@ -99,6 +101,7 @@ def status(job: Job) -> dict[str, Any]:
     lag = {p: (state.position.offsets.get(p, 0), e) for p, e in ends.items()}
     backlog = sorted(h for h in state.timeline.sealed if not state.is_accepted(h))
     ended = hour_words.hours_between(state.timeline.open, hour_words.hour_of(now))
+    rows = ledger.newest(ledger.history(job.lake, job.stream.hours_table))
     return {
         "stream": job.stream.name,
         "topic": job.stream.topic,
@@ -111,7 +114,22 @@ def status(job: Job) -> dict[str, Any]:
         "to_seal": ended,
         "backlog": backlog,
         "hours": {h: state.serving_layer(h) for h in sorted({*state.accepted, *state.timeline.sealed})},
+        "unexplained": unexplained(state, rows),
     }
+
+
+def unexplained(state: State, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """By hour, the differences of the layers that nothing explains, from the ledger's newest rows. Pure."""
+    found = {
+        hour: plan_unexplained(row.get("diff"), row.get("gaps"), merger.covers(state, "speed", hour) is None)
+        for hour, row in rows.items()
+    }
+    return {hour: left for hour, left in sorted(found.items()) if left}
+
+
+def unexplained_words(left: Mapping[str, int]) -> str:
+    """What is left unexplained, in words: `3 missing, 1 changed`."""
+    return ", ".join(f"{n} {kind}" for kind, n in left.items())
 
 
 def _published_at(state: State, branch: str) -> str | None:
@@ -132,5 +150,11 @@ def print_status(view: dict[str, Any], output: str) -> None:
         ("ended, to be sealed", ", ".join(view["to_seal"]) or "none"),
         ("sealed, not accepted", ", ".join(view["backlog"]) or "none"),
         ("hours by batch", sum(1 for layer in view["hours"].values() if layer == "batch")),
+        ("unexplained differences", f"in {len(view['unexplained'])} hours" if view["unexplained"] else "none"),
     ]
     print_table((view["stream"], ""), rows)
+    for hour, left in view["unexplained"].items():
+        print(
+            f"hour {hour}: the layers differ and nothing explains it: {unexplained_words(left)}; look at "
+            f"`anabranch diff {view['stream']} {hour}`"
+        )

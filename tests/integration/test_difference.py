@@ -24,9 +24,17 @@ def test_missing_extra_and_duplicates_are_told_apart(spark: SparkSession) -> Non
     speed = rows(spark, (0, 1, *NOTHING), (0, 2, *NOTHING), (0, 3, *NOTHING))
     batch = rows(spark, (0, 1, *NOTHING), (0, 4, *NOTHING))
     removed = spark.createDataFrame([(0, 2)], "kafka_partition INT, kafka_offset BIGINT")
-    found = compare(speed, batch, removed)
-    assert (found.speed_rows, found.missing, found.extra, found.changed) == (3, 1, 1, 0)
+    found = compare(speed, batch, removed, {})
+    assert (found.speed_rows, found.missing, found.extra, found.changed, found.duplicate) == (3, 1, 1, 0, 1)
     assert [(s["kind"], s["offset"]) for s in found.sample] == [("extra", 3), ("missing", 4)]
+
+
+def test_what_the_speed_layer_had_not_read_is_missing_for_a_reason(spark: SparkSession) -> None:
+    nobody = spark.createDataFrame([], "kafka_partition INT, kafka_offset BIGINT")
+    batch = rows(spark, (0, 1, *NOTHING), (0, 2, *NOTHING), (1, 2, *NOTHING))
+    found = compare(rows(spark, (0, 1, *NOTHING)), batch, nobody, {0: (2, 9)})
+    assert (found.missing, found.unread, found.extra) == (2, 1, 0)
+    assert [(s["kind"], s["partition"]) for s in found.sample] == [("missing", 1), ("unread", 0)]
 
 
 @pytest.mark.parametrize(
@@ -43,5 +51,5 @@ def test_missing_extra_and_duplicates_are_told_apart(spark: SparkSession) -> Non
 )
 def test_other_content_is_seen_in_every_type(spark: SparkSession, one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
     nobody = spark.createDataFrame([], "kafka_partition INT, kafka_offset BIGINT")
-    assert compare(rows(spark, (0, 1, *one)), rows(spark, (0, 1, *one)), nobody).changed == 0
-    assert compare(rows(spark, (0, 1, *one)), rows(spark, (0, 1, *other)), nobody).changed == 1
+    assert compare(rows(spark, (0, 1, *one)), rows(spark, (0, 1, *one)), nobody, {}).changed == 0
+    assert compare(rows(spark, (0, 1, *one)), rows(spark, (0, 1, *other)), nobody, {}).changed == 1

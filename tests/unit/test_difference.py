@@ -1,0 +1,91 @@
+"""What explains a difference of the layers, and what nothing does: values alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from lakes import FIRST, new_state
+
+from anabranch.hours import Adoption, Cut, Timeline, shift
+from serving_layer import status
+from serving_layer.difference import plan_unexplained, plan_unread, sql_inside, to_difference
+
+HOUR, NEXT = FIRST, shift(FIRST, 1)
+CUT = Cut("t", {0: (0, 10), 1: (4, 8)})
+TIMELINE = Timeline(HOUR, shift(FIRST, 2), {0: 10, 1: 8}, sealed={HOUR: CUT})
+
+
+def diff(missing: int = 0, extra: int = 0, changed: int = 0, **more: Any) -> dict[str, Any]:
+    return {"missing": missing, "extra": extra, "changed": changed, "sample": [], **more}
+
+
+@pytest.mark.parametrize(
+    ("said", "gaps", "covered", "left"),
+    [
+        (None, None, True, {}),
+        (diff(unread=0, duplicate=7), {}, True, {}),
+        # Missing: only as far as the speed layer had not read, when it was compared.
+        (diff(missing=5, unread=5), {}, True, {}),
+        (diff(missing=5, unread=3), {}, True, {"missing": 2}),
+        (diff(missing=5, unread=0), {}, False, {"missing": 5}),
+        # A row that does not say how many were unread goes by what the speed layer covers now.
+        (diff(missing=5), {}, False, {}),
+        (diff(missing=5), {}, True, {"missing": 5}),
+        # Extra: only where Kafka no longer gave the offsets.
+        (diff(extra=2, unread=0), {}, True, {"extra": 2}),
+        (diff(extra=2, unread=0), {"control": 9, "aborted": 9}, True, {"extra": 2}),
+        (diff(extra=2, unread=0), {"retention": 1, "compacted": 1}, True, {}),
+        (diff(extra=2, unread=0), {"retention": 1}, True, {"extra": 1}),
+        # Other content: never, whatever else is wrong with the hour.
+        (diff(changed=1, unread=0), {"retention": 9}, False, {"changed": 1}),
+        (diff(missing=1, extra=1, changed=1, unread=0), None, True, {"missing": 1, "extra": 1, "changed": 1}),
+    ],
+)
+def test_what_explains_a_difference(
+    said: dict[str, Any] | None, gaps: dict[str, int] | None, covered: bool, left: dict[str, int]
+) -> None:
+    assert plan_unexplained(said, gaps, covered) == left
+
+
+def test_what_lies_behind_the_position_is_unread() -> None:
+    assert plan_unread(new_state(TIMELINE, {0: 10, 1: 8}), HOUR, CUT) == {}
+    assert plan_unread(new_state(TIMELINE, {0: 7, 1: 8}), HOUR, CUT) == {0: (7, 10)}
+    assert plan_unread(new_state(TIMELINE, {0: 99}), HOUR, CUT) == {1: (4, 8)}
+
+
+def test_all_of_an_hour_that_was_jumped_over_or_dropped_is_unread() -> None:
+    far = {0: 99, 1: 99}
+    assert plan_unread(new_state(replace(TIMELINE, skipped=(HOUR,)), far), HOUR, CUT) == CUT.ranges
+    assert plan_unread(new_state(replace(TIMELINE, covered_from=NEXT), far), HOUR, CUT) == CUT.ranges
+    kept = replace(TIMELINE, covered_from=NEXT, kept=(HOUR,))
+    assert plan_unread(new_state(kept, far), HOUR, CUT) == {}
+
+
+def test_an_hour_of_a_log_before_this_one_is_not_compared_with_the_position() -> None:
+    adopted = replace(TIMELINE, adoptions=(Adoption(HOUR, "former", {0: 0, 1: 0}),))
+    assert plan_unread(new_state(adopted, {0: 0, 1: 0}), HOUR, CUT) == {}
+    assert plan_unread(new_state(adopted, {0: 0, 1: 0}), NEXT, CUT) == CUT.ranges
+
+
+def test_unread_rows_are_missing_rows_and_duplicates_are_the_speed_layers() -> None:
+    found = to_difference({"missing": 1, "unread": 2, "duplicate": 4, "same": 8, "extra": 16, "changed": 32}, [])
+    assert found.as_dict() == {
+        "missing": 3, "extra": 16, "changed": 32, "duplicate": 4, "unread": 2, "sample": [],
+    }  # fmt: skip
+    assert found.speed_rows == 4 + 8 + 16 + 32
+
+
+def test_the_ranges_of_nothing_hold_nothing() -> None:
+    assert sql_inside({}) == "false"
+    assert sql_inside({3: (5, 7)}) == "((kafka_partition = 3 AND kafka_offset >= 5 AND kafka_offset < 7))"
+
+
+def test_status_names_the_hours_that_nothing_explains() -> None:
+    state = new_state(TIMELINE, {0: 10, 1: 8})
+    rows = {HOUR: {"diff": diff(missing=1, unread=0), "gaps": {}}, NEXT: {"diff": diff(), "gaps": None}, "x": {}}
+    assert status.unexplained(state, rows) == {HOUR: {"missing": 1}}
+    # A row from before `unread` was told, of an hour that the speed layer jumped over.
+    skipped = new_state(replace(TIMELINE, skipped=(HOUR,)), {0: 10, 1: 8})
+    assert status.unexplained(skipped, {HOUR: {"diff": diff(missing=1), "gaps": {}}}) == {}
