@@ -211,9 +211,19 @@ def status(stream: str, conf: str | None, output: str) -> None:
 @click.argument("sql")
 @click.option("--output", type=click.Choice(["table", "csv", "json", "parquet"]), default="table", help="How to print.")
 @click.option("--out", metavar="FILE", help="Write to a file.")
+@click.option("--at", metavar="NAME", help="As of a tag, a branch or a snapshot id, which every table named must have.")
 @click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
-def query(sql: str, output: Literal["table", "csv", "json", "parquet"], out: str | None, conf: str | None) -> None:
-    """Run SQL (DuckDB) over the serving tables, by their plain names."""
+def query(
+    sql: str,
+    output: Literal["table", "csv", "json", "parquet"],
+    out: str | None,
+    at: str | None,
+    conf: str | None,
+) -> None:
+    """Run SQL (DuckDB) over the serving tables, by their plain names.
+
+    --at reads them as they were: `anabranch hours STREAM --history` names the tags of replaced revisions.
+    """
     from pathlib import Path
 
     from anabranch import config
@@ -226,7 +236,8 @@ def query(sql: str, output: Literal["table", "csv", "json", "parquet"], out: str
     streams = [config.load_stream(name, conf) for name in config.stream_names(conf)]
     lake = Lake(config.load_environment(conf))
     names = [n for s in streams for n in (s.table, s.dead_letters_table, s.hours_table)]
-    write_result(run_query(sql, lake.tables(names), catalog=lake.catalog_name), output, Path(out) if out else None)
+    result = run_query(sql, lake.tables(names), catalog=lake.catalog_name, at=at)
+    write_result(result, output, Path(out) if out else None)
 
 
 main.add_command(operating.adopt)

@@ -11,7 +11,7 @@ from pyiceberg.manifest import DataFile, ManifestEntryStatus
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import ancestors_of
 
-from anabranch.errors import Terminal
+from anabranch.errors import ConfigurationError, Terminal
 from anabranch.neighbours import asked
 
 if TYPE_CHECKING:
@@ -78,6 +78,19 @@ def way_back(table: Table, branch: str) -> list[Snapshot]:
 
 def _is_publish(snapshot: Snapshot) -> bool:
     return snapshot.summary is not None and snapshot.summary.get(PUBLISH_ID) is not None
+
+
+def find_snapshot(table: Table, at: str) -> int:
+    """The id of the snapshot that `at` names: a tag, a branch, or an id. Raises ConfigurationError for none."""
+    if (ref := table.metadata.refs.get(at)) is not None:
+        return ref.snapshot_id
+    if at.isdecimal() and table.metadata.snapshot_by_id(int(at)) is not None:
+        return int(at)
+    known = ", ".join(sorted(name for name in table.metadata.refs if name != STAGING)) or "none"
+    raise ConfigurationError(
+        f"table {'.'.join(table.name())}: expected a tag, a branch or a snapshot's id, found {at!r} (known: {known}; "
+        "a tag is gone once its age has ended)"
+    )
 
 
 def branch_properties(table: Table, branch: str) -> dict[str, str]:

@@ -1,0 +1,105 @@
+"""An hour of a real lake in a folder, accepted as the batch layer does it, and hands that spoil it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from lakes import FIRST, StreamLake, new_environment, new_lake, stage
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+from anabranch import ledger
+from anabranch.hours import Cut, Timeline, shift
+from anabranch.kafka import KafkaAdapter
+from anabranch.lake import Change, Commit, Outcome
+from anabranch.publish import Publish, new_id
+from anabranch.session import Job
+from anabranch.snapshots import Staged, files_of, heads
+from anabranch.state import Accepted
+
+HOUR, NEXT = FIRST, shift(FIRST, 1)
+NOW = datetime(2026, 11, 21, 2, tzinfo=UTC)
+# Of NEXT, per partition.
+CUT = Cut("t", {0: (4, 10), 1: (0, 0)})
+BEFORE = Cut("t", {0: (0, 4), 1: (0, 0)})
+
+
+def event(p: int, o: int, hour: str = NEXT, **values: Any) -> dict[str, Any]:
+    """A row as the table has it; its key is its place unless said otherwise."""
+    return {
+        "id": f"{p}-{o}", "n": o, "kafka_partition": p, "kafka_offset": o,
+        "kafka_timestamp": datetime(2026, 11, 21, tzinfo=UTC), "ingest_hour": hour, "event_date": date(2026, 11, 21),
+    } | values  # fmt: skip
+
+
+def stage_rows(one: StreamLake, rows: Iterable[dict[str, Any]]) -> Staged:
+    schema = schema_to_pyarrow(one.table().schema())
+    return stage(one.lake, one.name, pa.Table.from_pylist(list(rows), schema=schema))
+
+
+def job(one: StreamLake) -> Job:
+    """A job on the lake, with a Kafka that nobody may ask."""
+    environment = new_environment(one.folder)
+    return Job(environment, one.stream, one.lake, KafkaAdapter(environment.kafka))
+
+
+def new_proof(folder: Path, **timeline: Any) -> StreamLake:
+    """A lake in which HOUR and NEXT are sealed, and nothing is read."""
+    given = {"sealed": {HOUR: BEFORE, NEXT: CUT}} | timeline
+    return new_lake(folder, 2, Timeline(HOUR, shift(FIRST, 2), {0: 10, 1: 0}, **given))
+
+
+def read(one: StreamLake, rows: Iterable[dict[str, Any]], offsets: dict[int, int]) -> None:
+    """The speed layer publishes rows, and its position."""
+    assert one.publish(one.speed(stage_rows(one, rows), offsets)) is Outcome.LANDED
+
+
+def accept(
+    one: StreamLake, hour: str, cut: Cut, rows: Iterable[dict[str, Any]], dead: Iterable[tuple[int, int]] = (),
+    revision: int = 1, **said: Any,
+) -> None:  # fmt: skip
+    """The batch layer publishes an hour, its dead letters, and its row of the ledger."""
+    rows = list(rows)
+    publish = one.accept(
+        stage_rows(one, rows) if rows else Staged(new_id(), 0, None, ()), hour, Accepted(revision, cut)
+    )
+    assert one.publish(publish) is Outcome.LANDED
+    letters = [(hour, p, o) for p, o in dead]
+    if letters:
+        bury(one, letters)
+    good = {"good": len(rows), "dead": len(letters), "duplicate": 0, "gap": 0, "gaps": {}}
+    record(one, ledger.decision(hour, "accepted", revision, cut, NOW, served="batch", **(good | said)))
+
+
+def bury(one: StreamLake, letters: Iterable[tuple[str, int, int]], branches: Iterable[str] = ("batch", "main")) -> None:
+    """Dead letters, published as those of an accepted hour are."""
+    staged = one.stage_dead(letters, "batch")
+    table = one.lake.load(one.stream.dead_letters_table)
+    changes = tuple(Change(b, staged.files) for b in branches)
+    assert one.lake.commit(table, Commit(new_id(), heads(table), changes)) is Outcome.LANDED
+
+
+def record(one: StreamLake, *rows: dict[str, Any]) -> None:
+    ledger.record(one.lake, one.stream.hours_table, rows)
+
+
+def spoil(
+    one: StreamLake, add: Iterable[dict[str, Any]] = (), remove_hour: str | None = None, branch: str = "main"
+) -> None:
+    """A wrong hand on one branch: rows put in, or an hour's files taken out."""
+    state = one.state()
+    rows = list(add)
+    added = stage_rows(one, rows).files if rows else ()
+    state = one.state()
+    removed = files_of(state.table, branch, remove_hour) if remove_hour else ()
+    assert (
+        one.publish(Publish(new_id(), (Change(branch, added, removed), *_main(branch)), state.timeline), state)
+        is Outcome.LANDED
+    )
+
+
+def _main(branch: str) -> tuple[Change, ...]:
+    return () if branch == "main" else (Change("main"),)

@@ -1,0 +1,176 @@
+"""An hour's rows in both layers, read from real files: what differs, and which record repeats which."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from lakes import StreamLake, new_state
+from proofs import CUT, HOUR, NEXT, accept, event, job, new_proof, read
+
+from anabranch.errors import Refused
+from anabranch.hours import Cut, Timeline, shift
+from anabranch.lake import Change, Outcome
+from anabranch.publish import Publish, new_id
+from anabranch.snapshots import files_of
+from serving_layer import evidence
+from serving_layer.comparison import Comparison
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> StreamLake:
+    return new_proof(tmp_path)
+
+
+def accept_before(one: StreamLake) -> None:
+    accept(one, HOUR, Cut("t", {0: (0, 4)}), [event(0, o, HOUR) for o in range(4)])
+
+
+def test_each_row_that_differs_is_shown_with_its_content(one: StreamLake) -> None:
+    accept_before(one)
+    # 4 is the same, 5 repeats a row of the hour before, 6 one of its own hour, 7 changed, 8 in speed alone, 9 in batch.
+    speed = [event(0, 4), event(0, 5, id="0-2"), event(0, 6, id="0-4"), event(0, 7, n=1), event(0, 8)]
+    read(one, speed, {0: 10})
+    accept(one, NEXT, CUT, [event(0, 4), event(0, 7, n=2), event(0, 9)], duplicate=2)
+
+    view = evidence.difference(job(one), NEXT, 5)
+
+    assert view["diff"] == {"missing": 1, "extra": 1, "changed": 1, "duplicate": 2, "unread": 0}
+    assert (view["speed_rows"], view["batch_rows"]) == (5, 3)
+    assert view["unexplained"] == {"missing": 1, "extra": 1, "changed": 1}
+    shown = {(s["kind"], s["offset"]): s for s in view["samples"]}
+    assert [*shown] == [("changed", 7), ("extra", 8), ("missing", 9), ("duplicate", 5), ("duplicate", 6)]
+    changed = shown["changed", 7]
+    assert changed["columns"] == ["n"]
+    assert (changed["speed"]["n"], changed["batch"]["n"]) == (1, 2)
+    assert shown["extra", 8]["batch"] is None
+    assert shown["missing", 9]["batch"]["id"] == "0-9"
+
+
+def test_rows_that_the_speed_layer_has_not_read_are_explained(one: StreamLake) -> None:
+    accept_before(one)
+    read(one, [event(0, 4)], {0: 5})
+    accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
+    view = evidence.difference(job(one), NEXT, 2)
+    assert view["diff"] == {"missing": 5, "extra": 0, "changed": 0, "duplicate": 0, "unread": 5}
+    assert view["unexplained"] == {}
+    assert view["uncovered"] == "the speed layer has not read it to its end"
+    assert [s["offset"] for s in view["samples"]] == [5, 6]
+
+
+def test_an_hour_that_is_not_accepted_has_nothing_to_compare(one: StreamLake) -> None:
+    read(one, [event(0, 4)], {0: 10})
+    for view in (evidence.difference, evidence.duplicates):
+        with pytest.raises(Refused, match="anabranch explain events"):
+            view(job(one), NEXT, 5)
+
+
+def test_each_duplicate_names_the_earliest_row_that_it_repeats(one: StreamLake) -> None:
+    accept_before(one)
+    read(one, [event(0, 4), event(0, 5, id="0-2"), event(0, 6, id="0-4"), event(0, 7, id="0-2")], {0: 10})
+    accept(one, NEXT, CUT, [event(0, 4)], duplicate=3)
+    view = evidence.duplicates(job(one), NEXT, 100)
+    assert [(d["offset"], d["key"], d["repeats"]) for d in view["duplicates"]] == [
+        (5, {"id": "0-2"}, {"hour": HOUR, "partition": 0, "offset": 2}),
+        (6, {"id": "0-4"}, {"hour": NEXT, "partition": 0, "offset": 4}),
+        (7, {"id": "0-2"}, {"hour": HOUR, "partition": 0, "offset": 2}),
+    ]
+    assert (view["counted"], view["found"], view["untold"]) == (3, 3, None)
+    limited = evidence.duplicates(job(one), NEXT, 1)
+    assert (limited["found"], limited["listed"]) == (3, 1)
+
+
+def test_no_row_beyond_the_look_back_is_repeated(one: StreamLake) -> None:
+    accept_before(one)
+    read(one, [event(0, 4), event(0, 5, id="0-2")], {0: 10})
+    accept(one, NEXT, CUT, [event(0, 4)], duplicate=1)
+    none = replace(
+        job(one),
+        stream=one.stream.model_copy(update={"batch": one.stream.batch.model_copy(update={"lookback_hours": 0})}),
+    )
+    view = evidence.duplicates(none, NEXT, 5)
+    assert (view["counted"], view["found"]) == (1, 0)
+    assert view["untold"] == "1 cannot be told: the rows that they repeat are not in the hour or its look-back any more"
+
+
+def test_duplicates_of_rows_that_maintenance_dropped_cannot_be_told(one: StreamLake) -> None:
+    accept_before(one)
+    read(one, [event(0, 4), event(0, 5, id="0-4")], {0: 10})
+    accept(one, NEXT, CUT, [event(0, 4)], duplicate=1)
+    assert evidence.duplicates(job(one), NEXT, 5)["found"] == 1, "there was nothing to lose"
+    state = one.state()
+    timeline = replace(state.timeline, covered_from=shift(NEXT, 1))
+    drop = Change("speed", remove=files_of(state.table, "speed", NEXT))
+    assert one.publish(Publish(new_id(), (drop, Change("main")), timeline), state) is Outcome.LANDED
+    view = evidence.duplicates(job(one), NEXT, 5)
+    assert (view["counted"], view["found"]) == (1, 0)
+    assert view["untold"] == (
+        "1 cannot be told: they are told from the speed layer's rows, and those of the hour are gone "
+        "(`anabranch maintain`)"
+    )
+
+
+def test_words_for_duplicates_that_cannot_be_told() -> None:
+    skipped = new_state(Timeline(HOUR, shift(HOUR, 2), {0: 10}, skipped=(NEXT,)), {0: 10})
+    assert evidence.plan_untold(skipped, NEXT, 3, 3) is None
+    assert "the speed layer skipped it, wholly or in part" in str(evidence.plan_untold(skipped, NEXT, 3, 1))
+    assert str(evidence.plan_untold(skipped, NEXT, 1, 3)).startswith("2 more than the ledger counts")
+    assert "the ledger does not say" in str(evidence.plan_untold(skipped, NEXT, None, 0))
+
+
+def test_the_text_shows_what_differs(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
+    accept_before(one)
+    read(one, [event(0, 4, n=1), event(0, 5, id="0-4")], {0: 10})
+    accept(one, NEXT, CUT, [event(0, 4, n=2)], duplicate=1)
+    evidence.print_difference(evidence.difference(job(one), NEXT, 5), "text")
+    said = capsys.readouterr().out
+    assert "2 rows in speed, 1 in batch" in said
+    assert "n       1      2" in said
+    assert "nothing explains 1 changed" in said
+    evidence.print_duplicates(evidence.duplicates(job(one), NEXT, 5), "text")
+    assert "1 duplicates counted, 1 found" in capsys.readouterr().out
+    evidence.print_difference(evidence.difference(job(one), NEXT, 5), "json")
+    assert json.loads(capsys.readouterr().out)["samples"][0]["columns"] == ["n"]
+
+
+SCHEMA = pa.schema(
+    [
+        ("kafka_partition", pa.int32()), ("kafka_offset", pa.int64()), ("ingest_hour", pa.string()), ("a", pa.int32()),
+        ("b", pa.int32()), ("tags", pa.list_(pa.string())), ("scores", pa.map_(pa.string(), pa.float64())),
+        ("nested", pa.struct([("n", pa.int32()), ("m", pa.map_(pa.string(), pa.int32()))])),
+    ]
+)  # fmt: skip
+
+
+def _changed(one: tuple[Any, ...], other: tuple[Any, ...]) -> int:
+    def table(values: tuple[Any, ...]) -> pa.Table:
+        row = dict(zip(SCHEMA.names, (0, 1, NEXT, *values), strict=True))
+        return pa.Table.from_pylist([row], schema=SCHEMA)
+
+    connection = duckdb.connect(":memory:")
+    for name, rows in (("speed", table(one)), ("batch", table(other)), ("earlier", SCHEMA.empty_table())):
+        connection.register(name, rows)
+    return Comparison(connection, SCHEMA, ("a",)).difference({}).changed
+
+
+# As tests/integration/test_difference.py has them for Spark.
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((1, None, None, None, None), (None, 1, None, None, None)),
+        ((1, 2, ["a"], None, None), (1, 2, ["b"], None, None)),
+        ((1, 2, [None], None, None), (1, 2, [], None, None)),
+        ((1, 2, None, {"k": 1.0}, None), (1, 2, None, {"k": 2.0}, None)),
+        ((1, 2, None, {"k": None}, None), (1, 2, None, {}, None)),
+        ((1, 2, None, None, {"n": 1, "m": {"k": 1}}), (1, 2, None, None, {"n": None, "m": {"k": 1}})),
+        ((1, 2, None, None, {"n": None, "m": None}), (1, 2, None, None, None)),
+    ],
+)
+def test_other_content_is_seen_in_every_type(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
+    assert _changed(one, one) == 0
+    assert _changed(one, other) == 1
