@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn
 
 import click
 
-from anabranch import __version__, operating
+from anabranch import __version__, operating, proving
 from anabranch.errors import AnabranchError
 from anabranch.options import open_stream, options
 
@@ -178,13 +178,27 @@ def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
 
 @main.command()
 @click.argument("stream")
+@click.option(
+    "--history",
+    metavar="[HOUR]",
+    is_flag=False,
+    flag_value="",
+    help="Every decision about one hour, or all: what changed, why, and how to read what was replaced.",
+)
 @options
-def hours(stream: str, conf: str | None, output: str) -> None:
+def hours(stream: str, history: str | None, conf: str | None, output: str) -> None:
     """Every hour up to the running one, by the ledger's newest row: who serves it, its counts and its checks."""
+    from anabranch.hours import start_of
+    from serving_layer import history as decisions
     from serving_layer import status as views
 
+    if history:
+        start_of(history)
     job = open_stream(stream, conf)
-    views.print_hours(views.hours(job), output)
+    if history is None:
+        views.print_hours(views.hours(job), output)
+    else:
+        decisions.print_history(stream, history or None, decisions.history(job, history or None), output)
 
 
 @main.command()
@@ -244,6 +258,9 @@ main.add_command(operating.adopt)
 main.add_command(operating.serve_hour)
 main.add_command(operating.maintain)
 main.add_command(operating.init)
+main.add_command(proving.diff)
+main.add_command(proving.duplicates)
+main.add_command(proving.dead_letters)
 
 if __name__ == "__main__":
     main()

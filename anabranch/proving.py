@@ -1,0 +1,78 @@
+"""The commands with which an hour proves itself. All of them only read."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from anabranch.options import open_stream, options
+
+
+def _hour(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    from anabranch import hours
+
+    return hours.hour_of(hours.start_of(value))
+
+
+def _hours(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, str] | None:
+    """`A..B`, both included, or one hour."""
+    from anabranch.errors import ConfigurationError
+    from anabranch.hours import start_of
+
+    if value is None:
+        return None
+    first, _, last = value.partition("..")
+    last = last or first
+    if start_of(first) > start_of(last):
+        raise ConfigurationError(f"--hours: expected the earlier hour first, found {value}")
+    return first, last
+
+
+hour_argument = click.argument("hour", callback=_hour)
+hours_option = click.option("--hours", metavar="A..B", callback=_hours, help="From hour A to hour B, or one hour.")
+
+
+@click.command()
+@click.argument("stream")
+@hour_argument
+@click.option("--samples", type=click.IntRange(0), default=5, show_default=True, help="Rows to show of each kind.")
+@options
+def diff(stream: str, hour: str, samples: int, conf: str | None, output: str) -> None:
+    """Speed against batch for an accepted hour: counts, and rows side by side.
+
+    The exit code is 1 when nothing explains a difference.
+    """
+    from serving_layer import evidence
+
+    view = evidence.difference(open_stream(stream, conf), hour, samples)
+    evidence.print_difference(view, output)
+    if view["unexplained"]:
+        sys.exit(1)
+
+
+@click.command()
+@click.argument("stream")
+@hour_argument
+@click.option("--limit", type=click.IntRange(0), default=100, show_default=True, help="How many to list.")
+@options
+def duplicates(stream: str, hour: str, limit: int, conf: str | None, output: str) -> None:
+    """The records of an accepted hour that the batch layer removed, and which row each repeats.
+
+    Told from the speed layer's rows, which keep duplicates; says how many of those that were counted it can tell.
+    """
+    from serving_layer import evidence
+
+    evidence.print_duplicates(evidence.duplicates(open_stream(stream, conf), hour, limit), output)
+
+
+@click.command("dead-letters")
+@click.argument("stream")
+@hours_option
+@click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="Records to show of each reason.")
+@options
+def dead_letters(stream: str, hours: tuple[str, str] | None, samples: int, conf: str | None, output: str) -> None:
+    """Records that could not become rows: how many for which reason, and some of each, decoded for display."""
+    from serving_layer import letters
+
+    letters.print_letters(letters.letters(open_stream(stream, conf), hours, samples), output)

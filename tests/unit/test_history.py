@@ -1,0 +1,152 @@
+"""Revisions: what changed between them, and whether the one that was replaced can still be read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lakes import StreamLake
+from proofs import CUT, HOUR, NEXT, NOW, event, job, new_proof, read, record, stage_rows
+
+from anabranch import ledger
+from anabranch.errors import ConfigurationError
+from anabranch.hours import Cut
+from anabranch.lake import Outcome
+from anabranch.snapshots import files_of, find_snapshot
+from anabranch.state import Accepted
+from batch_layer.plan import Rebuilt, plan_publish
+from serving_layer import history, override
+from serving_layer.query import run_query
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> StreamLake:
+    return new_proof(tmp_path)
+
+
+def rebuild(one: StreamLake, revision: int, rows: list[dict[str, Any]], **said: Any) -> None:
+    """What the batch layer does with an hour: its own publish, tags and all, then the ledger."""
+    staged = stage_rows(one, rows)
+    state = one.state()
+    files = {b: files_of(state.table, b, NEXT) for b in ("batch", "main")}
+    counts = {"good": len(rows), "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "speed_rows": 0}
+    built = Rebuilt(NEXT, Accepted(revision, CUT), staged, files["batch"], files["main"], (), counts | said)
+    publish = plan_publish(state, [built], NOW, frozenset())
+    assert one.publish(publish, state) is Outcome.LANDED
+    record(one, *publish.decisions)
+
+
+def n_of(one: StreamLake, at: str) -> list[int]:
+    found = run_query(f"SELECT n FROM {one.name} ORDER BY 1", one.lake.tables([one.name]), at=at)
+    values: list[int] = found["n"].to_pylist()
+    return values
+
+
+def test_a_replaced_revision_is_read_by_its_tag(one: StreamLake) -> None:
+    rebuild(one, 1, [event(0, 4, n=1)])
+    rebuild(one, 2, [event(0, 4, n=2), event(0, 5, n=3)])
+    rebuild(one, 3, [event(0, 4, n=4)], gap=1, gaps={"control": 1}, reason="decided again after 2026-11-21T00")
+
+    first, second, third = history.history(job(one), NEXT)
+
+    assert [d["tag"] for d in (first, second, third)] == [f"{NEXT}-r1", f"{NEXT}-r2", None]
+    assert second["changed"] == {"good": [1, 2]}
+    assert third["changed"] == {"good": [2, 1], "gap": [0, 1], "gaps": [{}, {"control": 1}]}
+    assert first["query"] == (
+        f"anabranch query \"SELECT * FROM games.events WHERE ingest_hour = '{NEXT}'\" --at {NEXT}-r1"
+    )
+    assert first["readable"].startswith("by its tag until ")
+    assert third["readable"] == "it is the newest revision"
+    assert [d["reason"] for d in (first, second, third)] == [
+        None, "restated (`anabranch batch --restate`)", "decided again after 2026-11-21T00",
+    ]  # fmt: skip
+    assert [n_of(one, at) for at in (f"{NEXT}-r1", f"{NEXT}-r2", "main")] == [[1], [2, 3], [4]]
+
+
+def test_a_tag_that_shows_another_layers_rows_is_not_passed_off_as_the_revision(one: StreamLake) -> None:
+    read(one, [event(0, 4, n=1), event(0, 5, n=9, id="0-4")], {0: 10})
+    rebuild(one, 1, [event(0, 4, n=1)])
+    override.serve_hour(one.lake, one.stream, NEXT, "speed", "the rule is wrong")
+    rebuild(one, 2, [event(0, 4, n=2)])
+    decisions = history.history(job(one), NEXT)
+    first = next(d for d in decisions if (d["decision"], d["revision"]) == ("accepted", 1))
+    assert n_of(one, f"{NEXT}-r1") == [1, 9], "the hazard did not happen"
+    assert first["query"] is None
+    assert first["readable"] == "no: its tag shows the speed layer's rows, which were served by choice then"
+
+
+def row(decision: str, revision: int, **values: Any) -> dict[str, Any]:
+    given = dict.fromkeys(("offsets", "good", "dead", "duplicate", "gap", "served", "reason", "speed_rows", "cut"))
+    return given | {
+        "hour": NEXT, "decision": decision, "revision": revision, "recorded_at": NOW, "code_version": "1",
+    } | values  # fmt: skip
+
+
+def test_a_tag_that_is_gone_or_shows_other_rows_is_said(one: StreamLake) -> None:
+    rows = [row("accepted", 1, good=3), row("accepted", 2, good=3)]
+    (first, _) = history.plan_history("games.events", rows, {})
+    assert (first["query"], first["readable"]) == (None, "no longer: its tag's age has ended")
+    tag = history.Tagged(f"{NEXT}-r1", 7, 2, "batch", datetime(2026, 11, 28, tzinfo=UTC))
+    (first, _) = history.plan_history("games.events", rows, {tag.name: tag})
+    assert (first["query"], first["readable"]) == (None, "no: its tag shows 2 rows, the revision had 3")
+
+
+def test_every_decision_is_there_in_its_order_hour_by_hour() -> None:
+    rows = [
+        row("sealed", 0, hour=HOUR), row("sealed", 0), row("accepted", 1, hour=HOUR, good=1),
+        row("refused", 1, reason="quality: no"), row("accepted", 1, good=2, sources={"kafka": 2}),
+        row("refused", 2, reason="quality: again"),
+    ]  # fmt: skip
+    found = history.plan_history("games.events", rows, {})
+    assert [(d["hour"], d["decision"], d["revision"], d["reason"]) for d in found] == [
+        (HOUR, "sealed", 0, None), (HOUR, "accepted", 1, None), (NEXT, "sealed", 0, None),
+        (NEXT, "refused", 1, "quality: no"), (NEXT, "accepted", 1, None), (NEXT, "refused", 2, "quality: again"),
+    ]  # fmt: skip
+    assert found[4]["sources"] == {"kafka": 2}
+    # A refused restatement replaced nothing: the revision before it is the newest.
+    assert found[4]["readable"] == "it is the newest revision"
+
+
+def test_changes_in_words() -> None:
+    before, after = {"good": 40, "gaps": {"control": 1}, "dead": None}, {"good": 41, "gaps": {}, "dead": 0}
+    changed = history.plan_changed(before, after)
+    assert history.changed_words(changed) == 'good 40 to 41 (+1), gaps {"control": 1} to {}'
+    assert history.changed_words({}) == "no count changed"
+
+
+def test_the_text_shows_the_command(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
+    rebuild(one, 1, [event(0, 4, n=1)])
+    rebuild(one, 2, [event(0, 4, n=2)])
+    history.print_history("events", NEXT, history.history(job(one), NEXT), "text")
+    said = capsys.readouterr().out
+    assert f"hour {NEXT}, revision 1: can be read: by its tag until " in said
+    assert f"--at {NEXT}-r1\n" in said
+    assert "no count changed" in said
+    history.print_history("events", HOUR, history.history(job(one), HOUR), "text")
+    assert f"no decision about hour {HOUR} yet" in capsys.readouterr().out
+
+
+def test_only_what_a_table_has_can_be_queried(one: StreamLake) -> None:
+    read(one, [event(0, 4, n=1)], {0: 5})
+    earlier = one.state().heads["main"]
+    read(one, [event(0, 5, n=2)], {0: 6})
+    assert n_of(one, str(earlier)) == [1]
+    assert n_of(one, "speed") == [1, 2]
+    assert n_of(one, "batch") == []
+    for at in ("2026-11-21T00-r1", "12", "staging "):
+        with pytest.raises(
+            ConfigurationError, match=r"expected a tag, a branch or a snapshot's id.*known: batch, main"
+        ):
+            find_snapshot(one.table(), at)
+    # A table that lacks the tag is not silently read as it is now.
+    tables = one.lake.tables([one.name, one.stream.hours_table])
+    with pytest.raises(ConfigurationError, match="table games.events_hours: expected a tag"):
+        run_query(f"SELECT * FROM {one.name} JOIN {one.stream.hours_table} ON true", tables, at=str(earlier))
+
+
+def test_an_empty_hour_has_no_rows_at_its_tag(one: StreamLake) -> None:
+    record(one, ledger.decision(HOUR, "accepted", 1, Cut("t", {}), NOW, served="batch", good=0))
+    (found,) = history.history(job(one), HOUR)
+    assert found["readable"] == "it is the newest revision"
