@@ -98,10 +98,10 @@ class Comparison:
             found.append(Sample(row["kind"], *place, one, other, plan_differing(one, other)))
         return found
 
-    def unrepeated(self, unread: Ranges) -> int:
+    def unrepeated(self) -> int:
         """How many of the speed layer's rows the batch layer lacks although they repeat nothing."""
-        self._judge(unread)
-        return self._number("SELECT count(*) AS n FROM judged WHERE kind = 'extra'")
+        self._find_removed()
+        return self._number(f"SELECT count(*) AS n FROM lacking ANTI JOIN removed USING ({', '.join(_AT)})")
 
     def _find_removed(self) -> None:
         if self._has_removed:

@@ -46,6 +46,12 @@ def history(job: Job, hour: str | None) -> list[dict[str, Any]]:
     return plan_history(job.stream.table, wanted, tags)
 
 
+def with_waiting(rows: Sequence[Mapping[str, Any]], waiting: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The ledger's rows, and behind them the decisions that still wait on a branch to be written. Pure."""
+    known = {row["decision_id"] for row in rows}
+    return [*rows, *(item for item in waiting if item["id"] not in known)]
+
+
 def plan_history(table: str, rows: Sequence[Mapping[str, Any]], tags: Mapping[str, Tagged]) -> list[dict[str, Any]]:
     """The decisions of `rows` (the ledger's, oldest first) as JSON shows them, hour by hour. Pure."""
     found = []

@@ -142,7 +142,7 @@ def test_only_what_a_table_has_can_be_queried(one: StreamLake) -> None:
             find_snapshot(one.table(), at)
     # A table that lacks the tag is not silently read as it is now.
     tables = one.lake.tables([one.name, one.stream.hours_table])
-    with pytest.raises(ConfigurationError, match="table games.events_hours: expected a tag"):
+    with pytest.raises(ConfigurationError, match=r"table games\.events_hours: expected a tag"):
         run_query(f"SELECT * FROM {one.name} JOIN {one.stream.hours_table} ON true", tables, at=str(earlier))
 
 

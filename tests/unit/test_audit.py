@@ -1,0 +1,313 @@
+"""The audit over real files and a Kafka that is only values: nothing that is wrong with an hour passes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from lakes import StreamLake
+from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, job, new_proof, read, record, spoil, stage_rows
+
+from anabranch import ledger
+from anabranch.hours import Adoption, Cut, Timeline, shift
+from anabranch.lake import Change, Outcome
+from anabranch.publish import Publish, new_id
+from anabranch.snapshots import files_of
+from anabranch.state import Accepted
+from serving_layer import audit, override
+from serving_layer.audit import Audited, plan_disagreements, plan_neighbours
+from serving_layer.auditor import audit as count_again
+from serving_layer.auditor import plan_held
+from serving_layer.recount import Counted, Marks, mark_given, recount, spans
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> StreamLake:
+    """Two accepted hours: the second of six offsets is three rows, one dead letter, a duplicate and a gap."""
+    made = new_proof(tmp_path)
+    accept(made, HOUR, BEFORE, [event(0, o, HOUR) for o in range(4)])
+    speed = [event(0, 4), event(0, 5), event(0, 6), event(0, 7, id="0-2")]
+    read(made, speed, {0: 10})
+    accept(made, NEXT, CUT, speed[:3], dead=[(0, 8)], duplicate=1, gap=1, gaps={"control": 1})
+    return made
+
+
+def sentences(one: StreamLake, hours: tuple[str, str] | None = None) -> list[str]:
+    view = count_again(job(one), hours, with_kafka=False)
+    found = [d["message"] for hour in view["hours"] for d in hour["disagreements"]]
+    found += [d["message"] for d in view["other_disagreements"]]
+    assert view["agrees"] is (not found)
+    return found
+
+
+def test_an_hour_that_is_as_the_ledger_says_agrees(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
+    view = count_again(job(one), None, with_kafka=False)
+    assert view["agrees"]
+    second = view["hours"][1]
+    assert second["partitions"]["0"] == {
+        "cut": [4, 10], "rows": 3, "batch": 3, "dead": 1, "twice": 0, "outside": 0, "misplaced": 0, "kafka": None,
+    }  # fmt: skip
+    assert (second["kafka"], second["kafka_reason"]) == ("not read", "not asked")
+    audit.print_audit(view, "text")
+    assert "2 accepted hours, 10 offsets: ledger and files agree" in capsys.readouterr().out
+    audit.print_audit(view, "json")
+    assert json.loads(capsys.readouterr().out)["agrees"] is True
+    assert [h["hour"] for h in count_again(job(one), (HOUR, HOUR), with_kafka=False)["hours"]] == [HOUR]
+
+
+def test_a_file_taken_out_of_main(one: StreamLake) -> None:
+    spoil(one, remove_hour=NEXT)
+    assert sentences(one) == [
+        f"hour {NEXT}: main: expected the files of the batch layer, which serves it, found 1 of its files missing "
+        "and 0 others in their place (`anabranch merge` puts it right)",
+        f"hour {NEXT}: rows of main: expected 3, as the ledger says, found 0 offsets",
+    ]
+
+
+def test_a_file_taken_out_of_storage(one: StreamLake) -> None:
+    (data_file,) = files_of(one.table(), "main", NEXT)
+    Path(urlparse(data_file.file_path).path).unlink()
+    found = sentences(one)
+    assert found[0] == f"hour {NEXT}: storage: expected the data file {data_file.file_path}, found none"
+    assert len(found) == 3, "rows of main and of branch batch are missing too"
+
+
+def test_a_row_there_twice(one: StreamLake) -> None:
+    spoil(one, add=[event(0, 5)])
+    assert f"hour {NEXT}, partition 0: rows of main: expected each offset once, found 1 rows more" in sentences(one)
+
+
+def test_a_row_of_another_hours_range(one: StreamLake) -> None:
+    spoil(one, add=[event(0, 2), event(1, 7)])
+    found = sentences(one)
+    assert f"hour {NEXT}, partition 0: rows of main: expected none outside the cut [4, 10), found 1" in found
+    assert f"hour {NEXT}, partition 1: rows of main: expected none outside the cut [0, 0), found 1" in found
+
+
+def test_a_row_whose_file_says_another_hour(one: StreamLake) -> None:
+    # A file of HOUR by its partition, in which a row names NEXT.
+    staged = stage_misplaced(one)
+    state = one.state()
+    publish = Publish(new_id(), (Change("main", staged),), state.timeline)
+    assert one.publish(publish, state) is Outcome.LANDED
+    found = sentences(one)
+    assert (
+        f"hour {HOUR}, partition 0: rows of main: expected rows of this hour alone, found 1 that name another" in found
+    )
+
+
+def stage_misplaced(one: StreamLake) -> tuple[Any, ...]:
+    staged = stage_rows(one, [event(0, 9, HOUR)])
+    path = urlparse(staged.files[0].file_path).path
+    table = pq.read_table(path, partitioning=None)
+    column = table.column_names.index("ingest_hour")
+    field = table.schema.field(column)
+    pq.write_table(table.set_column(column, field, pa.array([NEXT], field.type)), path)
+    return staged.files
+
+
+def test_an_offset_that_is_a_row_and_a_dead_letter(one: StreamLake) -> None:
+    bury(one, [(NEXT, 0, 5)])
+    found = sentences(one)
+    assert (
+        f"hour {NEXT}, partition 0: rows and dead letters: expected each offset to be one of them, found 1 that are "
+        "both"
+    ) in found
+    assert f"hour {NEXT}: dead letters of main: expected 1, as the ledger says, found 2 offsets" in found
+
+
+def test_a_ledger_that_lies_about_its_counts(one: StreamLake) -> None:
+    lie = {"good": 4, "dead": 1, "duplicate": 0, "gap": 1, "gaps": {"control": 2}}
+    record(one, ledger.decision(NEXT, "accepted", 1, CUT, NOW, served="batch", **lie))
+    assert sentences(one) == [
+        f"hour {NEXT}: gaps of the ledger: expected 1 in all classes, found 2: {{'control': 2}}",
+        f"hour {NEXT}: rows of main: expected 4, as the ledger says, found 3 offsets",
+        f"hour {NEXT}: rows of branch batch: expected 4, as the ledger says, found 3 offsets",
+    ]
+
+
+def test_a_ledger_whose_balance_does_not_close(one: StreamLake) -> None:
+    lie = {"good": 3, "dead": 1, "duplicate": 1, "gap": 0, "gaps": {}}
+    record(one, ledger.decision(NEXT, "accepted", 1, CUT, NOW, served="batch", **lie))
+    assert sentences(one) == [
+        f"hour {NEXT}: balance of the ledger: expected 6 offsets, found 5: 3 good + 1 dead + 1 duplicate + 0 gap"
+    ]
+
+
+def test_a_ledger_that_says_another_cut_or_revision(one: StreamLake) -> None:
+    counts = {"good": 3, "dead": 1, "duplicate": 1, "gap": 1, "gaps": {"control": 1}}
+    other = Cut("t", {0: (4, 11), 1: (0, 0)})
+    record(one, ledger.decision(NEXT, "accepted", 2, other, NOW, served="batch", **counts))
+    found = sentences(one, (NEXT, NEXT))
+    assert found[0] == f"hour {NEXT}: revision: expected 1, as branch batch says, found 2 in the ledger"
+    assert found[1].startswith(f"hour {NEXT}: cut: expected ")
+    assert found[2] == f"hour {NEXT}: ledger: expected 6 offsets, the size of its cut, found 7"
+
+
+def test_a_row_lost_behind_a_duplicate_that_never_was(one: StreamLake) -> None:
+    """The lie that every count agrees with: only that the record repeats nothing tells it."""
+    spoil(one, remove_hour=NEXT, branch="batch")
+
+    publish = one.accept(stage_rows(one, [event(0, 4), event(0, 5)]), NEXT, Accepted(1, CUT))
+    assert one.publish(publish) is Outcome.LANDED
+    lie = {"good": 2, "dead": 1, "duplicate": 2, "gap": 1, "gaps": {"control": 1}}
+    record(one, ledger.decision(NEXT, "accepted", 1, CUT, NOW, served="batch", **lie))
+    assert sentences(one) == [
+        f"hour {NEXT}: rows that batch removed: expected each to repeat a row of the hour or of the 1 before it, "
+        "found 1 that repeat nothing"
+    ]
+
+
+def test_an_hour_that_the_ledger_accepts_and_the_table_does_not(tmp_path: Path) -> None:
+    one = new_proof(tmp_path)
+    record(one, ledger.decision(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, dead=0, duplicate=0, gap=0))
+    assert sentences(one) == [
+        f"hour {HOUR}: table: expected branch batch to hold it as accepted, as the ledger says, found that it does not "
+        "(the next batch run rebuilds it)"
+    ]
+
+
+def test_an_hour_that_the_table_accepts_and_the_ledger_does_not(tmp_path: Path) -> None:
+    one = new_proof(tmp_path)
+
+    row = ledger.decision(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, dead=0, duplicate=0, gap=0)
+    publish = one.accept(stage_rows(one, [event(0, o, HOUR) for o in range(4)]), HOUR, Accepted(1, BEFORE))
+    assert one.publish(replace(publish, decisions=(row,))) is Outcome.LANDED
+    # It waits on the branch to be written, which says as much.
+    assert sentences(one) == []
+    timeline = one.state().timeline
+    confirmed = Publish(new_id(), _empty("batch", "main", "speed"), timeline, confirmed=frozenset({row["id"]}))
+    assert one.publish(confirmed) is Outcome.LANDED
+    assert sentences(one) == [
+        f"hour {HOUR}: ledger: expected a row that accepts it, as branch batch does, found none (`anabranch apply` "
+        "writes it again)"
+    ]
+
+
+def _empty(*branches: str) -> tuple[Any, ...]:
+    return tuple(Change(branch) for branch in branches)
+
+
+def test_files_of_hours_before_the_first(one: StreamLake) -> None:
+    spoil(one, add=[event(0, 1, "2026-11-20T00")])
+    assert sentences(one) == [
+        f"hour 2026-11-20T00: main: expected rows of hours from {HOUR} on, found 1 files of this one"
+    ]
+
+
+def test_an_hour_served_by_the_speed_layer_holds_its_duplicates(one: StreamLake) -> None:
+    override.serve_hour(one.lake, one.stream, NEXT, "speed", "the rule is wrong")
+    bury_speed(one)
+    assert sentences(one) == []
+    spoil(one, add=[event(0, 9)])
+    assert f"hour {NEXT}: rows of main: expected 4, as the ledger says, found 5 offsets" in sentences(one)
+
+
+def bury_speed(one: StreamLake) -> None:
+    """The swap gave `main` the speed layer's dead letters, of which the fixture has none."""
+    if not [row for row in one.dead("main") if row[0] == NEXT]:
+        bury(one, [(NEXT, 0, 8)], ("speed", "main"))
+
+
+def test_hours_begin_where_the_hour_before_ended() -> None:
+    timeline = Timeline(HOUR, shift(HOUR, 4), {0: 9})
+    cuts = {
+        HOUR: Cut("t", {0: (0, 4)}),
+        NEXT: Cut("t", {0: (5, 9), 1: (0, 3)}),
+        shift(HOUR, 3): Cut("t", {0: (50, 60)}),
+    }
+    assert [d.message for d in plan_neighbours(cuts, timeline)] == [
+        f"hour {NEXT}, partition 0: begin of the cut: expected 4, the end of hour {HOUR}, found 5"
+    ]
+    adopted = replace(timeline, adoptions=(Adoption(HOUR, "t", {0: 5}),))
+    assert plan_neighbours(cuts, adopted) == []
+    assert plan_neighbours(cuts | {NEXT: Cut("u", {0: (0, 9)})}, timeline) == []
+
+
+# What Kafka gives is values here: the adapter is tested on a real broker.
+RANGES = {0: (4, 10)}
+SAID = {
+    "decision": "accepted", "revision": 1, "offsets": 6, "good": 3, "dead": 1, "duplicate": 1, "gap": 1,
+    "gaps": {"control": 1},
+}  # fmt: skip
+
+
+def kafka(
+    given: list[int], held: tuple[int, int] | None = (4, 10), rows: tuple[int, ...] = (4, 5, 6), **values: Any
+) -> list[str]:
+    """The sentences of an hour of rows 4, 5 and 6 and dead letter 8, of which Kafka gives `given`."""
+    counted = {"rows": Counted(mark(rows)), "batch": Counted(mark(rows)), "dead": Counted(mark((8,)))}
+    ranges = {0: held} if held is not None else {}
+    partitions = recount(RANGES, counted, mark_given(ranges, [(0, [o]) for o in given]), ranges)
+    audited = Audited(NEXT, "batch", True, 1, Cut("t", RANGES), SAID | {"cut": None}, partitions)
+    return [d.message for d in plan_disagreements(replace(audited, **values))]
+
+
+def mark(offsets: tuple[int, ...]) -> Marks:
+    return mark_given(RANGES, [(0, list(offsets))])
+
+
+def test_kafka_agrees() -> None:
+    assert kafka([4, 5, 6, 7, 8]) == []
+
+
+def test_an_offset_that_kafka_gives_and_nobody_keeps() -> None:
+    assert kafka([4, 5, 6, 7, 8, 9]) == [
+        f"hour {NEXT}: Kafka: expected 1 offsets of it in neither rows nor dead letters, the duplicates, found 2 "
+        "(partition 0: offsets 7, 9)",
+        f"hour {NEXT}: Kafka: expected 1 offsets that it does not give, the gaps, found 0",
+    ]
+
+
+def test_an_offset_that_is_kept_and_kafka_does_not_give() -> None:
+    assert kafka([4, 6, 7, 8]) == [
+        f"hour {NEXT}, partition 0: Kafka: expected all offsets that are kept, found 1 kept that it does not "
+        "give: offsets 5"
+    ]
+    # A compacted topic gives less from day to day.
+    assert kafka([4, 6, 8], compacted=True) == []
+
+
+def test_a_part_that_kafka_still_holds_is_compared_as_far_as_it_goes() -> None:
+    assert kafka([6, 7, 8], held=(6, 10)) == []
+    assert kafka([8], held=(8, 10)) == []
+    assert kafka([6, 7, 8, 9], held=(6, 10)) == [
+        f"hour {NEXT}: Kafka: expected at most 1 offsets of it in neither rows nor dead letters, the duplicates, "
+        "found 2 (partition 0: offsets 7, 9)"
+    ]
+    assert kafka([], held=(8, 10), rows=(4, 5, 6)) == [
+        f"hour {NEXT}, partition 0: Kafka: expected all offsets that are kept, found 1 kept that it does not "
+        "give: offsets 8"
+    ]
+    assert kafka([], held=None, kafka="retention took all of it") == []
+
+
+def test_what_kafka_holds_of_a_cut() -> None:
+    ranges = {0: (4, 10), 1: (0, 5), 2: (3, 3)}
+    assert plan_held(ranges, {0: 6, 1: 5, 2: 0}, {0: 20, 1: 9, 2: 9}) == {0: (6, 10)}
+    assert plan_held(ranges, {0: 0, 1: 0}, {0: 8, 1: 9}) == {0: (4, 8), 1: (0, 5)}
+
+
+def test_marks_count_each_offset_wherever_it_comes_again() -> None:
+    marks = Marks({0: (10, 14), 3: (0, 2)})
+    marks.add(np.array([0, 0, 3, 0, 7]), np.array([10, 10, 1, 9, 1]))
+    marks.add(np.array([0, 0, 3]), np.array([10, 13, 2]))
+    assert (marks.distinct(0), marks.distinct(3), marks.distinct(7)) == (2, 1, 0)
+    assert marks.twice == {0: 2}
+    assert marks.outside == {0: 1, 7: 1, 3: 1}
+    for _ in range(300):
+        marks.add(np.array([0]), np.array([12]))
+    assert (marks.distinct(0), marks.twice[0]) == (3, 301), "a byte must not run over"
+
+
+def test_spans_of_offsets() -> None:
+    assert spans(np.array([True, True, False, True]), 5) == ((5, 7), (8, 9))
+    assert spans(np.array([], bool), 5) == ()
+    assert spans(np.tile([True, False], 9), 0) == ((0, 1), (2, 3), (4, 5))
