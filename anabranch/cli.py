@@ -262,6 +262,7 @@ main.add_command(proving.audit)
 main.add_command(proving.diff)
 main.add_command(proving.duplicates)
 main.add_command(proving.dead_letters)
+main.add_command(proving.explain)
 
 if __name__ == "__main__":
     main()

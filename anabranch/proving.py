@@ -100,3 +100,19 @@ def dead_letters(stream: str, hours: tuple[str, str] | None, samples: int, conf:
     from serving_layer import letters
 
     letters.print_letters(letters.letters(open_stream(stream, conf), hours, samples), output)
+
+
+@click.command()
+@click.argument("stream")
+@hour_argument
+@options
+def explain(stream: str, hour: str, conf: str | None, output: str) -> None:
+    """Everything known of one hour, in sentences: cut, layers, account, checks, who serves it, and what to run next.
+
+    From the ledger and the snapshots alone; any hour may be asked for.
+    """
+    from datetime import UTC, datetime
+
+    from serving_layer import explanation, sentences
+
+    sentences.print_explanation(explanation.explain(open_stream(stream, conf), hour, datetime.now(UTC)), output)

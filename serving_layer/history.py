@@ -40,16 +40,23 @@ def history(job: Job, hour: str | None) -> list[dict[str, Any]]:
     """Every decision about one hour or all, by hour, oldest first, with what it changed and how to read what it
     replaced. Raises Transient when the lake does not answer."""
     rows = ledger.history(job.lake, job.stream.hours_table)
-    wanted = [row for row in rows if hour is None or row["hour"] == hour]
     state = load_state(job.lake, job.stream.table)
+    wanted = [row for row in with_waiting(rows, state.decisions) if hour is None or row["hour"] == hour]
     tags = tagged(state.table, [(row["hour"], row["revision"]) for row in wanted if row["decision"] == "accepted"])
     return plan_history(job.stream.table, wanted, tags)
 
 
-def with_waiting(rows: Sequence[Mapping[str, Any]], waiting: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The ledger's rows, and behind them the decisions that still wait on a branch to be written. Pure."""
+def with_waiting(rows: Sequence[Mapping[str, Any]], waiting: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The ledger's rows, and behind them, in the same form, the decisions that still wait on a branch to be written.
+    Pure."""
     known = {row["decision_id"] for row in rows}
-    return [*rows, *(item for item in waiting if item["id"] not in known)]
+    nothing = dict.fromkeys(field.name for field in ledger.LEDGER_SCHEMA.fields)
+    late = [
+        nothing | dict(item) | {"decision_id": item["id"], "recorded_at": datetime.fromisoformat(str(item["at"]))}
+        for item in waiting
+        if item["id"] not in known
+    ]
+    return [*(dict(row) for row in rows), *late]
 
 
 def plan_history(table: str, rows: Sequence[Mapping[str, Any]], tags: Mapping[str, Tagged]) -> list[dict[str, Any]]:

@@ -1,0 +1,265 @@
+"""An hour in sentences: true in every state that an hour may be in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lakes import StreamLake, new_state, new_stream
+from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, event, job, new_proof, read, record, stage_rows
+
+from anabranch import ledger
+from anabranch.hours import Adoption, Cut, Timeline, shift
+from anabranch.state import Accepted
+from serving_layer import explanation, override
+from serving_layer.explanation import plan_facts, plan_served_since, plan_state
+from serving_layer.sentences import plan_sentences, print_explanation
+
+OPEN = shift(HOUR, 2)
+LATER = NOW + timedelta(days=1)
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> StreamLake:
+    """Two sealed hours; the speed layer has read both, and the batch layer has accepted the first."""
+    made = new_proof(tmp_path)
+    record(made, ledger.decision(HOUR, "sealed", 0, BEFORE, NOW, served="speed"))
+    record(made, ledger.decision(NEXT, "sealed", 0, CUT, NOW, served="speed"))
+    rows = [event(0, o, HOUR) for o in range(4)]
+    read(made, [*rows, *(event(0, o) for o in range(4, 8))], {0: 10})
+    diff = {"missing": 0, "extra": 0, "changed": 0, "duplicate": 1, "unread": 0, "sample": []}
+    quality = {"passed": True, "failed": [], "warnings": [], "evaluated": 3}
+    counts = {"good": 3, "duplicate": 1, "gap": 0, "gaps": {}, "speed_rows": 4, "diff": diff, "quality": quality}
+    accept(made, HOUR, BEFORE, rows[:3], **counts)
+    return made
+
+
+def said(one: StreamLake, hour: str, now: datetime = NOW) -> dict[str, str]:
+    """The sentences by subject; of several with one subject, all of them."""
+    found: dict[str, str] = {}
+    for subject, text in plan_sentences(explanation.explain(job(one), hour, now)):
+        found[subject] = f"{found[subject]}\n{text}" if subject in found else text
+    return found
+
+
+def test_an_accepted_hour(one: StreamLake) -> None:
+    assert said(one, HOUR) == {
+        "hour": f"{HOUR} of events is accepted as revision 1; the batch layer serves it",
+        "sealed": "at 2026-11-21 02:00:00 UTC: 4 offsets of topic id t: partition 0 [0, 4)",
+        "layers": "speed has 4 rows in 1 files, batch has 3 rows in 1 files, main serves 3 rows in 1 files",
+        "account": f"of 4 offsets 3 became rows, 1 were removed as duplicates (`anabranch duplicates events {HOUR}`)",
+        "checks": "the balance closes (3 + 0 + 1 + 0 = 4 of 4 offsets); the quality gate passed (3 expectations); "
+        "compared with 4 rows of speed: 0 missing, 0 extra, 0 changed",
+        "served": "by batch since 2026-11-21 02:00:00 UTC, by the rule: the batch layer has accepted it",
+        "revision": "1 at 2026-11-21 02:00:00 UTC",
+        "query": f"`anabranch query \"SELECT * FROM games.events WHERE ingest_hour = '{HOUR}'\"`",
+        "rebuild": f"`anabranch batch events --hour {HOUR} --restate`",
+        "audit": f"`anabranch audit events --hours {HOUR}`",
+    }
+
+
+def test_a_sealed_hour_that_waits(one: StreamLake) -> None:
+    found = said(one, NEXT)
+    assert found["hour"] == f"{NEXT} of events is sealed and waits for the batch layer; the speed layer serves it"
+    assert found["layers"] == "speed has 4 rows in 1 files, batch has no rows, main serves 4 rows in 1 files"
+    assert found["served"] == "by speed, by the rule: the batch layer has not accepted it"
+    assert found["rebuild"] == f"`anabranch batch events --hour {NEXT}`"
+    assert not {"account", "checks", "revision", "refused", "audit"} & set(found)
+
+
+def test_a_refused_hour(one: StreamLake) -> None:
+    for at in (NOW, LATER):
+        record(
+            one,
+            ledger.decision(
+                NEXT,
+                "refused",
+                1,
+                CUT,
+                at,
+                served="speed",
+                reason="quality: no",
+                good=6,
+                dead=0,
+                duplicate=0,
+                gap=0,
+                gaps={},
+                quality={"passed": False, "failed": [{"type": "x"}]},
+            ),
+        )
+    found = said(one, NEXT)
+    assert found["hour"] == f"{NEXT} of events is refused and goes on being served by the speed layer"
+    assert found["refused"] == "at 2026-11-22 02:00:00 UTC, for the 2. time: quality: no"
+    assert found["account"] == "in the build that was refused, of 6 offsets 6 became rows"
+    assert "the quality gate failed, critical: x" in found["checks"]
+    assert found["rebuild"].startswith("mend what the refusal says, then `anabranch batch events --hour ")
+
+
+def test_a_balance_that_does_not_close_is_shouted(one: StreamLake) -> None:
+    record(one, ledger.decision(NEXT, "refused", 1, CUT, NOW, reason="the balance", good=5, dead=0, duplicate=0, gap=0))
+    assert said(one, NEXT)["checks"] == "the balance does NOT close (5 + 0 + 0 + 0 = 5 of 6 offsets)"
+
+
+def test_a_restated_hour_and_a_refused_restatement(one: StreamLake) -> None:
+    accept(one, HOUR, BEFORE, [event(0, o, HOUR) for o in range(4)], revision=2, reason="decided again after x")
+    record(
+        one, ledger.decision(HOUR, "refused", 3, BEFORE, LATER, served="batch", reason="quality: no", good=1, dead=0)
+    )
+    found = said(one, HOUR)
+    assert found["hour"].endswith("is accepted as revision 2; the batch layer serves it")
+    assert found["refused"] == ("a restatement (revision 3) at 2026-11-22 02:00:00 UTC: quality: no; revision 2 stays")
+    assert found["account"] == "of 4 offsets 4 became rows", "of what is served, not of what was refused"
+    first, second = found["revision"].splitlines()
+    assert first == "1 at 2026-11-21 02:00:00 UTC; can be read: no longer: its tag's age has ended"
+    assert second.startswith(
+        "2 at 2026-11-21 02:00:00 UTC, decided again after x: good 3 to 4 (+1), duplicate 1 to 0 (-1)"
+    )
+    assert found["served"].startswith("by batch since 2026-11-21 02:00:00 UTC")
+
+
+def test_an_hour_accepted_by_an_operator_and_from_several_sources(one: StreamLake) -> None:
+    sources = {"kafka": 3, "speed": 1, "accepted": 0, "dead_letters": 0}
+    row = ledger.decision(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, dead=0, duplicate=0, gap=0, gaps={})
+    facts = _facts([_ledger_row(row | {"reason": "accepted by an operator: known", "sources": sources})])
+    found = dict(plan_sentences(facts))
+    assert found["account"] == "of 4 offsets 4 became rows; they came from kafka 3, speed 1"
+    assert found["revision"] == "1 at 2026-11-21 02:00:00 UTC, accepted by an operator: known"
+
+
+def test_an_overridden_hour(one: StreamLake) -> None:
+    override.serve_hour(one.lake, one.stream, HOUR, "speed", "the rule is wrong")
+    found = said(one, HOUR)
+    assert found["hour"].endswith("is accepted as revision 1; the speed layer serves it")
+    assert ", by choice: the rule is wrong; `anabranch serve-hour events" in found["served"]
+    assert "main serves 4 rows" in found["layers"]
+    override.serve_hour(one.lake, one.stream, HOUR, "auto", "mended")
+    assert "by choice" not in said(one, HOUR)["served"]
+
+
+def test_an_open_an_ended_and_a_coming_hour(one: StreamLake) -> None:
+    running, ended = (datetime(2026, 11, 21, h, 30, tzinfo=UTC) for h in (2, 3))
+    found = said(one, OPEN, running)
+    assert found["hour"] == f"{OPEN} of events is open: records of it still come in, and the speed layer serves them"
+    assert found["seal"] == "it can be sealed from 2026-11-21 03:02:00 UTC on, by any run of the batch layer"
+    assert "rebuild" not in found
+    found = said(one, OPEN, ended)
+    assert found["hour"].startswith(f"{OPEN} of events has ended and is not sealed yet")
+    assert found["rebuild"] == f"`anabranch batch events --hour {OPEN}`"
+    coming = "2026-11-21T09"
+    assert said(one, coming, running) == {"hour": f"{coming} of events has not begun; the open hour is {OPEN}"}
+
+
+def test_an_hour_before_the_first(one: StreamLake) -> None:
+    before = shift(HOUR, -1)
+    assert said(one, before) == {
+        "hour": f"{before} of events is before {HOUR}, where the stream begins; what Kafka received earlier belongs to "
+        f"{HOUR}"
+    }
+
+
+TIMELINE = Timeline(HOUR, OPEN, {0: 10}, sealed={HOUR: BEFORE, NEXT: CUT})
+
+
+def _facts(rows: list[dict[str, Any]], hour: str = HOUR, **values: Any) -> dict[str, Any]:
+    given = {"accepted": {HOUR: Accepted(1, BEFORE)}} | values
+    state = new_state(given.pop("timeline", TIMELINE), {0: 10}, **given)
+    held = {"main": (4, 1), "speed": (0, 0), "batch": (4, 1)}
+    return plan_facts(new_stream(), state, hour, rows, held, {}, NOW)
+
+
+def _ledger_row(decision: dict[str, Any]) -> dict[str, Any]:
+    nothing = dict.fromkeys(field.name for field in ledger.LEDGER_SCHEMA.fields)
+    return nothing | decision | {"recorded_at": datetime.fromisoformat(decision["at"])}
+
+
+def test_an_empty_hour() -> None:
+    cut = Cut("t", {0: (4, 4)})
+    row = ledger.decision(HOUR, "accepted", 1, cut, NOW, served="batch", good=0, dead=0, duplicate=0, gap=0, gaps={})
+    facts = _facts([_ledger_row(row)], accepted={HOUR: Accepted(1, cut)}, timeline=replace(TIMELINE, sealed={}))
+    found = dict(plan_sentences(facts))
+    assert found["sealed"] == "the ledger does not say when, without a record"
+    assert found["rebuild"] == "there is nothing to rebuild: it holds no records"
+    assert not {"account", "checks"} & set(found)
+
+
+def test_an_hour_that_kafka_lost_is_said_to_stay_as_it_is() -> None:
+    adopted = replace(TIMELINE, adoptions=(Adoption(NEXT, "former", {0: 0}),))
+    facts = _facts([], NEXT, timeline=adopted)
+    found = dict(plan_sentences(facts))
+    assert found["rebuild"].startswith("it cannot be rebuilt: Kafka no longer holds it: the log of topic id former")
+    assert facts["rebuild"] is None
+
+
+def test_an_hour_that_the_ledger_lost() -> None:
+    found = dict(plan_sentences(_facts([])))
+    assert found["hour"].endswith("is accepted as revision 1; the batch layer serves it")
+    assert found["sealed"].startswith("the ledger does not say when: 4 offsets")
+    assert found["account"] == "the ledger does not say what was counted"
+    assert found["served"] == "by batch, by the rule: the batch layer has accepted it"
+
+
+def test_rows_of_the_speed_layer_that_are_gone_or_were_never_read() -> None:
+    skipped = _facts([], timeline=replace(TIMELINE, skipped=(HOUR,)))
+    assert (
+        "speed does not account for all of the hour: the speed layer skipped it"
+        in dict(plan_sentences(skipped))["layers"]
+    )
+    dropped = _facts([], timeline=replace(TIMELINE, covered_from=NEXT))
+    assert "those of the hour are gone (`anabranch maintain`)" in dict(plan_sentences(dropped))["layers"]
+
+
+def test_what_nothing_explains_is_shouted() -> None:
+    diff = {"missing": 3, "extra": 0, "changed": 1, "duplicate": 0, "unread": 2, "sample": []}
+    row = ledger.decision(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, diff=diff, speed_rows=1, gaps={})
+    facts = _facts([_ledger_row(row)])
+    assert facts["unexplained"] == {"missing": 1, "changed": 1}
+    assert dict(plan_sentences(facts))["checks"] == (
+        "compared with 1 rows of speed: 3 missing (2 of them not read by then), 0 extra, 1 changed; NOTHING EXPLAINS "
+        f"1 missing, 1 changed: `anabranch diff events {HOUR}`"
+    )
+
+
+def test_a_decision_that_waits_on_its_branch_counts(one: StreamLake) -> None:
+    row = ledger.decision(NEXT, "accepted", 1, CUT, NOW, served="batch", good=1, dead=0)
+    publish = one.accept(stage_rows(one, [event(0, 4)]), NEXT, Accepted(1, CUT))
+    one.publish(replace(publish, decisions=(row,)))
+    assert said(one, NEXT)["account"] == "of 6 offsets 1 became rows"
+
+
+def test_since_when_a_layer_serves() -> None:
+    def row(decision: str, served: str, hour: int) -> dict[str, Any]:
+        return {"decision": decision, "served": served, "recorded_at": datetime(2026, 11, 21, hour, tzinfo=UTC)}
+
+    rows = [
+        row("sealed", "speed", 1), row("accepted", "batch", 2), row("served", "speed", 3), row("served", "batch", 4),
+        row("accepted", "batch", 5),
+    ]  # fmt: skip
+    assert plan_served_since(rows[:1], "speed") is None
+    assert plan_served_since(rows[:2], "batch") == datetime(2026, 11, 21, 2, tzinfo=UTC)
+    assert plan_served_since(rows[:3], "speed") == datetime(2026, 11, 21, 3, tzinfo=UTC)
+    assert plan_served_since(rows, "batch") == datetime(2026, 11, 21, 4, tzinfo=UTC)
+    # The ledger does not know of the change.
+    assert plan_served_since(rows[:2], "speed") is None
+
+
+def test_the_open_hour_after_an_adoption_may_lie_ahead() -> None:
+    state = new_state(replace(TIMELINE, open="2026-11-21T04"))
+    assert plan_state(state, "2026-11-21T04", False, NOW) == "open"
+    assert plan_state(state, "2026-11-21T05", False, NOW) == "not begun"
+
+
+def test_json_has_the_facts_and_the_sentences(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = explanation.explain(job(one), HOUR, NOW)
+    print_explanation(facts, "json")
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["state"], shown["revision"], shown["served"]) == ("accepted", 1, "batch")
+    assert shown["counts"] == {"offsets": 4, "good": 3, "dead": 0, "duplicate": 1, "gap": 0}
+    assert shown["layers"]["speed"] == {"rows": 4, "files": 1}
+    assert len(shown["sentences"]) == len(plan_sentences(facts))
+    print_explanation(facts, "text")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"hour      {HOUR} of events is accepted as revision 1; the batch layer serves it"
