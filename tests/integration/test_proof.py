@@ -1,0 +1,173 @@
+"""An hour proves itself: what was sent is known exactly, and every view says exactly that, Kafka included."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from world import World, event, past_hour, spread
+
+from anabranch import ledger
+from anabranch.cli import main
+from anabranch.hours import start_of
+from anabranch.lake import Change, Outcome
+from anabranch.publish import Publish, new_id, to_commit
+from anabranch.snapshots import files_of
+
+Make = Callable[..., World]
+GOOD, DUPLICATE, MALFORMED, ABORTED, CONTROL = 5, 2, 2, 3, 3
+OFFSETS = GOOD + DUPLICATE + MALFORMED + ABORTED + CONTROL
+
+
+def run(one: World, *arguments: str, expect: int = 0) -> str:
+    """A command as a user runs it."""
+    done = CliRunner().invoke(main, [*arguments, "--conf", str(one.folder)])
+    assert done.exit_code == expect, f"{arguments}: {done.exit_code}\n{done.output}\n{done.exception!r}"
+    return str(done.stdout)
+
+
+def shown(one: World, *arguments: str, expect: int = 0) -> Any:
+    return json.loads(run(one, *arguments, "--output", "json", expect=expect))
+
+
+@pytest.fixture
+def known(world: Make) -> World:
+    """Two past hours in one partition, read by both layers. The older one is 4 good records. The newer one is, in three
+    transactions: 4 good and a late one; 3 that are aborted; 2 malformed, a repetition of its own and one of the older
+    hour. Each transaction ends with a control record."""
+    from kafka import KafkaProducer
+
+    one = world()
+    one.topic(1)
+    hour = past_hour(1)
+    before = spread(past_hour(2), 4, "before", partitions=1)
+    good = spread(hour, 4, "e", partitions=1)
+    at = good[-1][1]
+    late = event("late", start_of(hour) - timedelta(days=9))
+    one.send(before)
+    producer = KafkaProducer(
+        bootstrap_servers=one.job.environment.kafka.bootstrap_servers, transactional_id=f"{one.name}-tx"
+    )
+    producer.init_transactions()
+    for commit, values in (
+        (True, [*(v for _, _, v in good), late]),
+        (False, [event(f"aborted-{i}", at) for i in range(ABORTED)]),
+        (True, [b"{not json", None, good[1][2], before[2][2]]),
+    ):
+        producer.begin_transaction()
+        for value in values:
+            producer.send(one.name, value, partition=0, timestamp_ms=int(at.timestamp() * 1000))
+        producer.flush()
+        if commit:
+            producer.commit_transaction()
+        else:
+            producer.abort_transaction()
+    producer.close()
+    one.apply()
+    # Control records are stamped when they are written: let the whole log be the two hours, as it is when the records
+    # are as old as their markers.
+    state, topic = one.state, one.kafka.describe(one.name)
+    assert topic is not None
+    ends = one.kafka.stable_ends(topic)
+    assert ends == {0: 4 + OFFSETS}
+    boundaries = {past_hour(2): {0: 4}, hour: ends}
+    timeline = replace(state.timeline, first=past_hour(2), open=past_hour(2), boundaries=boundaries)
+    used = Publish(new_id(), (Change("speed"),), timeline, state.position)
+    assert one.lake.commit(state.table, to_commit(state, used, datetime.now(UTC))) is Outcome.LANDED
+    one.speed()
+    assert [r.decision for r in one.batch()] == ["accepted", "accepted"]
+    return one
+
+
+def test_every_view_of_an_hour_says_what_was_sent(known: World) -> None:
+    one, hour = known, past_hour(1)
+    counts = {
+        "offsets": OFFSETS, "good": GOOD, "dead": MALFORMED, "duplicate": DUPLICATE, "gap": ABORTED + CONTROL,
+    }  # fmt: skip
+
+    assert next(h for h in shown(one, "hours", one.name) if h["hour"] == hour)["counts"] == counts
+    assert shown(one, "status", one.name)["unexplained"] == {}
+
+    facts = shown(one, "explain", one.name, hour)
+    assert (facts["state"], facts["served"], facts["counts"]) == ("accepted", "batch", counts)
+    assert facts["gaps"] == {"aborted": ABORTED, "control": CONTROL}
+    assert facts["layers"]["speed"]["rows"] == GOOD + DUPLICATE
+    text = run(one, "explain", one.name, hour)
+    assert f"of {OFFSETS} offsets {GOOD} became rows, {MALFORMED} are dead letters" in text
+    assert f"{DUPLICATE} were removed as duplicates" in text
+    assert f"{ABORTED + CONTROL} are gaps ({ABORTED} aborted, {CONTROL} control)" in text
+
+    audited = shown(one, "audit", one.name)
+    assert audited["agrees"]
+    assert [h["kafka"] for h in audited["hours"]] == ["whole", "whole"]
+    assert audited["hours"][1]["partitions"]["0"] == {
+        "cut": [4, 4 + OFFSETS], "rows": GOOD, "batch": GOOD, "dead": MALFORMED, "twice": 0, "outside": 0,
+        "misplaced": 0,
+        "kafka": {
+            "held": [4, 4 + OFFSETS], "given": GOOD + MALFORMED + DUPLICATE, "kept_nowhere": DUPLICATE, "not_given": 0,
+        },
+    }  # fmt: skip
+    assert "ledger, files and Kafka agree" in run(one, "audit", one.name)
+
+    # Offsets: 4 to 8 good, 9 control, 10 to 12 aborted, 13 control, 14 and 15 malformed, 16 and 17 repeat.
+    repeated = shown(one, "duplicates", one.name, hour)
+    assert (repeated["counted"], repeated["found"], repeated["untold"]) == (DUPLICATE, DUPLICATE, None)
+    assert [(d["offset"], d["key"]["event_id"], d["repeats"]) for d in repeated["duplicates"]] == [
+        (16, "e-1", {"hour": hour, "partition": 0, "offset": 5}),
+        (17, "before-2", {"hour": past_hour(2), "partition": 0, "offset": 2}),
+    ]
+    differing = shown(one, "diff", one.name, hour)
+    assert differing["diff"] == {"missing": 0, "extra": 0, "changed": 0, "duplicate": DUPLICATE, "unread": 0}
+    assert differing["when_accepted"] == differing["diff"], "Spark and DuckDB judge alike"
+    letters = shown(one, "dead-letters", one.name, "--hours", hour)
+    assert [(r["reason"], r["count"], r["samples"][0]["value"]) for r in letters["reasons"]] == [
+        ("malformed_json", 1, "{not json"), ("null_value", 1, None),
+    ]  # fmt: skip
+    decisions = shown(one, "hours", one.name, "--history", hour)
+    assert [(d["decision"], d["revision"]) for d in decisions] == [("sealed", 0), ("accepted", 1)]
+
+
+def test_what_is_spoiled_shows_and_what_was_replaced_stays_readable(known: World) -> None:
+    one, hour, name = known, past_hour(1), known.job.stream.table
+    rows = one.contents()
+    # A restatement; the revision before it is read by the command that `hours --history` prints.
+    assert [(r.decision, r.revision) for r in one.batch(hour, restate=True)] == [("accepted", 2)]
+    first = next(d for d in shown(one, "hours", one.name, "--history", hour) if d["revision"] == 1)
+    command = shlex.split(first["query"])
+    assert command[-2:] == ["--at", f"{hour}-r1"]
+    was = json.loads(run(one, *command[1:], "--output", "json"))
+    assert sorted((r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in was) == [
+        r for r in rows if r[1] >= 4
+    ]
+    assert first["query"] in run(one, "explain", one.name, hour)
+    assert shown(one, "audit", one.name)["agrees"]
+
+    # A wrong hand takes the hour out of main.
+    state = one.state
+    damage = Publish(new_id(), (Change("main", remove=files_of(state.table, "main", hour)),), state.timeline)
+    assert one.lake.commit(state.table, to_commit(state, damage, datetime.now(UTC))) is Outcome.LANDED
+    said = run(one, "audit", one.name, "--hours", hour, expect=1)
+    assert f"hour {hour}: rows of main: expected {GOOD}, as the ledger says, found 0 offsets" in said
+    assert f"the duplicates, found {GOOD + DUPLICATE} (partition 0: offsets 4 to 8, 16 to 17)" in said
+    run(one, "merge", one.name)
+    assert one.contents() == rows
+    assert shown(one, "audit", one.name)["agrees"]
+
+    # A ledger that speaks of a difference that nothing explains.
+    accepted = one.state.accepted[hour]
+    diff = {"missing": 1, "extra": 0, "changed": 2, "duplicate": 2, "unread": 0, "sample": []}
+    lie = ledger.decision(hour, "accepted", 2, accepted.cut, datetime.now(UTC), served="batch", diff=diff)
+    ledger.record(one.lake, one.job.stream.hours_table, [lie])
+    assert shown(one, "status", one.name, expect=1)["unexplained"] == {hour: {"missing": 1, "changed": 2}}
+    assert f"hour {hour}: the layers differ and nothing explains it: 1 missing, 2 changed" in run(
+        one, "status", one.name, expect=1
+    )
+    # The table itself is as it was.
+    assert run(one, "diff", one.name, hour).endswith("nothing is left unexplained\n")
+    assert len(run(one, "query", f"SELECT * FROM {name}", "--output", "csv").splitlines()) == len(rows) + 1
