@@ -92,7 +92,7 @@ def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bo
     counted = count_files(state.table, hour, cut.ranges, by_source)
     counted |= count_files(lake.letters, hour, cut.ranges, {"dead": lake.dead.get(hour, {}).values()})
     # Step 2: Kafka.
-    reason = _why_not(state, hour, cut, topic) if with_kafka else "not asked"
+    reason = plan_why_not(state, hour, cut, topic) if with_kafka else "not asked"
     given, held = None, Ranges()
     if reason is None and topic is not None:
         given, held = _read(job, topic, cut)
@@ -120,8 +120,8 @@ def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bo
     )
 
 
-def _why_not(state: State, hour: str, cut: Cut, topic: Topic | None) -> str | None:
-    """Why Kafka cannot be asked for the hour, or None."""
+def plan_why_not(state: State, hour: str, cut: Cut, topic: Topic | None) -> str | None:
+    """Why Kafka cannot be asked for the hour, or None. Pure."""
     if topic is None:
         return "the topic is gone"
     if topic.id != cut.topic_id and cut.offsets:

@@ -12,19 +12,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lakes import StreamLake
+from lakes import StreamLake, new_state
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, job, new_proof, read, record, spoil, stage_rows
 
 from anabranch import ledger
 from anabranch.hours import Adoption, Cut, Timeline, shift
 from anabranch.lake import Change, Outcome
+from anabranch.position import Topic
 from anabranch.publish import Publish, new_id
 from anabranch.snapshots import files_of
 from anabranch.state import Accepted
 from serving_layer import audit, override
 from serving_layer.audit import Audited, plan_disagreements, plan_neighbours
 from serving_layer.auditor import audit as count_again
-from serving_layer.auditor import plan_held
+from serving_layer.auditor import plan_held, plan_why_not
 from serving_layer.recount import Counted, Marks, mark_given, recount, spans
 
 
@@ -293,6 +294,17 @@ def test_what_kafka_holds_of_a_cut() -> None:
     ranges = {0: (4, 10), 1: (0, 5), 2: (3, 3)}
     assert plan_held(ranges, {0: 6, 1: 5, 2: 0}, {0: 20, 1: 9, 2: 9}) == {0: (6, 10)}
     assert plan_held(ranges, {0: 0, 1: 0}, {0: 8, 1: 9}) == {0: (4, 8), 1: (0, 5)}
+
+
+def test_an_hour_of_a_log_that_is_gone_is_not_asked_of_another() -> None:
+    timeline = Timeline(HOUR, shift(HOUR, 3), {0: 10})
+    state = new_state(timeline)
+    assert plan_why_not(state, NEXT, CUT, Topic("events", "t", (0, 1))) is None
+    assert plan_why_not(state, NEXT, CUT, None) == "the topic is gone"
+    assert plan_why_not(state, NEXT, CUT, Topic("events", "u", (0, 1))) == "the topic was made again since"
+    again = new_state(replace(timeline, adoptions=(Adoption(NEXT, "t", {0: 6}),)))
+    assert plan_why_not(again, NEXT, CUT, Topic("events", "t", (0, 1))) == "its log began anew since"
+    assert plan_why_not(again, shift(NEXT, 1), CUT, Topic("events", "t", (0, 1))) is None
 
 
 def test_marks_count_each_offset_wherever_it_comes_again() -> None:

@@ -1,0 +1,32 @@
+"""The proving commands' arguments: a wrong hour is wrong usage, and nothing is opened for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from anabranch.cli import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["audit", "s", "--hours", "2026-11-21T05..2026-11-21T03"], "expected the earlier hour first"),
+        (["audit", "s", "--hours", "2026-11-21T05..x"], "expected a UTC hour such as"),
+        (["dead-letters", "s", "--hours", "x"], "expected a UTC hour such as"),
+        (["explain", "s", "yesterday"], "expected a UTC hour such as"),
+        (["diff", "s", "2026-11-21"], "expected a UTC hour such as"),
+        (["duplicates", "s", "5"], "expected a UTC hour such as"),
+        (["hours", "s", "--history", "x"], "expected a UTC hour such as"),
+        # The hours are right, so the next thing that is asked for is the stream's configuration.
+        (["audit", "s", "--hours", "2026-11-21T03..2026-11-21T05"], "anabranch.yaml: expected a configuration file"),
+        (["audit", "s", "--hours", "2026-11-21T03"], "anabranch.yaml: expected a configuration file"),
+        (["hours", "s", "--history"], "anabranch.yaml: expected a configuration file"),
+    ],
+)
+def test_a_wrong_hour_is_wrong_usage(tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(main, [*arguments, "--conf", str(tmp_path)])
+    assert done.exit_code == 2
+    assert said in done.output
