@@ -36,7 +36,9 @@ hours_option = click.option("--hours", metavar="A..B", callback=_hours, help="Fr
 @click.command()
 @click.argument("stream")
 @hours_option
-@click.option("--no-kafka", is_flag=True, help="Only ledger and files: Kafka is read at some 50,000 records a second.")
+@click.option(
+    "--no-kafka", is_flag=True, help="Only ledger and files: reading Kafka takes a minute for a million records."
+)
 @options
 def audit(stream: str, hours: tuple[str, str] | None, no_kafka: bool, conf: str | None, output: str) -> None:
     """Count accepted hours again, in the data files and in Kafka as far as it holds them, against the ledger.

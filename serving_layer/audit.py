@@ -259,6 +259,9 @@ def print_audit(view: Mapping[str, Any], output: str) -> None:
     if output == "json":
         print_json(view)
         return
+    if not view["hours"] and view["agrees"]:
+        print(f"{view['stream']}: no accepted hour to audit")
+        return
     names = ("hour", "served", "offsets", "rows", "dead", "duplicate", "gap", "batch", "kafka", "")
     print_table(names, [_cells(hour) for hour in view["hours"]])
     for hour in view["hours"]:

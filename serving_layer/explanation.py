@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from anabranch import hours as hour_words
-from anabranch import ledger
+from anabranch import ledger, snapshots
 from anabranch.adoption import gone_from_kafka
 from anabranch.config import Stream
 from anabranch.hours import Cut, end_of
@@ -22,8 +22,8 @@ from serving_layer.difference import plan_unexplained
 from serving_layer.evidence import plan_uncovered
 from serving_layer.history import COUNTS, Tagged, plan_history, tagged, with_waiting
 
-# (rows, files) by branch
-Held = Mapping[str, tuple[int, int]]
+# By branch, the hour's files: how many rows are in each.
+Held = Mapping[str, Mapping[str, int]]
 
 
 def explain(job: Job, hour: str, now: datetime) -> dict[str, Any]:
@@ -31,13 +31,9 @@ def explain(job: Job, hour: str, now: datetime) -> dict[str, Any]:
     rows = ledger.history(job.lake, job.stream.hours_table)
     state = load_state(job.lake, job.stream.table)
     of_hour = [row for row in with_waiting(rows, state.decisions) if row["hour"] == hour]
-    held = {b: _held(files_of(state.table, b, hour)) for b in ("main", "speed", "batch")}
+    held = {b: {f.file_path: f.record_count for f in files_of(state.table, b, hour)} for b in snapshots.BRANCHES}
     tags = tagged(state.table, [(hour, row["revision"]) for row in of_hour if row["decision"] == "accepted"])
     return plan_facts(job.stream, state, hour, of_hour, held, tags, now)
-
-
-def _held(files: Sequence[Any]) -> tuple[int, int]:
-    return sum(f.record_count for f in files), len(files)
 
 
 def plan_facts(
@@ -79,8 +75,9 @@ def plan_facts(
         "gaps": told.get("gaps") or {},
         "sources": told.get("sources"),
         "layers": {
-            branch: {"rows": n, "files": files} for branch, (n, files) in held.items()
-        } | {"uncovered": uncovered},
+            **{branch: {"rows": sum(files.values()), "files": len(files)} for branch, files in held.items()},
+            "uncovered": uncovered,
+        },
         "speed_rows": told.get("speed_rows"),
         "diff": {k: v for k, v in told["diff"].items() if k != "sample"} if told.get("diff") else None,
         "unexplained": plan_unexplained(told.get("diff"), told.get("gaps"), uncovered is None),
@@ -91,6 +88,7 @@ def plan_facts(
         "served": served if name not in _UNKNOWN else None,
         "served_since": plan_served_since(rows, served),
         "override": _override(state, hour, rows),
+        "merged": set(held["main"]) == set(held[served]),
         "kept": hour in state.kept,
         "gone": gone,
         "revisions": [d for d in plan_history(stream.table, rows, tags) if d["decision"] == "accepted"],

@@ -125,7 +125,7 @@ def print_letters(view: Mapping[str, Any], output: str) -> None:
 
 
 def _print_sample(reason: str, sample: Mapping[str, Any]) -> None:
-    at = f" of {text(sample['timestamp'])}" if sample["timestamp"] is not None else ""
+    at = f", stamped {text(sample['timestamp'])}" if sample["timestamp"] is not None else ""
     place = f"hour {sample['hour']}, partition {sample['partition']}, offset {sample['offset']}{at}"
     print(f"\n{reason}: {place}: {text(sample['text'])}")
     for name in ("key", "value"):

@@ -79,7 +79,7 @@ def _layers(facts: Mapping[str, Any]) -> str:
 
 
 def _rows(held: Mapping[str, int]) -> str:
-    return f"{held['rows']} rows in {held['files']} files" if held["files"] else "no rows"
+    return f"{_many(held['rows'], 'row')} in {_many(held['files'], 'file')}" if held["files"] else "no rows"
 
 
 def _account(facts: Mapping[str, Any]) -> str | None:
@@ -124,7 +124,7 @@ def _quality(quality: Mapping[str, Any]) -> str:
     evaluated, failed, warnings = quality.get("evaluated"), quality.get("failed") or [], quality.get("warnings") or []
     if evaluated == 0:
         return "the stream has no expectations"
-    of = f" ({evaluated} expectations)" if evaluated else ""
+    of = f" ({_many(evaluated, 'expectation')})" if evaluated else ""
     said = f"the quality gate passed{of}" if quality.get("passed") else f"the quality gate failed{of}"
     for kind, entries in (("critical", failed), ("warnings", warnings)):
         if entries:
@@ -164,6 +164,10 @@ def _served(facts: Mapping[str, Any]) -> str:
         said += ", by the rule: the batch layer has accepted it"
     else:
         said += ", by the rule: the batch layer has not accepted it"
+    if not facts["merged"] and not facts["kept"]:
+        said += (
+            f"; but main does NOT hold the {facts['served']} layer's files: `anabranch merge {stream}` puts it right"
+        )
     if facts["kept"]:
         said += "; main keeps rows that this layer does not cover, until it does"
     return said
@@ -196,6 +200,10 @@ def _commands(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     if facts["state"] == "accepted":
         said.append(("audit", f"`anabranch audit {facts['stream']} --hours {facts['hour']}`"))
     return said
+
+
+def _many(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def _time(when: datetime) -> str:

@@ -54,21 +54,23 @@ def known(world: Make) -> World:
     producer = KafkaProducer(
         bootstrap_servers=one.job.environment.kafka.bootstrap_servers, transactional_id=f"{one.name}-tx"
     )
-    producer.init_transactions()
-    for commit, values in (
-        (True, [*(v for _, _, v in good), late]),
-        (False, [event(f"aborted-{i}", at) for i in range(ABORTED)]),
-        (True, [b"{not json", None, good[1][2], before[2][2]]),
-    ):
-        producer.begin_transaction()
-        for value in values:
-            producer.send(one.name, value, partition=0, timestamp_ms=int(at.timestamp() * 1000))
-        producer.flush()
-        if commit:
-            producer.commit_transaction()
-        else:
-            producer.abort_transaction()
-    producer.close()
+    try:
+        producer.init_transactions()
+        for commit, values in (
+            (True, [*(v for _, _, v in good), late]),
+            (False, [event(f"aborted-{i}", at) for i in range(ABORTED)]),
+            (True, [b"{not json", None, good[1][2], before[2][2]]),
+        ):
+            producer.begin_transaction()
+            for value in values:
+                producer.send(one.name, value, key=b"k", partition=0, timestamp_ms=int(at.timestamp() * 1000))
+            producer.flush()
+            if commit:
+                producer.commit_transaction()
+            else:
+                producer.abort_transaction()
+    finally:
+        producer.close()
     one.apply()
     # Control records are stamped when they are written: let the whole log be the two hours, as it is when the records
     # are as old as their markers.

@@ -63,6 +63,11 @@ def test_an_hour_that_is_as_the_ledger_says_agrees(one: StreamLake, capsys: pyte
     assert [h["hour"] for h in count_again(job(one), (HOUR, HOUR), with_kafka=False)["hours"]] == [HOUR]
 
 
+def test_hours_that_are_not_accepted_are_not_audited(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
+    audit.print_audit(count_again(job(one), (shift(NEXT, 1), shift(NEXT, 9)), with_kafka=False), "text")
+    assert capsys.readouterr().out == "events: no accepted hour to audit\n"
+
+
 def test_a_file_taken_out_of_main(one: StreamLake) -> None:
     spoil(one, remove_hour=NEXT)
     assert sentences(one) == [

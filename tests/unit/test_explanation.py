@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from lakes import StreamLake, new_state, new_stream
-from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, event, job, new_proof, read, record, stage_rows
+from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, event, job, new_proof, read, record, spoil, stage_rows
 
 from anabranch import ledger
 from anabranch.hours import Adoption, Cut, Timeline, shift
@@ -50,7 +50,7 @@ def test_an_accepted_hour(one: StreamLake) -> None:
     assert said(one, HOUR) == {
         "hour": f"{HOUR} of events is accepted as revision 1; the batch layer serves it",
         "sealed": "at 2026-11-21 02:00:00 UTC: 4 offsets of topic id t: partition 0 [0, 4)",
-        "layers": "speed has 4 rows in 1 files, batch has 3 rows in 1 files, main serves 3 rows in 1 files",
+        "layers": "speed has 4 rows in 1 file, batch has 3 rows in 1 file, main serves 3 rows in 1 file",
         "account": f"of 4 offsets 3 became rows, 1 were removed as duplicates (`anabranch duplicates events {HOUR}`)",
         "checks": "the balance closes (3 + 0 + 1 + 0 = 4 of 4 offsets); the quality gate passed (3 expectations); "
         "compared with 4 rows of speed: 0 missing, 0 extra, 0 changed",
@@ -65,7 +65,7 @@ def test_an_accepted_hour(one: StreamLake) -> None:
 def test_a_sealed_hour_that_waits(one: StreamLake) -> None:
     found = said(one, NEXT)
     assert found["hour"] == f"{NEXT} of events is sealed and waits for the batch layer; the speed layer serves it"
-    assert found["layers"] == "speed has 4 rows in 1 files, batch has no rows, main serves 4 rows in 1 files"
+    assert found["layers"] == "speed has 4 rows in 1 file, batch has no rows, main serves 4 rows in 1 file"
     assert found["served"] == "by speed, by the rule: the batch layer has not accepted it"
     assert found["rebuild"] == f"`anabranch batch events --hour {NEXT}`"
     assert not {"account", "checks", "revision", "refused", "audit"} & set(found)
@@ -161,13 +161,22 @@ def test_an_hour_before_the_first(one: StreamLake) -> None:
     }
 
 
+def test_a_main_that_is_not_the_serving_layers_is_shouted(one: StreamLake) -> None:
+    assert explanation.explain(job(one), HOUR, NOW)["merged"]
+    spoil(one, remove_hour=HOUR)
+    assert (
+        "but main does NOT hold the batch layer's files: `anabranch merge events` puts it right"
+        in said(one, HOUR)["served"]
+    )
+
+
 TIMELINE = Timeline(HOUR, OPEN, {0: 10}, sealed={HOUR: BEFORE, NEXT: CUT})
 
 
 def _facts(rows: list[dict[str, Any]], hour: str = HOUR, **values: Any) -> dict[str, Any]:
     given = {"accepted": {HOUR: Accepted(1, BEFORE)}} | values
     state = new_state(given.pop("timeline", TIMELINE), {0: 10}, **given)
-    held = {"main": (4, 1), "speed": (0, 0), "batch": (4, 1)}
+    held = {"main": {"a": 3, "b": 1}, "speed": {}, "batch": {"a": 3, "b": 1}}
     return plan_facts(new_stream(), state, hour, rows, held, {}, NOW)
 
 
