@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
 from typing import Any, Literal, NoReturn
 
 import click
@@ -81,7 +80,9 @@ def speed(stream: str, available_now: bool, conf: str | None, output: str) -> No
 
     With --output json its log is JSON, one event a line.
     """
-    _submit("speed_layer", stream, conf, output, ["--available-now"] if available_now else [])
+    from anabranch.submit import submit_job
+
+    submit_job("speed_layer", stream, conf, output, ["--available-now"] if available_now else [])
 
 
 @main.command()
@@ -102,6 +103,7 @@ def batch(
     accepted with --accept; an account that does not close never is.
     """
     from anabranch import hours
+    from anabranch.submit import submit_job
 
     if hour is not None:
         hours.start_of(hour)
@@ -115,7 +117,7 @@ def batch(
         return
     flags = [flag for flag, given in (("--restate", restate), ("--accept", accept)) if given]
     options = [*(["--hour", hour] if hour else []), *flags, *(["--why", why] if why else [])]
-    _submit("batch_layer", stream, conf, output, options)
+    submit_job("batch_layer", stream, conf, output, options)
 
 
 def _seal(stream: str, hour: str | None, conf: str | None, output: str) -> None:
@@ -133,16 +135,6 @@ def _seal(stream: str, hour: str | None, conf: str | None, output: str) -> None:
         print_json({"stream": stream, "sealed": sealed})
     else:
         click.echo(f"{stream}: sealed {', '.join(sealed) or 'nothing: no hour has ended since'}")
-
-
-def _submit(layer: str, stream: str, conf: str | None, output: str, extra: Sequence[str]) -> None:
-    from anabranch import config
-    from anabranch.submit import submit
-
-    environment = config.load_environment(conf)
-    config.load_stream(stream, conf)
-    folder = ["--conf", conf] if conf else []
-    submit(environment, layer, ["--stream", stream, *folder, "--output", output, *extra])
 
 
 @main.command()
@@ -203,21 +195,28 @@ def hours(stream: str, history: str | None, conf: str | None, output: str) -> No
 
 @main.command()
 @click.argument("stream")
+@click.option("--late-after", metavar="DURATION", help="Such as '10 minutes': how long the position may stand still.")
 @options
-def status(stream: str, conf: str | None, output: str) -> None:
+def status(stream: str, late_after: str | None, conf: str | None, output: str) -> None:
     """Position, lag, last publish, backlog, and the serving layer by hour.
 
-    The exit code is 1 when the layers differ in an hour and nothing explains it.
+    The exit code is 1 when the layers differ in an hour and nothing explains it; with --late-after also when offsets
+    wait and the speed layer's position has not moved for so long.
     """
+    from anabranch.config import parse_duration
     from serving_layer import status as views
 
+    try:
+        patience = parse_duration(late_after) if late_after is not None else None
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--late-after") from error
     job = open_stream(stream, conf)
     try:
-        view = views.status(job)
+        view = views.status(job, patience)
     finally:
         job.kafka.close()
     views.print_status(view, output)
-    if view["unexplained"]:
+    if view["unexplained"] or view["late"]:
         sys.exit(1)
 
 

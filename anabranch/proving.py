@@ -1,4 +1,4 @@
-"""The commands with which an hour proves itself. All of them only read."""
+"""The commands with which an hour proves itself. All but a replay of dead letters only read."""
 
 from __future__ import annotations
 
@@ -96,10 +96,25 @@ def duplicates(stream: str, hour: str, limit: int, conf: str | None, output: str
 @click.argument("stream")
 @hours_option
 @click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="Records to show of each reason.")
+@click.option("--replay", is_flag=True, help="Restate the accepted hours of which some can be read by now.")
 @options
-def dead_letters(stream: str, hours: tuple[str, str] | None, samples: int, conf: str | None, output: str) -> None:
-    """Records that could not become rows: how many for which reason, and some of each, decoded for display."""
+def dead_letters(
+    stream: str, hours: tuple[str, str] | None, samples: int, replay: bool, conf: str | None, output: str
+) -> None:
+    """Records that could not become rows: how many for which reason, and some of each, decoded for display.
+
+    With --replay, after the schema or the bounds were widened (`anabranch apply`), the accepted hours of whose dead
+    letters some can be read by now are restated: from Kafka, else from what the table kept.
+    """
     from serving_layer import letters
+
+    if replay:
+        from anabranch.submit import submit_job
+
+        only = ["--hour", hours[0]] if hours is not None else []
+        if hours is not None and hours[0] != hours[1]:
+            raise click.UsageError("--replay: expected one hour, or none for all of them, found a range")
+        submit_job("batch_layer", stream, conf, output, ["--replay", *only])
 
     letters.print_letters(letters.letters(open_stream(stream, conf), hours, samples), output)
 

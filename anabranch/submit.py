@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from anabranch.config import Environment
+from anabranch.config import Environment, load_environment, load_stream
 from anabranch.dev.jars import ensure_jars, jvm_folder
 from anabranch.dev.spark_home import spark_home as installed_spark_home
 
@@ -62,3 +62,11 @@ def submit(environment: Environment, layer: str, arguments: Sequence[str]) -> No
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(command[0], command, process)
+
+
+def submit_job(layer: str, stream: str, conf: str | None, output: str, extra: Sequence[str]) -> None:
+    """Become the job of a stream's layer, once its configuration is known to be right. Never returns."""
+    environment = load_environment(conf)
+    load_stream(stream, conf)
+    folder = ["--conf", conf] if conf else []
+    submit(environment, layer, ["--stream", stream, *folder, "--output", output, *extra])

@@ -70,6 +70,7 @@ def plan_facts(
         "offsets": cut.offsets if cut is not None else None,
         "revision": _revision(state, hour, accepted),
         "accepted_at": accepted["recorded_at"] if accepted else None,
+        "snapshot_id": accepted["snapshot_id"] if accepted else None,
         "reason": accepted["reason"] if accepted else None,
         "counts": {count: told.get(count) for count in COUNTS},
         "gaps": told.get("gaps") or {},
@@ -129,7 +130,7 @@ def plan_served_since(rows: Sequence[Mapping[str, Any]], served: str) -> datetim
 
 def plan_rebuild(stream: str, hour: str, name: str, gone: str | None, empty: bool) -> str | None:
     """The command that rebuilds the hour, None when there is none. Pure."""
-    if gone is not None or name in (*_UNKNOWN, "open") or (empty and name == "accepted"):
+    if (gone is not None and name != "accepted") or name in (*_UNKNOWN, "open") or (empty and name == "accepted"):
         return None
     return f"anabranch batch {stream} --hour {hour}" + (" --restate" if name == "accepted" else "")
 

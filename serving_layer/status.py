@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from anabranch import hours as hour_words
@@ -11,8 +11,8 @@ from anabranch import ledger
 from anabranch.output import print_json, print_table
 from anabranch.position import ranges_to_keys, size, to_keys
 from anabranch.session import Job
-from anabranch.snapshots import last_publish
-from anabranch.state import State, load_state
+from anabranch.snapshots import last_publish, published_since
+from anabranch.state import POSITION, State, load_state
 from serving_layer import merger
 from serving_layer.difference import plan_unexplained
 
@@ -92,8 +92,11 @@ def _hour_cells(row: dict[str, Any]) -> list[object]:
     return [*cells, rows, differing, passed, row["reason"] or ""]
 
 
-def status(job: Job) -> dict[str, Any]:
-    """Where the stream stands. Raises Transient when Kafka or the lake does not answer."""
+def status(job: Job, late_after: timedelta | None = None) -> dict[str, Any]:
+    """Where the stream stands; with `late_after`, also whether the speed layer is late.
+
+    Raises Transient when Kafka or the lake does not answer.
+    """
     state = load_state(job.lake, job.stream.table)
     now = datetime.now(UTC)
     topic = job.kafka.describe(job.stream.topic)
@@ -102,12 +105,15 @@ def status(job: Job) -> dict[str, Any]:
     backlog = sorted(h for h in state.timeline.sealed if not state.is_accepted(h))
     ended = hour_words.hours_between(state.timeline.open, hour_words.hour_of(now))
     rows = ledger.newest(ledger.history(job.lake, job.stream.hours_table))
+    since = published_since(state.table, "speed", POSITION)
     return {
         "stream": job.stream.name,
         "topic": job.stream.topic,
         "topic_id": state.position.topic_id,
         "topic_recreated": topic is not None and state.position.topic_id not in ("", topic.id),
         "position": to_keys(state.position.offsets),
+        "position_since": since.isoformat(),
+        "late": plan_late(size(lag), since, late_after, now) if late_after is not None else None,
         "lag": {"offsets": size(lag), "partitions": to_keys({p: max(0, e - s) for p, (s, e) in lag.items()})},
         "last_publish": {branch: _published_at(state, branch) for branch in ("speed", "batch", "main")},
         "open_hour": state.timeline.open,
@@ -115,7 +121,16 @@ def status(job: Job) -> dict[str, Any]:
         "backlog": backlog,
         "hours": {h: state.serving_layer(h) for h in sorted({*state.accepted, *state.timeline.sealed})},
         "unexplained": unexplained(state, rows),
+        "lost": {h: n for h, row in rows.items() if (n := (row.get("gaps") or {}).get("retention"))},
     }
+
+
+def plan_late(lag: int, since: datetime, late_after: timedelta, now: datetime) -> str | None:
+    """Why the speed layer is late, or None: offsets wait and its position has not moved for `late_after`. Pure."""
+    if not lag or now - since <= late_after:
+        return None
+    still = timedelta(seconds=round((now - since).total_seconds()))
+    return f"{lag} offsets wait, and the position has not moved for {still}"
 
 
 def unexplained(state: State, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
@@ -144,15 +159,19 @@ def print_status(view: dict[str, Any], output: str) -> None:
     rows: list[tuple[str, object]] = [
         ("topic", f"{view['topic']} ({view['topic_id'] or 'not seen yet'})"),
         ("position", ", ".join(f"{p}: {o}" for p, o in view["position"].items())),
+        ("position since", view["position_since"]),
         ("lag", f"{view['lag']['offsets']} offsets"),
         *((f"last publish to {branch}", at or "never") for branch, at in view["last_publish"].items()),
         ("open hour", view["open_hour"]),
         ("ended, to be sealed", ", ".join(view["to_seal"]) or "none"),
         ("sealed, not accepted", ", ".join(view["backlog"]) or "none"),
         ("hours by batch", sum(1 for layer in view["hours"].values() if layer == "batch")),
+        ("lost to retention", ", ".join(f"{n} offsets in {h}" for h, n in view["lost"].items()) or "none"),
         ("unexplained differences", f"in {len(view['unexplained'])} hours" if view["unexplained"] else "none"),
     ]
     print_table((view["stream"], ""), rows)
+    if view["late"]:
+        print(f"the speed layer is late: {view['late']}")
     for hour, left in view["unexplained"].items():
         print(
             f"hour {hour}: the layers differ and nothing explains it: {unexplained_words(left)}; look at "
