@@ -182,6 +182,23 @@ class Maintain(_Frozen):
     speed_hours: Duration = timedelta(days=1)
 
 
+def _an_hour(value: object) -> object:
+    if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d", value):
+        raise ValueError("expected an hour such as 2026-11-21T03")
+    return value
+
+
+class Airflow(_Frozen):
+    """What the DAG files read. `start`: the first hour that Airflow catches up; without it, only hours that end from
+    now on. `speed_restart`: the command that starts a speed layer that is late, where Airflow owns it; without it, the
+    watching DAG fails."""
+
+    owner: str = "anabranch"
+    start: Annotated[str, BeforeValidator(_an_hour)] | None = None
+    speed_late_after: Duration = timedelta(minutes=10)
+    speed_restart: str | None = None
+
+
 class Stream(_Frozen):
     """One Kafka topic, its schema, its rules and its tables: one file under `conf/streams/`."""
 
@@ -197,6 +214,7 @@ class Stream(_Frozen):
     speed: Speed = Speed()
     batch: Batch = Batch()
     maintain: Maintain = Maintain()
+    airflow: Airflow = Airflow()
     expectations: Path | None = None
 
     @property

@@ -1,127 +1,86 @@
-"""One DAG a stream: each hour, once it has ended, is sealed, rebuilt by the batch layer, and merged. Wiring only.
+"""One DAG a stream: each hour, once it has ended, is sealed, rebuilt by the batch layer, merged and verified.
 
-Every task is one `anabranch` command, so that whatever a task does can be run by hand. `ANABRANCH_CONF` names the
-configuration folder (default: `conf` beside `dags`), whose files under `streams/` are the streams; only their names are
-read here. `ANABRANCH_COMMAND` is how the command is called (default `anabranch`), for one that lives in an environment
-of its own.
+Wiring only: every task is one `anabranch` command, so that whatever a task does can be run by hand.
 """
 
 from __future__ import annotations
 
-import os
-import shlex
-import signal
-import subprocess
-from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
-from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.sdk import DAG, BaseOperator, CronDataIntervalTimetable
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
-
-TRANSIENT = 75
-LAST_LINES = 20
-CONF = Path(os.environ.get("ANABRANCH_CONF") or Path(__file__).resolve().parents[1] / "conf")
+from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
+from airflow.sdk import DAG, CronDataIntervalTimetable, Param
+from anabranch_tasks import HOUR, AnabranchOperator, VerifyOperator, default_args, duration, settings, streams
 
 DOC = """\
 Each hour of the stream `{stream}`, in UTC, as soon as it has ended:
 
-- **seal** decides the hour's cut. It fails and is tried again until the hour's grace has passed.
+- **grace** waits out `batch.grace` without holding a worker.
+- **seal** decides the hour's cut.
 - **rebuild** reads the cut from Kafka, closes the balance, asks the quality gate, and publishes. Refused, it fails
   without another try and says why; the hour stays served as it was, and the next hour is not held back.
 - **merge** repairs whatever is not served by its wanted layer, also after a refusal.
-- **outcome** fails the run if any of the three failed.
+- **verify** counts the hour again from its files, and tells whoever waits for the asset `anabranch_hours__{stream}`.
 
-Why an hour was refused: `anabranch hours {stream}`. To run it again: clear `rebuild` with its downstream tasks.
+Why an hour was refused: `anabranch explain {stream} HOUR`. To run it again: clear `rebuild` with its downstream tasks;
+an hour that was accepted is restated then, and by a backfill too. To accept it as it is: trigger the DAG with `hour`,
+`accept` and `why`.
 """
-
-
-class AnabranchOperator(BaseOperator):
-    """Runs one `anabranch` command and streams its output into the task's log.
-
-    Exit code 0 is success; 75 is transient, so the task fails and may be tried again; with any other code it fails for
-    good. The error holds the last lines of the output.
-    """
-
-    template_fields: Sequence[str] = ("arguments",)
-
-    def __init__(self, *, arguments: Sequence[str], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.arguments = arguments
-        self._process: subprocess.Popen[str] | None = None
-
-    def execute(self, context: Any) -> None:
-        command = [*shlex.split(os.environ.get("ANABRANCH_COMMAND") or "anabranch"), *self.arguments]
-        self.log.info("running %s", shlex.join(command))
-        last: deque[str] = deque(maxlen=LAST_LINES)
-        try:
-            self._process = subprocess.Popen(
-                command,
-                env=os.environ | {"ANABRANCH_CONF": str(CONF), "PYTHONUNBUFFERED": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,  # so that on_kill reaches Spark's JVM too
-            )
-        except OSError as error:
-            raise AirflowFailException(
-                f"expected to run {command[0]}, found: {error} (set ANABRANCH_COMMAND)"
-            ) from error
-        with self._process as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                last.append(line.rstrip())
-                self.log.info("%s", last[-1])
-        if process.returncode == 0:
-            return
-        message = "\n".join([f"{shlex.join(command)}: expected exit code 0, found {process.returncode}", *last])
-        # A negative code is a signal (the machine ran out of memory, the task was stopped): as good as transient.
-        if process.returncode == TRANSIENT or process.returncode < 0:
-            raise AirflowException(message)
-        raise AirflowFailException(message)
-
-    def on_kill(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGTERM)
+_AGAIN = "(dag_run.clear_number or dag_run.run_type == 'backfill')"
+_WHY = f"(params.why or ('Airflow run ' ~ run_id if {_AGAIN} else ''))"
 
 
 def stream_dag(stream: str) -> DAG:
     """The DAG of one stream; its data interval is the hour."""
-    hour = "{{ data_interval_start.strftime('%Y-%m-%dT%H') }}"
+    found = settings(stream)
+    grace = int(duration(found.get("batch", {}).get("grace"), timedelta(minutes=2)).total_seconds())
+    start = _start(found.get("airflow", {}).get("start"))
     with DAG(
         dag_id=f"anabranch_hourly__{stream}",
-        description=f"Seals, rebuilds and merges each hour of {stream}.",
+        description=f"Seals, rebuilds, merges and verifies each hour of {stream}.",
         doc_md=DOC.format(stream=stream),
         schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC"),
-        start_date=datetime(2026, 1, 1, tzinfo=UTC),
-        catchup=False,
+        start_date=start or datetime(2026, 1, 1, tzinfo=UTC),
+        # With `airflow.start` a backlog closes by itself, oldest first; without, `anabranch batch` closes it.
+        catchup=start is not None,
         max_active_runs=1,
-        default_args={
-            "depends_on_past": False,
-            "retries": 8,
-            "retry_delay": timedelta(minutes=1),
-            "retry_exponential_backoff": 2.0,
-            "max_retry_delay": timedelta(minutes=10),
+        default_args=default_args(stream),
+        params={
+            "hour": Param(None, type=["null", "string"], description="One hour, such as 2026-11-21T03 (UTC)."),
+            "restate": Param(False, type="boolean", description="Publish a new revision of an accepted hour."),
+            "accept": Param(False, type="boolean", description="In spite of gaps or the quality gate; needs why."),
+            "why": Param(None, type=["null", "string"], description="The reason, for the ledger."),
         },
         tags=["anabranch", stream],
     ) as dag:
-        seal = AnabranchOperator(task_id="seal", arguments=["batch", stream, "--hour", hour, "--seal-only"])
-        rebuild = AnabranchOperator(task_id="rebuild", arguments=["batch", stream, "--hour", hour])
+        wait = DateTimeSensorAsync(
+            task_id="grace",
+            target_time=f"{{{{ (data_interval_end + macros.timedelta(seconds={grace})).isoformat() }}}}",
+        )
+        seal = AnabranchOperator(task_id="seal", arguments=["batch", stream, "--hour", HOUR, "--seal-only"])
+        rebuild = AnabranchOperator(
+            task_id="rebuild",
+            arguments=[
+                "batch", stream, "--hour", HOUR,
+                f"{{{{ '--restate' if params.restate or {_AGAIN} else '' }}}}",
+                "{{ '--accept' if params.accept else '' }}",
+                f"{{{{ '--why' if {_WHY} else '' }}}}",
+                f"{{{{ {_WHY} }}}}",
+            ],
+        )  # fmt: skip
         merge = AnabranchOperator(task_id="merge", arguments=["merge", stream], trigger_rule="all_done")
-        # A run's state is its last task's: without this one a refused hour whose merge succeeded would be green.
-        outcome = EmptyOperator(task_id="outcome")
-        seal >> rebuild >> merge >> outcome
-        [seal, rebuild] >> outcome
+        # A run's state is its last task's: this one is left out, and the run fails, when any before it failed.
+        verify = VerifyOperator(task_id="verify", stream=stream)
+        wait >> seal >> rebuild >> merge >> verify
+        [seal, rebuild] >> verify
     return dag
 
 
-for _file in sorted((CONF / "streams").glob("*.yaml")):
-    if not _file.stem.endswith(".expectations"):
-        globals()[f"anabranch_hourly__{_file.stem}"] = stream_dag(_file.stem)
+def _start(hour: object) -> datetime | None:
+    try:
+        return datetime.strptime(str(hour), "%Y-%m-%dT%H").replace(tzinfo=UTC) if hour is not None else None
+    except ValueError:
+        return None  # each task says what is wrong with the file
+
+
+for _stream in streams():
+    globals()[f"anabranch_hourly__{_stream}"] = stream_dag(_stream)

@@ -19,6 +19,7 @@ _SCRIPT = """
 import importlib.util, sys
 from datetime import datetime
 dag_file, dag_id, at = sys.argv[1:]
+sys.path.insert(0, dag_file.rpartition("/")[0])
 spec = importlib.util.spec_from_file_location("anabranch_hourly", dag_file)
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
@@ -44,7 +45,9 @@ def airflow(tmp_path: Path) -> dict[str, str]:
     return environment
 
 
-def test_the_hourly_dag_seals_rebuilds_and_merges(world: Callable[..., World], airflow: dict[str, str]) -> None:
+def test_the_hourly_dag_seals_rebuilds_merges_and_verifies(
+    world: Callable[..., World], airflow: dict[str, str]
+) -> None:
     one = world()
     one.topic()
     hour = past_hour(1)

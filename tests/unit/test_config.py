@@ -104,7 +104,7 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
         ({"batch": "{allow_gaps: [lost]}"}, "batch.allow_gaps.0", "found 'lost'"),
         ({"batch": "{lookback_hours: -1}"}, "batch.lookback_hours", "found -1"),
         ({"batch": "{graze: 1 minute}"}, "batch.graze", "unknown key, found '1 minute'"),
-        ({"topics": "x"}, "topics", "expected one of batch, "),
+        ({"topics": "x"}, "topics", "expected one of airflow, batch, "),
         ({"expectations": "nope.yaml"}, "expectations", "expected the file"),
         ({"schema": ""}, "schema", "expected columns such as 'id STRING NOT NULL, at TIMESTAMP', found None"),
         ({"schema": "id STRING, kafka_offset INT", "key": "id"}, "schema", "found kafka_offset"),

@@ -13,32 +13,41 @@ import pytest
 
 from anabranch.config import stream_names
 
-DAG_FILE = Path(__file__).resolve().parents[2] / "dags" / "anabranch_hourly.py"
+DAGS = Path(__file__).resolve().parents[2] / "dags"
 
 _SCRIPT = """
 import importlib.util, json, os, sys, threading, time
-from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.sdk import DAG, BaseOperator, CronDataIntervalTimetable
+from pathlib import Path
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
+from airflow.sdk import DAG, Asset, BaseOperator, CronDataIntervalTimetable, Param
 
-dag_file, up_file, conf = sys.argv[1:]
+folder, up_file, conf = sys.argv[1:]
+sys.path.insert(0, folder)
 
 def load():
-    spec = importlib.util.spec_from_file_location("anabranch_hourly", dag_file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module, [value for value in vars(module).values() if isinstance(value, DAG)]
+    sys.modules.pop("anabranch_tasks", None)
+    found = []
+    for file in sorted(Path(folder).glob("*.py")):
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found += [value for name, value in vars(module).items() if isinstance(value, DAG) and not name.startswith("_")]
+    return found
 
-_, shipped = load()
+shipped = load()
 os.environ["ANABRANCH_CONF"] = conf
+os.environ["ANABRANCH_ON_FAILURE"] = "os.path.basename"
 before = set(sys.modules)
 start = time.perf_counter()
-module, dags = load()
+dags = load()
 seconds = time.perf_counter() - start
 heavy = ("pyspark", "pyiceberg", "kafka", "anabranch", "pyarrow")
+import anabranch_tasks
 
 def run(script, kill_at=None):
     os.environ["ANABRANCH_COMMAND"] = "sh -c '" + script + "' sh" if script else "/no/such/command"
-    operator = module.AnabranchOperator(task_id="t", arguments=["batch", "s"])
+    operator = anabranch_tasks.AnabranchOperator(task_id="t", arguments=["batch", "", "s"])
     if kill_at:
         def kill():
             deadline = time.monotonic() + 20
@@ -63,13 +72,19 @@ print("RESULT" + json.dumps({
             "rules": {task.task_id: task.trigger_rule.value for task in dag.tasks},
             "retries": sorted({task.retries for task in dag.tasks}),
             "past": any(task.depends_on_past for task in dag.tasks),
-            "cron": dag.timetable.expression,
-            "timezone": str(dag.timetable.timezone),
+            "schedule": getattr(dag.timetable, "expression", None),
             "timetable": type(dag.timetable).__name__,
+            "start": dag.start_date.isoformat(),
             "catchup": dag.catchup,
             "max_active_runs": dag.max_active_runs,
             "tags": sorted(dag.tags),
             "doc": dag.doc_md,
+            "owners": sorted({task.owner for task in dag.tasks}),
+            "params": sorted(dag.params),
+            "callbacks": sorted({len(task.on_failure_callback) for task in dag.tasks}),
+            "outlets": [outlet.uri for task in dag.tasks for outlet in task.outlets],
+            "waits": [task.target_time for task in dag.tasks if hasattr(task, "target_time")],
+            "bash": [task.bash_command for task in dag.tasks if hasattr(task, "bash_command")],
         }
         for dag in dags
     },
@@ -85,60 +100,85 @@ print("RESULT" + json.dumps({
 }))
 """
 
+_GAME_EVENTS = """
+batch: {grace: 5 minutes}
+airflow: {owner: platform, start: "2026-11-20T00", speed_restart: systemctl restart speed, speed_late_after: 1 minute}
+"""
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     home = tmp_path_factory.mktemp("airflow")
     conf = home / "conf"
     (conf / "streams").mkdir(parents=True)
-    for name in ("flights.yaml", "game_events.yaml", "game_events.expectations.yaml", "notes.txt"):
+    for name in ("flights.yaml", "game_events.expectations.yaml", "notes.txt"):
         (conf / "streams" / name).write_text("neither valid: nor: read", encoding="utf-8")
+    (conf / "streams" / "game_events.yaml").write_text(_GAME_EVENTS, encoding="utf-8")
     env = {key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW", "ANABRANCH"))}
     env |= {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
     done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(DAG_FILE), str(home / "up"), str(conf)],
+        [sys.executable, "-c", _SCRIPT, str(DAGS), str(home / "up"), str(conf)],
         env=env, cwd=home, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.rpartition("RESULT")[2])
-    assert {dag_id.partition("__")[2] for dag_id in result["dags"]} == set(stream_names(conf))
+    assert {dag_id.partition("__")[2] for dag_id in result["dags"]} - {""} == set(stream_names(conf))
     return result
 
 
-def test_each_stream_file_is_a_dag_of_seal_rebuild_merge(found: Any) -> None:
-    assert set(found["dags"]) == {"anabranch_hourly__flights", "anabranch_hourly__game_events"}
+def test_each_stream_file_has_its_dags(found: Any) -> None:
+    assert set(found["dags"]) == {
+        f"anabranch_{kind}__{stream}"
+        for kind in ("hourly", "maintenance", "speed_watch")
+        for stream in ("flights", "game_events")
+    } | {"anabranch_example_consumer"}
+    for dag in found["dags"].values():
+        assert (dag["max_active_runs"] == 1 or "example" in dag["tags"]) and not dag["past"]
+        assert dag["doc"]
+
+
+def test_an_hour_is_waited_for_sealed_rebuilt_merged_and_verified(found: Any) -> None:
     dag = found["dags"]["anabranch_hourly__flights"]
-    hour = "{{ data_interval_start.strftime('%Y-%m-%dT%H') }}"
+    hour = "{{ params.hour or data_interval_start.strftime('%Y-%m-%dT%H') }}"
     assert dag["downstream"] == {
-        "seal": ["outcome", "rebuild"],
-        "rebuild": ["merge", "outcome"],
-        "merge": ["outcome"],
-        "outcome": [],
+        "grace": ["seal"],
+        "seal": ["rebuild", "verify"],
+        "rebuild": ["merge", "verify"],
+        "merge": ["verify"],
+        "verify": [],
     }
-    assert dag["arguments"] == {
-        "seal": ["batch", "flights", "--hour", hour, "--seal-only"],
-        "rebuild": ["batch", "flights", "--hour", hour],
-        "merge": ["merge", "flights"],
-        "outcome": [],
-    }
+    assert dag["arguments"]["seal"] == ["batch", "flights", "--hour", hour, "--seal-only"]
+    assert dag["arguments"]["rebuild"][:4] == ["batch", "flights", "--hour", hour]
+    assert dag["arguments"]["merge"] == ["merge", "flights"]
+    assert dag["arguments"]["verify"] == ["audit", "flights", "--hours", hour, "--no-kafka"]
     # A refused hour is still merged, and its run still fails.
     assert dag["rules"] == {t: "all_done" if t == "merge" else "all_success" for t in dag["downstream"]}
-    assert (dag["timetable"], dag["cron"], dag["timezone"]) == ("CronDataIntervalTimetable", "0 * * * *", "UTC")
-    assert (dag["catchup"], dag["max_active_runs"], dag["past"]) == (False, 1, False)
+    assert (dag["timetable"], dag["schedule"], dag["catchup"]) == ("CronDataIntervalTimetable", "0 * * * *", False)
     assert dag["retries"] == [8]
-    assert dag["tags"] == ["anabranch", "flights"]
-    assert "anabranch hours flights" in dag["doc"]
+    assert dag["params"] == ["accept", "hour", "restate", "why"]
+    assert dag["outlets"] == ["anabranch://hours/flights"]
+    assert (dag["tags"], dag["owners"], dag["callbacks"]) == (["anabranch", "flights"], ["anabranch"], [1])
 
 
-def test_the_scheduler_parses_the_file_quickly_and_imports_nothing_of_ours(found: Any) -> None:
+def test_a_streams_file_says_what_airflow_does_with_it(found: Any) -> None:
+    hourly = found["dags"]["anabranch_hourly__game_events"]
+    assert (hourly["catchup"], hourly["start"]) == (True, "2026-11-20T00:00:00+00:00")
+    assert hourly["owners"] == ["platform"]
+    assert "seconds=300" in hourly["waits"][0]
+    watch = found["dags"]["anabranch_speed_watch__game_events"]
+    assert watch["arguments"]["watch"] == ["status", "game_events", "--late-after", "1 minute"]
+    assert (watch["bash"], watch["rules"]["restart"]) == (["systemctl restart speed\n"], "one_failed")
+    assert found["dags"]["anabranch_speed_watch__flights"]["bash"] == []
+
+
+def test_the_scheduler_parses_the_files_quickly_and_imports_nothing_of_ours(found: Any) -> None:
     assert found["heavy"] == []
     assert found["seconds"] < 2
 
 
 def test_without_a_folder_the_streams_are_those_beside_the_dags(found: Any) -> None:
-    expected = [f"anabranch_hourly__{name}" for name in stream_names(DAG_FILE.parents[1] / "conf")]
-    assert expected
-    assert found["shipped"] == expected
+    shipped = {f"anabranch_hourly__{name}" for name in stream_names(DAGS.parent / "conf")}
+    assert shipped and shipped <= set(found["shipped"])
 
 
 def test_success_is_exit_code_0_alone(found: Any) -> None:

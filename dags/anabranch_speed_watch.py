@@ -1,0 +1,37 @@
+"""One DAG a stream: every five minutes, whether the speed layer keeps up. Wiring only.
+
+Where the stream's file gives `airflow.speed_restart`, a command, a speed layer that is late is started again by it; two
+at once do no harm, since only one of them publishes. Else the run fails, and with it whatever alerts hang on it.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.sdk import DAG
+from anabranch_tasks import AnabranchOperator, default_args, settings, streams
+
+DOC = """\
+Fails when records of `{stream}` wait and the speed layer has published nothing for `airflow.speed_late_after`
+({late}). The hours are served by the batch layer meanwhile. Where it stands: `anabranch status {stream}`.
+"""
+
+for _stream in streams():
+    _found = settings(_stream).get("airflow", {})
+    _late = str(_found.get("speed_late_after", "10 minutes"))
+    with DAG(
+        dag_id=f"anabranch_speed_watch__{_stream}",
+        description=f"Whether the speed layer of {_stream} keeps up.",
+        doc_md=DOC.format(stream=_stream, late=_late),
+        schedule="*/5 * * * *",
+        start_date=datetime(2026, 1, 1, tzinfo=UTC),
+        catchup=False,
+        max_active_runs=1,
+        default_args=default_args(_stream) | {"retries": 1, "retry_delay": timedelta(seconds=30)},
+        tags=["anabranch", _stream],
+    ) as _dag:
+        _watch = AnabranchOperator(task_id="watch", arguments=["status", _stream, "--late-after", _late])
+        if _restart := _found.get("speed_restart"):
+            _watch >> BashOperator(task_id="restart", bash_command=f"{_restart}\n", trigger_rule="one_failed")
+    globals()[_dag.dag_id] = _dag

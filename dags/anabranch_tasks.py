@@ -1,0 +1,169 @@
+"""What the DAG files share: the streams, one operator that runs one `anabranch` command, and what a stream's file says
+to Airflow. No DAG is made here.
+
+`ANABRANCH_CONF` names the configuration folder (default: `conf` beside `dags`), whose files under `streams/` are the
+streams. `ANABRANCH_COMMAND` is how the command is called (default `anabranch`), for one that lives in an environment of
+its own. `ANABRANCH_ON_FAILURE` names a callback, `module.function`, for a task that failed for good.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+from airflow.sdk import Asset, BaseOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+TRANSIENT = 75
+LAST_LINES = 20
+CONF = Path(os.environ.get("ANABRANCH_CONF") or Path(__file__).resolve().parents[1] / "conf")
+# The hour of a run: the one that an operator names, else the run's data interval.
+HOUR = "{{ params.hour or data_interval_start.strftime('%Y-%m-%dT%H') }}"
+
+
+def streams() -> list[str]:
+    """The streams that the configuration folder holds, sorted."""
+    return sorted(f.stem for f in (CONF / "streams").glob("*.yaml") if not f.stem.endswith(".expectations"))
+
+
+def settings(stream: str) -> dict[str, Any]:
+    """What the stream's file says under `airflow` and `batch`; nothing of a file that cannot be read, since each task
+    says what is wrong with it."""
+    try:
+        found = yaml.safe_load((CONF / "streams" / f"{stream}.yaml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    sections = {key: found.get(key) for key in ("airflow", "batch")} if isinstance(found, dict) else {}
+    return {key: value for key, value in sections.items() if isinstance(value, dict)}
+
+
+def duration(value: object, otherwise: timedelta) -> timedelta:
+    """`2 minutes` and the like; `otherwise` for anything else, which the commands refuse."""
+    match = re.fullmatch(r"\s*(\d+)\s*(second|minute|hour|day|week)s?\s*", str(value))
+    return timedelta(**{f"{match[2]}s": int(match[1])}) if match else otherwise
+
+
+def default_args(stream: str) -> dict[str, Any]:
+    """What every task of a stream has."""
+    callback = os.environ.get("ANABRANCH_ON_FAILURE")
+    return {
+        "owner": settings(stream).get("airflow", {}).get("owner", "anabranch"),
+        "depends_on_past": False,
+        "retries": 8,
+        "retry_delay": timedelta(minutes=1),
+        "retry_exponential_backoff": 2.0,
+        "max_retry_delay": timedelta(minutes=10),
+        **({"on_failure_callback": _imported(callback)} if callback else {}),
+    }
+
+
+def hours_asset(stream: str) -> Asset:
+    """An event of it is an hour of the stream that is authoritative: accepted, served by batch, and counted again."""
+    return Asset(name=f"anabranch_hours__{stream}", uri=f"anabranch://hours/{stream}", group="anabranch")
+
+
+def _imported(name: str) -> Callable[..., None]:
+    module, _, function = name.rpartition(".")
+    found: Callable[..., None] = getattr(importlib.import_module(module), function)
+    return found
+
+
+class AnabranchOperator(BaseOperator):
+    """Runs one `anabranch` command and streams its output into the task's log.
+
+    Arguments that render empty are left out. Exit code 0 is success; 75 is transient, so the task fails and may be
+    tried again; with any other code it fails for good. The error holds the last lines of the output.
+    """
+
+    template_fields: Sequence[str] = ("arguments",)
+
+    def __init__(self, *, arguments: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.arguments = arguments
+        self._process: subprocess.Popen[str] | None = None
+
+    def execute(self, context: Any) -> Any:
+        self.run_command([argument for argument in self.arguments if argument])
+
+    def run_command(self, arguments: Sequence[str]) -> str:
+        """Runs the command to its end; returns what it printed."""
+        command = [*shlex.split(os.environ.get("ANABRANCH_COMMAND") or "anabranch"), *arguments]
+        self.log.info("running %s", shlex.join(command))
+        last: deque[str] = deque(maxlen=LAST_LINES)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=os.environ | {"ANABRANCH_CONF": str(CONF), "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,  # so that on_kill reaches Spark's JVM too
+            )
+        except OSError as error:
+            raise AirflowFailException(
+                f"expected to run {command[0]}, found: {error} (set ANABRANCH_COMMAND)"
+            ) from error
+        printed: list[str] = []
+        with self._process as process:
+            assert process.stdout is not None and process.stderr is not None
+            logged = threading.Thread(target=self._stream, args=(process.stderr, last.append), daemon=True)
+            logged.start()
+            self._stream(process.stdout, lambda line: (printed.append(line), last.append(line)))
+            logged.join()
+        if process.returncode == 0:
+            return "\n".join(printed)
+        message = "\n".join([f"{shlex.join(command)}: expected exit code 0, found {process.returncode}", *last])
+        # A negative code is a signal (the machine ran out of memory, the task was stopped): as good as transient.
+        if process.returncode == TRANSIENT or process.returncode < 0:
+            raise AirflowException(message)
+        raise AirflowFailException(message)
+
+    def _stream(self, lines: IO[str], keep: Callable[[str], Any]) -> None:
+        for line in lines:
+            keep(line.rstrip())
+            self.log.info("%s", line.rstrip())
+
+    def on_kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
+
+
+class VerifyOperator(AnabranchOperator):
+    """Counts an hour again, and tells downstream DAGs of it.
+
+    The asset event's extra holds `hour`, `revision`, `rows` and `snapshot_id`.
+    """
+
+    def __init__(self, *, stream: str, **kwargs: Any) -> None:
+        self.asset = hours_asset(stream)
+        super().__init__(arguments=["audit", stream, "--hours", HOUR, "--no-kafka"], outlets=[self.asset], **kwargs)
+        self.stream = stream
+
+    def execute(self, context: Any) -> Any:
+        super().execute(context)
+        hour = self.arguments[3]
+        facts = json.loads(self.run_command(["explain", self.stream, hour, "--output", "json"]))
+        extra = {
+            "hour": hour,
+            "revision": facts["revision"],
+            "rows": facts["counts"]["good"],
+            "snapshot_id": facts["snapshot_id"],
+        }
+        context["outlet_events"][self.asset].extra = extra
+        return extra
