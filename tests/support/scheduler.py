@@ -1,0 +1,135 @@
+"""A whole Airflow of a test's own: scheduler, DAG processor, triggerer and API server, on SQLite in a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from anabranch.dev.processes import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Scheduler:
+    """A running Airflow, asked as an operator would, by its command line; what has no command, in its database."""
+
+    def __init__(self, home: Path, environment: Mapping[str, str], process: subprocess.Popen[bytes]) -> None:
+        self._home, self._environment, self._process = home, environment, process
+
+    @property
+    def log(self) -> str:
+        return (self._home / "standalone.log").read_text(encoding="utf-8", errors="replace")
+
+    def command(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "airflow", *arguments],
+            env=dict(self._environment), cwd=ROOT, capture_output=True, text=True, timeout=180,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return done.stdout
+
+    def select(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        file = self._home / "airflow.db"
+        if not file.exists():
+            return []
+        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=30)) as connection:
+            try:
+                return connection.execute(sql, values).fetchall()
+            except sqlite3.OperationalError:  # not migrated yet
+                return []
+
+    def runs(self, dag: str) -> dict[str, str]:
+        """State by the hour of the data interval, oldest first."""
+        found = self.select(
+            "SELECT data_interval_start, state FROM dag_run WHERE dag_id = ? ORDER BY data_interval_start", dag
+        )
+        return {str(start)[:13].replace(" ", "T"): str(state) for start, state in found}
+
+    def tasks(self, dag: str, hour: str) -> dict[str, str]:
+        """State by task of one run."""
+        found = self.select(
+            "SELECT t.task_id, t.state FROM task_instance t JOIN dag_run r USING (dag_id, run_id) "
+            "WHERE t.dag_id = ? AND r.data_interval_start LIKE ?",
+            dag, f"{hour.replace('T', ' ')}%",
+        )  # fmt: skip
+        return {str(task): str(state) for task, state in found}
+
+    def events(self) -> list[dict[str, Any]]:
+        """The extras of all asset events, oldest first."""
+        return [json.loads(extra) for (extra,) in self.select("SELECT extra FROM asset_event ORDER BY id")]
+
+    def task_log(self, dag: str, task: str) -> str:
+        """All logs of a task, of all its runs."""
+        files = sorted((self._home / "logs" / f"dag_id={dag}").glob(f"run_id=*/task_id={task}/*.log"))
+        return "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
+
+    def clear(self, dag: str, task: str, hour: str) -> None:
+        """Clear a task of one run with what follows it, as an operator does to have it done again."""
+        [(logical,)] = self.select(
+            "SELECT logical_date FROM dag_run WHERE dag_id = ? AND data_interval_start LIKE ?",
+            dag, f"{hour.replace('T', ' ')}%",
+        )  # fmt: skip
+        at = str(logical).replace(" ", "T")[:19] + "+00:00"
+        self.command("tasks", "clear", dag, "-t", f"^{task}$", "-d", "-y", "-s", at, "-e", at)
+
+    def stop(self) -> None:
+        """SIGINT, which ends all of it; whatever is left after a minute is killed."""
+        with suppress(psutil.NoSuchProcess):
+            family = psutil.Process(self._process.pid).children(recursive=True)
+            self._process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(60)
+            _, alive = psutil.wait_procs(family, 10)
+            for process in alive:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(alive, 10)
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait(30)
+
+
+@contextmanager
+def running_airflow(home: Path, **environment: str) -> Iterator[Scheduler]:
+    """`airflow standalone` with our DAGs until the end of the `with`."""
+    port = free_port()
+    log_port = free_port(port)
+    trigger_port = free_port(port, log_port)
+    settings = os.environ | {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+        "AIRFLOW__CORE__PARALLELISM": "4",
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{port}/execution/",
+        "AIRFLOW__API__PORT": str(port),
+        "AIRFLOW__API__HOST": "127.0.0.1",
+        "AIRFLOW__API__BASE_URL": f"http://127.0.0.1:{port}",
+        "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(log_port),
+        "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(trigger_port),
+        "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
+        "ANABRANCH_COMMAND": f"{sys.executable} -m anabranch.cli",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        **environment,
+    }
+    home.mkdir()
+    with (home / "standalone.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "airflow", "standalone"],
+            env=settings, cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    scheduler = Scheduler(home, settings, process)
+    try:
+        yield scheduler
+    finally:
+        scheduler.stop()
