@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from codecs import getincrementaldecoder
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -101,10 +100,9 @@ def shown(data: bytes | None, longest: int) -> str | None:
     """Bytes as text for display: bytes that are no UTF-8 as `\\xff`, and no more than `longest` characters. Pure."""
     if data is None:
         return None
-    # A character takes four bytes at most; one that the cut splits must not look like broken UTF-8.
-    part = data[: 4 * longest + 4]
-    line = getincrementaldecoder("utf-8")("backslashreplace").decode(part, final=len(part) == len(data))
-    return line if len(line) <= longest and len(part) == len(data) else line[:longest] + "…"
+    # A character takes four bytes at most, so one that this splits lies behind the last that is shown.
+    line = data[: 4 * longest + 4].decode("utf-8", errors="backslashreplace")
+    return line if len(line) <= longest else line[:longest] + "…"
 
 
 def print_letters(view: Mapping[str, Any], output: str) -> None:

@@ -98,6 +98,16 @@ def test_no_row_beyond_the_look_back_is_repeated(one: StreamLake) -> None:
     assert view["untold"] == "1 cannot be told: the rows that they repeat are not in the hour or its look-back any more"
 
 
+def test_null_parts_of_a_key_equal_each_other(one: StreamLake) -> None:
+    accept_before(one)
+    read(one, [event(0, 4, id="x", n=None), event(0, 5, id="x", n=None), event(0, 6, id="x", n=1)], {0: 10})
+    accept(one, NEXT, CUT, [event(0, 4, id="x", n=None), event(0, 6, id="x", n=1)], duplicate=1)
+    two_parts = replace(job(one), stream=one.stream.model_copy(update={"key": ("id", "n")}))
+    (found,) = evidence.duplicates(two_parts, NEXT, 5)["duplicates"]
+    assert (found["offset"], found["key"]) == (5, {"id": "x", "n": None})
+    assert found["repeats"] == {"hour": NEXT, "partition": 0, "offset": 4}
+
+
 def test_duplicates_of_rows_that_maintenance_dropped_cannot_be_told(one: StreamLake) -> None:
     accept_before(one)
     read(one, [event(0, 4), event(0, 5, id="0-4")], {0: 10})

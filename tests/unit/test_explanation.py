@@ -99,6 +99,14 @@ def test_a_refused_hour(one: StreamLake) -> None:
     assert found["rebuild"].startswith("mend what the refusal says, then `anabranch batch events --hour ")
 
 
+def test_an_hour_that_was_refused_first_and_is_accepted_now(one: StreamLake) -> None:
+    record(one, ledger.decision(NEXT, "refused", 1, CUT, NOW, served="speed", reason="quality: no", good=6, dead=0))
+    accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
+    found = said(one, NEXT)
+    assert found["hour"] == f"{NEXT} of events is accepted as revision 1; the batch layer serves it"
+    assert "refused" not in found
+
+
 def test_a_balance_that_does_not_close_is_shouted(one: StreamLake) -> None:
     record(one, ledger.decision(NEXT, "refused", 1, CUT, NOW, reason="the balance", good=5, dead=0, duplicate=0, gap=0))
     assert said(one, NEXT)["checks"] == "the balance does NOT close (5 + 0 + 0 + 0 = 5 of 6 offsets)"
