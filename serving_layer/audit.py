@@ -87,8 +87,9 @@ def _of_ledger(a: Audited) -> list[Disagreement]:
     def differs(what: str, expected: object, is_found: object) -> None:
         found.append(Disagreement(a.hour, None, what, str(expected), str(is_found)))
 
-    if a.accepted and said.get("decision") is None:
-        differs("ledger", "a row that accepts it, as branch batch does", "none (`anabranch apply` writes it again)")
+    if a.accepted and said.get("decision") != "accepted":
+        again = "a restatement" if said.get("decision") else "`anabranch apply`"
+        differs("ledger", "a row that accepts it, as branch batch does", f"none ({again} writes it again)")
         return found
     if not a.accepted:
         differs(

@@ -195,6 +195,11 @@ def test_an_hour_that_the_table_accepts_and_the_ledger_does_not(tmp_path: Path) 
         f"hour {HOUR}: ledger: expected a row that accepts it, as branch batch does, found none (`anabranch apply` "
         "writes it again)"
     ]
+    record(one, ledger.decision(HOUR, "sealed", 0, BEFORE, NOW, served="speed"))
+    assert sentences(one) == [
+        f"hour {HOUR}: ledger: expected a row that accepts it, as branch batch does, found none (a restatement "
+        "writes it again)"
+    ]
 
 
 def _empty(*branches: str) -> tuple[Any, ...]:
