@@ -9,19 +9,22 @@ import base64
 import logging
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition, errors
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic, OffsetSpec
+from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 from kafka.protocol.consumer.offsets import IsolationLevel
 from kafka.structs import OffsetAndMetadata
 
 from anabranch import config
 from anabranch.errors import AnabranchError, ConfigurationError, Transient
-from anabranch.neighbours import explain_text, said_by
+from anabranch.neighbours import explain_text, is_denied, said_by
 from anabranch.position import Ranges, Stamped, Topic
 
 # A command is to fail within seconds; whoever asks in a job asks again.
@@ -31,33 +34,52 @@ _REQUEST_MS = 15_000
 _SILENCE_S = 30
 
 
-class _LastFailure(logging.Handler):
-    """The last failed connection that kafka-python logged: its errors tell nothing but that no broker answered.
+class _Failures(logging.Handler):
+    """The failed connections that kafka-python logged: its errors tell nothing but that no broker answered.
 
     The lines go no further, since the adapter's own error says what they say, once.
     """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._failure: tuple[float, str] = (0.0, "")
+        self._failures: deque[tuple[float, str]] = deque(maxlen=50)
 
     def emit(self, record: logging.LogRecord) -> None:
         values = record.args if isinstance(record.args, tuple) else ()
         failure = next((a for a in values if isinstance(a, Exception)), None)
         # A time-out is what the error says itself; why nobody answered is what was logged before it.
         if failure is not None and not isinstance(failure, errors.KafkaTimeoutError):
-            self._failure = (time.monotonic(), said_by(failure))
+            self._failures.append((time.monotonic(), said_by(failure)))
 
     def since(self, began: float) -> str | None:
-        at, failure = self._failure
-        return failure if at >= began and failure else None
+        """The failure that tells most: the last that speaks of keys or rights, else the last."""
+        found = [failure for at, failure in self._failures if at >= began]
+        return next((f for f in reversed(found) if is_denied(f)), found[-1] if found else None)
 
 
-_FAILURES = _LastFailure()
+_FAILURES = _Failures()
 # kafka-python prints passwords of SASL/PLAIN at DEBUG, whatever the root logger says.
 logging.getLogger("kafka").setLevel(logging.WARNING)
 logging.getLogger("kafka").addHandler(_FAILURES)
 logging.getLogger("kafka").propagate = False
+
+
+def _keep_last_words(transport: Any) -> None:
+    """Have a transport give what was received before it says that the other side hung up.
+
+    kafka-python 3.0.12 drops what comes in one piece with the end: a broker's reason for refusing a password.
+    """
+    receive = transport._sock_recv
+
+    def receive_all(self: Any) -> Any:
+        data, error = receive(self)
+        return (data, None) if data else (data, error)
+
+    transport._sock_recv = receive_all
+
+
+_keep_last_words(KafkaTCPTransport)
+_keep_last_words(KafkaSSLTransport)
 
 _READ_COMMITTED = IsolationLevel.READ_COMMITTED
 _SETTINGS = {
@@ -72,13 +94,16 @@ _SETTINGS = {
 
 
 def client_settings(kafka: config.Kafka) -> dict[str, Any]:
-    """kafka-python's arguments for the configured brokers. Raises ConfigurationError for an unknown key."""
+    """kafka-python's arguments for the configured brokers. Raises ConfigurationError for an unknown key and for a file
+    that is missing."""
     settings: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers.split(",")}
     for key, value in kafka.security.items():
         if key not in _SETTINGS:
             known = ", ".join(sorted(_SETTINGS))
             raise ConfigurationError(f"kafka.security: expected one of {known}, found {key!r}")
         settings[_SETTINGS[key]] = value.get_secret_value()
+        if key.endswith(".location") and not Path(value.get_secret_value()).is_file():
+            raise ConfigurationError(f"kafka.security: {key}: expected a file, found none")
     return settings
 
 

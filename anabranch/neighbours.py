@@ -30,6 +30,7 @@ _DENIED = {
     ),
     "kafka.security: user, password and certificates": (
         "SaslAuthentication", "SslAuthentication", "CERTIFICATE_VERIFY_FAILED", "UnsupportedSaslMechanism",
+        "ALERT_BAD_CERTIFICATE", "ALERT_CERTIFICATE_REQUIRED", "ALERT_UNKNOWN_CA", "ALERT_HANDSHAKE_FAILURE",
     ),
     "the user's rights with kafka-acls: it needs READ and DESCRIBE of the topic, READ of the group": (
         "TopicAuthorization", "GroupAuthorization", "ClusterAuthorization",
@@ -74,6 +75,11 @@ def explain_text(doing: str, text: str, said: str | None = None) -> AnabranchErr
         if any(word in text for word in words):
             return ConfigurationError(f"{found}; check {subject}, then start it again")
     return Transient(f"{found}; this may pass, try again")
+
+
+def is_denied(text: str) -> bool:
+    """Whether an error's text speaks of keys, passwords or rights that are wrong. Pure."""
+    return any(word in text for words in _DENIED.values() for word in words)
 
 
 def is_away(text: str) -> bool:

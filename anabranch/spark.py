@@ -75,6 +75,7 @@ def kafka_options(kafka: Kafka) -> dict[str, str]:
         module = "scram.ScramLoginModule" if "SCRAM" in security.get("sasl.mechanism", "") else "plain.PlainLoginModule"
         quoted = [value.replace("\\", "\\\\").replace('"', '\\"') for value in (user, password)]
         options["kafka.sasl.jaas.config"] = f'{_JAAS}.{module} required username="{quoted[0]}" password="{quoted[1]}";'
-    if "ssl.truststore.location" in security:
-        options["kafka.ssl.truststore.type"] = "PEM"
+    for store in ("truststore", "keystore"):
+        if f"ssl.{store}.location" in security:
+            options[f"kafka.ssl.{store}.type"] = "PEM"
     return options | {f"kafka.{key}": value for key, value in security.items()}

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -66,12 +66,19 @@ def broker_properties(
 
 
 def start(
-    daemon: Daemon, java: Path, jars: Sequence[Path], port: int, *avoid: int, advertised_port: int | None = None
+    daemon: Daemon,
+    java: Path,
+    jars: Sequence[Path],
+    port: int,
+    *avoid: int,
+    advertised_port: int | None = None,
+    more: Mapping[str, object] | None = None,
+    format_options: Sequence[str] = (),
 ) -> psutil.Process:
     """Formats the storage at the first start, then starts the broker; `answers` says when it is ready.
 
     The controller's port is any free one but `port` and those of `avoid`. With `advertised_port` clients are sent
-    there: to a proxy in front of the broker.
+    there: to a proxy in front of the broker. `more` adds to the broker's properties, or takes their place.
     """
     data = daemon.home / "data" / "kafka"
     if "," in str(data):
@@ -86,10 +93,12 @@ def start(
         part = data.with_name("kafka.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        write_private(properties, properties_text(broker_properties(port, controller_port, part)))
+        told = broker_properties(port, controller_port, part)
+        write_private(properties, properties_text(told | _joined(told, more or {})))
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         # A cluster id that begins with a dash would be read as an option.
         storage_tool = [*jvm, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(properties)]
+        storage_tool += format_options
         try:
             answer = subprocess.run(
                 storage_tool, env=environment, cwd=daemon.home, capture_output=True, text=True, timeout=READY_SECONDS
@@ -99,8 +108,15 @@ def start(
         if answer.returncode != 0:
             raise Terminal(f"Kafka's storage in {part} could not be formatted:\n{answer.stdout}{answer.stderr}")
         part.rename(data)
-    write_private(properties, properties_text(broker_properties(port, controller_port, data, advertised_port)))
+    told = broker_properties(port, controller_port, data, advertised_port)
+    write_private(properties, properties_text(told | _joined(told, more or {})))
     return daemon.start([*jvm, "kafka.Kafka", str(properties)], port, environment)
+
+
+def _joined(told: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
+    """`more`, whose lists of listeners join those that are there."""
+    lists = ("listeners", "advertised.listeners", "listener.security.protocol.map")
+    return {key: f"{told[key]},{value}" if key in lists else value for key, value in more.items()}
 
 
 def answers(port: int) -> bool:

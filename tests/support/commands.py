@@ -79,6 +79,15 @@ class Command:
                     found[f"{process.name()} {process.pid}"] = process.status()
         return found
 
+    def command_lines(self) -> set[str]:
+        """How each living process of it was called, as `ps` shows it."""
+        found = set()
+        for process in psutil.process_iter():
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if os.getsid(process.pid) == self._process.pid:
+                    found.add(" ".join(process.cmdline()))
+        return found
+
     def is_alive(self) -> bool:
         """Whether any process of it lives."""
         return bool(self._states())

@@ -1,0 +1,134 @@
+"""Kafka over TLS with a password or a certificate, from one block of configuration for Spark and kafka-python."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from commands import started
+from pyspark.sql import SparkSession
+from secure_broker import PASSWORD, SecureBroker, running_secure_broker
+from world import World, past_hour, spread
+
+from anabranch.cli import main
+
+DENIED = "check the user's rights with kafka-acls"
+REFUSED = "check kafka.security: user, password and certificates"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
+    with running_secure_broker(tmp_path_factory.mktemp("broker")) as found:
+        yield found
+
+
+Make = Callable[[], World]
+
+
+@pytest.fixture
+def plain_world(
+    tmp_path: Path, environment: dict[str, Any], spark: SparkSession, broker: SecureBroker
+) -> Iterator[Make]:
+    """Makes streams whose topic and records are made by somebody who may do everything."""
+    made: list[World] = []
+
+    def make() -> World:
+        told = copy.deepcopy(environment) | {"kafka": {"bootstrap_servers": broker.plain}}
+        one = World(tmp_path / f"conf{len(made)}", told, spark)
+        made.append(one)
+        one.topic()
+        one.send(spread(past_hour(1), 20, "e"))
+        return one
+
+    yield make
+    for one in made:
+        one.kafka.close()
+
+
+def secure(one: World, section: dict[str, Any]) -> None:
+    """From now on the stream's commands and jobs reach Kafka so."""
+    file = one.folder / "anabranch.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"kafka": section}))
+    one.reopen()
+
+
+@pytest.mark.parametrize("how", ["scram", "plain", "mutual"])
+def test_both_jobs_read_a_broker_that_wants_tls_and_a_name(plain_world: Make, broker: SecureBroker, how: str) -> None:
+    one = plain_world()
+    broker.allow(one.name, f"anabranch-{one.name}")
+    secure(one, broker.security(how))
+    one.apply()
+    one.speed()
+    assert one.contents() == one.acknowledged()
+    [result] = [r for r in one.batch() if r.said.get("offsets")]
+    assert (result.decision, result.said["good"]) == ("accepted", 20)
+    assert one.contents() == one.acknowledged()
+
+
+def test_a_secret_is_in_no_log_no_command_line_and_no_ledger(plain_world: Make, broker: SecureBroker) -> None:
+    one = plain_world()
+    broker.allow(one.name, f"anabranch-{one.name}")
+    secure(one, broker.security("scram"))
+    one.apply()
+    secrets = [PASSWORD, PASSWORD.replace("\\", "\\\\").replace('"', '\\"')]
+    with started(one, "batch", one.name) as command:
+        lines: set[str] = set()
+        while command.code is None:
+            lines |= command.command_lines()
+        assert command.code == 0, command.log
+    assert any("batch_layer/job.py" in line for line in lines)
+    ledger = str(one.lake.load(one.job.stream.hours_table).scan().to_arrow().to_pylist())
+    properties = str(one.lake.load(one.job.stream.table).metadata.model_dump())
+    for secret in secrets:
+        assert secret not in command.log
+        assert not [line for line in lines if secret in line]
+        assert secret not in ledger and secret not in properties
+
+
+COMMANDS = (["apply"], ["status"], ["batch", "--seal-only"])
+
+
+@pytest.mark.parametrize(
+    ("how", "wrong", "said"),
+    [
+        ("scram", {"sasl.password": "wrong"}, "SaslAuthenticationFailed"),
+        ("plain", {"sasl.password": "wrong"}, "SaslAuthenticationFailed"),
+        ("scram", {"ssl.truststore.location": "OTHER"}, "CERTIFICATE_VERIFY_FAILED"),
+        ("mutual", {"ssl.truststore.location": "OTHER"}, "CERTIFICATE_VERIFY_FAILED"),
+    ],
+)
+def test_a_wrong_password_or_an_unknown_authority_is_named_and_terminal(
+    plain_world: Make, broker: SecureBroker, how: str, wrong: dict[str, str], said: str
+) -> None:
+    one = plain_world()
+    one.apply()
+    changes = {key: str(broker.other_ca) if value == "OTHER" else value for key, value in wrong.items()}
+    secure(one, broker.security(how, **changes))
+    for command in COMMANDS:
+        result = CliRunner().invoke(main, [*command, one.name, "--conf", str(one.folder)])
+        assert result.exit_code == 2, result.output
+        assert said in result.output and REFUSED in result.output
+        assert "wrong" not in result.output
+    for layer in ("speed", "batch"):
+        with started(one, layer, one.name) as job:
+            assert job.wait(120) == 2, job.log
+        assert said in job.log and REFUSED in job.log
+
+
+def test_a_missing_right_is_named_and_terminal(plain_world: Make, broker: SecureBroker) -> None:
+    one = plain_world()
+    one.apply()
+    secure(one, broker.security("scram"))
+    for command in COMMANDS:
+        result = CliRunner().invoke(main, [*command, one.name, "--conf", str(one.folder)])
+        assert result.exit_code == 2, result.output
+        assert "TopicAuthorization" in result.output and DENIED in result.output
+    for layer in ("speed", "batch"):
+        with started(one, layer, one.name) as job:
+            assert job.wait(120) == 2, job.log
+        assert "TopicAuthorization" in job.log and DENIED in job.log
