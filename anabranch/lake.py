@@ -38,6 +38,7 @@ from pyiceberg.table.update import (
     TableRequirement,
     TableUpdate,
 )
+from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.table.update.snapshot import _SnapshotProducer
 from pyiceberg.transforms import IdentityTransform
 
@@ -168,6 +169,28 @@ class Lake:
             raise explain(f"create table {name}", error) from error
         return True
 
+    def change_schema(self, name: str, write: Callable[[Table, UpdateSchema], None]) -> None:
+        """One commit of what `write` puts into the schema of the table as it is; asked again when somebody else was
+        first. Nothing to change is no commit. Raises Transient when ten attempts are refused or the answer is lost.
+        """
+        for _ in range(10):
+            table = self.load(name)
+            tx = Transaction(table)
+            with tx.update_schema() as update:
+                write(table, update)
+            if not tx._updates:
+                return
+            requirements = (AssertTableUUID(uuid=table.metadata.table_uuid), *tx._requirements)
+            try:
+                landed = self.catalog.commit_table(table, requirements, tuple(tx._updates))
+                _delete_old_metadata(table, landed)
+                return
+            except CommitFailedException as error:
+                LOG.debug("change of the schema of %s refused: %s", name, error)
+            except Exception as error:
+                raise explain(f"change the schema of {name}", error) from error
+        raise Transient(f"change the schema of {name}: expected to be first once in ten attempts; run it again")
+
     def add_branches(self, name: str, properties: Mapping[str, str]) -> list[str]:
         """Make sure that all branches exist; returns those made. A table without a snapshot gets its first, empty one,
         which carries `properties`; a branch that is missing later begins at `main`."""
@@ -278,6 +301,8 @@ class Lake:
             found = rows(table.metadata.next_sequence_number())
             if found is None:
                 return
+            if lacking := [c for c in found.column_names if c not in table.schema().column_names]:
+                raise Terminal(f"table {name}: expected column {lacking[0]}, found none; run `anabranch apply`")
             tx = Transaction(table)
             commit_id = uuid.uuid4().hex
             with asked(f"write rows of {name}"):

@@ -110,7 +110,7 @@ def history(lake: Lake, table_name: str) -> list[dict[str, Any]]:
     with asked(f"read ledger {table_name}"):
         rows = lake.load(table_name).scan().to_arrow().to_pylist()
     rows.sort(key=lambda row: (row["sequence"], row["recorded_at"]))
-    return [row | {key: json.loads(row[key]) if row[key] else None for key in _JSON} for row in rows]
+    return [row | {key: json.loads(row[key]) if row.get(key) else None for key in _JSON} for row in rows]
 
 
 def accepted(lake: Lake, table_name: str, state: State, hour: str) -> Accepted | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import re
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pyiceberg.schema import Schema
@@ -29,11 +29,11 @@ from sqlglot import exp, parse_one
 
 from anabranch import lake, s3
 from anabranch.config import Environment, Stream
-from anabranch.errors import Refused, Terminal
+from anabranch.errors import Terminal
+from anabranch.evolution import Columns, evolve, type_words
 from anabranch.hours import Timeline, hour_of
 from anabranch.kafka import KafkaAdapter
 from anabranch.ledger import LEDGER_SCHEMA
-from anabranch.neighbours import explain
 from anabranch.position import Position
 from anabranch.restore import restore_ledger
 from anabranch.state import POSITION, TIMELINE
@@ -49,6 +49,8 @@ _PRIMITIVES: dict[str, IcebergType] = {
     "string": StringType(), "int": IntegerType(), "bigint": LongType(), "float": FloatType(), "double": DoubleType(),
     "boolean": BooleanType(), "date": DateType(), "timestamp": TimestamptzType(), "binary": BinaryType(),
 }  # fmt: skip
+
+_OURS = "Anabranch's own columns"
 
 
 def iceberg_type(spark_type: str, ids: list[int]) -> IcebergType:
@@ -74,6 +76,7 @@ def _convert(kind: exp.DataType, ids: list[int]) -> IcebergType:
     return _PRIMITIVES[{"TEXT": "string", "VARCHAR": "string", "TIMESTAMPTZ": "timestamp"}.get(name, name.lower())]
 
 
+@lru_cache(maxsize=8)
 def rows_schema(stream: Stream) -> Schema:
     """The stream's own columns, then where each row came from."""
     fields: list[NestedField] = []
@@ -87,6 +90,11 @@ def rows_schema(stream: Stream) -> Schema:
     ):  # fmt: skip
         fields.append(NestedField(len(fields) + 1, name, kind, required=name != "kafka_timestamp"))
     return Schema(*fields)
+
+
+def rows_columns(stream: Stream) -> Columns:
+    """The columns of the stream's table, and how they may change."""
+    return Columns(rows_schema(stream), f"stream {stream.name} (`schema:`)", stream.key, True, before="kafka_partition")
 
 
 def dead_letters_schema() -> Schema:
@@ -118,15 +126,16 @@ def apply(environment: Environment, stream: Stream, lake_: Lake, kafka: KafkaAda
         changes.append(f"created bucket {bucket}")
     # Kafka first: the recorded beginning must not be older than the tables.
     first = {} if lake_.exists(stream.table) else _beginning(stream, kafka)
-    for name, schema, by in (
-        (stream.table, rows_schema(stream), ("event_date", "ingest_hour")),
-        (stream.dead_letters_table, dead_letters_schema(), ("ingest_hour",)),
-        (stream.hours_table, LEDGER_SCHEMA, ()),
+    # The stream's own first: only its columns can be refused, and then nothing has changed.
+    for name, columns, by in (
+        (stream.table, rows_columns(stream), ("event_date", "ingest_hour")),
+        (stream.dead_letters_table, Columns(dead_letters_schema(), _OURS), ("ingest_hour",)),
+        (stream.hours_table, Columns(LEDGER_SCHEMA, _OURS), ()),
     ):
-        if lake_.create(name, schema, by, lake.TABLE_PROPERTIES):
+        if lake_.create(name, columns.schema, by, lake.TABLE_PROPERTIES):
             changes.append(f"created table {name}")
-        elif name == stream.table:
-            changes += _evolve(lake_.load(name), schema)
+        else:
+            changes += evolve(lake_, name, columns)
     if not first and lake_.load(stream.table).current_snapshot() is None:
         first = _beginning(stream, kafka)
     made = lake_.add_branches(stream.table, first)
@@ -158,49 +167,20 @@ def _beginning(stream: Stream, kafka: KafkaAdapter) -> dict[str, str]:
 
 
 def require_columns(table: Table, stream: Stream) -> None:
-    """That the table has every column of the stream, as the stream's file has it. Raises Terminal."""
+    """That the table's columns are the stream's, as this process has read its file. Raises Terminal.
+
+    A job that runs on while its table is evolved by `apply` would write rows without what is new.
+    """
     have = {f.name: f for f in table.schema().fields}
-    for f in rows_schema(stream).fields:
-        found = have.get(f.name)
-        if found is None or _words(found) != _words(f):
+    wanted = {f.name: f for f in rows_schema(stream).fields}
+    for name in {**wanted, **have}:
+        expected, found = _words(wanted.get(name)), _words(have.get(name))
+        if expected != found:
             raise Terminal(
-                f"table {'.'.join(table.name())}: expected column {f.name} {_words(f)}, found "
-                f"{_words(found) if found is not None else 'none'}; run `anabranch apply {stream.name}`"
+                f"table {'.'.join(table.name())}: expected column {name} {expected}, found {found}; run "
+                f"`anabranch apply {stream.name}`, then start again what ran before it: nothing is lost"
             )
 
 
-def _words(f: NestedField) -> str:
-    """A field's type in words. The ids of what is nested are the table's own, so they stay out."""
-    return re.sub(r"(?<=[< ])\d+: ", "", str(f.field_type))
-
-
-def _evolve(table: Table, wanted: Schema) -> list[str]:
-    """Add the columns that are new; refuse what would change or drop a column."""
-    have = {f.name: f for f in table.schema().fields}
-    new = [f for f in wanted.fields if f.name not in have]
-    for f in wanted.fields:
-        if f.name in have and (_words(have[f.name]) != _words(f) or have[f.name].required != f.required):
-            raise Refused(
-                f"table {'.'.join(table.name())}: column {f.name}: expected it unchanged ({have[f.name]}), found {f}; "
-                "add a new column instead, or a new stream with its own table"
-            )
-    if dropped := sorted(set(have) - {f.name for f in wanted.fields}):
-        raise Refused(
-            f"table {'.'.join(table.name())}: expected column {dropped[0]} in the schema, found it gone; "
-            "put it back: rows that have it would lose it"
-        )
-    if not new:
-        return []
-    if required := [f.name for f in new if f.required]:
-        raise Refused(
-            f"table {'.'.join(table.name())}: expected the new column {required[0]} to be nullable, found NOT NULL; "
-            "old rows do not have it"
-        )
-    try:
-        with table.update_schema() as update:
-            for f in new:
-                update.add_column(f.name, f.field_type, required=False)
-                update.move_before(f.name, "kafka_partition")
-    except Exception as error:
-        raise explain(f"add columns to {'.'.join(table.name())}", error) from error
-    return [f"added column {f.name} to {'.'.join(table.name())}" for f in new]
+def _words(f: NestedField | None) -> str:
+    return "none" if f is None else type_words(f.field_type) + (" NOT NULL" if f.required else "")

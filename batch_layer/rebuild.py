@@ -242,6 +242,7 @@ class Rebuilder:
 
         def decide() -> tuple[State, Publish | None]:
             state = load_state(lake, stream.table)
+            require_columns(state.table, stream)
             around = self._surroundings(built, state)
             for b in built:
                 verdict = plan_acceptance(state, b.hour, b.cut, b.before, b.rows.wap_id, around, surroundings)

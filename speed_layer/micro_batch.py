@@ -25,6 +25,7 @@ from anabranch.sealing import Decided, HourClock
 from anabranch.snapshots import hour_of_file
 from anabranch.staging import stage
 from anabranch.state import LOST, TURN, State, load_state
+from anabranch.tables import require_columns
 from serving_layer import merger
 from serving_layer.recovery import recover
 from speed_layer.plan import (
@@ -64,7 +65,8 @@ class MicroBatches:
         """Publish the records of `ranges`, which `frame` reads from Kafka; returns how many offsets it published.
 
         What is published already is skipped, what overlaps is trimmed. Raises Transient when the range lies ahead of
-        the position (start again from the table) or a neighbour does not answer, PositionError for a recreated topic.
+        the position (start again from the table) or a neighbour does not answer, PositionError for a recreated topic,
+        Terminal when the table was evolved meanwhile.
         """
         began = time.monotonic()
         staged: StagedBatch | None = None
@@ -73,6 +75,7 @@ class MicroBatches:
             # Step 1: decide from the table as it is now.
             decided = self._clock.decide()
             state, position = decided.state, decided.position
+            require_columns(state.table, self._stream)
             plan = plan_micro_batch(decided, ranges, staged)
             if plan.next is Next.LEAVE:
                 LOG.info(
