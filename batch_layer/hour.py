@@ -21,7 +21,7 @@ from anabranch.kafka_frames import read_ranges
 from anabranch.position import Offsets
 from anabranch.publish import new_id
 from anabranch.session import Job
-from anabranch.snapshots import Staged
+from anabranch.snapshots import Staged, files_of
 from anabranch.staging import read_snapshot, read_staged, stage
 from anabranch.state import State
 from batch_layer.balance import Account, Balance, Counted, Gaps, classify_gaps, classify_lost, plus, together
@@ -30,6 +30,7 @@ from batch_layer.duplicates import drop_duplicates
 from batch_layer.quality import run_suite
 from batch_layer.sources import AT, HourReader, Read
 from serving_layer import difference
+from serving_layer.comparable import alike
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -162,7 +163,8 @@ class HourBuilder:
         objections += [f"quality: {failed.message}" for failed in quality.failed]
         speed = self._at(state.heads["speed"]).where(F.col("ingest_hour") == built.hour)
         unread = difference.plan_unread(state, built.hour, built.cut)
-        differing = difference.compare(speed.select(*rows.columns), rows, frames.duplicates, unread)
+        files = files_of(state.table, "speed", built.hour)
+        differing = difference.compare(*alike(speed, rows, state.table, files), frames.duplicates, unread)
         reach(Step.BATCH_CHECKED)
         said = balance.counts | {
             "partitions": {str(p): account.as_dict() for p, account in balance.partitions.items()},

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
+from serving_layer.comparable import shaped
 from serving_layer.difference import compare
 
 SCHEMA = (
@@ -53,3 +55,27 @@ def test_other_content_is_seen_in_every_type(spark: SparkSession, one: tuple[Any
     nobody = spark.createDataFrame([], "kafka_partition INT, kafka_offset BIGINT")
     assert compare(rows(spark, (0, 1, *one)), rows(spark, (0, 1, *one)), nobody, {}).changed == 0
     assert compare(rows(spark, (0, 1, *one)), rows(spark, (0, 1, *other)), nobody, {}).changed == 1
+
+
+def test_rows_of_an_earlier_schema_differ_by_what_they_hold_and_not_by_their_types(spark: SparkSession) -> None:
+    at = "kafka_partition INT, kafka_offset BIGINT"
+    earlier = f"{at}, n INT, f FLOAT, s STRUCT<a: INT>, tags ARRAY<INT>, m MAP<STRING, INT>"
+    later = (
+        f"{at}, n BIGINT, f DOUBLE, s STRUCT<a: BIGINT, b: STRING>, tags ARRAY<BIGINT>, m MAP<STRING, BIGINT>, z INT"
+    )
+    common = StructType.fromDDL(
+        f"{at}, n BIGINT, f FLOAT, s STRUCT<a: BIGINT>, tags ARRAY<BIGINT>, m MAP<STRING, BIGINT>"
+    )
+    assert isinstance(common, StructType)
+    nobody = spark.createDataFrame([], at)
+    same = (0.1, (1,), [1], {"k": 1})
+    speed = [(0, 1, 1, *same), (0, 2, 1, *same), (0, 3, None, *same), (0, 4, 1, None, None, None, None)]
+    now = (0.1, (1, "b"), [1], {"k": 1}, 7)
+    batch = [(0, 1, 1, *now), (0, 2, 2, *now), (0, 3, None, *now), (0, 4, 1, None, None, None, None, 7)]
+    frames = spark.createDataFrame(speed, earlier), spark.createDataFrame(batch, later)
+    found = compare(*(shaped(frame, common) for frame in frames), nobody, {})
+    assert (found.missing, found.extra, found.changed) == (0, 0, 1)
+    assert found.sample == ({"kind": "changed", "partition": 0, "offset": 2},)
+    # Without it, every row that the widened number is in would be called another.
+    names = [field.name for field in frames[0].schema.fields]
+    assert compare(frames[0], frames[1].select(*names), nobody, {}).changed > 1

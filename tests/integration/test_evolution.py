@@ -1,0 +1,160 @@
+"""A stream whose schema evolves: old and new rows for every reader, rebuilt hours with what Kafka had of the new."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+from running import speed_running, wait_for
+from world import World, event, past_hour
+
+from anabranch import sealing
+from anabranch.errors import Terminal
+from anabranch.hours import start_of
+from anabranch.state import load_state
+from batch_layer.rebuild import Rebuilder, Result
+from serving_layer.query import run_query
+
+Make = Callable[..., World]
+
+BIG = 2**40
+EARLIER = (
+    "event_id STRING NOT NULL, player STRING NOT NULL, event_time TIMESTAMP NOT NULL, level INT, ratio FLOAT, "
+    "price DECIMAL(6,2), place STRUCT<x: INT>, scores ARRAY<INT>, bonus MAP<STRING, INT>, items ARRAY<STRUCT<n: INT>>"
+)
+LATER = (
+    "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL, level BIGINT, ratio DOUBLE, "
+    "price DECIMAL(9,2), place STRUCT<name: STRING, x: BIGINT>, scores ARRAY<BIGINT>, bonus MAP<STRING, BIGINT>, "
+    "items ARRAY<STRUCT<n: BIGINT, of: STRING>>, colour STRING, home STRUCT<city: STRING>"
+)
+# What the producer sends from the beginning, whatever the stream's schema takes of it.
+FULL: dict[str, Any] = {
+    "player": "p", "level": 1, "ratio": 0.1, "price": 1.5, "place": {"x": 2, "name": "here"}, "scores": [1, 2],
+    "bonus": {"k": 3}, "items": [{"n": 4, "of": "gold"}], "colour": "red", "home": {"city": "Ulm"},
+}  # fmt: skip
+
+
+def records(hour: str, prefix: str) -> list[tuple[int, datetime, bytes]]:
+    """Three records that EARLIER takes, and three that LATER alone does."""
+    at = start_of(hour)
+    good = [event(f"{prefix}-{i}", at, **FULL) for i in range(3)]
+    later = [
+        event(f"{prefix}-level", at, **FULL | {"level": BIG}),
+        event(f"{prefix}-items", at, **FULL | {"items": [{"n": BIG}]}),
+        event(f"{prefix}-nobody", at, **FULL | {"player": None}),
+    ]
+    return [(0, at, value) for value in (*good, *later)]
+
+
+def diff(result: Result) -> dict[str, int]:
+    return {k: result.said["diff"][k] for k in ("missing", "extra", "changed")}
+
+
+def readings(one: World) -> list[list[dict[str, Any]]]:
+    """The rows of `main` as PyIceberg, DuckDB and Spark read them."""
+    name = one.job.stream.table
+    spark = one.spark.table(f"lake.{name}").selectExpr("to_json(struct(*), map('ignoreNullFields', 'false')) AS row")
+    by_spark = [json.loads(row["row"]) for row in spark.collect()]
+    table = one.lake.load(name)
+    others = [table.scan().to_arrow().to_pylist(), run_query(f"SELECT * FROM {name}", {name: table}).to_pylist()]
+    found = []
+    for rows in (by_spark, *others):
+        plain = [r | {"bonus": dict(r["bonus"]), "price": float(r["price"])} for r in rows]
+        found.append([{k: r[k] for k in FULL} | {"id": r["event_id"]} for r in plain])
+    return [sorted(rows, key=lambda r: str(r["id"])) for rows in found]
+
+
+def test_hours_of_both_schemas_are_read_and_rebuilt(world: Make) -> None:
+    one = world(schema=EARLIER)
+    one.topic(1)
+    one.apply()
+    accepted, served = past_hour(2), past_hour(1)
+    one.send([*records(accepted, "a"), *records(served, "b")])
+    one.speed()
+    assert [r.decision for r in one.batch(accepted)] == ["accepted"]
+    assert sorted(r["event_id"] for r in one.rows()) == ["a-0", "a-1", "a-2", "b-0", "b-1", "b-2"]
+    assert len(one.dead()) == 6
+
+    one.configure(schema=LATER)
+    one.reopen()
+    changes = one.apply()
+    assert len(changes) == 12 and one.apply() == []
+    # The hazard: Spark reads a snapshot with the columns of its own time.
+    head = one.state.heads["speed"]
+    assert "colour" not in one.spark.sql(f"SELECT * FROM lake.{one.job.stream.table} VERSION AS OF {head}").columns
+    for rows in readings(one):
+        assert [r["level"] for r in rows] == [1] * 6
+        assert rows[0]["ratio"] == pytest.approx(0.1, rel=1e-6)
+        assert rows[0]["place"] == {"x": 2, "name": None} and rows[0]["items"] == [{"n": 4, "of": None}]
+        assert (rows[0]["colour"], rows[0]["home"]) == (None, None)
+
+    # What was dead only by the types of before is missing in the speed layer; nothing else is a difference.
+    results = [*one.batch(accepted, restate=True), *one.batch(served)]
+    assert [(r.decision, r.revision, r.said["good"], r.said["dead"]) for r in results] == [
+        ("accepted", 2, 6, 0),
+        ("accepted", 1, 6, 0),
+    ]
+    assert [diff(r) for r in results] == [{"missing": 3, "extra": 0, "changed": 0}] * 2
+    assert one.contents() == one.acknowledged()
+    assert one.dead() == []
+    for rows in readings(one):
+        full = {r["id"]: r for r in rows}
+        assert full["a-1"] == FULL | {"id": "a-1"} and full["b-1"] == FULL | {"id": "b-1"}
+        assert full["a-level"]["level"] == BIG and full["b-nobody"]["player"] is None
+        assert full["b-items"]["items"] == [{"n": BIG, "of": None}]
+
+    # The speed layer's own rows still are as they were written; new ones come beside them.
+    now = datetime.now(start_of(served).tzinfo)
+    one.send([(0, now, event("new", now, **FULL | {"level": BIG}))])
+    one.speed()
+    assert {r["event_id"]: r["colour"] for r in one.rows("speed")}["a-0"] is None
+    assert {r["event_id"]: (r["colour"], r["level"]) for r in one.rows("speed")}["new"] == ("red", BIG)
+    assert one.contents() == one.acknowledged()
+
+
+def test_a_speed_job_that_runs_while_apply_evolves_its_table_stops_and_loses_nothing(world: Make) -> None:
+    one = world()
+    one.topic()
+    one.apply()
+    one.send_now(20, "before")
+    with (
+        pytest.raises(Terminal, match=r"expected column .*; run `anabranch apply .* nothing is lost"),
+        speed_running(one) as job,
+    ):
+        wait_for(lambda: one.published == 20, "the first records to be published")
+        schema = str(one.job.stream.ddl).replace("level INT", "level BIGINT")
+        one.configure(schema=f"{schema}, colour STRING")
+        one.reopen()
+        assert len(one.apply()) == 2
+        now = datetime.now(start_of(past_hour(0)).tzinfo)
+        one.send([(i % 2, now, event(f"after-{i}", now, level=BIG, colour="red")) for i in range(20)])
+        wait_for(lambda: job._failure is not None, "the job to find the table changed")
+    assert one.published == 20
+    one.speed()
+    assert one.contents() == one.acknowledged()
+    levels = {(r["event_id"].split("-")[0], r["level"], r["colour"]) for r in one.rows()}
+    assert levels == {("before", None, None), ("after", BIG, "red")}
+
+
+def test_an_hour_built_while_apply_evolves_its_table_is_not_published_without_the_new_column(world: Make) -> None:
+    one = world()
+    one.topic(1)
+    hour = past_hour(1)
+    one.send([(0, start_of(hour), event("e", start_of(hour), colour="red"))])
+    one.apply()
+    one.speed()
+    sealing.seal(one.job.environment, one.job.stream, one.lake, one.kafka)
+    rebuilder = Rebuilder(one.job, one.spark)
+    state = one.state
+    built = rebuilder._hours.build(hour, state.cuts[hour], 0, state)
+    one.configure(schema=f"{one.job.stream.ddl}, colour STRING")
+    one.reopen()
+    one.apply()
+    with pytest.raises(Terminal, match="expected column colour none, found string"):
+        rebuilder._publish([built], state)
+    assert not load_state(one.lake, one.job.stream.table).is_accepted(hour)
+    assert [r.decision for r in one.batch(hour)] == ["accepted"]
+    assert [r["colour"] for r in one.rows()] == ["red"]
