@@ -254,6 +254,7 @@ def query(
 
 
 main.add_command(operating.adopt)
+main.add_command(operating.data_docs)
 main.add_command(operating.serve_hour)
 main.add_command(operating.maintain)
 main.add_command(operating.init)

@@ -104,6 +104,37 @@ def serve_hour(
     click.echo(f"{stream}: {hour} is {'now ' if served.changed else ''}served by {served.layer}, {chosen}")
 
 
+@click.command("data-docs")
+@click.argument("stream")
+@click.argument("hour", required=False)
+@click.option("--to", metavar="DIR|S3URL", required=True, help="A folder, or s3://bucket/prefix.")
+@options
+def data_docs(stream: str, hour: str | None, to: str, conf: str | None, output: str) -> None:
+    """Build Great Expectations' Data Docs of what the quality gate said of an hour; without HOUR, of the newest 48.
+
+    From the ledger alone: no row is read again, and no Spark is needed. Each decision about a named HOUR gets a page;
+    without one, the newest of each hour does.
+    """
+    from anabranch import hours, ledger
+    from anabranch.errors import Refused
+    from anabranch.output import print_json
+    from batch_layer import data_docs as docs
+
+    hour = hours.hour_of(hours.start_of(hour)) if hour else None
+    job = open_stream(stream, conf)
+    rows = docs.plan_pages(ledger.history(job.lake, job.stream.hours_table), hour)
+    if not rows:
+        raise Refused(
+            f"{hour or stream}: expected a decision that the quality gate was asked for, found none in the ledger; "
+            "name an `expectations:` file in the stream's file, and run `anabranch batch`"
+        )
+    index = docs.publish(job.environment, job.stream, rows, to)
+    if output == "json":
+        print_json({"stream": stream, "index": index, "hours": sorted({row["hour"] for row in rows})})
+    else:
+        click.echo(f"{stream}: {len(rows)} pages: {index}")
+
+
 @click.command()
 @click.argument("folder", metavar="DIR")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")

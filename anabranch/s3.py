@@ -86,6 +86,13 @@ class ObjectStore:
         except (ClientError, BotoCoreError) as error:
             raise self._failed(f"list s3://{bucket}/{prefix}", error) from error
 
+    def put(self, bucket: str, key: str, body: bytes, content_type: str) -> None:
+        """Write one object. Raises ConfigurationError (keys, rights, no such bucket) or Transient."""
+        try:
+            self._client.put_object(Bucket=bucket, Key=key, Body=body, ContentType=content_type)
+        except (ClientError, BotoCoreError) as error:
+            raise self._failed(f"write s3://{bucket}/{key}", error) from error
+
     def delete_objects(self, bucket: str, keys: Sequence[str]) -> None:
         """Delete objects, a thousand a request. Raises Terminal (rights) or Transient, with some of them deleted."""
         for i in range(0, len(keys), _DELETED_AT_ONCE):

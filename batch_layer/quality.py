@@ -1,70 +1,46 @@
 """The quality gate: the Great Expectations suite that an hour must pass before it is published.
 
-The file is in Great Expectations' own vocabulary: `name` and `expectations`, each a `type`, its `kwargs`, and perhaps a
-`severity`: `critical` (also when omitted) refuses the hour, `warning` and `info` are recorded and let it pass. Great
-Expectations itself logs and drops what it cannot load, so the file is checked here first: nothing is ever left out.
-
-Its import takes seconds, hence only inside functions; it sends nothing and writes nothing to disk.
+What a suite's file may say stands in `batch_layer.suite`. Every expectation of it has a verdict; of those that failed
+the values and a few rows are kept, so that an operator finds them in Kafka and in the table.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
-import os
 import traceback
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from anabranch.errors import ConfigurationError, Refused
+from anabranch.errors import Refused
 from anabranch.neighbours import explain_text, is_away, telling_line
+from batch_layer.row_counts import TYPES, Bounds, Known, plan_bounds
+from batch_layer.suite import PLACE, Expectation, build, context, load_suite
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
 
-SEVERITIES = ("critical", "warning", "info")
-SAMPLE = 5  # values of a failed expectation that are kept
-_LONGEST = 200  # characters of a value or of an exception in a message
-_SUITE_KEYS = {"name", "expectations", "meta", "notes"}
-_ENTRY_KEYS = {"type", "kwargs", "severity", "meta", "notes", "description"}
-# Great Expectations takes these among the kwargs too, where they would override what the entry or the gate says.
-_NOT_KWARGS = {"id", "batch_id", "catch_exceptions", "rendered_content", "result_format", "windows"} | (
-    _ENTRY_KEYS - {"type", "kwargs"}
-)
-_PLACE = "anabranch_place"  # in an expectation's meta: its place in the file
+SAMPLE = 5  # values and rows of a failed expectation that are kept
+_LONGEST = 200  # characters of a value or of an exception in a message or in the ledger
+_MOST = 20  # items of a list in the ledger
+_AT = ("kafka_partition", "kafka_offset")
 
-
-@dataclass(frozen=True)
-class Expectation:
-    """One entry of a suite's file, known to load."""
-
-    type: str
-    kwargs: Mapping[str, Any]
-    severity: str = "critical"
-
-
-@dataclass(frozen=True)
-class Suite:
-    """A suite's file: every entry of it, in the file's order; at least one."""
-
-    name: str
-    expectations: tuple[Expectation, ...]
+_VERDICTS = {"result_format": "BOOLEAN_ONLY"}
+_VALUES = {"result_format": "SUMMARY", "partial_unexpected_count": SAMPLE}
+_ROWS = _VALUES | {"unexpected_index_column_names": list(_AT)}
 
 
 @dataclass(frozen=True)
 class FailedExpectation:
     """An expectation that the rows did not meet, or that could not be evaluated.
 
-    `observed` is the value of an aggregate or up to SAMPLE unexpected values, `unexpected_count` the unexpected rows;
-    either is None where Great Expectations gives none. `message` is one sentence for an operator.
+    `observed` is the value of an aggregate or up to SAMPLE unexpected values, `unexpected_count` the unexpected rows of
+    `element_count`; each is None where Great Expectations gives none. `rows` are up to SAMPLE unexpected rows: where
+    they are and their values. `message` is one sentence for an operator; `raised` is why it could not be evaluated.
     """
 
     type: str
@@ -72,54 +48,59 @@ class FailedExpectation:
     observed: Any
     unexpected_count: int | None
     message: str
+    severity: str = "critical"
+    element_count: int | None = None
+    rows: tuple[Mapping[str, Any], ...] = ()
+    raised: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "type": self.type,
             "kwargs": _json_safe(self.kwargs),
+            "severity": self.severity,
             "observed": _json_safe(self.observed),
             "unexpected_count": self.unexpected_count,
+            "element_count": self.element_count,
+            "rows": _json_safe(self.rows),
             "message": self.message,
-        }
+        } | ({"raised": self.raised} if self.raised else {})
 
 
 @dataclass(frozen=True)
 class Quality:
-    """The gate's verdict. `passed` is: no critical expectation failed."""
+    """The gate's verdict. `passed` is: no critical expectation failed.
+
+    `met` are the expectations that passed, those in `not_applicable` among them: they had nothing to compare with, each
+    for its reason.
+    """
 
     passed: bool
     failed: tuple[FailedExpectation, ...] = ()
     warnings: tuple[FailedExpectation, ...] = ()
     evaluated: int = 0
+    suite: str | None = None
+    met: tuple[Expectation, ...] = ()
+    not_applicable: tuple[tuple[Expectation, str], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-safe, for the ledger."""
-        return {
+        """JSON-safe, for the ledger, and short: a few hundred bytes for each expectation."""
+        said: dict[str, Any] = {
             "passed": self.passed,
             "failed": [f.as_dict() for f in self.failed],
             "warnings": [f.as_dict() for f in self.warnings],
             "evaluated": self.evaluated,
         }
+        if self.suite is not None:
+            said["suite"] = self.suite
+            said["met"] = [{"type": e.type, "kwargs": _json_safe(e.kwargs), "severity": e.severity} for e in self.met]
+        if self.not_applicable:
+            said["not_applicable"] = [{"type": e.type, "reason": why} for e, why in self.not_applicable]
+        return said
 
 
-def load_suite(path: Path) -> Suite:
-    """Read a suite's file. Raises ConfigurationError, naming file and entry, unless all of it loads."""
-    data = _read(path)
-    _only_keys(str(path), data, _SUITE_KEYS)
-    name, entries = data.get("name"), data.get("expectations")
-    if not isinstance(name, str) or not name:
-        raise ConfigurationError(f"{path}: name: expected a text, found {name!r}")
-    if not isinstance(entries, list) or not entries:
-        raise ConfigurationError(f"{path}: expectations: expected a list of at least one, found {entries!r}")
-    suite = Suite(name, tuple(_parse(f"{path}: expectations[{i}]", entry) for i, entry in enumerate(entries)))
-    loaded = len(_build(suite.name, dict(enumerate(suite.expectations))).expectations)
-    if loaded != len(entries):
-        raise ConfigurationError(f"{path}: expectations: expected all {len(entries)} to load, found {loaded}")
-    return suite
-
-
-def run_suite(frame: DataFrame, path: Path | None) -> Quality:
-    """Evaluate the suite of `path` on the rows; without a file everything passes.
+def run_suite(frame: DataFrame, path: Path | None, known: Known | None = None) -> Quality:
+    """Evaluate the suite of `path` on the rows of an hour; without a file everything passes. `known` is what its row
+    count is compared with, where the suite asks for it.
 
     Each expectation has a verdict; one that raised has failed. Without rows, what speaks of each row passes, and what
     speaks of the columns or of an aggregate is decided as ever (an aggregate of nothing meets no bound). A second
@@ -129,116 +110,46 @@ def run_suite(frame: DataFrame, path: Path | None) -> Quality:
     if path is None:
         return Quality(passed=True)
     suite = load_suite(path)
-    verdicts = _evaluate(frame, suite.name, dict(enumerate(suite.expectations)), {"result_format": "BOOLEAN_ONLY"})
+    ours = {
+        i: plan_bounds(e.type, e.kwargs, known or Known()) for i, e in enumerate(suite.expectations) if e.type in TYPES
+    }
+    bound = {i: _bounded(e, ours.get(i)) for i, e in enumerate(suite.expectations)}
+    verdicts = _evaluate(frame, suite.name, bound, _VERDICTS)
     if len(verdicts) != len(suite.expectations):
         raise Refused(f"{path}: expected {len(suite.expectations)} verdicts of the suite, found {len(verdicts)}")
     raised = {i: _exception(result) for i, result in verdicts.items()}
-    unmet = {i: e for i, e in enumerate(suite.expectations) if raised[i] or not verdicts[i].success}
-    values = {"result_format": "SUMMARY", "partial_unexpected_count": SAMPLE}
-    observed = _evaluate(frame, suite.name, {i: e for i, e in unmet.items() if not raised[i]}, values)
+    unmet = {i: e for i, e in bound.items() if raised[i] or not verdicts[i].success}
+    observed = _observed(frame, suite.name, {i: e for i, e in unmet.items() if not raised[i]})
     if sum(map(bool, raised.values())) > 1:
         # Great Expectations gives all that raised in one query the message of the last: ask each on its own.
         for i in filter(raised.get, unmet):
-            raised[i] = _exception(_evaluate(frame, suite.name, {i: unmet[i]}, values)[i]) or raised[i]
+            raised[i] = _exception(_evaluate(frame, suite.name, {i: unmet[i]}, _VALUES)[i]) or raised[i]
     failed: list[FailedExpectation] = []
     warnings: list[FailedExpectation] = []
     for i, expectation in unmet.items():
-        found = _failed(expectation, observed[i].result if i in observed else {}, raised[i])
+        found = _failed(expectation, observed.get(i, {}), raised[i], ours[i].said if i in ours else None)
         (failed if expectation.severity == "critical" else warnings).append(found)
         log.warning("quality: suite %s, %s: %s", suite.name, expectation.severity, found.message)
-    return Quality(not failed, tuple(failed), tuple(warnings), len(verdicts))
+    met = tuple(e for i, e in bound.items() if i not in unmet)
+    without = tuple((bound[i], b.said) for i, b in ours.items() if not b.applies)
+    for expectation, why in without:
+        log.info("quality: suite %s: %s does not apply: %s", suite.name, expectation.type, why)
+    return Quality(not failed, tuple(failed), tuple(warnings), len(verdicts), suite.name, met, without)
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which a key given twice is an error; elsewhere the second silently replaces the first."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if len(set(keys)) != len(keys):
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} twice", node.start_mark)
-        return super().construct_mapping(node, deep)
+def _bounded(expectation: Expectation, bounds: Bounds | None) -> Expectation:
+    if bounds is None:
+        return expectation
+    return replace(expectation, kwargs={**expectation.kwargs, **bounds.as_kwargs()})
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"{path}: expected a readable suite of expectations, found: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigurationError(f"{path}: expected a mapping of keys, found {type(data).__name__}")
-    return data
-
-
-def _only_keys(where: str, data: Mapping[Any, Any], known: Iterable[str]) -> None:
-    unknown = sorted(str(key) for key in data if key not in known)
-    if unknown:
-        raise ConfigurationError(f"{where}: expected only the keys {', '.join(sorted(known))}, found {unknown[0]}")
-
-
-def _parse(where: str, entry: Any) -> Expectation:
-    """One entry, checked by Great Expectations' own model of its type."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
-        raise ConfigurationError(f"{where}: expected a type and its kwargs, found {entry!r}")
-    where = f"{where} ({entry['type']})"
-    _only_keys(where, entry, _ENTRY_KEYS)
-    kwargs, severity = entry.get("kwargs"), entry.get("severity", "critical")
-    if severity not in SEVERITIES:
-        raise ConfigurationError(f"{where}: severity: expected one of {', '.join(SEVERITIES)}, found {severity!r}")
-    if not isinstance(kwargs, dict):
-        raise ConfigurationError(f"{where}: kwargs: expected a mapping, found {kwargs!r}")
-    misplaced = sorted(_NOT_KWARGS.intersection(kwargs))
-    if misplaced:
-        raise ConfigurationError(f"{where}: kwargs: expected none but the expectation's own, found {misplaced[0]}")
-    parameters = [k for k, value in kwargs.items() if isinstance(value, dict) and "$PARAMETER" in value]
-    if parameters:
-        raise ConfigurationError(f"{where}: kwargs: {parameters[0]}: expected a value, found a suite parameter")
-    expectation = Expectation(entry["type"], kwargs, severity)
-    gx = _great_expectations()
-    try:
-        _configuration(expectation).to_domain_obj()
-    except gx.exceptions.ExpectationNotFoundError:
-        raise ConfigurationError(
-            f"{where}: type: expected one that Great Expectations {gx.__version__} knows, found {expectation.type!r}"
-        ) from None
-    except Exception as error:  # pydantic's, Python's and its own: there is no common base
-        raise ConfigurationError(
-            f"{where}: kwargs: expected what this type accepts, found {kwargs!r}: {_reason(error)}"
-        ) from error
-    return expectation
-
-
-def _reason(error: Exception) -> str:
-    errors = getattr(error, "errors", None)
-    if callable(errors):  # a pydantic error: the place and the complaint, without its types
-        return "; ".join(f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in errors())
-    return str(error)
-
-
-@cache
-def _great_expectations() -> Any:
-    """The library, imported quiet: no analytics, no log lines of its own (each failure is logged here instead)."""
-    os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read at import
-    import great_expectations
-    from great_expectations.validator import validation_graph
-
-    logging.getLogger("great_expectations").setLevel(logging.CRITICAL)
-    # It reads the rows three times when a reading fails, unheard; whoever rebuilds the hour tries again, and says so.
-    validation_graph.MAX_METRIC_COMPUTATION_RETRIES = 1
-    return great_expectations
-
-
-def _configuration(expectation: Expectation, place: int = 0) -> Any:
-    _great_expectations()
-    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
-
-    kwargs = copy.deepcopy(dict(expectation.kwargs))
-    return ExpectationConfiguration(expectation.type, kwargs, severity=expectation.severity, meta={_PLACE: place})
-
-
-def _build(name: str, expectations: Mapping[int, Expectation]) -> Any:
-    gx = _great_expectations()
-    return gx.ExpectationSuite(name=name, expectations=[_configuration(e, place) for place, e in expectations.items()])
+def _observed(frame: DataFrame, name: str, expectations: Mapping[int, Expectation]) -> dict[int, Mapping[str, Any]]:
+    """What was found in place of what was expected, with rows where Great Expectations can name them."""
+    found = _evaluate(frame, name, expectations, _ROWS)
+    # Not every type can name rows: such a one is asked for its values alone.
+    again = {i: expectations[i] for i, result in found.items() if _exception(result)}
+    found |= _evaluate(frame, name, again, _VALUES)
+    return {i: result.result for i, result in found.items()}
 
 
 def _evaluate(
@@ -248,12 +159,12 @@ def _evaluate(
     if not expectations:
         return {}
     # Persisted frames would stay in the executors' memory: nobody unpersists them.
-    asset = _context().data_sources.add_spark("staged", persist=False).add_dataframe_asset("rows")
+    asset = context().data_sources.add_spark("staged", persist=False).add_dataframe_asset("rows")
     batch = asset.add_batch_definition_whole_dataframe("all").get_batch(batch_parameters={"dataframe": frame})
     doing = f"evaluate the suite {name}"
     try:
         # Not a ValidationDefinition: it stores the result too, and fails when a value in it (a NumPy bool) is not JSON.
-        found = batch.validate(_build(name, expectations), result_format=dict(result_format))
+        found = batch.validate(build(name, expectations), result_format=dict(result_format))
     except Exception as error:
         _pass_on_if_away(doing, "".join(traceback.format_exception(error)))
         raise
@@ -261,24 +172,7 @@ def _evaluate(
         for info in _raised(result):
             # Great Expectations takes whatever is thrown for the expectation's own failure, also an S3 that is away.
             _pass_on_if_away(doing, f"{info.get('exception_message')}\n{info.get('exception_traceback')}")
-    return {result.expectation_config.meta[_PLACE]: result for result in found.results}
-
-
-def _context() -> Any:
-    """A context in memory alone: the default one would make a folder for a documentation site."""
-    gx = _great_expectations()
-    from great_expectations.data_context.types.base import (
-        DataContextConfig,
-        InMemoryStoreBackendDefaults,
-        ProgressBarsConfig,
-    )
-
-    config = DataContextConfig(
-        analytics_enabled=False,
-        progress_bars=ProgressBarsConfig(globally=False, metric_calculations=False),
-        store_backend_defaults=InMemoryStoreBackendDefaults(init_temp_docs_sites=False),
-    )
-    return gx.get_context(project_config=config, mode="ephemeral")
+    return {result.expectation_config.meta[PLACE]: result for result in found.results}
 
 
 def _pass_on_if_away(doing: str, text: str) -> None:
@@ -299,16 +193,24 @@ def _exception(result: Any) -> str | None:
     return "; ".join(dict.fromkeys(_short(telling_line(m)) for m in messages)) or None
 
 
-def _failed(expectation: Expectation, result: Mapping[str, Any], raised: str | None) -> FailedExpectation:
-    """Pure: an unmet expectation in words."""
+def _failed(
+    expectation: Expectation, result: Mapping[str, Any], raised: str | None, why: str | None = None
+) -> FailedExpectation:
+    """Pure: an unmet expectation in words. `why` says where its bounds come from."""
     kwargs = expectation.kwargs
     count, sample = result.get("unexpected_count"), list(result.get("partial_unexpected_list") or [])
     observed = result.get("observed_value", sample or None)
+    rows = _rows(result)
+    if rows:
+        # The values and the rows are two readings, which may take others: the first row shows its own value.
+        values = rows[0]["values"]
+        sample = [next(iter(values.values())) if len(values) == 1 else values or None]
     if raised:
         found = f"could not be evaluated: {raised}"
     elif count is not None and "element_count" in result:
         such_as = f", such as {_short(_words(sample[0]))}" if sample and sample[0] is not None else ""
-        found = f"found {count} of {result['element_count']} rows otherwise{such_as}"
+        at = f" (partition {rows[0]['partition']}, offset {rows[0]['offset']})" if rows else ""
+        found = f"found {count} of {result['element_count']} rows otherwise{such_as}{at}"
     elif observed is not None:
         found = f"found {_short(_words(observed))}"
     elif count is not None:
@@ -321,8 +223,23 @@ def _failed(expectation: Expectation, result: Mapping[str, Any], raised: str | N
         or [kwargs[k] for k in ("column", "column_A", "column_B") if k in kwargs]
     )
     subject = f"({', '.join(str(c) for c in columns)})" if columns else ""
-    message = f"{expectation.type}{subject}: expected {_expected(expectation)}, {found}"
-    return FailedExpectation(expectation.type, kwargs, observed, count, message)
+    message = f"{expectation.type}{subject}: expected {_expected(expectation)}, {found}{f' ({why})' if why else ''}"
+    elements = result.get("element_count")
+    return FailedExpectation(
+        expectation.type, kwargs, observed, count, message, expectation.severity, elements, rows, raised
+    )
+
+
+def _rows(result: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """The unexpected rows that Great Expectations names: where each is, and its values of the columns concerned."""
+    return tuple(
+        {
+            "partition": row[_AT[0]],
+            "offset": row[_AT[1]],
+            "values": {k: v for k, v in row.items() if k not in _AT},
+        }
+        for row in list(result.get("partial_unexpected_index_list") or [])[:SAMPLE]
+    )
 
 
 def _expected(expectation: Expectation) -> str:
@@ -355,11 +272,15 @@ def _short(text: str) -> str:
 
 
 def _json_safe(value: Any) -> Any:
-    """The value in JSON's own types; what JSON has no word for (a time, a decimal, not-a-number) as text."""
+    """The value in JSON's own types, long texts and lists cut short; what JSON has no word for (a time, a decimal,
+    not-a-number) as text."""
     if isinstance(value, Mapping):
         return {str(k): _json_safe(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set):
-        return [_json_safe(v) for v in value]
-    if value is None or isinstance(value, bool | int | str):
+        items = [_json_safe(v) for v in list(value)[:_MOST]]
+        return items if len(value) <= _MOST else [*items, f"… {len(value)} in all"]
+    if isinstance(value, str):
+        return _short(value)
+    if value is None or isinstance(value, bool | int):
         return value
-    return value if isinstance(value, float) and math.isfinite(value) else str(value)
+    return value if isinstance(value, float) and math.isfinite(value) else _short(str(value))

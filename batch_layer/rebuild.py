@@ -3,8 +3,8 @@
 1. Read exactly the cut's offset ranges and decode them as the speed layer does.
 2. Drop duplicates and stage rows and dead letters.
 3. Close the balance over the staged files.
-4. Run the quality gate on the staged rows.
-5. Compare with the speed layer.
+4. Compare with the speed layer.
+5. Run the quality gate on the staged rows.
 6. Publish to `batch` and `main`, then the ledger and the dead letters.
 
 An account that does not close is never published. What the stream's rules object to (a class of gaps, the quality gate)

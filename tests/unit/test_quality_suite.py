@@ -15,15 +15,9 @@ import pytest
 import yaml
 
 from anabranch.errors import ConfigurationError
-from batch_layer.quality import (
-    Expectation,
-    FailedExpectation,
-    Quality,
-    _exception,
-    _failed,
-    load_suite,
-    run_suite,
-)
+from batch_layer.quality import FailedExpectation, Quality, _exception, _failed, run_suite
+from batch_layer.row_counts import PREVIOUS, SPEED, Known, plan_bounds
+from batch_layer.suite import Expectation, load_suite
 
 STREAMS = Path(__file__).parents[2] / "conf" / "streams"
 UNIQUE = {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "event_id"}}
@@ -214,6 +208,85 @@ def test_the_verdict_is_json_whatever_was_observed() -> None:
         "kwargs": {"column": "c", "min_value": "2026-01-01"},
         "observed": ["1.50", "2026-11-21 00:00:00+00:00", "nan", "b'\\x00'", {"a": [1, None]}, True, 0.5],
         "unexpected_count": 7,
+        "element_count": None,
+        "rows": [],
+        "severity": "critical",
         "message": "a sentence",
     }
     assert (said["passed"], said["evaluated"]) == (False, 2)
+
+
+def test_a_failed_expectation_names_rows_and_is_short_in_the_ledger() -> None:
+    index = [{"amount": -5.0, "kafka_partition": 1, "kafka_offset": i} for i in range(9)]
+    result = {
+        "element_count": 1000,
+        "unexpected_count": 9,
+        "partial_unexpected_list": ["x" * 5000] * 5,
+        "partial_unexpected_index_list": index,
+    }
+    kwargs = {"column": "amount", "value_set": list(range(1000))}
+    found = _failed(Expectation("expect_column_values_to_be_in_set", kwargs, "warning"), result, None)
+    assert found.message.endswith("found 9 of 1000 rows otherwise, such as -5.0 (partition 1, offset 0)")
+    said = found.as_dict()
+    assert said["rows"] == [{"partition": 1, "offset": i, "values": {"amount": -5.0}} for i in range(5)]
+    assert (said["severity"], said["element_count"]) == ("warning", 1000)
+    assert said["kwargs"]["value_set"] == [*range(20), "… 1000 in all"]
+    assert len(json.dumps(said)) < 2500
+
+
+def previous(*counts: int) -> Known:
+    return Known(previous=lambda days: counts[:days])
+
+
+@pytest.mark.parametrize(
+    ("type_", "kwargs", "known", "bounds", "said"),
+    [
+        (SPEED, {"min_ratio": 0.99, "max_ratio": 1.01}, Known(1000), (990, 1010), "the speed layer has 1000"),
+        (SPEED, {"min_ratio": 0.07}, Known(100), (7, None), "the speed layer has 100"),
+        (SPEED, {"max_ratio": 1.1}, Known(100), (None, 110), "the speed layer has 100"),
+        (SPEED, {"min_ratio": 1}, Known(0), (0, None), "the speed layer has 0"),
+        (SPEED, {"min_ratio": 1}, Known(why="it skipped it"), (None, None), "it skipped it"),
+        (PREVIOUS, {"min_ratio": 0.5, "max_ratio": 2}, previous(100, 300, 90), (50, 200), "of 3 days before is 100"),
+        (PREVIOUS, {"min_ratio": 0.5, "days": 1}, previous(100, 300), (50, None), "the median of 1 days before is 100"),
+        (PREVIOUS, {"min_ratio": 0.5}, previous(100, 300), (None, None), "of 7 days before, 2 are known, 3 are needed"),
+        (PREVIOUS, {"min_ratio": 0.5, "min_days": 2}, previous(100, 301), (101, None), "is 200.5"),
+    ],
+)
+def test_an_expectation_of_ours_means_bounds_of_the_row_count(
+    type_: str, kwargs: dict[str, Any], known: Known, bounds: tuple[int | None, int | None], said: str
+) -> None:
+    found = plan_bounds(type_, kwargs, known)
+    assert (found.min_value, found.max_value) == bounds
+    assert said in found.said
+    assert found.applies is (bounds != (None, None))
+
+
+def test_expectations_of_ours_stand_in_the_file_like_the_others(tmp_path: Path) -> None:
+    entries = [
+        {"type": SPEED, "kwargs": {"min_ratio": 0.99}, "severity": "warning"},
+        {"type": PREVIOUS, "kwargs": {"days": 14, "min_days": 2, "min_ratio": 0.5, "max_ratio": 2}},
+    ]
+    suite = load_suite(_file(tmp_path, *entries))
+    assert [(e.type, e.kwargs, e.severity) for e in suite.expectations] == [
+        (SPEED, {"min_ratio": 0.99}, "warning"),
+        (PREVIOUS, entries[1]["kwargs"], "critical"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("type_", "kwargs", "expected"),
+    [
+        (SPEED, {}, "expected min_ratio, max_ratio or both, found neither"),
+        (SPEED, {"min_ratio": 2, "max_ratio": 1}, "expected min_ratio up to max_ratio, found 2.0 above 1.0"),
+        (SPEED, {"min_ratio": -1}, "min_ratio: ensure this value is greater than or equal to 0"),
+        (SPEED, {"min_ratio": 1, "days": 2}, "days: extra fields not permitted"),
+        (SPEED, {"min_ratio": 1, "max_value": 7}, r"expected ratios \(min_ratio, max_ratio\), found max_value"),
+        (PREVIOUS, {"min_ratio": 1, "days": 0}, "days: ensure this value is greater than or equal to 1"),
+        (PREVIOUS, {"min_ratio": 1, "days": 2, "min_days": 3}, r"expected min_days up to days \(2\), found 3"),
+    ],
+)
+def test_an_expectation_of_ours_is_checked_like_the_others(
+    type_: str, kwargs: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
+        load_suite(_file(tmp_path, {"type": type_, "kwargs": kwargs}))

@@ -1,0 +1,156 @@
+"""Great Expectations' Data Docs of what the quality gate said, from the ledger alone: no row is read again.
+
+The ledger keeps every expectation of a decision about an hour with its kwargs, its verdict, and what was found where it
+failed; long lists and texts are cut short there, and so in the pages.
+"""
+
+from __future__ import annotations
+
+import mimetypes
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from anabranch import config
+from anabranch.errors import ConfigurationError, Terminal
+from anabranch.s3 import ObjectStore
+from batch_layer.suite import Expectation, configuration, context, great_expectations
+
+NEWEST = 48
+"""How many hours have a page when none is named."""
+
+_NOTHING_RAISED = {"raised_exception": False, "exception_message": None, "exception_traceback": None}
+
+
+def plan_pages(history: Sequence[Mapping[str, Any]], hour: str | None) -> list[Mapping[str, Any]]:
+    """The ledger's rows that get a page: all of one hour's, or the newest of each of the newest hours. Pure."""
+    judged = [row for row in history if (row.get("quality") or {}).get("evaluated")]
+    if hour is not None:
+        return [row for row in judged if row["hour"] == hour]
+    newest = {row["hour"]: row for row in judged}
+    return [newest[h] for h in sorted(newest)[-NEWEST:]]
+
+
+def build(stream: str, table: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
+    """Write a site with a page for each row of the ledger into `folder`; returns its index. Files that are there and
+    bear another name stay. Raises Terminal when the folder cannot be written."""
+    site = {
+        "class_name": "SiteBuilder",
+        "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder.resolve())},
+        "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+        "show_how_to_buttons": False,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        docs = context()
+        docs.add_data_docs_site(stream, site)
+        for row in rows:
+            key, result = _page(stream, table, row)
+            docs.validation_results_store.set(key, result)
+        docs.build_data_docs()
+    except OSError as error:
+        raise Terminal(f"data docs: expected to write into {folder}, found {error}; choose another folder") from error
+    return folder / "index.html"
+
+
+def publish(environment: config.Environment, stream: config.Stream, rows: Sequence[Mapping[str, Any]], to: str) -> str:
+    """Build the site at `to`, a folder or `s3://bucket/prefix`; returns where its index is. Raises ConfigurationError,
+    Terminal, Transient."""
+    target = urlparse(to)
+    if target.scheme == "":
+        return str(build(stream.name, stream.table, rows, Path(to)))
+    if target.scheme != "s3" or not target.netloc:
+        raise ConfigurationError(f"--to: expected a folder or s3://bucket/prefix, found {to!r}")
+    prefix = f"{target.path.strip('/')}/".lstrip("/")
+    store = ObjectStore(environment.s3)
+    with tempfile.TemporaryDirectory(prefix="anabranch-data-docs-") as made:
+        build(stream.name, stream.table, rows, Path(made))
+        for path in sorted(p for p in Path(made).rglob("*") if p.is_file()):
+            kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+            store.put(target.netloc, f"{prefix}{path.relative_to(made).as_posix()}", path.read_bytes(), kind)
+    return f"s3://{target.netloc}/{prefix}index.html"
+
+
+def _page(stream: str, table: str, row: Mapping[str, Any]) -> tuple[Any, Any]:
+    """A row of the ledger as Great Expectations' own result, and its key."""
+    gx = great_expectations()
+    from great_expectations.core.run_identifier import RunIdentifier
+    from great_expectations.data_context.types.resource_identifiers import (
+        ExpectationSuiteIdentifier,
+        ValidationResultIdentifier,
+    )
+
+    quality, hour, at = row["quality"], row["hour"], row["recorded_at"]
+    assert isinstance(at, datetime)
+    name = quality.get("suite", stream)
+    run = RunIdentifier(run_name=f"{hour} revision {row['revision']} {row['decision']}", run_time=at)
+    results = list(_results(quality))
+    met = sum(result.success for result in results)
+    found = gx.core.ExpectationSuiteValidationResult(
+        success=quality["passed"],
+        results=results,
+        suite_name=name,
+        statistics={
+            "evaluated_expectations": len(results),
+            "successful_expectations": met,
+            "unsuccessful_expectations": len(results) - met,
+            "success_percent": 100 * met / len(results) if results else None,
+        },
+        meta={
+            "run_id": run,
+            "great_expectations_version": gx.__version__,
+            "active_batch_definition": {
+                "datasource_name": stream,
+                "data_asset_name": table,
+                "batch_identifiers": {"hour": hour, "revision": row["revision"], "decision": row["decision"]},
+            },
+            "validation_time": at.strftime("%Y%m%dT%H%M%S.%fZ"),
+        },
+    )
+    return ValidationResultIdentifier(ExpectationSuiteIdentifier(name), run, hour), found
+
+
+def _results(quality: Mapping[str, Any]) -> Iterator[Any]:
+    from great_expectations.core import ExpectationValidationResult
+
+    without = {entry["type"]: entry["reason"] for entry in quality.get("not_applicable", [])}
+    unmet = [*quality["failed"], *quality["warnings"]]
+    for entry in [*unmet, *quality.get("met", [])]:
+        given = Expectation(entry["type"], entry["kwargs"], entry.get("severity", "critical"))
+        failed = "message" in entry
+        info = dict(_NOTHING_RAISED)
+        if entry.get("raised"):
+            info |= {"raised_exception": True, "exception_message": entry["raised"]}
+        yield ExpectationValidationResult(
+            success=not failed,
+            expectation_config=configuration(given),
+            result=_found(entry) if failed else {"observed_value": without.get(given.type)},
+            exception_info=info,
+            meta={},
+        )
+
+
+def _found(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What was observed, in the words of Great Expectations' result format."""
+    observed, count, elements = entry["observed"], entry["unexpected_count"], entry.get("element_count")
+    if count is None or not elements:
+        return {"observed_value": observed}
+    found = {
+        "element_count": elements,
+        "unexpected_count": count,
+        "unexpected_percent": 100 * count / elements,
+        "partial_unexpected_list": observed or [],
+    }
+    if rows := entry.get("rows"):
+        at = {"partition": "kafka_partition", "offset": "kafka_offset"}
+        index = [{**{name: row[k] for k, name in at.items()}, **row["values"]} for row in rows]
+        found |= {
+            "partial_unexpected_list": [next(iter(row["values"].values()), None) for row in rows],
+            "unexpected_index_column_names": list(at.values()),
+            "unexpected_index_list": index,
+            "partial_unexpected_index_list": index,
+        }
+    return found

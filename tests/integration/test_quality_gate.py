@@ -1,0 +1,138 @@
+"""The quality gate in the batch job: row counts against speed layer and previous days, and the Data Docs of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from world import World, past_hour, spread
+
+from anabranch import ledger
+from anabranch.cli import main
+from anabranch.s3 import ObjectStore
+from batch_layer.row_counts import PREVIOUS, SPEED
+
+Make = Callable[..., World]
+
+DAYS = {"type": PREVIOUS, "kwargs": {"days": 2, "min_days": 2, "min_ratio": 0.5}}
+LEVEL = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 2}}
+
+
+def against_speed(low: float, severity: str) -> dict[str, Any]:
+    return {"type": SPEED, "kwargs": {"min_ratio": low, "max_ratio": 2}, "severity": severity}
+
+
+@pytest.fixture
+def three_days(world: Make) -> World:
+    """The same hour of three days, 20, 20 and 5 records, published by the speed layer."""
+    one = world()
+    one.topic(1)
+    for ago, count in ((49, 20), (25, 20), (1, 5)):
+        one.send(spread(past_hour(ago), count, f"h{ago}", partitions=1))
+    one.apply()
+    one.speed()
+    return one
+
+
+def quality(one: World, hour: str) -> dict[str, Any]:
+    rows = ledger.history(one.lake, one.job.stream.hours_table)
+    found: dict[str, Any] = [row for row in rows if row["hour"] == hour and row["quality"]][-1]["quality"]
+    return found
+
+
+def docs(one: World, *arguments: str) -> dict[str, Any]:
+    command = ["data-docs", one.name, *arguments, "--output", "json", "--conf", str(one.folder)]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0, f"{done.output}\n{done.exception!r}"
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def words(page: Path) -> str:
+    """What a page says, without its markup."""
+    text = re.sub(r"<(script|style).*?</\1>|<[^>]+>", " ", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.sub(r"\s+", " ", unescape(text))
+
+
+def test_row_counts_are_judged_and_every_decision_has_its_page(three_days: World, tmp_path: Path) -> None:
+    one, hour = three_days, past_hour(1)
+    one.expect(DAYS, against_speed(1, "critical"), LEVEL | {"severity": "warning"})
+
+    results = {r.hour: r for r in one.batch() if r.said["offsets"]}
+
+    assert {h: r.decision for h, r in results.items()} == {
+        past_hour(49): "accepted",
+        past_hour(25): "accepted",
+        hour: "refused",
+    }
+    first = quality(one, past_hour(49))
+    assert first["passed"] and first["evaluated"] == 3
+    assert first["not_applicable"] == [{"type": PREVIOUS, "reason": "of 2 days before, 0 are known, 2 are needed"}]
+    assert first["met"][1]["kwargs"] == {"min_ratio": 1, "max_ratio": 2, "min_value": 20, "max_value": 40}
+    said = (
+        f"quality: {PREVIOUS}: expected at least 10, days 2, min days 2, min ratio 0.5, found 5 "
+        "(the median of 2 days before is 20)"
+    )
+    assert results[hour].reason == said
+    (warning,) = quality(one, hour)["warnings"]
+    assert warning["message"].endswith("found 2 of 5 rows otherwise, such as 3 (partition 0, offset 43)")
+    rows = [{"partition": 0, "offset": 40 + level, "values": {"level": level}} for level in (3, 4)]
+    assert warning["rows"] == rows
+
+    one.expect(against_speed(1.5, "critical"))
+    (result,) = one.batch(hour)
+    assert (result.decision, "found 5 (the speed layer has 5)" in str(result.reason)) == ("refused", True)
+    one.expect(against_speed(1.5, "warning"))
+    (result,) = one.batch(hour)
+    assert (result.decision, quality(one, hour)["warnings"][0]["unexpected_count"]) == ("accepted", None)
+    assert one.contents() == one.acknowledged()
+
+    folder = tmp_path / "docs"
+    assert docs(one, hour, "--to", str(folder)) == {
+        "stream": one.name, "index": str(folder / "index.html"), "hours": [hour]
+    }  # fmt: skip
+    index = words(folder / "index.html")
+    assert index.count(f"{hour} revision 1 refused") == 2 and index.count(f"{hour} revision 1 accepted") == 1
+    pages = {p: words(p) for p in (folder / "validations").rglob("*.html")}
+    assert len(pages) == 3
+    refused = next(text for text in pages.values() if "level" in text)
+    for expected in (
+        "Status: Failed",
+        "values must be less than or equal to 2",
+        "2 unexpected values found. 40% of 5 total rows.",
+        "Must have greater than or equal to 10 rows.",
+        "Must have greater than or equal to 5 and less than or equal to 10 rows.",
+    ):
+        assert expected in refused
+
+    prefix = f"docs/{one.name}"
+    found = docs(one, "--to", f"s3://tests/{prefix}")
+    assert found["hours"] == [past_hour(49), past_hour(25), hour]
+    objects = {key for key, _, _ in ObjectStore(one.job.environment.s3).list_objects("tests", prefix)}
+    assert f"{prefix}/index.html" in objects
+    assert sum("/validations/" in key for key in objects) == 3
+
+
+def test_an_hour_that_the_speed_layer_does_not_cover_is_not_compared_with_it(world: Make) -> None:
+    one = world()
+    one.topic(1)
+    one.send(spread(past_hour(1), 5, "e", partitions=1))
+    one.apply()
+    one.expect(against_speed(1, "critical"))
+    (result,) = one.batch(past_hour(1))
+    assert result.decision == "accepted"
+    assert quality(one, past_hour(1))["not_applicable"] == [
+        {"type": SPEED, "reason": "the speed layer has not read it to its end"}
+    ]
+
+
+def test_data_docs_of_an_hour_without_a_verdict_say_so(three_days: World) -> None:
+    done = CliRunner().invoke(main, ["data-docs", three_days.name, "--to", "x", "--conf", str(three_days.folder)])
+    assert done.exit_code == 1
+    assert "expected a decision that the quality gate was asked for, found none" in done.output
