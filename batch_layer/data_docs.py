@@ -7,6 +7,7 @@ failed; long lists and texts are cut short there, and so in the pages.
 from __future__ import annotations
 
 import mimetypes
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -34,44 +35,45 @@ def plan_pages(history: Sequence[Mapping[str, Any]], hour: str | None) -> list[M
     return [newest[h] for h in sorted(newest)[-NEWEST:]]
 
 
-def build(stream: str, table: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
-    """Write a site with a page for each row of the ledger into `folder`; returns its index. Files that are there and
-    bear another name stay. Raises Terminal when the folder cannot be written."""
+def publish(environment: config.Environment, stream: config.Stream, rows: Sequence[Mapping[str, Any]], to: str) -> str:
+    """Build a site with a page for each row of the ledger at `to`, a folder or `s3://bucket/prefix`; returns where its
+    index is. Files that are there and bear another name stay. Raises ConfigurationError, Terminal, Transient."""
+    target = urlparse(to)
+    if target.scheme not in ("", "s3") or (target.scheme == "s3" and not target.netloc):
+        raise ConfigurationError(f"--to: expected a folder or s3://bucket/prefix, found {to!r}")
+    with tempfile.TemporaryDirectory(prefix="anabranch-data-docs-") as made:
+        build(stream.name, stream.table, rows, Path(made))
+        if target.scheme == "":
+            try:
+                shutil.copytree(made, to, dirs_exist_ok=True)
+            except OSError as error:
+                raise Terminal(f"--to: expected to write into {to}, found {error}; choose another folder") from error
+            return str(Path(to) / "index.html")
+        prefix = f"{target.path.strip('/')}/".lstrip("/")
+        store = ObjectStore(environment.s3)
+        for path in sorted(p for p in Path(made).rglob("*") if p.is_file()):
+            kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+            store.put(target.netloc, f"{prefix}{path.relative_to(made).as_posix()}", path.read_bytes(), kind)
+    return f"s3://{target.netloc}/{prefix}index.html"
+
+
+def build(stream: str, table: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Write the site into an empty folder. Raises Terminal unless every row has its page: Great Expectations leaves out
+    what it cannot render, and only logs it."""
     site = {
         "class_name": "SiteBuilder",
         "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder.resolve())},
         "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
         "show_how_to_buttons": False,
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        docs = context()
-        docs.add_data_docs_site(stream, site)
-        for row in rows:
-            key, result = _page(stream, table, row)
-            docs.validation_results_store.set(key, result)
-        docs.build_data_docs()
-    except OSError as error:
-        raise Terminal(f"data docs: expected to write into {folder}, found {error}; choose another folder") from error
-    return folder / "index.html"
-
-
-def publish(environment: config.Environment, stream: config.Stream, rows: Sequence[Mapping[str, Any]], to: str) -> str:
-    """Build the site at `to`, a folder or `s3://bucket/prefix`; returns where its index is. Raises ConfigurationError,
-    Terminal, Transient."""
-    target = urlparse(to)
-    if target.scheme == "":
-        return str(build(stream.name, stream.table, rows, Path(to)))
-    if target.scheme != "s3" or not target.netloc:
-        raise ConfigurationError(f"--to: expected a folder or s3://bucket/prefix, found {to!r}")
-    prefix = f"{target.path.strip('/')}/".lstrip("/")
-    store = ObjectStore(environment.s3)
-    with tempfile.TemporaryDirectory(prefix="anabranch-data-docs-") as made:
-        build(stream.name, stream.table, rows, Path(made))
-        for path in sorted(p for p in Path(made).rglob("*") if p.is_file()):
-            kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-            store.put(target.netloc, f"{prefix}{path.relative_to(made).as_posix()}", path.read_bytes(), kind)
-    return f"s3://{target.netloc}/{prefix}index.html"
+    docs = context()
+    docs.add_data_docs_site(stream, site)
+    for row in rows:
+        docs.validation_results_store.set(*_page(stream, table, row))
+    docs.build_data_docs()
+    pages = sum(1 for _ in (folder / "validations").rglob("*.html"))
+    if pages != len(rows):
+        raise Terminal(f"data docs of {stream}: expected {len(rows)} pages, found that {pages} could be rendered")
 
 
 def _page(stream: str, table: str, row: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -121,9 +123,10 @@ def _results(quality: Mapping[str, Any]) -> Iterator[Any]:
     for entry in [*unmet, *quality.get("met", [])]:
         given = Expectation(entry["type"], entry["kwargs"], entry.get("severity", "critical"))
         failed = "message" in entry
-        info = dict(_NOTHING_RAISED)
+        info: dict[str, Any] = dict(_NOTHING_RAISED)
         if entry.get("raised"):
-            info |= {"raised_exception": True, "exception_message": entry["raised"]}
+            said = entry["raised"]
+            info |= {"raised_exception": True, "exception_message": said, "exception_traceback": said}
         yield ExpectationValidationResult(
             success=not failed,
             expectation_config=configuration(given),

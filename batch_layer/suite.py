@@ -176,4 +176,4 @@ def context() -> Any:
         progress_bars=ProgressBarsConfig(globally=False, metric_calculations=False),
         store_backend_defaults=InMemoryStoreBackendDefaults(init_temp_docs_sites=False),
     )
-    return gx.getcontext(project_config=config, mode="ephemeral")
+    return gx.get_context(project_config=config, mode="ephemeral")

@@ -15,6 +15,7 @@ import yaml
 from pyspark.sql import DataFrame, SparkSession
 
 from batch_layer.quality import run_suite
+from batch_layer.row_counts import SPEED, Known
 
 GAME_EVENTS = Path(__file__).parents[2] / "conf" / "streams" / "game_events.expectations.yaml"
 AT = datetime(2026, 11, 21, tzinfo=UTC)
@@ -51,12 +52,10 @@ def _file(folder: Path, *entries: dict[str, Any]) -> Path:
 
 
 def test_good_rows_pass(spark: SparkSession) -> None:
-    assert run_suite(_rows(spark), GAME_EVENTS).as_dict() == {
-        "passed": True,
-        "failed": [],
-        "warnings": [],
-        "evaluated": 5,
-    }
+    said = run_suite(_rows(spark), GAME_EVENTS).as_dict()
+    met = said.pop("met")
+    assert said == {"passed": True, "failed": [], "warnings": [], "evaluated": 5, "suite": "game_events"}
+    assert met == yaml.safe_load(GAME_EVENTS.read_text())["expectations"]
 
 
 def test_bad_rows_fail_with_counts_and_a_sample_and_a_warning_alone_lets_pass(spark: SparkSession) -> None:
@@ -70,25 +69,56 @@ def test_bad_rows_fail_with_counts_and_a_sample_and_a_warning_alone_lets_pass(sp
     )
     quality = run_suite(bad, GAME_EVENTS)
     assert [f.message for f in quality.failed] == [
-        "expect_column_values_to_not_be_null(event_id): expected to not be null, found 1 of 9 rows otherwise",
-        "expect_column_values_to_be_unique(event_id): expected to be unique, found 2 of 9 rows otherwise, such as e0",
+        "expect_column_values_to_not_be_null(event_id): expected to not be null, found 1 of 9 rows otherwise "
+        "(partition 0, offset 5)",
+        "expect_column_values_to_be_unique(event_id): expected to be unique, found 2 of 9 rows otherwise, such as e0 "
+        "(partition 0, offset 0)",
         "expect_column_values_to_be_in_set(event_type): "
         "expected one of session_start, session_end, level_up, purchase, achievement, "
-        "found 1 of 9 rows otherwise, such as refund",
-        "expect_column_values_to_be_between(amount): expected 0 to 10000, found 1 of 9 rows otherwise, such as -5.0",
+        "found 1 of 9 rows otherwise, such as refund (partition 0, offset 6)",
+        "expect_column_values_to_be_between(amount): expected 0 to 10000, found 1 of 9 rows otherwise, such as -5.0 "
+        "(partition 0, offset 4)",
     ]
     warning = (
         "expect_column_values_to_match_regex(player_id): expected to match regex ^p[0-9]+$, mostly 0.999, "
-        "found 1 of 9 rows otherwise, such as somebody"
+        "found 1 of 9 rows otherwise, such as somebody (partition 0, offset 8)"
     )
     assert [w.message for w in quality.warnings] == [warning]
     assert (quality.passed, quality.evaluated) == (False, 5)
     assert [f.unexpected_count for f in quality.failed] == [1, 2, 1, 1]
     assert quality.failed[3].observed == [-5.0]
+    assert [[(r["partition"], r["offset"], r["values"]) for r in f.rows] for f in quality.failed[:2]] == [
+        [(0, 5, {"event_id": None})],
+        [(0, 0, {"event_id": "e0"}), (0, 7, {"event_id": "e0"})],
+    ]
     json.dumps(quality.as_dict(), allow_nan=False)
 
     quality = run_suite(_rows(spark, {"player_id": "somebody"}), GAME_EVENTS)
     assert (quality.passed, quality.failed, len(quality.warnings)) == (True, (), 1)
+
+
+def test_rows_are_named_by_every_kind_of_expectation_that_speaks_of_rows(spark: SparkSession, tmp_path: Path) -> None:
+    path = _file(
+        tmp_path,
+        {"type": "expect_compound_columns_to_be_unique", "kwargs": {"column_list": ["event_id", "player_id"]}},
+        {"type": "expect_column_pair_values_to_be_equal", "kwargs": {"column_A": "event_id", "column_B": "player_id"}},
+        {"type": "expect_column_values_to_be_between", "kwargs": {"column": "kafka_offset", "max_value": 3}},
+        {"type": "expect_column_value_lengths_to_be_between", "kwargs": {"column": "event_id", "max_value": 2}},
+        {"type": SPEED, "kwargs": {"min_ratio": 0.9}},
+    )
+    quality = run_suite(_rows(spark, {"event_id": "e0", "player_id": "p0"}), path, Known(10))
+    found = [(f.type, [(r["partition"], r["offset"]) for r in f.rows]) for f in quality.failed]
+    assert found == [
+        ("expect_compound_columns_to_be_unique", [(0, 0), (0, 4)]),
+        ("expect_column_pair_values_to_be_equal", [(0, i) for i in range(5)]),
+        ("expect_column_values_to_be_between", [(0, 4)]),
+        (SPEED, []),
+    ]
+    assert quality.failed[3].message == (
+        f"{SPEED}: expected at least 9, min ratio 0.9, found 5 (the speed layer has 10)"
+    )
+    assert run_suite(_rows(spark), path, Known(4)).failed[-1].type != SPEED
+    json.dumps(quality.as_dict(), allow_nan=False)
 
 
 def test_what_cannot_be_evaluated_has_failed_and_spoils_no_other_verdict(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,0 +1,112 @@
+"""Data Docs from rows of the ledger: what a page says of each verdict, without a JVM."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lakes import new_environment, new_stream
+
+from anabranch.errors import ConfigurationError, Terminal
+from batch_layer.data_docs import NEWEST, build, plan_pages, publish
+from batch_layer.quality import Quality, _failed
+from batch_layer.row_counts import PREVIOUS, SPEED
+from batch_layer.suite import Expectation
+
+AT = datetime(2026, 11, 21, 4, 5, tzinfo=UTC)
+BETWEEN = Expectation("expect_column_values_to_be_between", {"column": "amount", "min_value": 0, "max_value": 10000})
+UNIQUE = Expectation("expect_compound_columns_to_be_unique", {"column_list": ["a", "b"]})
+REGEX = Expectation("expect_column_values_to_match_regex", {"column": "player_id", "regex": "("}, "warning")
+MET = (
+    Expectation("expect_column_values_to_not_be_null", {"column": "event_id"}),
+    Expectation("expect_column_values_to_be_in_set", {"column": "game", "value_set": list(range(1000))}),
+    Expectation(PREVIOUS, {"min_ratio": 0.5, "days": 7}),
+)
+COUNT = Expectation(SPEED, {"min_ratio": 0.9, "max_ratio": 1.1, "min_value": 90, "max_value": 110})
+
+
+def at(offset: int) -> dict[str, int]:
+    return {"kafka_partition": 1, "kafka_offset": offset}
+
+
+def verdict() -> dict[str, Any]:
+    """A verdict of every kind, as it comes back from the ledger."""
+    values = {
+        "element_count": 100, "unexpected_count": 2, "partial_unexpected_list": [-5.0, -6.0],
+        "partial_unexpected_index_list": [{"amount": -5.0} | at(7), {"amount": -6.0} | at(8)],
+    }  # fmt: skip
+    pairs = {
+        "element_count": 100, "unexpected_count": 1, "partial_unexpected_list": [{"a": 3, "b": "x"}],
+        "partial_unexpected_index_list": [{"a": 3, "b": "x"} | at(9)],
+    }  # fmt: skip
+    failed = (
+        _failed(BETWEEN, values, None),
+        _failed(UNIQUE, pairs, None),
+        _failed(COUNT, {"observed_value": 50}, None, "the speed layer has 100"),
+    )
+    warning = _failed(REGEX, {}, "java.util.regex.PatternSyntaxException: Unclosed group")
+    without = ((MET[2], "of 7 days before, 0 are known, 3 are needed"),)
+    quality = Quality(False, failed, (warning,), 7, "game_events", MET, without)
+    found: dict[str, Any] = json.loads(json.dumps(quality.as_dict()))
+    return found
+
+
+def row(hour: str, decision: str = "refused", quality: Any = None, revision: int = 1) -> dict[str, Any]:
+    return {"hour": hour, "decision": decision, "revision": revision, "recorded_at": AT, "quality": quality}
+
+
+def words(page: Path) -> str:
+    """What a page says, without its markup."""
+    text = re.sub(r"<(script|style).*?</\1>|<[^>]+>", " ", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.sub(r"\s+", " ", unescape(text))
+
+
+def test_a_page_says_each_verdict_with_values_and_rows(tmp_path: Path) -> None:
+    rows = [row("2026-11-21T03", quality=verdict()), row("2026-11-21T04", "accepted", {**verdict(), "passed": True})]
+    build("game_events", "games.game_events", rows, tmp_path)
+    index = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "2026-11-21T03 revision 1 refused" in index and "2026-11-21T04 revision 1 accepted" in index
+    pages = sorted((tmp_path / "validations").rglob("*.html"))
+    assert [page.stem for page in pages] == ["2026-11-21T03", "2026-11-21T04"]
+    said = words(pages[0])
+    print(said)
+    for expected in (
+        "Evaluated Expectations 7",
+        "Successful Expectations 3",
+        "Unsuccessful Expectations 4",
+        "values must be greater than or equal to 0 and less than or equal to 10000",
+        "2 unexpected values found. 2% of 100 total rows.",
+        "Must have greater than or equal to 90 and less than or equal to 110 rows.",
+        "Unclosed group",
+        "1000 in all",
+        "of 7 days before, 0 are known, 3 are needed",
+    ):
+        assert expected in said
+
+
+def test_a_verdict_that_cannot_be_rendered_is_no_missing_page(tmp_path: Path) -> None:
+    broken = verdict() | {"failed": [verdict()["failed"][0] | {"rows": [{"partition": 1, "offset": 2, "values": {}}]}]}
+    broken["failed"][0]["kwargs"] = {"column": ["no", "name"]}
+    with pytest.raises(Terminal, match="expected 1 pages, found that 0 could be rendered"):
+        build("game_events", "games.game_events", [row("2026-11-21T03", quality=broken)], tmp_path)
+
+
+def test_which_decisions_get_a_page() -> None:
+    said = {"evaluated": 1}
+    hours = [f"2026-11-{day:02}T{hour:02}" for day in (20, 21, 22) for hour in range(24)]
+    history = [row(h, d, said) for h in hours for d in ("refused", "accepted")]
+    history += [row(hours[-1], "sealed"), row(hours[-1], "served"), row("2026-11-23T00", "accepted", {"evaluated": 0})]
+    assert [(r["hour"], r["decision"]) for r in plan_pages(history, None)] == [(h, "accepted") for h in hours[-NEWEST:]]
+    assert [r["decision"] for r in plan_pages(history, hours[3])] == ["refused", "accepted"]
+    assert plan_pages(history, "2026-11-23T00") == []
+
+
+@pytest.mark.parametrize("to", ["s3://", "http://host/x", "file:///tmp/x"])
+def test_another_place_than_a_folder_or_s3_is_refused(to: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"--to: expected a folder or s3://bucket/prefix"):
+        publish(new_environment(Path("x")), new_stream(), [], to)
