@@ -104,11 +104,7 @@ def _page(stream: str, table: str, row: Mapping[str, Any]) -> tuple[Any, Any]:
         meta={
             "run_id": run,
             "great_expectations_version": gx.__version__,
-            "active_batch_definition": {
-                "datasource_name": stream,
-                "data_asset_name": table,
-                "batch_identifiers": {"hour": hour, "revision": row["revision"], "decision": row["decision"]},
-            },
+            "batch_spec": {"data_asset_name": table},
             "validation_time": at.strftime("%Y%m%dT%H%M%S.%fZ"),
         },
     )
@@ -148,12 +144,12 @@ def _found(entry: Mapping[str, Any]) -> dict[str, Any]:
         "partial_unexpected_list": observed or [],
     }
     if rows := entry.get("rows"):
-        at = {"partition": "kafka_partition", "offset": "kafka_offset"}
-        index = [{**{name: row[k] for k, name in at.items()}, **row["values"]} for row in rows]
-        found |= {
-            "partial_unexpected_list": [next(iter(row["values"].values()), None) for row in rows],
-            "unexpected_index_column_names": list(at.values()),
-            "unexpected_index_list": index,
-            "partial_unexpected_index_list": index,
-        }
+        # Its pages show the values alone, each once, so where a row is stands beside its value.
+        found["partial_unexpected_list"] = [_row(row) for row in rows]
     return found
+
+
+def _row(row: Mapping[str, Any]) -> str:
+    values = row["values"]
+    said = ", ".join(f"{k} {v}" for k, v in values.items()) if len(values) > 1 else next(iter(values.values()), "row")
+    return f"{said} (partition {row['partition']}, offset {row['offset']})"

@@ -106,6 +106,7 @@ def test_row_counts_are_judged_and_every_decision_has_its_page(three_days: World
         "Status: Failed",
         "values must be less than or equal to 2",
         "2 unexpected values found. 40% of 5 total rows.",
+        "3 (partition 0, offset 43) 4 (partition 0, offset 44)",
         "Must have greater than or equal to 10 rows.",
         "Must have greater than or equal to 5 and less than or equal to 10 rows.",
     ):

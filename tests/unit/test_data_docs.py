@@ -74,13 +74,15 @@ def test_a_page_says_each_verdict_with_values_and_rows(tmp_path: Path) -> None:
     pages = sorted((tmp_path / "validations").rglob("*.html"))
     assert [page.stem for page in pages] == ["2026-11-21T03", "2026-11-21T04"]
     said = words(pages[0])
-    print(said)
     for expected in (
+        "Data asset: games.game_events Status: Failed",
         "Evaluated Expectations 7",
         "Successful Expectations 3",
         "Unsuccessful Expectations 4",
         "values must be greater than or equal to 0 and less than or equal to 10000",
         "2 unexpected values found. 2% of 100 total rows.",
+        "-5.0 (partition 1, offset 7) -6.0 (partition 1, offset 8)",
+        "a 3, b x (partition 1, offset 9)",
         "Must have greater than or equal to 90 and less than or equal to 110 rows.",
         "Unclosed group",
         "1000 in all",
