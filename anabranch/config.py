@@ -12,6 +12,7 @@ import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import (
@@ -22,10 +23,13 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
 from anabranch.errors import ConfigurationError
+from anabranch.formats.settings import FormatSettings, check_columns, parse_format
 from anabranch.schema import Column, parse_columns
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -33,7 +37,8 @@ _DURATION = re.compile(r"^\s*(\d+)\s*(second|minute|hour|day|week)s?\s*$")
 _NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
 # What is under these keys is never repeated in a message.
-_SECRETS = frozenset({"security", "access_key", "secret_key"})
+_SECRETS = frozenset({"security", "access_key", "secret_key", "password"})
+_USER_IN_URL = re.compile(r"//[^/@\s]+@")
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -72,6 +77,15 @@ def _one_or_many(value: object) -> object:
 
 def _as_spark_says(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _plain_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("expected a URL such as 'https://registry.example.com:8081'")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ValueError("expected a URL without user, query or fragment (registry.user, registry.password)")
+    return value.rstrip("/")
 
 
 def _a_day_or_more(value: timedelta) -> timedelta:
@@ -129,6 +143,21 @@ class Spark(_Frozen):
         return data
 
 
+class Registry(_Frozen):
+    """The schema registry of formats in Confluent's wire format: its REST API, and who asks, if it wants to know."""
+
+    url: Annotated[str, AfterValidator(_plain_url)]
+    user: str | None = Field(default=None, min_length=1)
+    password: SecretStr | None = None
+
+    @field_validator("password")
+    @classmethod
+    def _of_a_user(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        if value is not None and info.data.get("user") is None:
+            raise ValueError("expected registry.user beside it")
+        return value
+
+
 class Environment(_Frozen):
     """`conf/anabranch.yaml`: everything that differs between a laptop and production."""
 
@@ -136,6 +165,7 @@ class Environment(_Frozen):
     catalog: Catalog
     s3: S3 = S3()
     spark: Spark = Spark()
+    registry: Registry | None = None
 
 
 class EventTime(_Frozen):
@@ -205,7 +235,7 @@ class Stream(_Frozen):
     name: Name
     topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")
     table: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*$")
-    format: Literal["json"] = "json"
+    format: Annotated[FormatSettings, BeforeValidator(parse_format)] = FormatSettings()
     ddl: str = Field(alias="schema")
     columns: tuple[Column, ...]
     key: Annotated[tuple[Name, ...], BeforeValidator(_one_or_many), Field(min_length=1)]
@@ -230,6 +260,7 @@ class Stream(_Frozen):
         by_name = {column.name: column for column in self.columns}
         if taken := [name for name in by_name if name.lower() in RESERVED_COLUMNS]:
             raise ValueError(f"schema: expected names other than {', '.join(RESERVED_COLUMNS)}, found {taken[0]}")
+        check_columns(self.format, self.columns)
         for name in self.key:
             if name not in by_name:
                 raise ValueError(f"key: expected a column of the schema, found {name!r}")
@@ -278,7 +309,13 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
         data["expectations"] = path.parent / data["expectations"]
         if not data["expectations"].is_file():
             raise ConfigurationError(f"{path}: expectations: expected the file {data['expectations']}, found none")
-    return _validated(path, Stream, data)
+    stream = _validated(path, Stream, data)
+    if stream.format.needs_registry and load_environment(folder).registry is None:
+        raise ConfigurationError(
+            f"{folder / 'anabranch.yaml'}: registry: expected the url of a schema registry, which format "
+            f"{stream.format.type} of stream {name} needs, found none"
+        )
+    return stream
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -329,5 +366,6 @@ def _validated(path: Path, model: type[M], data: dict[str, Any]) -> M:
             found = "" if problem["type"] in ("missing",) or not key else f", found {problem['input']!r}"
             if not _SECRETS.isdisjoint(problem["loc"]):
                 found = f", found {type(problem['input']).__name__}"
+            found = _USER_IN_URL.sub("//…@", found)
             lines.append(f"{path}: {key + ': ' if key else ''}{message}{found}")
         raise ConfigurationError("\n".join(lines)) from None

@@ -2,10 +2,11 @@
 
 `assign_hours` says which ingest hour a record belongs to, `decode` reads its value and gives a verdict, `good` and
 `dead` split by it. All are DataFrame -> DataFrame and lazy. A verdict depends on the record's bytes, the stream and
-the ingest hour alone: not on the layer, the present, or a session's settings (ANSI mode, time zone). No bytes make
-`decode` throw; whatever cannot become a row gets a verdict and a sentence.
+the ingest hour alone (with a schema registry also on the schema of the record's id, which never changes): not on the
+layer, the present, or a session's settings (ANSI mode, time zone). No bytes make `decode` throw; whatever cannot become
+a row gets a verdict and a sentence.
 
-How JSON becomes columns stands in `anabranch.json_sql`, the verdicts in `anabranch.verdicts`.
+How each format becomes columns stands in `anabranch.formats`, the verdicts in `anabranch.verdicts`.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from collections.abc import Mapping, Sequence
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import DataType
 
 from anabranch.config import Stream
+from anabranch.formats import Format
 from anabranch.hours import HourRange
-from anabranch.json_sql import TEXT, as_read, converted, intact, parse, raw
-from anabranch.verdicts import judge
+from anabranch.verdicts import judge, utc_date
 
 ERROR_TEXT_LENGTH = 300
 _KAFKA_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour")
+_BYTES = ("kafka_key", "kafka_value", "kafka_headers")
 _HEADERS = "array<struct<key:string,value:binary>>"
 
 
@@ -81,49 +83,42 @@ def _by_partition(offsets: Mapping[int, int]) -> str:
     return f"get(array({values}), partition)"
 
 
-def decode(frame: DataFrame, stream: Stream) -> DataFrame:
-    """Read Kafka's `value` as the stream's columns and judge it.
+def decode(frame: DataFrame, stream: Stream, form: Format) -> DataFrame:
+    """Read Kafka's `value` as the stream's columns, by its format, and judge it.
 
     `frame` has the columns of Spark's Kafka source and `ingest_hour`. The result has the stream's columns (exact
     types), `kafka_partition`, `kafka_offset`, `kafka_timestamp`, `ingest_hour`, `event_date`, then `error_code` (null:
-    the record is good) and `error_text`, then `key`, `value` and `headers` as they came. Where there is an
-    `error_code`, the stream's columns hold whatever could be read.
+    the record is good) and `error_text`, then `kafka_key`, `kafka_value` and `kafka_headers` as they came. Where there
+    is an `error_code`, the stream's columns hold whatever could be read. A format with a schema registry looks at the
+    frame's schema ids first, and raises as `Format.read` says.
     """
     types = {c.name: DataType.fromDDL(c.type) for c in stream.columns}
-    headers = "headers" if "headers" in frame.columns else f"CAST(NULL AS {_HEADERS}) AS headers"
+    headers = "headers" if "headers" in frame.columns else f"CAST(NULL AS {_HEADERS})"
     records = frame.selectExpr(
         "CAST(partition AS INT) AS kafka_partition",
         "CAST(offset AS BIGINT) AS kafka_offset",
         "CAST(timestamp AS TIMESTAMP) AS kafka_timestamp",
         "ingest_hour",
-        "key",
+        "key AS kafka_key",
+        "value AS kafka_value",
+        f"{headers} AS kafka_headers",
         "value",
-        headers,
-        "CAST(xxhash64(value) AS STRING) AS _hash",
-    )
-    shape = StructType([StructField(name, as_read(kind)) for name, kind in types.items()])
-    parsed = records.selectExpr("*", f"{parse(shape)} AS _parsed")
-    rows = parsed.selectExpr(
-        "*",
-        f"{intact('_parsed')} AS _intact",
-        f"json_object_keys({TEXT}) AS _names",
         "unix_micros(try_cast(concat(ingest_hour, ':00:00Z') AS TIMESTAMP)) AS _hour_start",
-        *(f"{converted(raw(name), kind)} AS `_row_{name}`" for name, kind in types.items()),
     )
+    reading = form.read(records, types)
+    verdict = judge(stream, reading.checks, reading.shown)
     # Not deterministic in name only: so that no filter on the verdict is pushed below, to parse every value twice.
-    judged = rows.selectExpr("*", f"IF(spark_partition_id() < 0, NULL, {judge(stream, types)}) AS _error")
+    judged = reading.frame.selectExpr("*", f"IF(spark_partition_id() < 0, NULL, {verdict}) AS _error")
     event_time = "kafka_timestamp"
     if stream.event_time is not None:
         event_time = f"coalesce(`_row_{stream.event_time.column}`, kafka_timestamp)"
     return judged.selectExpr(
         *(f"`_row_{name}` AS `{name}`" for name in types),
         *_KAFKA_COLUMNS,
-        f"{_utc_date(event_time)} AS event_date",
+        f"{utc_date(event_time)} AS event_date",
         "_error.code AS error_code",
         f"substring(_error.text, 1, {ERROR_TEXT_LENGTH}) AS error_text",
-        "key",
-        "value",
-        "headers",
+        *_BYTES,
     )
 
 
@@ -131,7 +126,8 @@ def as_decoded(rows: DataFrame, stream: Stream) -> DataFrame:
     """Rows of the table in the columns of `decode`, as good records whose bytes are not known any more."""
     names = [column.name for column in stream.columns]
     unknown = {
-        "error_code": "STRING", "error_text": "STRING", "key": "BINARY", "value": "BINARY", "headers": _HEADERS,
+        "error_code": "STRING", "error_text": "STRING", "kafka_key": "BINARY", "kafka_value": "BINARY",
+        "kafka_headers": _HEADERS,
     }  # fmt: skip
     return rows.selectExpr(
         *(f"`{name}`" for name in names),
@@ -152,16 +148,8 @@ def dead(decoded: DataFrame, topic_id: str, layer: str) -> DataFrame:
     return decoded.where("error_code IS NOT NULL").select(
         F.lit(topic_id).alias("topic_id"),
         *_KAFKA_COLUMNS,
-        "key",
-        "value",
-        "headers",
+        *(F.col(name).alias(name.removeprefix("kafka_")) for name in _BYTES),
         "error_code",
         "error_text",
         F.lit(layer).alias("layer"),
     )
-
-
-def _utc_date(moment: str) -> str:
-    """The UTC date of a timestamp, whatever the session's time zone."""
-    seconds = f"unix_seconds({moment})"
-    return f"date_from_unix_date(CAST(({seconds} - pmod({seconds}, 86400)) div 86400 AS INT))"

@@ -5,6 +5,14 @@ from __future__ import annotations
 from anabranch.catalogs import jdbc_properties
 from anabranch.config import Environment, Kafka
 
+AVRO_LIMITS = {
+    "org.apache.avro.limits.string.maxLength": 16 * 2**20,
+    "org.apache.avro.limits.bytes.maxLength": 16 * 2**20,
+    "org.apache.avro.limits.collectionItems.maxLength": 1_000_000,
+}
+"""Properties of a JVM that reads Avro: the longest text and the most items that a value may have. Without them Avro
+allocates whatever a value announces, and one record of ten bytes ends the JVM."""
+
 _JAAS = "org.apache.kafka.common.security"
 
 
@@ -56,7 +64,11 @@ def session_settings(environment: Environment) -> dict[str, str]:
                 f"{prefix}.s3.secret-access-key": s3.secret_key.get_secret_value(),
             }
     settings |= {f"{prefix}.{key}": value for key, value in catalog.properties.items()}
-    return settings | environment.spark.conf
+    settings |= environment.spark.conf
+    # What is configured joins it.
+    options = [f"-D{name}={value}" for name, value in AVRO_LIMITS.items()]
+    configured = settings.get("spark.executor.extraJavaOptions", "")
+    return settings | {"spark.executor.extraJavaOptions": " ".join([*options, configured]).strip()}
 
 
 def kafka_options(kafka: Kafka) -> dict[str, str]:

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from anabranch import records
 from anabranch.adoption import gone_from_kafka
 from anabranch.errors import PositionError
+from anabranch.formats import open_format
 from anabranch.hours import Cut
 from anabranch.kafka_frames import no_records, read_ranges
 from anabranch.position import Ranges, Topic, without
@@ -51,6 +52,7 @@ class HourReader:
         self._job, self._spark = job, spark
         self._stream = job.stream
         self._catalog = job.environment.catalog.name
+        self._format = open_format(job.environment, job.stream)
 
     def read(self, hour: str, cut: Cut, state: State) -> Read:
         """Every record of the cut that anybody holds, once. Read and decoded once: what follows looks at it many times.
@@ -130,7 +132,7 @@ class HourReader:
         )  # fmt: skip
 
     def _decode(self, raw: DataFrame, source: str) -> DataFrame:
-        return records.decode(raw, self._stream).withColumn("source", F.lit(source))
+        return records.decode(raw, self._stream, self._format).withColumn("source", F.lit(source))
 
     def _as_decoded(self, rows: DataFrame, source: str) -> DataFrame:
         """Rows of the table in the columns of `records.decode`: they were judged when they were accepted."""

@@ -16,6 +16,7 @@ from anabranch import dead_letters, records
 from anabranch.config import Environment, Stream
 from anabranch.errors import PositionError, Transient
 from anabranch.fail_points import Step, reach
+from anabranch.formats import open_format
 from anabranch.hours import hour_ranges
 from anabranch.kafka import KafkaAdapter
 from anabranch.lake import Change, Lake, Outcome
@@ -54,6 +55,7 @@ class MicroBatches:
     def __init__(self, environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapter) -> None:
         self._environment, self._stream, self._lake, self._kafka = environment, stream, lake, kafka
         self._clock = HourClock(stream, lake, kafka)
+        self._format = open_format(environment, stream)
         self._confirmed: frozenset[str] = frozenset()
         self._turn_waited: str | None = None
 
@@ -164,7 +166,7 @@ class MicroBatches:
         stream, catalog = self._stream, self._environment.catalog.name
         # The usual micro-batch is not trimmed: changing bounds in the plan would have it compiled anew each time.
         frame = records.trim(frame, plan.todo) if plan.trimmed else frame
-        decoded = records.decode(records.assign_hours(frame, plan.hours), stream)
+        decoded = records.decode(records.assign_hours(frame, plan.hours), stream, self._format)
         counts = Observation()
         is_dead = F.col("error_code").isNotNull()
         # A task that is tried again may count twice, which only costs a needless look for dead letters.

@@ -20,6 +20,7 @@ import yaml
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from registry import SchemaRegistry
     from world import World
 
 for name in ("ANABRANCH_CONF", "ANABRANCH_KAFKA", "ANABRANCH_S3", "ANABRANCH_CATALOG", "ANABRANCH_WAREHOUSE"):
@@ -110,6 +111,15 @@ def spark(environment: dict[str, Any], tmp_path_factory: pytest.TempPathFactory)
     gateway.proc.wait(30)
 
 
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchemaRegistry]:
+    """A schema registry; its subjects are the tests' own."""
+    from registry import running_registry
+
+    with running_registry(tmp_path_factory.mktemp("registry")) as server:
+        yield server
+
+
 @pytest.fixture
 def world(tmp_path: Path, environment: dict[str, Any], spark: SparkSession) -> Iterator[Callable[..., World]]:
     """Makes streams of their own for a test, which does not begin in the last minutes of an hour: tests count hours."""
@@ -120,8 +130,9 @@ def world(tmp_path: Path, environment: dict[str, Any], spark: SparkSession) -> I
         time.sleep(1)
     made: list[World] = []
 
-    def make(**stream: Any) -> World:
-        made.append(World(tmp_path / f"conf{len(made)}", environment, spark, **stream))
+    def make(registry: str | None = None, **stream: Any) -> World:
+        own = environment | ({"registry": {"url": registry}} if registry is not None else {})
+        made.append(World(tmp_path / f"conf{len(made)}", own, spark, **stream))
         return made[-1]
 
     yield make

@@ -40,7 +40,7 @@ def _wrap():
             time.sleep(15)
         yield from batches
 
-    records.decode = lambda frame, stream: decode(frame.mapInArrow(slow, frame.schema), stream)
+    records.decode = lambda frame, *rest: decode(frame.mapInArrow(slow, frame.schema), *rest)
 
 if os.environ.get("PYSPARK_GATEWAY_PORT"):
     threading.Thread(target=_wrap, daemon=True).start()
@@ -64,8 +64,8 @@ def failing_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
                 raise OSError("the first attempt fails")
             yield batch.slice(len(batch) // 2)
 
-    def failing(frame: DataFrame, stream: Any) -> DataFrame:
-        return decode(frame.mapInArrow(fail_once, frame.schema), stream)
+    def failing(frame: DataFrame, *rest: Any) -> DataFrame:
+        return decode(frame.mapInArrow(fail_once, frame.schema), *rest)
 
     monkeypatch.setattr(records, "decode", failing)
     return marks

@@ -13,11 +13,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
+from anabranch import records, verdicts
 from anabranch.config import Stream
+from anabranch.formats import json
 from anabranch.hours import HourRange
-from anabranch.records import ERROR_TEXT_LENGTH, assign_hours, dead, decode, good, trim
+from anabranch.records import ERROR_TEXT_LENGTH, assign_hours, dead, good, trim
 from anabranch.schema import parse_columns
-from anabranch.verdicts import CODES
 
 HOUR = "2026-11-21T03"
 START = datetime(2026, 11, 21, 3, tzinfo=UTC)
@@ -52,7 +53,11 @@ def kafka(spark: SparkSession, values: list[bytes | None], hour: str = HOUR) -> 
     return spark.createDataFrame(rows, SOURCE).withColumn("ingest_hour", F.lit(hour))
 
 
-def verdicts(spark: SparkSession, values: list[bytes | None], stream: Stream = EVENTS) -> list[Row]:
+def decode(frame: DataFrame, stream: Stream) -> DataFrame:
+    return records.decode(frame, stream, json.JsonFormat())
+
+
+def judged(spark: SparkSession, values: list[bytes | None], stream: Stream = EVENTS) -> list[Row]:
     decoded = decode(kafka(spark, values), stream).orderBy("kafka_offset")
     # Python's datetime has no room for every timestamp, nor has a local time zone west of UTC for year 1.
     return decoded.drop(*(c.name for c in stream.columns if "timestamp" in c.type)).collect()
@@ -80,7 +85,7 @@ def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[Spa
 
 def test_verdict_by_bytes(session: SparkSession) -> None:
     """Every case at once, under two sets of session settings: nothing throws, and each has its verdict."""
-    rows = verdicts(session, [value for value, _, _ in CASES.values()])
+    rows = judged(session, [value for value, _, _ in CASES.values()])
     found = {name: row.error_code for name, row in zip(CASES, rows, strict=True)}
     expected = {name: code for name, (_, code, _) in CASES.items()}
     assert {name: code for name, code in found.items() if code != expected[name]} == {}
@@ -91,7 +96,7 @@ def test_verdict_by_bytes(session: SparkSession) -> None:
         told = partial or row.error_text != "expected the types of the schema, found another"
         assert not told or words in (row.error_text or ""), (name, row.error_text)
         assert len(row.error_text or "") <= ERROR_TEXT_LENGTH
-    assert set(found.values()) - {None} == set(CODES)
+    assert set(found.values()) - {None} == {*verdicts.CODES, *json.CODES}
 
 
 def test_columns_and_values(session: SparkSession) -> None:
@@ -111,8 +116,13 @@ def test_columns_and_values(session: SparkSession) -> None:
     assert (row.tags, row.scores, row.nested.n, row.nested.days) == (["x", None], {"k": 1.5}, 3, [date(2026, 1, 1)])
     assert row.nested_at == micros
     assert (row.kafka_partition, row.kafka_offset, row.kafka_timestamp) == (0, 0, micros)
-    assert (row.ingest_hour, row.event_date, bytes(row.key), bytes(row.value)) == (HOUR, START.date(), b"k", value)
-    assert row.headers is None
+    assert (row.ingest_hour, row.event_date, bytes(row.kafka_key), bytes(row.kafka_value)) == (
+        HOUR,
+        START.date(),
+        b"k",
+        value,
+    )
+    assert row.kafka_headers is None
 
 
 def test_schema_is_the_streams(spark: SparkSession) -> None:
@@ -151,19 +161,19 @@ def test_time_notations(session: SparkSession, text: str, moment: str) -> None:
 
 def test_event_date_is_utc_in_every_session(session: SparkSession) -> None:
     moments = ["2026-11-20T23:59:59.999999Z", "2026-11-21T00:00:00Z"]
-    rows = verdicts(session, [event(at=f'"at":"{m}"') for m in moments])
+    rows = judged(session, [event(at=f'"at":"{m}"') for m in moments])
     assert [r.event_date for r in rows] == [date(2026, 11, 20), date(2026, 11, 21)]
 
 
 def test_event_date_without_event_time_is_kafkas(session: SparkSession) -> None:
     stream = make_stream("id STRING, at TIMESTAMP", "id")
-    rows = verdicts(session, [b'{"at":"0001-01-01T00:00:00Z"}', b"{}"], stream)
+    rows = judged(session, [b'{"at":"0001-01-01T00:00:00Z"}', b"{}"], stream)
     assert [(r.error_code, r.event_date) for r in rows] == [(None, START.date())] * 2
 
 
 def test_optional_event_time_falls_back_to_kafkas(spark: SparkSession) -> None:
     stream = make_stream("id STRING, at TIMESTAMP", "id", {"column": "at", "past": "1 day"})
-    rows = verdicts(spark, [b"{}", b'{"at":"2026-11-20T03:00:00Z"}'], stream)
+    rows = judged(spark, [b"{}", b'{"at":"2026-11-20T03:00:00Z"}'], stream)
     assert [(r.error_code, r.event_date) for r in rows] == [(None, START.date()), (None, date(2026, 11, 20))]
 
 
@@ -181,7 +191,7 @@ def test_bounds_follow_the_ingest_hour(spark: SparkSession) -> None:
 def test_strings_take_other_values_as_text(spark: SparkSession) -> None:
     stream = make_stream("s STRING", "s")
     values = [b'{"s":5}', b'{"s":true}', b'{"s":{"a": [1]}}', b'{"s":[1, 2]}', b'{"s":""}', b'{"s":"null"}']
-    rows = verdicts(spark, [*values, b'{"s":null}'], stream)
+    rows = judged(spark, [*values, b'{"s":null}'], stream)
     assert [r.s for r in rows] == ["5", "true", '{"a":[1]}', "[1,2]", "", "null", None]
     assert {r.error_code for r in rows} == {None}
 
@@ -190,11 +200,21 @@ def test_column_names_that_are_words_of_sql(spark: SparkSession) -> None:
     stream = make_stream(
         "`order` STRING NOT NULL, `select` INT, m INT, corrupt STRING, value STRING, text DATE", "order"
     )
-    rows = verdicts(
+    rows = judged(
         spark, [b'{"order":"a","select":1,"m":2,"corrupt":"c","value":"v"}', b'{"order":"a","m":"x"}'], stream
     )
     assert [(r.error_code, r.error_text) for r in rows] == [(None, None), ("wrong_type", "m: expected int, found x")]
     assert (rows[0].order, rows[0].select, rows[0].m, rows[0].corrupt) == ("a", 1, 2, "c")
+
+
+def test_columns_that_are_named_as_kafkas_own(spark: SparkSession) -> None:
+    """A dead letter keeps the record's key and value, not the columns of these names."""
+    stream = make_stream("key STRING NOT NULL, value INT, headers STRING, partition INT", "key")
+    decoded = decode(kafka(spark, [b'{"key":"a","value":1,"headers":"h","partition":7}', b'{"value":2}']), stream)
+    [row] = good(decoded, stream).select("key", "value", "headers", "partition", "kafka_partition").collect()
+    assert tuple(row) == ("a", 1, "h", 7, 0)
+    [letter] = dead(decoded, "t", "speed").collect()
+    assert (bytes(letter.key), bytes(letter.value), letter.headers) == (b"k", b'{"value":2}', None)
 
 
 def test_good_and_dead_split_every_record(spark: SparkSession) -> None:

@@ -59,12 +59,55 @@ def test_the_files_that_ship_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_defaults(conf: Path) -> None:
     loaded = stream(conf)
-    assert (loaded.start, loaded.format, loaded.key, loaded.event_time) == ("earliest", "json", ("event_id",), None)
+    assert (loaded.start, loaded.format.type, loaded.key, loaded.event_time) == (
+        "earliest",
+        "json",
+        ("event_id",),
+        None,
+    )
     assert (loaded.speed.trigger, loaded.speed.lost_offsets) == (timedelta(seconds=2), "stop")
     assert (loaded.batch.grace, loaded.batch.lookback_hours) == (timedelta(minutes=2), 1)
     assert loaded.batch.allow_gaps == ("control", "aborted")
     assert (loaded.maintain.orphans_after, loaded.maintain.speed_hours) == (timedelta(days=3), timedelta(days=1))
     assert (loaded.speed.retry_for, loaded.batch.retry_for) == (None, timedelta(minutes=15))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("json", ("json", None, ",")),
+        ("csv", ("csv", None, ",")),
+        ("{type: csv, delimiter: ;}", ("csv", None, ";")),
+        ('{type: csv, delimiter: "\\t"}', ("csv", None, "\t")),
+        ("avro", ("avro", None, ",")),
+        ("{type: json_schema, subject: events-value}", ("json_schema", "events-value", ",")),
+    ],
+)
+def test_formats(conf: Path, text: str, found: tuple[str, str | None, str]) -> None:
+    (conf / "anabranch.yaml").write_text(ENVIRONMENT + "registry: {url: 'http://127.0.0.1:1/'}")
+    settings = stream(conf, format=text).format
+    assert (settings.type, settings.subject, settings.delimiter) == found
+
+
+def test_a_raw_stream_has_the_bytes_as_columns(conf: Path) -> None:
+    loaded = stream(conf, format="raw", schema="key STRING, value BINARY NOT NULL", key="[key, value]")
+    assert [(c.name, c.type) for c in loaded.columns] == [("key", "string"), ("value", "binary")]
+
+
+def test_a_format_with_schemas_needs_a_registry(conf: Path) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        stream(conf, format="avro")
+    assert str(error.value) == (
+        f"{conf / 'anabranch.yaml'}: registry: expected the url of a schema registry, which format avro of stream s "
+        "needs, found none"
+    )
+    text = "registry: {url: 'https://r.example.com/apis/', user: u, password: p}"
+    (conf / "anabranch.yaml").write_text(ENVIRONMENT + text)
+    stream(conf, format="avro")
+    registry = load_environment(conf).registry
+    assert registry is not None and registry.password is not None
+    assert (registry.url, registry.user) == ("https://r.example.com/apis", "u")
+    assert "password=SecretStr('**********')" in repr(registry)
 
 
 def test_how_long_each_layer_tries_again(conf: Path) -> None:
@@ -85,7 +128,25 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
         ({"topic": '"a b"'}, "topic", "found 'a b'"),
         ({"table": "game_events"}, "table", "found 'game_events'"),
         ({"table": "a.b.c"}, "table", "found 'a.b.c'"),
-        ({"format": "avro"}, "format", "Input should be 'json', found 'avro'"),
+        ({"format": "xml"}, "format", "expected one of json, avro, json_schema, csv, raw, found 'xml'"),
+        ({"format": "{type: xml}"}, "format.type", "found 'xml'"),
+        ({"format": "{type: avro, subjects: s}"}, "format.subjects", "unknown key, found 's'"),
+        ({"format": "{type: avro, subject: ''}"}, "format.subject", "found ''"),
+        ({"format": "{type: csv, subject: s}"}, "format", "expected subject only with avro or json_schema, found {"),
+        ({"format": "{type: csv, delimiter: ab}"}, "format.delimiter", "found 'ab'"),
+        ({"format": "{type: csv, delimiter: '\"'}"}, "format.delimiter", "found '\"'"),
+        ({"format": "{type: json, delimiter: ;}"}, "format", "expected delimiter only with csv"),
+        (
+            {"format": "csv", "schema": "event_id STRING, tags ARRAY<STRING>"}, "schema",
+            "expected with format csv no ARRAY, MAP or STRUCT, found tags ARRAY<STRING>",
+        ),
+        (
+            {"format": "avro", "schema": "event_id STRING, m ARRAY<MAP<INT, STRING>>"}, "schema",
+            "expected with format avro only STRING as a MAP's key, found m",
+        ),
+        ({"format": "raw"}, "schema", "expected with format raw the column value, BINARY or STRING, and at most"),
+        ({"format": "raw", "schema": "value INT", "key": "value"}, "schema", "found value INT"),
+        ({"format": "raw", "schema": "key BINARY", "key": "key"}, "schema", "the column value, found key"),
         ({"key": "player"}, "key", "expected a column of the schema, found 'player'"),
         ({"key": "[]"}, "key", "found []"),
         ({"key": "[event_id, nope]"}, "key", "expected a column of the schema, found 'nope'"),
@@ -131,7 +192,7 @@ def test_our_own_columns_are_reserved_whatever_their_case(conf: Path, column: st
 
 def test_every_mistake_of_a_file_is_said_at_once(conf: Path) -> None:
     with pytest.raises(ConfigurationError) as error:
-        stream(conf, format="avro", start="newest")
+        stream(conf, format="xml", start="newest")
     assert len(str(error.value).splitlines()) == 2
 
 
@@ -178,10 +239,13 @@ def test_what_is_no_duration(value: object) -> None:
         ("- a", "expected a mapping of keys, found list"),
         ("", "expected a mapping of keys, found NoneType"),
         ("kafka: {bootstrap_servers: a}", "catalog: Field required"),
-        (ENVIRONMENT + "s4: {}", "s4: expected one of catalog, kafka, s3, spark, found {}"),
+        (ENVIRONMENT + "s4: {}", "s4: expected one of catalog, kafka, registry, s3, spark, found {}"),
         (ENVIRONMENT.replace("file:///w", "/w"), "catalog.warehouse: "),
         (ENVIRONMENT.replace("name: lake", "name: my-lake"), "catalog.name: expected a name of letters"),
         (ENVIRONMENT.replace('"127.0.0.1:1"', '""'), "kafka.bootstrap_servers: "),
+        (ENVIRONMENT + "registry: {}", "registry.url: Field required"),
+        (ENVIRONMENT + "registry: {url: registry:8081}", "registry.url: expected a URL such as 'https://"),
+        (ENVIRONMENT + "registry: {url: 'http://r:8081', password: x}", "registry.password: expected registry.user"),
     ],
 )
 def test_a_mistake_in_the_environment_names_the_file(conf: Path, text: str, said: str) -> None:
@@ -197,6 +261,8 @@ def test_a_mistake_in_the_environment_names_the_file(conf: Path, text: str, said
     [
         (ENVIRONMENT + "s3: {access_key: a, secret_key: [hunter2]}", "s3.secret_key", "list"),
         (ENVIRONMENT.replace("kafka: {", "kafka: {security: {sasl.password: 20262}, "), "sasl.password", "int"),
+        (ENVIRONMENT + "registry: {url: 'http://r', user: u, password: [hunter2]}", "registry.password", "list"),
+        (ENVIRONMENT + "registry: {url: 'http://u:hunter2@r:81'}", "registry.url", "'http://…@r:81'"),
     ],
 )
 def test_a_mistake_in_a_secret_does_not_tell_the_secret(conf: Path, text: str, key: str, found: str) -> None:

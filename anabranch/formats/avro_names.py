@@ -1,0 +1,144 @@
+"""An Avro schema as values: names resolved, and refused where reading by it could not be bounded. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_DEPTH = 100
+MAX_SIZE = 10_000
+
+_PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+_NAMED = ("record", "error", "enum", "fixed")
+
+
+class Incompatible(Exception):
+    """A writer's schema from which the stream's columns cannot be read; the message says why."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A type: `kind` is Avro's name of it, `name` the full name of a record, an enum or a fixed."""
+
+    kind: str
+    name: str = ""
+    logical: str = ""
+    fields: Mapping[str, Node] = field(default_factory=dict)
+    branches: tuple[Node, ...] = ()
+    items: Node | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    size: int = 1
+    """How many types it is made of, each as often as it occurs."""
+    is_empty: bool = False
+    """Whether its values take no bytes at all."""
+
+    @property
+    def inner(self) -> Node:
+        """What an array or a map holds."""
+        assert self.items is not None
+        return self.items
+
+    def describe(self) -> str:
+        """The type in words, for a message."""
+        if self.kind == "union":
+            return f"a union of {', '.join(b.describe() for b in self.branches) or 'nothing'}"
+        return f"{self.kind} ({self.logical})" if self.logical else self.kind
+
+
+def parse(text: str) -> Node:
+    """The schema as a tree. Raises Incompatible for what is no Avro schema, and where a few bytes could hold endless
+    work: a type that contains itself, arrays of items that take no bytes, more than 100 levels or 10,000 types."""
+    try:
+        return _Parser().node(json.loads(text), "", 0)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise Incompatible(
+            f"expected an Avro schema, found one that is not ({type(error).__name__}: {error})"
+        ) from None
+
+
+class _Parser:
+    def __init__(self) -> None:
+        self._known: dict[str, Node] = {}
+        self._open: set[str] = set()
+
+    def node(self, schema: Any, namespace: str, depth: int) -> Node:
+        found = self._node(schema, namespace, depth)
+        if found.size > MAX_SIZE:
+            raise Incompatible(f"expected at most {MAX_SIZE} types, found more")
+        return found
+
+    def _node(self, schema: Any, namespace: str, depth: int) -> Node:
+        if depth > MAX_DEPTH:
+            raise Incompatible(f"expected at most {MAX_DEPTH} levels, found more")
+        if isinstance(schema, list):
+            branches = tuple(self.node(branch, namespace, depth + 1) for branch in schema)
+            return Node("union", branches=branches, size=_size(branches))
+        if isinstance(schema, str):
+            known = schema in _PRIMITIVES
+            return Node(schema, is_empty=schema == "null") if known else self._by_name(schema, namespace)
+        kind = schema["type"]
+        if not isinstance(kind, str) or kind not in (*_PRIMITIVES, *_NAMED, "array", "map"):
+            return self.node(kind, namespace, depth + 1)
+        if kind in _NAMED:
+            return self._named(kind, schema, namespace, depth)
+        if kind in ("array", "map"):
+            inner = self.node(schema["items" if kind == "array" else "values"], namespace, depth + 1)
+            if kind == "array" and inner.is_empty:
+                raise Incompatible(f"expected arrays of items that take bytes, found an array of {inner.describe()}")
+            return Node(kind, items=inner, size=_size((inner,)))
+        return Node(kind, logical=_logical(schema), attributes=_digits(schema), is_empty=kind == "null")
+
+    def _named(self, kind: str, schema: Mapping[str, Any], namespace: str, depth: int) -> Node:
+        name = _full_name(schema["name"], schema.get("namespace", namespace))
+        if name in self._known or name in self._open:
+            raise ValueError(f"{name} is defined twice")
+        if kind == "enum":
+            node = Node(kind, name, attributes={"symbols": [str(symbol) for symbol in schema["symbols"]]})
+        elif kind == "fixed":
+            attributes = {"size": int(schema["size"]), **_digits(schema)}
+            node = Node(kind, name, _logical(schema), attributes=attributes, is_empty=attributes["size"] == 0)
+        else:
+            self._open.add(name)
+            inner = name.rpartition(".")[0]
+            fields = {f["name"]: self.node(f["type"], inner, depth + 1) for f in schema["fields"]}
+            self._open.remove(name)
+            empty = all(f.is_empty for f in fields.values())
+            node = Node("record", name, fields=fields, size=_size(fields.values()), is_empty=empty)
+        self._known[name] = node
+        return node
+
+    def _by_name(self, name: str, namespace: str) -> Node:
+        full = _full_name(name, namespace)
+        # As Avro's own parser does: a name of no namespace is found from within one.
+        for candidate in (full, name):
+            if candidate in self._open:
+                raise Incompatible(f"expected no type that contains itself, found {candidate}")
+            if candidate in self._known:
+                return self._known[candidate]
+        raise Incompatible(f"expected a schema that stands alone, found the name {full} without its definition")
+
+
+def _size(parts: Iterable[Node]) -> int:
+    return 1 + sum(part.size for part in parts)
+
+
+def _full_name(name: str, namespace: str | None) -> str:
+    return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
+def _logical(schema: Mapping[str, Any]) -> str:
+    """The logical type, unless it is one to be ignored: a decimal whose digits make no sense."""
+    logical = schema.get("logicalType")
+    digits = _digits(schema)
+    if logical == "decimal" and not (
+        schema["type"] in ("bytes", "fixed") and 0 <= digits["scale"] <= digits["precision"] and digits["precision"] > 0
+    ):
+        return ""
+    return logical if isinstance(logical, str) else ""
+
+
+def _digits(schema: Mapping[str, Any]) -> dict[str, int]:
+    found = {key: schema.get(key, 0) for key in ("precision", "scale")}
+    return {key: value if isinstance(value, int) else -1 for key, value in found.items()}

@@ -1,0 +1,125 @@
+"""The schema registry's client: schemas and subjects by id, over the REST API that Confluent's registry made common.
+
+Facts about the API: https://docs.confluent.io/platform/current/schema-registry/develop/api.html. A schema never changes
+under its id, so what was found is kept; what was not found is asked for again, since it may come.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+
+from anabranch import config
+from anabranch.errors import ConfigurationError, Transient
+
+LOG = logging.getLogger(__name__)
+
+LARGEST_ID = 2**31 - 1
+"""Ids are signed integers of 32 bits; the registry gives out none above, none below 0."""
+
+_SECONDS = (5.0, 15.0)  # to connect, to answer
+_NOT_FOUND = 40403
+_MEDIA_TYPES = "application/vnd.schemaregistry.v1+json, application/json"
+
+
+@dataclass(frozen=True)
+class RegisteredSchema:
+    """A schema as the registry holds it; `type` is AVRO, JSON or PROTOBUF."""
+
+    id: int
+    type: str
+    text: str
+    has_references: bool
+
+
+class Registry:
+    """A schema registry. Every call raises Transient when it does not answer, ConfigurationError when it refuses."""
+
+    def __init__(self, settings: config.Registry) -> None:
+        self._settings = settings
+        self._session = requests.Session()
+        self._session.headers["Accept"] = _MEDIA_TYPES
+        if settings.user is not None:
+            password = settings.password.get_secret_value() if settings.password is not None else ""
+            self._session.auth = (settings.user, password)
+        self._schemas: dict[int, RegisteredSchema] = {}
+        self._subjects: dict[int, frozenset[str]] = {}
+
+    def schema(self, schema_id: int) -> RegisteredSchema | None:
+        """The schema of an id; None when the registry says that it has none."""
+        if schema_id not in self._schemas:
+            answer = self._get(f"schemas/ids/{schema_id}") if 0 <= schema_id <= LARGEST_ID else None
+            if answer is None:
+                return None
+            text = answer.get("schema") if isinstance(answer, dict) else None
+            if not isinstance(text, str):
+                raise self._other_than_expected(f"schemas/ids/{schema_id}", "no schema")
+            kind = answer.get("schemaType") or "AVRO"
+            self._schemas[schema_id] = RegisteredSchema(schema_id, kind, text, bool(answer.get("references")))
+            LOG.info("schema registry: schema id %d is %s", schema_id, kind)
+        return self._schemas[schema_id]
+
+    def belongs(self, schema_id: int, subject: str) -> bool:
+        """Whether a version of the subject, deleted ones too, is the schema of this id."""
+        if subject not in self._subjects.get(schema_id, ()):
+            path = f"schemas/ids/{schema_id}/versions?deleted=true"
+            versions = self._get(path) or []
+            if not isinstance(versions, list) or not all(isinstance(v, dict) and "subject" in v for v in versions):
+                raise self._other_than_expected(path, "no list of versions")
+            self._subjects[schema_id] = frozenset(str(version["subject"]) for version in versions)
+        return subject in self._subjects[schema_id]
+
+    def _get(self, path: str) -> Any:
+        """The answer's JSON; None when the registry itself says that what was asked for does not exist."""
+        doing = f"ask the schema registry for {self._settings.url}/{path}"
+        try:
+            answer = self._session.get(f"{self._settings.url}/{path}", timeout=_SECONDS)
+        except (requests.exceptions.SSLError, requests.exceptions.InvalidURL) as error:
+            raise ConfigurationError(
+                f"{doing}: expected an answer, found {error}; check registry.url and its certificate, then start it "
+                "again"
+            ) from error
+        except requests.exceptions.RequestException as error:
+            raise Transient(f"{doing}: expected an answer, found {error}; this may pass, try again") from error
+        status, body = answer.status_code, _json(answer)
+        if status == 200 and body is not None:
+            return body
+        said = body.get("message") if isinstance(body, dict) else None
+        found = f"{status} {said or answer.reason or ''}".strip()[:300]
+        # A 404 of anybody else (a proxy, another path) says nothing about a schema.
+        if status == 404 and isinstance(body, dict) and body.get("error_code") == _NOT_FOUND:
+            return None
+        if status in (408, 425, 429) or status >= 500:
+            raise Transient(f"{doing}: expected an answer, found {found}; this may pass, try again")
+        if status in (401, 403):
+            raise ConfigurationError(
+                f"{doing}: expected leave to read, found {found}; check registry.user and registry.password, and what "
+                "the user may read, then start it again"
+            )
+        raise self._other_than_expected(path, found)
+
+    def _other_than_expected(self, path: str, found: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"ask the schema registry for {self._settings.url}/{path}: expected the answer of a schema registry's REST "
+            f"API, found {found}; check registry.url, then start it again"
+        )
+
+
+def open_registry(environment: config.Environment, stream: config.Stream) -> Registry:
+    """The environment's registry. Raises ConfigurationError when it names none."""
+    if environment.registry is None:
+        raise ConfigurationError(
+            f"anabranch.yaml: registry: expected the url of a schema registry, which format {stream.format.type} of "
+            f"stream {stream.name} needs, found none"
+        )
+    return Registry(environment.registry)
+
+
+def _json(answer: requests.Response) -> Any:
+    try:
+        return answer.json()
+    except ValueError:
+        return None

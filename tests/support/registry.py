@@ -1,0 +1,120 @@
+"""A real schema registry with Confluent's REST API: Apicurio's, on its in-memory storage, from Maven Central."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from anabranch.dev.jars import cache_folder
+from anabranch.dev.java import require_java
+from anabranch.dev.lock import locked
+from anabranch.dev.processes import HOST, free_port
+from anabranch.dev.spark_home import spark_home
+
+VERSION = "2.6.13.Final"  # later ones need Java 21
+_SHA256 = "3cda1b34aa020fb4ac4dd6a66018d757e81e437f97e20a1f92d366b70091c6ba"
+_IVY = f"""<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">
+  <info organisation="anabranch" module="tests"/>
+  <dependencies>
+    <dependency org="io.apicurio" name="apicurio-registry-app" rev="{VERSION}" transitive="false">
+      <artifact name="apicurio-registry-app" type="tar.gz" ext="tar.gz" m:classifier="all"/>
+    </dependency>
+  </dependencies>
+</ivy-module>
+"""
+_READY_SECONDS = 120.0
+
+
+def ensure_registry() -> Path:
+    """The registry's jar with its libraries beside it, resolved once into the cache."""
+    folder = cache_folder() / "bin" / f"apicurio-registry-{VERSION}"
+    jar = folder / f"apicurio-registry-app-{VERSION}-runner.jar"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.parent / "apicurio-registry.lock", 900, lambda: None):
+        if jar.exists():
+            return jar
+        with tempfile.TemporaryDirectory(dir=folder.parent) as part:
+            (Path(part) / "ivy.xml").write_text(_IVY)
+            ivy = sorted((spark_home() / "jars").glob("ivy-*.jar"))[-1]
+            command = [str(require_java().executable), "-jar", str(ivy), "-cache", str(cache_folder() / "ivy")]
+            command += ["-ivy", f"{part}/ivy.xml", "-retrieve", f"{part}/[artifact].[ext]"]
+            resolved = subprocess.run(command, capture_output=True, text=True, timeout=600)
+            assert resolved.returncode == 0, resolved.stdout[-2000:]
+            archive = Path(part) / "apicurio-registry-app.tar.gz"
+            found = hashlib.sha256(archive.read_bytes()).hexdigest()
+            assert found == _SHA256, f"apicurio-registry-app {VERSION}: expected sha256 {_SHA256}, found {found}"
+            with tarfile.open(archive) as content:
+                content.extractall(Path(part) / "app", filter="data")
+            (Path(part) / "app").rename(folder)
+    return jar
+
+
+@dataclass
+class SchemaRegistry:
+    """A running registry; `url` is what goes into `registry.url`."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}/apis/ccompat/v7"
+
+    def register(self, subject: str, schema: Any, kind: str = "AVRO") -> int:
+        """Register a version of a subject; returns the schema's id."""
+        body = {"schema": schema if isinstance(schema, str) else json.dumps(schema), "schemaType": kind}
+        answer = requests.post(f"{self.url}/subjects/{subject}/versions", json=body, timeout=30)
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["id"])
+
+    def pause(self) -> None:
+        """It goes on listening and answers nobody."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def running_registry(folder: Path) -> Iterator[SchemaRegistry]:
+    """A fresh, empty registry for the length of a `with`."""
+    jar, port = ensure_registry(), free_port()
+    command = [str(require_java().executable), "-Xmx192m", "-XX:TieredStopAtLevel=1", "-Dquarkus.log.level=WARN"]
+    command += [f"-Dquarkus.http.host={HOST}", f"-Dquarkus.http.port={port}", "-jar", str(jar)]
+    with (folder / "registry.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=dict(os.environ))
+    server = SchemaRegistry(port, process)
+    try:
+        deadline = time.monotonic() + _READY_SECONDS
+        while not _answers(server):
+            text = (folder / "registry.log").read_text()[-2000:]
+            assert process.poll() is None, f"expected the registry to run, found that it ended:\n{text}"
+            assert time.monotonic() < deadline, (
+                f"expected it to answer within {_READY_SECONDS} s; its log ends:\n{text}"
+            )
+            time.sleep(0.1)
+        yield server
+    finally:
+        server.resume()
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def _answers(server: SchemaRegistry) -> bool:
+    try:
+        return requests.get(f"{server.url}/subjects", timeout=5).status_code == 200
+    except requests.exceptions.RequestException:
+        return False

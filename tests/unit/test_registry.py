@@ -1,0 +1,139 @@
+"""The registry's client against an HTTP server that answers what a test says: what each answer means."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from anabranch import config
+from anabranch.dev.processes import HOST, free_port
+from anabranch.errors import ConfigurationError, Transient
+from anabranch.registry import RegisteredSchema, Registry
+
+NOT_FOUND = (404, json.dumps({"error_code": 40403, "message": "Schema 7 not found"}))
+
+
+@dataclass
+class Answering:
+    """What the server says by path, and what it was asked."""
+
+    url: str = ""
+    answers: dict[str, tuple[int, str]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    authorization: str | None = None
+
+    def registry(self, **settings: str) -> Registry:
+        return Registry(config.Registry.model_validate({"url": self.url, **settings}))
+
+
+@pytest.fixture
+def server() -> Iterator[Answering]:
+    said = Answering()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            said.asked.append(self.path)
+            said.authorization = self.headers.get("Authorization")
+            status, body = said.answers.get(self.path.removeprefix("/api"), NOT_FOUND)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body.encode())))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer((HOST, 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+        thread.start()
+        said.url = f"http://{HOST}:{http.server_address[1]}/api"
+        yield said
+        http.shutdown()
+        thread.join()
+
+
+def test_a_schema_is_asked_for_once(server: Answering) -> None:
+    server.answers["/schemas/ids/7"] = (200, json.dumps({"schema": '"string"'}))
+    registry = server.registry()
+    assert registry.schema(7) == registry.schema(7) == RegisteredSchema(7, "AVRO", '"string"', False)
+    assert server.asked == ["/api/schemas/ids/7"]
+
+
+def test_type_and_references(server: Answering) -> None:
+    answer = {"schema": "{}", "schemaType": "JSON", "references": [{"name": "a", "subject": "b", "version": 1}]}
+    server.answers["/schemas/ids/7"] = (200, json.dumps(answer))
+    assert server.registry().schema(7) == RegisteredSchema(7, "JSON", "{}", True)
+
+
+def test_an_id_that_does_not_exist_is_asked_for_again(server: Answering) -> None:
+    registry = server.registry()
+    assert registry.schema(7) is None
+    server.answers["/schemas/ids/7"] = (200, json.dumps({"schema": "{}"}))
+    assert registry.schema(7) is not None
+
+
+def test_ids_that_no_registry_gives_out_are_not_asked_for(server: Answering) -> None:
+    registry = server.registry()
+    assert registry.schema(-1) is None and registry.schema(2**31) is None
+    assert server.asked == []
+
+
+def test_subjects_of_an_id_count_deleted_versions_and_are_asked_for_until_found(server: Answering) -> None:
+    registry, path = server.registry(), "/schemas/ids/7/versions?deleted=true"
+    assert not registry.belongs(7, "a")
+    server.answers[path] = (200, json.dumps([{"subject": "a", "version": 1}, {"subject": "b", "version": 2}]))
+    assert registry.belongs(7, "a") and registry.belongs(7, "b") and registry.belongs(7, "a")
+    assert not registry.belongs(7, "c")
+    assert server.asked == [f"/api{path}"] * 3
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_what_may_pass(server: Answering, status: int) -> None:
+    server.answers["/schemas/ids/7"] = (status, "Bad Gateway")
+    with pytest.raises(Transient, match=f"schemas/ids/7: expected an answer, found {status}.*; this may pass"):
+        server.registry().schema(7)
+
+
+def test_nobody_listens() -> None:
+    registry = Registry(config.Registry(url=f"http://{HOST}:{free_port()}"))
+    with pytest.raises(Transient, match=r"ask the schema registry for .*refused.*this may pass"):
+        registry.schema(7)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_who_may_not_read(server: Answering, status: int) -> None:
+    server.answers["/schemas/ids/7"] = (status, json.dumps({"error_code": status, "message": "no"}))
+    with pytest.raises(ConfigurationError, match=f"found {status} no; check registry.user and registry.password"):
+        server.registry(user="u", password="hunter2").schema(7)
+    assert server.authorization == "Basic " + base64.b64encode(b"u:hunter2").decode()
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (404, "<html>Not Found</html>"),
+        (404, json.dumps({"error_code": 404, "message": "HTTP 404 Not Found"})),
+        (200, "<html>Welcome</html>"),
+        (200, json.dumps({"subject": "a"})),
+        (200, json.dumps(["a"])),
+        (400, json.dumps({"message": "what?"})),
+    ],
+)
+def test_what_is_no_registry_makes_no_dead_letters(server: Answering, status: int, body: str) -> None:
+    """The hazard: a proxy's 404 taken for the registry's word that a schema does not exist."""
+    server.answers["/schemas/ids/7"] = (status, body)
+    with pytest.raises(ConfigurationError, match="expected the answer of a schema registry's REST API, found"):
+        server.registry().schema(7)
+
+
+def test_a_password_is_in_no_message(server: Answering) -> None:
+    server.answers["/schemas/ids/7"] = (403, "no")
+    with pytest.raises(ConfigurationError) as error:
+        server.registry(user="u", password="hunter2").schema(7)
+    assert "hunter2" not in str(error.value)
