@@ -5,13 +5,15 @@ from __future__ import annotations
 from anabranch.catalogs import jdbc_properties
 from anabranch.config import Environment, Kafka
 
+AVRO_LONGEST_TEXT = 16 * 2**20
 AVRO_LIMITS = {
-    "org.apache.avro.limits.string.maxLength": 16 * 2**20,
-    "org.apache.avro.limits.bytes.maxLength": 16 * 2**20,
+    "org.apache.avro.limits.string.maxLength": AVRO_LONGEST_TEXT,
+    "org.apache.avro.limits.bytes.maxLength": AVRO_LONGEST_TEXT,
     "org.apache.avro.limits.collectionItems.maxLength": 1_000_000,
 }
 """Properties of a JVM that reads Avro: the longest text and the most items that a value may have. Without them Avro
-allocates whatever a value announces, and one record of ten bytes ends the JVM."""
+allocates whatever a value announces, and one record of ten bytes ends the JVM. Avro reads them when first used."""
+AVRO_OPTIONS = " ".join(f"-D{name}={value}" for name, value in AVRO_LIMITS.items())
 
 _JAAS = "org.apache.kafka.common.security"
 
@@ -66,9 +68,8 @@ def session_settings(environment: Environment) -> dict[str, str]:
     settings |= {f"{prefix}.{key}": value for key, value in catalog.properties.items()}
     settings |= environment.spark.conf
     # What is configured joins it.
-    options = [f"-D{name}={value}" for name, value in AVRO_LIMITS.items()]
-    configured = settings.get("spark.executor.extraJavaOptions", "")
-    return settings | {"spark.executor.extraJavaOptions": " ".join([*options, configured]).strip()}
+    executor = f"{AVRO_OPTIONS} {settings.get('spark.executor.extraJavaOptions', '')}".strip()
+    return settings | {"spark.executor.extraJavaOptions": executor}
 
 
 def kafka_options(kafka: Kafka) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from anabranch.config import Environment, load_environment, load_stream
 from anabranch.dev.jars import ensure_jars, jvm_folder
 from anabranch.dev.spark_home import spark_home as installed_spark_home
+from anabranch.spark import AVRO_OPTIONS
 
 
 def spark_home() -> Path:
@@ -39,7 +40,7 @@ def submit_command(environment: Environment, layer: str, arguments: Sequence[str
     log4j = jvm_folder() / "log4j2-spark.properties"
     # The option wins over the setting of the same meaning, so what is configured joins it.
     conf = dict(environment.spark.conf)
-    ours = f"-Dlog4j2.configurationFile=file:{log4j} -XX:+UseParallelGC"
+    ours = f"-Dlog4j2.configurationFile=file:{log4j} -XX:+UseParallelGC {AVRO_OPTIONS}"
     command += ["--driver-java-options", f"{ours} {conf.pop('spark.driver.extraJavaOptions', '')}".strip()]
     for key, value in conf.items():
         command += ["--conf", f"{key}={value}"]

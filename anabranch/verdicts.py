@@ -34,7 +34,7 @@ def found(expected: str, text: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Any text as an SQL literal, whatever a session says of escapes; single quotes become double ones."""
+    """Any text as an SQL literal; single quotes become double ones."""
     return "r'" + text.replace("'", '"') + "'"
 
 

@@ -82,7 +82,7 @@ def spark(environment: dict[str, Any], tmp_path_factory: pytest.TempPathFactory)
 
     from anabranch import config
     from anabranch.dev.jars import ensure_jars, jvm_folder
-    from anabranch.spark import session_settings
+    from anabranch.spark import AVRO_OPTIONS, session_settings
 
     folder = tmp_path_factory.mktemp("conf")
     (folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
@@ -90,9 +90,10 @@ def spark(environment: dict[str, Any], tmp_path_factory: pytest.TempPathFactory)
     log4j = f"-Dlog4j2.configurationFile=file:{jvm_folder() / 'log4j2-spark.properties'}"
     os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     builder = SparkSession.builder.master("local[2,4]").appName("tests")
+    options = f"{log4j} {_SHORT_LIVED} {AVRO_OPTIONS} -Daws.requestChecksumCalculation=WHEN_REQUIRED"
     launch = {
         "spark.driver.extraClassPath": ":".join(str(jar) for jar in ensure_jars().spark),
-        "spark.driver.extraJavaOptions": f"{log4j} {_SHORT_LIVED} -Daws.requestChecksumCalculation=WHEN_REQUIRED",
+        "spark.driver.extraJavaOptions": options,
         "spark.jars": "",
         "spark.sql.shuffle.partitions": "2",
         "spark.local.dir": str(tmp_path_factory.mktemp("spark")),

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql.types import DataType, DateType, StringType, TimestampType
 
+from anabranch.errors import Terminal
 from anabranch.formats import Check, Reading
 from anabranch.formats.avro_names import Incompatible
 from anabranch.formats.avro_schema import Projection, project
 from anabranch.formats.wire import PAYLOAD, look_up, refuse
-from anabranch.spark import AVRO_LIMITS
+from anabranch.spark import AVRO_LIMITS, AVRO_LONGEST_TEXT, AVRO_OPTIONS
 from anabranch.verdicts import error, found, utc
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class AvroFormat:
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
         """As `Format.read`. Each value is read once, by its writer's schema."""
         jvm: Any = records.sparkSession._jvm
-        _limit(jvm)
+        _require_limits(jvm)
         wired = look_up(records, self._registry, "AVRO", self._subject)
         projections: dict[int, Projection] = {}
         refused: list[Check] = []
@@ -79,10 +80,19 @@ class AvroFormat:
         return projection
 
 
-def _limit(jvm: Any) -> None:
-    """A few bytes that announce two gigabytes would end the JVM; executors are told by `session_settings`."""
+def _require_limits(jvm: Any) -> None:
+    """That this JVM bounds what a value may announce; executors are told by `session_settings`. Raises Terminal."""
     for name, value in AVRO_LIMITS.items():
         jvm.java.lang.System.setProperty(name, str(value))
+    try:
+        # Whether they count: Avro reads them once, when it is first used.
+        jvm.org.apache.avro.SystemLimitException.checkMaxStringLength(AVRO_LONGEST_TEXT + 1)
+    except Py4JJavaError:
+        return
+    raise Terminal(
+        f"read Avro: expected the driver's JVM to have {AVRO_OPTIONS}, found that it has not; start the job by "
+        "`anabranch`, or add them to spark.driver.extraJavaOptions"
+    )
 
 
 def _from_avro(projection: Projection) -> str:

@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from math import nan
+from struct import pack
 from typing import Any
 
 import pytest
@@ -73,8 +75,9 @@ def v1(event_id: str, at: datetime, **more: Any) -> dict[str, Any]:
 
 def v2(event_id: str | None, at: datetime, **more: Any) -> dict[str, Any]:
     told = {
-        "player": None, "amount": {"double": 2.5}, "level": 2**40, "day": 20_000, "color": "GREEN", "raw": "\u0001\u00ff",
-        "event_id": None if event_id is None else {"string": event_id}, "tags": [{"string": "x"}, None],
+        "player": None, "amount": {"double": 2.5}, "level": 2**40, "day": 20_000, "color": "GREEN",
+        "raw": "\u0001\u00ff", "event_id": None if event_id is None else {"string": event_id},
+        "tags": [{"string": "x"}, None],
         "scores": {"k": 0.5}, "price": "\0\0\0\0\0\0\0\0\u0005", "event_time": micros(at) + 123,
         "nested": {"shop.Nested": {"n": 3, "at": -1_500}},
     }  # fmt: skip
@@ -117,7 +120,7 @@ def avro_cases(spark: SparkSession, ids: Ids, start: datetime) -> dict[str, Case
         "first version": (wired(ids.v1, old), None, ""),
         "second version": (wired(ids.v2, new), None, ""),
         "second version, nulls": (second("nulls", amount=None, nested=None, tags=[], scores={}), None, ""),
-        "not a number": (second("nan", amount={"double": float("nan")}, scores={"k": float("inf")}), None, ""),
+        "not a number": (second("nan").replace(pack("<d", 2.5), pack("<d", nan)), None, ""),
         "null value": (None, "null_value", ""),
         "empty": (b"", "not_wire_format", ""),
         "four bytes": (b"\0\0\0\1", "not_wire_format", ""),
@@ -188,7 +191,10 @@ def json_schema_cases(ids: Ids, start: datetime) -> dict[str, Case]:
     }
 
 
-CSV_DDL = "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, level INT, amount DOUBLE, ok BOOLEAN, price DECIMAL(10,2), day DATE, raw BINARY, small FLOAT, total BIGINT"
+CSV_DDL = (
+    "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, level INT, amount DOUBLE, ok BOOLEAN, "
+    "price DECIMAL(10,2), day DATE, raw BINARY, small FLOAT, total BIGINT"
+)
 
 
 def csv_cases(start: datetime) -> dict[str, Case]:
@@ -257,7 +263,6 @@ def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[Spa
     settings = {
         "spark.sql.ansi.enabled": str(request.param).lower(),
         "spark.sql.session.timeZone": "UTC" if request.param else "America/St_Johns",
-        "spark.sql.parser.escapedStringLiterals": str(not request.param).lower(),
         "spark.sql.avro.datetimeRebaseModeInRead": "CORRECTED" if request.param else "LEGACY",
     }
     before = {k: spark.conf.get(k, None) for k in settings}
@@ -323,13 +328,13 @@ def test_avro_values(session: SparkSession, registry: SchemaRegistry) -> None:
     assert largest.price == Decimal("99999999.99")
 
 
-def test_avro_without_any_readable_id(session: SparkSession, registry: SchemaRegistry) -> None:
+def test_avro_without_any_readable_id(spark: SparkSession, registry: SchemaRegistry) -> None:
     stream = make_stream(DDL, "avro")
     form = avro.AvroFormat(stream, Registry(config.Registry(url=registry.url)))
     cases: dict[str, Case] = {"null": (None, "null_value", ""), "no id": (b"x", "not_wire_format", "")}
-    expect(session, stream, form, cases)
-    expect(session, stream, form, {"unknown": (wired(2**31 - 1, b""), "unknown_schema", "")})
-    assert decode(kafka(session, []), stream, form).count() == 0
+    expect(spark, stream, form, cases)
+    expect(spark, stream, form, {"unknown": (wired(2**31 - 1, b""), "unknown_schema", "")})
+    assert decode(kafka(spark, []), stream, form).count() == 0
 
 
 def test_avro_values_are_read_once(spark: SparkSession, registry: SchemaRegistry) -> None:
@@ -366,11 +371,11 @@ def test_csv_by_bytes(session: SparkSession) -> None:
     assert {code for _, code, _ in cases.values()} - {None} == {*verdicts.CODES, *csv.CODES}
 
 
-def test_csv_values(session: SparkSession) -> None:
+def test_csv_values(spark: SparkSession) -> None:
     cases = csv_cases(START)
     stream = make_stream(CSV_DDL, {"type": "csv", "delimiter": ";"})
     values = [cases[n][0] for n in ("plain", "quoted", "blanks are text", "empty text in NOT NULL", "1 MB of quotes")]
-    rows = decode(kafka(session, values), stream, csv.CsvFormat(";")).drop("event_time", "kafka_timestamp").collect()
+    rows = decode(kafka(spark, values), stream, csv.CsvFormat(";")).drop("event_time", "kafka_timestamp").collect()
     plain, quoted, blanks, empty, long = sorted(rows, key=lambda row: row.kafka_offset)
     assert (plain.event_id, plain.level, plain.amount, plain.ok) == ("a", 7, 1.5, True)
     assert (plain.price, plain.day, bytes(plain.raw)) == (Decimal("2.35"), date(2024, 2, 29), b"hi")
@@ -387,17 +392,17 @@ def test_any_delimiter(spark: SparkSession, delimiter: str) -> None:
     assert [(r.event_id, r.a, r.b, r.error_text) for r in rows] == [("x", delimiter, 1, None), (None, None, None, None)]
 
 
-def test_raw_by_bytes(session: SparkSession) -> None:
+def test_raw_by_bytes(spark: SparkSession) -> None:
     stream = make_stream(RAW_DDL, "raw", None, "value")
     cases: dict[str, Case] = {
         "any bytes": (bytes(range(256)), None, ""),
         "no bytes": (b"", None, ""),
         "null": (None, "missing_required", "value"),
     }
-    expect(session, stream, raw.RawFormat(), cases)
+    expect(spark, stream, raw.RawFormat(), cases)
     stream = make_stream("key STRING, value STRING", "raw", None, "value")
-    expect(session, stream, raw.RawFormat(), {"bytes": (b"\xff", "invalid_utf8", "value"), "null": (None, None, "")})
-    [row] = decode(kafka(session, [b"\xc3\xa9"], b"\xff"), stream, raw.RawFormat()).collect()
+    expect(spark, stream, raw.RawFormat(), {"bytes": (b"\xff", "invalid_utf8", "value"), "null": (None, None, "")})
+    [row] = decode(kafka(spark, [b"\xc3\xa9"], b"\xff"), stream, raw.RawFormat()).collect()
     assert (row.value, row.error_code, row.error_text) == (
         "é",
         "invalid_utf8",
@@ -428,12 +433,9 @@ def through_both_layers(one: World, cases: Mapping[str, Case], start: datetime) 
     [result] = one.batch()
     assert (result.decision, result.reason) == ("accepted", None)
     by_batch, verdicts_by_batch = found()
-    assert (repr(by_batch), verdicts_by_batch) == (repr(dict(sorted(by_speed.items()))), verdicts_by_speed)
-
-
-def distinct(cases: Mapping[str, Case]) -> dict[str, Case]:
-    """Without cases of one size that only a decoder needs: a duplicate of an event would be dropped by the batch layer."""
-    return {name: case for name, case in cases.items() if case[0] is None or len(case[0]) < 100_000}
+    assert verdicts_by_batch == verdicts_by_speed
+    # As text, since NaN does not equal itself.
+    assert {o: repr(row) for o, row in by_batch.items()} == {o: repr(row) for o, row in by_speed.items()}
 
 
 def test_avro_through_both_layers(world: Make, spark: SparkSession, registry: SchemaRegistry) -> None:
@@ -452,7 +454,7 @@ def test_json_schema_through_both_layers(world: Make, registry: SchemaRegistry) 
 def test_csv_through_both_layers(world: Make) -> None:
     start = start_of(past_hour(1))
     one = world(schema=CSV_DDL, format={"type": "csv", "delimiter": ";"})
-    through_both_layers(one, distinct(csv_cases(start)), start)
+    through_both_layers(one, csv_cases(start), start)
 
 
 def test_raw_through_both_layers(world: Make) -> None:

@@ -1,0 +1,157 @@
+"""The schema registry away, silent, refusing, or late with a schema: no record becomes a dead letter for it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import SparkSession
+from running import TRIED_AGAIN, lines, speed_running, wait_for
+from wire import encode, wired
+from world import World, past_hour
+
+from anabranch.errors import ConfigurationError, Transient
+from anabranch.hours import start_of
+
+if TYPE_CHECKING:
+    from registry import SchemaRegistry
+    from toxiproxy import Proxy, Toxiproxy
+
+Make = Callable[..., World]
+
+SCHEMA = "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, level INT"
+TIME = {"type": "long", "logicalType": "timestamp-micros"}
+
+
+@pytest.fixture(autouse=True)
+def _logged(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("anabranch", "speed_layer", "batch_layer"):
+        caplog.set_level("INFO", logger=name)
+
+
+@pytest.fixture
+def proxy(toxiproxy: Toxiproxy, registry: SchemaRegistry) -> Iterator[Proxy]:
+    """The registry behind a proxy of its own."""
+    made = toxiproxy.proxy(f"registry-{uuid.uuid4().hex[:8]}", registry.port)
+    yield made
+    toxiproxy.remove(made)
+
+
+def avro_stream(world: Make, registry: SchemaRegistry, port: int, **stream: Any) -> World:
+    url = registry.url.replace(f":{registry.port}/", f":{port}/")
+    one = world(url, schema=SCHEMA, format="avro", **stream)
+    one.topic(1)
+    one.apply()
+    return one
+
+
+def schema(*more: str) -> dict[str, Any]:
+    """A writer's schema that nobody has registered before."""
+    fields = [{"name": "event_id", "type": "string"}, {"name": "event_time", "type": TIME}]
+    fields += [{"name": name, "type": "int"} for name in more]
+    return {"type": "record", "name": f"E{uuid.uuid4().hex[:12]}", "fields": fields}
+
+
+def send(one: World, schema_id: int, by: dict[str, Any], event_id: str, at: datetime | None = None) -> None:
+    at = at or datetime.now(UTC)
+    value = {"event_id": event_id, "event_time": int(at.timestamp()) * 1_000_000}
+    value |= {field["name"]: 7 for field in by["fields"][2:]}
+    one.send([(0, at, wired(schema_id, encode(one.spark, by, value)))])
+
+
+def events(one: World) -> list[str]:
+    return sorted(row["event_id"] for row in one.rows())
+
+
+def test_registry_cut_under_a_running_speed_job(
+    world: Make, registry: SchemaRegistry, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Records of schemas that are known go on; the first of a new one waits for the registry, and is no dead letter."""
+    one = avro_stream(world, registry, proxy.port)
+    old, new = schema(), schema("level")
+    old_id = registry.register(f"{one.name}-value", old)
+    send(one, old_id, old, "a")
+    with speed_running(one):
+        wait_for(lambda: one.published == 1, "the first record to be published")
+        proxy.cut()
+        send(one, old_id, old, "b")
+        wait_for(lambda: one.published == 2, "a record of a known schema to be published without the registry")
+        send(one, registry.register(f"{one.name}-value", new), new, "c")
+        wait_for(lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try")
+        assert one.published == 2
+        proxy.mend()
+        wait_for(lambda: one.published == 3, "the speed job to reach the head")
+    assert "ask the schema registry for http://127.0.0.1:" in lines(caplog, TRIED_AGAIN)[0]
+    assert "this may pass, try again; try 2 in" in lines(caplog, TRIED_AGAIN)[0]
+    assert events(one) == ["a", "b", "c"] and one.dead() == []
+
+
+def test_registry_away_refuses_no_hour(
+    world: Make, registry: SchemaRegistry, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = avro_stream(world, registry, proxy.port, batch={"grace": "0 seconds", "retry_for": "2 seconds"})
+    hour, by = past_hour(1), schema()
+    schema_id = registry.register(f"{one.name}-value", by)
+    send(one, schema_id, by, "a", start_of(hour) + timedelta(minutes=1))
+    proxy.cut()
+    with pytest.raises(Transient, match=r"given up after .*batch.retry_for.*ask the schema registry"):
+        one.batch()
+    assert lines(caplog, TRIED_AGAIN)
+    proxy.mend()
+    assert [(r.hour, r.decision) for r in one.batch()] == [(hour, "accepted")]
+    assert events(one) == ["a"] and one.dead() == []
+
+
+def test_a_registry_that_says_nothing_is_given_up_and_asked_again(
+    world: Make, registry: SchemaRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = avro_stream(world, registry, registry.port)
+    by = schema()
+    schema_id = registry.register(f"{one.name}-value", by)
+    send(one, schema_id, by, "a")
+    registry.pause()
+    try:
+        with speed_running(one):
+            wait_for(lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try")
+            assert "timed out" in lines(caplog, TRIED_AGAIN)[0]
+            registry.resume()
+            wait_for(lambda: one.published == 1, "the record to be published")
+    finally:
+        registry.resume()
+    assert events(one) == ["a"] and one.dead() == []
+
+
+def test_another_path_than_the_registrys_ends_the_job_and_makes_no_dead_letter(
+    world: Make, registry: SchemaRegistry
+) -> None:
+    """The hazard: its 404 taken for the registry's word that a schema does not exist."""
+    by = schema()
+    one = world(registry.url.replace("/ccompat/", "/nothing/"), schema=SCHEMA, format="avro")
+    one.topic(1)
+    one.apply()
+    send(one, registry.register(f"{one.name}-value", by), by, "a")
+    with pytest.raises(ConfigurationError, match=r"expected the answer of a schema registry's REST API, found 404"):
+        one.speed()
+    assert one.published == 0 and one.dead() == []
+
+
+def test_a_schema_that_comes_late_is_read_by_a_restatement(
+    world: Make, spark: SparkSession, registry: SchemaRegistry
+) -> None:
+    one = avro_stream(world, registry, registry.port)
+    hour, old, new = past_hour(1), schema(), schema("level")
+    at = start_of(hour) + timedelta(minutes=1)
+    old_id = registry.register(f"{one.name}-value", old)
+    send(one, old_id, old, "a", at)
+    # Ids are counted up, so the next one is known.
+    send(one, old_id + 1, new, "b", at + timedelta(seconds=1))
+    one.speed()
+    assert [(r.hour, r.decision) for r in one.batch()] == [(hour, "accepted")]
+    assert [(d["error_code"], d["kafka_offset"]) for d in one.dead()] == [("unknown_schema", 1)]
+    assert events(one) == ["a"]
+    assert registry.register(f"{one.name}-value", new) == old_id + 1
+    assert [(r.hour, r.decision) for r in one.batch(hour, restate=True)] == [(hour, "accepted")]
+    assert events(one) == ["a", "b"] and one.dead() == []
