@@ -21,7 +21,7 @@ from anabranch.errors import Transient
 from anabranch.hours import Timeline
 from anabranch.lake import Change, Commit, Lake, Outcome, Tag
 from anabranch.position import Position
-from anabranch.snapshots import expired_tags, plan_expiry
+from anabranch.snapshots import expired_tags, head, plan_expiry
 from anabranch.state import (
     ACCEPTED,
     CONTENT,
@@ -65,6 +65,13 @@ class Publish:
 def new_id() -> str:
     """An id for one attempt; also the `spark.wap.id` of what it stages."""
     return uuid.uuid4().hex
+
+
+def new_tag(state: State, name: str, branch: str, now: datetime) -> Tag:
+    """A tag of a branch's head that is kept for TAG_AGE from now on; Iceberg counts from when the snapshot was made."""
+    made = head(state.table, branch)
+    age = int(now.timestamp() * 1000) - made.timestamp_ms + int(TAG_AGE.total_seconds() * 1000)
+    return Tag(name, made.snapshot_id, age)
 
 
 def to_commit(state: State, publish: Publish, now: datetime) -> Commit:

@@ -14,9 +14,9 @@ from anabranch.errors import ConfigurationError, NotYet, PositionError, Transien
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Timeline
 from anabranch.kafka import KafkaAdapter
-from anabranch.lake import Change, Lake, Tag
+from anabranch.lake import Change, Lake
 from anabranch.position import Offsets, Position, Stamped, Topic
-from anabranch.publish import TAG_AGE, Publish, new_id, run
+from anabranch.publish import Publish, new_id, new_tag, run
 from anabranch.s3 import ObjectStore, bucket_of
 from anabranch.state import State, check_log_end, check_topic, load_state
 
@@ -157,7 +157,7 @@ def plan_sealing(decided: Decided, grace: timedelta, id: str, confirmed: frozens
         ledger.decision(h, "sealed", 0, planned.sealed[h], now, id=f"{id}-{h}", served=state.serving_layer(h))
         for h in sealed
     )
-    tag = Tag(f"main-{sealed[-1]}", state.heads["main"], int(TAG_AGE.total_seconds() * 1000))
+    tag = new_tag(state, f"main-{sealed[-1]}", "main", now)
     tags = (tag,) if tag.name not in state.table.metadata.refs else ()
     bound = replace(state.position, topic_id=position.topic_id)
     return Publish(id, (Change("speed"),), planned, bound, decisions=rows, confirmed=confirmed, tags=tags)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch import ledger
 from anabranch.hours import Cut
-from anabranch.lake import Change, Tag
-from anabranch.publish import TAG_AGE, Publish
+from anabranch.lake import Change
+from anabranch.publish import Publish, new_tag
 from anabranch.snapshots import Staged, staged_snapshot
 from anabranch.state import KEPT, Accepted, State, plan_accepted
 from batch_layer.balance import Balance, Counted
@@ -141,9 +141,9 @@ def plan_publish(state: State, rebuilt: Sequence[Rebuilt], now: datetime, confir
         )
         for r in rebuilt
     )
-    age = int(TAG_AGE.total_seconds() * 1000)
+    # The revision that is replaced is on `main`, unless an operator gave the hour to the speed layer.
     tags = [
-        Tag(f"{r.hour}-r{r.accepted.revision - 1}", state.heads["main"], age)
+        new_tag(state, f"{r.hour}-r{r.accepted.revision - 1}", "main" if r.hour in by_batch else "batch", now)
         for r in rebuilt
         if r.accepted.revision > 1
     ]

@@ -16,7 +16,7 @@ from anabranch import ledger
 from anabranch.neighbours import asked
 from anabranch.output import print_json, print_table
 from anabranch.session import Job
-from anabranch.state import OVERRIDES, load_state
+from anabranch.state import load_state
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -27,12 +27,11 @@ _COMPARED = (*COUNTS, "gaps", "speed_rows", "sources", "cut", "topic_id")
 
 @dataclass(frozen=True)
 class Tagged:
-    """A tag of a replaced revision: its snapshot, the rows that it shows of the hour, who served it, and its end."""
+    """A tag of a replaced revision: its snapshot, the rows that it shows of the hour, and its end."""
 
     name: str
     snapshot_id: int
     rows: int
-    served: str
     until: datetime | None
 
 
@@ -111,8 +110,6 @@ def _readable(table: str, row: Mapping[str, Any], newest: int, tag: Tagged | Non
     if tag is None:
         return {"readable": "no longer: its tag's age has ended"}
     said = {"tag": tag.name}
-    if tag.served != "batch":
-        return said | {"readable": f"no: its tag shows the {tag.served} layer's rows, which were served by choice then"}
     if row["good"] is not None and tag.rows != row["good"]:
         return said | {"readable": f"no: its tag shows {tag.rows} rows, the revision had {row['good']}"}
     until = f" until {tag.until:%F %T} UTC" if tag.until is not None else ""
@@ -148,10 +145,9 @@ def tagged(table: Table, revisions: Sequence[tuple[str, int]]) -> dict[str, Tagg
         scan = table.scan(row_filter=f"ingest_hour = '{hour}'", snapshot_id=ref.snapshot_id)
         with asked(f"read the manifests of {'.'.join(table.name())}"):
             rows = sum(task.file.record_count for task in scan.plan_files())
-        overrides = json.loads((snapshot.summary.get(OVERRIDES) if snapshot.summary is not None else None) or "{}")
         made = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
         until = made + timedelta(milliseconds=ref.max_ref_age_ms) if ref.max_ref_age_ms is not None else None
-        found[name] = Tagged(name, ref.snapshot_id, rows, overrides.get(hour, "batch"), until)
+        found[name] = Tagged(name, ref.snapshot_id, rows, until)
     return found
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,19 @@ def test_an_hour_accepted_in_spite_of_its_rules_says_of_which_and_why() -> None:
     assert found == "accepted by choice: known; in spite of: quality: too few"
     assert plan_reason([], True, "known") == "known"
     assert plan_reason([], False, None) is None
+
+
+def test_a_replaced_revision_is_tagged_where_it_is_for_a_week_from_now(lake: StreamLake) -> None:
+    """The hazards: `main` may show the speed layer's rows of it, and Iceberg counts from when a snapshot was made."""
+    assert accept(lake, lake.stage(ROWS), 1) is Outcome.LANDED
+    state = lake.state()
+    later = NOW + timedelta(days=30)
+    for overrides, branch in (({}, "main"), ({H0: "speed"}, "batch")):
+        chosen = replace(state, overrides=overrides)
+        rebuilt = Rebuilt(H0, Accepted(2, CUT), lake.stage(ROWS), (), (), (), {})
+        [tag] = plan_publish(chosen, [rebuilt], later, frozenset()).tags
+        assert (tag.name, tag.snapshot_id) == (f"{H0}-r1", state.heads[branch])
+        made = state.table.metadata.snapshot_by_id(tag.snapshot_id)
+        assert made is not None
+        ends = datetime.fromtimestamp((made.timestamp_ms + (tag.max_age_ms or 0)) / 1000, UTC)
+        assert abs(ends - later - timedelta(days=7)) < timedelta(seconds=1)
