@@ -263,6 +263,7 @@ main.add_command(proving.diff)
 main.add_command(proving.duplicates)
 main.add_command(proving.dead_letters)
 main.add_command(proving.explain)
+main.add_command(proving.metrics)
 
 if __name__ == "__main__":
     main()

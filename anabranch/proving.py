@@ -120,6 +120,39 @@ def dead_letters(
 
 
 @click.command()
+@click.argument("stream", required=False)
+@click.option("--listen", metavar="PORT", type=click.IntRange(1, 65535), help="Serve them at /metrics until stopped.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
+def metrics(stream: str | None, listen: int | None, host: str, conf: str | None) -> None:
+    """What status says, as Prometheus reads it; of all streams without STREAM. Printed once, or served."""
+    import threading
+
+    from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+
+    from anabranch import config
+    from serving_layer.metrics import Streams
+
+    jobs = [open_stream(name, conf) for name in ([stream] if stream else config.stream_names(conf))]
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Streams(jobs))
+    try:
+        if listen is None:
+            click.echo(generate_latest(registry).decode(), nl=False)
+            return
+        server, thread = start_http_server(listen, host, registry)
+        click.echo(f"serving http://{host}:{listen}/metrics", err=True)
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            server.shutdown()
+            thread.join()
+    finally:
+        for job in jobs:
+            job.kafka.close()
+
+
+@click.command()
 @click.argument("stream")
 @hour_argument
 @options

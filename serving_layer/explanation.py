@@ -74,6 +74,7 @@ def plan_facts(
         "reason": accepted["reason"] if accepted else None,
         "counts": {count: told.get(count) for count in COUNTS},
         "gaps": told.get("gaps") or {},
+        "partitions": told.get("partitions"),
         "sources": told.get("sources"),
         "layers": {
             **{branch: {"rows": sum(files.values()), "files": len(files)} for branch, files in held.items()},
