@@ -75,6 +75,13 @@ def test_a_refused_hour_is_exit_code_1_and_says_why(world: Callable[..., World])
     assert "expect_column_values_to_be_between" in said
     [hour, _] = _json(one, "hours", one.name)
     assert (hour["state"], hour["served"], hour["quality"]["passed"]) == ("refused", "speed", False)
+    assert f'anabranch_hours_refused{{stream="{one.name}"}} 1.0' in _run(one, "metrics", one.name)
+    # An operator who knows better says so, and why.
+    _run(one, "batch", one.name, "--hour", past_hour(1), "--accept", "--why", "the game has more levels now")
+    [hour, _] = _json(one, "hours", one.name)
+    assert (hour["state"], hour["served"], hour["quality"]["passed"]) == ("accepted", "batch", False)
+    assert hour["reason"].startswith("accepted by choice: the game has more levels now; in spite of: quality: expect_")
+    assert "no hour holds dead letters that could be read by now" in _run(one, "dead-letters", one.name, "--replay")
 
 
 def test_wrong_usage_is_2_and_transient_is_75(world: Callable[..., World]) -> None:
