@@ -15,13 +15,12 @@ import re
 import shlex
 import signal
 import subprocess
-import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 from airflow.sdk import Asset, BaseOperator
@@ -98,50 +97,60 @@ class AnabranchOperator(BaseOperator):
     def execute(self, context: Any) -> Any:
         self.run_command([argument for argument in self.arguments if argument])
 
-    def run_command(self, arguments: Sequence[str]) -> str:
-        """Runs the command to its end; returns what it printed."""
-        command = [*shlex.split(os.environ.get("ANABRANCH_COMMAND") or "anabranch"), *arguments]
+    def run_command(self, arguments: Sequence[str]) -> None:
+        """Runs a command to its end, its output line by line in the log."""
+        command = _command(arguments)
         self.log.info("running %s", shlex.join(command))
         last: deque[str] = deque(maxlen=LAST_LINES)
-        try:
-            self._process = subprocess.Popen(
-                command,
-                env=os.environ | {"ANABRANCH_CONF": str(CONF), "PYTHONUNBUFFERED": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,  # so that on_kill reaches Spark's JVM too
-            )
-        except OSError as error:
-            raise AirflowFailException(
-                f"expected to run {command[0]}, found: {error} (set ANABRANCH_COMMAND)"
-            ) from error
-        printed: list[str] = []
-        with self._process as process:
-            assert process.stdout is not None and process.stderr is not None
-            logged = threading.Thread(target=self._stream, args=(process.stderr, last.append), daemon=True)
-            logged.start()
-            self._stream(process.stdout, lambda line: (printed.append(line), last.append(line)))
-            logged.join()
-        if process.returncode == 0:
-            return "\n".join(printed)
-        message = "\n".join([f"{shlex.join(command)}: expected exit code 0, found {process.returncode}", *last])
-        # A negative code is a signal (the machine ran out of memory, the task was stopped): as good as transient.
-        if process.returncode == TRANSIENT or process.returncode < 0:
-            raise AirflowException(message)
-        raise AirflowFailException(message)
+        with _started(command, subprocess.STDOUT) as self._process:
+            assert self._process.stdout is not None
+            for line in self._process.stdout:
+                last.append(line.rstrip())
+                self.log.info("%s", last[-1])
+        _require_success(command, self._process.returncode, last)
 
-    def _stream(self, lines: IO[str], keep: Callable[[str], Any]) -> None:
-        for line in lines:
-            keep(line.rstrip())
-            self.log.info("%s", line.rstrip())
+    def ask(self, arguments: Sequence[str]) -> Any:
+        """What a command that only reads prints as JSON."""
+        command = _command([*arguments, "--output", "json"])
+        with _started(command, subprocess.PIPE) as self._process:
+            printed, logged = self._process.communicate()
+        _require_success(command, self._process.returncode, logged.splitlines()[-LAST_LINES:])
+        return json.loads(printed)
 
     def on_kill(self) -> None:
         if self._process is not None and self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGTERM)
+
+
+def _command(arguments: Sequence[str]) -> list[str]:
+    return [*shlex.split(os.environ.get("ANABRANCH_COMMAND") or "anabranch"), *arguments]
+
+
+def _started(command: Sequence[str], stderr: int) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(
+            command,
+            env=os.environ | {"ANABRANCH_CONF": str(CONF), "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # so that on_kill reaches Spark's JVM too
+        )
+    except OSError as error:
+        raise AirflowFailException(f"expected to run {command[0]}, found: {error} (set ANABRANCH_COMMAND)") from error
+
+
+def _require_success(command: Sequence[str], code: int, last: Iterable[str]) -> None:
+    if code == 0:
+        return
+    message = "\n".join([f"{shlex.join(command)}: expected exit code 0, found {code}", *last])
+    # A negative code is a signal (the machine ran out of memory, the task was stopped): as good as transient.
+    if code == TRANSIENT or code < 0:
+        raise AirflowException(message)
+    raise AirflowFailException(message)
 
 
 class VerifyOperator(AnabranchOperator):
@@ -158,7 +167,7 @@ class VerifyOperator(AnabranchOperator):
     def execute(self, context: Any) -> Any:
         super().execute(context)
         hour = self.arguments[3]
-        facts = json.loads(self.run_command(["explain", self.stream, hour, "--output", "json"]))
+        facts = self.ask(["explain", self.stream, hour])
         extra = {
             "hour": hour,
             "revision": facts["revision"],

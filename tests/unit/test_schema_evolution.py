@@ -201,8 +201,8 @@ def test_every_table_of_a_stream_gets_the_columns_that_it_lacks(tmp_path: Path) 
 
 def test_rows_of_a_newer_ledger_say_what_to_run(tmp_path: Path) -> None:
     one = new_lake(tmp_path)
-    rows = pa.table({"sequence": [1], "sources": ["{}"]})
-    with pytest.raises(Terminal, match="events_hours: expected column sources, found none; run `anabranch apply`"):
+    rows = pa.table({"sequence": [1], "later": ["{}"]})
+    with pytest.raises(Terminal, match="events_hours: expected column later, found none; run `anabranch apply`"):
         one.lake.append(one.stream.hours_table, lambda _: rows)
 
 
