@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.types import DataType, DateType, StringType, StructField, StructType, TimestampType
 
 from anabranch.formats import Check, Reading
-from anabranch.formats.json_sql import MAX_DEPTH, TEXT, as_read, converted, intact, parse, raw, unreadable
+from anabranch.formats.json_sql import MAX_DEPTH, TEXT, as_read, converted, intact, monstrous, parse, raw, unreadable
 from anabranch.verdicts import error, found
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class JsonFormat:
         """As `Format.read`. Each value is parsed once; only a broken one again, to say what is wrong."""
         shape = StructType([StructField(name, as_read(kind)) for name, kind in types.items()])
         hashed = records.selectExpr("*", "CAST(xxhash64(value) AS STRING) AS _hash")
-        parsed = hashed.selectExpr("*", f"{parse(shape)} AS _parsed")
+        parsed = hashed.selectExpr("*", f"{parse(shape, unless=monstrous(types))} AS _parsed")
         rows = parsed.selectExpr(
             "*",
             f"{intact('_parsed')} AS _intact",
@@ -60,6 +60,9 @@ class JsonFormat:
 def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:
     yield Check("value IS NULL", error("null_value", "'expected a JSON object, found a null value'"))
     yield Check(f"NOT is_valid_utf8({TEXT})", error("invalid_utf8", "'expected UTF-8, found bytes that are not'"))
+    if huge := monstrous(types):
+        said = "'expected a DECIMAL whose exponent has at most 3 digits, found one with more'"
+        yield Check(f"_parsed IS NULL AND {huge}", error("wrong_type", said))
     yield Check("NOT _intact", _judge_broken(types))
     yield Check("get(_parsed.m, 1) IS NULL", error("not_an_object", "'expected a JSON object, found null'"))
     lone = "'expected Unicode text, found the escape of a surrogate without its partner'"

@@ -12,15 +12,19 @@ How JSON becomes columns:
 - TIMESTAMP takes ISO 8601 in years 1 to 9999 (`2026-11-21T03:04:05.678+01:00`, `T` or a blank, fraction
   optional, its digits after the sixth dropped), UTC where no zone is given. DATE takes `2026-11-21`.
 - An object that names a field twice is `duplicate_key`; inside nested values the last one counts.
+- A DECIMAL whose exponent has more than three digits is `wrong_type`.
 - A number of more than 1,000 digits is `malformed_json`: nothing reads it in reasonable time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyspark.sql.types import (
     ArrayType,
     DataType,
     DateType,
+    DecimalType,
     DoubleType,
     FloatType,
     MapType,
@@ -39,10 +43,44 @@ TEXT = "CAST(value AS STRING)"
 # Regular expressions of Java; none holds a quote, so that r'...' is their SQL.
 _TIMESTAMP = r"^(?!0000)\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?(Z|[+-]\d{2}(:?\d{2})?)?$"
 _DATE = r"^(?!0000)\d{4}-\d{2}-\d{2}$"
+# A number, or text that could be one, whose exponent has more than three digits.
+_HUGE = r"(?<![\w.+-])[+-]?[\d.]+[eE][+-]?\d{4,}(?![\w.+-])"
 _ZONE = r"(Z|[+-]\d{2}(:?\d{2})?)$"
 
 
-def parse(shape: StructType, depth: int = MAX_DEPTH) -> str:
+def monstrous(types: Mapping[str, DataType]) -> str | None:
+    """Whether a value may hold a DECIMAL whose exponent has more than three digits; None without such a column.
+
+    Java rounds `1e-99999999` to a column's scale by a division that takes minutes, so it must not come to that.
+    """
+    names, anywhere = set[str](), False
+    for name, kind in types.items():
+        found, loose = _decimals(name, kind)
+        names |= found
+        anywhere |= loose
+    if not names and not anywhere:
+        return None
+    if anywhere:
+        return f"{TEXT} RLIKE r'{_HUGE}'"
+    # By its name; or, where names may be written in escapes, by its looks.
+    named = rf"\x22({'|'.join(sorted(names))})\x22\s*:\s*\x22?\s*{_HUGE}"
+    return rf"({TEXT} RLIKE r'{named}' OR (contains({TEXT}, r'\u') AND {TEXT} RLIKE r'{_HUGE}'))"
+
+
+def _decimals(name: str, kind: DataType) -> tuple[set[str], bool]:
+    """The names of fields that are DECIMAL, and whether there are others without a name of their own."""
+    if isinstance(kind, DecimalType):
+        return {name}, False
+    if isinstance(kind, StructType):
+        inside = [_decimals(f.name, f.dataType) for f in kind.fields]
+        return {n for names, _ in inside for n in names}, any(loose for _, loose in inside)
+    if isinstance(kind, (ArrayType, MapType)):
+        names, loose = _decimals("", kind.elementType if isinstance(kind, ArrayType) else kind.valueType)
+        return names - {""}, loose or "" in names
+    return set(), False
+
+
+def parse(shape: StructType, depth: int = MAX_DEPTH, unless: str | None = None) -> str:
     """Read `{"m": [{"#": <hash>}, <value>, {"#": <hash>}]}`, the hash being the value's own.
 
     Spark's parser stops at the end of the first object and never sees what follows it. No value can name its own
@@ -61,7 +99,8 @@ def parse(shape: StructType, depth: int = MAX_DEPTH) -> str:
     }
     pairs = ", ".join(f"'{key}', '{value}'" for key, value in options.items())
     wrapped = f"concat('{{\"m\":[', {mark}, ',', {TEXT}, ',', {mark}, ']}}')"
-    return f"from_json({wrapped}, '{_ddl(schema)}', map({pairs}))"
+    guarded = f"IF({unless}, NULL, {wrapped})" if unless is not None else wrapped
+    return f"from_json({guarded}, '{_ddl(schema)}', map({pairs}))"
 
 
 def _ddl(schema: StructType) -> str:
