@@ -71,7 +71,7 @@ class _Demo:
             speed = self._come_back()
             speed = self._kill_in_the_running_hour(speed)
         self._drain(speed)
-        self._end()
+        self._end(oldest)
 
     # Step 1.
     def _begin(self) -> None:
@@ -264,11 +264,14 @@ class _Demo:
         )
 
     # The end.
-    def _end(self) -> None:
+    def _end(self, hour: str) -> None:
         self._story.step("What is served, and by whom")
         self._served_by_hour()
         self._story.say("")
         self._space.run("query", QUESTION)
+        self._story.step("Is an hour complete, and how do you know?")
+        self._space.run("explain", STREAM, hour)
+        self._space.run("audit", STREAM)
         self._story.step("Every record that Kafka acknowledged against main, by partition, offset and content")
         assert self._past is not None
         audit.tell(self._story, self._job, [*self._past.acks, *self._live.sent.acks], audit.game_event_as_sent)
