@@ -158,3 +158,22 @@ def test_an_hour_built_while_apply_evolves_its_table_is_not_published_without_th
     assert not load_state(one.lake, one.job.stream.table).is_accepted(hour)
     assert [r.decision for r in one.batch(hour)] == ["accepted"]
     assert [r["colour"] for r in one.rows()] == ["red"]
+
+
+def test_a_key_that_widens_goes_on_dropping_what_an_hour_before_it_holds(world: Make) -> None:
+    schema = "n INT NOT NULL, event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL"
+    one = world(schema=schema, key="n")
+    one.topic(1)
+    first, second = past_hour(2), past_hour(1)
+    one.send([(0, start_of(first), event(f"a-{n}", start_of(first), n=n)) for n in (1, 2)])
+    one.send([(0, start_of(second), event(f"b-{n}", start_of(second), n=n)) for n in (2, 3)])
+    one.apply()
+    assert [r.decision for r in one.batch(first)] == ["accepted"]
+    one.configure(schema=schema.replace("n INT", "n BIGINT"))
+    one.reopen()
+    assert one.apply() == [f"widened column n of {one.job.stream.table} from int to bigint"]
+    (result,) = one.batch(second)
+    assert (result.decision, result.said["good"], result.said["duplicate"]) == ("accepted", 1, 1)
+    (result,) = one.batch(first, restate=True)
+    assert (result.decision, result.revision) == ("accepted", 2)
+    assert sorted(row["event_id"] for row in one.rows()) == ["a-1", "a-2", "b-3"]
