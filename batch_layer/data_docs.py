@@ -18,6 +18,7 @@ from urllib.parse import urlparse
 from anabranch import config
 from anabranch.errors import ConfigurationError, Terminal
 from anabranch.s3 import ObjectStore
+from batch_layer import suite
 from batch_layer.suite import Expectation, configuration, context, great_expectations
 
 NEWEST = 48
@@ -68,6 +69,9 @@ def build(stream: str, table: str, rows: Sequence[Mapping[str, Any]], folder: Pa
     }
     docs = context()
     docs.add_data_docs_site(stream, site)
+    for name, row in {row["quality"].get("suite", stream): row for row in rows}.items():
+        # As the newest of its rows knows it; each page links to it. What was cut short may not load again.
+        docs.suites.add(suite.build(name, dict(enumerate(e for e, _ in _expectations(row["quality"]) if _loads(e)))))
     for row in rows:
         docs.validation_results_store.set(*_page(stream, table, row))
     docs.build_data_docs()
@@ -115,9 +119,7 @@ def _results(quality: Mapping[str, Any]) -> Iterator[Any]:
     from great_expectations.core import ExpectationValidationResult
 
     without = {entry["type"]: entry["reason"] for entry in quality.get("not_applicable", [])}
-    unmet = [*quality["failed"], *quality["warnings"]]
-    for entry in [*unmet, *quality.get("met", [])]:
-        given = Expectation(entry["type"], entry["kwargs"], entry.get("severity", "critical"))
+    for given, entry in _expectations(quality):
         failed = "message" in entry
         info: dict[str, Any] = dict(_NOTHING_RAISED)
         if entry.get("raised"):
@@ -130,6 +132,20 @@ def _results(quality: Mapping[str, Any]) -> Iterator[Any]:
             exception_info=info,
             meta={},
         )
+
+
+def _expectations(quality: Mapping[str, Any]) -> list[tuple[Expectation, Mapping[str, Any]]]:
+    """Every expectation of a verdict, with what the ledger keeps of it."""
+    entries = [*quality["failed"], *quality["warnings"], *quality.get("met", [])]
+    return [(Expectation(e["type"], e["kwargs"], e.get("severity", "critical")), e) for e in entries]
+
+
+def _loads(expectation: Expectation) -> bool:
+    try:
+        configuration(expectation).to_domain_obj()
+    except Exception:  # pydantic's, Python's and its own: there is no common base
+        return False
+    return True
 
 
 def _found(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,6 +73,7 @@ def test_a_page_says_each_verdict_with_values_and_rows(tmp_path: Path) -> None:
     assert "2026-11-21T03 revision 1 refused" in index and "2026-11-21T04 revision 1 accepted" in index
     pages = sorted((tmp_path / "validations").rglob("*.html"))
     assert [page.stem for page in pages] == ["2026-11-21T03", "2026-11-21T04"]
+    assert "values must never be null" in words(tmp_path / "expectations" / "game_events.html")
     said = words(pages[0])
     for expected in (
         "Data asset: games.game_events Status: Failed",
