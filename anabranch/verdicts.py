@@ -34,8 +34,8 @@ def found(expected: str, text: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Any text as an SQL literal; single quotes become double ones."""
-    return "r'" + text.replace("'", '"') + "'"
+    """Any text as an SQL literal, single quotes as double ones, and nothing in it that Spark takes for a variable."""
+    return "r'" + text.replace("'", '"').replace("${", "$ {") + "'"
 
 
 def utc(moment: str) -> str:

@@ -96,8 +96,10 @@ def _require_limits(jvm: Any) -> None:
 
 
 def _from_avro(projection: Projection) -> str:
-    # JSON has its single quotes inside texts alone, where an escape says the same.
-    writer, reader = (text.replace("'", r"\u0027") for text in (projection.writer, projection.reader))
+    # JSON has SQL's quote, and what Spark takes for a variable, inside texts alone, where an escape says the same.
+    writer, reader = (
+        text.replace("'", r"\u0027").replace("$", r"\u0024") for text in (projection.writer, projection.reader)
+    )
     options = f"map('mode', 'PERMISSIVE', 'avroSchema', r'{reader}')"
     return f"from_avro(concat({PAYLOAD}, {_END}), r'{writer}', {options})"
 

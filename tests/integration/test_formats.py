@@ -337,6 +337,20 @@ def test_avro_without_any_readable_id(spark: SparkSession, registry: SchemaRegis
     assert decode(kafka(spark, []), stream, form).count() == 0
 
 
+def test_a_schema_that_holds_what_sql_would_read_otherwise(spark: SparkSession, registry: SchemaRegistry) -> None:
+    schema = record(("event_id", "string"), name=f"E{uuid.uuid4().hex[:12]}")
+    schema |= {"doc": 'it\'s \\ a "doc" of ${env:PATH}, ${spark.master} é 😀'}
+    subject = "it's ${env:PATH}"
+    schema_id = registry.register(f"s{uuid.uuid4().hex[:12]}", schema)
+    value = wired(schema_id, encode(spark, schema, {"event_id": "a"}))
+    stream = make_stream("event_id STRING NOT NULL", "avro", None)
+    client = Registry(config.Registry(url=registry.url))
+    expect(spark, stream, avro.AvroFormat(stream, client), {"doc": (value, None, "")})
+    stream = make_stream("event_id STRING NOT NULL", {"type": "avro", "subject": subject}, None)
+    told = 'subject it"s $ {env:PATH}, found another'
+    expect(spark, stream, avro.AvroFormat(stream, client), {"subject": (value, "wrong_subject", told)})
+
+
 def test_avro_values_are_read_once(spark: SparkSession, registry: SchemaRegistry) -> None:
     ids = Ids(registry)
     stream = make_stream(DDL, "avro")
