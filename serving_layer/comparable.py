@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from pyiceberg.types import FloatType as IcebergFloat
 from pyiceberg.types import ListType, NestedField
 from pyiceberg.types import MapType as IcebergMap
 from pyiceberg.types import StructType as IcebergStruct
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, MapType, StructField, StructType
+
+from serving_layer.evolved import held_fields, once_floats
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -32,18 +33,8 @@ def alike(speed: DataFrame, batch: DataFrame, table: Table, files: Sequence[Data
 
 
 def comparable(rows: StructType, schemas: Sequence[Schema], now: Schema, files: Sequence[DataFile]) -> StructType:
-    """The shape in which rows like `rows` are compared with those of `files`. Pure.
-
-    A column that is in all the table's `schemas` is always in it. One added later is unless a file lacks it: then that
-    file's rows are null there for that reason alone.
-    """
-    by_id = [{f.field_id: f for f in map(s.find_field, s.column_names)} for s in schemas]
-    known = set.intersection(*map(set, by_id))
-    known |= {
-        id for fields in by_id for id in fields if all(id in f.column_sizes or id in f.value_counts for f in files)
-    }
-    floats = {id for fields in by_id for id, f in fields.items() if isinstance(f.field_type, IcebergFloat)}
-    return _struct(rows, now.as_struct(), known, floats)
+    """The shape in which rows like `rows` are compared with those of `files`. Pure."""
+    return _struct(rows, now.as_struct(), held_fields(schemas, files), once_floats(schemas))
 
 
 def shaped(frame: DataFrame, shape: StructType) -> DataFrame:

@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+from pyiceberg.schema import Schema, index_by_id
 
 from anabranch.errors import Transient
 from anabranch.hours import shift
 from anabranch.output import text
 from anabranch.position import Ranges
-from anabranch.snapshots import heads
+from anabranch.snapshots import files_of, heads
 from serving_layer.datasets import connected, dataset, is_reading_failure, quoted
 from serving_layer.difference import KIND, Difference, sql_inside, to_difference
+from serving_layer.evolved import held_fields, once_floats
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
 
 _MEMORY = "2GB"  # what is larger spills to disk
@@ -55,9 +57,10 @@ class Sample:
 class Comparison:
     """The rows of one hour in both layers. Opened by `open_comparison`."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, columns: pa.Schema, key: Sequence[str]) -> None:
+    def __init__(self, connection: duckdb.DuckDBPyConnection, content: Mapping[str, str], key: Sequence[str]) -> None:
         self._connection, self._key = connection, tuple(key)
-        self._content = _content_hash(columns)
+        self._columns = frozenset(content)
+        self._content = f"hash({', '.join(content.values())})"
         self._has_removed = self._has_judged = False
 
     def repeated(self, limit: int) -> tuple[int, list[Repeated]]:
@@ -95,7 +98,8 @@ class Comparison:
         found = []
         for row, place in zip(chosen, places, strict=True):
             one, other = speed.get(place), batch.get(place)
-            found.append(Sample(row["kind"], *place, one, other, plan_differing(one, other)))
+            differing = tuple(name for name in plan_differing(one, other) if name in self._columns)
+            found.append(Sample(row["kind"], *place, one, other, differing))
         return found
 
     def unrepeated(self) -> int:
@@ -175,7 +179,9 @@ def open_comparison(table: Table, hour: str, key: Sequence[str], lookback: int) 
         ):
             # Without a look-back no hour is meant, not all of them.
             connection.register(view, dataset(name, table, at[branch], hours or [""]))
-        yield Comparison(connection, table.schema().as_arrow(), key)
+        schemas = list(table.schemas().values())
+        files = files_of(table, "speed", hour)
+        yield Comparison(connection, plan_content(table.schema(), schemas, files), key)
 
 
 def plan_differing(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -187,17 +193,25 @@ def plan_differing(one: Mapping[str, Any] | None, other: Mapping[str, Any] | Non
     )
 
 
-def _content_hash(columns: pa.Schema) -> str:
-    """A hash of all but the place; what is nested is hashed as text, as the batch job does. DuckDB's hash tells a null
-    from every value."""
-    import pyarrow as pa
+def plan_content(now: Schema, schemas: Sequence[Schema], files: Sequence[DataFile]) -> dict[str, str]:
+    """By column, the SQL of what two rows of an hour are compared by; `files` are the speed layer's of it. Pure.
 
-    parts = []
-    for field in columns:
-        if field.name not in _AT:
-            name = quoted(field.name)
-            parts.append(f"to_json({name})::VARCHAR" if pa.types.is_nested(field.type) else name)
-    return f"hash({', '.join(parts)})"
+    As in the batch job (`serving_layer.comparable`): nothing that a file of the speed layer does not hold, a DOUBLE
+    that once was FLOAT as FLOAT; here a nested column goes as a whole. What is nested is text.
+    """
+    held, floats = held_fields(schemas, files), once_floats(schemas)
+    content = {}
+    for field in now.fields:
+        # Files count what is in a nested column, not the column itself.
+        leaves = {f.field_id for f in index_by_id(Schema(field)).values() if f.field_type.is_primitive}
+        if field.name in _AT or not leaves <= held:
+            continue
+        name = quoted(field.name)
+        if field.field_type.is_primitive:
+            content[field.name] = f"{name}::FLOAT" if leaves & floats else name
+        elif not leaves & floats:
+            content[field.name] = f"to_json({name})::VARCHAR"
+    return content
 
 
 @contextmanager

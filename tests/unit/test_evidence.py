@@ -12,6 +12,9 @@ import pyarrow as pa
 import pytest
 from lakes import StreamLake, new_state
 from proofs import CUT, HOUR, NEXT, accept, event, job, new_proof, read
+from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
+from pyiceberg.schema import assign_fresh_schema_ids
+from pyiceberg.types import LongType, StringType
 
 from anabranch.errors import Refused
 from anabranch.hours import Cut, Timeline, shift
@@ -19,7 +22,7 @@ from anabranch.lake import Change, Outcome
 from anabranch.publish import Publish, new_id
 from anabranch.snapshots import files_of
 from serving_layer import evidence
-from serving_layer.comparison import Comparison
+from serving_layer.comparison import Comparison, plan_content
 
 
 @pytest.fixture
@@ -50,6 +53,22 @@ def test_each_row_that_differs_is_shown_with_its_content(one: StreamLake) -> Non
     assert (changed["speed"]["n"], changed["batch"]["n"]) == (1, 2)
     assert shown["extra", 8]["batch"] is None
     assert shown["missing", 9]["batch"]["id"] == "0-9"
+
+
+def test_a_column_added_since_and_a_type_widened_change_no_row(one: StreamLake) -> None:
+    """The hazard: rows of before are null in a new column for that reason alone."""
+    accept_before(one)
+    read(one, [event(0, 4), event(0, 5, n=7)], {0: 10})
+    with one.table().update_schema() as update:
+        update.update_column("n", LongType())
+        update.add_column("later", StringType())
+    accept(one, NEXT, CUT, [event(0, 4, later="a"), event(0, 5, n=8, later="b")])
+
+    view = evidence.difference(job(one), NEXT, 5)
+
+    assert view["diff"] == {"missing": 0, "extra": 0, "changed": 1, "duplicate": 0, "unread": 0}
+    [changed] = view["samples"]
+    assert (changed["offset"], changed["columns"]) == (5, ["n"])
 
 
 def test_rows_that_the_speed_layer_has_not_read_are_explained(one: StreamLake) -> None:
@@ -165,7 +184,8 @@ def _changed(one: tuple[Any, ...], other: tuple[Any, ...]) -> int:
     connection = duckdb.connect(":memory:")
     for name, rows in (("speed", table(one)), ("batch", table(other)), ("earlier", SCHEMA.empty_table())):
         connection.register(name, rows)
-    return Comparison(connection, SCHEMA, ("a",)).difference({}).changed
+    now = assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(SCHEMA))
+    return Comparison(connection, plan_content(now, [now], ()), ("a",)).difference({}).changed
 
 
 # As tests/integration/test_difference.py has them for Spark.

@@ -1,0 +1,36 @@
+"""What files that were written under earlier schemas hold of a table's columns. Pure, and without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyiceberg.types import FloatType
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.schema import Schema
+
+
+def held_fields(schemas: Sequence[Schema], files: Sequence[DataFile]) -> set[int]:
+    """The ids of the fields that every one of `files` holds.
+
+    A field that is in all the table's `schemas` is in every file. One added later is unless a file lacks it: then that
+    file's rows are null there for that reason alone.
+    """
+    by_id = [_fields(schema) for schema in schemas]
+    known = set.intersection(*by_id)
+    return known | {
+        id for fields in by_id for id in fields if all(id in f.column_sizes or id in f.value_counts for f in files)
+    }
+
+
+def once_floats(schemas: Sequence[Schema]) -> set[int]:
+    """The ids of the fields that were FLOAT in one of the table's schemas."""
+    return {
+        id for schema in schemas for id in _fields(schema) if isinstance(schema.find_field(id).field_type, FloatType)
+    }
+
+
+def _fields(schema: Schema) -> set[int]:
+    return {schema.find_field(name).field_id for name in schema.column_names}
