@@ -154,7 +154,7 @@ def test_an_hour_built_while_apply_evolves_its_table_is_not_published_without_th
     one.reopen()
     one.apply()
     with pytest.raises(Terminal, match="expected column colour none, found string"):
-        rebuilder._publish([built], state)
+        rebuilder._publish([built], {hour: None}, state)
     assert not load_state(one.lake, one.job.stream.table).is_accepted(hour)
     assert [r.decision for r in one.batch(hour)] == ["accepted"]
     assert [r["colour"] for r in one.rows()] == ["red"]
