@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 
 import pytest
 from kafka import errors
@@ -56,3 +57,27 @@ def test_rights_that_are_missing_are_for_somebody_to_grant() -> None:
     found = kafka._for_code(errors.TopicAuthorizationFailedError.errno, "describe topic t at b")
     assert isinstance(found, ConfigurationError)
     assert "kafka-acls" in str(found)
+
+
+def test_of_failed_connections_the_one_that_speaks_of_a_password_tells_most() -> None:
+    """The hazard: after a refusal the broker hangs up, and that it hung up is what is logged last."""
+    failures = kafka._Failures()
+    for text in ("Authentication failed: SaslAuthenticationFailedError", "socket disconnected"):
+        failures.emit(logging.LogRecord("kafka", logging.WARNING, "", 0, "failed: %s", (OSError(text),), None))
+    assert "SaslAuthenticationFailed" in str(failures.since(0))
+    assert failures.since(time.monotonic() + 1) is None
+
+
+def test_a_certificate_that_is_no_file_is_said_at_once(tmp_path: Path) -> None:
+    missing = {"ssl.truststore.location": str(tmp_path / "ca.pem")}
+    with pytest.raises(ConfigurationError, match=r"ssl\.truststore\.location: expected a file, found none"):
+        kafka.client_settings(config.Kafka.model_validate({"bootstrap_servers": "127.0.0.1:1", "security": missing}))
+
+
+def test_what_comes_with_the_end_of_a_connection_is_read_before_it() -> None:
+    class Transport:
+        def _sock_recv(self) -> tuple[bytes, Exception | None]:
+            return b"why", OSError("hung up")
+
+    kafka._keep_last_words(Transport)
+    assert Transport()._sock_recv() == (b"why", None)
