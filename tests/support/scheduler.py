@@ -74,13 +74,16 @@ class Scheduler:
         return "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
 
     def clear(self, dag: str, task: str, hour: str) -> None:
-        """Clear a task of one run with what follows it, as an operator does to have it done again."""
+        """Clear a task of one run with what follows it, as an operator does to have it done again.
+
+        `-t` takes any task that has `task` in its name.
+        """
         [(logical,)] = self.select(
             "SELECT logical_date FROM dag_run WHERE dag_id = ? AND data_interval_start LIKE ?",
             dag, f"{hour.replace('T', ' ')}%",
         )  # fmt: skip
         at = str(logical).replace(" ", "T")[:19] + "+00:00"
-        self.command("tasks", "clear", dag, "-t", f"^{task}$", "-d", "-y", "-s", at, "-e", at)
+        self.command("tasks", "clear", dag, "-t", task, "-d", "-y", "-s", at, "-e", at)
 
     def stop(self) -> None:
         """SIGINT, which ends all of it; whatever is left after a minute is killed."""
