@@ -95,14 +95,24 @@ def _account(facts: Mapping[str, Any]) -> str | None:
         classes = ", ".join(f"{n} {name}" for name, n in facts["gaps"].items())
         said.append(f"{counts['gap']} are gaps ({classes})")
     build = "of" if facts["state"] == "accepted" else "in the build that was refused, of"
-    sources = (
-        f"; they came from {', '.join(f'{k} {n}' for k, n in facts['sources'].items() if n)}"
-        if facts["sources"]
-        else ""
-    )
-    return (
-        f"{build} {counts['offsets'] if counts['offsets'] is not None else 'its'} offsets " + ", ".join(said) + sources
-    )
+    offsets = counts["offsets"] if counts["offsets"] is not None else "its"
+    return f"{build} {offsets} offsets " + ", ".join(said) + _sources(facts["sources"])
+
+
+_FROM = {
+    "kafka": "Kafka",
+    "accepted": "the rows that were accepted",
+    "dead_letters": "the dead letters' bytes",
+    "speed": "the speed layer",
+}
+
+
+def _sources(sources: Mapping[str, int] | None) -> str:
+    """Where the records came from, as far as the ledger says."""
+    found = {name: n for name, n in (sources or {}).items() if n}
+    if set(found) <= {"kafka"}:
+        return "; all read from Kafka" if found else ""
+    return "; " + ", ".join(f"{n} read from {_FROM.get(name, name)}" for name, n in found.items())
 
 
 def _checks(facts: Mapping[str, Any]) -> str | None:

@@ -134,7 +134,7 @@ def test_an_hour_accepted_by_an_operator_and_from_several_sources(one: StreamLak
     row = ledger.decision(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, dead=0, duplicate=0, gap=0, gaps={})
     facts = _facts([_ledger_row(row | {"reason": "accepted by an operator: known", "sources": sources})])
     found = dict(plan_sentences(facts))
-    assert found["account"] == "of 4 offsets 4 became rows; they came from kafka 3, speed 1"
+    assert found["account"] == "of 4 offsets 4 became rows; 3 read from Kafka, 1 read from the speed layer"
     assert found["revision"] == "1 at 2026-11-21 02:00:00 UTC, accepted by an operator: known"
 
 
