@@ -90,7 +90,25 @@ def test_a_secret_is_in_no_log_no_command_line_and_no_ledger(plain_world: Make, 
         assert secret not in ledger and secret not in properties
 
 
-COMMANDS = (["apply"], ["status"], ["batch", "--seal-only"])
+def assert_refused_everywhere(one: World, broker: SecureBroker, section: dict[str, Any], *said: str) -> None:
+    """Every command and both jobs end with exit code 2 and say so; `apply` asks Kafka only before there are tables."""
+    secure(one, section)
+    assert_refused(one, ["apply"], said)
+    secure(one, {"bootstrap_servers": broker.plain})
+    one.apply()
+    secure(one, section)
+    assert_refused(one, ["status"], said)
+    assert_refused(one, ["batch", "--seal-only"], said)
+    for layer in ("speed", "batch"):
+        with started(one, layer, one.name) as job:
+            assert job.wait(120) == 2, job.log
+        assert all(text in job.log for text in said), job.log
+
+
+def assert_refused(one: World, command: list[str], said: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(main, [*command, one.name, "--conf", str(one.folder)])
+    assert result.exit_code == 2, result.output
+    assert all(text in result.output for text in said), result.output
 
 
 @pytest.mark.parametrize(
@@ -105,30 +123,9 @@ COMMANDS = (["apply"], ["status"], ["batch", "--seal-only"])
 def test_a_wrong_password_or_an_unknown_authority_is_named_and_terminal(
     plain_world: Make, broker: SecureBroker, how: str, wrong: dict[str, str], said: str
 ) -> None:
-    one = plain_world()
-    one.apply()
     changes = {key: str(broker.other_ca) if value == "OTHER" else value for key, value in wrong.items()}
-    secure(one, broker.security(how, **changes))
-    for command in COMMANDS:
-        result = CliRunner().invoke(main, [*command, one.name, "--conf", str(one.folder)])
-        assert result.exit_code == 2, result.output
-        assert said in result.output and REFUSED in result.output
-        assert "wrong" not in result.output
-    for layer in ("speed", "batch"):
-        with started(one, layer, one.name) as job:
-            assert job.wait(120) == 2, job.log
-        assert said in job.log and REFUSED in job.log
+    assert_refused_everywhere(plain_world(), broker, broker.security(how, **changes), said, REFUSED)
 
 
 def test_a_missing_right_is_named_and_terminal(plain_world: Make, broker: SecureBroker) -> None:
-    one = plain_world()
-    one.apply()
-    secure(one, broker.security("scram"))
-    for command in COMMANDS:
-        result = CliRunner().invoke(main, [*command, one.name, "--conf", str(one.folder)])
-        assert result.exit_code == 2, result.output
-        assert "TopicAuthorization" in result.output and DENIED in result.output
-    for layer in ("speed", "batch"):
-        with started(one, layer, one.name) as job:
-            assert job.wait(120) == 2, job.log
-        assert "TopicAuthorization" in job.log and DENIED in job.log
+    assert_refused_everywhere(plain_world(), broker, broker.security("scram"), "TopicAuthorization", DENIED)
