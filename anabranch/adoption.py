@@ -98,7 +98,7 @@ def gone_from_kafka(timeline: Timeline, hour: str, cut: Cut) -> str | None:
         if hour <= adoption.hour and any(s < e and e > adoption.begins.get(p, 0) for p, (s, e) in cut.ranges.items()):
             return (
                 f"Kafka no longer holds it: the log of topic id {adoption.topic_id} ended with hour {adoption.hour} "
-                "(`anabranch adopt`); what the speed layer has of it stays served"
+                "(`anabranch adopt`)"
             )
     return None
 

@@ -24,7 +24,7 @@ from anabranch.lake import Lake
 from anabranch.neighbours import asked
 from anabranch.position import ranges_to_keys
 from anabranch.publish import new_id
-from anabranch.snapshots import snapshot_of
+from anabranch.snapshots import snapshots_by_commit
 from anabranch.state import Accepted, State
 
 LOG = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ LEDGER_SCHEMA = Schema(
     NestedField(13, "gap", LongType()),
     NestedField(14, "gaps", StringType(), doc="JSON {class: offsets}"),
     NestedField(15, "speed_rows", LongType()),
-    NestedField(16, "diff", StringType(), doc="JSON {missing, extra, changed, sample}"),
-    NestedField(17, "quality", StringType(), doc="JSON {passed, failed}"),
+    NestedField(16, "diff", StringType(), doc="JSON {missing, extra, changed, duplicate, unread, sample}"),
+    NestedField(17, "quality", StringType(), doc="JSON {passed, failed, warnings, evaluated, suite, met}"),
     NestedField(18, "snapshot_id", LongType(), doc="of the publish, on main where it changed main"),
     NestedField(19, "reason", StringType()),
     NestedField(20, "code_version", StringType(), required=True),
@@ -72,13 +72,17 @@ def decision(
     return row | values
 
 
+def cut_of(row: Mapping[str, Any]) -> Cut | None:
+    """The cut that a row tells of, if it does."""
+    if row.get("cut") is None:
+        return None
+    return Cut.from_dict({"topic_id": row.get("topic_id") or "", "ranges": row["cut"]})
+
+
 def record_waiting(lake: Lake, table_name: str, state: State) -> frozenset[str]:
     """Write the decisions that wait on the branches, each with its publish's snapshot; returns those that are there."""
-    return record(
-        lake,
-        table_name,
-        [d | {"snapshot_id": snapshot_of(state.table, d["publish"])} if "publish" in d else d for d in state.decisions],
-    )
+    made = snapshots_by_commit(state.table) if state.decisions else {}
+    return record(lake, table_name, [d | {"snapshot_id": made.get(d.get("publish", ""))} for d in state.decisions])
 
 
 def record(lake: Lake, table_name: str, waiting: Iterable[Mapping[str, Any]]) -> frozenset[str]:
@@ -125,7 +129,9 @@ def accepted(lake: Lake, table_name: str, state: State, hour: str) -> Accepted |
     if not found:
         raise Refused(f"hour {hour}: expected its cut in the ledger {table_name}, found none; it stays as it is")
     last = max(found, key=lambda r: int(r["revision"]))
-    return Accepted(last["revision"], Cut.from_dict({"topic_id": last["topic_id"], "ranges": last["cut"]}))
+    cut = cut_of(last)
+    assert cut is not None
+    return Accepted(last["revision"], cut)
 
 
 def accepted_partitions(lake: Lake, table_name: str, hour: str) -> Mapping[str, Any]:

@@ -131,13 +131,15 @@ def has_landed(table: Table, commit_id: str) -> bool:
     return any(s.summary is not None and s.summary.get(PUBLISH_ID) == commit_id for s in table.snapshots())
 
 
-def snapshot_of(table: Table, commit_id: str) -> int | None:
-    """The snapshot that a commit made on `main`, else on another branch; None once it is expired. Pure."""
-    of_main = {s.snapshot_id for s in ancestors_of(head(table, "main"), table.metadata)}
-    found = [
-        s.snapshot_id for s in table.snapshots() if s.summary is not None and s.summary.get(PUBLISH_ID) == commit_id
-    ]
-    return next((id for id in found if id in of_main), found[0] if found else None)
+def snapshots_by_commit(table: Table) -> dict[str, int]:
+    """By a commit's id, the snapshot that it made on `main`, else on another branch; without those expired. Pure."""
+    of_main = ancestors_of(head(table, "main"), table.metadata)
+    # Those of main come last, and so they count.
+    return {
+        id: s.snapshot_id
+        for s in (*table.snapshots(), *of_main)
+        if s.summary is not None and (id := s.summary.get(PUBLISH_ID)) is not None
+    }
 
 
 def carried(table: Table, branch: str, properties: Mapping[str, str], commit_id: str) -> dict[str, str]:

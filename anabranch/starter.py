@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anabranch.errors import ConfigurationError, Terminal
+from anabranch.errors import ConfigurationError
+from anabranch.shipped import shipped
 
-_PACKAGE = Path(__file__).resolve().parent
-_CHECKOUT = _PACKAGE.parent
 # By place in the new folder: where it lies in a checkout, and where the wheel carries it.
 _SHIPPED = {
     "conf/anabranch.yaml": ("conf/anabranch.yaml", "_conf/anabranch.yaml"),
@@ -37,17 +36,6 @@ def write(folder: Path) -> list[Path]:
 
 
 def _sources() -> dict[str, Path]:
-    found = {place: _source(*where) for place, where in _SHIPPED.items()}
-    dags = _folder("dags", "_dags")
+    found = {place: shipped(*where) for place, where in _SHIPPED.items()}
+    dags = shipped("dags/anabranch_tasks.py", "_dags/anabranch_tasks.py").parent
     return found | {f"dags/{file.name}": file for file in sorted(dags.glob("*.py"))}
-
-
-def _folder(in_checkout: str, in_wheel: str) -> Path:
-    return _CHECKOUT / in_checkout if (_CHECKOUT / "pyproject.toml").is_file() else _PACKAGE / in_wheel
-
-
-def _source(in_checkout: str, in_wheel: str) -> Path:
-    file = _folder(in_checkout, in_wheel)
-    if not file.is_file():
-        raise Terminal(f"{file} is missing; install the package again")
-    return file

@@ -207,9 +207,7 @@ class Rebuilder:
         together, last, hour = {first.hour: first}, first.hour, hours.shift(first.hour, 1)
         while hour <= hours.shift(last, reach_of):
             accepted = state.accepted.get(hour)
-            # An hour that Kafka lost stays as it is.
-            lost = accepted is not None and gone_from_kafka(state.timeline, hour, accepted.cut)
-            if accepted is not None and accepted.cut.offsets and not lost:
+            if accepted is not None and accepted.cut.offsets:
                 again = self._hours.decide_again(hour, accepted.cut, accepted.revision, state, together)
                 if again is not None:
                     LOG.info("stream %s: hour %s is decided again after %s", self._stream.name, hour, first.hour)

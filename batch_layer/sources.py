@@ -74,8 +74,10 @@ class HourReader:
         if not missing:
             return Read(decoded, ranges, {})
         # Step 3: what the table kept of that.
-        accepted = self._accepted(hour, state) if state.is_accepted(hour) else []
-        kept = [*accepted, *self._of_branch("speed", hour, state, (SPEED, SPEED))]
+        letters = heads(self._job.lake.load(self._stream.dead_letters_table))
+        batch = (state.heads["batch"], letters["batch"])
+        accepted = self._of_branch(batch, hour, (ACCEPTED, DEAD_LETTERS)) if state.is_accepted(hour) else []
+        kept = [*accepted, *self._of_branch((state.heads["speed"], letters["speed"]), hour, (SPEED, SPEED))]
         ranked = [frame.where(inside(missing)).withColumn("_rank", F.lit(i)) for i, frame in enumerate(kept)]
         first = Window.partitionBy(*AT).orderBy("_rank")
         filled = (
@@ -111,16 +113,12 @@ class HourReader:
         )
         return {row["ingest_hour"]: row["count"] for row in sorted(found, key=lambda row: str(row["ingest_hour"]))}
 
-    def _accepted(self, hour: str, state: State) -> list[DataFrame]:
-        return self._of_branch("batch", hour, state, (ACCEPTED, DEAD_LETTERS))
-
-    def _of_branch(self, branch: str, hour: str, state: State, sources: tuple[str, str]) -> list[DataFrame]:
-        """Rows, then dead letters, of an hour on a branch."""
-        letters = self._job.lake.load(self._stream.dead_letters_table)
-        rows = read_snapshot(self._spark, self._catalog, self._stream.table, state.heads[branch])
+    def _of_branch(self, snapshots: tuple[int, int], hour: str, sources: tuple[str, str]) -> list[DataFrame]:
+        """Rows, then dead letters, of an hour in a branch's snapshots of the two tables."""
+        rows = read_snapshot(self._spark, self._catalog, self._stream.table, snapshots[0])
         return [
             self._as_decoded(rows.where(F.col("ingest_hour") == hour), sources[0]),
-            self._decode(self._bytes(heads(letters)[branch]).where(F.col("ingest_hour") == hour), sources[1]),
+            self._decode(self._bytes(snapshots[1]).where(F.col("ingest_hour") == hour), sources[1]),
         ]
 
     def _bytes(self, snapshot_id: int) -> DataFrame:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anabranch.hours import Cut, Timeline, shift
+from anabranch.ledger import cut_of
 from anabranch.output import print_json, print_table
 from anabranch.state import Layer
 from serving_layer.recount import Recount
@@ -99,10 +100,9 @@ def _of_ledger(a: Audited) -> list[Disagreement]:
         )
     if a.revision and said.get("revision") != a.revision:
         differs("revision", f"{a.revision}, as branch batch says", f"{said.get('revision')} in the ledger")
-    if a.cut is not None and said.get("cut") is not None:
-        cut = Cut.from_dict({"topic_id": said.get("topic_id") or "", "ranges": said["cut"]})
-        if cut != a.cut:
-            differs("cut", f"{a.cut.as_dict()}, as the table says", f"{cut.as_dict()} in the ledger")
+    cut = cut_of(said)
+    if a.cut is not None and cut is not None and cut != a.cut:
+        differs("cut", f"{a.cut.as_dict()}, as the table says", f"{cut.as_dict()} in the ledger")
     ranges = {p: r.cut for p, r in a.partitions.items()}
     size = sum(e - s for s, e in ranges.values())
     if said.get("offsets") is not None and said["offsets"] != size:

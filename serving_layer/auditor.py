@@ -78,10 +78,7 @@ def _is_said_accepted(lake: _Lake, hour: str) -> bool:
 
 def _cut(lake: _Lake, hour: str) -> Cut | None:
     """The table's word on the cut, else the ledger's."""
-    if hour in lake.state.cuts:
-        return lake.state.cuts[hour]
-    said = lake.said.get(hour, {})
-    return Cut.from_dict({"topic_id": said.get("topic_id") or "", "ranges": said["cut"]}) if said.get("cut") else None
+    return lake.state.cuts.get(hour) or ledger.cut_of(lake.said.get(hour, {}))
 
 
 def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bool) -> Audited:

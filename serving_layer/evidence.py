@@ -34,7 +34,7 @@ def difference(job: Job, hour: str, each: int) -> dict[str, Any]:
     """
     state = load_state(job.lake, job.stream.table)
     said = _said(job, state, hour)
-    cut = _cut(state, hour, said)
+    cut = state.cuts.get(hour) or ledger.cut_of(said) or Cut("", {})
     unread = plan_unread(state, hour, cut)
     with open_comparison(state.table, hour, job.stream.key, job.stream.batch.lookback_hours) as found:
         counted, samples = found.difference(unread), found.samples(unread, each)
@@ -181,12 +181,6 @@ def _said(job: Job, state: State, hour: str) -> Mapping[str, Any]:
             f"`anabranch explain {job.stream.name} {hour}` says why"
         )
     return rows.get(hour, {})
-
-
-def _cut(state: State, hour: str, said: Mapping[str, Any]) -> Cut:
-    if hour in state.cuts:
-        return state.cuts[hour]
-    return Cut.from_dict({"topic_id": said.get("topic_id") or "", "ranges": said.get("cut") or {}})
 
 
 def _shown(value: object) -> str:

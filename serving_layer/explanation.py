@@ -149,8 +149,7 @@ def _refusals(rows: Sequence[Mapping[str, Any]], accepted: Mapping[str, Any] | N
 def _cut(state: State, hour: str, rows: Sequence[Mapping[str, Any]]) -> Cut | None:
     if hour in state.cuts:
         return state.cuts[hour]
-    said = next((row for row in reversed(rows) if row["cut"] is not None), None)
-    return Cut.from_dict({"topic_id": said["topic_id"] or "", "ranges": said["cut"]}) if said is not None else None
+    return next((cut for row in reversed(rows) if (cut := ledger.cut_of(row)) is not None), None)
 
 
 def _revision(state: State, hour: str, accepted: Mapping[str, Any] | None) -> int:

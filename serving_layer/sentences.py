@@ -200,11 +200,12 @@ def _commands(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     said = []
     if facts["query"] is not None:
         said.append(("query", f"`{facts['query']}`"))
-    if facts["gone"] is not None:
-        said.append(("rebuild", f"it cannot be rebuilt: {facts['gone']}"))
-    elif facts["rebuild"] is not None:
+    if facts["rebuild"] is not None:
         mend = "mend what the refusal says, then " if facts["state"] == "refused" else ""
-        said.append(("rebuild", f"{mend}`{facts['rebuild']}`"))
+        kept = f", from what the table keeps of it: {facts['gone']}" if facts["gone"] is not None else ""
+        said.append(("rebuild", f"{mend}`{facts['rebuild']}`{kept}"))
+    elif facts["gone"] is not None:
+        said.append(("rebuild", f"it cannot be rebuilt: {facts['gone']}; what the speed layer has of it stays served"))
     elif facts["state"] == "accepted":
         said.append(("rebuild", "there is nothing to rebuild: it holds no records"))
     if facts["state"] == "accepted":

@@ -24,6 +24,7 @@ from anabranch.dev.java import require_java
 from anabranch.dev.lock import locked
 from anabranch.dev.spark_home import configure, spark_home
 from anabranch.errors import AnabranchError, Terminal, Transient
+from anabranch.shipped import shipped
 
 CONFS = ("spark", "broker", "s3")
 ATTEMPTS = 4
@@ -50,12 +51,7 @@ class Jars:
 
 def jvm_folder() -> Path:
     """conf/jvm of the checkout that this code is run from, else the copy that the wheel carries."""
-    checkout = Path(__file__).resolve().parents[2] / "conf" / "jvm"
-    packaged = Path(__file__).resolve().parents[1] / "_conf" / "jvm"
-    for folder in (checkout, packaged):
-        if (folder / "ivy.xml").is_file():
-            return folder
-    raise Terminal(f"ivy.xml is neither in {checkout} nor in {packaged}; install the package again.")
+    return shipped("conf/jvm/ivy.xml", "_conf/jvm/ivy.xml").parent
 
 
 def cache_folder(cache: Path | None = None) -> Path:

@@ -93,8 +93,7 @@ def start(
         part = data.with_name("kafka.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        told = broker_properties(port, controller_port, part)
-        write_private(properties, properties_text(told | _joined(told, more or {})))
+        write_private(properties, properties_text(_joined(broker_properties(port, controller_port, part), more)))
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         # A cluster id that begins with a dash would be read as an option.
         storage_tool = [*jvm, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(properties)]
@@ -109,14 +108,15 @@ def start(
             raise Terminal(f"Kafka's storage in {part} could not be formatted:\n{answer.stdout}{answer.stderr}")
         part.rename(data)
     told = broker_properties(port, controller_port, data, advertised_port)
-    write_private(properties, properties_text(told | _joined(told, more or {})))
+    write_private(properties, properties_text(_joined(told, more)))
     return daemon.start([*jvm, "kafka.Kafka", str(properties)], port, environment)
 
 
-def _joined(told: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
-    """`more`, whose lists of listeners join those that are there."""
+def _joined(told: Mapping[str, object], more: Mapping[str, object] | None) -> dict[str, object]:
+    """Both; `more` wins, but its lists of listeners join those that are there."""
     lists = ("listeners", "advertised.listeners", "listener.security.protocol.map")
-    return {key: f"{told[key]},{value}" if key in lists else value for key, value in more.items()}
+    added = {key: f"{told[key]},{value}" if key in lists else value for key, value in (more or {}).items()}
+    return {**told, **added}
 
 
 def answers(port: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from world import World, event, past_hour, spread
 
-from anabranch import ledger
+from anabranch import adoption, ledger
 from anabranch.hours import start_of
 
 Make = Callable[..., World]
@@ -79,6 +79,44 @@ def test_an_hour_that_kafka_lost_is_restated_from_what_is_accepted_and_its_dead_
     assert (row["good"], row["dead"], row["duplicate"], row["gap"]) == (21, 0, 1, 0)
     assert row["reason"] == "dead letters replayed: 1 can be read by now"
     assert one.replay() == []
+
+
+def test_an_accepted_hour_of_a_deleted_topic_is_restated_from_the_table_alone(world: Make) -> None:
+    one, hour = world(), past_hour(1)
+    one.topic(1)
+    send_hour(one, hour)
+    one.apply()
+    one.batch(hour)
+    before, letters = content(one), one.dead()
+    one.delete_topic()
+    one.topic(1)
+    # The hazard: the same offsets of the new topic hold something else.
+    one.send_now(5, "new", partitions=1)
+    assert adoption.adopt(one.job.environment, one.job.stream, one.lake, one.kafka) is not None
+    [again] = one.batch(hour, restate=True, why="to see whether it holds")
+    assert (again.decision, again.revision) == ("accepted", 2)
+    assert (content(one), [d["value"] for d in one.dead()]) == (before, [d["value"] for d in letters])
+    assert accepted_row(one, hour)["sources"] == {"accepted": 20, "dead_letters": 1}
+
+
+def test_an_hour_after_a_replayed_one_is_decided_again_though_kafka_lost_both(world: Make) -> None:
+    one, first, second = world(), past_hour(2), past_hour(1)
+    one.topic(1)
+    send_hour(one, first)
+    one.send([(0, start_of(second), event("old", start_of(second))), *spread(second, 3, "f", partitions=1)])
+    one.apply()
+    one.batch()
+    one.delete_topic()
+    one.topic(1)
+    assert adoption.adopt(one.job.environment, one.job.stream, one.lake, one.kafka) is not None
+    assert (0, 22) in one.offsets()
+    one.configure(event_time=WIDE)
+    one.reopen()
+    assert [(r.hour, r.decision) for r in one.replay()] == [(first, "accepted")]
+    # The first hour's letter is the event now, and what repeats it an hour later is the duplicate.
+    assert one.offsets() == [(0, o) for o in (*range(20), 21, 23, 24, 25)]
+    row = accepted_row(one, second)
+    assert (row["revision"], row["good"], row["duplicate"]) == (2, 3, 1)
 
 
 def test_what_nobody_holds_is_a_gap_that_an_operator_may_accept(world: Make) -> None:

@@ -211,6 +211,15 @@ def test_an_hour_that_kafka_lost_is_said_to_stay_as_it_is() -> None:
     assert facts["rebuild"] is None
 
 
+def test_an_accepted_hour_that_kafka_lost_is_rebuilt_from_what_the_table_keeps() -> None:
+    adopted = replace(TIMELINE, adoptions=(Adoption(NEXT, "former", {0: 0}),))
+    former = Cut("former", {0: (0, 4)})
+    found = dict(plan_sentences(_facts([], timeline=adopted, accepted={HOUR: Accepted(1, former)})))
+    assert found["rebuild"].startswith(
+        f"`anabranch batch events --hour {HOUR} --restate`, from what the table keeps of it: Kafka no longer holds it"
+    )
+
+
 def test_an_hour_that_the_ledger_lost() -> None:
     found = dict(plan_sentences(_facts([])))
     assert found["hour"].endswith("is accepted as revision 1; the batch layer serves it")

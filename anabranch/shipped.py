@@ -1,0 +1,20 @@
+"""Files that we ship beside the code: where a checkout has them, else where the wheel carries them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anabranch.errors import Terminal
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def shipped(in_checkout: str, in_wheel: str) -> Path:
+    """A shipped file. Raises Terminal when it is in neither place."""
+    places = (_PACKAGE.parent / in_checkout, _PACKAGE / in_wheel)
+    for file in places:
+        if file.is_file():
+            return file
+    raise Terminal(
+        f"{places[0].name} is neither in {places[0].parent} nor in {places[1].parent}; install the package again."
+    )
