@@ -116,7 +116,7 @@ def batch(
         _seal(stream, hour, conf, output)
         return
     flags = [flag for flag, given in (("--restate", restate), ("--accept", accept)) if given]
-    options = [*(["--hour", hour] if hour else []), *flags, *(["--why", why] if why else [])]
+    options = [*(["--hour", hour] if hour else []), *flags, *([f"--why={why}"] if why else [])]
     submit_job("batch_layer", stream, conf, output, options)
 
 

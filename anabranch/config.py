@@ -34,7 +34,7 @@ from anabranch.schema import Column, parse_columns
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _DURATION = re.compile(r"^\s*(\d+)\s*(second|minute|hour|day|week)s?\s*$")
-_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 # What is under these keys is never repeated in a message.
 _SECRETS = frozenset({"security", "access_key", "secret_key", "password"})
@@ -66,7 +66,7 @@ def parse_retry_for(value: object) -> timedelta | None:
 
 
 def _name(value: object) -> object:
-    if not isinstance(value, str) or not _NAME.match(value):
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise ValueError("expected a name of letters, digits and underscores")
     return value
 
@@ -293,7 +293,7 @@ def stream_names(folder: str | Path | None = None) -> tuple[str, ...]:
 def load_stream(name: str, folder: str | Path | None = None) -> Stream:
     """Read `streams/<name>.yaml` of the configuration folder. Raises ConfigurationError."""
     folder = resolve_folder(folder)
-    if not _NAME.match(name):
+    if not _NAME.fullmatch(name):
         raise ConfigurationError(f"stream: expected a name of letters, digits and underscores, found {name!r}")
     path = folder / "streams" / f"{name}.yaml"
     if not path.is_file():

@@ -40,9 +40,13 @@ def hour_of(when: datetime) -> str:
 def start_of(hour: str) -> datetime:
     """The moment an hour begins. Raises ConfigurationError for anything but `2026-11-21T03`."""
     try:
-        return datetime.strptime(hour, _FORMAT).replace(tzinfo=UTC)
+        found = datetime.strptime(hour, _FORMAT).replace(tzinfo=UTC)
     except ValueError:
-        raise ConfigurationError(f"hour: expected a UTC hour such as 2026-11-21T03, found {hour!r}") from None
+        found = None
+    # strptime takes other spellings too, which would name no hour of ours.
+    if found is None or hour_of(found) != hour:
+        raise ConfigurationError(f"hour: expected a UTC hour such as 2026-11-21T03, found {hour!r}")
+    return found
 
 
 def end_of(hour: str) -> datetime:

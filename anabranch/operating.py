@@ -92,7 +92,7 @@ def serve_hour(
     from serving_layer import override
     from serving_layer.recovery import recover
 
-    hour = hours.hour_of(hours.start_of(hour))
+    hours.start_of(hour)
     job = open_stream(stream, conf)
     confirmed = recover(job.lake, job.stream)
     served = override.serve_hour(job.lake, job.stream, hour, layer, why, confirmed)
@@ -120,7 +120,8 @@ def data_docs(stream: str, hour: str | None, to: str, conf: str | None, output: 
     from anabranch.output import print_json
     from batch_layer import data_docs as docs
 
-    hour = hours.hour_of(hours.start_of(hour)) if hour else None
+    if hour:
+        hours.start_of(hour)
     job = open_stream(stream, conf)
     rows = docs.plan_pages(ledger.history(job.lake, job.stream.hours_table), hour)
     if not rows:

@@ -12,7 +12,8 @@ from anabranch.options import open_stream, options
 def _hour(context: click.Context, parameter: click.Parameter, value: str) -> str:
     from anabranch import hours
 
-    return hours.hour_of(hours.start_of(value))
+    hours.start_of(value)
+    return value
 
 
 def _hours(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, str] | None:

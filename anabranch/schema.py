@@ -40,9 +40,7 @@ def parse_columns(ddl: object) -> tuple[Column, ...]:
     for definition in definitions:
         if not isinstance(definition, exp.ColumnDef) or definition.args.get("kind") is None:
             raise ValueError(f"expected 'name TYPE', found {definition.sql(dialect='spark')!r}")
-        name = definition.name
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise ValueError(f"expected a column name of letters, digits and underscores, found {name!r}")
+        name = _name(definition.name)
         required = any(
             isinstance(c.kind, exp.NotNullColumnConstraint) and not c.kind.args.get("allow_null")
             for c in definition.args.get("constraints") or []
@@ -54,6 +52,12 @@ def parse_columns(ddl: object) -> tuple[Column, ...]:
     if repeated := {n for n in names if names.count(n) > 1}:
         raise ValueError(f"expected each column once, found {sorted(repeated)[0]!r} twice (case does not count)")
     return tuple(columns)
+
+
+def _name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError(f"expected a column name of letters, digits and underscores, found {name!r}")
+    return name
 
 
 def _simple(kind: object) -> str:
@@ -68,7 +72,7 @@ def _simple(kind: object) -> str:
     if name == "MAP":
         return f"map<{_simple(inner[0])},{_simple(inner[1])}>"
     if name == "STRUCT":
-        fields = ",".join(f"{field.name}:{_simple(field.args['kind'])}" for field in inner)
+        fields = ",".join(f"{_name(field.name)}:{_simple(field.args['kind'])}" for field in inner)
         return f"struct<{fields}>"
     if name == "DECIMAL":
         precision, scale = [int(p.name) for p in inner] + [10, 0][len(inner) :]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from anabranch.catalogs import jdbc_properties
 from anabranch.config import Environment, Kafka
 
@@ -14,6 +16,9 @@ AVRO_LIMITS = {
 """Properties of a JVM that reads Avro: the longest text and the most items that a value may have. Without them Avro
 allocates whatever a value announces, and one record of ten bytes ends the JVM. Avro reads them when first used."""
 AVRO_OPTIONS = " ".join(f"-D{name}={value}" for name, value in AVRO_LIMITS.items())
+
+REDACTED = re.compile("(?i)secret|password|token|access[.]?key")
+"""The keys whose values Spark shows nobody: its `spark.redaction.regex`."""
 
 _JAAS = "org.apache.kafka.common.security"
 

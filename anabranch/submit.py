@@ -11,7 +11,7 @@ from pathlib import Path
 from anabranch.config import Environment, load_environment, load_stream
 from anabranch.dev.jars import ensure_jars, jvm_folder
 from anabranch.dev.spark_home import spark_home as installed_spark_home
-from anabranch.spark import AVRO_OPTIONS
+from anabranch.spark import AVRO_OPTIONS, REDACTED
 
 
 def spark_home() -> Path:
@@ -43,7 +43,9 @@ def submit_command(environment: Environment, layer: str, arguments: Sequence[str
     ours = f"-Dlog4j2.configurationFile=file:{log4j} -XX:+UseParallelGC {AVRO_OPTIONS}"
     command += ["--driver-java-options", f"{ours} {conf.pop('spark.driver.extraJavaOptions', '')}".strip()]
     for key, value in conf.items():
-        command += ["--conf", f"{key}={value}"]
+        # Every process of the machine reads a command line; the session is told all of them, by the job itself.
+        if not REDACTED.search(key):
+            command += ["--conf", f"{key}={value}"]
     process = dict(os.environ) | {
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
         "PYSPARK_DRIVER_PYTHON": os.environ.get("PYSPARK_DRIVER_PYTHON", sys.executable),

@@ -1,0 +1,117 @@
+"""Names from files and command lines stay names: none of them leaves its place in SQL, in a path, or in an argument."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from anabranch.cli import main
+from anabranch.config import load_environment, load_stream
+from anabranch.errors import ConfigurationError
+from anabranch.hours import start_of
+
+HOSTILE = [
+    "", " ", "a b", "a-b", "a\n", "a\x00b", "a;b", "a'b", 'a"b', "a`b", "a/b", "../a", "..", "/etc/passwd", "${HOME}",
+    "%s", "a' OR 1=1 --", "a`; DROP TABLE events; --", "-rf", "--conf", "\uff41", "1a",
+]  # fmt: skip
+STREAM: dict[str, Any] = {
+    "topic": "events", "table": "games.events", "format": "json", "key": "id",
+    "schema": "id STRING NOT NULL, at TIMESTAMP",
+}  # fmt: skip
+ENVIRONMENT: dict[str, Any] = {
+    "kafka": {"bootstrap_servers": "127.0.0.1:1"},
+    "catalog": {"name": "lake", "uri": "sqlite:///none.db", "warehouse": "s3://none/warehouse"},
+}
+COMMANDS = [
+    ["apply"], ["speed"], ["batch"], ["merge"], ["hours"], ["status"], ["adopt"], ["maintain"], ["audit"],
+    ["dead-letters"], ["metrics"], ["data-docs", "--to", "none"],
+]  # fmt: skip
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    folder = tmp_path / "conf"
+    (folder / "streams").mkdir(parents=True)
+    (folder / "anabranch.yaml").write_text(yaml.safe_dump(ENVIRONMENT))
+    (folder / "streams" / "events.yaml").write_text(yaml.safe_dump(STREAM))
+    # What a path that leaves its folder would find.
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(STREAM))
+    (folder / "a.yaml").write_text(yaml.safe_dump(STREAM))
+    return folder
+
+
+def change(conf: Path, **values: Any) -> None:
+    (conf / "streams" / "events.yaml").write_text(yaml.safe_dump(STREAM | values))
+
+
+def test_what_the_tests_begin_with_is_right(conf: Path) -> None:
+    assert load_stream("events", conf).columns
+    assert load_environment(conf)
+    assert start_of("2026-11-21T03")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_stream(conf: Path, name: str) -> None:
+    with pytest.raises(ConfigurationError, match="expected a name"):
+        load_stream(name, conf)
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if name and not name.startswith("-")])
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_stream_of_a_command_line(conf: Path, command: list[str], name: str) -> None:
+    result = CliRunner().invoke(main, [command[0], name, *command[1:], "--conf", str(conf)])
+    assert result.exit_code == 2, result.output
+    assert "expected a name" in result.output
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_table_a_key_and_a_columns_name(conf: Path, name: str) -> None:
+    for values in (
+        {"table": f"games.{name}"},
+        {"table": f"{name}.events"},
+        {"key": name},
+        {"event_time": {"column": name}},
+    ):
+        change(conf, **values)
+        with pytest.raises(ConfigurationError):
+            load_stream("events", conf)
+
+
+@pytest.mark.parametrize("name", [n for n in HOSTILE if n not in ("a-b", "..", "1a", "--conf", "-rf")])
+def test_a_topic(conf: Path, name: str) -> None:
+    change(conf, topic=name)
+    with pytest.raises(ConfigurationError):
+        load_stream("events", conf)
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if "`" not in name and "\x00" not in name])
+@pytest.mark.parametrize("ddl", ["`{}` STRING", "a STRUCT<`{}`: INT>", "a ARRAY<STRUCT<b: STRUCT<`{}`: INT>>>"])
+def test_a_column_however_deep(conf: Path, ddl: str, name: str) -> None:
+    change(conf, schema=f"id STRING NOT NULL, {ddl.format(name)}")
+    with pytest.raises(ConfigurationError):
+        load_stream("events", conf)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_the_catalog(conf: Path, name: str) -> None:
+    (conf / "anabranch.yaml").write_text(
+        yaml.safe_dump(ENVIRONMENT | {"catalog": ENVIRONMENT["catalog"] | {"name": name}})
+    )
+    with pytest.raises(ConfigurationError):
+        load_environment(conf)
+
+
+@pytest.mark.parametrize(
+    "hour",
+    [*HOSTILE, "2026-11-21T3", "2026-11-21T03\n", "2026-11-21T03' OR '1'='1", "\uff12\uff10\uff12\uff16-11-21T03"],
+)
+def test_an_hour(conf: Path, hour: str) -> None:
+    with pytest.raises(ConfigurationError, match="expected a UTC hour"):
+        start_of(hour)
+    for command in (["batch", "events", "--hour", hour], ["audit", "events", "--hours", hour]):
+        result = CliRunner().invoke(main, [*command, "--conf", str(conf)])
+        assert (result.exit_code, "expected a UTC hour" in result.output) == (2, True), result.output
