@@ -1,0 +1,121 @@
+"""Each component with a key that may do what its policy of deploy/s3 says, and with one that may not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aws import Aws, running_aws
+from botocore.exceptions import ClientError
+from commands import run
+from world import World, past_hour, spread
+
+POLICIES = Path(__file__).resolve().parents[2] / "deploy" / "s3"
+ASKING = (
+    ["hours"], ["hours", "--history", past_hour(1)], ["status"], ["explain", past_hour(1)], ["audit"],
+    ["diff", past_hour(1)], ["duplicates", past_hour(1)], ["dead-letters"], ["metrics"],
+)  # fmt: skip
+
+
+@pytest.fixture
+def aws(tmp_path: Path) -> Iterator[Aws]:
+    with running_aws(tmp_path) as server:
+        yield server
+
+
+class Lake:
+    """A stream whose commands reach S3 with one of the policies' keys."""
+
+    def __init__(self, aws: Aws, environment: dict[str, Any], folder: Path) -> None:
+        self.aws = aws
+        # AWS judges a look at a bucket as s3:ListBucket, moto by a name of its own.
+        names = {"BUCKET": "lake", '"s3:ListBucket"': '["s3:ListBucket", "s3:HeadBucket"]'}
+        policies = {}
+        for file in sorted(POLICIES.glob("*.json")):
+            policies[file.stem] = reduce(lambda text, name: text.replace(name, names[name]), names, file.read_text())
+        everything = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
+        policies |= {"everything": json.dumps(everything)}
+        self.keys = {name: aws.user(name, policy) for name, policy in policies.items()}
+        self._told = environment | {
+            "catalog": environment["catalog"]
+            | {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": "s3://lake/warehouse"},
+        }
+        self.one = World(folder / "conf", self._told | self._s3("apply"), None)  # type: ignore[arg-type]
+
+    def _s3(self, name: str) -> dict[str, Any]:
+        access, secret = self.keys[name]
+        return {"s3": {"endpoint": self.aws.url, "access_key": access, "secret_key": secret}}
+
+    def with_key(self, name: str) -> World:
+        (self.one.folder / "anabranch.yaml").write_text(json.dumps(self._told | self._s3(name)))
+        self.one.reopen()
+        return self.one
+
+    def s3(self, name: str) -> Any:
+        return self.aws.client("s3", self.keys[name])
+
+    def objects(self) -> list[str]:
+        listed = self.s3("everything").get_paginator("list_objects_v2").paginate(Bucket="lake")
+        return [entry["Key"] for page in listed for entry in page.get("Contents", [])]
+
+
+@pytest.mark.timeout(1200)
+def test_each_component_does_its_work_with_its_policy_and_a_reader_publishes_nothing(
+    aws: Aws, environment: dict[str, Any], tmp_path: Path
+) -> None:
+    lake = Lake(aws, environment, tmp_path)
+    aws.enforce()
+    one = lake.with_key("apply")
+    one.topic()
+    one.send(spread(past_hour(1), 20, "e"))
+    run(one, "apply", one.name)
+    encrypted = {"Rules": [{"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms"}}]}
+    lake.s3("everything").put_bucket_encryption(Bucket="lake", ServerSideEncryptionConfiguration=encrypted)
+    made = set(lake.objects())
+
+    # A key that may only read: both jobs end at once, say why, and leave nothing.
+    lake.with_key("reader")
+    for command in (["speed", one.name, "--available-now"], ["batch", one.name]):
+        said = run(one, *command, expect=2)
+        assert "what the bucket's policy allows them" in said, said
+    assert set(lake.objects()) == made
+    assert one.published == 0 and not one.state.accepted
+
+    # The jobs with theirs.
+    lake.with_key("jobs")
+    run(one, "speed", one.name, "--available-now")
+    assert one.contents() == one.acknowledged()
+    run(one, "batch", one.name)
+    assert one.state.serving_layer(past_hour(1)) == "batch"
+    assert one.contents() == one.acknowledged()
+    run(one, "merge", one.name)
+    run(one, "serve-hour", one.name, past_hour(1), "--layer", "speed", "--why", "to see")
+
+    # Whoever only asks.
+    lake.with_key("reader")
+    for question in ASKING:
+        run(one, question[0], one.name, *question[1:])
+    run(one, "query", f"SELECT count(*) FROM {one.job.stream.table}")
+
+    # Maintenance deletes rows; the jobs could not.
+    lake.with_key("maintain")
+    one.configure(maintain={"speed_hours": "0 seconds"})
+    run(one, "serve-hour", one.name, past_hour(1), "--layer", "auto", "--why", "seen")
+    run(one, "maintain", one.name)
+    assert one.contents() == one.acknowledged()
+    data = next(key for key in lake.objects() if key.endswith(".parquet"))
+    with pytest.raises(ClientError, match="AccessDenied"):
+        lake.s3("jobs").delete_object(Bucket="lake", Key=data)
+    with pytest.raises(ClientError, match="AccessDenied"):
+        lake.s3("jobs").put_object(Bucket="lake", Key="elsewhere/file", Body=b"")
+
+    # What was written after the bucket was told to encrypt is encrypted, whoever wrote it.
+    written = set(lake.objects()) - made
+    assert any(key.endswith(".metadata.json") for key in written) and any(key.endswith(".parquet") for key in written)
+    for key in written:
+        assert lake.s3("everything").head_object(Bucket="lake", Key=key)["ServerSideEncryption"] == "aws:kms", key
+    one.kafka.close()

@@ -1,0 +1,70 @@
+"""Moto's S3 and IAM as a process of its own: each request is judged by its user's policies."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+
+from anabranch.dev.processes import HOST, free_port
+
+_ROOT = ("root", "root")
+
+
+@dataclass(frozen=True)
+class Aws:
+    """A running server."""
+
+    url: str
+
+    def client(self, service: str, keys: tuple[str, str] = _ROOT) -> Any:
+        return boto3.client(
+            service, endpoint_url=self.url, region_name="us-east-1", aws_access_key_id=keys[0],
+            aws_secret_access_key=keys[1],
+        )  # fmt: skip
+
+    def user(self, name: str, policy: str) -> tuple[str, str]:
+        """A new user that may do what the policy says, and no more; its access key and secret."""
+        iam = self.client("iam")
+        iam.create_user(UserName=name)
+        iam.put_user_policy(UserName=name, PolicyName=name, PolicyDocument=policy)
+        made = iam.create_access_key(UserName=name)["AccessKey"]
+        return made["AccessKeyId"], made["SecretAccessKey"]
+
+    def enforce(self) -> None:
+        """From here on policies count, and root may do nothing."""
+        request = urllib.request.Request(f"{self.url}/moto-api/reset-auth", b"0", {"Content-Type": "text/plain"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert json.load(answer)["status"] == "ok"
+
+
+@contextmanager
+def running_aws(folder: Path) -> Iterator[Aws]:
+    """A fresh server for the length of a `with`."""
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)]
+    with (folder / "aws.log").open("wb") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(os.environ))
+    try:
+        aws, deadline = Aws(f"http://{HOST}:{port}"), time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(f"{aws.url}/moto-api/", timeout=5).close()
+                break
+            except OSError:
+                assert process.poll() is None and time.monotonic() < deadline, (folder / "aws.log").read_text()[-2000:]
+                time.sleep(0.1)
+        yield aws
+    finally:
+        process.terminate()
+        process.wait(30)
