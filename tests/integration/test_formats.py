@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from registry import SchemaRegistry
+from sessions import with_settings
 from wire import encode, varint, wired
 from world import World, past_hour
 
@@ -265,15 +266,8 @@ def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[Spa
         "spark.sql.session.timeZone": "UTC" if request.param else "America/St_Johns",
         "spark.sql.avro.datetimeRebaseModeInRead": "CORRECTED" if request.param else "LEGACY",
     }
-    before = {k: spark.conf.get(k, None) for k in settings}
-    for k, v in settings.items():
-        spark.conf.set(k, v)
-    yield spark
-    for k, old in before.items():
-        if old is None:
-            spark.conf.unset(k)
-        else:
-            spark.conf.set(k, old)
+    with with_settings(spark, settings) as session:
+        yield session
 
 
 def make_stream(ddl: str, form: Any, event_time: Any = EVENT_TIME, key: str = "event_id") -> config.Stream:

@@ -12,6 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from sessions import with_settings
 
 from anabranch import records, verdicts
 from anabranch.config import Stream
@@ -72,15 +73,8 @@ def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[Spa
         "spark.sql.json.enablePartialResults": str(request.param).lower(),
         "spark.sql.legacy.timeParserPolicy": "CORRECTED" if request.param else "LEGACY",
     }
-    before = {k: spark.conf.get(k, None) for k in settings}
-    for k, v in settings.items():
-        spark.conf.set(k, v)
-    yield spark
-    for k, old in before.items():
-        if old is None:
-            spark.conf.unset(k)
-        else:
-            spark.conf.set(k, old)
+    with with_settings(spark, settings) as session:
+        yield session
 
 
 def test_verdict_by_bytes(session: SparkSession) -> None:
