@@ -9,7 +9,16 @@ from datetime import UTC, datetime, timedelta
 
 from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.sdk import DAG, CronDataIntervalTimetable, Param
-from anabranch_tasks import HOUR, AnabranchOperator, VerifyOperator, default_args, duration, settings, streams
+from anabranch_tasks import (
+    HOUR,
+    AnabranchOperator,
+    RebuildOperator,
+    VerifyOperator,
+    default_args,
+    duration,
+    settings,
+    streams,
+)
 
 DOC = """\
 Each hour of the stream `{stream}`, in UTC, as soon as it has ended:
@@ -17,11 +26,12 @@ Each hour of the stream `{stream}`, in UTC, as soon as it has ended:
 - **grace** waits out `batch.grace` without holding a worker.
 - **seal** decides the hour's cut.
 - **rebuild** reads the cut from Kafka, closes the balance, asks the quality gate, and publishes. Refused, it fails
-  without another try and says why; the hour stays served as it was, and the next hour is not held back.
+  without another try and says why, in its log and as its XCom `refused`; the hour stays served as it was, and the
+  next hour is not held back.
 - **merge** repairs whatever is not served by its wanted layer, also after a refusal.
 - **verify** counts the hour again from its files, and tells whoever waits for the asset `anabranch_hours__{stream}`.
 
-Why an hour was refused: `anabranch explain {stream} HOUR`. To run it again: clear `rebuild` with its downstream tasks;
+More on an hour: `anabranch explain {stream} HOUR`. To run it again: clear `rebuild` with its downstream tasks;
 an hour that was accepted is restated then, and by a backfill too. To accept it as it is: trigger the DAG with `hour`,
 `accept` and `why`.
 """
@@ -57,16 +67,16 @@ def stream_dag(stream: str) -> DAG:
             target_time=f"{{{{ (data_interval_end + macros.timedelta(seconds={grace})).isoformat() }}}}",
         )
         seal = AnabranchOperator(task_id="seal", arguments=["batch", stream, "--hour", HOUR, "--seal-only"])
-        rebuild = AnabranchOperator(
+        rebuild = RebuildOperator(
             task_id="rebuild",
-            arguments=[
-                "batch", stream, "--hour", HOUR,
+            stream=stream,
+            more=[
                 f"{{{{ '--restate' if params.restate or {_AGAIN} else '' }}}}",
                 "{{ '--accept' if params.accept else '' }}",
                 f"{{{{ '--why' if {_WHY} else '' }}}}",
                 f"{{{{ {_WHY} }}}}",
             ],
-        )  # fmt: skip
+        )
         merge = AnabranchOperator(task_id="merge", arguments=["merge", stream], trigger_rule="all_done")
         # A run's state is its last task's: this one is left out, and the run fails, when any before it failed.
         verify = VerifyOperator(task_id="verify", stream=stream)

@@ -26,7 +26,7 @@ import yaml
 from airflow.sdk import Asset, BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-TRANSIENT = 75
+REFUSED, TRANSIENT = 1, 75
 LAST_LINES = 20
 CONF = Path(os.environ.get("ANABRANCH_CONF") or Path(__file__).resolve().parents[1] / "conf")
 # The hour of a run: the one that an operator names, else the run's data interval.
@@ -78,6 +78,10 @@ def _imported(name: str) -> Callable[..., None]:
     module, _, function = name.rpartition(".")
     found: Callable[..., None] = getattr(importlib.import_module(module), function)
     return found
+
+
+class Refused(AirflowFailException):
+    """A command ended with exit code 1: it worked, and what it found is not as it has to be."""
 
 
 class AnabranchOperator(BaseOperator):
@@ -150,7 +154,33 @@ def _require_success(command: Sequence[str], code: int, last: Iterable[str]) -> 
     # A negative code is a signal (the machine ran out of memory, the task was stopped): as good as transient.
     if code == TRANSIENT or code < 0:
         raise AirflowException(message)
-    raise AirflowFailException(message)
+    raise Refused(message) if code == REFUSED else AirflowFailException(message)
+
+
+class RebuildOperator(AnabranchOperator):
+    """Rebuilds an hour. Why it was refused stays on the run: the XCom `refused` of this task, with `hour`, `revision`,
+    `reason` and `at`."""
+
+    def __init__(self, *, stream: str, more: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(arguments=["batch", stream, "--hour", HOUR, *more], **kwargs)
+        self.stream = stream
+
+    def execute(self, context: Any) -> None:
+        try:
+            super().execute(context)
+        except Refused:
+            self._keep_reason(context["ti"])
+            raise
+
+    def _keep_reason(self, instance: Any) -> None:
+        hour = self.arguments[3]
+        try:
+            refusals = self.ask(["explain", self.stream, hour])["refusals"]
+        except AirflowException:
+            self.log.exception("why hour %s was refused could not be asked; it is in the log above", hour)
+            return
+        if refusals:
+            instance.xcom_push(key="refused", value={"hour": hour, **refusals[-1]})
 
 
 class VerifyOperator(AnabranchOperator):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from postgres import running_postgres
 from scheduler import Scheduler, running_airflow
 from world import World, past_hour, spread
 
@@ -41,11 +42,17 @@ def test_three_hours_catch_up_oldest_first_and_a_refused_one_is_restated_by_clea
     one.apply()
     one.speed()
     dag = f"anabranch_hourly__{one.name}"
-    with running_airflow(tmp_path / "airflow", ANABRANCH_CONF=str(one.folder)) as airflow:
+    with (
+        running_postgres() as postgres,
+        running_airflow(tmp_path / "airflow", postgres, ANABRANCH_CONF=str(one.folder)) as airflow,
+    ):
 
         def ended() -> bool:
             states = airflow.runs(dag)
             return set(hours) <= set(states) and all(states[h] in ("success", "failed") for h in hours)
+
+        def revisions() -> list[int]:
+            return [one.state.accepted[h].revision for h in hours]
 
         wait_for(airflow, ended, "three runs to end")
         states = airflow.runs(dag)
@@ -54,6 +61,9 @@ def test_three_hours_catch_up_oldest_first_and_a_refused_one_is_restated_by_clea
             "grace": "success", "seal": "success", "rebuild": "failed", "merge": "success", "verify": "upstream_failed",
         }  # fmt: skip
         assert "quality: expect_column_values_to_be_between(level)" in airflow.task_log(dag, "rebuild")
+        refused = airflow.xcom(dag, "rebuild", hours[1], "refused")
+        assert (refused["hour"], refused["revision"]) == (hours[1], 1)
+        assert refused["reason"].startswith("quality: expect_column_values_to_be_between(level)")
         accepted = [
             row["hour"]
             for row in ledger.history(one.lake, one.job.stream.hours_table)
@@ -70,7 +80,18 @@ def test_three_hours_catch_up_oldest_first_and_a_refused_one_is_restated_by_clea
         airflow.clear(dag, "rebuild", hours[0])
         wait_for(airflow, lambda: one.state.accepted[hours[0]].revision == 2, "the first hour to be restated")
         wait_for(airflow, lambda: airflow.runs(dag)[hours[0]] == "success", "its run to end")
+        # A backfill restates just its hours, each time to the same rows.
+        for again in (2, 3):
+            airflow.backfill(dag, hours[1], hours[2])
+            wait_for(airflow, lambda n=again: revisions() == [2, n, n], "two hours to be restated")
+            wait_for(airflow, lambda: set(airflow.runs(dag).values()) == {"success"}, "its runs to end")
+            wait_for(airflow, lambda: not airflow.is_backfilling(), "the backfill to end")
+            assert one.contents() == one.acknowledged()
         told = [(e["hour"], e["revision"], e["rows"]) for e in airflow.events() if e["hour"] in hours]
-    assert told == [(hours[0], 1, 20), (hours[2], 1, 30), (hours[1], 1, 60), (hours[0], 2, 20)]
+    first, second, third = hours
+    assert told == [
+        (first, 1, 20), (third, 1, 30), (second, 1, 60), (first, 2, 20),
+        (second, 2, 60), (third, 2, 30), (second, 3, 60), (third, 3, 30),
+    ]  # fmt: skip
     assert {h: one.state.serving_layer(h) for h in hours} == dict.fromkeys(hours, "batch")
     assert one.contents() == one.acknowledged()

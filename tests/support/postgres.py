@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,11 +92,11 @@ class Postgres:
         connection.autocommit = True
         return connection
 
-    def execute(self, sql: str, database: str = DATABASE) -> list[tuple[Any, ...]]:
+    def execute(self, sql: str, database: str = DATABASE, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         connection = self.connect(database)
         try:
             with connection.cursor() as cursor:
-                cursor.execute(sql)
+                cursor.execute(sql, values or None)
                 return list(cursor.fetchall()) if cursor.description else []
         finally:
             connection.close()

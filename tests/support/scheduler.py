@@ -1,30 +1,37 @@
-"""A whole Airflow of a test's own: scheduler, DAG processor, triggerer and API server, on SQLite in a folder."""
+"""A whole Airflow of a test's own: scheduler, DAG processor, triggerer and API server, on PostgreSQL.
+
+On SQLite its own processes lock each other out now and then ("database is locked").
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
+import psycopg2
+from postgres import PASSWORD, USER, Postgres
 
-from anabranch.dev.processes import free_port
+from anabranch.dev.processes import HOST, free_port
+from anabranch.hours import hour_of
 
 ROOT = Path(__file__).resolve().parents[2]
+_DATABASE = "airflow"
 
 
 class Scheduler:
     """A running Airflow, asked as an operator would, by its command line; what has no command, in its database."""
 
-    def __init__(self, home: Path, environment: Mapping[str, str], process: subprocess.Popen[bytes]) -> None:
-        self._home, self._environment, self._process = home, environment, process
+    def __init__(
+        self, home: Path, database: Postgres, environment: Mapping[str, str], process: subprocess.Popen[bytes]
+    ) -> None:
+        self._home, self._database, self._environment, self._process = home, database, environment, process
 
     @property
     def log(self) -> str:
@@ -39,34 +46,50 @@ class Scheduler:
         return done.stdout
 
     def select(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        file = self._home / "airflow.db"
-        if not file.exists():
+        try:
+            return self._database.execute(sql, _DATABASE, values)
+        except psycopg2.errors.UndefinedTable:  # not migrated yet
             return []
-        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=30)) as connection:
-            try:
-                return connection.execute(sql, values).fetchall()
-            except sqlite3.OperationalError:  # not migrated yet
-                return []
 
     def runs(self, dag: str) -> dict[str, str]:
         """State by the hour of the data interval, oldest first."""
         found = self.select(
-            "SELECT data_interval_start, state FROM dag_run WHERE dag_id = ? ORDER BY data_interval_start", dag
+            "SELECT data_interval_start, state FROM dag_run WHERE dag_id = %s ORDER BY data_interval_start", dag
         )
-        return {str(start)[:13].replace(" ", "T"): str(state) for start, state in found}
+        return {hour_of(start): str(state) for start, state in found}
 
     def tasks(self, dag: str, hour: str) -> dict[str, str]:
         """State by task of one run."""
         found = self.select(
             "SELECT t.task_id, t.state FROM task_instance t JOIN dag_run r USING (dag_id, run_id) "
-            "WHERE t.dag_id = ? AND r.data_interval_start LIKE ?",
-            dag, f"{hour.replace('T', ' ')}%",
+            "WHERE t.dag_id = %s AND r.data_interval_start = %s",
+            dag, f"{hour}:00:00+00:00",
         )  # fmt: skip
         return {str(task): str(state) for task, state in found}
 
     def events(self) -> list[dict[str, Any]]:
         """The extras of all asset events, oldest first."""
-        return [json.loads(extra) for (extra,) in self.select("SELECT extra FROM asset_event ORDER BY id")]
+        return [extra for (extra,) in self.select("SELECT extra FROM asset_event ORDER BY id")]
+
+    def xcom(self, dag: str, task: str, hour: str, key: str) -> Any:
+        """What a task left on its run under a key; None without."""
+        found = self.select(
+            "SELECT x.value FROM xcom x JOIN dag_run r ON r.id = x.dag_run_id "
+            "WHERE x.dag_id = %s AND x.task_id = %s AND x.key = %s AND r.data_interval_start = %s",
+            dag, task, key, f"{hour}:00:00+00:00",
+        )  # fmt: skip
+        return found[0][0] if found else None
+
+    def backfill(self, dag: str, first: str, last: str) -> None:
+        """Have hours done again, those that ended included, as an operator does."""
+        self.command(
+            "backfill", "create", "--dag-id", dag, "--from-date", f"{first}:00:00+00:00", "--to-date",
+            f"{last}:00:00+00:00", "--reprocess-behavior", "completed",
+        )  # fmt: skip
+
+    def is_backfilling(self) -> bool:
+        """Whether a backfill runs: the scheduler looks every half a minute, and until then there can be no other."""
+        return bool(self.select("SELECT id FROM backfill WHERE completed_at IS NULL"))
 
     def task_log(self, dag: str, task: str) -> str:
         """All logs of a task, of all its runs."""
@@ -79,11 +102,12 @@ class Scheduler:
         `-t` takes any task that has `task` in its name.
         """
         [(logical,)] = self.select(
-            "SELECT logical_date FROM dag_run WHERE dag_id = ? AND data_interval_start LIKE ?",
-            dag, f"{hour.replace('T', ' ')}%",
+            "SELECT logical_date FROM dag_run WHERE dag_id = %s AND data_interval_start = %s",
+            dag, f"{hour}:00:00+00:00",
         )  # fmt: skip
-        at = str(logical).replace(" ", "T")[:19] + "+00:00"
-        self.command("tasks", "clear", dag, "-t", task, "-d", "-y", "-s", at, "-e", at)
+        self.command(
+            "tasks", "clear", dag, "-t", task, "-d", "-y", "-s", logical.isoformat(), "-e", logical.isoformat()
+        )
 
     def stop(self) -> None:
         """SIGINT, which ends all of it; whatever is left after a minute is killed."""
@@ -103,21 +127,24 @@ class Scheduler:
 
 
 @contextmanager
-def running_airflow(home: Path, **environment: str) -> Iterator[Scheduler]:
+def running_airflow(home: Path, database: Postgres, **environment: str) -> Iterator[Scheduler]:
     """`airflow standalone` with our DAGs until the end of the `with`."""
+    database.execute(f"CREATE DATABASE {_DATABASE}", "postgres")
+    address = f"postgresql+psycopg2://{USER}:{PASSWORD}@{HOST}:{database.port}/{_DATABASE}"
     port = free_port()
     log_port = free_port(port)
     trigger_port = free_port(port, log_port)
     settings = os.environ | {
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": address,
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
         "AIRFLOW__CORE__PARALLELISM": "4",
-        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{port}/execution/",
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://{HOST}:{port}/execution/",
         "AIRFLOW__API__PORT": str(port),
-        "AIRFLOW__API__HOST": "127.0.0.1",
-        "AIRFLOW__API__BASE_URL": f"http://127.0.0.1:{port}",
+        "AIRFLOW__API__HOST": HOST,
+        "AIRFLOW__API__BASE_URL": f"http://{HOST}:{port}",
         "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(log_port),
         "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(trigger_port),
         "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
@@ -131,7 +158,7 @@ def running_airflow(home: Path, **environment: str) -> Iterator[Scheduler]:
             [sys.executable, "-m", "airflow", "standalone"],
             env=settings, cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
-    scheduler = Scheduler(home, settings, process)
+    scheduler = Scheduler(home, database, settings, process)
     try:
         yield scheduler
     finally:

@@ -58,8 +58,8 @@ def run(script, kill_at=None):
     try:
         operator.execute({})
     except Exception as error:
-        return [type(error).__name__, str(error)]
-    return ["", ""]
+        return [[kind.__name__ for kind in type(error).__mro__], str(error)]
+    return [[], ""]
 
 print("RESULT" + json.dumps({
     "shipped": [dag.dag_id for dag in shipped],
@@ -182,17 +182,21 @@ def test_without_a_folder_the_streams_are_those_beside_the_dags(found: Any) -> N
 
 
 def test_success_is_exit_code_0_alone(found: Any) -> None:
-    assert found["runs"]["done"] == ["", ""]
+    assert found["runs"]["done"] == [[], ""]
 
 
 @pytest.mark.parametrize("run", ["refused", "usage", "missing"])
 def test_what_is_terminal_is_not_tried_again(found: Any, run: str) -> None:
-    assert found["runs"][run][0] == "AirflowFailException"
+    assert "AirflowFailException" in found["runs"][run][0]
+
+
+def test_a_refusal_can_be_told_from_other_errors(found: Any) -> None:
+    assert [run for run, (kinds, _) in found["runs"].items() if "Refused" in kinds] == ["refused"]
 
 
 @pytest.mark.parametrize("run", ["transient", "signal", "killed"])
 def test_what_is_transient_may_be_tried_again(found: Any, run: str) -> None:
-    assert found["runs"][run][0] == "AirflowException"
+    assert found["runs"][run][0][0] == "AirflowException"
 
 
 def test_the_error_holds_the_last_lines_of_the_output(found: Any) -> None:
