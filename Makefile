@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/anabranch.stamp
 CODE := anabranch speed_layer batch_layer serving_layer dags tests
 
-.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy soak lint types format docs dist clean
+.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy soak sizing lint types format docs dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -40,6 +40,9 @@ test-deploy: $(READY) ## packaging, and what a deployment is made of
 
 soak: $(READY) ## everything together and faults at random: make soak MINUTES=10 SEED=1
 	@$(BIN)/python -m anabranch.dev.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
+
+sizing: $(READY) ## what a record, a micro-batch and an hour cost, for the rules of docs/deploy.md
+	@PYTHONPATH=tests/support $(BIN)/python tests/measure/sizing.py
 
 lint: $(READY) ## formatting and lint, changing nothing
 	@$(BIN)/ruff format --check $(CODE)

@@ -29,7 +29,8 @@ _SILENCE_SECONDS = 15.0  # longer than any client of ours waits for an answer
 
 @dataclass
 class FlakyS3:
-    """The front's port, and what it does to each request: faults by their probability. `counts` says what it did.
+    """The front's port, and what it does to each request: faults by their probability. `counts` says what it did,
+    `methods` what it was asked.
 
     Only keys that end in `ending` are concerned.
     """
@@ -40,6 +41,7 @@ class FlakyS3:
     faults: Mapping[Fault, float] = field(default_factory=dict)
     ending: str = ""
     counts: Counter[str] = field(default_factory=Counter)
+    methods: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._chance = random.Random(self.seed)
@@ -72,6 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         body = self._body()
+        self.front.methods[self.command] += 1
         fault = self.front.draw(self.path)
         if fault == "silence":
             self.front.ended.wait(_SILENCE_SECONDS)

@@ -1,0 +1,137 @@
+"""What a record, a micro-batch and an hour cost: CPU seconds, S3 requests, bytes. `make sizing`.
+
+From differences between runs, so that what a job spends on its start is apart: CPU seconds of all processes of a job,
+as the kernel counts them, and requests as they pass a front of the S3 server. docs/deploy.md has figures and rules.
+"""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+from flaky_s3 import FlakyS3, running_flaky_s3
+from running import PUBLISHED
+
+from anabranch.dev import services
+from anabranch.dev.produce import STREAM, produce_events
+from anabranch.dev.story import Story, poll
+from anabranch.dev.workspace import Workspace, main
+from anabranch.errors import Terminal
+from anabranch.hours import end_of, hour_of, shift
+from anabranch.snapshots import heads
+
+FEW, MANY = 40_000, 440_000
+SMALL, LARGE = 1_000, 250_000
+METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one command: CPU seconds, requests by method, micro-batches published."""
+
+    cpu: float
+    requests: Counter[str]
+    batches: int
+
+    def values(self) -> list[float]:
+        return [self.cpu, *(float(self.requests[method]) for method in METHODS)]
+
+
+class Meter:
+    """Runs commands of a workspace to their end, and says what each cost."""
+
+    def __init__(self, space: Workspace, front: FlakyS3) -> None:
+        self._space, self._front = space, front
+
+    def run(self, *arguments: str) -> Cost:
+        self._front.methods.clear()
+        before = _cpu()
+        running = self._space.start(*arguments)
+        self._space.story.command(arguments)
+        poll(lambda: None if running.code is None else True, f"anabranch {arguments[0]} to end", 1200)
+        if running.code != 0:
+            raise Terminal(running.log_tail(20))
+        batches = sum(bool(PUBLISHED.search(event)) for event in running.events())
+        cost = Cost(_cpu() - before, Counter(self._front.methods), batches)
+        self._space.story.say(f"{cost.cpu:.0f} CPU seconds, {cost.batches} micro-batches, {dict(cost.requests)}")
+        return cost
+
+
+def _cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@contextmanager
+def measured_space(story: Story) -> Iterator[tuple[Workspace, FlakyS3]]:
+    folder = Path(mkdtemp(prefix="anabranch-sizing-")).resolve()
+    try:
+        with (
+            services.running(folder / ".anabranch", progress=lambda text: None) as found,
+            running_flaky_s3(found.s3_port, seed=0) as front,
+        ):
+            space = Workspace(folder, replace(found, s3_port=front.port), [STREAM], story)
+            try:
+                yield space, front
+            finally:
+                space.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def tell(story: Story) -> None:
+    """Produce, run both jobs, solve for the parts, and print them."""
+    story.title("What a record, a micro-batch and an hour cost")
+    with measured_space(story) as (space, front):
+        meter, job = Meter(space, front), space.job(STREAM)
+        meter.run("apply", STREAM)
+        last = shift(hour_of(datetime.now(UTC)), -1)
+        hours = [shift(last, -2), shift(last, -1), last]
+        speed, sent = [], 0
+        # Three unknowns (start, micro-batch, record), three runs.
+        for hour, events, at_once in zip(hours, (FEW, FEW, MANY), (LARGE, SMALL, LARGE), strict=True):
+            produced = produce_events(
+                job.environment.kafka, job.stream.topic, events=events, hours=1, until=end_of(hour), partitions=6
+            )
+            sent += produced.acknowledged
+            space.set_speed(STREAM, max_offsets_per_trigger=at_once)
+            cost = meter.run("speed", STREAM, "--available-now")
+            speed.append(([1, cost.batches, events / 1e6], cost.values()))
+        story.say("the speed layer: its start, a micro-batch, a million records")
+        _table(story, speed, ["start", "micro-batch", "million records"])
+        batch = []
+        for hour, events in zip(hours, (FEW, FEW, MANY), strict=True):
+            cost = meter.run("batch", STREAM, "--hour", hour)
+            batch.append(([1, events / 1e6], cost.values()))
+        story.say("the batch layer: an hour, a million records")
+        _table(story, batch, ["hour", "million records"])
+        table = job.lake.load(job.stream.table)
+        for branch in ("speed", "batch"):
+            tasks = list(table.scan(snapshot_id=heads(table)[branch]).plan_files())
+            rows, size = sum(t.file.record_count for t in tasks), sum(t.file.file_size_in_bytes for t in tasks)
+            story.say(f"branch {branch}: {rows:,} rows, {len(tasks)} files, {size / rows:.0f} bytes a row")
+        log = sum(f.stat().st_size for f in space.folder.glob(f".anabranch/data/kafka/{job.stream.topic}-*/*.log"))
+        story.say(f"Kafka: {log / sent:.0f} bytes a record, compressed by its producer")
+        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        story.say(f"largest process: {peak / 1024:.0f} MB, of jobs with spark.driver.memory 2g")
+        job.kafka.close()
+
+
+def _table(story: Story, found: list[tuple[list[float], list[float]]], parts: list[str]) -> None:
+    known = np.array([row for row, _ in found])
+    solved, *_ = np.linalg.lstsq(known, np.array([values for _, values in found]), rcond=None)
+    rows = [(part, *(f"{value:.1f}" for value in row)) for part, row in zip(parts, solved.tolist(), strict=True)]
+    story.table(("part", "CPU s", *METHODS), rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main(tell))
