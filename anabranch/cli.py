@@ -10,7 +10,7 @@ import click
 
 from anabranch import __version__, operating, proving
 from anabranch.errors import AnabranchError
-from anabranch.options import open_stream, options
+from anabranch.options import master_option, open_stream, options
 
 
 class _Commands(click.Group):
@@ -74,15 +74,16 @@ def apply(stream: str | None, conf: str | None, output: str) -> None:
 @main.command()
 @click.argument("stream")
 @click.option("--available-now", is_flag=True, help="Publish what is there, then end.")
+@master_option
 @options
-def speed(stream: str, available_now: bool, conf: str | None, output: str) -> None:
+def speed(stream: str, available_now: bool, master: str | None, conf: str | None, output: str) -> None:
     """Run the speed layer: publish the stream's records within seconds, until told to stop (SIGTERM, Ctrl-C).
 
     With --output json its log is JSON, one event a line.
     """
     from anabranch.submit import submit_job
 
-    submit_job("speed_layer", stream, conf, output, ["--available-now"] if available_now else [])
+    submit_job("speed_layer", stream, conf, output, ["--available-now"] if available_now else [], master)
 
 
 @main.command()
@@ -92,10 +93,11 @@ def speed(stream: str, available_now: bool, conf: str | None, output: str) -> No
 @click.option("--accept", is_flag=True, help="Publish an hour in spite of its gaps or its quality gate; needs --why.")
 @click.option("--why", metavar="TEXT", help="Why it is restated or accepted, for the ledger.")
 @click.option("--seal-only", is_flag=True, help="Only seal the hours that have ended; needs no Spark.")
+@master_option
 @options
 def batch(
-    stream: str, hour: str | None, restate: bool, accept: bool, why: str | None, seal_only: bool, conf: str | None,
-    output: str,
+    stream: str, hour: str | None, restate: bool, accept: bool, why: str | None, seal_only: bool, master: str | None,
+    conf: str | None, output: str,
 ) -> None:  # fmt: skip
     """Seal every hour that has ended and rebuild each that is not accepted, oldest first.
 
@@ -117,7 +119,7 @@ def batch(
         return
     flags = [flag for flag, given in (("--restate", restate), ("--accept", accept)) if given]
     options = [*(["--hour", hour] if hour else []), *flags, *([f"--why={why}"] if why else [])]
-    submit_job("batch_layer", stream, conf, output, options)
+    submit_job("batch_layer", stream, conf, output, options, master)
 
 
 def _seal(stream: str, hour: str | None, conf: str | None, output: str) -> None:

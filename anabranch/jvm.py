@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pyspark import SparkConf
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from anabranch.config import Environment
@@ -27,11 +27,12 @@ logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
 def open_session(environment: Environment, name: str) -> SparkSession:
     """A session that reaches the lake. Raises ConfigurationError when our jars are not on its class path.
 
-    The master comes from spark-submit; without one, from configuration.
+    The master is the one that spark-submit was told, which our commands tell it; without spark-submit, the configured.
     """
     builder = SparkSession.builder.appName(name)
-    conf = SparkConf()
-    if not conf.contains("spark.master"):
+    # Before its JVM is there, a SparkConf holds nothing that spark-submit was told.
+    SparkContext._ensure_initialized()
+    if not SparkConf().contains("spark.master"):
         builder = builder.master(environment.spark.master)
     for key, value in session_settings(environment).items():
         builder = builder.config(key, value)

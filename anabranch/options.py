@@ -26,3 +26,9 @@ def open_stream(stream: str, conf: str | None) -> Job:
 
     configure_logging()
     return open_job(stream, conf)
+
+
+def master_option(command: Callable[..., None]) -> Callable[..., None]:
+    """`--master`, of the commands that become a Spark job."""
+    text = "Where Spark runs, such as spark://host:7077 (default: spark.master of the configuration)."
+    return click.option("--master", metavar="URL", help=text)(command)

@@ -11,6 +11,7 @@ from pathlib import Path
 from anabranch.config import Environment, load_environment, load_stream
 from anabranch.dev.jars import ensure_jars, jvm_folder
 from anabranch.dev.spark_home import spark_home as installed_spark_home
+from anabranch.errors import ConfigurationError
 from anabranch.spark import AVRO_OPTIONS, REDACTED
 
 
@@ -27,11 +28,18 @@ def job_file(layer: str) -> Path:
 
 
 def submit_command(environment: Environment, layer: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The command line and process environment that run a layer's job.
+    """The command line and process environment that run a layer's job, its driver on this machine.
 
-    On a local master the jars go on the class path as they lie; a cluster is sent copies.
+    On a local master the jars go on the class path as they lie; a cluster is sent copies. Executors are sent nothing
+    else, since no code of ours runs there. Raises ConfigurationError when the driver is to run elsewhere: its exit code
+    and its signals would be lost.
     """
     master = environment.spark.master
+    if environment.spark.conf.get("spark.submit.deployMode", "client") != "client":
+        raise ConfigurationError(
+            "spark.conf: expected no spark.submit.deployMode, or client, found "
+            f"{environment.spark.conf['spark.submit.deployMode']}; docs/deploy.md has the spark-submit for cluster mode"
+        )
     jars = [str(jar) for jar in ensure_jars().spark]
     local = master.startswith("local") and not master.startswith("local-cluster")
     command = [str(spark_home() / "bin" / "spark-submit"), "--master", master]
@@ -39,7 +47,9 @@ def submit_command(environment: Environment, layer: str, arguments: Sequence[str
     command += ["--driver-class-path", ":".join(jars), "--conf", "spark.jars="] if local else ["--jars", ",".join(jars)]
     log4j = jvm_folder() / "log4j2-spark.properties"
     # The option wins over the setting of the same meaning, so what is configured joins it.
-    conf = dict(environment.spark.conf)
+    # A Python that is configured for executors is on their machines: the driver's is the one that runs this.
+    conf = {"spark.pyspark.driver.python": os.environ.get("PYSPARK_DRIVER_PYTHON", sys.executable)}
+    conf |= environment.spark.conf
     ours = f"-Dlog4j2.configurationFile=file:{log4j} -XX:+UseParallelGC {AVRO_OPTIONS}"
     command += ["--driver-java-options", f"{ours} {conf.pop('spark.driver.extraJavaOptions', '')}".strip()]
     for key, value in conf.items():
@@ -48,7 +58,6 @@ def submit_command(environment: Environment, layer: str, arguments: Sequence[str
             command += ["--conf", f"{key}={value}"]
     process = dict(os.environ) | {
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
-        "PYSPARK_DRIVER_PYTHON": os.environ.get("PYSPARK_DRIVER_PYTHON", sys.executable),
         "SPARK_HOME": str(spark_home()),
         **({"SPARK_LOCAL_IP": "127.0.0.1"} if local else {}),
         # spark-submit takes this process's place, so its standard error is the one that we have now.
@@ -67,9 +76,14 @@ def submit(environment: Environment, layer: str, arguments: Sequence[str]) -> No
     os.execve(command[0], command, process)
 
 
-def submit_job(layer: str, stream: str, conf: str | None, output: str, extra: Sequence[str]) -> None:
-    """Become the job of a stream's layer, once its configuration is known to be right. Never returns."""
+def submit_job(
+    layer: str, stream: str, conf: str | None, output: str, extra: Sequence[str], master: str | None = None
+) -> None:
+    """Become the job of a stream's layer, once its configuration is known to be right; `master` in place of the
+    configured one. Never returns."""
     environment = load_environment(conf)
+    if master is not None:
+        environment = environment.model_copy(update={"spark": environment.spark.model_copy(update={"master": master})})
     load_stream(stream, conf)
     folder = ["--conf", conf] if conf else []
     submit(environment, layer, ["--stream", stream, *folder, "--output", output, *extra])

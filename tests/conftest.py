@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from registry import SchemaRegistry
     from world import World
 
-for name in ("ANABRANCH_CONF", "ANABRANCH_KAFKA", "ANABRANCH_S3", "ANABRANCH_CATALOG", "ANABRANCH_WAREHOUSE"):
+for name in ("CONF", "KAFKA", "S3", "CATALOG", "WAREHOUSE", "SPARK_MASTER"):
+    name = f"ANABRANCH_{name}"
     os.environ.pop(name, None)
 
 
@@ -122,13 +123,20 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchemaRegistr
 
 
 @pytest.fixture
-def world(tmp_path: Path, environment: dict[str, Any], spark: SparkSession) -> Iterator[Callable[..., World]]:
-    """Makes streams of their own for a test, which does not begin in the last minutes of an hour: tests count hours."""
-    from world import World
-
+def steady_hour() -> None:
+    """A test that counts hours does not begin in the last minutes of one."""
     deadline = time.monotonic() + 300
     while datetime.now(UTC).minute >= 57 and time.monotonic() < deadline:
         time.sleep(1)
+
+
+@pytest.fixture
+def world(
+    tmp_path: Path, environment: dict[str, Any], spark: SparkSession, steady_hour: None
+) -> Iterator[Callable[..., World]]:
+    """Makes streams of their own for a test."""
+    from world import World
+
     made: list[World] = []
 
     def make(registry: str | None = None, **stream: Any) -> World:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster import running_cluster
+from cluster import SparkCluster, running_cluster
 from commands import run
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
@@ -91,13 +91,13 @@ def test_a_task_that_fails_once_duplicates_no_row_in_either_layer(world: Make, f
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_cluster(tmp_path_factory.mktemp("cluster")) as master:
-        yield master
+def cluster() -> Iterator[SparkCluster]:
+    with running_cluster() as found:
+        yield found
 
 
 def test_speculative_execution_duplicates_no_row(
-    world: Make, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Make, cluster: SparkCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = world()
     one.topic(2)
@@ -106,7 +106,7 @@ def test_speculative_execution_duplicates_no_row(
     one.apply()
     environment = yaml.safe_load((one.folder / "anabranch.yaml").read_text())
     environment["spark"] = {
-        "master": cluster,
+        "master": cluster.master,
         "conf": {
             "spark.driver.memory": "1g",
             "spark.executor.memory": "512m",

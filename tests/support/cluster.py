@@ -4,57 +4,128 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from anabranch.dev.processes import free_port
 from anabranch.dev.spark_home import spark_home
 
 # Spark never runs two attempts of a task on one host, so the workers need two names.
 HOSTS = ("localhost", "127.0.0.1")
+CORES = 1  # of each worker
+_DEPLOY = "org.apache.spark.deploy"
 
 
-@contextmanager
-def running_cluster(folder: Path) -> Iterator[str]:
-    """Its address, once both workers are registered."""
-    port = free_port()
-    ui = free_port(port)
-    started: list[subprocess.Popen[bytes]] = []
+@dataclass
+class SparkCluster:
+    """Its master's address, and its workers by their host's name. Each leads a session with its executors in it."""
 
-    def start(name: str, *arguments: str) -> None:
-        log = (folder / f"{name}.log").open("wb")
-        environment = os.environ | {"SPARK_HOME": str(spark_home()), "SPARK_WORKER_DIR": str(folder / "work")}
-        command = [str(spark_home() / "bin" / "spark-class"), *arguments]
-        started.append(
-            subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True, cwd=folder)
-        )
-        log.close()
+    folder: Path
+    port: int
+    ui: int
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    try:
-        master = f"spark://127.0.0.1:{port}"
-        package = "org.apache.spark.deploy"
-        start("master", f"{package}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(ui))
-        for host in HOSTS:
-            size = ("--cores", "1", "--memory", "1g", "--webui-port", "0")
-            start(f"worker-{host}", f"{package}.worker.Worker", "--host", host, *size, master)
+    @property
+    def master(self) -> str:
+        return f"spark://127.0.0.1:{self.port}"
+
+    def start_master(self) -> None:
+        at = ("--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.ui))
+        self._start("master", f"{_DEPLOY}.master.Master", *at)
+
+    def start_worker(self, host: str) -> None:
+        """Start a worker, and return once it is registered."""
+        size = ("--cores", str(CORES), "--memory", "1g", "--webui-port", "0", "--work-dir", str(self.folder / host))
+        self._start(host, f"{_DEPLOY}.worker.Worker", "--host", host, *size, self.master)
         deadline = time.monotonic() + 90
-        while _workers(ui) < len(HOSTS):
-            assert time.monotonic() < deadline, f"expected two workers within 90 s, see {folder}"
+        while host not in self.alive():
+            assert time.monotonic() < deadline, f"expected worker {host} within 90 s, see {self.folder}"
             time.sleep(0.2)
-        yield master
-    finally:
-        for process in started:
+
+    def said(self) -> dict[str, Any]:
+        """What the master says of its workers and applications; nothing while it does not answer."""
+        with (
+            suppress(OSError, ValueError),
+            urllib.request.urlopen(f"http://127.0.0.1:{self.ui}/json/", timeout=5) as answer,
+        ):
+            found: dict[str, Any] = json.load(answer)
+            return found
+        return {"workers": [], "activeapps": [], "completedapps": []}
+
+    def alive(self) -> set[str]:
+        """The workers that the master counts on."""
+        return {worker["host"] for worker in self.said()["workers"] if worker["state"] == "ALIVE"}
+
+    def cores_used(self) -> int:
+        return sum(int(worker["coresused"]) for worker in self.said()["workers"] if worker["state"] == "ALIVE")
+
+    def executors(self, host: str) -> list[psutil.Process]:
+        """The executors' JVMs of a worker, those that live."""
+        found = psutil.Process(self.processes[host].pid).children(recursive=True)
+        return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+    def pause_executors(self, host: str) -> None:
+        """SIGSTOP: what they run cannot end."""
+        self._signal_executors(host, signal.SIGSTOP)
+
+    def resume_executors(self, host: str) -> None:
+        self._signal_executors(host, signal.SIGCONT)
+
+    def kill_worker(self, host: str) -> None:
+        """SIGKILL to a worker and its executors at once, as if their machine went down."""
+        lost = self.executors(host)
+        assert lost, f"expected an executor on {host}, found none"
+        worker = self.processes[host]
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait(30)
+        _, left = psutil.wait_procs(lost, 30)
+        assert not left, f"expected the executors of {host} to end with it, found {left}"
+
+    def stop(self) -> None:
+        for process in self.processes.values():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(30)
 
+    def _signal_executors(self, host: str, number: signal.Signals) -> None:
+        for process in self.executors(host):
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
-def _workers(port: int) -> int:
-    with suppress(OSError, ValueError), urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=2) as answer:
-        return sum(worker["state"] == "ALIVE" for worker in json.load(answer)["workers"])
-    return 0
+    def _start(self, name: str, *arguments: str) -> None:
+        command = [str(spark_home() / "bin" / "spark-class"), *arguments]
+        # The keys of a job are not in the environment of other machines.
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, cwd=self.folder,
+                env=environment | {"SPARK_HOME": str(spark_home())},
+            )  # fmt: skip
+
+
+@contextmanager
+def running_cluster() -> Iterator[SparkCluster]:
+    """A cluster with both workers registered, until the end of the `with`; its work folders go with it: they hold a
+    copy of all jars for each executor that ever was."""
+    folder = Path(tempfile.mkdtemp(prefix="anabranch-cluster-"))
+    port = free_port()
+    cluster = SparkCluster(folder, port, free_port(port))
+    try:
+        cluster.start_master()
+        for host in HOSTS:
+            cluster.start_worker(host)
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(folder, ignore_errors=True)

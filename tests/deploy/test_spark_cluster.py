@@ -1,0 +1,211 @@
+"""Both jobs on a Spark cluster with a PostgreSQL catalog, by their command lines; and a worker of it that is lost."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from cluster import HOSTS, SparkCluster, running_cluster
+from commands import Command, run, started
+from postgres import PASSWORD, Postgres, running_postgres
+from running import PUBLISHED, TRIED_AGAIN, publishes, wait_for
+from spark_ui import SparkUi
+from world import World, past_hour, spread
+
+LONG = pytest.mark.timeout(900)
+LOST = "ExecutorLostFailure"
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def standalone() -> Iterator[SparkCluster]:
+    with running_cluster() as found:
+        yield found
+
+
+@pytest.fixture
+def cluster(standalone: SparkCluster) -> SparkCluster:
+    """The cluster, with both workers, whatever an earlier test did to them, and no job on them."""
+    for host in HOSTS:
+        if host not in standalone.alive():
+            standalone.start_worker(host)
+    wait_for(lambda: standalone.cores_used() == 0, "the cores of earlier jobs to be let go")
+    return standalone
+
+
+Make = Callable[..., World]
+
+
+@pytest.fixture
+def on_postgres(tmp_path: Path, environment: dict[str, Any], postgres: Postgres, steady_hour: None) -> Iterator[Make]:
+    """Makes streams whose catalog is PostgreSQL. Their configured master is this machine: commands name another."""
+    made: list[World] = []
+
+    def make(conf: dict[str, str], **stream: Any) -> World:
+        own = copy.deepcopy(environment)
+        own["catalog"]["uri"] = f"postgresql+psycopg2://lake:{PASSWORD}@127.0.0.1:{postgres.port}/catalog"
+        own["spark"]["conf"] |= conf
+        one = World(tmp_path / f"conf{len(made)}", own, None, **stream)  # type: ignore[arg-type]
+        made.append(one)
+        one.topic()
+        one.apply()
+        return one
+
+    yield make
+    for one in made:
+        one.kafka.close()
+
+
+def set_conf(one: World, conf: dict[str, str]) -> None:
+    """Change `spark.conf` for the commands that start from now on."""
+    file = one.folder / "anabranch.yaml"
+    environment = yaml.safe_load(file.read_text())
+    environment["spark"]["conf"] |= conf
+    file.write_text(yaml.safe_dump(environment))
+
+
+def successes(ui: SparkUi) -> set[str]:
+    """The hosts on which tasks succeeded."""
+    return {host for host, reason in ui.tasks() if reason == "Success"}
+
+
+def assert_exact(one: World, speed_log: str, batches: int) -> None:
+    """Every acknowledged record once in `main`, and as many publishes of each layer as there should be."""
+    assert one.contents() == one.acknowledged()
+    assert len(publishes(one)) == len(PUBLISHED.findall(speed_log)) > 0
+    assert len(publishes(one, "batch")) == batches
+
+
+@LONG
+def test_both_jobs_run_their_tasks_on_both_workers_which_need_no_python(
+    on_postgres: Make, cluster: SparkCluster, postgres: Postgres, tmp_path: Path
+) -> None:
+    speed, batch = SparkUi(tmp_path / "speed"), SparkUi(tmp_path / "batch")
+    # No Python of ours, or at all, on the workers: what needs one would fail.
+    one = on_postgres({"spark.cores.max": "2", "spark.pyspark.python": "/nowhere/python"})
+    hour = past_hour(1)
+    one.send([*spread(hour, 2_000, "e")])
+    one.expect(
+        {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "event_id"}},
+        {"type": "expect_column_values_to_match_regex", "kwargs": {"column": "event_id", "regex": "^e-"}},
+    )
+    set_conf(one, speed.settings)
+    log = run(one, "speed", one.name, "--available-now", "--master", cluster.master)
+    assert one.contents() == one.acknowledged()
+    set_conf(one, batch.settings)
+    run(one, "batch", one.name, "--hour", hour, "--master", cluster.master)
+    assert one.state.serving_layer(hour) == "batch"
+    assert_exact(one, log, batches=1)
+    assert successes(speed) == successes(batch) == set(HOSTS)
+    assert {app["name"] for app in cluster.said()["completedapps"]} >= {
+        f"anabranch speed {one.name}", f"anabranch batch {one.name}",
+    }  # fmt: skip
+    assert postgres.execute(f"SELECT count(*) FROM iceberg_tables WHERE table_namespace = '{one.name}'") == [(3,)]
+
+
+@LONG
+def test_a_job_that_streams_and_one_that_rebuilds_share_the_cluster_and_show_no_secret(
+    on_postgres: Make, cluster: SparkCluster
+) -> None:
+    one = on_postgres({"spark.cores.max": "1"})
+    hour = past_hour(1)
+    one.send(spread(hour, 400, "past"))
+    with started(one, "speed", one.name, "--master", cluster.master) as speed:
+        speed.until(lambda: one.published == 400, "the past hour to be published")
+        secrets = [PASSWORD, one.job.environment.s3.secret_key.get_secret_value()]  # type: ignore[union-attr]
+        seen = [line for host in HOSTS for process in cluster.executors(host) for line in shown(process)]
+        assert any("CoarseGrainedExecutorBackend" in line for line in seen)
+        assert not [line for line in seen if any(secret in line for secret in secrets)]
+        with started(one, "batch", one.name, "--hour", hour, "--master", cluster.master) as batch:
+            batch.until(
+                lambda: [app["cores"] for app in cluster.said()["activeapps"]] == [1, 1],
+                "each of both jobs to have a core",
+            )
+            one.send_now(300, "now")
+            assert batch.wait() == 0, batch.log[-4000:]
+        speed.until(lambda: one.published == 700, "the running hour's records to be published")
+        assert speed.terminate() == 0, speed.log[-4000:]
+    assert one.state.serving_layer(hour) == "batch"
+    assert_exact(one, speed.log, batches=1)
+    wait_for(lambda: cluster.cores_used() == 0, "the cores to be let go")
+
+
+def shown(process: psutil.Process) -> list[str]:
+    """What `ps` shows of a process: its command line and its environment."""
+    return [" ".join(process.cmdline()), *(f"{key}={value}" for key, value in process.environ().items())]
+
+
+def kill_in_a_task(cluster: SparkCluster, host: str, ui: SparkUi, command: Command, when: Callable[[], bool]) -> None:
+    """Kill a worker with its executor while a task runs on it."""
+
+    def caught() -> bool:
+        if not when() or not ui.running_tasks(host):
+            return False
+        # Stopped, it can end no task; what it had sent before arrives while it is asked again.
+        cluster.pause_executors(host)
+        if all(ui.running_tasks(host) for _ in range(20)):
+            return True
+        cluster.resume_executors(host)
+        return False
+
+    command.until(caught, f"a task to run on {host}")
+    cluster.kill_worker(host)
+
+
+def assert_lost_in_a_task(ui: SparkUi, host: str) -> None:
+    """The hazard: a task ran on the executor that was lost, and later ones ran on what was left."""
+    ends = ui.tasks()
+    assert (host, LOST) in ends, ends
+    after = ends[ends.index((host, LOST)) :]
+    assert {h for h, reason in after if reason == "Success"} == set(HOSTS) - {host}
+    assert any("worker" in reason.lower() or "lost" in reason.lower() for reason in ui.lost_executors())
+
+
+@LONG
+@pytest.mark.parametrize("decoded", [False, True], ids=["reading Kafka", "with a part of the decoded hour"])
+def test_a_worker_killed_in_the_middle_of_a_rebuild(
+    on_postgres: Make, cluster: SparkCluster, tmp_path: Path, decoded: bool
+) -> None:
+    ui, hour, host = SparkUi(tmp_path / "ui"), past_hour(1), HOSTS[1]
+    one = on_postgres({"spark.cores.max": "2"})
+    one.send(spread(hour, 60_000, "e"))
+    set_conf(one, ui.settings)
+    with started(one, "batch", one.name, "--hour", hour, "--master", cluster.master) as batch:
+        kill_in_a_task(cluster, host, ui, batch, lambda: (ui.finished_stages() > 0) is decoded)
+        assert batch.wait() == 0, batch.log[-4000:]
+    assert_lost_in_a_task(ui, host)
+    # What only the lost executor held of the decoded hour is read from Kafka again.
+    assert bool(TRIED_AGAIN.search(batch.log)) is decoded, batch.log[-4000:]
+    assert (one.state.accepted[hour].revision, one.state.serving_layer(hour)) == (1, "batch")
+    assert one.contents() == one.contents("batch") == one.acknowledged()
+    assert len(publishes(one, "batch")) == 1
+
+
+@LONG
+def test_a_worker_killed_in_the_middle_of_a_micro_batch(
+    on_postgres: Make, cluster: SparkCluster, tmp_path: Path
+) -> None:
+    ui, host = SparkUi(tmp_path / "ui"), HOSTS[0]
+    one = on_postgres({"spark.cores.max": "2"}, speed={"trigger": "1 second", "max_offsets_per_trigger": 20_000})
+    one.send_now(60_000, "e")
+    set_conf(one, ui.settings)
+    with started(one, "speed", one.name, "--master", cluster.master) as speed:
+        kill_in_a_task(cluster, host, ui, speed, lambda: 0 < one.published < 60_000)
+        speed.until(lambda: one.published == 60_000, "the rest to be published")
+        one.send_now(100, "after")
+        speed.until(lambda: one.published == 60_100, "what came later to be published")
+        assert speed.terminate() == 0, speed.log[-4000:]
+    assert_lost_in_a_task(ui, host)
+    assert_exact(one, speed.log, batches=0)
+    assert not re.search("Traceback", speed.log)

@@ -1,0 +1,65 @@
+"""What a Spark job says of itself: while it runs, by the REST API of its UI; afterwards, by its event log."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from anabranch.dev.processes import free_port
+
+
+class SparkUi:
+    """The application of one command, whose configuration has `settings`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._port = folder, free_port()
+        folder.mkdir()
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {
+            "spark.ui.enabled": "true",
+            "spark.ui.port": str(self._port),
+            "spark.ui.liveUpdate.period": "0",
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.dir": f"file://{self._folder}",
+            "spark.eventLog.rolling.enabled": "false",
+            "spark.eventLog.compress": "false",
+        }
+
+    def running_tasks(self, host: str) -> int:
+        """How many tasks run on a host now."""
+        executors = self._ask("executors")
+        return sum(e["activeTasks"] for e in executors if e["hostPort"].startswith(f"{host}:") and e["id"] != "driver")
+
+    def finished_stages(self) -> int:
+        return len(self._ask("stages?status=complete"))
+
+    def tasks(self) -> list[tuple[str, str]]:
+        """The host and the end of each task that ended, in order: `Success`, `ExecutorLostFailure`, …"""
+        ended = self._events("SparkListenerTaskEnd")
+        return [(event["Task Info"]["Host"], event["Task End Reason"]["Reason"]) for event in ended]
+
+    def lost_executors(self) -> list[str]:
+        """Why each executor that was removed was."""
+        return [event["Removed Reason"] for event in self._events("SparkListenerExecutorRemoved")]
+
+    def _events(self, kind: str) -> list[dict[str, Any]]:
+        lines = [line for file in sorted(self._folder.iterdir()) for line in file.read_text("utf-8").splitlines()]
+        return [event for line in lines if kind in line and (event := json.loads(line))["Event"] == kind]
+
+    def _ask(self, what: str) -> list[dict[str, Any]]:
+        root = f"http://127.0.0.1:{self._port}/api/v1/applications"
+        with suppress(OSError, ValueError):
+            for application in _read(root):
+                return _read(f"{root}/{application['id']}/{what}")
+        return []
+
+
+def _read(url: str) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        found: list[dict[str, Any]] = json.load(answer)
+        return found
