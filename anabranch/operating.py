@@ -140,7 +140,7 @@ def data_docs(stream: str, hour: str | None, to: str, conf: str | None, output: 
 @click.argument("folder", metavar="DIR")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")
 def init(folder: str, output: str) -> None:
-    """Write a starter folder: conf/, dags/, a compose file with its Dockerfile. Overwrites nothing."""
+    """Write a starter folder: conf/, dags/, deploy/, a compose file with its Dockerfile. Overwrites nothing."""
     from pathlib import Path
 
     from anabranch import starter

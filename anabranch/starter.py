@@ -1,4 +1,5 @@
-"""What a new user begins with: configuration, an example stream, the DAG files, and a compose file that runs it all."""
+"""What a new user begins with: configuration, an example stream, the DAG files, a compose file that runs it all, and
+files for Kubernetes and YARN."""
 
 from __future__ import annotations
 
@@ -20,7 +21,6 @@ _SHIPPED = {
     "Dockerfile": ("anabranch/starter_files/Dockerfile", "starter_files/Dockerfile"),
 }
 
-
 def write(folder: Path) -> list[Path]:
     """Write the starter files into `folder`, made if missing; returns them. Raises ConfigurationError, having written
     nothing, when one of them is there already."""
@@ -38,4 +38,7 @@ def write(folder: Path) -> list[Path]:
 def _sources() -> dict[str, Path]:
     found = {place: shipped(*where) for place, where in _SHIPPED.items()}
     dags = shipped("dags/anabranch_tasks.py", "_dags/anabranch_tasks.py").parent
-    return found | {f"dags/{file.name}": file for file in sorted(dags.glob("*.py"))}
+    found |= {f"dags/{file.name}": file for file in sorted(dags.glob("*.py"))}
+    deploy = shipped("deploy/s3/jobs.json", "_deploy/deploy/s3/jobs.json").parents[1]
+    more = [file for file in sorted(deploy.rglob("*")) if file.is_file()]
+    return found | {f"deploy/{file.relative_to(deploy)}": file for file in more}
