@@ -14,8 +14,8 @@ $(READY): uv.lock pyproject.toml conf/jvm/ivy.xml conf/jvm/jars.sha256 scripts/b
 
 setup: $(READY) ## make the environment and resolve the jars
 
-demo: $(READY) ## the story: Kafka to a served table, a killed speed layer, an exact end
-	@$(BIN)/python -m anabranch.dev.demo
+demo: $(READY) ## the story, to an exact end; on a cluster: make demo MASTER=spark://… CATALOG=postgresql+psycopg2://…
+	@$(BIN)/python -m anabranch.dev.demo --master '$(MASTER)' --catalog '$(CATALOG)'
 
 demo-flights: $(READY) ## a second stream: 336,776 real flights
 	@$(BIN)/python -m anabranch.dev.flights

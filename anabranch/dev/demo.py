@@ -1,16 +1,21 @@
 """The demo: real events through Kafka, Spark and S3 into one table that stays exact while the speed layer is killed.
 
-`make demo`. Exit code 0 only if every acknowledged record is in `main` exactly once, or is accounted for by name.
+`make demo`; on a cluster and in a catalog of yours, `make demo MASTER=spark://… CATALOG=postgresql+psycopg2://…`. Exit
+code 0 only if every acknowledged record is in `main` exactly once, or is accounted for by name.
 """
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import click
 
 from anabranch import hours
 from anabranch.dev import audit
@@ -18,7 +23,7 @@ from anabranch.dev.events import Ack, Sent
 from anabranch.dev.live import Live
 from anabranch.dev.produce import STREAM, produce_events
 from anabranch.dev.story import Story, poll
-from anabranch.dev.workspace import Running, Workspace, main, open_workspace
+from anabranch.dev.workspace import Elsewhere, Running, Workspace, main, open_workspace
 from anabranch.errors import Terminal
 from anabranch.position import Offsets, Ranges, clip, ranges_between, size
 from anabranch.state import State, load_state
@@ -41,12 +46,17 @@ FROM games.game_events WHERE event_type = 'purchase' GROUP BY game ORDER BY reve
 """.strip().replace("\n", " ")
 
 
-def tell(story: Story) -> None:
+def tell(story: Story, elsewhere: Elsewhere) -> None:
     """The whole story. Raises Refused if `main` is not exact at its end."""
     story.title("Events leave Kafka through two arms, speed and batch, and meet again in one exact Iceberg table.")
     story.say("Four minutes or so. Everything is real and in a temporary folder; Ctrl-C stops all of it.")
     story.step("A Kafka broker, an S3 server, and three hours of events that wait")
-    with open_workspace(story, [STREAM]) as space:
+    with open_workspace(story, [STREAM], elsewhere) as space:
+        if elsewhere.master is not None:
+            story.say(f"The jobs run on {elsewhere.master}, each with spark.cores.max: 1")
+        if elsewhere.catalog is not None:
+            address = urlsplit(elsewhere.catalog)
+            story.say(f"The catalog is {address.scheme.partition('+')[0]} at {address.hostname}:{address.port}")
         job = space.job(STREAM)
         try:
             _Demo(story, space, job).tell()
@@ -355,5 +365,13 @@ def _count(values: Iterable[str]) -> dict[str, int]:
     return counts
 
 
+@click.command()
+@click.option("--master", metavar="URL", help="A Spark cluster's, whose workers are on this machine: Kafka and S3 are.")
+@click.option("--catalog", metavar="URI", help="As catalog.uri. What the demo puts there is gone at its end.")
+def command(master: str | None, catalog: str | None) -> None:
+    """Tell the story, and compare exactly."""
+    sys.exit(main(functools.partial(tell, elsewhere=Elsewhere(master or None, catalog or None))))
+
+
 if __name__ == "__main__":
-    sys.exit(main(tell))
+    command()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,11 +25,13 @@ from typing import Any
 import psutil
 import yaml
 
+from anabranch.config import load_environment
 from anabranch.dev import services
 from anabranch.dev.jars import jvm_folder
 from anabranch.dev.processes import is_alive
 from anabranch.dev.story import Story, poll
 from anabranch.errors import AnabranchError, Terminal, Transient
+from anabranch.lake import Lake
 from anabranch.session import Job, open_job
 
 _COMMAND_SECONDS = 600.0
@@ -120,11 +124,24 @@ class Running:
         return found
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """What is not of the workspace: a Spark master, a catalog's address; None for the workspace's own."""
+
+    master: str | None = None
+    catalog: str | None = None
+
+
+_NOTHING_ELSEWHERE = Elsewhere()
+
+
 class Workspace:
     """Runs `anabranch …` in the folder, with the folder's configuration, and knows every process that it started."""
 
-    def __init__(self, folder: Path, found: services.Services, streams: Sequence[str], story: Story) -> None:
-        self.folder, self.services, self.story = folder, found, story
+    def __init__(
+        self, folder: Path, found: services.Services, streams: Sequence[str], story: Story, elsewhere: Elsewhere
+    ) -> None:
+        self.folder, self.services, self.story, self._elsewhere = folder, found, story, elsewhere
         self.conf, self.logs = folder / "conf", folder / "logs"
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
@@ -185,6 +202,16 @@ class Workspace:
     def close(self) -> None:
         for running in self._started:
             running.kill()
+        if self._elsewhere.catalog is not None:
+            self._leave_catalog()
+
+    def _leave_catalog(self) -> None:
+        """Take out what stands under our own name in a catalog that outlives the workspace."""
+        catalog = Lake(load_environment(self.conf)).catalog
+        for namespace in catalog.list_namespaces():
+            for table in catalog.list_tables(namespace):
+                catalog.drop_table(table)
+            catalog.drop_namespace(namespace)
 
     def _write_configuration(self, streams: Sequence[str]) -> None:
         (self.conf / "streams").mkdir(parents=True)
@@ -200,18 +227,25 @@ class Workspace:
             "endpoint": self.services.s3_endpoint, "access_key": self.services.access_key,
             "secret_key": self.services.secret_key,
         }  # fmt: skip
+        environment["spark"]["master"] = self._elsewhere.master or "local[*]"
+        if self._elsewhere.catalog is not None:
+            # A name of its own, since tables of an earlier workspace may stand in that catalog.
+            own = f"demo_{secrets.token_hex(4)}"
+            environment["catalog"] |= {"name": own, "uri": self._elsewhere.catalog}
         _write(self.conf / "anabranch.yaml", environment)
 
 
 @contextmanager
-def open_workspace(story: Story, streams: Sequence[str]) -> Iterator[Workspace]:
+def open_workspace(
+    story: Story, streams: Sequence[str], elsewhere: Elsewhere = _NOTHING_ELSEWHERE
+) -> Iterator[Workspace]:
     """A workspace with running services. The end of the `with` stops all that was started in it."""
     # Resolved, since the services' marker and Spark's file addresses name it.
     folder = Path(tempfile.mkdtemp(prefix="anabranch-demo-")).resolve()
     failed = False
     try:
         with services.running(folder / ".anabranch", progress=lambda text: None) as found:
-            space = Workspace(folder, found, streams, story)
+            space = Workspace(folder, found, streams, story, elsewhere)
             try:
                 yield space
             finally:

@@ -1,0 +1,58 @@
+"""`make demo` with another master and another catalog: the same story, to the same exact end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from cluster import running_cluster
+from postgres import PASSWORD, Postgres, running_postgres
+from running import wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 1500
+
+
+@pytest.mark.timeout(SECONDS + 300)
+def test_the_story_is_told_on_a_cluster_and_in_postgresql(tmp_path: Path) -> None:
+    out = tmp_path / "demo.log"
+    with running_postgres() as postgres, running_cluster() as cluster, out.open("wb") as log:
+        catalog = f"postgresql+psycopg2://lake:{PASSWORD}@127.0.0.1:{postgres.port}/catalog"
+        demo = subprocess.Popen(
+            ["make", "--no-print-directory", "demo", f"MASTER={cluster.master}", f"CATALOG={catalog}"],
+            cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
+            env=os.environ | {"TMPDIR": str(tmp_path), "COLUMNS": "150"},
+        )  # fmt: skip
+        try:
+            seen: set[int] = set()
+            wait_for(lambda: seen.add(tables(postgres)) or demo.poll() is not None, "the demo to end", SECONDS)
+        finally:
+            if demo.poll() is None:
+                # Ctrl-C: it stops what it has started.
+                os.killpg(demo.pid, signal.SIGINT)
+                demo.wait(120)
+        said = out.read_text(encoding="utf-8", errors="replace")
+        assert demo.returncode == 0, said[-6000:]
+        assert "Exact, after" in said
+        # Killed or stopped, its jobs were all on the cluster, and left nothing there.
+        jobs = Counter(app["name"] for app in cluster.said()["completedapps"])
+        assert jobs == {"anabranch speed game_events": 3, "anabranch batch game_events": 2}, said
+        assert {app["cores"] for app in cluster.said()["completedapps"]} <= {0, 1}
+        wait_for(lambda: cluster.cores_used() == 0, "the cores to be let go")
+        # Its tables were in the catalog, and are not any more.
+        assert max(seen) == 3
+        assert tables(postgres) == 0
+    assert said.count("the JVM and its Python") == 2
+    assert not list(tmp_path.glob("anabranch-demo-*"))
+
+
+def tables(postgres: Postgres) -> int:
+    """How many tables stand in the catalog; none before its first table makes the catalog's own."""
+    exists = postgres.execute("SELECT to_regclass('iceberg_tables') IS NOT NULL")
+    if exists != [(True,)]:
+        return 0
+    return int(postgres.execute("SELECT count(*) FROM iceberg_tables")[0][0])
