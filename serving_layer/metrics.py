@@ -48,6 +48,12 @@ def plan_metrics(views: Mapping[str, Mapping[str, Any] | None], now: datetime) -
     yield _gauge("up", "Whether the stream's table and topic could be asked.", (), views, lambda v: {(): v is not None})
     told = {name: view for name, view in views.items() if view is not None}
     for name, text, labels, values in (
+        (
+            "position_offsets",
+            "The next offset that the speed layer will publish.",
+            ("partition",),
+            lambda v: {(partition,): offset for partition, offset in v["position"].items()},
+        ),
         ("lag_offsets", "Offsets that the speed layer has not published.", ("partition",), _lag),
         ("last_publish_timestamp_seconds", "When a branch was last published to.", ("branch",), _publishes),
         (
@@ -65,6 +71,7 @@ def plan_metrics(views: Mapping[str, Mapping[str, Any] | None], now: datetime) -
             ("layer",),
             _served,
         ),
+        ("dead_letters", "Dead letters that main serves.", (), lambda v: {(): v["dead_letters"]}),
         ("lost_offsets", "Offsets that retention took and nobody holds.", (), lambda v: {(): sum(v["lost"].values())}),
         (
             "difference_unexplained_rows",

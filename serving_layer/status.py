@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anabranch import hours as hour_words
 from anabranch import ledger
 from anabranch.output import print_json, print_table
 from anabranch.position import ranges_to_keys, size, to_keys
 from anabranch.session import Job
-from anabranch.snapshots import last_publish, published_since
+from anabranch.snapshots import head, last_publish, published_since
 from anabranch.state import POSITION, State, load_state
 from serving_layer import merger
 from serving_layer.difference import plan_unexplained
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
 _COUNTS = ("offsets", "good", "dead", "duplicate", "gap")
 
@@ -122,6 +125,7 @@ def status(job: Job, late_after: timedelta | None = None) -> dict[str, Any]:
         "refused": [h for h in backlog if rows.get(h, {}).get("decision") == "refused"],
         "hours": {h: state.serving_layer(h) for h in sorted({*state.accepted, *state.timeline.sealed})},
         "unexplained": unexplained(state, rows),
+        "dead_letters": _records(job.lake.load(job.stream.dead_letters_table), "main"),
         "lost": {h: n for h, row in rows.items() if (n := (row.get("gaps") or {}).get("retention"))},
     }
 
@@ -153,6 +157,12 @@ def _published_at(state: State, branch: str) -> str | None:
     return datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC).isoformat() if snapshot is not None else None
 
 
+def _records(table: Table, branch: str) -> int:
+    """How many records a branch holds, as its head's summary counts them."""
+    summary = head(table, branch).summary
+    return int((summary["total-records"] if summary is not None else None) or 0)
+
+
 def print_status(view: dict[str, Any], output: str) -> None:
     if output == "json":
         print_json(view)
@@ -168,6 +178,7 @@ def print_status(view: dict[str, Any], output: str) -> None:
         ("sealed, not accepted", ", ".join(view["backlog"]) or "none"),
         ("refused", ", ".join(view["refused"]) or "none"),
         ("hours by batch", sum(1 for layer in view["hours"].values() if layer == "batch")),
+        ("dead letters", view["dead_letters"]),
         ("lost to retention", ", ".join(f"{n} offsets in {h}" for h, n in view["lost"].items()) or "none"),
         ("unexplained differences", f"in {len(view['unexplained'])} hours" if view["unexplained"] else "none"),
     ]

@@ -14,6 +14,7 @@ from serving_layer.metrics import plan_metrics
 
 NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)
 VIEW: dict[str, Any] = {
+    "position": {"0": 93, "1": 50},
     "lag": {"offsets": 7, "partitions": {"0": 7, "1": 0}},
     "last_publish": {"speed": NOW.isoformat(), "batch": None, "main": NOW.isoformat()},
     "position_since": (NOW - timedelta(seconds=90)).isoformat(),
@@ -21,6 +22,7 @@ VIEW: dict[str, Any] = {
     "backlog": ["2026-11-21T00", "2026-11-21T01"],
     "refused": ["2026-11-21T01"],
     "hours": {"2026-11-21T00": "speed", "2026-11-21T01": "speed", "2026-11-20T23": "batch"},
+    "dead_letters": 11,
     "lost": {"2026-11-20T23": 5},
     "unexplained": {"2026-11-20T23": {"missing": 2}, "2026-11-20T22": {"missing": 1, "changed": 4}},
 }
@@ -41,12 +43,14 @@ def test_prometheus_reads_every_stream_and_a_stream_that_is_away_is_down() -> No
     }
     assert found == {
         ("up", "events"): 1, ("up", "away"): 0,
+        ("position_offsets", "0", "events"): 93, ("position_offsets", "1", "events"): 50,
         ("lag_offsets", "0", "events"): 7, ("lag_offsets", "1", "events"): 0,
         ("last_publish_timestamp_seconds", "main", "events"): NOW.timestamp(),
         ("last_publish_timestamp_seconds", "speed", "events"): NOW.timestamp(),
         ("position_age_seconds", "events"): 90,
         ("hours_to_seal", "events"): 0, ("hours_waiting", "events"): 2, ("hours_refused", "events"): 1,
         ("hours_served", "speed", "events"): 2, ("hours_served", "batch", "events"): 1,
+        ("dead_letters", "events"): 11,
         ("lost_offsets", "events"): 5,
         ("difference_unexplained_rows", "missing", "events"): 3,
         ("difference_unexplained_rows", "extra", "events"): 0,
