@@ -18,6 +18,7 @@ _SHIPPED = {
     ),
     "docker-compose.yml": ("docker-compose.yml", "_deploy/docker-compose.yml"),
     ".env.example": (".env.example", "_deploy/env.example"),
+    ".dockerignore": (".dockerignore", "_deploy/dockerignore"),
     "Dockerfile": ("anabranch/starter_files/Dockerfile", "starter_files/Dockerfile"),
 }
 
@@ -39,6 +40,7 @@ def _sources() -> dict[str, Path]:
     found = {place: shipped(*where) for place, where in _SHIPPED.items()}
     dags = shipped("dags/anabranch_tasks.py", "_dags/anabranch_tasks.py").parent
     found |= {f"dags/{file.name}": file for file in sorted(dags.glob("*.py"))}
+    # What the compose file mounts, and files for Kubernetes, YARN and S3.
     deploy = shipped("deploy/s3/jobs.json", "_deploy/deploy/s3/jobs.json").parents[1]
     more = [file for file in sorted(deploy.rglob("*")) if file.is_file()]
     return found | {f"deploy/{file.relative_to(deploy)}": file for file in more}

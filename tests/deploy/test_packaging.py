@@ -46,8 +46,8 @@ def test_both_hold_the_code_the_configuration_and_the_dags(built: Path) -> None:
         "anabranch/cli.py", "speed_layer/job.py", "batch_layer/job.py", "serving_layer/merger.py",
         "anabranch/_conf/jvm/ivy.xml", "anabranch/_conf/jvm/jars.sha256", "anabranch/_conf/anabranch.yaml",
         "anabranch/_dags/anabranch_hourly.py", "anabranch/_deploy/docker-compose.yml",
-        "anabranch/starter_files/Dockerfile", "anabranch/_deploy/kubernetes/speed.yaml",
-        "anabranch/_deploy/yarn/spark.yaml",
+        "anabranch/starter_files/Dockerfile", "anabranch/_deploy/deploy/kubernetes/speed.yaml",
+        "anabranch/_deploy/deploy/yarn/spark.yaml", "anabranch/_deploy/deploy/prometheus/alerts.yml",
     } <= in_wheel  # fmt: skip
     assert not [name for name in in_wheel if name.startswith("tests/") or "__pycache__" in name]
     with tarfile.open(source) as archive:
@@ -80,7 +80,8 @@ def test_init_writes_a_folder_that_works_and_overwrites_nothing(installed: Path,
     places = {str(file.relative_to(tmp_path / "mine")) for file in (tmp_path / "mine").rglob("*") if file.is_file()}
     assert {
         "conf/anabranch.yaml", "conf/streams/game_events.yaml", "dags/anabranch_hourly.py", "docker-compose.yml",
-        "Dockerfile", ".env.example", "deploy/kubernetes/speed.yaml", "deploy/yarn/cluster.conf",
+        "Dockerfile", ".dockerignore", ".env.example", "deploy/kubernetes/speed.yaml", "deploy/yarn/cluster.conf",
+        "deploy/prometheus/alerts.yml", "deploy/postgres/airflow.sql", "deploy/grafana/dashboards/anabranch.json",
     } <= places  # fmt: skip
     loaded = run(
         installed / "python", "-c",
