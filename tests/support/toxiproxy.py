@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,38 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anabranch.dev.jars import cache_folder
-from anabranch.dev.lock import locked
+import go_tools
+
 from anabranch.dev.processes import HOST, free_port
-
-VERSION = "v2.12.0"
-_PACKAGE = "github.com/Shopify/toxiproxy/v2/cmd/server"
-
-
-def ensure_server() -> Path:
-    """The server's executable, built once into the cache. Raises RuntimeError on a machine without Go."""
-    folder = cache_folder() / "bin"
-    server = folder / f"toxiproxy-server-{VERSION}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / "toxiproxy.lock", 600, lambda: None):
-        if server.exists():
-            return server
-        go = shutil.which("go") or ("/usr/local/go/bin/go" if Path("/usr/local/go/bin/go").exists() else None)
-        if go is None:
-            raise RuntimeError("toxiproxy: expected Go on the PATH to build its server, found none; install Go 1.23+")
-        part = folder / f"toxiproxy.{os.getpid()}"
-        built = subprocess.run(
-            [go, "install", f"{_PACKAGE}@{VERSION}"],
-            env=os.environ | {"GOBIN": str(part), "GOFLAGS": "-modcacherw"},
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        if built.returncode != 0:
-            raise RuntimeError(f"toxiproxy: expected `go install {_PACKAGE}@{VERSION}` to work, found: {built.stderr}")
-        (part / "server").rename(server)
-        part.rmdir()
-        return server
 
 
 @dataclass(frozen=True)
@@ -103,7 +73,7 @@ class Toxiproxy:
 @contextmanager
 def running_toxiproxy(folder: Path) -> Iterator[Toxiproxy]:
     """A server on a free port for the length of a `with`."""
-    server, port = ensure_server(), free_port()
+    server, port = go_tools.ensure(go_tools.TOXIPROXY), free_port()
     with (folder / "toxiproxy.log").open("wb") as log:
         command = [str(server), "-host", HOST, "-port", str(port)]
         process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"LOG_LEVEL": "warn"})

@@ -1,0 +1,38 @@
+"""The compose file as Docker's own client reads it: `docker compose config`, with a filled .env."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import secrets
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import go_tools
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = re.findall(r"^([A-Z_0-9]+)=$", (ROOT / ".env.example").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def filled() -> dict[str, str]:
+    """A value for each variable that .env.example asks for, made as it says."""
+    values = {name: secrets.token_hex(24) for name in NAMES}
+    return values | {"AIRFLOW_FERNET_KEY": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()}
+
+
+def config(values: Mapping[str, str], folder: Path, file: Path = ROOT / "docker-compose.yml") -> dict[str, Any]:
+    """The file with every variable in its place. Raises ValueError with what the client says against it."""
+    env_file = folder / "env"
+    env_file.write_text("".join(f"{name}={value}\n" for name, value in values.items()), encoding="utf-8")
+    command = [str(go_tools.ensure(go_tools.COMPOSE)), "--project-directory", str(file.parent), "--file", str(file)]
+    command += ["--env-file", str(env_file), "config", "--format", "json"]
+    # An environment of nothing, since the caller's variables would win over the file's.
+    done = subprocess.run(command, env={"HOME": str(folder)}, capture_output=True, text=True, timeout=60)
+    if done.returncode != 0:
+        raise ValueError(done.stderr)
+    # What it prints could be read by it again, so its dollars are still doubled.
+    found: dict[str, Any] = json.loads(done.stdout.replace("$$", "$"))
+    return found

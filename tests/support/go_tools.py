@@ -1,0 +1,70 @@
+"""Programs that Go builds from the module proxy, once, into the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from anabranch.dev.jars import cache_folder
+from anabranch.dev.lock import locked
+
+_SECONDS = 1800
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One program: `package` of `module` at `version`."""
+
+    name: str
+    module: str
+    version: str
+    package: str
+    tags: str = ""
+
+
+TOXIPROXY = Tool("toxiproxy-server", "github.com/Shopify/toxiproxy/v2", "v2.12.0", "./cmd/server")
+COMPOSE = Tool("docker-compose", "github.com/docker/compose/v5", "v5.0.2", "./cmd")
+# Without the discovery of targets in clouds, which is most of their code.
+PROMTOOL = Tool("promtool", "github.com/prometheus/prometheus", "v0.313.5", "./cmd/promtool", "remove_all_sd")
+PROMETHEUS = Tool("prometheus", "github.com/prometheus/prometheus", "v0.313.5", "./cmd/prometheus", "remove_all_sd")
+
+
+def ensure(tool: Tool) -> Path:
+    """The executable. Raises RuntimeError on a machine without Go, or when the build fails.
+
+    Built in the module's own folder and not by `go install`, which refuses modules that replace others.
+    """
+    folder = cache_folder() / "bin"
+    program = folder / f"{tool.name}-{tool.version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / f"{tool.name}.lock", _SECONDS, lambda: None):
+        if program.exists():
+            return program
+        module = f"{tool.module}@{tool.version}"
+        source = json.loads(_go("mod", "download", "-json", module))["Dir"]
+        part = folder / f"{program.name}.{os.getpid()}"
+        _go("build", "-C", source, "-tags", tool.tags, "-o", str(part), tool.package)
+        part.rename(program)
+        return program
+
+
+def _go(*arguments: str) -> str:
+    go = shutil.which("go") or ("/usr/local/go/bin/go" if Path("/usr/local/go/bin/go").exists() else None)
+    if go is None:
+        raise RuntimeError(f"expected Go on the PATH to run `go {' '.join(arguments)}`, found none; install Go 1.26+")
+    done = subprocess.run(
+        [go, *arguments],
+        env=os.environ | {"GOFLAGS": "-modcacherw -buildvcs=false", "GOWORK": "off"},
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(
+            f"expected `go {' '.join(arguments)}` to work, found: {done.stderr[-2000:]}{done.stdout[-500:]}"
+        )
+    return done.stdout
