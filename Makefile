@@ -35,7 +35,7 @@ integration: $(READY) ## integration tests alone
 test-failures: $(READY) ## every row of the failure table, on real services: kills, pauses, faults, a soak (needs Go)
 	@$(BIN)/python -m pytest tests/failures
 
-test-deploy: $(READY) ## packaging, and what a deployment is made of
+test-deploy: $(READY) ## packaging, and what a deployment is made of (needs Go)
 	@$(BIN)/python -m pytest tests/deploy
 
 soak: $(READY) ## everything together and faults at random: make soak MINUTES=10 SEED=1

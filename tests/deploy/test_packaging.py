@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from container import Box
+from dockerfile import build
 
 ROOT = Path(__file__).resolve().parents[2]
 UV = Path(sys.executable).parent / "uv"
@@ -106,3 +108,20 @@ def test_the_jobs_are_found_in_the_zip_for_py_files(built: Path, installed: Path
         "print(speed_layer.job.__file__, batch_layer.job.__file__)"
     )
     assert run(installed / "python", "-c", script, cwd=tmp_path).count(str(archive)) == 2
+
+
+def test_the_image_of_a_new_user_is_built_from_the_wheel_alone(built: Path, installed: Path, tmp_path: Path) -> None:
+    run(installed / "anabranch", "init", "mine", cwd=tmp_path)
+    [wheel] = built.glob("*.whl")
+    given = {"ANABRANCH": f"/wheels/{wheel.name}[airflow]"}
+    image = build(tmp_path / "mine", tmp_path / "image", given, {"/wheels": built})
+    box = Box("image", image.user, image.environment, image.cwd, image.folders)
+    script = (
+        "import anabranch, os, shutil; from anabranch import config; "
+        "print(anabranch.__file__, *map(shutil.which, ('anabranch', 'airflow', 'spark-class', 'spark-submit')), "
+        "config.stream_names(None), len(os.listdir('/opt/anabranch/dags')))"
+    )
+    said = run(*box.command(tmp_path, [*image.entrypoint, "python", "-c", script])).split(maxsplit=5)
+    assert said[0].startswith("/opt/anabranch/.venv/lib/")
+    assert [Path(file).parent for file in said[1:5]] == [Path("/opt/anabranch/.venv/bin")] * 4
+    assert said[5].startswith("['game_events'] 5")

@@ -106,12 +106,21 @@ def test_every_command_of_ours_exists() -> None:
         command.make_context(line[1], arguments)
 
 
-@pytest.mark.parametrize("file", DOCKERFILES, ids=str)
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.parent.name)
 def test_the_image_runs_as_a_user_of_its_own_and_says_what_it_is_made_from(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     users = re.findall(r"^USER (.*)$", text, re.MULTILINE)
     assert users == ["10001:10001"]
     assert re.findall(r"^FROM (.*)$", text, re.MULTILINE) == ["python:3.11.14-slim-bookworm"]
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.parent.name)
+def test_the_image_has_the_folders_of_its_volumes_so_that_its_user_owns_them(file: Path) -> None:
+    targets = {volume.split(":")[1] for name in OURS for volume in SERVICES[name].get("volumes", [])}
+    made = re.search(r"mkdir -p (.*) \\\n    && chown -R anabranch: (.*)\n", file.read_text(encoding="utf-8"))
+    assert made is not None
+    assert targets and targets <= set(made[1].split())
+    assert all(any(target.startswith(owned) for owned in made[2].split()) for target in targets)
 
 
 def test_a_new_users_image_has_the_version_that_wrote_it() -> None:
