@@ -22,6 +22,7 @@ _SHIPPED = {
     "Dockerfile": ("anabranch/starter_files/Dockerfile", "starter_files/Dockerfile"),
 }
 
+
 def write(folder: Path) -> list[Path]:
     """Write the starter files into `folder`, made if missing; returns them. Raises ConfigurationError, having written
     nothing, when one of them is there already."""
