@@ -1,4 +1,4 @@
-"""The catalog's address as PyIceberg and as Spark's JDBC need it, so that both write to one catalog.
+"""The catalog's address as PyIceberg and as Spark need it, so that both write to one catalog.
 
 Both give up on a lock or a dead connection within seconds: whoever asked tries again, and says so.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
+from anabranch import config
 from anabranch.config import Environment
 from anabranch.errors import ConfigurationError
 
@@ -19,23 +20,29 @@ PATIENCE_SECONDS = 10
 
 def catalog_properties(environment: Environment) -> dict[str, str]:
     """What PyIceberg is told of the catalog and of S3; `catalog.properties` win. Makes the folder of an SQLite file,
-    and limits psycopg2's waits."""
+    and limits the waits of psycopg2 and of the REST client."""
     catalog, s3 = environment.catalog, environment.s3
     if catalog.type == "sql" and catalog.uri.startswith("sqlite:///"):
         path = Path(catalog.uri.removeprefix("sqlite:///").split("?")[0])
         path.parent.mkdir(parents=True, exist_ok=True)
     if catalog.type == "sql" and catalog.uri.startswith("postgresql+psycopg2:"):
         limit_waits()
+    if catalog.type == "rest":
+        limit_rest_waits()
     properties = {
         "type": catalog.type,
-        "uri": with_patience(catalog.uri),
         "warehouse": catalog.warehouse,
-        # A connection that the catalog's restart has broken is replaced before it is used.
-        "pool_pre_ping": "true",
         "s3.region": s3.region,
         "s3.connect-timeout": "3",
         "s3.request-timeout": "8",
     }
+    if catalog.type == "sql":
+        # A connection that the catalog's restart has broken is replaced before it is used.
+        properties |= {"uri": with_patience(catalog.uri), "pool_pre_ping": "true"}
+    elif catalog.type == "rest":
+        properties |= {"uri": catalog.uri}
+    else:
+        properties |= {"client.region": s3.region}
     if s3.endpoint:
         properties |= {"s3.endpoint": s3.endpoint, "s3.force-virtual-addressing": "false"}
     if s3.access_key and s3.secret_key:
@@ -43,7 +50,23 @@ def catalog_properties(environment: Environment) -> dict[str, str]:
             "s3.access-key-id": s3.access_key.get_secret_value(),
             "s3.secret-access-key": s3.secret_key.get_secret_value(),
         }
-    return properties | catalog.properties
+    return properties | given_properties(catalog)
+
+
+def given_properties(catalog: config.Catalog) -> dict[str, str]:
+    """`catalog.properties` as both clients take them."""
+    return {key: value.get_secret_value() for key, value in catalog.properties.items()}
+
+
+def spark_properties(catalog: config.Catalog, region: str) -> dict[str, str]:
+    """What Iceberg's Java client is told of the catalog itself. Raises ConfigurationError for an unknown database."""
+    if catalog.type == "sql":
+        return {"type": "jdbc", "jdbc.schema-version": "V1", **jdbc_properties(catalog.uri)}
+    if catalog.type == "rest":
+        patience = {"connection": "5000", "socket": str(3000 * PATIENCE_SECONDS)}
+        waits = {f"rest.client.{kind}-timeout-ms": limit for kind, limit in patience.items()}
+        return {"type": "rest", "uri": catalog.uri, **waits}
+    return {"type": "glue", "client.region": region}
 
 
 def with_patience(uri: str) -> str:
@@ -79,6 +102,19 @@ def limit_waits() -> None:
                 raise psycopg2.OperationalError(f"the server has not answered for {3 * PATIENCE_SECONDS} s")
 
     extensions.set_wait_callback(wait)
+
+
+def limit_rest_waits() -> None:
+    """Make PyIceberg's REST catalog give up on a server that says nothing: by itself it waits for ever, and it asks
+    while it is opened. It holds for the whole process."""
+    from pyiceberg.catalog import rest
+    from requests import Session
+
+    class Patient(Session):
+        def request(self, *args: Any, **kwargs: Any) -> Any:
+            return super().request(*args, **({"timeout": (5, 3 * PATIENCE_SECONDS)} | kwargs))
+
+    rest.Session = Patient  # type: ignore[attr-defined]
 
 
 def jdbc_properties(uri: str) -> dict[str, str]:

@@ -35,9 +35,12 @@ from anabranch.schema import Column, parse_columns
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _DURATION = re.compile(r"^\s*(\d+)\s*(second|minute|hour|day|week)s?\s*$")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SQL_URI = re.compile(r"^(sqlite:///.|postgresql\+\w+://.)")
+_HTTP_URI = re.compile(r"^https?://[^/\s]")
+_NO_URI = re.compile(r"^$")
 
 # What is under these keys is never repeated in a message.
-_SECRETS = frozenset({"security", "access_key", "secret_key", "password"})
+_SECRETS = frozenset({"security", "access_key", "secret_key", "password", "properties"})
 _USER_IN_URL = re.compile(r"//[^/@\s]+@")
 
 M = TypeVar("M", bound=BaseModel)
@@ -79,6 +82,10 @@ def _as_spark_says(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _scalar_as_text(value: object) -> object:
+    return _as_spark_says(value) if isinstance(value, bool | int | float) else value
+
+
 def _plain_url(value: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -111,13 +118,26 @@ class Kafka(_Frozen):
 
 
 class Catalog(_Frozen):
-    """The Iceberg catalog. `properties` go to it unchanged, so REST or Glue are configuration alone."""
+    """The Iceberg catalog. `properties` go to both its clients unchanged, so REST or Glue are configuration alone; they
+    may hold a token, and `uri` a password."""
 
     name: Name
-    uri: str
-    warehouse: str = Field(pattern=r"^(s3|file)://")
     type: Literal["sql", "rest", "glue"] = "sql"
-    properties: dict[str, str] = {}
+    uri: str = Field(default="", repr=False, validate_default=True)
+    warehouse: str = Field(pattern=r"^(s3|file)://")
+    properties: dict[str, Annotated[SecretStr, BeforeValidator(_scalar_as_text)]] = {}
+
+    @field_validator("uri")
+    @classmethod
+    def _of_its_type(cls, value: str, info: ValidationInfo) -> str:
+        expected = {
+            "sql": (_SQL_URI, "sqlite:///FILE or postgresql+psycopg2://USER:PASSWORD@HOST/DATABASE"),
+            "rest": (_HTTP_URI, "the address of the REST catalog, such as https://catalog.example.com/api/catalog"),
+            "glue": (_NO_URI, "none for type glue (catalog.properties: glue.endpoint, where it is not AWS)"),
+        }.get(info.data.get("type", ""))
+        if expected is not None and not expected[0].match(value):
+            raise ValueError(f"expected {expected[1]}")
+        return value
 
 
 class S3(_Frozen):

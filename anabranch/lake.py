@@ -223,7 +223,8 @@ class Lake:
     def commit(self, table: Table, commit: Commit) -> Outcome:
         """Make `commit` land, or find that it is refused because a head moved. Never replays.
 
-        When the answer is lost, the table is loaded again until it says whether a snapshot carries the commit's id.
+        When the answer is lost, or may be one to the client's own repetition, the table is loaded again until it says
+        whether a snapshot carries the commit's id.
         Raises Transient when the table cannot be read for half a minute, with the outcome still unknown.
         """
         producers, updates = self._prepare(table, commit)
@@ -242,6 +243,10 @@ class Lake:
             return Outcome.LANDED
         except (CommitFailedException, ValidationException) as error:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
+            # A client over HTTP asks again by itself, and is then told that somebody else was first: that was itself.
+            if self._environment.catalog.type != "sql" and self._resolve(table, commit.id) is Outcome.LANDED:
+                LOG.warning("commit %s of %s had landed, and was asked for again", commit.id, table.name())
+                return Outcome.LANDED
         except ValueError as error:
             # Another commit took the sequence number between this decision and its publish, or discarded what this one
             # would have expired.
@@ -255,7 +260,10 @@ class Lake:
                 table.name(),
                 said_by(error),
             )
-            return self._resolve(table, commit.id)
+            outcome = self._resolve(table, commit.id)
+            said = "had landed" if outcome is Outcome.LANDED else "had not landed"
+            LOG.warning("commit %s of %s %s", commit.id, table.name(), said)
+            return outcome
         for producer in producers:
             producer._clean_all_uncommitted()
         return Outcome.REFUSED
@@ -343,9 +351,7 @@ class Lake:
                 time.sleep(pause)
                 pause = min(2.0, pause * 2)
                 continue
-            landed = has_landed(fresh, commit_id)
-            LOG.warning("commit %s of %s %s", commit_id, table.name(), "had landed" if landed else "had not landed")
-            return Outcome.LANDED if landed else Outcome.REFUSED
+            return Outcome.LANDED if has_landed(fresh, commit_id) else Outcome.REFUSED
 
 
 def _evaluate_apart(producer: _SnapshotProducer[Any]) -> None:

@@ -23,6 +23,13 @@ _JAVA = re.compile(r"^[a-z]\w*(\.\w+)+(: |$)")
 # By what they concern: the words of S3's error codes (as botocore and the AWS SDKs for Java and C++ spell them), of
 # Kafka's and PostgreSQL's. S3 answers a HEAD without a body, so wrong keys and missing rights look alike there.
 _DENIED = {
+    # Before S3: AWS says both alike, but for what it was that may not be done.
+    "the keys of the standard AWS chain, and what they may do in Glue (docs/deploy.md)": (
+        "perform: glue:", "UnrecognizedClientException",
+    ),
+    "catalog.properties: token or credential, and what they may do": (
+        "UnauthorizedError", "ForbiddenError", "OAuthError", "NotAuthorizedException", "ForbiddenException",
+    ),
     "s3.access_key and s3.secret_key, and what the bucket's policy allows them": (
         "AccessDenied", "ACCESS_DENIED", "Access Denied", "InvalidAccessKeyId", "INVALID_ACCESS_KEY_ID",
         "SignatureDoesNotMatch", "SIGNATURE_DOES_NOT_MATCH", "INVALID_SIGNATURE", "error occurred (403)",

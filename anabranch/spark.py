@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from anabranch.catalogs import jdbc_properties
+from anabranch.catalogs import given_properties, spark_properties
 from anabranch.config import Environment, Kafka
 
 AVRO_LONGEST_TEXT = 16 * 2**20
@@ -17,8 +17,8 @@ AVRO_LIMITS = {
 allocates whatever a value announces, and one record of ten bytes ends the JVM. Avro reads them when first used."""
 AVRO_OPTIONS = " ".join(f"-D{name}={value}" for name, value in AVRO_LIMITS.items())
 
-REDACTED = re.compile("(?i)secret|password|token|access[.]?key")
-"""The keys whose values Spark shows nobody: its `spark.redaction.regex`."""
+REDACTED = re.compile("(?i)secret|password|token|access[.-]?key|credential|authorization|jaas")
+"""The keys whose values Spark shows nobody, as `spark.redaction.regex`: its own words and those of REST catalogs."""
 
 _JAAS = "org.apache.kafka.common.security"
 
@@ -43,15 +43,12 @@ def session_settings(environment: Environment) -> dict[str, str]:
         "spark.sql.iceberg.handle-timestamp-without-timezone": "true",
         # A micro-batch must be whole or absent: a failed query is started again from the table, never patched up.
         "spark.streaming.stopGracefullyOnShutdown": "false",
+        "spark.redaction.regex": REDACTED.pattern,
         # Servers that are not AWS do not all know the newer checksums.
         "spark.driverEnv.AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
         "spark.executorEnv.AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
     }
-    if catalog.type == "sql":
-        settings |= {f"{prefix}.type": "jdbc", f"{prefix}.jdbc.schema-version": "V1"}
-        settings |= {f"{prefix}.{key}": value for key, value in jdbc_properties(catalog.uri).items()}
-    else:
-        settings |= {f"{prefix}.type": catalog.type, f"{prefix}.uri": catalog.uri}
+    settings |= {f"{prefix}.{key}": value for key, value in spark_properties(catalog, s3.region).items()}
     if catalog.warehouse.startswith("s3://"):
         settings |= {
             f"{prefix}.io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
@@ -70,7 +67,7 @@ def session_settings(environment: Environment) -> dict[str, str]:
                 f"{prefix}.s3.access-key-id": s3.access_key.get_secret_value(),
                 f"{prefix}.s3.secret-access-key": s3.secret_key.get_secret_value(),
             }
-    settings |= {f"{prefix}.{key}": value for key, value in catalog.properties.items()}
+    settings |= {f"{prefix}.{key}": value for key, value in given_properties(catalog).items()}
     settings |= environment.spark.conf
     # What is configured joins it.
     executor = f"{AVRO_OPTIONS} {settings.get('spark.executor.extraJavaOptions', '')}".strip()

@@ -8,10 +8,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,9 +123,9 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchemaRegistr
 @pytest.fixture
 def steady_hour() -> None:
     """A test that counts hours does not begin in the last minutes of one."""
-    deadline = time.monotonic() + 300
-    while datetime.now(UTC).minute >= 57 and time.monotonic() < deadline:
-        time.sleep(1)
+    from world import wait_out_the_hours_end
+
+    wait_out_the_hours_end()
 
 
 @pytest.fixture

@@ -79,10 +79,7 @@ def behind(
     world: Callable[..., World], tmp_path: Path, environment: dict[str, Any], spark: SparkSession
 ) -> Iterator[Callable[..., World]]:
     """Makes streams whose Kafka, S3 or catalog has another address, with a catalog of their own in the one session."""
-    from world import World
-
-    from anabranch import config
-    from anabranch.spark import session_settings
+    from world import World, add_catalog
 
     made: list[World] = []
 
@@ -95,9 +92,7 @@ def behind(
         if s3 is not None:
             own["s3"]["endpoint"] = f"http://127.0.0.1:{s3}"
         one = World(tmp_path / name, own, spark, **stream)
-        for key, value in session_settings(config.load_environment(one.folder)).items():
-            if key.startswith(f"spark.sql.catalog.{name}"):
-                spark.conf.set(key, value)
+        add_catalog(spark, one.job.environment)
         made.append(one)
         return one
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import requests
+from maven import retrieve
 
 from anabranch.dev.jars import cache_folder
 from anabranch.dev.java import require_java
 from anabranch.dev.lock import locked
 from anabranch.dev.processes import HOST, free_port
-from anabranch.dev.spark_home import spark_home
 
 VERSION = "2.6.13.Final"  # later ones need Java 21
 _SHA256 = "3cda1b34aa020fb4ac4dd6a66018d757e81e437f97e20a1f92d366b70091c6ba"
@@ -47,12 +47,7 @@ def ensure_registry() -> Path:
         if jar.exists():
             return jar
         with tempfile.TemporaryDirectory(dir=folder.parent) as part:
-            (Path(part) / "ivy.xml").write_text(_IVY)
-            ivy = sorted((spark_home() / "jars").glob("ivy-*.jar"))[-1]
-            command = [str(require_java().executable), "-jar", str(ivy), "-cache", str(cache_folder() / "ivy")]
-            command += ["-ivy", f"{part}/ivy.xml", "-retrieve", f"{part}/[artifact].[ext]"]
-            resolved = subprocess.run(command, capture_output=True, text=True, timeout=600)
-            assert resolved.returncode == 0, resolved.stdout[-2000:]
+            retrieve(_IVY, Path(part), "[artifact].[ext]")
             archive = Path(part) / "apicurio-registry-app.tar.gz"
             found = hashlib.sha256(archive.read_bytes()).hexdigest()
             assert found == _SHA256, f"apicurio-registry-app {VERSION}: expected sha256 {_SHA256}, found {found}"

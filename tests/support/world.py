@@ -14,15 +14,32 @@ import yaml
 from kafka import TopicPartition
 from pyspark.sql import SparkSession
 
-from anabranch import tables
+from anabranch import config, tables
 from anabranch.hours import start_of
 from anabranch.kafka import KafkaAdapter, create_topic, new_producer
 from anabranch.lake import Lake
 from anabranch.session import Job, open_job
+from anabranch.spark import session_settings
 from anabranch.state import State, load_state
 from batch_layer.job import rebuild_hours, replay
 from batch_layer.rebuild import Order, Rebuilder, Result
 from speed_layer.job import SpeedJob
+
+
+def wait_out_the_hours_end() -> None:
+    """Return in an hour's first 57 minutes: tests count hours."""
+    deadline = time.monotonic() + 300
+    while datetime.now(UTC).minute >= 57 and time.monotonic() < deadline:
+        time.sleep(1)
+
+
+def add_catalog(spark: SparkSession, environment: config.Environment) -> None:
+    """Make the running session know the environment's catalog beside its others; its name must be new to it."""
+    prefix = f"spark.sql.catalog.{environment.catalog.name}"
+    for key, value in session_settings(environment).items():
+        if key == prefix or key.startswith(f"{prefix}."):
+            spark.conf.set(key, value)
+
 
 SCHEMA = "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL, level INT, amount DOUBLE"
 

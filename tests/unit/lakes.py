@@ -30,12 +30,12 @@ DDL = "id STRING NOT NULL, n INT"
 Row = tuple[str, int, int]
 
 
-def new_environment(folder: Path) -> config.Environment:
+def new_environment(folder: Path, **catalog: Any) -> config.Environment:
+    """A lake in a folder; `catalog` is what the catalog is told beside its name and warehouse."""
+    said = catalog or {"uri": f"sqlite:///{folder}/catalog.db"}
     return config.Environment(
         kafka=config.Kafka(bootstrap_servers="127.0.0.1:1"),
-        catalog=config.Catalog(
-            name="lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse"
-        ),
+        catalog=config.Catalog(name="lake", warehouse=f"file://{folder}/warehouse", **said),
     )
 
 
@@ -51,6 +51,7 @@ class StreamLake:
     folder: Path
     lake: Lake
     stream: config.Stream
+    environment: config.Environment
 
     @property
     def name(self) -> str:
@@ -58,7 +59,7 @@ class StreamLake:
 
     def again(self) -> Lake:
         """A second publisher: its own catalog, the same tables."""
-        return Lake(new_environment(self.folder))
+        return Lake(self.environment)
 
     def table(self) -> Table:
         return self.lake.load(self.name)
@@ -136,9 +137,10 @@ class StreamLake:
         return {p.name for p in Path(urlparse(self.table().location()).path).glob("metadata/*.avro")}
 
 
-def new_lake(folder: Path, partitions: int = 1, timeline: Timeline | None = None) -> StreamLake:
+def new_lake(folder: Path, partitions: int = 1, timeline: Timeline | None = None, **catalog: Any) -> StreamLake:
     """Create a stream's tables and branches in a new folder, at position 0 of every partition."""
-    made = StreamLake(folder, Lake(new_environment(folder)), new_stream())
+    environment = new_environment(folder, **catalog)
+    made = StreamLake(folder, Lake(environment), new_stream(), environment)
     stream = made.stream
     position = Position("t", dict.fromkeys(range(partitions), 0))
     first = timeline or Timeline(FIRST, FIRST, dict(position.offsets))

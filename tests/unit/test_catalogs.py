@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import socket
+from typing import Any
+
 import pytest
 
-from anabranch.catalogs import jdbc_properties, with_patience
-from anabranch.errors import ConfigurationError
+from anabranch import catalogs, config
+from anabranch.catalogs import catalog_properties, jdbc_properties, with_patience
+from anabranch.errors import ConfigurationError, Transient
+from anabranch.lake import Lake
+from anabranch.spark import session_settings
 
 
 def test_an_sqlite_client_waits_for_a_lock_as_long_as_the_other() -> None:
@@ -34,3 +41,70 @@ def test_other_catalogs_are_left_alone() -> None:
     assert with_patience("http://h:8181") == "http://h:8181"
     with pytest.raises(ConfigurationError, match="expected sqlite"):
         jdbc_properties("mysql://h/db")
+
+
+def environment(**catalog: Any) -> config.Environment:
+    return config.Environment(
+        kafka=config.Kafka(bootstrap_servers="127.0.0.1:1"),
+        catalog=config.Catalog(name="lake", warehouse="s3://b/w", **catalog),
+        s3=config.S3(region="eu-west-1"),
+    )
+
+
+def in_spark(given: config.Environment) -> dict[str, str]:
+    prefix = "spark.sql.catalog.lake."
+    return {k.removeprefix(prefix): v for k, v in session_settings(given).items() if k.startswith(prefix)}
+
+
+def test_a_rest_catalog_is_told_the_same_by_both_clients() -> None:
+    given = environment(
+        type="rest", uri="https://c.example.com/api", properties={"token": "t", "rest.sigv4-enabled": True}
+    )
+    python, spark = catalog_properties(given), in_spark(given)
+    for told in (python, spark):
+        assert (told["type"], told["uri"]) == ("rest", "https://c.example.com/api")
+        assert (told["token"], told["rest.sigv4-enabled"]) == ("t", "true")
+        assert not [key for key in told if key.startswith(("jdbc", "pool", "glue"))]
+    assert spark["rest.client.socket-timeout-ms"] == "30000"
+
+
+def test_a_rest_server_that_knows_the_warehouse_by_a_name_is_told_the_name() -> None:
+    given = environment(type="rest", uri="http://c", properties={"warehouse": "games"})
+    assert catalog_properties(given)["warehouse"] == in_spark(given)["warehouse"] == "games"
+    assert given.catalog.warehouse == "s3://b/w"
+
+
+def test_glue_is_told_the_same_by_both_clients_and_has_no_address() -> None:
+    given = environment(type="glue", properties={"glue.endpoint": "http://h:1"})
+    python, spark = catalog_properties(given), in_spark(given)
+    for told in (python, spark):
+        assert (told["type"], told["warehouse"], told["client.region"]) == ("glue", "s3://b/w", "eu-west-1")
+        assert told["glue.endpoint"] == "http://h:1"
+        assert not [key for key in told if key.startswith(("jdbc", "pool", "rest")) or key == "uri"]
+
+
+def test_a_sql_catalog_of_spark_is_a_jdbc_catalog_of_the_same_tables() -> None:
+    told = in_spark(environment(uri="postgresql+psycopg2://u:p@h/db"))
+    assert (told["type"], told["jdbc.schema-version"], told["uri"]) == ("jdbc", "V1", "jdbc:postgresql://h:5432/db")
+
+
+def test_what_may_be_secret_is_not_told() -> None:
+    given = environment(
+        type="rest", uri="http://c", properties={"credential": "id:hunter2", "header.Authorization": "hunter2"}
+    )
+    postgres = environment(uri="postgresql+psycopg2://u:hunter2@h/db")
+    assert "hunter2" not in f"{given!r} {given} {postgres!r} {postgres}"
+    settings = session_settings(given) | session_settings(postgres)
+    redacted = re.compile(settings["spark.redaction.regex"])
+    bare = {key for key, value in settings.items() if "hunter2" in value}
+    assert bare and all(redacted.search(key) for key in bare)
+
+
+def test_a_rest_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogs, "PATIENCE_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        lake = Lake(
+            environment(type="rest", uri=f"http://127.0.0.1:{silent.getsockname()[1]}", properties={"token": "t"})
+        )
+        with pytest.raises(Transient, match="Read timed out"):
+            lake.exists("games.events")

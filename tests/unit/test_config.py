@@ -243,6 +243,13 @@ def test_what_is_no_duration(value: object) -> None:
         (ENVIRONMENT.replace("file:///w", "/w"), "catalog.warehouse: "),
         (ENVIRONMENT.replace("name: lake", "name: my-lake"), "catalog.name: expected a name of letters"),
         (ENVIRONMENT.replace('"127.0.0.1:1"', '""'), "kafka.bootstrap_servers: "),
+        (ENVIRONMENT.replace("sqlite:", "mysql:"), "catalog.uri: expected sqlite:///FILE or postgresql+psycopg2://"),
+        (
+            ENVIRONMENT.replace("name: lake,", "name: lake, type: rest,"),
+            "catalog.uri: expected the address of the REST",
+        ),
+        (ENVIRONMENT.replace("name: lake,", "name: lake, type: glue,"), "catalog.uri: expected none for type glue"),
+        (ENVIRONMENT.replace('uri: "sqlite:///c.db", ', ""), "catalog.uri: expected sqlite:///FILE"),
         (ENVIRONMENT + "registry: {}", "registry.url: Field required"),
         (ENVIRONMENT + "registry: {url: registry:8081}", "registry.url: expected a URL such as 'https://"),
         (ENVIRONMENT + "registry: {url: 'http://r:8081', password: x}", "registry.password: expected registry.user"),
@@ -262,6 +269,12 @@ def test_a_mistake_in_the_environment_names_the_file(conf: Path, text: str, said
         (ENVIRONMENT + "s3: {access_key: a, secret_key: [hunter2]}", "s3.secret_key", "list"),
         (ENVIRONMENT.replace("kafka: {", "kafka: {security: {sasl.password: 20262}, "), "sasl.password", "int"),
         (ENVIRONMENT + "registry: {url: 'http://r', user: u, password: [hunter2]}", "registry.password", "list"),
+        (
+            ENVIRONMENT.replace('file:///w"', 'file:///w", properties: {token: [hunter2]}'),
+            "catalog.properties.token",
+            "list",
+        ),
+        (ENVIRONMENT.replace("sqlite://", "mysql://u:hunter2@h"), "catalog.uri", "'mysql://…@h/c.db'"),
         (ENVIRONMENT + "registry: {url: 'http://u:hunter2@r:81'}", "registry.url", "'http://…@r:81'"),
     ],
 )

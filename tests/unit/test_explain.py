@@ -43,6 +43,24 @@ def test_whatever_else_a_client_throws_may_pass(text: str) -> None:
     assert str(found) == f"load table t: expected an answer, found {text}; this may pass, try again"
 
 
+@pytest.mark.parametrize(
+    ("text", "check"),
+    [
+        ("UnauthorizedError: NotAuthorizedException: no", "check catalog.properties: token or credential"),
+        ("OAuthError: invalid_client: bad", "check catalog.properties: token or credential"),
+        (
+            "An error occurred (AccessDeniedException) when calling the GetTable operation: User: arn:aws:iam::1:user/u"
+            " is not authorized to perform: glue:GetTable on resource: arn:aws:glue:eu-west-1:1:catalog",
+            "check the keys of the standard AWS chain, and what they may do in Glue",
+        ),
+    ],
+)
+def test_a_catalog_that_turns_us_away_is_said_to_be_it(text: str, check: str) -> None:
+    found = explain_text("open catalog lake", text)
+    assert isinstance(found, ConfigurationError)
+    assert check in str(found)
+
+
 def test_a_signature_refused_for_its_time_is_no_wrong_key() -> None:
     found = explain_text(
         "ask the time", "An error occurred (403) when calling the GetObject operation: RequestTimeTooSkewed"

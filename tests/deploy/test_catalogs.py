@@ -1,0 +1,193 @@
+"""One story on four catalogs, each configured as docs/deploy.md shows it: SQLite, PostgreSQL, REST and Glue.
+
+Real Kafka, Spark and S3; PostgreSQL's own server, the server of Iceberg's REST compatibility kit, moto's for Glue. What
+each catalog ends with is compared with what Kafka acknowledged, and with what the others end with.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from world import World, add_catalog, event, past_hour, spread, wait_out_the_hours_end
+
+from anabranch import ledger
+from anabranch.cli import main
+from anabranch.lake import Change, Lake, Outcome
+from anabranch.publish import Publish, new_id, to_commit
+from serving_layer import maintenance
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEPLOY = Path(__file__).resolve().parents[2] / "docs" / "deploy.md"
+CATALOGS = ("SQLite", "PostgreSQL", "REST", "Glue")
+BUCKET, CREDENTIAL = "tests", "anabranch:client-secret-of-the-test"
+
+Told = dict[str, Any]
+
+
+def documented(catalog: str) -> dict[str, Any]:
+    """The block of docs/deploy.md that configures a catalog."""
+    block = re.search(rf"```yaml\n# conf/anabranch.yaml, {catalog}\b[^\n]*\n(.*?)```", DEPLOY.read_text(), re.DOTALL)
+    assert block is not None, f"{DEPLOY}: expected a block that configures {catalog}"
+    found: dict[str, Any] = yaml.safe_load(block.group(1))["catalog"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def neighbours(
+    environment: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], None]]:
+    """Starts what a catalog needs, and sets the variables that its block of configuration reads."""
+    from glue import running_glue
+    from postgres import PASSWORD, USER, running_postgres
+    from rest_catalog import running_rest_catalog
+
+    folder = tmp_path_factory.mktemp("catalogs")
+    with ExitStack() as running, pytest.MonkeyPatch.context() as variables:
+        variables.setenv("LAKE_BUCKET", BUCKET)
+
+        def start(catalog: str) -> None:
+            if catalog == "SQLite":
+                variables.setenv("ANABRANCH_HOME", str(folder))
+            elif catalog == "PostgreSQL":
+                server = running.enter_context(running_postgres())
+                variables.setenv("CATALOG_USER", USER)
+                variables.setenv("CATALOG_PASSWORD", PASSWORD)
+                variables.setenv("CATALOG_HOST", f"127.0.0.1:{server.port}")
+            elif catalog == "REST":
+                s3 = environment["s3"]["endpoint"]
+                rest = running.enter_context(running_rest_catalog(folder, f"s3://{BUCKET}/warehouse", s3))
+                variables.setenv("CATALOG_URL", rest.url)
+                variables.setenv("CATALOG_CREDENTIAL", CREDENTIAL)
+            else:
+                variables.setenv("GLUE_ENDPOINT", running.enter_context(running_glue()).url)
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def story(
+    neighbours: Callable[[str], None], environment: dict[str, Any], spark: SparkSession,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], Told]:  # fmt: skip
+    """Tells the story on a catalog, once, and what came of it in words that all catalogs share."""
+    told: dict[str, Told] = {}
+
+    def tell_once(catalog: str) -> Told:
+        if catalog not in told:
+            neighbours(catalog)
+            # The session knows one catalog by the name "lake".
+            own = environment | {"catalog": documented(catalog) | {"name": f"c{uuid.uuid4().hex[:12]}"}}
+            one = World(tmp_path_factory.mktemp(catalog) / "conf", own, spark)
+            add_catalog(spark, one.job.environment)
+            try:
+                told[catalog] = tell(one)
+            finally:
+                one.kafka.close()
+        return told[catalog]
+
+    return tell_once
+
+
+def run(one: World, *arguments: str, expect: int = 0) -> str:
+    """A command as a user runs it; what it prints, or complains of."""
+    done = CliRunner().invoke(main, [*arguments, "--conf", str(one.folder)])
+    assert done.exit_code == expect, f"{arguments}: {done.exit_code}\n{done.output}\n{done.exception!r}"
+    return str(done.output if expect else done.stdout)
+
+
+def tell(one: World) -> Told:
+    """Two hours from Kafka to proven rows, a restatement, an override, a stale publisher, maintenance, an audit."""
+    wait_out_the_hours_end()
+    first, second, now = past_hour(2), past_hour(1), datetime.now(UTC)
+    one.topic()
+    one.send([*spread(first, 20, "first"), (0, now - timedelta(hours=2), b"{")])
+    one.send(spread(second, 20, "second"))
+    one.send([(1, now, event("first-0", now)), (0, now, event("now", now))])  # a duplicate, in an hour that is open
+    # Step 1: apply, twice.
+    assert any("created table" in change for change in one.apply())
+    assert one.apply() == []
+    # Step 2: the speed layer publishes; the batch layer rebuilds both hours and swaps them.
+    one.speed()
+    good = sorted((r.partition, r.offset, json.loads(r.value)["event_id"]) for r in one.sent if r.value != b"{")
+    assert one.contents() == one.contents("speed") == good
+    assert [(r.hour, r.decision) for r in one.batch()] == [(first, "accepted"), (second, "accepted")]
+    assert one.contents() == good
+    # Step 3: a restatement, and an hour that is served by choice.
+    assert [(r.decision, r.revision) for r in one.batch(first, restate=True)] == [("accepted", 2)]
+    chosen = ("serve-hour", one.name, second, "--why", "the story", "--layer")
+    assert "now served by speed, by choice" in run(one, *chosen, "speed")
+    # Step 4: a publisher whose heads have moved is refused, whichever connection it asks through.
+    stale = one.state
+    one.send_now(4, "later")
+    one.speed()
+    late = Publish(new_id(), (Change("speed"),), stale.timeline)
+    heads = one.state.heads
+    commit = to_commit(stale, late, datetime.now(UTC))
+    assert Lake(one.job.environment).commit(stale.table, commit) is Outcome.REFUSED
+    assert one.state.heads == heads
+    # Step 5: maintenance, as it is due a week later; then the override is lifted.
+    maintenance.maintain(one.job, datetime.now(UTC) + timedelta(days=7))
+    assert "served by batch, by the rule" in run(one, *chosen, "auto")
+    # Step 6: what is served, by an engine of its own, and by Spark; and the hours proven again.
+    good += [(r.partition, r.offset, json.loads(r.value or b"")["event_id"]) for r in one.sent[-4:]]
+    assert one.contents() == sorted(good)
+    name = one.job.stream.table
+    asked = f"SELECT event_id FROM {name} ORDER BY kafka_partition, kafka_offset"
+    answer = [r["event_id"] for r in json.loads(run(one, "query", asked, "--output", "json"))]
+    by_spark = one.spark.sql(asked.replace(name, f"{one.job.environment.catalog.name}.{name}")).collect()
+    assert answer == [r["event_id"] for r in by_spark] == [e for _, _, e in sorted(good)]
+    assert [(d["error_code"], bytes(d["value"])) for d in one.dead()] == [("malformed_json", b"{")]
+    audit = json.loads(run(one, "audit", one.name, "--hours", f"{first}..{second}", "--output", "json"))
+    return _in_common_words(one, {first: "first", second: "second", past_hour(0): "now"}, audit)
+
+
+def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Told:
+    """What the tables hold, without what differs from stream to stream: ids, times, names."""
+    state, topic = one.state, one.kafka.describe(one.name)
+    assert topic is not None
+    own = {**hours, one.name: "STREAM", topic.id: "TOPIC"}
+    decisions = ledger.history(one.lake, one.job.stream.hours_table)
+    unlike = ("decision_id", "recorded_at", "snapshot_id", "sequence")
+    told = {
+        "branches": sorted(name for name in state.table.metadata.refs if not name.startswith("main-")),
+        "rows": {
+            b: sorted(
+                (r["kafka_partition"], r["kafka_offset"], r["event_id"], r["level"], r["ingest_hour"]) for r in rows
+            )
+            for b in ("main", "speed", "batch")
+            if (rows := one.rows(b)) is not None
+        },
+        "dead": [(d["kafka_partition"], d["kafka_offset"], d["ingest_hour"], d["layer"]) for d in one.dead()],
+        "position": state.position.offsets,
+        "accepted": {hour: accepted.as_dict() for hour, accepted in state.accepted.items()},
+        "ledger": [{k: v for k, v in row.items() if k not in unlike} for row in decisions],
+        "audit": audit,
+    }
+    text = json.dumps(told, default=str, sort_keys=True)
+    for said, common in own.items():
+        text = text.replace(said, common)
+    common_words: Told = json.loads(text)
+    return common_words
+
+
+@pytest.mark.parametrize("catalog", CATALOGS)
+def test_the_story_ends_the_same_on_every_catalog(
+    story: Callable[[str], Told], catalog: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", logger="anabranch")
+    told = story(catalog)
+    assert caplog.text and CREDENTIAL.partition(":")[2] not in caplog.text
+    assert {"main", "speed", "batch", "staging", "first-r1"} <= set(told["branches"])
+    assert told == story("SQLite")

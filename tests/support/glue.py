@@ -1,0 +1,98 @@
+"""Moto's server as AWS Glue, and in front of it what Glue promises and moto 5.2.5 leaves out.
+
+Glue's UpdateTable with a VersionId is refused unless that is the table's version
+(https://docs.aws.amazon.com/glue/latest/webapi/API_UpdateTable.html: ConcurrentModificationException); moto ignores it
+(measured: of two updates with the same VersionId both landed). Iceberg's commits to Glue rest on it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any
+
+from werkzeug.serving import make_server
+
+from anabranch.dev.processes import HOST
+
+_ACCOUNT, REGION = "123456789012", "us-east-1"  # moto's
+
+
+@dataclass
+class Glue:
+    """A running server; `updates` are the UpdateTable requests that it was asked, in order.
+
+    `lose`: how many answers to updates that have landed become an internal error, after which AWS's clients ask again.
+    `before`: called when an update has arrived and before its version is compared; it may let another be first.
+    """
+
+    app: Any
+    port: int = 0
+    updates: list[dict[str, Any]] = field(default_factory=list)
+    refused: int = 0
+    lose: int = 0
+    before: Callable[[], None] = lambda: None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ.get("HTTP_X_AMZ_TARGET") != "AWSGlue.UpdateTable":
+            return self.app(environ, start_response)  # type: ignore[no-any-return]
+        body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+        environ["wsgi.input"] = BytesIO(body)
+        asked = json.loads(body)
+        self.before()
+        with self._lock:
+            self.updates.append(asked)
+            expected = asked.get("VersionId")
+            if expected is not None and expected != self._version(asked["DatabaseName"], asked["TableInput"]["Name"]):
+                self.refused += 1
+                return _error(start_response, 400, "ConcurrentModificationException")
+            if self.lose > 0:
+                self.lose -= 1
+                b"".join(self.app(environ, lambda *_: None))
+                return _error(start_response, 500, "InternalServiceException")
+            return self.app(environ, start_response)  # type: ignore[no-any-return]
+
+    def _version(self, database: str, table: str) -> str:
+        from moto.backends import get_backend
+
+        found = get_backend("glue")[_ACCOUNT][REGION].get_table(database, table)
+        return str(found.as_dict()["VersionId"])
+
+
+def _error(start_response: Any, status: int, code: str) -> Iterable[bytes]:
+    body = json.dumps({"__type": code, "message": "as Glue says it"}).encode()
+    start_response(f"{status} said", [("Content-Type", "application/x-amz-json-1.1"), ("x-amzn-errortype", code)])
+    return [body]
+
+
+@contextmanager
+def running_glue() -> Iterator[Glue]:
+    """A fresh, empty Glue for the length of a `with`, on threads of this process."""
+    from moto.backends import get_backend
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+
+    class Quiet(MotoRequestHandler):  # type: ignore[misc]
+        def log(self, *_: Any) -> None:
+            pass
+
+    get_backend("glue").reset()
+    glue = Glue(DomainDispatcherApplication(create_backend_app))
+    server = make_server(HOST, 0, glue, threaded=True, request_handler=Quiet)
+    glue.port = server.server_port
+    thread = threading.Thread(target=server.serve_forever, name="glue")
+    thread.start()
+    try:
+        yield glue
+    finally:
+        server.shutdown()
+        thread.join(30)
+        server.server_close()

@@ -1,0 +1,21 @@
+"""What only tests need from Maven Central, by the Ivy that the pyspark wheel ships."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from anabranch.dev.jars import cache_folder
+from anabranch.dev.java import require_java
+from anabranch.dev.spark_home import spark_home
+
+
+def retrieve(ivy_xml: str, into: Path, pattern: str) -> None:
+    """Resolve the dependencies of an ivy.xml into a folder, under names of Ivy's pattern."""
+    into.mkdir(parents=True, exist_ok=True)
+    (into / "ivy.xml").write_text(ivy_xml)
+    ivy = sorted((spark_home() / "jars").glob("ivy-*.jar"))[-1]
+    command = [str(require_java().executable), "-jar", str(ivy), "-cache", str(cache_folder() / "ivy")]
+    command += ["-ivy", str(into / "ivy.xml"), "-retrieve", f"{into}/{pattern}"]
+    resolved = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert resolved.returncode == 0, resolved.stdout[-2000:]

@@ -1,0 +1,128 @@
+"""A real Iceberg REST catalog: the server of Iceberg's own REST compatibility kit, its tables in an SQLite file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import requests
+from maven import retrieve
+
+from anabranch.dev.jars import cache_folder, differences, ensure_jars
+from anabranch.dev.java import require_java
+from anabranch.dev.lock import locked
+from anabranch.dev.processes import HOST, free_port
+from anabranch.dev.spark_home import spark_home
+
+VERSION = "1.11.0"  # the newest whose server is on every mirror; the clients are 1.12
+_SUMS = Path(__file__).with_name("rest_catalog.sha256")
+_JETTY = "12.1.14"
+_IVY = f"""<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">
+  <info organisation="anabranch" module="tests-rest-catalog"/>
+  <configurations><conf name="default"/></configurations>
+  <dependencies defaultconf="default->default">
+    <dependency org="org.apache.iceberg" name="iceberg-open-api" rev="{VERSION}" transitive="false">
+      <artifact name="iceberg-open-api" type="jar" ext="jar" m:classifier="test-fixtures"/>
+    </dependency>
+    <dependency org="org.apache.iceberg" name="iceberg-core" rev="{VERSION}">
+      <artifact name="iceberg-core" type="jar" ext="jar"/>
+      <artifact name="iceberg-core" type="jar" ext="jar" m:classifier="tests"/>
+    </dependency>
+    <dependency org="org.apache.iceberg" name="iceberg-aws" rev="{VERSION}" transitive="false"/>
+    <dependency org="org.apache.iceberg" name="iceberg-aws-bundle" rev="{VERSION}" transitive="false"/>
+    <dependency org="dev.failsafe" name="failsafe" rev="3.3.2" transitive="false"/>
+    <dependency org="org.eclipse.jetty.ee10" name="jetty-ee10-servlet" rev="{_JETTY}"/>
+    <dependency org="org.eclipse.jetty.compression" name="jetty-compression-server" rev="{_JETTY}"/>
+    <dependency org="org.eclipse.jetty.compression" name="jetty-compression-gzip" rev="{_JETTY}"/>
+  </dependencies>
+</ivy-module>
+"""
+_READY_SECONDS = 120.0
+
+
+def ensure_server() -> Path:
+    """The folder of the server's jars, resolved once into the cache and compared with rest_catalog.sha256."""
+    folder = cache_folder() / "bin" / f"iceberg-rest-{VERSION}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.parent / "iceberg-rest.lock", 900, lambda: None):
+        if not folder.exists():
+            part = folder.with_name(folder.name + ".part")
+            retrieve(_IVY, part, "[artifact]-[revision](-[classifier]).[ext]")
+            wrong = differences(_expected(), sums_of(part))
+            assert not wrong, f"the jars of {part} are not those of {_SUMS.name}: {'; '.join(wrong)}"
+            part.rename(folder)
+    return folder
+
+
+def _expected() -> dict[str, str]:
+    lines = [line.split("  ") for line in _SUMS.read_text().splitlines()]
+    return {name: digest for digest, name in lines}
+
+
+def sums_of(folder: Path) -> dict[str, str]:
+    """`{"avro-1.12.1.jar": sha256}` of a folder; printed like sha256sum it is what rest_catalog.sha256 holds."""
+    return {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in sorted(folder.glob("*.jar"))}
+
+
+@dataclass
+class RestCatalog:
+    """A running server; `url` is what goes into `catalog.uri`."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+
+@contextmanager
+def running_rest_catalog(folder: Path, warehouse: str, s3_endpoint: str) -> Iterator[RestCatalog]:
+    """A fresh, empty catalog for the length of a `with`. Its keys for S3 are those of the environment."""
+    ours = ensure_jars().spark
+    mine = sorted(ensure_server().glob("*.jar"))
+    mine += [jar for jar in ours if jar.name.startswith("sqlite-jdbc")]
+    mine += sorted((spark_home() / "jars").glob("hadoop-client-*.jar"))
+    port = free_port()
+    said = {
+        "REST_PORT": str(port),
+        "CATALOG__IMPL": "org.apache.iceberg.jdbc.JdbcCatalog",
+        "URI": f"jdbc:sqlite:{folder}/rest.db",
+        "JDBC_SCHEMA__VERSION": "V1",
+        "WAREHOUSE": warehouse,
+        "IO__IMPL": "org.apache.iceberg.aws.s3.S3FileIO",
+        "CLIENT_REGION": "us-east-1",
+        "S3_ENDPOINT": s3_endpoint,
+        "S3_PATH__STYLE__ACCESS": "true",
+    }
+    command = [str(require_java().executable), "-Xmx256m", "-XX:TieredStopAtLevel=1"]
+    command += ["-cp", os.pathsep.join(map(str, mine)), "org.apache.iceberg.rest.RESTCatalogServer"]
+    environment = os.environ | {f"CATALOG_{key}": value for key, value in said.items()}
+    with (folder / "rest.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=environment)
+    server = RestCatalog(port, process, folder / "rest.log")
+    try:
+        deadline = time.monotonic() + _READY_SECONDS
+        while not _answers(server):
+            text = server.log.read_text()[-2000:]
+            assert process.poll() is None, f"expected the REST catalog to run, found that it ended:\n{text}"
+            assert time.monotonic() < deadline, f"expected an answer within {_READY_SECONDS} s; its log ends:\n{text}"
+            time.sleep(0.1)
+        yield server
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def _answers(server: RestCatalog) -> bool:
+    try:
+        return requests.get(f"{server.url}/v1/config", timeout=5).status_code == 200
+    except requests.exceptions.RequestException:
+        return False

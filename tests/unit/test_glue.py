@@ -1,0 +1,71 @@
+"""Publishes to AWS Glue, whose client asks again by itself; moto's server with Glue's comparison of versions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from glue import Glue, running_glue
+from lakes import FIRST, StreamLake, new_lake
+
+from anabranch.lake import Outcome
+
+
+@pytest.fixture
+def glue() -> Iterator[Glue]:
+    with running_glue() as server:
+        yield server
+
+
+@pytest.fixture
+def lake(glue: Glue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamLake:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "anyone")
+    return new_lake(tmp_path, type="glue", properties={"glue.endpoint": glue.url})
+
+
+def test_a_stale_publisher_is_refused_before_it_asks(lake: StreamLake, glue: Glue) -> None:
+    staged = [lake.stage([(FIRST, 0, offset)]) for offset in (0, 1)]
+    state = lake.state()
+    assert lake.publish(lake.speed(staged[0], {0: 1}, state), state) is Outcome.LANDED
+    asked = len(glue.updates)
+    assert lake.publish(lake.speed(staged[1], {0: 2}, state), state, lake.again()) is Outcome.REFUSED
+    assert len(glue.updates) == asked
+    assert lake.rows("main") == [(FIRST, 0, 0)]
+
+
+def test_of_two_publishers_that_asked_at_once_one_lands(lake: StreamLake, glue: Glue) -> None:
+    staged = [lake.stage([(FIRST, 0, offset)]) for offset in (0, 1)]
+    state = lake.state()
+    both = threading.Barrier(2)
+    glue.before = lambda: both.wait(30) and None
+    outcomes: list[Outcome] = []
+
+    def publish(i: int) -> None:
+        outcomes.append(lake.publish(lake.speed(staged[i], {0: i + 1}, state), state, lake.again()))
+
+    threads = [threading.Thread(target=publish, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    glue.before = lambda: None
+    # The hazard: both had looked before either asked, and asked with the same version.
+    assert glue.refused == 1
+    assert glue.updates[-1]["VersionId"] == glue.updates[-2]["VersionId"]
+    assert sorted(outcomes, key=str) == [Outcome.LANDED, Outcome.REFUSED]
+    assert len(lake.rows("main")) == 1
+
+
+def test_a_publish_whose_answer_was_lost_and_that_the_client_repeats_has_landed_once(
+    lake: StreamLake, glue: Glue
+) -> None:
+    staged = lake.stage([(FIRST, 0, 0)])
+    glue.lose = 1
+    assert lake.publish(lake.speed(staged, {0: 1})) is Outcome.LANDED
+    # The hazard: the repetition was told that somebody else was first.
+    assert (glue.lose, glue.refused) == (0, 1)
+    assert lake.rows("main") == lake.rows("speed") == [(FIRST, 0, 0)]
+    assert lake.state().position.offsets == {0: 1}
