@@ -48,9 +48,14 @@ def main() -> None:
 
 @main.command()
 @click.argument("stream", required=False)
+@click.option("--register", is_flag=True, help="First make the catalog know again the tables that storage holds.")
 @options
-def apply(stream: str | None, conf: str | None, output: str) -> None:
-    """Create or evolve tables, branches and bucket; say what changed. Without STREAM: all streams."""
+def apply(stream: str | None, register: bool, conf: str | None, output: str) -> None:
+    """Create or evolve tables, branches and bucket; say what changed. Without STREAM: all streams.
+
+    A table that storage holds and the catalog does not know is not made anew: a lost or restored catalog, or a restored
+    bucket, is mended by --register, with the stream's jobs stopped.
+    """
     from anabranch import config, tables
     from anabranch.output import print_json
 
@@ -61,7 +66,7 @@ def apply(stream: str | None, conf: str | None, output: str) -> None:
     for name in names:
         job = open_stream(name, conf)
         try:
-            done[name] = tables.apply(job.environment, job.stream, job.lake, job.kafka)
+            done[name] = tables.apply(job.environment, job.stream, job.lake, job.kafka, register)
         finally:
             job.kafka.close()
         if output == "text":

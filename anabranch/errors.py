@@ -23,6 +23,10 @@ class ConfigurationError(Terminal):
     exit_code = 2
 
 
+class MetadataGone(ConfigurationError):
+    """The catalog names a metadata file that storage does not have."""
+
+
 class Refused(Terminal):
     """A decision of the protocol: what was asked would break the table's promise, so nothing was changed."""
 

@@ -22,12 +22,13 @@ from pyiceberg.exceptions import (
     NamespaceAlreadyExistsError,
     NoSuchTableError,
     TableAlreadyExistsError,
+    ValidationError,
     ValidationException,
 )
 from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table import CommitTableResponse, Table, Transaction
+from pyiceberg.table import CommitTableResponse, StaticTable, Table, Transaction
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
@@ -44,7 +45,7 @@ from pyiceberg.transforms import IdentityTransform
 
 from anabranch.catalogs import catalog_properties
 from anabranch.config import Environment
-from anabranch.errors import Terminal, Transient
+from anabranch.errors import MetadataGone, Terminal, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.neighbours import asked, explain, said_by
 from anabranch.snapshots import BRANCHES, PUBLISH_ID, STAGING, Staged, carried, has_landed
@@ -63,6 +64,9 @@ TABLE_PROPERTIES = {
     "commit.retry.max-wait-ms": "2000",
 }
 
+
+# How a REST catalog's server says that a metadata file is not there.
+_NO_FILE = "Location does not exist"
 
 # How PyIceberg says, as a plain ValueError, that somebody else changed the table first.
 _OVERTAKEN = ("Cannot add snapshot with sequence number", "Snapshot with snapshot id")
@@ -123,16 +127,34 @@ class Lake:
             raise explain(f"open catalog {catalog.name} ({catalog.type})", error) from error
 
     def load(self, name: str) -> Table:
-        """A table as it is now. Raises Terminal when it does not exist, ConfigurationError for keys or rights that are
-        wrong, Transient when the lake does not answer."""
-        try:
-            return self.catalog.load_table(name)
-        except NoSuchTableError:
-            raise Terminal(f"table {name}: expected it to exist, found none; run `anabranch apply`") from None
-        except (Terminal, Transient):
-            raise
-        except Exception as error:
-            raise explain(f"load table {name}", error) from error
+        """A table as it is now. Raises Terminal when it does not exist, MetadataGone when storage lacks what the
+        catalog names, ConfigurationError for keys or rights that are wrong, Transient when the lake does not answer."""
+        table = self._find(name)
+        if table is None:
+            raise Terminal(f"table {name}: expected it to exist, found none; run `anabranch apply`")
+        return table
+
+    def _find(self, name: str) -> Table | None:
+        gone = None
+        while True:
+            try:
+                return self.catalog.load_table(name)
+            except NoSuchTableError:
+                return None
+            except (Terminal, Transient):
+                raise
+            except Exception as error:
+                found = said_by(error)
+                if not (isinstance(error, FileNotFoundError) or _NO_FILE in found):
+                    raise explain(f"load table {name}", error) from error
+                # Asked twice: the first may have been overtaken by publishes that deleted the file since.
+                if gone == found:
+                    raise MetadataGone(
+                        f"table {name}: expected the metadata file that the catalog names, found {found}; if the "
+                        "bucket was restored to an earlier time, stop the stream's jobs and run `anabranch apply "
+                        "STREAM --register`, which takes the newest metadata file that is there"
+                    ) from error
+                gone = found
 
     @property
     def catalog_name(self) -> str:
@@ -143,13 +165,56 @@ class Lake:
         return _Tables(self, tuple(names))
 
     def exists(self, name: str) -> bool:
-        try:
-            return self.catalog.table_exists(name)
-        except Exception as error:
-            raise explain(f"look for table {name}", error) from error
+        """Whether the catalog knows a table. Raises like `load`."""
+        return self._find(name) is not None
 
     def create(self, name: str, schema: Schema, partition_by: Iterable[str], properties: Mapping[str, str]) -> bool:
         """Create a table and its namespace; True if it was created. Partitioned by identity of the columns named."""
+        # Asked first: PyIceberg writes a metadata file before it finds that the table is there.
+        if self.exists(name):
+            return False
+        self._ensure_namespace(name)
+        spec = _partitioned(schema, partition_by)
+        try:
+            self.catalog.create_table(name, schema, partition_spec=spec, properties=dict(properties))
+        except TableAlreadyExistsError:
+            return False
+        except Exception as error:
+            raise explain(f"create table {name}", error) from error
+        return True
+
+    def new_location(self, name: str, schema: Schema) -> str:
+        """Where a table that does not exist would be created: the catalog's word. Nothing is created but its
+        namespace. Raises Transient."""
+        self._ensure_namespace(name)
+        try:
+            return str(self.catalog.create_table_transaction(name, schema).table_metadata.location)
+        except Exception as error:
+            raise explain(f"ask where table {name} would be", error) from error
+
+    def register(self, name: str, metadata_file: str) -> None:
+        """Make the catalog know a table that it does not, by one of its metadata files. Raises Transient."""
+        self._ensure_namespace(name)
+        try:
+            self.catalog.register_table(name, metadata_file)
+        except Exception as error:
+            raise explain(f"register table {name} by {metadata_file}", error) from error
+
+    def forget(self, name: str) -> None:
+        """Take a table out of the catalog, and no file with it. Raises Transient."""
+        try:
+            self.catalog.drop_table(name)
+        except Exception as error:
+            raise explain(f"take table {name} out of the catalog", error) from error
+
+    def read_metadata(self, metadata_file: str) -> Table:
+        """A table as one of its metadata files has it, whatever the catalog knows. Raises OSError, ValueError."""
+        try:
+            return StaticTable.from_metadata(metadata_file, catalog_properties(self._environment))
+        except ValidationError as error:
+            raise ValueError(f"no metadata of a table: {error}") from error
+
+    def _ensure_namespace(self, name: str) -> None:
         namespace = name.rsplit(".", 1)[0]
         try:
             self.catalog.create_namespace(namespace)
@@ -157,17 +222,6 @@ class Lake:
             LOG.debug("namespace %s is there", namespace)
         except Exception as error:
             raise explain(f"create namespace {namespace}", error) from error
-        fields = [
-            PartitionField(schema.find_field(column).field_id, 1000 + i, IdentityTransform(), column)
-            for i, column in enumerate(partition_by)
-        ]
-        try:
-            self.catalog.create_table(name, schema, partition_spec=PartitionSpec(*fields), properties=dict(properties))
-        except TableAlreadyExistsError:
-            return False
-        except Exception as error:
-            raise explain(f"create table {name}", error) from error
-        return True
 
     def change_schema(self, name: str, write: Callable[[Table, UpdateSchema], None]) -> None:
         """One commit of what `write` puts into the schema of the table as it is; asked again when somebody else was
@@ -352,6 +406,15 @@ class Lake:
                 pause = min(2.0, pause * 2)
                 continue
             return Outcome.LANDED if has_landed(fresh, commit_id) else Outcome.REFUSED
+
+
+def _partitioned(schema: Schema, by: Iterable[str]) -> PartitionSpec:
+    return PartitionSpec(
+        *(
+            PartitionField(schema.find_field(column).field_id, 1000 + i, IdentityTransform(), column)
+            for i, column in enumerate(by)
+        )
+    )
 
 
 def _evaluate_apart(producer: _SnapshotProducer[Any]) -> None:

@@ -27,7 +27,7 @@ from pyiceberg.types import (
 )
 from sqlglot import exp, parse_one
 
-from anabranch import lake, s3
+from anabranch import lake, registration, s3
 from anabranch.config import Environment, Stream
 from anabranch.errors import Terminal
 from anabranch.evolution import Columns, evolve, type_words
@@ -114,24 +114,35 @@ def dead_letters_schema() -> Schema:
     )
 
 
-def apply(environment: Environment, stream: Stream, lake_: Lake, kafka: KafkaAdapter) -> list[str]:
+def apply(
+    environment: Environment, stream: Stream, lake_: Lake, kafka: KafkaAdapter, register: bool = False
+) -> list[str]:
     """Create or evolve everything that a stream needs; returns what was changed, in words. Idempotent.
 
     The first commit records where the stream begins: position and first hour. Nothing is ever taken from Kafka's own
-    defaults again. Raises Refused for a change of schema that would lose or hide data.
+    defaults again. With `register`, tables that storage holds and the catalog has lost are registered first. Raises
+    Refused for a change of schema that would lose or hide data, ConfigurationError for tables that the catalog lost.
     """
     changes = []
     bucket = s3.bucket_of(environment.catalog.warehouse)
     if bucket is not None and s3.ObjectStore(environment.s3).ensure_bucket(bucket):
         changes.append(f"created bucket {bucket}")
-    # Kafka first: the recorded beginning must not be older than the tables.
-    first = {} if lake_.exists(stream.table) else _beginning(stream, kafka)
-    # The stream's own first: only its columns can be refused, and then nothing has changed.
-    for name, columns, by in (
+    wanted = (
         (stream.table, rows_columns(stream), ("event_date", "ingest_hour")),
         (stream.dead_letters_table, Columns(dead_letters_schema(), _OURS), ("ingest_hour",)),
         (stream.hours_table, Columns(LEDGER_SCHEMA, _OURS), ()),
-    ):
+    )
+    if register:
+        for name, columns, _ in wanted:
+            changes += registration.register(environment, lake_, name, columns.schema)
+    # A ledger that was dropped is made again from what the branches say.
+    for name, columns, _ in wanted[:2]:
+        if not lake_.exists(name):
+            registration.require_unknown(environment, lake_, name, columns.schema, stream.name)
+    # Kafka first: the recorded beginning must not be older than the tables.
+    first = {} if lake_.exists(stream.table) else _beginning(stream, kafka)
+    # The stream's own first: only its columns can be refused, and then nothing has changed.
+    for name, columns, by in wanted:
         if lake_.create(name, columns.schema, by, lake.TABLE_PROPERTIES):
             changes.append(f"created table {name}")
         else:

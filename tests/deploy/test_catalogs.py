@@ -22,8 +22,10 @@ from world import World, add_catalog, event, past_hour, spread, wait_out_the_hou
 
 from anabranch import ledger
 from anabranch.cli import main
+from anabranch.errors import MetadataGone
 from anabranch.lake import Change, Lake, Outcome
 from anabranch.publish import Publish, new_id, to_commit
+from anabranch.storage import delete_files
 from serving_layer import maintenance
 
 if TYPE_CHECKING:
@@ -108,7 +110,8 @@ def run(one: World, *arguments: str, expect: int = 0) -> str:
 
 
 def tell(one: World) -> Told:
-    """Two hours from Kafka to proven rows, a restatement, an override, a stale publisher, maintenance, an audit."""
+    """Two hours from Kafka to proven rows, a restatement, an override, a stale publisher, maintenance, an audit; and
+    the tables lost and registered."""
     wait_out_the_hours_end()
     first, second, now = past_hour(2), past_hour(1), datetime.now(UTC)
     one.topic()
@@ -150,7 +153,28 @@ def tell(one: World) -> Told:
     assert answer == [r["event_id"] for r in by_spark] == [e for _, _, e in sorted(good)]
     assert [(d["error_code"], bytes(d["value"])) for d in one.dead()] == [("malformed_json", b"{")]
     audit = json.loads(run(one, "audit", one.name, "--hours", f"{first}..{second}", "--output", "json"))
+    # Step 7
+    _lose_and_register(one)
+    assert one.contents() == sorted(good)
     return _in_common_words(one, {first: "first", second: "second", past_hour(0): "now"}, audit)
+
+
+def _lose_and_register(one: World) -> None:
+    """The catalog forgets the tables, and storage loses a metadata file: said, and mended by one command."""
+    stream = one.job.stream
+    tables = (stream.table, stream.dead_letters_table, stream.hours_table)
+    before = [one.lake.load(name).metadata for name in tables]
+    for name in tables:
+        one.lake.forget(name)
+    assert f"`anabranch apply {one.name} --register`" in run(one, "apply", one.name, expect=2)
+    assert run(one, "apply", one.name, "--register").count("registered table") == 3
+    assert [one.lake.load(name).metadata for name in tables] == before
+    newest = one.lake.load(stream.table)
+    delete_files(one.job.environment, [newest.metadata_location])
+    with pytest.raises(MetadataGone, match=re.escape(newest.metadata_location.rpartition("/")[2])):
+        one.lake.load(stream.table)
+    assert newest.metadata.metadata_log[-1].metadata_file in run(one, "apply", one.name, "--register")
+    assert one.lake.load(stream.table).metadata_location == newest.metadata.metadata_log[-1].metadata_file
 
 
 def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Told:

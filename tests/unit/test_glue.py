@@ -11,6 +11,7 @@ from glue import Glue, running_glue
 from lakes import FIRST, StreamLake, new_lake
 
 from anabranch.lake import Outcome
+from anabranch.registration import register
 
 
 @pytest.fixture
@@ -56,7 +57,16 @@ def test_of_two_publishers_that_asked_at_once_one_lands(lake: StreamLake, glue: 
     assert glue.refused == 1
     assert glue.updates[-1]["VersionId"] == glue.updates[-2]["VersionId"]
     assert sorted(outcomes, key=str) == [Outcome.LANDED, Outcome.REFUSED]
-    assert len(lake.rows("main")) == 1
+    [row] = lake.rows("main")
+    # The refused one left a metadata file of the same number, and took its manifests away: not by it is a table
+    # registered that the catalog has lost.
+    landed = lake.table()
+    version = landed.metadata_location.rpartition("/")[2][:5]
+    assert len(list(Path(landed.location().removeprefix("file://")).glob(f"metadata/{version}-*.json"))) == 2
+    lake.lake.forget(lake.name)
+    said = register(lake.environment, lake.lake, lake.name, landed.schema())
+    assert said[-1] == f"registered table {lake.name} by {landed.metadata_location}"
+    assert lake.rows("main") == [row]
 
 
 def test_a_publish_whose_answer_was_lost_and_that_the_client_repeats_has_landed_once(

@@ -1,0 +1,230 @@
+"""A catalog that lost its tables, or a bucket that lost what the catalog names: noticed, and registered again."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from brokers import Broker
+from lakes import FIRST, StreamLake, new_environment, new_lake
+from pyiceberg.exceptions import TableAlreadyExistsError
+
+from anabranch import ledger, tables
+from anabranch.errors import ConfigurationError, MetadataGone
+from anabranch.lake import Lake, Outcome
+from anabranch.publish import Publish
+from anabranch.registration import Candidate, plan_order
+from anabranch.snapshots import has_landed
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    """Three publishes of one row each."""
+    made = new_lake(tmp_path)
+    for offset in range(3):
+        publish_one(made, offset)
+    return made
+
+
+def publish_one(lake: StreamLake, offset: int) -> None:
+    staged = lake.stage([(FIRST, 0, offset)])
+    publish = lake.speed(staged, {0: offset + 1})
+    assert lake.publish(publish) is Outcome.LANDED
+
+
+def rows(count: int) -> list[tuple[str, int, int]]:
+    return [(FIRST, 0, offset) for offset in range(count)]
+
+
+def lose_catalog(lake: StreamLake) -> StreamLake:
+    (lake.folder / "catalog.db").unlink()
+    return replace(lake, lake=lake.again())
+
+
+def apply(lake: StreamLake, register: bool = False) -> list[str]:
+    return tables.apply(new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter, register)
+
+
+def warehouse(lake: StreamLake) -> Path:
+    return lake.folder / "warehouse"
+
+
+def test_a_lost_catalog_is_not_begun_anew(lake: StreamLake) -> None:
+    newest = lake.table().metadata_location
+    lost = lose_catalog(lake)
+    with pytest.raises(ConfigurationError) as error:
+        apply(lost)
+    assert error.value.exit_code == 2
+    assert f"found its files up to {newest}" in str(error.value)
+    assert f"below {lake.folder.as_uri()}/warehouse/games/events" in str(error.value)
+    assert "`anabranch apply events --register`" in str(error.value)
+    assert not lost.lake.exists(lost.name)
+
+
+def test_a_lost_catalog_is_registered_as_it_was_and_goes_on(lake: StreamLake) -> None:
+    before = {name: lake.lake.load(name) for name in names(lake)}
+    lost = lose_catalog(lake)
+    said = apply(lost, register=True)
+    assert said == [f"registered table {name} by {table.metadata_location}" for name, table in before.items()]
+    for name, table in before.items():
+        assert lost.lake.load(name).metadata == table.metadata
+    publish_one(lost, 3)
+    assert lost.rows("main") == lost.rows("speed") == rows(4)
+    assert apply(lost) == apply(lost, register=True) == []
+
+
+def names(lake: StreamLake) -> tuple[str, str, str]:
+    return lake.stream.table, lake.stream.dead_letters_table, lake.stream.hours_table
+
+
+def test_dead_letters_that_the_catalog_lost_are_not_begun_anew_either(lake: StreamLake) -> None:
+    lake.lake.forget(lake.stream.dead_letters_table)
+    with pytest.raises(ConfigurationError, match=r"table games\.events_dead_letters: expected nothing below"):
+        apply(lake)
+    assert apply(lake, register=True)[0].startswith("registered table games.events_dead_letters by ")
+
+
+def test_a_ledger_that_was_dropped_is_registered_with_all_that_it_said(lake: StreamLake) -> None:
+    row = ledger.decision(FIRST, "refused", 0, None, datetime.now(UTC), reason="only the ledger knows")
+    ledger.record(lake.lake, lake.stream.hours_table, [row])
+    lake.lake.forget(lake.stream.hours_table)
+    assert len(apply(lake, register=True)) == 1
+    assert [r["reason"] for r in ledger.history(lake.lake, lake.stream.hours_table)] == ["only the ledger knows"]
+
+
+def test_a_bucket_older_than_the_catalog_says_so_and_is_registered_by_the_newest_file_there_is(
+    lake: StreamLake, tmp_path: Path
+) -> None:
+    shutil.copytree(warehouse(lake), tmp_path / "then")
+    for offset in (3, 4):
+        publish_one(lake, offset)
+    named = lake.table().metadata_location
+    shutil.rmtree(warehouse(lake))
+    (tmp_path / "then").rename(warehouse(lake))
+    for ask in (lake.table, lambda: apply(lake), lambda: lake.lake.exists(lake.name)):
+        with pytest.raises(MetadataGone) as error:
+            ask()
+        assert error.value.exit_code == 2
+        assert Path(named).name in str(error.value)
+        assert "`anabranch apply STREAM --register`" in str(error.value)
+    assert any(f"registered table {lake.name}" in change for change in apply(lake, register=True))
+    assert lake.rows("main") == rows(3)
+    assert lake.state().position.offsets == {0: 3}
+    publish_one(lake, 3)
+    assert lake.rows("main") == rows(4)
+
+
+def test_a_commit_that_never_reached_the_catalog_is_as_good_as_landed(lake: StreamLake) -> None:
+    """Its metadata file is whole: the rows with the position, on the heads that were the newest."""
+    publish, outcome = unlanded(lake, 3)
+    assert outcome is Outcome.REFUSED
+    assert lake.rows("main") == rows(3)
+    lost = lose_catalog(lake)
+    apply(lost, register=True)
+    assert lost.rows("main") == rows(4)
+    assert lost.state().position.offsets == {0: 4}
+    # Whoever goes on finds it published.
+    assert has_landed(lost.table(), publish.id)
+
+
+def test_a_commit_that_never_landed_gives_way_to_one_that_did(lake: StreamLake) -> None:
+    unlanded(lake, 3)
+    publish_one(lake, 3)
+    newest = lake.table().metadata
+    lost = lose_catalog(lake)
+    apply(lost, register=True)
+    assert lost.table().metadata == newest
+    assert lost.rows("main") == rows(4)
+
+
+def unlanded(lake: StreamLake, offset: int) -> tuple[Publish, Outcome]:
+    """A publish that wrote its metadata file and found the catalog locked."""
+    impatient = Lake(new_environment(lake.folder, uri=f"sqlite:///{lake.folder}/catalog.db?timeout=0.1"))
+    publish = lake.speed(lake.stage([(FIRST, 0, offset)]), {0: offset + 1})
+    state = lake.state()
+    before = len(list((warehouse(lake) / "games" / "events" / "metadata").glob("*.metadata.json")))
+    holder = sqlite3.connect(lake.folder / "catalog.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    try:
+        outcome = lake.publish(publish, state, impatient)
+    finally:
+        holder.close()
+    after = len(list((warehouse(lake) / "games" / "events" / "metadata").glob("*.metadata.json")))
+    assert after == before + 1, "the hazard: a metadata file that the catalog does not know"
+    return publish, outcome
+
+
+def test_a_metadata_file_whose_files_are_gone_is_passed_over_and_said(lake: StreamLake) -> None:
+    unlanded(lake, 3)
+    newest = max((warehouse(lake) / "games" / "events" / "metadata").glob("*.metadata.json"))
+    head = lake.lake.read_metadata(str(newest)).current_snapshot()
+    assert head is not None
+    Path(head.manifest_list.removeprefix("file://")).unlink()
+    (newest.parent / "00099-cut-off.metadata.json").write_text('{"format-version": 2, "locat')
+    known = lake.table().metadata
+    lost = lose_catalog(lake)
+    said = apply(lost, register=True)
+    assert any("passed over" in line and newest.name in line and head.manifest_list in line for line in said)
+    assert lost.table().metadata == known
+
+
+def test_a_table_whose_rows_are_gone_is_not_taken_back_to_when_it_had_none(lake: StreamLake) -> None:
+    for data in warehouse(lake).glob("games/events/data/**/*.parquet"):
+        data.unlink()
+    lost = lose_catalog(lake)
+    with pytest.raises(ConfigurationError, match=r"whose files are all there, found none .*passed over"):
+        apply(lost, register=True)
+    assert not lost.lake.exists(lost.name)
+
+
+def test_a_warehouse_that_was_only_copied_elsewhere_is_not_registered(lake: StreamLake) -> None:
+    lost = lose_catalog(lake)
+    elsewhere = lake.folder / "elsewhere"
+    elsewhere.mkdir()
+    shutil.move(warehouse(lake), elsewhere / "warehouse")
+    moved = replace(lost, folder=elsewhere, lake=Lake(new_environment(elsewhere)))
+    with pytest.raises(ConfigurationError, match="rewrite_table_path"):
+        apply(moved, register=True)
+
+
+def candidate(number: int, updated: int, *past: int) -> Candidate:
+    def path(n: int) -> str:
+        return f"s3://b/t/metadata/{n:05}-x.metadata.json"
+
+    return Candidate(path(number), updated, frozenset(path(n).removeprefix("s3:").lstrip("/") for n in past))
+
+
+def test_a_file_comes_before_its_past_whatever_the_clocks_said() -> None:
+    ordered = plan_order([candidate(1, 900), candidate(2, 950, 1), candidate(3, 400, 1, 2)])
+    assert [c.number for c in ordered] == [3, 2, 1]
+
+
+def test_of_two_lines_the_one_that_was_written_last_comes_first_whatever_its_number() -> None:
+    # An old backup of the catalog went on from 2, and 3 to 5 were abandoned.
+    ordered = plan_order(
+        [candidate(5, 500, 1, 2, 3), candidate(4, 700, 2, 30), candidate(2, 200, 1), candidate(30, 600, 2)]
+    )
+    assert [(c.number, c.updated_ms) for c in ordered] == [(4, 700), (30, 600), (5, 500), (2, 200)]
+
+
+def test_a_file_that_an_attempt_to_create_the_table_again_left_is_not_the_table(lake: StreamLake) -> None:
+    before = lake.table().metadata
+    files = set(warehouse(lake).rglob("*.metadata.json"))
+    assert apply(lake) == []
+    assert set(warehouse(lake).rglob("*.metadata.json")) == files
+    # As two who apply at once do.
+    with pytest.raises(TableAlreadyExistsError):
+        lake.lake.catalog.create_table(lake.name, tables.rows_schema(lake.stream))
+    assert len(set(warehouse(lake).rglob("*.metadata.json")) - files) == 1
+    lost = lose_catalog(lake)
+    apply(lost, register=True)
+    assert lost.table().metadata == before
+
+
+def test_a_file_that_cannot_be_read_comes_last() -> None:
+    broken = replace(candidate(9, 0), broken="cut off")
+    assert plan_order([broken, candidate(1, 10)])[-1] is broken
