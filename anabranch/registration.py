@@ -65,7 +65,8 @@ def require_unknown(environment: Environment, lake: Lake, name: str, schema: Sch
     """
     location = lake.new_location(name, schema)
     found = _metadata_files(environment, location)
-    if not found:
+    # Looked for again: another apply may be creating it at this moment.
+    if not found or lake.exists(name):
         return
     newest = plan_order(_read(lake, path)[0] for path in found)[0]
     raise ConfigurationError(
