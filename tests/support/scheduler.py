@@ -81,10 +81,10 @@ class Scheduler:
         return found[0][0] if found else None
 
     def backfill(self, dag: str, first: str, last: str) -> None:
-        """Have hours done again, those that ended included, as an operator does."""
+        """Have hours done again, those that ended included, oldest first, as an operator does."""
         self.command(
             "backfill", "create", "--dag-id", dag, "--from-date", f"{first}:00:00+00:00", "--to-date",
-            f"{last}:00:00+00:00", "--reprocess-behavior", "completed",
+            f"{last}:00:00+00:00", "--reprocess-behavior", "completed", "--max-active-runs", "1",
         )  # fmt: skip
 
     def is_backfilling(self) -> bool:
