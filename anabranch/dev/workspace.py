@@ -139,7 +139,12 @@ class Workspace:
     """Runs `anabranch …` in the folder, with the folder's configuration, and knows every process that it started."""
 
     def __init__(
-        self, folder: Path, found: services.Services, streams: Sequence[str], story: Story, elsewhere: Elsewhere
+        self,
+        folder: Path,
+        found: services.Services,
+        streams: Sequence[str],
+        story: Story,
+        elsewhere: Elsewhere = _NOTHING_ELSEWHERE,
     ) -> None:
         self.folder, self.services, self.story, self._elsewhere = folder, found, story, elsewhere
         self.conf, self.logs = folder / "conf", folder / "logs"
