@@ -65,7 +65,7 @@ TABLE_PROPERTIES = {
 }
 
 
-# How a REST catalog's server says that a metadata file is not there.
+# How a REST catalog's server says, with the status of a table that does not exist, that a metadata file is not there.
 _NO_FILE = "Location does not exist"
 
 # How PyIceberg says, as a plain ValueError, that somebody else changed the table first.
@@ -139,13 +139,13 @@ class Lake:
         while True:
             try:
                 return self.catalog.load_table(name)
-            except NoSuchTableError:
-                return None
             except (Terminal, Transient):
                 raise
             except Exception as error:
                 found = said_by(error)
                 if not (isinstance(error, FileNotFoundError) or _NO_FILE in found):
+                    if isinstance(error, NoSuchTableError):
+                        return None
                     raise explain(f"load table {name}", error) from error
                 # Asked twice: the first may have been overtaken by publishes that deleted the file since.
                 if gone == found:
