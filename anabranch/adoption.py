@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from anabranch import hours, ledger
+from anabranch.commits import Change
 from anabranch.config import Environment, Stream
 from anabranch.errors import PositionError
 from anabranch.hours import Adoption, Cut, Timeline, end_of, hours_between, shift
 from anabranch.kafka import KafkaAdapter
-from anabranch.lake import Change, Lake
+from anabranch.lake import Lake
 from anabranch.position import Offsets, Position, Ranges, Stamped, Topic, clip, ranges_to_keys, size
 from anabranch.publish import Publish, new_id, run
 from anabranch.sealing import check_clock

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.manifest import DataFile
 
+from anabranch.commits import Change, Commit, Outcome
 from anabranch.errors import Transient
-from anabranch.lake import Change, Commit, Lake, Outcome
+from anabranch.lake import Lake
 from anabranch.publish import new_id
 from anabranch.snapshots import Staged, branch_properties, files_of, find_staged, heads, hour_of_file, plan_expiry
 from anabranch.state import Layer, State, load_state

@@ -1,7 +1,7 @@
 """The one place that speaks PyIceberg's catalog: tables, branches, staged files, and the commit of a publish.
 
-A commit is a value (`Commit`): what changes on which branch, and the heads that the decision rests on. It lands whole,
-is refused whole, or its answer is lost; `Lake.commit` tells which, and never repeats a decision by itself.
+A commit (`anabranch.commits`) lands whole, is refused whole, or its answer is lost; `Lake.commit` tells which, and
+never repeats a decision by itself.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
 from functools import cached_property
-from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
@@ -25,7 +22,6 @@ from pyiceberg.exceptions import (
     ValidationError,
     ValidationException,
 )
-from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableResponse, StaticTable, Table, Transaction
@@ -33,22 +29,18 @@ from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
-    RemoveSnapshotRefUpdate,
-    RemoveSnapshotsUpdate,
-    SetSnapshotRefUpdate,
     TableRequirement,
-    TableUpdate,
 )
 from pyiceberg.table.update.schema import UpdateSchema
-from pyiceberg.table.update.snapshot import _SnapshotProducer
 from pyiceberg.transforms import IdentityTransform
 
 from anabranch.catalogs import catalog_properties
+from anabranch.commits import Commit, Outcome, prepare, set_ref
 from anabranch.config import Environment
 from anabranch.errors import MetadataGone, Terminal, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.neighbours import asked, explain, said_by
-from anabranch.snapshots import BRANCHES, PUBLISH_ID, STAGING, Staged, carried, has_landed
+from anabranch.snapshots import BRANCHES, PUBLISH_ID, STAGING, Staged, has_landed
 
 LOG = logging.getLogger(__name__)
 
@@ -70,46 +62,6 @@ _NO_FILE = "Location does not exist"
 
 # How PyIceberg says, as a plain ValueError, that somebody else changed the table first.
 _OVERTAKEN = ("Cannot add snapshot with sequence number", "Snapshot with snapshot id")
-
-
-class Outcome(Enum):
-    """What became of a commit."""
-
-    LANDED = "landed"
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True)
-class Change:
-    """What a commit does to one branch. Properties not named here are carried forward from the head."""
-
-    branch: str
-    add: tuple[DataFile, ...] = ()
-    remove: tuple[DataFile, ...] = ()
-    properties: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Tag:
-    """A snapshot that stays readable under a name until its age ends."""
-
-    name: str
-    snapshot_id: int
-    max_age_ms: int
-
-
-@dataclass(frozen=True)
-class Commit:
-    """One atomic change of one table, and the heads it rests on. `id` names the attempt in every snapshot it makes."""
-
-    id: str
-    heads: Mapping[str, int]
-    changes: tuple[Change, ...]
-    tags: tuple[Tag, ...] = ()
-    drop_tags: tuple[str, ...] = ()
-    expire: tuple[int, ...] = ()
-    set_properties: Mapping[str, str] = field(default_factory=dict)
-    remove_properties: tuple[str, ...] = ()
 
 
 class Lake:
@@ -265,7 +217,7 @@ class Lake:
             if branch == "main" or "main" not in made:
                 requirements.append(AssertRefSnapshotId(ref=branch, snapshot_id=None))
             if branch != "main":
-                updates.append(_set_ref(branch, head, SnapshotRefType.BRANCH))
+                updates.append(set_ref(branch, head, SnapshotRefType.BRANCH))
         try:
             self.catalog.commit_table(table, tuple(requirements), tuple(updates))
         except CommitFailedException as error:
@@ -281,7 +233,7 @@ class Lake:
         whether a snapshot carries the commit's id.
         Raises Transient when the table cannot be read for half a minute, with the outcome still unknown.
         """
-        producers, updates = self._prepare(table, commit)
+        producers, updates = prepare(table, commit)
         # A transaction of PyIceberg keeps one requirement of each type, so it would watch one branch only.
         requirements: tuple[TableRequirement, ...] = (
             AssertTableUUID(uuid=table.metadata.table_uuid),
@@ -321,37 +273,6 @@ class Lake:
         for producer in producers:
             producer._clean_all_uncommitted()
         return Outcome.REFUSED
-
-    def _prepare(self, table: Table, commit: Commit) -> tuple[list[_SnapshotProducer[Any]], tuple[TableUpdate, ...]]:
-        """Write the commit's manifests and say what it changes. Nothing is visible yet. Raises Transient."""
-        tx = Transaction(table)
-        producers: list[_SnapshotProducer[Any]] = []
-        try:
-            for change in commit.changes:
-                said = carried(table, change.branch, change.properties, commit.id)
-                update = tx.update_snapshot(snapshot_properties=said, branch=change.branch)
-                producer = update.overwrite() if change.remove else update.fast_append()
-                _evaluate_apart(producer)
-                producers.append(producer)
-                for data_file in change.add:
-                    producer.append_data_file(data_file)
-                for data_file in change.remove:
-                    producer.delete_data_file(data_file)
-                producer.commit()
-        except OSError as error:
-            for started in producers:
-                started._clean_all_uncommitted()
-            raise explain(f"write the manifests of commit {commit.id} of {'.'.join(table.name())}", error) from error
-        if commit.set_properties:
-            tx.set_properties(dict(commit.set_properties))
-        if commit.remove_properties:
-            tx.remove_properties(*commit.remove_properties)
-        updates = list(tx._updates)
-        if commit.expire:
-            updates.append(RemoveSnapshotsUpdate(snapshot_ids=list(commit.expire)))
-        updates += [_set_ref(t.name, t.snapshot_id, SnapshotRefType.TAG, t.max_age_ms) for t in commit.tags]
-        updates += [RemoveSnapshotRefUpdate(ref_name=name) for name in commit.drop_tags]
-        return producers, tuple(updates)
 
     def append(self, name: str, rows: Callable[[int], pa.Table | None]) -> None:
         """Append to a plain table (the ledger). `rows` gets the sequence number that the commit will have, and is asked
@@ -417,20 +338,6 @@ def _partitioned(schema: Schema, by: Iterable[str]) -> PartitionSpec:
     )
 
 
-def _evaluate_apart(producer: _SnapshotProducer[Any]) -> None:
-    """Have each manifest judged by an evaluator of its own.
-
-    PyIceberg 0.12 shares one among the threads that look for the files to be removed, and it remembers the manifest at
-    hand: so a manifest is judged by the bounds of another, and a file that is there is said to be missing.
-    """
-    build = producer._build_manifest_evaluator
-
-    def build_apart(spec_id: int) -> Callable[[ManifestFile], bool]:
-        return lambda manifest: build(spec_id)(manifest)
-
-    producer._build_manifest_evaluator = build_apart  # type: ignore[method-assign]
-
-
 def _delete_old_metadata(before: Table, landed: CommitTableResponse) -> None:
     """Delete the metadata files that a commit dropped from the log, as `write.metadata.delete-after-commit.enabled`
     promises: the catalog alone does not. What is left over by a failure is an orphan."""
@@ -440,17 +347,6 @@ def _delete_old_metadata(before: Table, landed: CommitTableResponse) -> None:
             before.io.delete(gone)
         except Exception as error:
             LOG.debug("delete %s: %s: %s", gone, type(error).__name__, error)
-
-
-def _set_ref(name: str, snapshot_id: int, kind: str, max_age_ms: int | None = None) -> SetSnapshotRefUpdate:
-    return SetSnapshotRefUpdate(
-        ref_name=name,
-        snapshot_id=snapshot_id,
-        type=kind,
-        max_ref_age_ms=max_age_ms,
-        max_snapshot_age_ms=None,
-        min_snapshots_to_keep=None,
-    )
 
 
 class _Tables(Mapping[str, Table]):

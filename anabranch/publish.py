@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from anabranch.commits import Change, Commit, Outcome, Tag
 from anabranch.errors import Transient
 from anabranch.hours import Timeline
-from anabranch.lake import Change, Commit, Lake, Outcome, Tag
+from anabranch.lake import Lake
 from anabranch.position import Position
 from anabranch.snapshots import expired_tags, head, plan_expiry
 from anabranch.state import (

@@ -9,12 +9,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from anabranch import hours, ledger
+from anabranch.commits import Change
 from anabranch.config import Environment, Stream
 from anabranch.errors import ConfigurationError, NotYet, PositionError, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Timeline
 from anabranch.kafka import KafkaAdapter
-from anabranch.lake import Change, Lake
+from anabranch.lake import Lake
 from anabranch.position import Offsets, Position, Stamped, Topic
 from anabranch.publish import Publish, new_id, new_tag, run
 from anabranch.s3 import ObjectStore, bucket_of

@@ -6,10 +6,9 @@ A format's own checks come first (`anabranch.formats`), then what holds for ever
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
-
-from anabranch.formats import Check
 
 if TYPE_CHECKING:
     from anabranch.config import EventTime, Stream
@@ -21,6 +20,14 @@ _FOUND_LENGTH = 80
 _HOUR_MICROS = 3_600_000_000
 _CLOCK = ((86_400, 3_600), (3_600, 60), (60, 1))  # hours, minutes, seconds: of how many seconds, in how many
 _NO_VERDICT = "CAST(NULL AS STRUCT<code: STRING, text: STRING>)"
+
+
+@dataclass(frozen=True)
+class Check:
+    """Why a value cannot become a row. Both are Spark SQL: a condition, and `error(code, text)` for where it holds."""
+
+    test: str
+    error: str
 
 
 def error(code: str, text: str) -> str:

@@ -10,8 +10,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from anabranch import ledger
+from anabranch.commits import Change
 from anabranch.hours import Cut
-from anabranch.lake import Change
 from anabranch.publish import Publish, new_tag
 from anabranch.snapshots import Staged, staged_snapshot
 from anabranch.state import KEPT, Accepted, State, plan_accepted

@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from anabranch import ledger
+from anabranch.commits import Change, Commit, Outcome
 from anabranch.errors import Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Timeline, end_of, shift
-from anabranch.lake import Change, Commit, Outcome
 from anabranch.orphans import list_table, plan_orphans, references
 from anabranch.publish import Publish, new_id, run
 from anabranch.sealing import check_clock

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from anabranch.commits import Change
 from anabranch.config import Stream
 from anabranch.fail_points import Step, reach
-from anabranch.lake import Change, Lake
+from anabranch.lake import Lake
 from anabranch.position import Offsets
 from anabranch.publish import Publish, new_id, run
 from anabranch.snapshots import files_by_hour

@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from anabranch import dead_letters, ledger
+from anabranch.commits import Change
 from anabranch.config import Stream
 from anabranch.errors import Refused
-from anabranch.lake import Change, Lake
+from anabranch.lake import Lake
 from anabranch.publish import Publish, new_id, run
 from anabranch.sealing import require_sealed
 from anabranch.snapshots import files_of

@@ -13,13 +13,14 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from anabranch import dead_letters, records
+from anabranch.commits import Change, Outcome
 from anabranch.config import Environment, Stream
 from anabranch.errors import PositionError, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.formats import open_format
 from anabranch.hours import hour_ranges
 from anabranch.kafka import KafkaAdapter
-from anabranch.lake import Change, Lake, Outcome
+from anabranch.lake import Lake
 from anabranch.position import Ranges, advance, ranges_to_keys, size
 from anabranch.publish import Publish, new_id, to_commit, wait_for_turn
 from anabranch.sealing import Decided, HourClock

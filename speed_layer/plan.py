@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from anabranch.commits import Change
 from anabranch.dead_letters import waiting_speed
 from anabranch.hours import Cut, HourRange, hour_ranges
-from anabranch.lake import Change
 from anabranch.position import Offsets, Position, Ranges, Standing, advance, classify, clip, size, trim
 from anabranch.publish import Publish
 from anabranch.sealing import Decided

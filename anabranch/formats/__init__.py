@@ -18,19 +18,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from anabranch.verdicts import Check
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
     from anabranch.config import Environment, Stream
-
-
-@dataclass(frozen=True)
-class Check:
-    """Why a value cannot become a row. Both are Spark SQL: a condition, and `error(code, text)` for where it holds."""
-
-    test: str
-    error: str
 
 
 @dataclass(frozen=True)

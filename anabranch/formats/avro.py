@@ -13,12 +13,12 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql.types import DataType, DateType, StringType, TimestampType
 
 from anabranch.errors import Terminal
-from anabranch.formats import Check, Reading
+from anabranch.formats import Reading
 from anabranch.formats.avro_names import Incompatible
 from anabranch.formats.avro_schema import Projection, project
 from anabranch.formats.wire import PAYLOAD, look_up, refuse
 from anabranch.spark import AVRO_LIMITS, AVRO_LONGEST_TEXT, AVRO_OPTIONS
-from anabranch.verdicts import error, found, utc
+from anabranch.verdicts import Check, error, found, utc
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -29,9 +29,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from anabranch.formats import Check, Reading
+from anabranch.formats import Reading
 from anabranch.formats.json_sql import TEXT, converted
-from anabranch.verdicts import error, found
+from anabranch.verdicts import Check, error, found
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import DataType, DateType, StringType, StructField, StructType, TimestampType
 
-from anabranch.formats import Check, Reading
+from anabranch.formats import Reading
 from anabranch.formats.json_sql import MAX_DEPTH, TEXT, as_read, converted, intact, monstrous, parse, raw, unreadable
-from anabranch.verdicts import error, found
+from anabranch.verdicts import Check, error, found
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StringType
 
-from anabranch.formats import Check, Reading
-from anabranch.verdicts import error
+from anabranch.formats import Reading
+from anabranch.verdicts import Check, error
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

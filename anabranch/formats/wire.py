@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anabranch.formats import Check
 from anabranch.registry import RegisteredSchema, Registry
-from anabranch.verdicts import error, found, literal
+from anabranch.verdicts import Check, error, found, literal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

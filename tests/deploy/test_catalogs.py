@@ -22,8 +22,9 @@ from world import World, add_catalog, event, past_hour, spread, wait_out_the_hou
 
 from anabranch import ledger
 from anabranch.cli import main
+from anabranch.commits import Change, Outcome
 from anabranch.errors import MetadataGone
-from anabranch.lake import Change, Lake, Outcome
+from anabranch.lake import Lake
 from anabranch.publish import Publish, new_id, to_commit
 from anabranch.storage import delete_files
 from serving_layer import maintenance

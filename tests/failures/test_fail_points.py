@@ -19,9 +19,9 @@ from running import publishes
 from world import Record, World, event, past_hour
 
 from anabranch import ledger
+from anabranch.commits import Change
 from anabranch.fail_points import Step
 from anabranch.hours import start_of
-from anabranch.lake import Change
 from anabranch.publish import Publish, new_id, to_commit
 from serving_layer import status as views
 

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from world import World, event, past_hour, spread
 
 from anabranch.cli import main
+from anabranch.commits import Change, Outcome
 from anabranch.errors import PositionError
 from anabranch.hours import shift
-from anabranch.lake import Change, Outcome
 from anabranch.publish import Publish, new_id, to_commit
 from anabranch.snapshots import files_of
 from anabranch.staging import stage

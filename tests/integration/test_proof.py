@@ -15,8 +15,8 @@ from world import World, event, past_hour, spread
 
 from anabranch import ledger
 from anabranch.cli import main
+from anabranch.commits import Change, Outcome
 from anabranch.hours import start_of
-from anabranch.lake import Change, Outcome
 from anabranch.publish import Publish, new_id, to_commit
 from anabranch.snapshots import files_of
 

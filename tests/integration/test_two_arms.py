@@ -11,8 +11,8 @@ import pytest
 from world import Record, World, event, past_hour, spread
 
 from anabranch import sealing
+from anabranch.commits import Change, Outcome
 from anabranch.errors import ConfigurationError, PositionError, Transient
-from anabranch.lake import Change, Outcome
 from anabranch.position import Standing, classify
 from anabranch.publish import Publish, new_id, to_commit
 from serving_layer import merger

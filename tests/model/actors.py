@@ -16,8 +16,8 @@ from small_world import MINUTE, TOPIC, File, Kafka, Lake, World
 
 from anabranch import publish as publishing
 from anabranch import sealing, snapshots
+from anabranch.commits import Change
 from anabranch.errors import Refused
-from anabranch.lake import Change
 from anabranch.publish import Publish
 from anabranch.sealing import Decided
 from anabranch.snapshots import Staged

@@ -20,8 +20,8 @@ from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
+from anabranch.commits import Commit
 from anabranch.hours import Timeline, hour_of
-from anabranch.lake import Commit
 from anabranch.position import Position, Ranges, Stamped, Topic
 from anabranch.snapshots import BRANCHES, PUBLISH_ID, WAP_ID, Staged, carried
 from anabranch.state import DECISIONS, POSITION, TIMELINE, State, read_state

@@ -15,7 +15,7 @@ from settings import H0, ONE_HOUR, RECORD, broker
 from small_world import Violation, new_world
 
 from anabranch import hours, publish
-from anabranch.lake import Change, Commit
+from anabranch.commits import Change, Commit
 from anabranch.position import Position, Standing
 from anabranch.publish import Publish
 from batch_layer import plan as batch_plan

@@ -16,8 +16,9 @@ from pyiceberg.table import Table, Transaction
 from pyiceberg.table.update import AssertTableUUID
 
 from anabranch import config, lake, tables
+from anabranch.commits import Change, Outcome
 from anabranch.hours import Timeline
-from anabranch.lake import Change, Lake, Outcome
+from anabranch.lake import Lake
 from anabranch.position import Position
 from anabranch.publish import Publish, new_id, to_commit
 from anabranch.schema import parse_columns

@@ -12,9 +12,9 @@ from lakes import FIRST, StreamLake, new_environment, new_lake, stage
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from anabranch import ledger
+from anabranch.commits import Change, Commit, Outcome
 from anabranch.hours import Cut, Timeline, shift
 from anabranch.kafka import KafkaAdapter
-from anabranch.lake import Change, Commit, Outcome
 from anabranch.publish import Publish, new_id
 from anabranch.session import Job
 from anabranch.snapshots import Staged, files_of, heads

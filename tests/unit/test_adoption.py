@@ -15,9 +15,9 @@ from lakes import StreamLake, new_environment, new_lake
 
 from anabranch import ledger
 from anabranch.adoption import Adopted, adopt, gone_from_kafka, plan_adopt, plan_begins
+from anabranch.commits import Outcome
 from anabranch.errors import PositionError
 from anabranch.hours import Adoption, Cut, Timeline, hour_of, shift
-from anabranch.lake import Outcome
 from anabranch.position import Position, Stamped, Topic
 from anabranch.sealing import HourClock
 from anabranch.session import Job

@@ -16,8 +16,8 @@ from lakes import StreamLake, new_state
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, job, new_proof, read, record, spoil, stage_rows
 
 from anabranch import ledger
+from anabranch.commits import Change, Outcome
 from anabranch.hours import Adoption, Cut, Timeline, shift
-from anabranch.lake import Change, Outcome
 from anabranch.position import Topic
 from anabranch.publish import Publish, new_id
 from anabranch.snapshots import files_of

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from lakes import FIRST, StreamLake, new_lake
 
+from anabranch.commits import Outcome
 from anabranch.hours import Cut, Timeline, shift
-from anabranch.lake import Outcome
 from anabranch.snapshots import Staged, files_of
 from anabranch.state import Accepted
 from batch_layer.plan import (

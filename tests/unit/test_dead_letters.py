@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from lakes import FIRST, StreamLake, new_lake, waiting
 
+from anabranch.commits import Change, Outcome
 from anabranch.dead_letters import roll_forward, waiting_batch, waiting_speed
 from anabranch.errors import Transient
 from anabranch.hours import Cut, Timeline, shift
-from anabranch.lake import Change, Outcome
 from anabranch.publish import Publish, new_id
 from anabranch.snapshots import Staged, find_staged
 from anabranch.state import DEAD_LETTERS, OVERRIDES, Accepted, State

@@ -16,9 +16,9 @@ from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 from pyiceberg.schema import assign_fresh_schema_ids
 from pyiceberg.types import LongType, StringType
 
+from anabranch.commits import Change, Outcome
 from anabranch.errors import Refused
 from anabranch.hours import Cut, Timeline, shift
-from anabranch.lake import Change, Outcome
 from anabranch.publish import Publish, new_id
 from anabranch.snapshots import files_of
 from serving_layer import evidence

@@ -10,7 +10,7 @@ import pytest
 from glue import Glue, running_glue
 from lakes import FIRST, StreamLake, new_lake
 
-from anabranch.lake import Outcome
+from anabranch.commits import Outcome
 from anabranch.registration import register
 
 

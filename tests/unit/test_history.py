@@ -11,9 +11,9 @@ from lakes import StreamLake
 from proofs import CUT, HOUR, NEXT, NOW, event, job, new_proof, read, record, stage_rows
 
 from anabranch import ledger
+from anabranch.commits import Outcome
 from anabranch.errors import ConfigurationError
 from anabranch.hours import Cut
-from anabranch.lake import Outcome
 from anabranch.snapshots import files_of, find_snapshot
 from anabranch.state import Accepted
 from batch_layer.plan import Rebuilt, plan_publish

@@ -9,9 +9,9 @@ import pytest
 from brokers import Broker
 from lakes import StreamLake, new_lake
 
+from anabranch.commits import Change, Outcome
 from anabranch.errors import PositionError
 from anabranch.hours import Timeline, hour_of, shift
-from anabranch.lake import Change, Outcome
 from anabranch.position import Position
 from anabranch.publish import Publish, new_id
 from anabranch.sealing import HourClock

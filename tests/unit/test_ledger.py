@@ -12,9 +12,9 @@ import pytest
 from lakes import FIRST, StreamLake, new_lake
 
 from anabranch import ledger
+from anabranch.commits import Change, Outcome
 from anabranch.errors import Transient
 from anabranch.hours import Cut, shift
-from anabranch.lake import Change, Outcome
 from anabranch.publish import Publish, new_id
 
 NOW = datetime(2026, 11, 21, 1, tzinfo=UTC)

@@ -13,7 +13,7 @@ from lakes import StreamLake, stage
 from proofs import HOUR, NEXT, job, new_proof
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-from anabranch.lake import Change, Commit, Outcome
+from anabranch.commits import Change, Commit, Outcome
 from anabranch.publish import new_id
 from anabranch.snapshots import heads
 from serving_layer import letters

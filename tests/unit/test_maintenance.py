@@ -16,10 +16,10 @@ from lakes import StreamLake, new_environment, new_lake, new_state
 
 from anabranch import ledger, snapshots, tables
 from anabranch.cli import main
+from anabranch.commits import Change, Outcome, Tag
 from anabranch.dead_letters import roll_forward, waiting_speed
 from anabranch.errors import Refused
 from anabranch.hours import Cut, Timeline, hour_of, shift
-from anabranch.lake import Change, Outcome, Tag
 from anabranch.orphans import plan_orphans, references
 from anabranch.publish import Publish, new_id
 from anabranch.session import Job

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from lakes import FIRST, StreamLake, new_lake, new_state
 
+from anabranch.commits import Change, Outcome
 from anabranch.hours import Cut, Timeline, shift
-from anabranch.lake import Change, Outcome
 from anabranch.publish import Publish, new_id, to_commit
 from anabranch.sealing import Decided
 from anabranch.snapshots import files_by_hour

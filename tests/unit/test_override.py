@@ -15,10 +15,10 @@ from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
 
 from anabranch import ledger
 from anabranch.cli import main
+from anabranch.commits import Change, Outcome
 from anabranch.dead_letters import roll_forward, waiting_batch, waiting_speed
 from anabranch.errors import ConfigurationError, Refused, Transient
 from anabranch.hours import Cut, Timeline, shift, start_of
-from anabranch.lake import Change, Outcome
 from anabranch.publish import Publish, new_id
 from anabranch.session import Job
 from anabranch.state import Accepted, State

@@ -21,9 +21,9 @@ from pyiceberg.table.refs import SnapshotRefType
 
 from anabranch import publish as publish_module
 from anabranch import snapshots
+from anabranch.commits import Change, Outcome, Tag
 from anabranch.errors import Terminal, Transient
 from anabranch.hours import Cut, shift
-from anabranch.lake import Change, Outcome, Tag
 from anabranch.publish import Publish, ask_for_turn, give_back_turn, new_id, run, to_commit, wait_for_turn
 from anabranch.snapshots import STAGING
 from anabranch.state import DECISIONS, POSITION, TURN, Accepted, State, load_state

@@ -14,8 +14,9 @@ from lakes import FIRST, StreamLake, new_environment, new_lake
 from pyiceberg.exceptions import TableAlreadyExistsError
 
 from anabranch import ledger, tables
+from anabranch.commits import Outcome
 from anabranch.errors import ConfigurationError, MetadataGone
-from anabranch.lake import Lake, Outcome
+from anabranch.lake import Lake
 from anabranch.publish import Publish
 from anabranch.registration import Candidate, plan_order
 from anabranch.snapshots import has_landed

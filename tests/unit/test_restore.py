@@ -13,8 +13,8 @@ from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
 
 from anabranch import ledger, tables
+from anabranch.commits import Change, Outcome
 from anabranch.hours import Cut, Timeline, shift
-from anabranch.lake import Change, Outcome
 from anabranch.publish import Publish, new_id
 from anabranch.restore import WHY, plan_rows, restore_ledger
 from anabranch.state import (

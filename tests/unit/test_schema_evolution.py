@@ -15,10 +15,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import IntegerType, NestedField, StringType
 
+from anabranch.commits import Outcome
 from anabranch.config import Stream
 from anabranch.errors import Refused, Terminal
 from anabranch.evolution import Columns, evolve, plan_evolution
-from anabranch.lake import Lake, Outcome
+from anabranch.lake import Lake
 from anabranch.schema import parse_columns
 from anabranch.tables import require_columns, rows_columns, rows_schema
 from serving_layer.query import run_query

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from lakes import FIRST, new_lake, new_state
 
+from anabranch.commits import Change, Outcome
 from anabranch.errors import PositionError, Terminal
 from anabranch.hours import Cut, Timeline, shift
-from anabranch.lake import Change, Outcome
 from anabranch.position import Position, Topic
 from anabranch.publish import Publish, new_id
 from anabranch.state import (
