@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.sdk import DAG, CronDataIntervalTimetable, Param
 from anabranch_tasks import (
-    HOUR,
     AnabranchOperator,
     RebuildOperator,
+    SealOperator,
     VerifyOperator,
     default_args,
     duration,
@@ -24,7 +24,7 @@ DOC = """\
 Each hour of the stream `{stream}`, in UTC, as soon as it has ended:
 
 - **grace** waits out `batch.grace` without holding a worker.
-- **seal** decides the hour's cut.
+- **seal** decides the hour's cut. An hour before the stream's first is skipped.
 - **rebuild** reads the cut from Kafka, closes the balance, asks the quality gate, and publishes. Refused, it fails
   without another try and says why, in its log and as its XCom `refused`; the hour stays served as it was, and the
   next hour is not held back.
@@ -66,7 +66,7 @@ def stream_dag(stream: str) -> DAG:
             task_id="grace",
             target_time=f"{{{{ (data_interval_end + macros.timedelta(seconds={grace})).isoformat() }}}}",
         )
-        seal = AnabranchOperator(task_id="seal", arguments=["batch", stream, "--hour", HOUR, "--seal-only"])
+        seal = SealOperator(task_id="seal", stream=stream)
         rebuild = RebuildOperator(
             task_id="rebuild",
             stream=stream,

@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 from airflow.sdk import Asset, BaseOperator
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 REFUSED, TRANSIENT = 1, 75
 LAST_LINES = 20
@@ -155,6 +155,31 @@ def _require_success(command: Sequence[str], code: int, last: Iterable[str]) -> 
     if code == TRANSIENT or code < 0:
         raise AirflowException(message)
     raise Refused(message) if code == REFUSED else AirflowFailException(message)
+
+
+class SealOperator(AnabranchOperator):
+    """Seals an hour. One before the stream's first is skipped, with what follows: there is nothing to do for it."""
+
+    def __init__(self, *, stream: str, **kwargs: Any) -> None:
+        super().__init__(arguments=["batch", stream, "--hour", HOUR, "--seal-only"], **kwargs)
+        self.stream = stream
+
+    def execute(self, context: Any) -> None:
+        try:
+            super().execute(context)
+        except Refused:
+            raise
+        except AirflowFailException as error:
+            if (first := self._first_hour_after(self.arguments[3])) is not None:
+                raise AirflowSkipException(f"the stream {self.stream} begins with hour {first}") from error
+            raise
+
+    def _first_hour_after(self, hour: str) -> str | None:
+        try:
+            facts = self.ask(["explain", self.stream, hour])
+        except AirflowException:
+            return None  # what is wrong is in the log, and is raised
+        return str(facts["first_hour"]) if facts["state"] == "before the first" else None
 
 
 class RebuildOperator(AnabranchOperator):

@@ -32,9 +32,11 @@ class Composition:
         self._running: dict[str, Container] = {}
         self.completed: list[str] = []
 
-    def up(self) -> None:
-        """Start every service once what it depends on has come true; returns when all are healthy."""
-        waiting = dict(self._services)
+    def up(self, *names: str) -> None:
+        """Start these services, or all that do not run yet, each once what it depends on has come true; returns when
+        they are healthy."""
+        wanted = {name: self._services[name] for name in names or self._services}
+        waiting = {name: service for name, service in wanted.items() if self._hosts(name)[0] not in self._running}
         while waiting:
             ready = [n for n, s in waiting.items() if all(o not in waiting for o in s.get("depends_on") or {})]
             assert ready, f"expected no circle among {sorted(waiting)}"
@@ -42,7 +44,7 @@ class Composition:
                 self._await_dependencies(name)
                 self._start(name)
                 del waiting[name]
-        for name, service in self._services.items():
+        for name, service in wanted.items():
             if "healthcheck" in service:
                 self.await_healthy(name)
 

@@ -22,6 +22,7 @@ KAFKA = "4.2.0"
 
 # KafkaDockerWrapper is what the image itself turns its environment into properties with, and formats the storage.
 _KAFKA_RUN = """\
+[ $# -eq 0 ] || exec "$@"
 set -e
 export CLUSTER_ID="${CLUSTER_ID:-AnabranchTestCluster11}"
 CP='/opt/kafka/libs/*'
@@ -99,16 +100,19 @@ def _kafka(version: str, scratch: Path, jars: Jars) -> Image:
     for file in ("server.properties", "log4j2.yaml", "tools-log4j2.yaml"):
         (scratch / "defaults" / file).write_text("\n")
     shutil.copy(_kafka_tools(), scratch / "tools")
-    tool = scratch / "bin" / "kafka-broker-api-versions.sh"
-    tool.write_text(_KAFKA_TOOL % "org.apache.kafka.tools.BrokerApiVersionsCommand")
-    tool.chmod(0o755)
+    for name, command in {"broker-api-versions": "BrokerApiVersionsCommand", "topics": "TopicCommand"}.items():
+        tool = scratch / "bin" / f"kafka-{name}.sh"
+        tool.write_text(_KAFKA_TOOL % f"org.apache.kafka.tools.{command}")
+        tool.chmod(0o755)
     folders = {"/opt/kafka/config": scratch / "config", "/var/lib/kafka/data": scratch / "data"}
     readable = {
         "/opt/kafka/bin": scratch / "bin", "/opt/kafka/tools": scratch / "tools",
         "/opt/kafka/libs": jars.broker[0].parent, "/etc/kafka/docker": scratch / "defaults",
         "/mnt/shared/config": scratch / "mounted", "/etc/kafka/log4j2.xml": jvm_folder() / "log4j2-kafka.xml",
     }  # fmt: skip
-    return Image(User("appuser", 1000, "/home/appuser"), ["bash", "-c", _KAFKA_RUN], folders=folders, readable=readable)
+    return Image(
+        User("appuser", 1000, "/home/appuser"), ["bash", "-c", _KAFKA_RUN, "run"], folders=folders, readable=readable
+    )
 
 
 def _s3(version: str, scratch: Path, jars: Jars) -> Image:
