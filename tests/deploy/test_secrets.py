@@ -74,9 +74,9 @@ def watched(command: Command, seen: set[str]) -> bool:
 
 @pytest.mark.timeout(900)
 def test_no_secret_is_shown_logged_or_stored(
-    environment: dict[str, Any], postgres: Postgres, tmp_path: Path, secrets: dict[str, bytes]
+    environment: dict[str, Any], postgres: Postgres, tmp_path: Path, secrets: dict[str, bytes], steady_hour: None
 ) -> None:
-    events, ui = tmp_path / "events", free_port()
+    events, ui, hour = tmp_path / "events", free_port(), past_hour(1)
     events.mkdir()
     told = environment | {
         "catalog": environment["catalog"]
@@ -92,7 +92,7 @@ def test_no_secret_is_shown_logged_or_stored(
     with running_secure_broker(tmp_path / "broker") as broker:
         one = World(tmp_path / "conf", told | {"kafka": {"bootstrap_servers": broker.plain}}, None)  # type: ignore[arg-type]
         one.topic()
-        one.send(spread(past_hour(1), 20, "e"))
+        one.send(spread(hour, 20, "e"))
         broker.allow(one.name, f"anabranch-{one.name}")
         (one.folder / "anabranch.yaml").write_text(json.dumps(told | {"kafka": broker.security("scram")}))
         one.reopen()
@@ -106,10 +106,10 @@ def test_no_secret_is_shown_logged_or_stored(
             assert any(b"kafka" in text.lower() for page, text in shown.items() if "execution" in page)
             assert speed.terminate() == 0
         with started(one, "batch", one.name) as batch:
-            batch.until(lambda: watched(batch, lines) or one.state.is_accepted(past_hour(1)), "the hour to be accepted")
+            batch.until(lambda: watched(batch, lines) or one.state.is_accepted(hour), "the hour to be accepted")
             assert batch.wait() == 0
         logs = {"speed": speed.log, "batch": batch.log}
-        for question in (["status"], ["hours"], ["explain", past_hour(1)], ["audit"], ["metrics"]):
+        for question in (["status"], ["hours"], ["explain", hour], ["audit"], ["metrics"]):
             with started(one, question[0], one.name, *question[1:]) as command:
                 assert command.wait() == 0, command.log
                 logs[question[0]] = command.log
