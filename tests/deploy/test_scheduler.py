@@ -28,7 +28,7 @@ def level_below(maximum: int) -> dict[str, Any]:
     return {"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": maximum}}
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_three_hours_catch_up_oldest_first_and_a_refused_one_is_restated_by_clearing_its_task(
     world: Callable[..., World], tmp_path: Path
 ) -> None:
