@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from anabranch import config
-from anabranch.config import Environment
+from anabranch.config import Catalog, Environment
 from anabranch.errors import ConfigurationError
 
 # How long a client waits for a catalog that another process has locked before the try counts as failed.
@@ -22,13 +21,6 @@ def catalog_properties(environment: Environment) -> dict[str, str]:
     """What PyIceberg is told of the catalog and of S3; `catalog.properties` win. Makes the folder of an SQLite file,
     and limits the waits of psycopg2 and of the REST client."""
     catalog, s3 = environment.catalog, environment.s3
-    if catalog.type == "sql" and catalog.uri.startswith("sqlite:///"):
-        path = Path(catalog.uri.removeprefix("sqlite:///").split("?")[0])
-        path.parent.mkdir(parents=True, exist_ok=True)
-    if catalog.type == "sql" and catalog.uri.startswith("postgresql+psycopg2:"):
-        limit_waits()
-    if catalog.type == "rest":
-        limit_rest_waits()
     properties = {
         "type": catalog.type,
         "warehouse": catalog.warehouse,
@@ -37,9 +29,11 @@ def catalog_properties(environment: Environment) -> dict[str, str]:
         "s3.request-timeout": "8",
     }
     if catalog.type == "sql":
+        _prepare_database(catalog.uri)
         # A connection that the catalog's restart has broken is replaced before it is used.
         properties |= {"uri": with_patience(catalog.uri), "pool_pre_ping": "true"}
     elif catalog.type == "rest":
+        limit_rest_waits()
         properties |= {"uri": catalog.uri}
     else:
         properties |= {"client.region": s3.region}
@@ -53,12 +47,19 @@ def catalog_properties(environment: Environment) -> dict[str, str]:
     return properties | given_properties(catalog)
 
 
-def given_properties(catalog: config.Catalog) -> dict[str, str]:
+def _prepare_database(uri: str) -> None:
+    if uri.startswith("sqlite:///"):
+        Path(uri.removeprefix("sqlite:///").split("?")[0]).parent.mkdir(parents=True, exist_ok=True)
+    if uri.startswith("postgresql+psycopg2:"):
+        limit_waits()
+
+
+def given_properties(catalog: Catalog) -> dict[str, str]:
     """`catalog.properties` as both clients take them."""
     return {key: value.get_secret_value() for key, value in catalog.properties.items()}
 
 
-def spark_properties(catalog: config.Catalog, region: str) -> dict[str, str]:
+def spark_properties(catalog: Catalog, region: str) -> dict[str, str]:
     """What Iceberg's Java client is told of the catalog itself. Raises ConfigurationError for an unknown database."""
     if catalog.type == "sql":
         return {"type": "jdbc", "jdbc.schema-version": "V1", **jdbc_properties(catalog.uri)}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.config import Environment
 from anabranch.errors import Refused, Transient
+from anabranch.snapshots import reachable
 from anabranch.storage import Stored, list_files, same_file
 
 if TYPE_CHECKING:
@@ -36,17 +37,9 @@ def references(table: Table) -> Iterator[str]:
     yield table.metadata_location
     yield from (entry.metadata_file for entry in metadata.metadata_log)
     yield from (s.statistics_path for s in (*metadata.statistics, *metadata.partition_statistics))
-    seen: set[str] = set()
     try:
-        for snapshot in table.snapshots():
-            yield snapshot.manifest_list
-            for manifest in snapshot.manifests(table.io):
-                if manifest.manifest_path in seen:
-                    continue
-                seen.add(manifest.manifest_path)
-                yield manifest.manifest_path
-                # What a manifest says was deleted is live in an older snapshot, as long as that is remembered.
-                yield from (e.data_file.file_path for e in manifest.fetch_manifest_entry(table.io))
+        # What a manifest says was deleted is live in an older snapshot, as long as that is remembered.
+        yield from reachable(table, table.snapshots())
     except OSError as error:
         raise Transient(
             f"look for orphans of {'.'.join(table.name())}: expected to read its manifests, found "

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from anabranch.config import Environment
 from anabranch.errors import ConfigurationError, MetadataGone
 from anabranch.neighbours import said_by
+from anabranch.snapshots import reachable
 from anabranch.storage import list_files, same_file
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def require_unknown(environment: Environment, lake: Lake, name: str, schema: Sch
     A catalog that was lost would else begin anew beside them, with what Kafka still holds.
     """
     location = lake.new_location(name, schema)
-    found = _metadata_files(environment, location)
+    found = _metadata_files((f.path for f in list_files(environment, f"{location.rstrip('/')}/metadata")), location)
     # Looked for again: another apply may be creating it at this moment.
     if not found or lake.exists(name):
         return
@@ -89,8 +90,9 @@ def register(environment: Environment, lake: Lake, name: str, schema: Schema) ->
         LOG.warning("%s", error)
         lake.forget(name)
     location = lake.new_location(name, schema)
-    listed = {same_file(f.path) for f in list_files(environment, location)}
-    read = [_read(lake, path) for path in _metadata_files(environment, location)]
+    files = [f.path for f in list_files(environment, location)]
+    listed = {same_file(path) for path in files}
+    read = [_read(lake, path) for path in _metadata_files(files, location)]
     tables = {candidate.path: table for candidate, table in read}
     landed = {path for candidate, _ in read for path in candidate.past}
     passed: list[str] = []
@@ -113,8 +115,10 @@ def register(environment: Environment, lake: Lake, name: str, schema: Schema) ->
     return []
 
 
-def _metadata_files(environment: Environment, location: str) -> list[str]:
-    return [f.path for f in list_files(environment, f"{location.rstrip('/')}/metadata") if _NUMBER.search(f.path)]
+def _metadata_files(files: Iterable[str], location: str) -> list[str]:
+    """The table's own: another table's folder may lie below this one's."""
+    own = f"{same_file(location).rstrip('/')}/metadata/"
+    return [path for path in files if same_file(path).startswith(own) and _NUMBER.search(path)]
 
 
 def _read(lake: Lake, path: str) -> tuple[Candidate, Table | None]:
@@ -143,15 +147,8 @@ def _why_not(table: Table, location: str, listed: Collection[str]) -> str | None
 
 def _needed(table: Table) -> Iterator[str]:
     """The files that a table's branches and tags are made of, each before what it leads to."""
-    seen: set[str] = set()
-    for ref in table.metadata.refs.values():
-        snapshot = table.metadata.snapshot_by_id(ref.snapshot_id)
-        if snapshot is None:
-            raise ValueError(f"snapshot {ref.snapshot_id} is not in the metadata")
-        yield snapshot.manifest_list
-        for manifest in snapshot.manifests(table.io):
-            if manifest.manifest_path in seen:
-                continue
-            seen.add(manifest.manifest_path)
-            yield manifest.manifest_path
-            yield from (e.data_file.file_path for e in manifest.fetch_manifest_entry(table.io, discard_deleted=True))
+    ids = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    snapshots = [s for s in table.snapshots() if s.snapshot_id in ids]
+    if lacking := ids - {s.snapshot_id for s in snapshots}:
+        raise ValueError(f"snapshot {min(lacking)} is not in the metadata")
+    yield from reachable(table, snapshots)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from pyiceberg.manifest import DataFile, ManifestEntryStatus
 from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.table.snapshots import ancestors_of
+from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
 from anabranch.errors import ConfigurationError, Terminal
 from anabranch.neighbours import asked
@@ -140,6 +140,20 @@ def snapshots_by_commit(table: Table) -> dict[str, int]:
         for s in (*table.snapshots(), *of_main)
         if s.summary is not None and (id := s.summary.get(PUBLISH_ID)) is not None
     }
+
+
+def reachable(table: Table, snapshots: Iterable[Snapshot]) -> Iterator[str]:
+    """The files that snapshots are made of, each before what it leads to: manifest lists, manifests, live data files.
+    Raises OSError, ValueError when one cannot be read."""
+    seen: set[str] = set()
+    for snapshot in snapshots:
+        yield snapshot.manifest_list
+        for manifest in snapshot.manifests(table.io):
+            if manifest.manifest_path in seen:
+                continue
+            seen.add(manifest.manifest_path)
+            yield manifest.manifest_path
+            yield from (e.data_file.file_path for e in manifest.fetch_manifest_entry(table.io))
 
 
 def carried(table: Table, branch: str, properties: Mapping[str, str], commit_id: str) -> dict[str, str]:

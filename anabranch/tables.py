@@ -135,12 +135,13 @@ def apply(
     if register:
         for name, columns, _ in wanted:
             changes += registration.register(environment, lake_, name, columns.schema)
-    # A ledger that was dropped is made again from what the branches say.
-    for name, columns, _ in wanted[:2]:
-        if not lake_.exists(name):
+    missing = {name for name, _, _ in wanted if not lake_.exists(name)}
+    for name, columns, _ in wanted:
+        # A ledger that was dropped is made again from what the branches say.
+        if name in missing and name != stream.hours_table:
             registration.require_unknown(environment, lake_, name, columns.schema, stream.name)
     # Kafka first: the recorded beginning must not be older than the tables.
-    first = {} if lake_.exists(stream.table) else _beginning(stream, kafka)
+    first = _beginning(stream, kafka) if stream.table in missing else {}
     # The stream's own first: only its columns can be refused, and then nothing has changed.
     for name, columns, by in wanted:
         if lake_.create(name, columns.schema, by, lake.TABLE_PROPERTIES):
