@@ -157,12 +157,25 @@ def _require_success(command: Sequence[str], code: int, last: Iterable[str]) -> 
     raise Refused(message) if code == REFUSED else AirflowFailException(message)
 
 
-class SealOperator(AnabranchOperator):
+class HourOperator(AnabranchOperator):
+    """Runs one command about the hour of its run, and can ask what is known of that hour."""
+
+    template_fields: Sequence[str] = ("arguments", "hour")
+
+    def __init__(self, *, stream: str, arguments: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(arguments=arguments, **kwargs)
+        self.stream = stream
+        self.hour = HOUR
+
+    def explain(self) -> Any:
+        return self.ask(["explain", self.stream, self.hour])
+
+
+class SealOperator(HourOperator):
     """Seals an hour. One before the stream's first is skipped, with what follows: there is nothing to do for it."""
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
-        super().__init__(arguments=["batch", stream, "--hour", HOUR, "--seal-only"], **kwargs)
-        self.stream = stream
+        super().__init__(stream=stream, arguments=["batch", stream, "--hour", HOUR, "--seal-only"], **kwargs)
 
     def execute(self, context: Any) -> None:
         try:
@@ -170,25 +183,24 @@ class SealOperator(AnabranchOperator):
         except Refused:
             raise
         except AirflowFailException as error:
-            if (first := self._first_hour_after(self.arguments[3])) is not None:
+            if (first := self._first_hour_after()) is not None:
                 raise AirflowSkipException(f"the stream {self.stream} begins with hour {first}") from error
             raise
 
-    def _first_hour_after(self, hour: str) -> str | None:
+    def _first_hour_after(self) -> str | None:
         try:
-            facts = self.ask(["explain", self.stream, hour])
+            facts = self.explain()
         except AirflowException:
             return None  # what is wrong is in the log, and is raised
         return str(facts["first_hour"]) if facts["state"] == "before the first" else None
 
 
-class RebuildOperator(AnabranchOperator):
+class RebuildOperator(HourOperator):
     """Rebuilds an hour. Why it was refused stays on the run: the XCom `refused` of this task, with `hour`, `revision`,
     `reason` and `at`."""
 
     def __init__(self, *, stream: str, more: Sequence[str], **kwargs: Any) -> None:
-        super().__init__(arguments=["batch", stream, "--hour", HOUR, *more], **kwargs)
-        self.stream = stream
+        super().__init__(stream=stream, arguments=["batch", stream, "--hour", HOUR, *more], **kwargs)
 
     def execute(self, context: Any) -> None:
         try:
@@ -198,17 +210,16 @@ class RebuildOperator(AnabranchOperator):
             raise
 
     def _keep_reason(self, instance: Any) -> None:
-        hour = self.arguments[3]
         try:
-            refusals = self.ask(["explain", self.stream, hour])["refusals"]
+            refusals = self.explain()["refusals"]
         except AirflowException:
-            self.log.exception("why hour %s was refused could not be asked; it is in the log above", hour)
+            self.log.exception("why hour %s was refused could not be asked; it is in the log above", self.hour)
             return
         if refusals:
-            instance.xcom_push(key="refused", value={"hour": hour, **refusals[-1]})
+            instance.xcom_push(key="refused", value={"hour": self.hour, **refusals[-1]})
 
 
-class VerifyOperator(AnabranchOperator):
+class VerifyOperator(HourOperator):
     """Counts an hour again, and tells downstream DAGs of it.
 
     The asset event's extra holds `hour`, `revision`, `rows` and `snapshot_id`.
@@ -216,15 +227,14 @@ class VerifyOperator(AnabranchOperator):
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
         self.asset = hours_asset(stream)
-        super().__init__(arguments=["audit", stream, "--hours", HOUR, "--no-kafka"], outlets=[self.asset], **kwargs)
-        self.stream = stream
+        arguments = ["audit", stream, "--hours", HOUR, "--no-kafka"]
+        super().__init__(stream=stream, arguments=arguments, outlets=[self.asset], **kwargs)
 
     def execute(self, context: Any) -> Any:
         super().execute(context)
-        hour = self.arguments[3]
-        facts = self.ask(["explain", self.stream, hour])
+        facts = self.explain()
         extra = {
-            "hour": hour,
+            "hour": self.hour,
             "revision": facts["revision"],
             "rows": facts["counts"]["good"],
             "snapshot_id": facts["snapshot_id"],
