@@ -133,15 +133,12 @@ def world(
     tmp_path: Path, environment: dict[str, Any], spark: SparkSession, steady_hour: None
 ) -> Iterator[Callable[..., World]]:
     """Makes streams of their own for a test."""
-    from world import World
-
-    made: list[World] = []
+    from world import World, closed_at_the_end
 
     def make(registry: str | None = None, **stream: Any) -> World:
         own = environment | ({"registry": {"url": registry}} if registry is not None else {})
         made.append(World(tmp_path / f"conf{len(made)}", own, spark, **stream))
         return made[-1]
 
-    yield make
-    for one in made:
-        one.kafka.close()
+    with closed_at_the_end() as made:
+        yield make

@@ -144,7 +144,7 @@ class Workspace:
         found: services.Services,
         streams: Sequence[str],
         story: Story,
-        elsewhere: Elsewhere = _NOTHING_ELSEWHERE,
+        elsewhere: Elsewhere,
     ) -> None:
         self.folder, self.services, self.story, self._elsewhere = folder, found, story, elsewhere
         self.conf, self.logs = folder / "conf", folder / "logs"

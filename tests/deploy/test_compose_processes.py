@@ -13,8 +13,8 @@ import compose_file
 import pytest
 import yaml
 from composition import Composition, hosts_of, running_composition
-from container import poll
 from dockerfile import Built, build
+from waiting import wait_for
 from world import past_hour
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +51,7 @@ def asked(services: Composition, *arguments: str) -> Any:
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = 300) -> None:
-    poll(condition, what, seconds, pause=2)
+    wait_for(condition, what, seconds, pause=2)
 
 
 @pytest.mark.timeout(2400)

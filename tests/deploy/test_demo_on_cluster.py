@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cluster import running_cluster
 from postgres import PASSWORD, Postgres, running_postgres
-from running import wait_for
+from waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 1500

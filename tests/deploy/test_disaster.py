@@ -18,9 +18,8 @@ from urllib.parse import urlparse
 
 import boto3
 import pytest
-import yaml
 from click.testing import CliRunner
-from world import World, add_catalog, past_hour, spread, wait_out_the_hours_end
+from world import World, add_catalog, closed_at_the_end, past_hour, spread, wait_out_the_hours_end
 
 from anabranch import ledger
 from anabranch.cli import main
@@ -39,7 +38,6 @@ BAD = b"{"
 def make(tmp_path: Path, environment: dict[str, Any], spark: SparkSession) -> Iterator[Make]:
     """Makes streams with a catalog and a bucket of their own."""
     wait_out_the_hours_end()
-    made: list[World] = []
 
     def new(uri: str | None = None) -> World:
         own = copy.deepcopy(environment)
@@ -51,9 +49,8 @@ def make(tmp_path: Path, environment: dict[str, Any], spark: SparkSession) -> It
         add_catalog(spark, made[-1].job.environment)
         return made[-1]
 
-    yield new
-    for one in made:
-        one.kafka.close()
+    with closed_at_the_end() as made:
+        yield new
 
 
 def begin_again(one: World) -> None:
@@ -246,9 +243,8 @@ def test_a_warehouse_that_moves_to_another_bucket(make: Make, tmp_path: Path) ->
                     old.client.copy_object(Bucket=new, Key=target.removeprefix(f"s3://{new}/"), CopySource=origin)
     old.restore({})
     # Step 3: the new place in the configuration, an empty catalog, and the command.
-    configured = yaml.safe_load((one.folder / "anabranch.yaml").read_text())
-    configured["catalog"] |= {"uri": f"sqlite:///{tmp_path}/moved.db", "warehouse": f"s3://{new}/warehouse"}
-    (one.folder / "anabranch.yaml").write_text(yaml.safe_dump(configured))
+    place = {"uri": f"sqlite:///{tmp_path}/moved.db", "warehouse": f"s3://{new}/warehouse"}
+    one.tell(catalog=one.told["catalog"] | place)
     begin_again(one)
     assert run(one, "apply", one.name, "--register").count("registered table") == 3
     for name, was in before.items():

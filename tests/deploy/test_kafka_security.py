@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner
 from commands import started
 from pyspark.sql import SparkSession
 from secure_broker import SecureBroker, running_secure_broker
-from world import World, past_hour, spread
+from world import World, closed_at_the_end, past_hour, spread
 
 from anabranch.cli import main
 
@@ -35,33 +34,24 @@ def plain_world(
     tmp_path: Path, environment: dict[str, Any], spark: SparkSession, broker: SecureBroker
 ) -> Iterator[Make]:
     """Makes streams whose topic and records are made by somebody who may do everything."""
-    made: list[World] = []
+    with closed_at_the_end() as made:
 
-    def make() -> World:
-        told = copy.deepcopy(environment) | {"kafka": {"bootstrap_servers": broker.plain}}
-        one = World(tmp_path / f"conf{len(made)}", told, spark)
-        made.append(one)
-        one.topic()
-        one.send(spread(past_hour(1), 20, "e"))
-        return one
+        def make() -> World:
+            told = copy.deepcopy(environment) | {"kafka": {"bootstrap_servers": broker.plain}}
+            one = World(tmp_path / f"conf{len(made)}", told, spark)
+            made.append(one)
+            one.topic()
+            one.send(spread(past_hour(1), 20, "e"))
+            return one
 
-    yield make
-    for one in made:
-        one.kafka.close()
-
-
-def secure(one: World, section: dict[str, Any]) -> None:
-    """From now on the stream's commands and jobs reach Kafka so."""
-    file = one.folder / "anabranch.yaml"
-    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"kafka": section}))
-    one.reopen()
+        yield make
 
 
 @pytest.mark.parametrize("how", ["scram", "plain", "mutual"])
 def test_both_jobs_read_a_broker_that_wants_tls_and_a_name(plain_world: Make, broker: SecureBroker, how: str) -> None:
     one = plain_world()
     broker.allow(one.name, f"anabranch-{one.name}")
-    secure(one, broker.security(how))
+    one.tell(kafka=broker.security(how))
     one.apply()
     one.speed()
     assert one.contents() == one.acknowledged()
@@ -72,11 +62,11 @@ def test_both_jobs_read_a_broker_that_wants_tls_and_a_name(plain_world: Make, br
 
 def assert_refused_everywhere(one: World, broker: SecureBroker, section: dict[str, Any], *said: str) -> None:
     """Every command and both jobs end with exit code 2 and say so; `apply` asks Kafka only before there are tables."""
-    secure(one, section)
+    one.tell(kafka=section)
     assert_refused(one, ["apply"], said)
-    secure(one, {"bootstrap_servers": broker.plain})
+    one.tell(kafka={"bootstrap_servers": broker.plain})
     one.apply()
-    secure(one, section)
+    one.tell(kafka=section)
     assert_refused(one, ["status"], said)
     assert_refused(one, ["batch", "--seal-only"], said)
     for layer in ("speed", "batch"):

@@ -40,19 +40,18 @@ class Lake:
         everything = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
         policies |= {"everything": json.dumps(everything)}
         self.keys = {name: aws.user(name, policy) for name, policy in policies.items()}
-        self._told = environment | {
+        told = environment | {
             "catalog": environment["catalog"]
             | {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": "s3://lake/warehouse"},
         }
-        self.one = World(folder / "conf", self._told | self._s3("apply"), None)  # type: ignore[arg-type]
+        self.one = World(folder / "conf", told | {"s3": self._s3("apply")}, None)  # type: ignore[arg-type]
 
     def _s3(self, name: str) -> dict[str, Any]:
         access, secret = self.keys[name]
-        return {"s3": {"endpoint": self.aws.url, "access_key": access, "secret_key": secret}}
+        return {"endpoint": self.aws.url, "access_key": access, "secret_key": secret}
 
     def with_key(self, name: str) -> World:
-        (self.one.folder / "anabranch.yaml").write_text(json.dumps(self._told | self._s3(name)))
-        self.one.reopen()
+        self.one.tell(s3=self._s3(name))
         return self.one
 
     def s3(self, name: str) -> Any:

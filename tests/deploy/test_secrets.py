@@ -94,8 +94,7 @@ def test_no_secret_is_shown_logged_or_stored(
         one.topic()
         one.send(spread(hour, 20, "e"))
         broker.allow(one.name, f"anabranch-{one.name}")
-        (one.folder / "anabranch.yaml").write_text(json.dumps(told | {"kafka": broker.security("scram")}))
-        one.reopen()
+        one.tell(kafka=broker.security("scram"))
         one.apply()
         lines: set[str] = set()
         with started(one, "speed", one.name, ANABRANCH_LOG="json") as speed:

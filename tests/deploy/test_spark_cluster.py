@@ -10,13 +10,13 @@ from typing import Any
 
 import psutil
 import pytest
-import yaml
 from cluster import HOSTS, SparkCluster, running_cluster
 from commands import Command, run, started
 from postgres import PASSWORD, Postgres, running_postgres
-from running import PUBLISHED, TRIED_AGAIN, publishes, wait_for
+from running import PUBLISHED, TRIED_AGAIN, publishes
 from spark_ui import SparkUi
-from world import World, past_hour, spread
+from waiting import wait_for
+from world import World, closed_at_the_end, past_hour, spread
 
 LONG = pytest.mark.timeout(900)
 LOST = "ExecutorLostFailure"
@@ -50,29 +50,24 @@ Make = Callable[..., World]
 @pytest.fixture
 def on_postgres(tmp_path: Path, environment: dict[str, Any], postgres: Postgres, steady_hour: None) -> Iterator[Make]:
     """Makes streams whose catalog is PostgreSQL. Their configured master is this machine: commands name another."""
-    made: list[World] = []
+    with closed_at_the_end() as made:
 
-    def make(conf: dict[str, str], **stream: Any) -> World:
-        own = copy.deepcopy(environment)
-        own["catalog"]["uri"] = f"postgresql+psycopg2://lake:{PASSWORD}@127.0.0.1:{postgres.port}/catalog"
-        own["spark"]["conf"] |= conf
-        one = World(tmp_path / f"conf{len(made)}", own, None, **stream)  # type: ignore[arg-type]
-        made.append(one)
-        one.topic()
-        one.apply()
-        return one
+        def make(conf: dict[str, str], **stream: Any) -> World:
+            own = copy.deepcopy(environment)
+            own["catalog"]["uri"] = f"postgresql+psycopg2://lake:{PASSWORD}@127.0.0.1:{postgres.port}/catalog"
+            own["spark"]["conf"] |= conf
+            one = World(tmp_path / f"conf{len(made)}", own, None, **stream)  # type: ignore[arg-type]
+            made.append(one)
+            one.topic()
+            one.apply()
+            return one
 
-    yield make
-    for one in made:
-        one.kafka.close()
+        yield make
 
 
 def set_conf(one: World, conf: dict[str, str]) -> None:
     """Change `spark.conf` for the commands that start from now on."""
-    file = one.folder / "anabranch.yaml"
-    environment = yaml.safe_load(file.read_text())
-    environment["spark"]["conf"] |= conf
-    file.write_text(yaml.safe_dump(environment))
+    one.tell(spark=one.told["spark"] | {"conf": one.told["spark"]["conf"] | conf})
 
 
 def successes(ui: SparkUi) -> set[str]:

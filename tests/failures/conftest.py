@@ -79,9 +79,7 @@ def behind(
     world: Callable[..., World], tmp_path: Path, environment: dict[str, Any], spark: SparkSession
 ) -> Iterator[Callable[..., World]]:
     """Makes streams whose Kafka, S3 or catalog has another address, with a catalog of their own in the one session."""
-    from world import World, add_catalog
-
-    made: list[World] = []
+    from world import World, add_catalog, closed_at_the_end
 
     def make(kafka: str | None = None, s3: int | None = None, catalog: str | None = None, **stream: Any) -> World:
         name = f"c{uuid.uuid4().hex[:12]}"
@@ -96,6 +94,5 @@ def behind(
         made.append(one)
         return one
 
-    yield make
-    for one in made:
-        one.kafka.close()
+    with closed_at_the_end() as made:
+        yield make

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 from commands import started
-from running import PUBLISHED, TRIED_AGAIN, lines, publishes, speed_running, wait_for
+from running import PUBLISHED, TRIED_AGAIN, lines, publishes, speed_running
+from waiting import wait_for
 from world import World, past_hour, spread
 
 from anabranch import catalogs, config, ledger

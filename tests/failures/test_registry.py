@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import SparkSession
-from running import TRIED_AGAIN, lines, speed_running, wait_for
+from running import TRIED_AGAIN, lines, speed_running
+from waiting import wait_for
 from wire import encode, wired
 from world import World, past_hour
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from cluster import SparkCluster, running_cluster
 from commands import run
 from pyspark import TaskContext
@@ -104,8 +103,7 @@ def test_speculative_execution_duplicates_no_row(
     hour = past_hour(1)
     one.send(spread(hour, 60, "e"))
     one.apply()
-    environment = yaml.safe_load((one.folder / "anabranch.yaml").read_text())
-    environment["spark"] = {
+    spark = {
         "master": cluster.master,
         "conf": {
             "spark.driver.memory": "1g",
@@ -118,7 +116,7 @@ def test_speculative_execution_duplicates_no_row(
             "spark.speculation.minTaskRuntime": "500ms",
         },
     }
-    (one.folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    one.tell(spark=spark)
     marks, inject = tmp_path / "marks", tmp_path / "inject"
     marks.mkdir()
     inject.mkdir()

@@ -8,7 +8,8 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from running import speed_running, wait_for
+from running import speed_running
+from waiting import wait_for
 from world import World, event, past_hour
 
 from anabranch import sealing

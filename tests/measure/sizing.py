@@ -7,24 +7,20 @@ as the kernel counts them, and requests as they pass a front of the S3 server. d
 from __future__ import annotations
 
 import resource
-import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
+import yaml
 from flaky_s3 import FlakyS3, running_flaky_s3
 from running import PUBLISHED
 
-from anabranch.dev import services
+from anabranch.dev.processes import HOST
 from anabranch.dev.produce import STREAM, produce_events
 from anabranch.dev.story import Story, poll
-from anabranch.dev.workspace import Workspace, main
+from anabranch.dev.workspace import Workspace, main, open_workspace
 from anabranch.errors import Terminal
 from anabranch.hours import end_of, hour_of, shift
 from anabranch.snapshots import heads
@@ -73,27 +69,19 @@ def _cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-@contextmanager
-def measured_space(story: Story) -> Iterator[tuple[Workspace, FlakyS3]]:
-    folder = Path(mkdtemp(prefix="anabranch-sizing-")).resolve()
-    try:
-        with (
-            services.running(folder / ".anabranch", progress=lambda text: None) as found,
-            running_flaky_s3(found.s3_port, seed=0) as front,
-        ):
-            space = Workspace(folder, replace(found, s3_port=front.port), [STREAM], story)
-            try:
-                yield space, front
-            finally:
-                space.close()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def go_through(front: FlakyS3, space: Workspace) -> None:
+    """From here on the workspace's commands reach S3 through the front."""
+    file = space.conf / "anabranch.yaml"
+    told = yaml.safe_load(file.read_text())
+    told["s3"]["endpoint"] = f"http://{HOST}:{front.port}"
+    file.write_text(yaml.safe_dump(told))
 
 
 def tell(story: Story) -> None:
     """Produce, run both jobs, solve for the parts, and print them."""
     story.title("What a record, a micro-batch and an hour cost")
-    with measured_space(story) as (space, front):
+    with open_workspace(story, [STREAM]) as space, running_flaky_s3(space.services.s3_port, seed=0) as front:
+        go_through(front, space)
         meter, job = Meter(space, front), space.job(STREAM)
         meter.run("apply", STREAM)
         kafka, topic = job.environment.kafka, job.stream.topic

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+from servers import serving
 
 from anabranch.dev.processes import HOST, free_port
 
@@ -51,20 +49,12 @@ class Aws:
 @contextmanager
 def running_aws(folder: Path) -> Iterator[Aws]:
     """A fresh server for the length of a `with`."""
-    port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)]
-    with (folder / "aws.log").open("wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(os.environ))
-    try:
-        aws, deadline = Aws(f"http://{HOST}:{port}"), time.monotonic() + 60
-        while True:
-            try:
-                urllib.request.urlopen(f"{aws.url}/moto-api/", timeout=5).close()
-                break
-            except OSError:
-                assert process.poll() is None and time.monotonic() < deadline, (folder / "aws.log").read_text()[-2000:]
-                time.sleep(0.1)
+    aws = Aws(f"http://{HOST}:{free_port()}")
+    command = [sys.executable, "-m", "moto.server", "-H", HOST, "-p", aws.url.rpartition(":")[2]]
+
+    def answers() -> bool:
+        with urllib.request.urlopen(f"{aws.url}/moto-api/", timeout=5) as answer:
+            return bool(answer.status == 200)
+
+    with serving(command, folder / "aws.log", answers):
         yield aws
-    finally:
-        process.terminate()
-        process.wait(30)

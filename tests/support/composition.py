@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from container import Box, Container, Network, poll, running_network
+from container import Box, Container, Network, running_network
 from dockerfile import Built
 from images import Image, image
+from waiting import wait_for
 
 _PATIENCE = 300.0  # for what a service waits for; the machine may be busy with other things
 _GRACE = 10.0  # an engine's default
@@ -51,7 +52,7 @@ class Composition:
     def await_healthy(self, name: str) -> None:
         """Run the health check of each of the service's containers until it ends with 0."""
         for host in self._hosts(name):
-            poll(partial(self._is_healthy, name, host), f"{host} to be healthy", _PATIENCE)
+            wait_for(partial(self._is_healthy, name, host), f"{host} to be healthy", _PATIENCE, pause=0.5)
 
     def execute(self, name: str, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
         """Run a command beside a service's own, as `docker compose exec` does."""

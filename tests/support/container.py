@@ -12,8 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -180,11 +179,3 @@ def running_network(scratch: Path, names: Sequence[str]) -> Iterator[Network]:
         yield network
     finally:
         network.close()
-
-
-def poll(condition: Callable[[], bool], what: str, seconds: float, pause: float = 0.5) -> None:
-    """Wait until `condition()` holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"expected {what} within {seconds} s"
-        time.sleep(pause)

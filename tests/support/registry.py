@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import signal
 import subprocess
 import tarfile
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from typing import Any
 
 import requests
 from maven import retrieve
+from servers import serving
 
 from anabranch.dev.jars import cache_folder
 from anabranch.dev.java import require_java
@@ -57,6 +56,9 @@ def ensure_registry() -> Path:
     return jar
 
 
+_API = "/apis/ccompat/v7"
+
+
 @dataclass
 class SchemaRegistry:
     """A running registry; `url` is what goes into `registry.url`."""
@@ -66,7 +68,7 @@ class SchemaRegistry:
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}/apis/ccompat/v7"
+        return f"http://{HOST}:{self.port}{_API}"
 
     def register(self, subject: str, schema: Any, kind: str = "AVRO") -> int:
         """Register a version of a subject; returns the schema's id."""
@@ -89,27 +91,13 @@ def running_registry(folder: Path) -> Iterator[SchemaRegistry]:
     jar, port = ensure_registry(), free_port()
     command = [str(require_java().executable), "-Xmx192m", "-XX:TieredStopAtLevel=1", "-Dquarkus.log.level=WARN"]
     command += [f"-Dquarkus.http.host={HOST}", f"-Dquarkus.http.port={port}", "-jar", str(jar)]
-    with (folder / "registry.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=dict(os.environ))
-    server = SchemaRegistry(port, process)
-    try:
-        deadline = time.monotonic() + _READY_SECONDS
-        while not _answers(server):
-            text = (folder / "registry.log").read_text()[-2000:]
-            assert process.poll() is None, f"expected the registry to run, found that it ended:\n{text}"
-            assert time.monotonic() < deadline, (
-                f"expected it to answer within {_READY_SECONDS} s; its log ends:\n{text}"
-            )
-            time.sleep(0.1)
-        yield server
-    finally:
-        server.resume()
-        process.terminate()
-        process.wait(timeout=30)
 
+    def answers() -> bool:
+        return requests.get(f"http://{HOST}:{port}{_API}/subjects", timeout=5).status_code == 200
 
-def _answers(server: SchemaRegistry) -> bool:
-    try:
-        return requests.get(f"{server.url}/subjects", timeout=5).status_code == 200
-    except requests.exceptions.RequestException:
-        return False
+    with serving(command, folder / "registry.log", answers, _READY_SECONDS) as process:
+        server = SchemaRegistry(port, process)
+        try:
+            yield server
+        finally:
+            server.resume()

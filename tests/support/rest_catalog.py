@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import requests
 from maven import retrieve
+from servers import serving
 
 from anabranch.dev.jars import cache_folder, differences, ensure_jars
 from anabranch.dev.java import require_java
@@ -75,8 +74,6 @@ class RestCatalog:
     """A running server; `url` is what goes into `catalog.uri`."""
 
     port: int
-    process: subprocess.Popen[bytes]
-    log: Path
 
     @property
     def url(self) -> str:
@@ -104,25 +101,11 @@ def running_rest_catalog(folder: Path, warehouse: str, s3_endpoint: str) -> Iter
     }
     command = [str(require_java().executable), "-Xmx256m", "-XX:TieredStopAtLevel=1"]
     command += ["-cp", os.pathsep.join(map(str, mine)), "org.apache.iceberg.rest.RESTCatalogServer"]
-    environment = os.environ | {f"CATALOG_{key}": value for key, value in said.items()}
-    with (folder / "rest.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=environment)
-    server = RestCatalog(port, process, folder / "rest.log")
-    try:
-        deadline = time.monotonic() + _READY_SECONDS
-        while not _answers(server):
-            text = server.log.read_text()[-2000:]
-            assert process.poll() is None, f"expected the REST catalog to run, found that it ended:\n{text}"
-            assert time.monotonic() < deadline, f"expected an answer within {_READY_SECONDS} s; its log ends:\n{text}"
-            time.sleep(0.1)
-        yield server
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
+    server = RestCatalog(port)
 
-
-def _answers(server: RestCatalog) -> bool:
-    try:
+    def answers() -> bool:
         return requests.get(f"{server.url}/v1/config", timeout=5).status_code == 200
-    except requests.exceptions.RequestException:
-        return False
+
+    environment = {f"CATALOG_{key}": value for key, value in said.items()}
+    with serving(command, folder / "rest.log", answers, _READY_SECONDS, environment):
+        yield server

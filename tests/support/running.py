@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,13 +40,6 @@ def speed_running(one: World) -> Iterator[SpeedJob]:
     assert not thread.is_alive(), "expected the speed job to stop within two minutes"
     if raised:
         raise raised[0]
-
-
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"expected {what} within {seconds} s"
-        time.sleep(0.05)
 
 
 def lines(caplog: pytest.LogCaptureFixture, pattern: re.Pattern[str]) -> list[str]:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import go_tools
+from servers import serving
 
 from anabranch.dev.processes import HOST, free_port
 
@@ -74,22 +72,14 @@ class Toxiproxy:
 def running_toxiproxy(folder: Path) -> Iterator[Toxiproxy]:
     """A server on a free port for the length of a `with`."""
     server, port = go_tools.ensure(go_tools.TOXIPROXY), free_port()
-    with (folder / "toxiproxy.log").open("wb") as log:
-        command = [str(server), "-host", HOST, "-port", str(port)]
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"LOG_LEVEL": "warn"})
-        try:
-            deadline = time.monotonic() + 30
-            while True:
-                try:
-                    _call(port, "GET", "/proxies")
-                    break
-                except OSError:
-                    assert time.monotonic() < deadline, "expected toxiproxy to answer within 30 s"
-                    time.sleep(0.05)
-            yield Toxiproxy(port)
-        finally:
-            process.terminate()
-            process.wait(timeout=20)
+    command = [str(server), "-host", HOST, "-port", str(port)]
+
+    def answers() -> bool:
+        _call(port, "GET", "/proxies")
+        return True
+
+    with serving(command, folder / "toxiproxy.log", answers, 30, {"LOG_LEVEL": "warn"}):
+        yield Toxiproxy(port)
 
 
 def _call(api: int, method: str, path: str, body: dict[str, Any] | None = None) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -62,7 +64,8 @@ class World:
         self.name = f"s{uuid.uuid4().hex[:12]}"
         self.sent: list[Record] = []
         (folder / "streams").mkdir(parents=True)
-        (folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+        self.told = dict(environment)
+        (folder / "anabranch.yaml").write_text(yaml.safe_dump(self.told))
         self._stream: dict[str, Any] = {
             "topic": self.name,
             "table": f"{self.name}.events",
@@ -75,6 +78,12 @@ class World:
         }
         self.configure(**stream)
         self.job: Job = open_job(self.name, str(folder))
+
+    def tell(self, **sections: Any) -> None:
+        """Replace sections of the environment's file: commands, and this world's connections, go by it from here on."""
+        self.told |= sections
+        (self.folder / "anabranch.yaml").write_text(yaml.safe_dump(self.told))
+        self.reopen()
 
     def configure(self, **changes: Any) -> None:
         """Change the stream's file; a job opened afterwards sees it."""
@@ -194,6 +203,17 @@ class World:
     def acknowledged(self) -> list[tuple[int, int, str]]:
         """The exact multiset that Kafka acknowledged, of good records."""
         return sorted((r.partition, r.offset, json.loads(r.value or b"")["event_id"]) for r in self.sent)
+
+
+@contextmanager
+def closed_at_the_end() -> Iterator[list[World]]:
+    """A list for worlds; their connections are closed at the end of the `with`."""
+    made: list[World] = []
+    try:
+        yield made
+    finally:
+        for one in made:
+            one.kafka.close()
 
 
 def event(event_id: str, at: datetime, **fields: Any) -> bytes:
