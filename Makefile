@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/anabranch.stamp
 CODE := anabranch speed_layer batch_layer serving_layer dags tests
 
-.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy soak sizing lint types format docs dist clean
+.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy test-scale soak sizing bench-metadata lint types format docs dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -38,11 +38,17 @@ test-failures: $(READY) ## every row of the failure table, on real services: kil
 test-deploy: $(READY) ## packaging, and what a deployment is made of (needs Go)
 	@$(BIN)/python -m pytest tests/deploy
 
+test-scale: $(READY) ## hours of 3,600 micro-batches, a year of hours, all publishers at once
+	@$(BIN)/python -m pytest tests/scale
+
 soak: $(READY) ## everything together and faults at random: make soak MINUTES=10 SEED=1
 	@$(BIN)/python -m anabranch.dev.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 
 sizing: $(READY) ## what a record, a micro-batch and an hour cost, for the rules of docs/deploy.md
 	@PYTHONPATH=tests/support $(BIN)/python tests/measure/sizing.py
+
+bench-metadata: $(READY) ## what a publish costs by micro-batches and hours; draws docs/metadata.svg
+	@PYTHONPATH=tests/support:tests/unit $(BIN)/python tests/measure/metadata.py
 
 lint: $(READY) ## formatting and lint, changing nothing
 	@$(BIN)/ruff format --check $(CODE)

@@ -1,0 +1,149 @@
+"""At the size that it is made for: hours of 3,600 micro-batches, a year of hours, all publishers at once.
+
+Data files are only named, since what is tested is what every publish reads and writes of the table's metadata; the
+decisions and commits are the product's own. Counts are asserted and never times. `make test-scale`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from datetime import UTC, datetime, timedelta
+from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+from named_files import ROWS
+from scale import ScaledStream, measured
+from waiting import wait_for
+
+from anabranch.commits import Change, Outcome
+from anabranch.hours import hour_of, shift
+from anabranch.publish import Publish, new_id, run
+from anabranch.snapshots import content_by_hour, files_of
+from anabranch.state import State
+
+FIRST = hour_of(datetime.now(UTC) - timedelta(days=30))
+# What a publish of the speed layer may read and write, whatever there is: lists, manifests to merge, metadata.
+MOST_REQUESTS = 60
+MOST_MANIFESTS = 60
+
+
+@pytest.mark.timeout(3000)
+def test_an_hour_of_3600_micro_batches_costs_each_of_them_the_same_and_is_accepted_in_one_try(tmp_path: Path) -> None:
+    stream = ScaledStream.create(tmp_path, FIRST)
+    most_requests = most_manifests = 0
+    for number in range(3600):
+        with measured() as cost:
+            assert stream.micro_batch(FIRST, dates=3) is Outcome.LANDED
+        most_requests = max(most_requests, cost.requests)
+        if number % 50 == 0:
+            most_manifests = max(most_manifests, stream.manifests("main"), stream.manifests("speed"))
+    assert most_requests <= MOST_REQUESTS
+    assert most_manifests <= MOST_MANIFESTS
+    assert len(set(stream.files("main"))) == len(stream.files("main")) == 3600 * 3
+    assert stream.metadata_bytes() <= 400_000
+    stream.micro_batch(shift(FIRST, 1))
+    stream.seal([FIRST])
+    with measured() as cost:
+        assert stream.accept(FIRST) == 1
+    assert cost.read["manifest"] == 0, "the swap looked at files"
+    assert cost.requests <= MOST_REQUESTS
+    table = stream.lake.table()
+    assert len(files_of(table, "main", FIRST)) == len(files_of(table, "batch", FIRST)) == 2
+    assert content_by_hour(table, "speed", (FIRST,))[FIRST].rows == 3600 * 3 * ROWS
+
+
+@pytest.mark.timeout(3000)
+def test_a_year_of_hours_costs_a_publish_what_a_day_does(tmp_path: Path) -> None:
+    """Requests of a micro-batch, of an acceptance and of an hour's plan, after a day and after a year."""
+    found = {}
+    for name, count in (("day", 24), ("year", 8760)):
+        stream = ScaledStream.create(tmp_path / name, hour_of(datetime.now(UTC) - timedelta(hours=count + 2)))
+        first = stream.lake.state().timeline.first
+        stream.past(first, count)
+        last = shift(first, count)
+        for _ in range(30):
+            stream.micro_batch(last)
+        with measured() as micro_batch:
+            stream.micro_batch(last)
+        stream.micro_batch(shift(last, 1))
+        stream.seal([last])
+        with measured() as acceptance:
+            assert stream.accept(last) == 1
+        with measured() as plan:
+            assert len(files_of(stream.lake.table(), "main", shift(last, -1))) == 2
+        found[name] = (micro_batch.requests, acceptance.requests, plan.requests)
+        assert stream.metadata_bytes() <= 400_000, name
+        assert stream.manifests("main") <= 120, name
+    assert all(year <= 1.2 * day + 2 for day, year in zip(found["day"], found["year"], strict=True)), found
+
+
+def _speed_layer(folder: str, first: str, hours: int, a_batch: int, count: Synchronized, stop: Event) -> None:
+    """Publishes `a_batch` micro-batches in each hour, then goes on in the last one until it is stopped."""
+    stream = ScaledStream.open(Path(folder))
+    while not stop.is_set():
+        hour = shift(first, min(hours, count.value // a_batch))
+        if stream.micro_batch(hour) is Outcome.LANDED:
+            count.value += 1
+
+
+def _batch_layer(folder: str, first: str, hours: int, a_batch: int, count: Synchronized, tries: Synchronized) -> None:
+    """Seals and accepts each hour once the speed layer is past it."""
+    stream = ScaledStream.open(Path(folder))
+    for number in range(hours):
+        wait_for(lambda: count.value > (number + 1) * a_batch, f"hour {number} to end", 900, pause=0.2)  # noqa: B023
+        stream.seal([shift(first, number)])
+        tries.value = max(tries.value, stream.accept(shift(first, number)))
+
+
+def _maintenance(folder: str, stop: Event, landed: Synchronized) -> None:
+    """Drops the speed layer's files of accepted hours, all but the newest, again and again."""
+    stream = ScaledStream.open(Path(folder))
+
+    def decide() -> tuple[State, Publish | None]:
+        state = stream.lake.state()
+        have = [h for h in content_by_hour(state.table, "speed") if state.is_accepted(h)][:-1]
+        return state, Publish(new_id(), (Change("speed", clear=tuple(have)), Change("main")), state.timeline)
+
+    while not stop.is_set():
+        run(stream.lake.lake, stream.lake.name, decide, "maintain", take_turns=True)
+        landed.value += 1
+        time.sleep(1)
+
+
+@pytest.mark.timeout(3000)
+def test_both_layers_and_maintenance_at_once_each_land_and_nothing_is_lost(tmp_path: Path) -> None:
+    """The speed layer publishes as fast as it can, which leaves no pause between two heads."""
+    hours, a_batch = 3, 300
+    stream = ScaledStream.create(tmp_path, FIRST)
+    context = multiprocessing.get_context("spawn")
+    count, tries, landed = (context.Value("i", 0) for _ in range(3))
+    stop = context.Event()
+    processes = [
+        context.Process(target=_speed_layer, args=(str(tmp_path), FIRST, hours, a_batch, count, stop)),
+        context.Process(target=_batch_layer, args=(str(tmp_path), FIRST, hours, a_batch, count, tries)),
+        context.Process(target=_maintenance, args=(str(tmp_path), stop, landed)),
+    ]
+    for process in processes:
+        process.start()
+    try:
+        processes[1].join(2400)
+        assert processes[1].exitcode == 0, "the batch layer did not get through beside the others"
+    finally:
+        stop.set()
+        for process in processes:
+            process.join(120)
+            process.kill()
+    assert landed.value > 0
+    table, state = stream.lake.table(), stream.lake.state()
+    content = content_by_hour(table, "main")
+    for number in range(hours):
+        assert state.is_accepted(shift(FIRST, number))
+        assert content[shift(FIRST, number)].rows == 2 * ROWS
+    last = shift(FIRST, hours)
+    assert content[last].rows == (count.value - hours * a_batch) * ROWS
+    assert content_by_hour(table, "speed")[last].rows == content[last].rows
+    assert state.position.offsets[0] == count.value * 1000
+    assert len(stream.files("main")) == len(set(stream.files("main")))

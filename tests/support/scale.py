@@ -1,0 +1,203 @@
+"""A stream at the size that it is made for, without its bytes: the product's own publishes over files that are only
+named, and what each of them reads, writes and costs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from unittest import mock
+from urllib.parse import urlparse
+
+from lakes import StreamLake, new_environment, new_lake, new_stream
+from named_files import named_files
+from pyiceberg.io.pyarrow import PyArrowFile
+
+from anabranch import ledger
+from anabranch.commits import Change, Outcome
+from anabranch.hours import Timeline, end_of, plan_seal, shift
+from anabranch.lake import Lake
+from anabranch.manifests import list_manifests
+from anabranch.position import Position
+from anabranch.publish import Publish, new_id, new_tag, run, to_commit
+from anabranch.snapshots import BRANCHES, Staged, head
+from anabranch.state import Accepted, State
+from batch_layer.plan import Rebuilt, plan_publish
+
+PER_PARTITION = 1000
+
+
+@dataclass
+class Cost:
+    """Of one step: wall and CPU seconds, and the files that were opened for reading and for writing, by kind."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+    read: Counter[str] = field(default_factory=Counter)
+    written: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def requests(self) -> int:
+        """What S3 would be asked at least: each read is a HEAD and a GET, each write a PUT."""
+        return 2 * self.read.total() + self.written.total()
+
+
+def _kind(path: str) -> str:
+    name = path.rsplit("/", 1)[-1]
+    if name.endswith(".metadata.json"):
+        return "metadata"
+    return "list" if name.startswith("snap-") else "manifest" if name.endswith(".avro") else "other"
+
+
+@contextmanager
+def measured() -> Iterator[Cost]:
+    """The cost of what happens inside the `with`."""
+    cost = Cost()
+    real_open, real_create = PyArrowFile.open, PyArrowFile.create
+
+    def open_(self: PyArrowFile, seekable: bool = True) -> object:
+        cost.read[_kind(self.location)] += 1
+        return real_open(self, seekable)
+
+    def create(self: PyArrowFile, overwrite: bool = False) -> object:
+        cost.written[_kind(self.location)] += 1
+        return real_create(self, overwrite)
+
+    with mock.patch.object(PyArrowFile, "open", open_), mock.patch.object(PyArrowFile, "create", create):
+        began, cpu = time.perf_counter(), time.process_time()
+        yield cost
+        cost.wall, cost.cpu = time.perf_counter() - began, time.process_time() - cpu
+
+
+def median_of(costs: Sequence[Cost]) -> Cost:
+    """The cost of a usual one of several: medians of the times, the counts of the one in the middle by requests."""
+    middle = sorted(costs, key=lambda c: c.requests)[len(costs) // 2]
+    return Cost(
+        statistics.median(c.wall for c in costs),
+        statistics.median(c.cpu for c in costs),
+        middle.read,
+        middle.written,
+    )
+
+
+class ScaledStream:
+    """One stream whose micro-batches, seals and acceptances are the product's own commits."""
+
+    def __init__(self, lake: StreamLake, partitions: int) -> None:
+        self.lake, self.partitions = lake, partitions
+
+    @classmethod
+    def create(cls, folder: Path, first: str, partitions: int = 12) -> ScaledStream:
+        start = dict.fromkeys(range(partitions), 0)
+        return cls(new_lake(folder, partitions=partitions, timeline=Timeline(first, first, start)), partitions)
+
+    @classmethod
+    def open(cls, folder: Path, partitions: int = 12) -> ScaledStream:
+        """The same stream in another process."""
+        environment = new_environment(folder)
+        return cls(StreamLake(folder, Lake(environment), new_stream(), environment), partitions)
+
+    def micro_batch(self, hour: str, files: int = 1, dates: int = 1) -> Outcome:
+        """One micro-batch, as the speed layer publishes it."""
+        state = self.lake.state()
+        made = named_files(self.lake, hour, files, dates)
+        return self.publish_micro_batch(state, hour, made)
+
+    def publish_micro_batch(self, state: State, hour: str, made: tuple[object, ...]) -> Outcome:
+        offsets = {p: state.position.offsets.get(p, 0) + PER_PARTITION for p in range(self.partitions)}
+        to_main = made if state.serving_layer(hour) == "speed" else ()
+        changes = (Change("speed", made), Change("main", to_main))  # type: ignore[arg-type]
+        publish = Publish(new_id(), changes, state.timeline, Position("t", offsets))
+        return self.lake.lake.commit(state.table, to_commit(state, publish, datetime.now(UTC)))
+
+    def seal(self, hours: Sequence[str]) -> None:
+        """Seal hours where the position is now; retried like every publish."""
+
+        def decide() -> tuple[State, Publish | None]:
+            state = self.lake.state()
+            left = [h for h in hours if not state.is_sealed(h)]
+            if not left:
+                return state, None
+            ends = {h: dict(state.position.offsets) for h in left} | state.timeline.boundaries
+            sealed, done = plan_seal(replace(state.timeline, boundaries=ends), "t", end_of(left[-1]))
+            rows = tuple(
+                ledger.decision(h, "sealed", 0, sealed.sealed[h], datetime.now(UTC), id=f"{new_id()}-{h}") for h in done
+            )
+            tag = new_tag(state, f"main-{done[-1]}", "main", datetime.now(UTC))
+            return state, Publish(
+                new_id(), (Change("speed"),), sealed, state.position, decisions=rows, confirmed=_waiting(state),
+                tags=(tag,),
+            )  # fmt: skip
+
+        run(self.lake.lake, self.lake.name, decide, f"seal {hours[0]}", take_turns=True)
+
+    def accept(self, hour: str, files: int = 2, timeout: timedelta = timedelta(minutes=5)) -> int:
+        """Accept a sealed hour, as the batch layer does; returns how many tries it took."""
+        staged = Staged(new_id(), 0, 0, named_files(self.lake, hour, files))
+        tries = 0
+
+        def decide() -> tuple[State, Publish | None]:
+            nonlocal tries
+            tries += 1
+            state = self.lake.state()
+            rebuilt = Rebuilt(hour, Accepted(1, state.cuts[hour]), staged, (), self._said())
+            return state, plan_publish(state, [rebuilt], datetime.now(UTC), _waiting(state))
+
+        run(self.lake.lake, self.lake.name, decide, f"hour {hour}", take_turns=True, timeout=timeout)
+        return tries
+
+    def accept_many(self, hours: Sequence[str], files: int = 2) -> None:
+        """Accept many hours in one commit: a past that is there when a measurement begins."""
+        state = self.lake.state()
+        cuts = state.cuts
+        rebuilt = [
+            Rebuilt(h, Accepted(1, cuts[h]), Staged(new_id(), 0, 0, named_files(self.lake, h, files)), (), self._said())
+            for h in hours
+        ]
+        publish = plan_publish(state, rebuilt, datetime.now(UTC), _waiting(state))
+        publish = replace(publish, decisions=())
+        assert self.lake.publish(publish, state) is Outcome.LANDED
+
+    def past(self, first: str, count: int, at_once: int = 48) -> None:
+        """So many accepted hours from `first` on, without ever having a micro-batch."""
+        for start in range(0, count, at_once):
+            hours = [shift(first, i) for i in range(start, min(count, start + at_once))]
+            self.seal(hours)
+            self.accept_many(hours)
+
+    def manifests(self, branch: str) -> int:
+        table = self.lake.table()
+        return len(list_manifests(table, head(table, branch))[0])
+
+    def metadata_bytes(self) -> int:
+        return Path(urlparse(self.lake.table().metadata_location).path).stat().st_size
+
+    def largest_summary(self) -> int:
+        """Bytes of the longest that a head says."""
+        table = self.lake.table()
+        return max(len((s.summary or {}) and s.summary.model_dump_json()) for b in BRANCHES if (s := head(table, b)))  # type: ignore[union-attr]
+
+    def files(self, branch: str) -> list[str]:
+        """All live files of a branch as any reader plans them."""
+        table = self.lake.table()
+        return sorted(t.file.file_path for t in table.scan(snapshot_id=head(table, branch).snapshot_id).plan_files())
+
+    def _said(self) -> dict[str, object]:
+        """As a rebuilt hour's ledger row says it of five expectations."""
+        account = {"offsets": 100_000, "good": 99_990, "dead": 1, "duplicate": 9, "gaps": {}}
+        met = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "id"}, "severity": "critical"}
+        return {
+            "good": 100_000, "dead": 3, "duplicate": 12, "gap": 0, "gaps": {}, "speed_rows": 100_012,
+            "diff": {"missing": 0, "extra": 0, "changed": 0, "duplicate": 12, "unread": 0, "sample": []},
+            "quality": {"passed": True, "failed": [], "warnings": [], "evaluated": [met] * 5, "suite": "events"},
+            "partitions": {str(p): account for p in range(self.partitions)}, "sources": {"kafka": 100_003},
+        }  # fmt: skip
+
+
+def _waiting(state: State) -> frozenset[str]:
+    return frozenset(str(d["id"]) for d in state.decisions)
