@@ -11,7 +11,7 @@ from anabranch import ledger
 from anabranch.config import Stream
 from anabranch.hours import hours_between
 from anabranch.lake import Lake
-from anabranch.snapshots import files_by_hour
+from anabranch.snapshots import content_by_hour
 from anabranch.state import State, load_state
 
 LOG = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def restore_ledger(lake: Lake, stream: Stream) -> int:
     if all(h in known for h in hours_between(state.timeline.first, state.timeline.open)):
         return 0
     good, dead = (
-        {h: sum(f.record_count for f in files.values()) for h, files in files_by_hour(lake.load(t), "batch").items()}
+        {h: content.rows for h, content in content_by_hour(lake.load(t), "batch").items()}
         for t in (stream.table, stream.dead_letters_table)
     )
     rows = plan_rows(state, known, good, dead, datetime.now(UTC))
