@@ -64,6 +64,8 @@ def plan_micro_batch(decided: Decided, ranges: Ranges, staged: StagedBatch | Non
     todo = trim(ranges, position.offsets)
     hours = hour_ranges(decided.timeline, state.cuts, position.offsets, decided.now)
     by_hour = assign(todo, hours)
+    # Only the hours that it has offsets of: the usual micro-batch has one, and each more costs every record a look.
+    hours = [h for h in hours if h.ends is None or h.hour in by_hour]
     if staged is None or staged.by_hour != by_hour or not _is_there(state, staged):
         step = Next.STAGE
     else:
