@@ -114,6 +114,8 @@ class Comparison:
         self._has_removed = True
         key = ", ".join(quoted(c) for c in self._key)
         same = " AND ".join(f"l.{quoted(c)} IS NOT DISTINCT FROM o.{quoted(c)}" for c in self._key)
+        # A key that is null in every part names no event (`batch_layer.duplicates`).
+        named = " OR ".join(f"l.{quoted(c)} IS NOT NULL" for c in self._key)
         self._run(f"CREATE TEMP TABLE lacking AS SELECT kafka_partition, kafka_offset, {key} FROM speed "
                   "ANTI JOIN batch USING (kafka_partition, kafka_offset)")  # fmt: skip
         self._run(f"""
@@ -124,7 +126,7 @@ class Comparison:
             )
             SELECT l.*, min({{'hour': o.ingest_hour, 'offset': o.kafka_offset, 'partition': o.kafka_partition}})
                 AS repeats
-            FROM lacking l JOIN origins o ON {same} GROUP BY ALL
+            FROM lacking l JOIN origins o ON {same} WHERE {named} GROUP BY ALL
         """)
 
     def _judge(self, unread: Ranges) -> None:
