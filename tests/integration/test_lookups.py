@@ -88,7 +88,7 @@ def test_a_thousand_partitions_of_a_month(spark: SparkSession) -> None:
     assert (found.missing, found.unread) == (size(ranges), size(ranges))
 
     hours = to_hours([{p: rng.randrange(3) for p in range(1000)} for _ in range(744)])
-    ends = {p: 744 * 2 for p in range(1000)}
+    ends = dict.fromkeys(range(1000), 744 * 2)
     asked = [(p, rng.randrange(ends[p])) for p in range(1000) for _ in range(3)]
     of_hours = {(r.partition, r.offset): r.ingest_hour for r in assign_hours(places(spark, asked), hours).collect()}
     for p, o in asked:
@@ -102,8 +102,8 @@ def test_other_offsets_have_nothing_compiled_anew(spark: SparkSession, hours: in
     rows = spark.range(10).selectExpr("CAST(id AS INT) AS partition", "id AS offset")
     codes = []
     for far in (5, 70_000):
-        ends = [HourRange(shift(FIRST, far + i), {p: far + i for p in range(12)}) for i in range(hours)]
+        ends = [HourRange(shift(FIRST, far + i), dict.fromkeys(range(12), far + i)) for i in range(hours)]
         frame = assign_hours(rows, [*ends, HourRange(shift(FIRST, far + hours), None)])
-        codes.append(code_of(trim(frame, {p: (far, far + 9) for p in range(12)})))
+        codes.append(code_of(trim(frame, dict.fromkeys(range(12), (far, far + 9)))))
     assert codes[0] == codes[1]
     assert codes[0], "nothing was compiled at all"
