@@ -61,7 +61,7 @@ def dataset(name: str, table: Table, snapshot_id: int | None = None, hours: Coll
     Of the snapshot that the object holds, or of `snapshot_id`; of all ingest hours, or of `hours` alone. Raises Refused
     for a table that has delete files, Transient when the manifests could not be read.
     """
-    scan = table.scan(In("ingest_hour", set(hours)) if hours else AlwaysTrue(), snapshot_id=snapshot_id)
+    scan = table.scan(In(term="ingest_hour", literals=set(hours)) if hours else AlwaysTrue(), snapshot_id=snapshot_id)
     try:
         tasks = list(scan.plan_files())
     except OSError as error:
