@@ -275,6 +275,17 @@ class Stream(_Frozen):
     def hours_table(self) -> str:
         return f"{self.table}_hours"
 
+    @property
+    def most_event_dates(self) -> int | None:
+        """On how many dates the events of one ingest hour can lie; None when nothing bounds it: where a record has no
+        event time, its date is what its producer stamped."""
+        bounds = self.event_time
+        if bounds is None or bounds.past is None or bounds.future is None:
+            return None
+        if any(c.nullable for c in self.columns if c.name == bounds.column):
+            return None
+        return (bounds.past + bounds.future + timedelta(hours=1)) // timedelta(days=1) + 2
+
     @model_validator(mode="after")
     def _columns_exist(self) -> Stream:
         by_name = {column.name: column for column in self.columns}
@@ -284,6 +295,11 @@ class Stream(_Frozen):
         for name in self.key:
             if name not in by_name:
                 raise ValueError(f"key: expected a column of the schema, found {name!r}")
+            if "map<" in by_name[name].type:
+                # Neither Spark nor DuckDB compares maps.
+                raise ValueError(
+                    f"key: expected columns that can be compared, found {name} {by_name[name].type.upper()}"
+                )
         if self.event_time is not None:
             column = by_name.get(self.event_time.column)
             if column is None or column.type != "timestamp":

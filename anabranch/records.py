@@ -11,7 +11,7 @@ How each format becomes columns stands in `anabranch.formats`, the verdicts in `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -20,6 +20,8 @@ from pyspark.sql.types import DataType
 from anabranch.config import Stream
 from anabranch.formats import Format
 from anabranch.hours import HourRange
+from anabranch.lookups import MAX_OFFSET, arrays, inside, texts
+from anabranch.position import Ranges
 from anabranch.verdicts import judge, utc_date
 
 ERROR_TEXT_LENGTH = 300
@@ -35,6 +37,30 @@ def assign_hours(frame: DataFrame, hours: Sequence[HourRange]) -> DataFrame:
     `ends=None` takes the rest and comes last. Without one, a record that belongs to none of the hours fails the
     query, so trim the frame to the hours first. Raises ValueError for hours that contradict each other.
     """
+    _check(hours)
+    closed = [(entry.hour, entry.ends) for entry in hours if entry.ends is not None]
+    # A search by halves: one small projection for each step, so that the plan grows with the logarithm of the hours.
+    steps = len(closed).bit_length()
+    places = 2**steps
+    ends = {p: [e.get(p, 0) for _, e in closed] for _, e in closed for p in e}
+    rest = [MAX_OFFSET] * (places - len(closed))
+    by_partition = arrays({p: [*of_hours, *rest] for p, of_hours in ends.items()})
+    searched = frame.selectExpr("*", f"get({by_partition}, partition) AS _ends", "0 AS _place")
+    for step in (2**i for i in reversed(range(steps))):
+        is_before = f"offset < get(_ends, _place + {step - 1})"
+        searched = searched.withColumn("_place", F.expr(f"_place + IF({is_before}, 0, {step})"))
+    names = [hour for hour, _ in closed]
+    if hours[-1].ends is None:
+        hour = f"get({texts([*names, *[hours[-1].hour] * (places - len(names))])}, _place)"
+    else:
+        hour = (
+            f"coalesce(get({texts(names)}, _place), raise_error(concat('partition ', partition, ', offset ', offset, "
+            f"': expected an offset of the hours {names[0]} to {names[-1]}')))"
+        )
+    return searched.withColumn("ingest_hour", F.expr(hour)).drop("_ends", "_place")
+
+
+def _check(hours: Sequence[HourRange]) -> None:
     if not hours:
         raise ValueError("hours: expected at least one, found none")
     known: dict[int, int] = {}
@@ -54,33 +80,11 @@ def assign_hours(frame: DataFrame, hours: Sequence[HourRange]) -> DataFrame:
                 )
         known |= entry.ends
         previous = entry.hour
-    closed = [entry for entry in hours if entry.ends is not None]
-    if hours[-1].ends is None:
-        rest = f"'{hours[-1].hour}'"
-    else:
-        rest = (
-            f"raise_error(concat('partition ', partition, ', offset ', offset, ': expected an offset of the hours "
-            f"{hours[0].hour} to {hours[-1].hour}'))"
-        )
-    # One dense array for each hour, indexed by partition: the plan stays flat for hundreds of partitions.
-    cases = " ".join(f"WHEN offset < {_by_partition(entry.ends)} THEN '{entry.hour}'" for entry in closed if entry.ends)
-    return frame.withColumn("ingest_hour", F.expr(f"CASE {cases} ELSE {rest} END" if cases else rest))
 
 
-def trim(frame: DataFrame, ranges: Mapping[int, tuple[int, int]]) -> DataFrame:
+def trim(frame: DataFrame, ranges: Ranges) -> DataFrame:
     """Only the records whose offset lies inside `[start, end)` of their partition; other partitions have none."""
-    if not ranges:
-        return frame.where(F.lit(False))
-    starts = _by_partition({p: s for p, (s, _) in ranges.items()})
-    ends = _by_partition({p: e for p, (_, e) in ranges.items()})
-    return frame.where(F.expr(f"offset >= {starts} AND offset < {ends}"))
-
-
-def _by_partition(offsets: Mapping[int, int]) -> str:
-    if any(p < 0 for p in offsets):
-        raise ValueError(f"partitions: expected 0 or more, found {min(offsets)}")
-    values = ",".join(f"{offsets[p]}L" if p in offsets else "CAST(NULL AS BIGINT)" for p in range(max(offsets) + 1))
-    return f"get(array({values}), partition)"
+    return frame.where(F.expr(inside(ranges, "partition", "offset")))
 
 
 def decode(frame: DataFrame, stream: Stream, form: Format) -> DataFrame:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from anabranch.lookups import inside
 from anabranch.position import Offsets, Ranges
 from batch_layer.balance import Counted
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 
 def held(ranges: Ranges, log_starts: Offsets) -> Ranges:
@@ -20,19 +21,10 @@ def held(ranges: Ranges, log_starts: Offsets) -> Ranges:
     return {p: (s, e) for p, (s, e) in kept.items() if s < e}
 
 
-def inside(ranges: Ranges) -> Column:
-    """Whether a row's (kafka_partition, kafka_offset) lies in the ranges."""
-    condition = F.lit(False)
-    for p, (s, e) in ranges.items():
-        offset = F.col("kafka_offset")
-        condition = condition | ((F.col("kafka_partition") == p) & (offset >= s) & (offset < e))
-    return condition
-
-
 def count(rows: DataFrame, ranges: Ranges) -> Counted:
     """Count distinct offsets inside the ranges by partition, all rows, and rows outside."""
     found = (
-        rows.select("kafka_partition", "kafka_offset", inside(ranges).alias("within"))
+        rows.select("kafka_partition", "kafka_offset", F.expr(inside(ranges)).alias("within"))
         .groupBy("kafka_partition", "within")
         .agg(F.count("*").alias("rows"), F.count_distinct("kafka_offset").alias("offsets"))
         .collect()

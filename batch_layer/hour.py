@@ -26,7 +26,7 @@ from anabranch.staging import read_snapshot, read_staged, stage
 from anabranch.state import State
 from batch_layer.balance import Account, Balance, Counted, Gaps, classify_gaps, classify_lost, plus, together
 from batch_layer.counting import count, count_aborted, span_of_missing
-from batch_layer.duplicates import drop_duplicates
+from batch_layer.duplicates import drop_duplicates, names_event
 from batch_layer.quality import run_suite
 from batch_layer.row_counts import Known
 from batch_layer.sources import AT, HourReader, Read
@@ -106,8 +106,9 @@ class HourBuilder:
     def changes_events(self, built: Built, state: State) -> bool:
         """Whether the hour will hold other events, by the stream's key, than `main` serves of it."""
         key = self._stream.key
-        new = read_staged(self._spark, self._catalog, self._stream.table, built.rows).select(*key)
-        old = self._at(state.heads["main"]).where(F.col("ingest_hour") == built.hour).select(*key)
+        new = read_staged(self._spark, self._catalog, self._stream.table, built.rows)
+        old = self._at(state.heads["main"]).where(F.col("ingest_hour") == built.hour)
+        new, old = (rows.where(names_event(key)).select(*key) for rows in (new, old))
         return not (new.subtract(old).isEmpty() and old.subtract(new).isEmpty())
 
     def lookback(self, hour: str) -> list[str]:
@@ -145,7 +146,9 @@ class HourBuilder:
         files = max(1, math.ceil(cut.offsets / ROWS_PER_FILE))
         # Ranges of time, sorted: few files, each of which a query on time can leave out.
         rows = frames.kept.repartitionByRange(files, *order) if files > 1 else frames.kept.coalesce(1)
-        write = {"distribution-mode": "none", "fanout-enabled": "true"}
+        # They come by date, all of one hour: so a task has one file open at a time, however many dates there are. Asked
+        # for nothing, or Iceberg would sort them by date alone.
+        write = {"use-table-distribution-and-ordering": "false", "fanout-enabled": "false"}
         staged = stage(rows.sortWithinPartitions(*order), lake, self._catalog, stream.table, new_id(), write)
         reach(Step.BATCH_ROWS_STAGED)
         letters = records.dead(frames.read.decoded, cut.topic_id, "batch")

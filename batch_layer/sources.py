@@ -19,12 +19,13 @@ from anabranch.errors import PositionError
 from anabranch.formats import open_format
 from anabranch.hours import Cut
 from anabranch.kafka_frames import no_records, read_ranges
+from anabranch.lookups import inside
 from anabranch.position import Ranges, Topic, without
 from anabranch.session import Job
 from anabranch.snapshots import heads
 from anabranch.staging import read_snapshot
 from anabranch.state import State
-from batch_layer.counting import held, inside
+from batch_layer.counting import held
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import pyarrow as pa
 from pyiceberg.schema import Schema, index_by_id
 
 from anabranch.errors import Transient
@@ -20,7 +21,7 @@ from anabranch.output import text
 from anabranch.position import Ranges
 from anabranch.snapshots import files_of, heads
 from serving_layer.datasets import connected, dataset, is_reading_failure, quoted
-from serving_layer.difference import KIND, Difference, sql_inside, to_difference
+from serving_layer.difference import KIND, Difference, to_difference
 from serving_layer.evolved import held_fields, once_floats
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ class Comparison:
         self._has_removed = True
         key = ", ".join(quoted(c) for c in self._key)
         same = " AND ".join(f"l.{quoted(c)} IS NOT DISTINCT FROM o.{quoted(c)}" for c in self._key)
+        # A key that is null in every part names no event (`batch_layer.duplicates`).
+        named = " OR ".join(f"l.{quoted(c)} IS NOT NULL" for c in self._key)
         self._run(f"CREATE TEMP TABLE lacking AS SELECT kafka_partition, kafka_offset, {key} FROM speed "
                   "ANTI JOIN batch USING (kafka_partition, kafka_offset)")  # fmt: skip
         self._run(f"""
@@ -123,7 +126,7 @@ class Comparison:
             )
             SELECT l.*, min({{'hour': o.ingest_hour, 'offset': o.kafka_offset, 'partition': o.kafka_partition}})
                 AS repeats
-            FROM lacking l JOIN origins o ON {same} GROUP BY ALL
+            FROM lacking l JOIN origins o ON {same} WHERE {named} GROUP BY ALL
         """)
 
     def _judge(self, unread: Ranges) -> None:
@@ -131,14 +134,20 @@ class Comparison:
             return
         self._find_removed()
         self._has_judged = True
+        # A table, not a condition: that would take seconds to plan for thousands of partitions.
+        bounds = [{"partition": p, "first": s, "behind": e} for p, (s, e) in unread.items()]
+        schema = pa.schema({"partition": pa.int32(), "first": pa.int64(), "behind": pa.int64()})
+        self._connection.register("ranges", pa.Table.from_pylist(bounds, schema))
         self._run(f"""
             CREATE TEMP TABLE judged AS
             SELECT kafka_partition, kafka_offset, kind FROM (
                 SELECT kafka_partition, kafka_offset, {KIND} AS kind FROM (
-                    SELECT kafka_partition, kafka_offset, speed, batch, removed, {sql_inside(unread)} AS unread
+                    SELECT kafka_partition, kafka_offset, speed, batch, removed,
+                        coalesce(kafka_offset >= first AND kafka_offset < behind, false) AS unread
                     FROM (SELECT {", ".join(_AT)}, {self._content} AS speed FROM speed)
                     FULL JOIN (SELECT {", ".join(_AT)}, {self._content} AS batch FROM batch) USING ({", ".join(_AT)})
                     LEFT JOIN (SELECT {", ".join(_AT)}, true AS removed FROM removed) USING ({", ".join(_AT)})
+                    LEFT JOIN ranges ON ranges.partition = kafka_partition
                 )
             ) WHERE kind <> 'same'
         """)

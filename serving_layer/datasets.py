@@ -15,7 +15,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.expressions import AlwaysTrue, In
 
 from anabranch.errors import Refused, Transient
 
@@ -61,8 +61,7 @@ def dataset(name: str, table: Table, snapshot_id: int | None = None, hours: Coll
     Of the snapshot that the object holds, or of `snapshot_id`; of all ingest hours, or of `hours` alone. Raises Refused
     for a table that has delete files, Transient when the manifests could not be read.
     """
-    wanted = ", ".join(f"'{hour}'" for hour in sorted(hours))
-    scan = table.scan(f"ingest_hour IN ({wanted})" if hours else AlwaysTrue(), snapshot_id=snapshot_id)
+    scan = table.scan(In(term="ingest_hour", literals=set(hours)) if hours else AlwaysTrue(), snapshot_id=snapshot_id)
     try:
         tasks = list(scan.plan_files())
     except OSError as error:

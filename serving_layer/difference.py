@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anabranch.hours import Cut
+from anabranch.lookups import inside
 from anabranch.position import Ranges
 
 if TYPE_CHECKING:
@@ -100,12 +101,6 @@ def plan_unexplained(diff: Mapping[str, Any] | None, gaps: Mapping[str, int] | N
     return {kind: n for kind, n in left.items() if n > 0}
 
 
-def sql_inside(ranges: Ranges) -> str:
-    """Whether a row's (kafka_partition, kafka_offset) lies in the ranges, in SQL of Spark and DuckDB."""
-    parts = [f"(kafka_partition = {p} AND kafka_offset >= {s} AND kafka_offset < {e})" for p, (s, e) in ranges.items()]
-    return f"({' OR '.join(parts)})" if parts else "false"
-
-
 def compare(speed: DataFrame, batch: DataFrame, duplicates: DataFrame, unread: Ranges) -> Difference:
     """Compare the rows of one hour in Spark. All hold `kafka_partition` and `kafka_offset`, the first two the whole
     rows. `unread` is what the speed layer's rows do not account for (`plan_unread`)."""
@@ -117,7 +112,7 @@ def compare(speed: DataFrame, batch: DataFrame, duplicates: DataFrame, unread: R
     right = batch.select(*key, _hash(content).alias("batch"))
     removed = duplicates.select(*key, F.lit(True).alias("removed"))
     joined = left.join(right, key, "full_outer").join(removed, key, "left")
-    judged = joined.withColumn("unread", F.expr(sql_inside(unread))).select(*key, F.expr(KIND).alias("kind"))
+    judged = joined.withColumn("unread", F.expr(inside(unread))).select(*key, F.expr(KIND).alias("kind"))
     counts = {row["kind"]: row["count"] for row in judged.groupBy("kind").count().collect()}
     differing = judged.where(F.col("kind").isin(*SHOWN))
     shown = differing.orderBy("kind", *key).limit(SAMPLE).collect() if set(counts) & set(SHOWN) else []

@@ -15,7 +15,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from anabranch.errors import ConfigurationError, Transient
+from anabranch.errors import AnabranchError, ConfigurationError, Transient
 from anabranch.snapshots import find_snapshot
 from serving_layer.datasets import columns_only, connected, dataset, is_reading_failure, quoted
 
@@ -36,15 +36,22 @@ def run_query(sql: str, tables: Mapping[str, Table], *, catalog: str = "lake", a
     number (`id`, `id_1`).
 
     Raises ConfigurationError for SQL that DuckDB does not accept (with its message) and for an `at` that a table lacks,
-    Refused for a table that has delete files, Transient when a data file could not be read.
+    Refused for a table that has delete files, Transient when a data file could not be read, and what loading a table
+    raises; all that only for tables that the SQL reads.
     """
     with _session(catalog) as connection:
         statement = _single_reading(connection, sql)
         mentioned = [name for name in tables if _mentions(sql, name)]
+        absent: dict[str, AnabranchError] = {}
         for name in mentioned or tables:
-            table = tables[name]
-            snapshot_id = find_snapshot(table, at) if at is not None and mentioned else None
-            found = dataset(name, table, snapshot_id) if mentioned else columns_only(table)
+            try:
+                table = tables[name]
+                snapshot_id = find_snapshot(table, at) if at is not None and mentioned else None
+                found = dataset(name, table, snapshot_id) if mentioned else columns_only(table)
+            except AnabranchError as error:
+                # Such as another stream's, that is not applied yet: whether the SQL needs it, DuckDB will say.
+                absent[name] = error
+                continue
             _register(connection, catalog, name, found)
         _lock(connection)
         try:
@@ -52,6 +59,11 @@ def run_query(sql: str, tables: Mapping[str, Table], *, catalog: str = "lake", a
         except duckdb.Error as error:
             if is_reading_failure(error):
                 raise Transient(f"query: expected to read every data file, found: {error} (run it again)") from error
+            if isinstance(error, duckdb.CatalogException):
+                lacking = str(error).partition(" does not exist")[0]
+                for name, why in absent.items():
+                    if _mentions(lacking, name):
+                        raise why from error
             known = ", ".join(sorted(tables)) or "none"
             hint = f"\nknown tables: {known}" if isinstance(error, duckdb.CatalogException) else ""
             raise ConfigurationError(f"query: {error}{hint}") from error

@@ -39,15 +39,13 @@ from speed_layer.plan import (
     plan_micro_batch,
     plan_publish,
     plan_skip,
+    plan_write,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 LOG = logging.getLogger(__name__)
-
-# The speed layer writes what is there, at once: no shuffle, one open file for each partition of the table.
-_WRITE = {"distribution-mode": "none", "fanout-enabled": "true"}
 
 
 class MicroBatches:
@@ -172,13 +170,16 @@ class MicroBatches:
         is_dead = F.col("error_code").isNotNull()
         # A task that is tried again may count twice, which only costs a needless look for dead letters.
         watched = decoded.observe(counts, F.count(F.when(is_dead, 1)).alias("dead"))
-        rows = stage(records.good(watched, stream), self._lake, catalog, stream.table, new_id(), _WRITE)
+        write = plan_write(stream.most_event_dates, len(plan.by_hour))
+        rows = stage(records.good(watched, stream), self._lake, catalog, stream.table, new_id(), write)
         reach(Step.SPEED_ROWS_STAGED)
         seen: dict[str, Any] = counts.get
         dead = None
         if seen["dead"]:
             letters = records.dead(decoded, topic_id, "speed")
-            dead = stage(letters, self._lake, catalog, stream.dead_letters_table, new_id(), _WRITE)
+            dead = stage(
+                letters, self._lake, catalog, stream.dead_letters_table, new_id(), plan_write(1, len(plan.by_hour))
+            )
         reach(Step.SPEED_STAGED)
         self._check_topic_unchanged(topic_id)
         return StagedBatch(plan.by_hour, rows, dead)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
 
 
+MOST_OPEN_FILES = 64
+"""How many files a task of the speed layer may have open at once; each holds about a megabyte."""
+
+
 @dataclass(frozen=True)
 class StagedBatch:
     """Staged rows and dead letters, and the split by hour that they were staged under."""
@@ -64,11 +68,23 @@ def plan_micro_batch(decided: Decided, ranges: Ranges, staged: StagedBatch | Non
     todo = trim(ranges, position.offsets)
     hours = hour_ranges(decided.timeline, state.cuts, position.offsets, decided.now)
     by_hour = assign(todo, hours)
+    # Only the hours that it has offsets of: the usual micro-batch has one, and each more costs every record a look.
+    hours = [h for h in hours if h.ends is None or h.hour in by_hour]
     if staged is None or staged.by_hour != by_hour or not _is_there(state, staged):
         step = Next.STAGE
     else:
         step = Next.MERGE if needs_merge(state) else Next.PUBLISH
     return Plan(step, todo, standing is Standing.OVERLAPPING, hours, by_hour)
+
+
+def plan_write(dates: int | None, hours: int) -> dict[str, str]:
+    """How the rows of so many event dates (None: unbounded) and hours are written, as options of Iceberg's.
+
+    At once, with an open file for each partition of the table, where these are few; else each task sorts its rows by
+    partition first, and has one file open at a time.
+    """
+    at_once = dates is not None and dates * hours <= MOST_OPEN_FILES
+    return {"distribution-mode": "none", "fanout-enabled": "true" if at_once else "false"}
 
 
 def _is_there(state: State, staged: StagedBatch) -> bool:

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING
 from pyspark.sql.types import DataType, DateType, StringType, StructField, StructType, TimestampType
 
 from anabranch.formats import Reading
-from anabranch.formats.json_sql import MAX_DEPTH, TEXT, as_read, converted, intact, monstrous, parse, raw, unreadable
+from anabranch.formats.json_sql import (
+    MAX_DEPTH,
+    MAX_DIGITS,
+    TEXT,
+    as_read,
+    converted,
+    intact,
+    monstrous,
+    parse,
+    raw,
+    unreadable,
+)
 from anabranch.verdicts import Check, error, found
 
 if TYPE_CHECKING:
@@ -31,8 +42,8 @@ CODES = (
 _DEPTH_TO_TELL = 10_000
 
 # Regular expressions of Java; none holds a quote, so that r'...' is their SQL.
-_OTHER_THAN_OBJECT = r"^\s*(\[|\x22|-?\d|true\b|false\b|null\b)"
-_NOT_TEXT = r"^(-?\d+(\.\d+)?([eE][+-]?\d+)?|true|false|[\[{][\s\S]*)$"
+_OTHER_THAN_OBJECT = r"^\s*+(\[|\x22|-?\d|true\b|false\b|null\b)"
+_NOT_TEXT = r"^(-?\d++(\.\d++)?+([eE][+-]?\d++)?+|true|false|[\[{][\s\S]*)$"
 # The escape of a UTF-16 surrogate without its partner, after an even number of backslashes.
 _LONE_SURROGATE = (
     r"(?<!\\)(?:\\\\)*+(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
@@ -61,7 +72,7 @@ def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:
     yield Check("value IS NULL", error("null_value", "'expected a JSON object, found a null value'"))
     yield Check(f"NOT is_valid_utf8({TEXT})", error("invalid_utf8", "'expected UTF-8, found bytes that are not'"))
     if huge := monstrous(types):
-        said = "'expected a DECIMAL whose exponent has at most 3 digits, found one with more'"
+        said = f"'expected a DECIMAL of at most {MAX_DIGITS} digits, and 3 of an exponent, found one with more'"
         yield Check(f"_parsed IS NULL AND {huge}", error("wrong_type", said))
     yield Check("NOT _intact", _judge_broken(types))
     yield Check("get(_parsed.m, 1) IS NULL", error("not_an_object", "'expected a JSON object, found null'"))

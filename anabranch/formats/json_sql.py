@@ -12,13 +12,16 @@ How JSON becomes columns:
 - TIMESTAMP takes ISO 8601 in years 1 to 9999 (`2026-11-21T03:04:05.678+01:00`, `T` or a blank, fraction
   optional, its digits after the sixth dropped), UTC where no zone is given. DATE takes `2026-11-21`.
 - An object that names a field twice is `duplicate_key`; inside nested values the last one counts.
-- A DECIMAL whose exponent has more than three digits is `wrong_type`.
+- A DECIMAL whose exponent has more than three digits is `wrong_type`; so is one in quotes of more than 10,000 digits.
+  Where DECIMALs are inside arrays or maps, so is a record whose other texts look like such a number.
 - A number of more than 1,000 digits is `malformed_json`: nothing reads it in reasonable time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from unicodedata import category
 
 from pyspark.sql.types import (
     ArrayType,
@@ -34,24 +37,46 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+MAX_DIGITS = 10_000
+"""How many digits a DECIMAL in quotes may have; Java takes time as their square. Without quotes it is 1,000."""
+
 MAX_DEPTH = 100
 """How deep objects and arrays may be nested; deeper is `too_deep`."""
 
 # A cast of a binary to text copies nothing and checks nothing.
 TEXT = "CAST(value AS STRING)"
 
+
+def _rows_of_digits() -> Iterator[str]:
+    """The characters that Unicode calls decimal digits, by their code as an escape has it, in ranges of one row."""
+    codes = [f"{code:04x}" for code in range(0x10000) if category(chr(code)) == "Nd"]
+    for row, found in groupby(codes, lambda code: code[:3]):
+        yield f"{row}[{''.join(code[3] for code in found)}]"
+
+
 # Regular expressions of Java; none holds a quote, so that r'...' is their SQL.
 _TIMESTAMP = r"^(?!0000)\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?(Z|[+-]\d{2}(:?\d{2})?)?$"
 _DATE = r"^(?!0000)\d{4}-\d{2}-\d{2}$"
-# A number, or text that could be one, whose exponent has more than three digits.
-_HUGE = r"(?<![\w.+-])[+-]?[\d.]+[eE][+-]?\d{4,}(?![\w.+-])"
+# What Java's BigDecimal takes for a digit, a point or a sign, as it is or in an escape of JSON.
+_ESCAPED_DIGIT = rf"\\u(?i:{'|'.join(_rows_of_digits())})"
+_DIGIT = rf"(?:\p{{Nd}}|{_ESCAPED_DIGIT})"
+_DIGIT_OR_POINT = rf"(?:[\p{{Nd}}.]|\\u002[eE]|{_ESCAPED_DIGIT})"
+_SIGN = r"(?:[+-]|\\u002[bBdD])"
+# A number, or text that could be one, whose exponent has more than three digits; or in quotes, one of too many digits.
+# Possessive, and begun only where none goes on already: so no part of a text is looked at again and again.
+_HUGE = (
+    rf"(?<![\w\p{{Nd}}.+-])(?:{_SIGN}?+{_DIGIT_OR_POINT}++(?:[eE]|\\u00[46]5){_SIGN}?+{_DIGIT}{{4,}}+(?![\w\p{{Nd}}.+-])"
+    rf"|(?<=\x22){_SIGN}?+{_DIGIT_OR_POINT}{{{MAX_DIGITS + 1}}}+)"
+)
 _ZONE = r"(Z|[+-]\d{2}(:?\d{2})?)$"
 
 
 def monstrous(types: Mapping[str, DataType]) -> str | None:
-    """Whether a value may hold a DECIMAL whose exponent has more than three digits; None without such a column.
+    """Whether a value may hold a DECIMAL of endless digits, or an exponent of more than three; None without a column
+    of that type.
 
-    Java rounds `1e-99999999` to a column's scale by a division that takes minutes, so it must not come to that.
+    Java rounds `1e-99999999` to a column's scale by a division that takes minutes, and reads a megabyte of digits in
+    an hour, so it must not come to that.
     """
     names, anywhere = set[str](), False
     for name, kind in types.items():
@@ -63,7 +88,8 @@ def monstrous(types: Mapping[str, DataType]) -> str | None:
     if anywhere:
         return f"{TEXT} RLIKE r'{_HUGE}'"
     # By its name; or, where names may be written in escapes, by its looks.
-    named = rf"\x22({'|'.join(sorted(names))})\x22\s*:\s*\x22?\s*{_HUGE}"
+    # Possessive: of two runs of blanks, with nothing between them, each would be tried with every part of the other.
+    named = rf"\x22({'|'.join(sorted(names))})\x22\s*+:\s*+(?:\x22\s*+)?+{_HUGE}"
     return rf"({TEXT} RLIKE r'{named}' OR (contains({TEXT}, r'\u') AND {TEXT} RLIKE r'{_HUGE}'))"
 
 

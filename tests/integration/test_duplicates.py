@@ -43,10 +43,18 @@ def test_event_that_is_served_is_dropped_with_all_its_records(spark: SparkSessio
 
 
 def test_nulls_in_a_key_equal_each_other(spark: SparkSession) -> None:
-    rows: Rows = [(None, 1, 0, 1, ""), (None, 1, 0, 2, ""), (None, None, 0, 3, ""), ("a", None, 0, 4, "")]
-    assert kept(drop_duplicates(frame(spark, rows), ["id", "part"], None)) == [(0, 1), (0, 3), (0, 4)]
+    rows: Rows = [(None, 1, 0, 1, ""), (None, 1, 0, 2, ""), ("a", None, 0, 4, ""), ("a", None, 0, 5, "")]
+    assert kept(drop_duplicates(frame(spark, rows), ["id", "part"], None)) == [(0, 1), (0, 4)]
+    served = frame(spark, [(None, 1, 0, 0, "")])
+    assert kept(drop_duplicates(frame(spark, rows), ["id", "part"], served)) == [(0, 4)]
+
+
+def test_records_without_any_key_repeat_nothing(spark: SparkSession) -> None:
+    rows: Rows = [(None, None, 0, 1, ""), (None, None, 0, 2, ""), (None, 1, 0, 3, ""), (None, 1, 1, 3, "")]
     served = frame(spark, [(None, None, 0, 0, "")])
-    assert kept(drop_duplicates(frame(spark, rows), ["id", "part"], served)) == [(0, 1), (0, 4)]
+    for known in (None, served):
+        assert kept(drop_duplicates(frame(spark, rows), ["id", "part"], known)) == [(0, 1), (0, 2), (0, 3)]
+    assert kept(drop_duplicates(frame(spark, rows), ["part"], served)) == [(0, 1), (0, 2), (0, 3)]
 
 
 def test_rows_of_the_same_table_on_both_sides(spark: SparkSession) -> None:

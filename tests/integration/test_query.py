@@ -29,7 +29,7 @@ from pyiceberg.types import (
 )
 
 from anabranch.dev import services
-from anabranch.errors import ConfigurationError, Transient
+from anabranch.errors import ConfigurationError, Terminal, Transient
 from serving_layer.query import run_query
 
 START = datetime(2026, 11, 21, tzinfo=UTC)
@@ -90,6 +90,33 @@ def test_rows_are_found_under_the_plain_and_the_catalog_name(catalog: SqlCatalog
         found = run_query(f"SELECT event_id, ingest_hour FROM {name} ORDER BY event_id DESC LIMIT 1", {NAME: table})
         assert found.to_pylist() == [{"event_id": 3, "ingest_hour": START + timedelta(hours=3)}]
         assert found.schema.field("ingest_hour").type == pa.timestamp("us", "UTC")
+
+
+class _Lacking(dict[str, Table]):
+    """Tables of which one that a stream's file names is not there, as before `anabranch apply`."""
+
+    def __init__(self, name: str, **tables: Table) -> None:
+        super().__init__(tables, **{name: next(iter(tables.values()))})
+        self._name = name
+
+    def __getitem__(self, name: str) -> Table:
+        if name == self._name:
+            raise Terminal(f"table {name}: expected it to exist, found none; run `anabranch apply`")
+        return super().__getitem__(name)
+
+
+@pytest.mark.parametrize("absent", ["games.flights", "other.game_events"])
+def test_a_table_that_is_not_there_fails_only_the_sql_that_reads_it(catalog: SqlCatalog, absent: str) -> None:
+    table = _table(catalog)
+    _append(table, range(4))
+    tables = _Lacking(absent, **{NAME: table})
+    assert run_query(f"SELECT count(*) AS n FROM {NAME}", tables).to_pylist() == [{"n": 4}]
+    assert run_query("SELECT 1 AS n", tables).to_pylist() == [{"n": 1}]
+    for sql in (f"SELECT * FROM {absent}", f"SELECT * FROM lake.{absent}, {NAME}"):
+        with pytest.raises(Terminal, match="run `anabranch apply`"):
+            run_query(sql, tables)
+    with pytest.raises(ConfigurationError, match="known tables"):
+        run_query("SELECT * FROM games.nothing", tables)
 
 
 def test_nested_values_come_back_as_they_are(catalog: SqlCatalog) -> None:

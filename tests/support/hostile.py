@@ -149,6 +149,10 @@ def cases(start: datetime) -> dict[str, Case]:
         "1 MB of blanks": (b" " * 1_000_000, "empty_value", ""),
         "1 MB for INT": (event('"level":"' + "a" * 1_000_000 + '"'), "wrong_type", "level"),
         "1 MB of digits": (event('"level":' + "1" * 1_000_000), "malformed_json", ""),
+        "1 MB of blanks before a DECIMAL": (event('"price":' + " " * 1_000_000 + "1"), None, ""),
+        "1 MB of digits for DECIMAL": (event('"price":"' + "1" * 1_000_000 + '"'), "wrong_type", "expected a DECIMAL"),
+        "escaped exponent for DECIMAL": (event('"price":"1\\u0065-99999999"'), "wrong_type", "expected a DECIMAL"),
+        "escaped sign for DECIMAL": (event('"price":"1E\\u002B3"'), None, ""),
         "1 MB for TIMESTAMP": (event(at='"at":"' + "1" * 1_000_000 + '"'), "wrong_type", "at"),
     }
     return {

@@ -150,6 +150,13 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
         ({"key": "player"}, "key", "expected a column of the schema, found 'player'"),
         ({"key": "[]"}, "key", "found []"),
         ({"key": "[event_id, nope]"}, "key", "expected a column of the schema, found 'nope'"),
+        *(
+            (
+                {"schema": f'"event_id STRING, m {kind}"', "key": "[event_id, m]"}, "key",
+                "expected columns that can be compared, found m",
+            )
+            for kind in ("MAP<STRING, INT>", "ARRAY<MAP<STRING, INT>>", "STRUCT<n: INT, m: MAP<STRING, INT>>")
+        ),
         ({"event_time": "{column: event_id}"}, "event_time.column", "expected a TIMESTAMP column of the schema"),
         ({"event_time": "{column: nope}"}, "event_time.column", "found 'nope'"),
         (
@@ -313,3 +320,18 @@ def test_numbers_and_booleans_for_spark_become_text(conf: Path) -> None:
         ENVIRONMENT + "spark: {conf: {spark.sql.shuffle.partitions: 4, spark.x: true}}"
     )
     assert load_environment(conf).spark.conf == {"spark.sql.shuffle.partitions": "4", "spark.x": "true"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "event_time", "dates"),
+    [
+        ("event_id STRING, at TIMESTAMP NOT NULL", "{column: at, past: 30 days, future: 1 hour}", 32),
+        ("event_id STRING, at TIMESTAMP NOT NULL", "{column: at, past: 23 hours, future: 23 hours}", 3),
+        ("event_id STRING, at TIMESTAMP NOT NULL", "{column: at, past: 30 days}", None),
+        ("event_id STRING, at TIMESTAMP NOT NULL", "{column: at, future: 1 hour}", None),
+        ("event_id STRING, at TIMESTAMP", "{column: at, past: 30 days, future: 1 hour}", None),
+        ("event_id STRING", None, None),
+    ],
+)
+def test_how_many_dates_an_hour_can_hold(conf: Path, schema: str, event_time: str | None, dates: int | None) -> None:
+    assert stream(conf, schema=schema, event_time=event_time or "").most_event_dates == dates

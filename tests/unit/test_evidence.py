@@ -127,6 +127,16 @@ def test_null_parts_of_a_key_equal_each_other(one: StreamLake) -> None:
     assert found["repeats"] == {"hour": NEXT, "partition": 0, "offset": 4}
 
 
+def test_a_key_that_is_null_in_every_part_repeats_nothing(one: StreamLake) -> None:
+    accept_before(one)
+    read(one, [event(0, 4, n=None), event(0, 5, n=None), event(0, 6, n=1), event(0, 7, n=1)], {0: 10})
+    accept(one, NEXT, CUT, [event(0, 4, n=None), event(0, 6, n=1)], duplicate=2)
+    keyed_by_n = replace(job(one), stream=one.stream.model_copy(update={"key": ("n",)}))
+    view = evidence.duplicates(keyed_by_n, NEXT, 5)
+    assert [d["offset"] for d in view["duplicates"]] == [7]
+    assert view["untold"] == "1 cannot be told: the rows that they repeat are not in the hour or its look-back any more"
+
+
 def test_duplicates_of_rows_that_maintenance_dropped_cannot_be_told(one: StreamLake) -> None:
     accept_before(one)
     read(one, [event(0, 4), event(0, 5, id="0-4")], {0: 10})

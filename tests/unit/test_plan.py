@@ -12,7 +12,7 @@ from anabranch.hours import Cut, HourRange, Timeline, shift
 from anabranch.position import Position, Ranges, size
 from anabranch.sealing import Decided
 from anabranch.state import Accepted, State
-from speed_layer.plan import Next, Read, Skip, assign, chunks, plan_micro_batch, plan_return, plan_skip
+from speed_layer.plan import Next, Read, Skip, assign, chunks, plan_micro_batch, plan_return, plan_skip, plan_write
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
 FIRST = "2026-11-21T00"
@@ -144,3 +144,11 @@ def test_a_partition_that_kafka_did_not_tell_of_is_not_published() -> None:
     decided = Decided(state, Position("t", {0: 50, 1: 5}), state.timeline, NOW - timedelta(minutes=30))
     assert plan_micro_batch(decided, {0: (50, 51)}, None).next is Next.STAGE
     assert plan_micro_batch(decided, {0: (50, 51), 2: (0, 1)}, None).next is Next.RESTART
+
+
+def test_files_are_open_side_by_side_only_while_they_are_few() -> None:
+    def is_at_once(dates: int | None, hours: int) -> bool:
+        return plan_write(dates, hours)["fanout-enabled"] == "true"
+
+    assert is_at_once(32, 1) and is_at_once(32, 2) and is_at_once(1, 64)
+    assert not is_at_once(32, 3) and not is_at_once(1, 65) and not is_at_once(None, 1)

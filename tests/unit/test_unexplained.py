@@ -10,7 +10,7 @@ from lakes import FIRST, new_state
 
 from anabranch.hours import Adoption, Cut, Timeline, shift
 from serving_layer import status
-from serving_layer.difference import plan_unexplained, plan_unread, sql_inside, to_difference
+from serving_layer.difference import plan_unexplained, plan_unread, to_difference
 
 HOUR, NEXT = FIRST, shift(FIRST, 1)
 CUT = Cut("t", {0: (0, 10), 1: (4, 8)})
@@ -75,11 +75,6 @@ def test_unread_rows_are_missing_rows_and_duplicates_are_the_speed_layers() -> N
         "missing": 3, "extra": 16, "changed": 32, "duplicate": 4, "unread": 2, "sample": [],
     }  # fmt: skip
     assert found.speed_rows == 4 + 8 + 16 + 32
-
-
-def test_the_ranges_of_nothing_hold_nothing() -> None:
-    assert sql_inside({}) == "false"
-    assert sql_inside({3: (5, 7)}) == "((kafka_partition = 3 AND kafka_offset >= 5 AND kafka_offset < 7))"
 
 
 def test_status_names_the_hours_that_nothing_explains() -> None:

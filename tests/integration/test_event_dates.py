@@ -1,0 +1,45 @@
+"""Events of many dates in one hour: nothing bounds them where a stream's file does not, and they share one task."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from world import World, event, past_hour
+
+from anabranch.hours import start_of
+from anabranch.snapshots import files_of
+
+Make = Callable[..., World]
+DATES = 80
+
+
+def dates_by_task(one: World, branch: str, hour: str) -> dict[str, list[str]]:
+    """By writing task, the event dates of its files in the order in which they were opened."""
+    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for path, date in ((f.file_path, str(f.partition[0])) for f in files_of(one.state.table, branch, hour)):
+        task, _, number = path.rpartition("-")
+        found[task].append((number, date))
+    return {task: [date for _, date in sorted(files)] for task, files in found.items()}
+
+
+def test_events_of_many_dates_are_written_a_date_at_a_time_by_both_layers(world: Make) -> None:
+    one, hour = world(event_time={"column": "event_time"}), past_hour(1)
+    one.topic(1)
+    days = [datetime(1990, 1, 1, tzinfo=UTC) + timedelta(days=31 * i) for i in range(DATES)] * 2
+    random.Random(3).shuffle(days)
+    at = start_of(hour) + timedelta(minutes=5)
+    one.send([(0, at + timedelta(seconds=i), event(f"e-{i}", day)) for i, day in enumerate(days)])
+    one.apply()
+    one.speed()
+    assert one.contents() == one.acknowledged()
+    tasks = dates_by_task(one, "speed", hour)
+    assert sum(map(len, tasks.values())) >= DATES
+    # With a file open for each, they would be in the order in which the dates came.
+    assert all(dates == sorted(dates) for dates in tasks.values())
+    [result] = one.batch(hour)
+    assert result.decision == "accepted"
+    assert one.contents() == one.acknowledged()
+    assert all(dates == sorted(dates) for dates in dates_by_task(one, "main", hour).values())

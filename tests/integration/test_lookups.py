@@ -1,0 +1,109 @@
+"""Offsets inside ranges and hours of offsets, in Spark, against plain arithmetic; for many partitions and hours."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from anabranch.hours import HourRange, shift
+from anabranch.lookups import inside
+from anabranch.position import Ranges, size
+from anabranch.records import assign_hours, trim
+from batch_layer.counting import count, span_of_missing
+from serving_layer.difference import compare
+from speed_layer.plan import assign
+
+FIRST = "2026-01-01T00"
+AT = "kafka_partition INT, kafka_offset BIGINT"
+
+PARTITIONS = st.integers(0, 5)
+RANGES = st.dictionaries(PARTITIONS, st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=4)
+# How far each hour goes beyond the one before it, by partition; a partition may come later.
+STEPS = st.lists(st.dictionaries(PARTITIONS, st.integers(0, 4), max_size=4), max_size=9)
+FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+PLACES = [(p, o) for p in range(7) for o in range(14)]
+
+
+def held(ranges: Ranges) -> set[tuple[int, int]]:
+    return {(p, o) for p, (s, e) in ranges.items() for o in range(s, e)}
+
+
+def places(spark: SparkSession, found: list[tuple[int, int]], names: str = "partition INT, offset BIGINT") -> DataFrame:
+    return spark.createDataFrame(found, names)
+
+
+def to_hours(steps: list[dict[int, int]], is_open: bool = True) -> list[HourRange]:
+    ends: dict[int, int] = {}
+    hours = []
+    for i, step in enumerate(steps):
+        ends = {p: ends.get(p, 0) + step.get(p, 0) for p in {*ends, *step}}
+        hours.append(HourRange(shift(FIRST, i), dict(ends)))
+    return [*hours, HourRange(shift(FIRST, len(steps)), None)] if is_open else hours
+
+
+def code_of(frame: DataFrame) -> list[str]:
+    """The code that Spark generates for a frame."""
+    stages: Any = frame._jdf.queryExecution().debug().codegenToSeq()
+    return [stages.apply(i)._2() for i in range(stages.size())]
+
+
+@FEW
+@given(ranges=RANGES)
+def test_a_row_is_inside_where_the_arithmetic_says(spark: SparkSession, ranges: Ranges) -> None:
+    rows = places(spark, PLACES, AT).select("*", F.expr(inside(ranges)).alias("within")).collect()
+    assert {(r.kafka_partition, r.kafka_offset) for r in rows if r.within} == held(ranges)
+    assert {r.within for r in rows} <= {True, False}
+    assert {tuple(r) for r in trim(places(spark, PLACES), ranges).collect()} == held(ranges)
+
+
+@FEW
+@given(steps=STEPS)
+def test_a_row_is_of_the_hour_that_the_arithmetic_says(spark: SparkSession, steps: list[dict[int, int]]) -> None:
+    hours = to_hours(steps)
+    found = {(r.partition, r.offset): r.ingest_hour for r in assign_hours(places(spark, PLACES), hours).collect()}
+    by_hour = assign(dict.fromkeys(range(7), (0, 14)), hours)
+    assert found == {place: hour for hour, ranges in by_hour.items() for place in held(ranges)}
+
+
+def test_a_thousand_partitions_of_a_month(spark: SparkSession) -> None:
+    """An hour's account, the layers' difference and a micro-batch's hours, at the size where a plan that grows with
+    the partitions or the hours overflows the stack or takes minutes."""
+    rng = random.Random(5)
+    ranges = {p: (p, p + 1 + rng.randrange(3)) for p in range(1000)}
+    rows = places(spark, sorted(held(ranges)), AT)
+    outside = places(spark, [(0, 99), (1000, 0), (999, 0)], AT)
+    counted = count(rows.union(outside), ranges)
+    assert counted.distinct == {p: e - s for p, (s, e) in ranges.items()}
+    assert (counted.rows, counted.outside) == (size(ranges) + 3, 3)
+    assert span_of_missing(rows.where("kafka_partition <> 7"), ranges) == {7: ranges[7]}
+    speed, batch = (frame.withColumn("n", F.lit(1)) for frame in (outside, rows.union(outside)))
+    found = compare(speed, batch, outside.limit(0), ranges)
+    assert (found.missing, found.unread) == (size(ranges), size(ranges))
+
+    hours = to_hours([{p: rng.randrange(3) for p in range(1000)} for _ in range(744)])
+    ends = dict.fromkeys(range(1000), 744 * 2)
+    asked = [(p, rng.randrange(ends[p])) for p in range(1000) for _ in range(3)]
+    of_hours = {(r.partition, r.offset): r.ingest_hour for r in assign_hours(places(spark, asked), hours).collect()}
+    for p, o in asked:
+        expected = next(h.hour for h in hours if h.ends is None or o < h.ends[p])
+        assert of_hours[p, o] == expected
+
+
+@pytest.mark.parametrize("hours", [1, 2, 3])
+def test_other_offsets_have_nothing_compiled_anew(spark: SparkSession, hours: int) -> None:
+    """What is compiled for one micro-batch serves the next: offsets and hours are no part of the code."""
+    rows = spark.range(10).selectExpr("CAST(id AS INT) AS partition", "id AS offset")
+    codes = []
+    for far in (5, 70_000):
+        ends = [HourRange(shift(FIRST, far + i), dict.fromkeys(range(12), far + i)) for i in range(hours)]
+        frame = assign_hours(rows, [*ends, HourRange(shift(FIRST, far + hours), None)])
+        codes.append(code_of(trim(frame, dict.fromkeys(range(12), (far, far + 9)))))
+    assert codes[0] == codes[1]
+    assert codes[0], "nothing was compiled at all"
