@@ -24,7 +24,7 @@ from kafka.structs import OffsetAndMetadata
 
 from anabranch import config
 from anabranch.errors import AnabranchError, ConfigurationError, Transient
-from anabranch.neighbours import explain_text, is_denied, said_by
+from anabranch.neighbours import explain, is_denied, said_by
 from anabranch.position import Ranges, Stamped, Topic
 
 # A command is to fail within seconds; whoever asks in a job asks again.
@@ -276,12 +276,12 @@ class KafkaAdapter:
 def _explained(kafka: config.Kafka, doing: str, error: BaseException, began: float) -> AnabranchError:
     cause = _FAILURES.since(began)
     said = said_by(error) + (f" ({cause})" if cause and cause not in str(error) else "")
-    return explain_text(f"{doing} at {kafka.bootstrap_servers}", said, said)
+    return explain(f"{doing} at {kafka.bootstrap_servers}", error, said)
 
 
 def _for_code(code: int, doing: str) -> AnabranchError:
     kind = errors.for_code(code)
-    return explain_text(doing, kind.__name__)
+    return explain(doing, kind(), kind.__name__)
 
 
 def _topic_id(raw: Any) -> str:

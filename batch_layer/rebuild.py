@@ -19,15 +19,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-
 from anabranch import dead_letters, hours, ledger
 from anabranch.adoption import gone_from_kafka
-from anabranch.errors import Transient
+from anabranch.errors import AnabranchError, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Cut
-from anabranch.jvm import explain_spark
+from anabranch.jvm import explain_spark, explained
 from anabranch.publish import Publish, new_id, run
 from anabranch.sealing import require_sealed
 from anabranch.session import Job
@@ -138,10 +135,8 @@ class Rebuilder:
     def repairable(self) -> dict[str, int]:
         """By accepted hour, how many of its dead letters would be rows by the stream as it is now."""
         state = load_state(self._job.lake, self._stream.table)
-        try:
+        with explained(self._spark, "read the dead letters"):
             return {h: n for h, n in self._hours.repairable().items() if state.is_accepted(h)}
-        except (PySparkException, Py4JError) as error:
-            raise explain_spark(self._spark, "read the dead letters", error) from error
 
     def rebuild(self, hour: str, order: Order = _BY_ITSELF) -> Result:
         """Rebuild one sealed hour. An accepted hour is left alone unless it is to be restated.
@@ -171,7 +166,9 @@ class Rebuilder:
                 LOG.info(
                     "stream %s: hour %s: the look-back changed; dropping duplicates again", self._stream.name, hour
                 )
-            except (PySparkException, Py4JError) as error:
+            except AnabranchError:
+                raise
+            except Exception as error:
                 # Also a lost executor, which takes its part of the decoded hour with it. Nothing is published.
                 raise explain_spark(self._spark, f"rebuild hour {hour}", error) from error
         raise Transient(f"hour {hour}: expected the look-back to hold still once in {_ATTEMPTS} attempts; try again")

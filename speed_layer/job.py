@@ -17,13 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from anabranch.errors import AnabranchError, PositionError, Transient
 from anabranch.fail_points import Step, reach
-from anabranch.jvm import explain_spark, open_session, stop_on_signal
+from anabranch.jvm import explain_spark, explained, open_session, stop_on_signal
 from anabranch.kafka_frames import read_ranges, read_stream
 from anabranch.position import Offsets, Ranges, from_keys, to_keys
 from anabranch.retry import Retry
@@ -73,10 +72,8 @@ class SpeedJob:
                 raise
 
     def _try(self) -> None:
-        try:
+        with explained(self._spark, f"run stream {self._job.stream.name}"):
             self._run_once()
-        except (PySparkException, Py4JError, OSError) as error:
-            raise explain_spark(self._spark, f"run stream {self._job.stream.name}", error) from error
 
     def _run_once(self) -> None:
         # Step 1: finish what somebody left half done, and compare clocks.
