@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from anabranch import dead_letters, hours, ledger
@@ -122,7 +121,9 @@ class Rebuilder:
 
         def decide() -> tuple[State, Publish | None]:
             state = load_state(self._job.lake, self._stream.table)
-            return state, plan_acceptance_of_empty(state, candidates, new_id(), datetime.now(UTC), self._confirmed)
+            return state, plan_acceptance_of_empty(
+                state, candidates, new_id(), self._job.lake.clock.now(), self._confirmed
+            )
 
         published = run(self._job.lake, self._stream.table, decide, f"accept empty hours of {self._stream.name}", True)
         if published is None:
@@ -224,7 +225,14 @@ class Rebuilder:
         reach(Step.BATCH_REFUSED)
         state = load_state(self._job.lake, self._stream.table)
         row = ledger.decision(
-            hour, "refused", before + 1, cut, datetime.now(UTC), reason=reason, served=state.serving_layer(hour), **said
+            hour,
+            "refused",
+            before + 1,
+            cut,
+            self._job.lake.clock.now(),
+            reason=reason,
+            served=state.serving_layer(hour),
+            **said,
         )
         ledger.record(self._job.lake, self._stream.hours_table, [row])
         LOG.error("stream %s: hour %s refused: %s", self._stream.name, hour, reason)
@@ -256,7 +264,7 @@ class Rebuilder:
                     return decide()
                 if verdict in (Verdict.MOVED, Verdict.OVERTAKEN):
                     raise _Moved
-            now = datetime.now(UTC)
+            now = lake.clock.now()
             rebuilt = [
                 Rebuilt(
                     b.hour,

@@ -80,7 +80,7 @@ def maintain(
     seem; what is done by then is done.
     """
     lake, stream = job.lake, job.stream
-    check_clock(job.environment, load_state(lake, stream.table))
+    check_clock(lake, load_state(lake, stream.table))
     dropped, expired = _drop_hours(job, now, dry_run, confirmed)
     reach(Step.MAINTAIN_DROPPED)
     found = {stream.table: expired}

@@ -81,7 +81,7 @@ class SpeedJob:
         reach(Step.SPEED_RECOVERED)
         state = load_state(self._job.lake, self._job.stream.table)
         require_columns(state.table, self._job.stream)
-        check_clock(self._job.environment, state)
+        check_clock(self._job.lake, state)
         # Step 2: come back hour by hour.
         position = self._come_back()
         # Step 3: stream from there.

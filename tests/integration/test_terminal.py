@@ -35,7 +35,7 @@ def overflowing(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]
         yield patched
 
 
-def test_an_arithmetic_exception_in_a_task_ends_both_jobs_at_once_and_nothing_is_lost(
+def test_an_arithmetic_exception_in_a_task_ends_both_jobs_and_nothing_is_lost(
     world: Make, overflowing: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     one = world()
