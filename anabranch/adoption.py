@@ -119,7 +119,7 @@ def adopt(
         # The state first: a position that moves after Kafka was asked moves a head, and the publish is refused.
         state = load_state(lake, stream.table)
         position, adopted = state.position, None
-        topic = kafka.describe(stream.topic)
+        topic = kafka.describe(stream.topic, position)
         if topic is None:
             raise PositionError(
                 f"adopt topic {stream.topic}: expected it to exist, found none; create it, or correct `topic:` in the "

@@ -25,13 +25,18 @@ from kafka.structs import OffsetAndMetadata
 from anabranch import config
 from anabranch.errors import AnabranchError, ConfigurationError, Transient
 from anabranch.neighbours import explain, is_denied, said_by
-from anabranch.position import Ranges, Stamped, Topic
+from anabranch.position import Position, Ranges, Stamped, Topic, is_contradicted
+
+LOG = logging.getLogger(__name__)
 
 # A command is to fail within seconds; whoever asks in a job asks again.
 _BOOTSTRAP_MS = 10_000
 _REQUEST_MS = 15_000
 # A consumer that is given nothing new for so long is cut off from the brokers.
 _SILENCE_S = 30
+# What contradicts a position is believed when it is still so after so long.
+_BELIEVED_AFTER_S = 5.0
+_ASKED_AGAIN_AFTER_S = 0.5
 
 
 class _Failures(logging.Handler):
@@ -147,8 +152,22 @@ class KafkaAdapter:
             self._admin.close()
             self._admin = None
 
-    def describe(self, topic: str) -> Topic | None:
-        """The topic, or None when the brokers do not know it."""
+    def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
+        """The topic, or None when the brokers do not know it.
+
+        A broker that has just started, or lags behind the others, does not know a topic or a partition for a moment, or
+        still knows a topic that was deleted. So an answer of none, and one that contradicts the position `expected`, is
+        believed only when brokers go on to give it for some seconds, over new connections.
+        """
+        until = time.monotonic() + _BELIEVED_AFTER_S
+        while is_contradicted(found := self._describe(topic), expected) and time.monotonic() < until:
+            LOG.debug("topic %s: expected %s, found %s; asking again", topic, expected, found)
+            time.sleep(_ASKED_AGAIN_AFTER_S)
+            # The next connection goes to whichever broker answers first.
+            self.close_quietly()
+        return found
+
+    def _describe(self, topic: str) -> Topic | None:
         found = self._ask(f"describe topic {topic}", lambda admin: admin.describe_topics([topic]))
         for entry in found:
             if entry["name"] != topic:
@@ -226,7 +245,7 @@ class KafkaAdapter:
             consumer.close(autocommit=False)
 
     def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str]) -> bool:
-        if self.describe(topic) is not None:
+        if self._describe(topic) is not None:
             return False
         new = NewTopic(topic, num_partitions=partitions, replication_factor=-1, topic_configs=dict(configs))
         try:
@@ -234,7 +253,7 @@ class KafkaAdapter:
         except errors.TopicAlreadyExistsError:
             return False
         deadline = time.monotonic() + 30
-        while (found := self.describe(topic)) is None or len(found.partitions) < partitions:
+        while (found := self._describe(topic)) is None or len(found.partitions) < partitions:
             if time.monotonic() > deadline:
                 raise Transient(f"create topic {topic}: expected to see it within 30 s, found it missing; try again")
             time.sleep(0.05)
@@ -270,7 +289,7 @@ class KafkaAdapter:
             try:
                 admin.close()
             except Exception:
-                logging.getLogger(__name__).debug("closing a broken Kafka connection failed", exc_info=True)
+                LOG.debug("closing a broken Kafka connection failed", exc_info=True)
 
 
 def _explained(kafka: config.Kafka, doing: str, error: BaseException, began: float) -> AnabranchError:

@@ -58,14 +58,14 @@ class Decided:
 class Questions(Protocol):
     """What a decision asks of Kafka; `anabranch.kafka.KafkaAdapter` answers."""
 
-    def describe(self, topic: str) -> Topic | None: ...
+    def describe(self, topic: str, expected: Position | None = None) -> Topic | None: ...
     def stable_ends(self, topic: Topic) -> dict[int, int]: ...
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]: ...
 
 
 def ask(kafka: Questions, topic_name: str, state: State, now: datetime, grace: timedelta) -> Asked:
     """Ask Kafka where the hours that `state` needs to have ended, end. Raises PositionError, Transient."""
-    topic = kafka.describe(topic_name)
+    topic = kafka.describe(topic_name, state.position)
     position = check_topic(state.position, topic, topic_name)
     assert topic is not None
     asked = Asked(topic, now, now - grace, {}, {}, {})

@@ -33,6 +33,7 @@ def rebuild_hours(
 ) -> list[Result]:
     """Seal, then rebuild one hour or all that wait; each step is tried again for as long as `batch.retry_for` says.
 
+    Of those that wait, a refused hour is rebuilt once something that its refusal rests on has changed, and once a day.
     Raises NotYet for an hour that has not ended, Transient when the time is over or `stop` is set.
     """
     name, retry = f"stream {job.stream.name}", _retry(job, stop)
@@ -48,6 +49,7 @@ def rebuild_hours(
         return [rebuild(hour)]
     waiting = retry.call(name, rebuilder.waiting)
     results = retry.call(name, lambda: rebuilder.accept_empty(rebuilder.empty(waiting)))
+    results += retry.call(name, lambda: rebuilder.standing(waiting))
     done = {result.hour for result in results}
     results += [rebuild(h) for h in waiting if h not in done]
     return sorted(results, key=lambda result: result.hour)

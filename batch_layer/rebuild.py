@@ -30,6 +30,7 @@ from anabranch.session import Job
 from anabranch.snapshots import files_of, has_landed
 from anabranch.state import Accepted, State, load_state
 from anabranch.tables import require_columns
+from batch_layer import standing
 from batch_layer.hour import Built, HourBuilder
 from batch_layer.plan import (
     EMPTY,
@@ -112,6 +113,28 @@ class Rebuilder:
         done = {h for h in gone if said.get(h, {}).get("decision") == "refused"}
         return [h for h in found if h not in done]
 
+    def standing(self, candidates: Sequence[str]) -> list[Result]:
+        """The refusals, of `candidates`, that stand: nothing that they rest on has changed, so nothing is built."""
+        if not candidates:
+            return []
+        state, now = load_state(self._job.lake, self._stream.table), self._job.lake.clock.now()
+        rows = ledger.history(self._job.lake, self._stream.hours_table)
+        found = []
+        for hour in (h for h in candidates if h in state.timeline.sealed):
+            refusal = standing.last_refusal(rows, hour)
+            if refusal is None or not standing.stands(refusal, self._basis(state, hour), now):
+                continue
+            LOG.warning(
+                "stream %s: hour %s stays refused, nothing that it rests on has changed: %s; to rebuild it now: "
+                "anabranch batch %s --hour %s", self._stream.name, hour, refusal["reason"], self._stream.name, hour,
+            )  # fmt: skip
+            found.append(Result(hour, "refused", refusal["revision"], refusal["reason"], standing.said_by(refusal)))
+        return found
+
+    def _basis(self, state: State, hour: str, cut: Cut | None = None) -> str:
+        suite = standing.read_suite(self._stream)
+        return standing.plan_basis(self._stream, suite, state, hour, cut or state.timeline.sealed[hour])
+
     def empty(self, candidates: Sequence[str]) -> list[str]:
         """Those of `candidates` whose cut holds no offset."""
         return plan_empty(load_state(self._job.lake, self._stream.table), candidates)
@@ -142,7 +165,8 @@ class Rebuilder:
     def rebuild(self, hour: str, order: Order = _BY_ITSELF) -> Result:
         """Rebuild one sealed hour. An accepted hour is left alone unless it is to be restated.
 
-        A refusal is a result and is in the ledger; nothing else has changed. Raises Transient, PositionError.
+        A refusal is a result and is in the ledger, once for each reason; nothing else has changed. Raises Transient,
+        PositionError.
         """
         state = require_sealed(self._job.lake, self._stream, hour)
         require_columns(state.table, self._stream)
@@ -158,7 +182,7 @@ class Rebuilder:
         if cut.offsets == 0:
             return next(iter(self.accept_empty([hour])), Result(hour, "unchanged", before, "it holds no records"))
         if not before and (gone := gone_from_kafka(state.timeline, hour, cut)):
-            return self._refuse(hour, cut, before, gone, {})
+            return self._refuse(state, hour, cut, before, gone, {})
         LOG.info("stream %s: rebuilding hour %s: %d offsets", self._stream.name, hour, cut.offsets)
         for _ in range(_ATTEMPTS):
             try:
@@ -187,7 +211,7 @@ class Rebuilder:
                 for refusal in _refusals(b, state.accepted[b.hour].by_choice)
             ]:
                 self._discard(built)
-                return self._refuse(hour, cut, before, "; ".join(refusals), first.said)
+                return self._refuse(state, hour, cut, before, "; ".join(refusals), first.said)
             # Step 6: publish.
             reasons = {hour: plan_reason(first.objections, order.accept, order.why)}
             reasons |= {b.hour: f"decided again after {hour}" for b in built[1:]}
@@ -221,20 +245,16 @@ class Rebuilder:
         around = {h for b in built for h in self._hours.lookback(b.hour)} | set(after)
         return frozenset(f.file_path for h in sorted(around - rebuilt) for f in files_of(state.table, "main", h))
 
-    def _refuse(self, hour: str, cut: Cut, before: int, reason: str, said: Mapping[str, Any]) -> Result:
+    def _refuse(self, seen: State, hour: str, cut: Cut, before: int, reason: str, said: Mapping[str, Any]) -> Result:
+        """Record a refusal that was decided by the state `seen`, unless the ledger says the same already."""
         reach(Step.BATCH_REFUSED)
-        state = load_state(self._job.lake, self._stream.table)
-        row = ledger.decision(
-            hour,
-            "refused",
-            before + 1,
-            cut,
-            self._job.lake.clock.now(),
-            reason=reason,
-            served=state.serving_layer(hour),
-            **said,
-        )
-        ledger.record(self._job.lake, self._stream.hours_table, [row])
+        now, basis = self._job.lake.clock.now(), self._basis(seen, hour, cut)
+        refusal = standing.last_refusal(ledger.history(self._job.lake, self._stream.hours_table), hour)
+        if standing.should_record(refusal, basis, before + 1, reason, now):
+            state = load_state(self._job.lake, self._stream.table)
+            served, id = state.serving_layer(hour), standing.decision_id(new_id(), basis)
+            row = ledger.decision(hour, "refused", before + 1, cut, now, id, reason=reason, served=served, **said)
+            ledger.record(self._job.lake, self._stream.hours_table, [row])
         LOG.error("stream %s: hour %s refused: %s", self._stream.name, hour, reason)
         return Result(hour, "refused", before + 1, reason, said)
 

@@ -96,7 +96,7 @@ class SpeedJob:
         name, job = self._job.stream.name, self._job
         while not self._stop.is_set():
             state = load_state(job.lake, job.stream.table)
-            topic = job.kafka.describe(job.stream.topic)
+            topic = job.kafka.describe(job.stream.topic, state.position)
             if state.position.topic_id == "" and topic is None:
                 raise Transient(f"topic {job.stream.topic}: expected it to exist, found none yet")
             position = check_topic(state.position, topic, job.stream.topic)

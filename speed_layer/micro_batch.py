@@ -21,7 +21,7 @@ from anabranch.formats import open_format
 from anabranch.hours import hour_ranges
 from anabranch.kafka import KafkaAdapter
 from anabranch.lake import Lake
-from anabranch.position import Ranges, advance, ranges_to_keys, size
+from anabranch.position import Position, Ranges, advance, ranges_to_keys, size
 from anabranch.publish import Publish, new_id, to_commit, wait_for_turn
 from anabranch.sealing import Decided, HourClock
 from anabranch.snapshots import hour_of_file
@@ -184,7 +184,7 @@ class MicroBatches:
         return StagedBatch(plan.by_hour, rows, dead)
 
     def _check_topic_unchanged(self, topic_id: str) -> None:
-        topic = self._kafka.describe(self._stream.topic)
+        topic = self._kafka.describe(self._stream.topic, Position(topic_id, {}))
         if topic is None or topic.id != topic_id:
             raise PositionError(
                 f"topic {self._stream.topic}: expected id {topic_id} after the read, found "
