@@ -126,7 +126,9 @@ def adopt(
                 "stream's file, then run `anabranch adopt` again"
             )
         since = published_since(state.table, "speed", POSITION)
-        begins = plan_begins(position, topic, kafka.stable_ends(topic), kafka.first_from(topic, since))
+        begins = plan_begins(
+            position, topic, kafka.stable_ends(topic, position.offsets), kafka.first_from(topic, since)
+        )
         if begins is None:
             return state, None
         accepted = {h: a.cut for h, a in state.accepted.items()}

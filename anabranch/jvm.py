@@ -15,7 +15,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from anabranch.config import Environment
-from anabranch.errors import AnabranchError, ConfigurationError, JvmGone
+from anabranch.errors import AnabranchError, ConfigurationError, JvmGone, Transient, Unexplained
 from anabranch.neighbours import explain, said_by
 from anabranch.spark import session_settings
 
@@ -37,7 +37,12 @@ def open_session(environment: Environment, name: str) -> SparkSession:
         builder = builder.master(environment.spark.master)
     for key, value in session_settings(environment).items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    try:
+        spark = builder.getOrCreate()
+    except Exception as error:
+        found = explain("start Spark", error)
+        # A master that is away says so in many ways, and nothing has begun that could be in doubt.
+        raise (Transient(str(found)) if isinstance(found, Unexplained) else found) from error
     spark.sparkContext.setLogLevel("ERROR")
     jvm: Any = spark.sparkContext._jvm
     # Servers that are not AWS do not all know the SDK's newer checksums.

@@ -10,11 +10,11 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition, errors
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic, OffsetSpec
@@ -28,6 +28,8 @@ from anabranch.neighbours import explain, is_denied, said_by
 from anabranch.position import Position, Ranges, Stamped, Topic, is_contradicted
 
 LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # A command is to fail within seconds; whoever asks in a job asks again.
 _BOOTSTRAP_MS = 10_000
@@ -159,9 +161,13 @@ class KafkaAdapter:
         still knows a topic that was deleted. So an answer of none, and one that contradicts the position `expected`, is
         believed only when brokers go on to give it for some seconds, over new connections.
         """
+        return self._believed(lambda: self._describe(topic), lambda found: is_contradicted(found, expected))
+
+    def _believed(self, question: Callable[[], T], is_doubtful: Callable[[T], bool]) -> T:
+        """An answer, asked for again while it is doubtful, for some seconds."""
         until = time.monotonic() + _BELIEVED_AFTER_S
-        while is_contradicted(found := self._describe(topic), expected) and time.monotonic() < until:
-            LOG.debug("topic %s: expected %s, found %s; asking again", topic, expected, found)
+        while is_doubtful(found := question()) and time.monotonic() < until:
+            LOG.debug("found %s, which is doubtful; asking again", found)
             time.sleep(_ASKED_AGAIN_AFTER_S)
             # The next connection goes to whichever broker answers first.
             self.close_quietly()
@@ -184,9 +190,18 @@ class KafkaAdapter:
         """The oldest offset that each partition still holds."""
         return {p: s.offset for p, s in self._offsets(topic, OffsetSpec.EARLIEST).items()}
 
-    def stable_ends(self, topic: Topic) -> dict[int, int]:
-        """The last stable offset of each partition: all before it is decided, no open transaction (KIP-98)."""
-        return {p: s.offset for p, s in self._offsets(topic, OffsetSpec.LATEST).items()}
+    def stable_ends(self, topic: Topic, reached: Mapping[int, int] | None = None) -> dict[int, int]:
+        """The last stable offset of each partition: all before it is decided, no open transaction (KIP-98).
+
+        A leader that was replaced and does not know it yet answers with an end of before. So one below what is known
+        to be `reached` is believed only when brokers go on to give it for some seconds.
+        """
+
+        def ends() -> dict[int, int]:
+            return {p: s.offset for p, s in self._offsets(topic, OffsetSpec.LATEST).items()}
+
+        known = reached or {}
+        return self._believed(ends, lambda found: any(found.get(p, o) < o for p, o in known.items()))
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
         """By partition, the earliest offset whose record is stamped at `when` or later and is decided, else None."""

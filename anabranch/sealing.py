@@ -59,7 +59,7 @@ class Questions(Protocol):
     """What a decision asks of Kafka; `anabranch.kafka.KafkaAdapter` answers."""
 
     def describe(self, topic: str, expected: Position | None = None) -> Topic | None: ...
-    def stable_ends(self, topic: Topic) -> dict[int, int]: ...
+    def stable_ends(self, topic: Topic, reached: Offsets | None = None) -> dict[int, int]: ...
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]: ...
 
 
@@ -73,7 +73,7 @@ def ask(kafka: Questions, topic_name: str, state: State, now: datetime, grace: t
         asked = replace(asked, oldest=kafka.first_from(topic, datetime.fromtimestamp(0, UTC)))
     if wanted := hours.undecided(_with_first_hour(state, position, asked), position.offsets, asked.until):
         answers = {h: kafka.first_from(topic, hours.end_of(h)) for h in wanted}
-        asked = replace(asked, answers=answers, ends=kafka.stable_ends(topic))
+        asked = replace(asked, answers=answers, ends=kafka.stable_ends(topic, position.offsets))
         check_log_end(position, asked.ends, topic_name)
     return asked
 

@@ -106,7 +106,7 @@ class SpeedJob:
                 self._batches.skip(step)
                 continue
             starts = job.kafka.log_starts(topic)
-            check_log_end(position, job.kafka.stable_ends(topic), job.stream.topic)
+            check_log_end(position, job.kafka.stable_ends(topic, position.offsets), job.stream.topic)
             if any(s > position.offsets[p] for p, s in starts.items()):
                 if job.stream.speed.lost_offsets == "stop":
                     lost = {p: [position.offsets[p], s] for p, s in starts.items() if s > position.offsets[p]}

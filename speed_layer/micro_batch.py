@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from anabranch import dead_letters, records
 from anabranch.commits import Change, Outcome
 from anabranch.config import Environment, Stream
-from anabranch.errors import PositionError, Transient
+from anabranch.errors import PositionError, Transient, Unexpected
 from anabranch.fail_points import Step, reach
 from anabranch.formats import open_format
 from anabranch.hours import hour_ranges
@@ -202,7 +202,7 @@ class MicroBatches:
         assert publish.position is not None
         try:
             self._kafka.commit_lag(f"anabranch-{self._stream.name}", self._stream.topic, publish.position.offsets)
-        except Transient as error:
+        except (Transient, Unexpected) as error:
             LOG.debug("stream %s: lag monitors not told: %s", self._stream.name, error)
         reach(Step.SPEED_OFFSETS_COMMITTED)
 

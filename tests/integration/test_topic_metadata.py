@@ -7,15 +7,17 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from kafka import KafkaAdminClient
 
 from anabranch import config
-from anabranch.kafka import KafkaAdapter, create_topic
+from anabranch.kafka import KafkaAdapter, create_topic, new_producer
 from anabranch.position import Position, Topic, is_contradicted
 from anabranch.state import check_topic
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -24,9 +26,9 @@ def kafka(services: Any) -> config.Kafka:
 
 
 @contextmanager
-def asked_meanwhile(question: Callable[[], Topic | None]) -> Iterator[list[Topic | None]]:
+def asked_meanwhile(question: Callable[[], T]) -> Iterator[list[T]]:
     """The answer to a question that is being asked while the body runs."""
-    answers: list[Topic | None] = []
+    answers: list[T] = []
     thread = threading.Thread(target=lambda: answers.append(question()))
     thread.start()
     yield answers
@@ -64,6 +66,25 @@ def test_partitions_that_brokers_do_not_know_for_a_moment_are_no_contradiction(k
         admin.close()
         assert answers[0] is not None
         assert check_topic(position, answers[0], name) == position
+
+
+def test_a_log_that_ends_below_what_was_read_is_asked_for_again(kafka: config.Kafka) -> None:
+    """The hazard: a leader that was replaced, and does not know it yet, answers with an end of before."""
+    name = f"t{uuid.uuid4().hex[:12]}"
+    create_topic(kafka, name, 1)
+    with KafkaAdapter(kafka) as one:
+        topic = one.describe(name)
+        assert topic is not None
+        assert one.stable_ends(topic) == {0: 0}
+        with asked_meanwhile(lambda: one.stable_ends(topic, {0: 2})) as answers:
+            producer = new_producer(kafka)
+            for _ in range(2):
+                producer.send(name, b"{}", partition=0)
+            producer.flush()
+            producer.close()
+        assert answers == [{0: 2}]
+        # What goes on to be so is believed: the records were lost.
+        assert one.stable_ends(topic, {0: 3}) == {0: 2}
 
 
 def test_what_brokers_go_on_to_say_is_believed_within_seconds(kafka: config.Kafka) -> None:

@@ -29,7 +29,7 @@ class Broker:
             self.after_describe.pop(0)()
         return found
 
-    def stable_ends(self, topic: Topic) -> dict[int, int]:
+    def stable_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
         return {p: len(self.log[p]) for p in topic.partitions}
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
