@@ -21,10 +21,10 @@ from anabranch.formats import open_format
 from anabranch.hours import hour_ranges
 from anabranch.kafka import KafkaAdapter
 from anabranch.lake import Lake
+from anabranch.manifests import hour_of_file
 from anabranch.position import Position, Ranges, advance, ranges_to_keys, size
 from anabranch.publish import Publish, new_id, to_commit, wait_for_turn
 from anabranch.sealing import Decided, HourClock
-from anabranch.snapshots import hour_of_file
 from anabranch.staging import stage
 from anabranch.state import LOST, TURN, State, load_state
 from anabranch.tables import require_columns

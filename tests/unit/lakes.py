@@ -22,7 +22,7 @@ from anabranch.lake import Lake
 from anabranch.position import Position
 from anabranch.publish import Publish, new_id, to_commit
 from anabranch.schema import parse_columns
-from anabranch.snapshots import WAP_ID, Staged, files_of, find_staged, heads
+from anabranch.snapshots import WAP_ID, Staged, find_staged, heads
 from anabranch.state import POSITION, TIMELINE, Accepted, State, load_state, plan_accepted
 
 FIRST = "2026-11-21T00"
@@ -111,8 +111,8 @@ class StreamLake:
         """What the batch layer publishes: an hour's rows to `batch` and `main`, for those that were there."""
         state = state or self.state()
         changes = (
-            Change("batch", staged.files, files_of(state.table, "batch", hour), plan_accepted(state, {hour: accepted})),
-            Change("main", staged.files, files_of(state.table, "main", hour)),
+            Change("batch", staged.files, properties=plan_accepted(state, {hour: accepted}), clear=(hour,)),
+            Change("main", staged.files, clear=(hour,)),
         )
         return Publish(staged.wap_id, changes, v.pop("timeline", state.timeline), **v)
 
