@@ -89,7 +89,7 @@ _PASSES = (
     "InterfaceError", "AdminShutdown", "KafkaTimeoutError", "KafkaConnectionError", "NodeNotReadyError",
     "Failed to find active controller id", "error occurred (5", "error occurred (429)", "error occurred (408)",
     "Status Code: 5", "Status Code: 429", "HTTP status 5", "InternalError", "SlowDown", "SLOW_DOWN", "Throttl",
-    "RequestTimeout", "REQUEST_TIMEOUT", "RequestLimitExceeded",
+    "RequestTimeout", "REQUEST_TIMEOUT", "RequestLimitExceeded", "No resolvable bootstrap urls", "ExecutorDead",
 )  # fmt: skip
 
 # The same of Python, by type: an error of a library is known by its name, since not every job has every library.
@@ -145,7 +145,9 @@ def classify(error: BaseException) -> Meaning:
 
 
 def _answered_later(error: BaseException) -> bool:
-    """Whether it is botocore's error for an answer that says: later."""
+    """Whether it is botocore's error for an answer that says: later; or SQLAlchemy's for a connection that was cut."""
+    if getattr(error, "connection_invalidated", False):
+        return True
     answer = getattr(error, "response", None)
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) if isinstance(answer, dict) else 0
     return status >= 500 or status in (408, 429)

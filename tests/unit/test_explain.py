@@ -36,6 +36,7 @@ AWAY = [
     "An error occurred (503) when calling the HeadBucket operation (reached max retries: 1): Service Unavailable",
     "KafkaTimeoutError: Unable to bootstrap from ['127.0.0.1:1'] (KafkaConnectionError: Connection refused)",
     "(sqlite3.OperationalError) database is locked",
+    "org.apache.kafka.common.config.ConfigException: No resolvable bootstrap urls given in bootstrap.servers",
     "(psycopg2.errors.AdminShutdown) terminating connection due to administrator command",
 ]
 
@@ -252,6 +253,13 @@ def test_a_clients_error_that_no_wait_mends_is_not_waited_for(module: str, name:
 def test_aws_is_read_by_its_status(status: int, kind: type[Exception]) -> None:
     answer = {"Error": {"Code": "SomethingOfGlues", "Message": "x"}, "ResponseMetadata": {"HTTPStatusCode": status}}
     assert type(explain("ask Glue", _of("botocore.exceptions", "ClientError", answer, "GetTable"))) is kind
+
+
+def test_a_connection_that_was_cut_may_come_back_whatever_the_driver_calls_it() -> None:
+    cut = _of("sqlalchemy.exc", "DatabaseError", "COMMIT", {}, Exception("PGRES_TUPLES_OK"))
+    assert type(explain("load table t", cut)) is Unexplained
+    cut.connection_invalidated = True  # type: ignore[attr-defined]
+    assert type(explain("load table t", cut)) is Transient
 
 
 def test_a_frame_of_a_stack_trace_is_no_cause() -> None:
