@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from lakes import new_environment
 
 from anabranch import cli, session
 from anabranch.errors import ConfigurationError, JvmGone, NotYet, PositionError, Refused, Terminal, Transient
 from anabranch.retry import Retry
+from anabranch.submit import submit
 
 ENDS = [
     (Refused("no"), 1),
@@ -69,3 +72,12 @@ def test_a_tool_that_passes_something_on_does_not_hide_a_refusal() -> None:
     with pytest.raises(Refused) as raised:
         Retry(timedelta(seconds=1), "batch.retry_for", Event()).call("stream s", refuses)
     assert raised.value is refused
+
+
+def test_a_machine_without_java_is_no_refused_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hazard: spark-submit ends with exit code 1 there, and so would the command that became it."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="No Java found") as raised:
+        submit(new_environment(tmp_path), "batch_layer", [])
+    assert raised.value.exit_code == 2
