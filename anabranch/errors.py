@@ -58,6 +58,7 @@ class NotYet(Transient):
 
 
 class Unexplained(Transient):
-    """An error whose type and words say nothing of whether it may pass: tried again a few times, never for ever."""
+    """An error whose type and words say nothing of whether it may pass: tried again a few times, never for ever.
 
-    exit_code = 70
+    A job that has tried says so as Unexpected; of a command that tries once, the same may succeed later.
+    """

@@ -170,6 +170,12 @@ def explain(doing: str, error: BaseException, said: str | None = None) -> Anabra
     return _explained(doing, text, said or said_by(error), classify(error))
 
 
+def meant_by_nobody(doing: str, error: BaseException) -> AnabranchError:
+    """The same for an error that reached the end of the program: what nothing explains there is Unexpected. Pure."""
+    found = explain(doing, error)
+    return Unexpected(str(found)) if isinstance(found, Unexplained) else found
+
+
 def explain_text(doing: str, text: str, said: str | None = None) -> AnabranchError:
     """The same for an error that is only text. `said` is the part of it for the message."""
     return _explained(doing, text, said or telling_line(text), classify_text(text))
@@ -189,7 +195,7 @@ def _explained(doing: str, text: str, said: str, meaning: Meaning) -> AnabranchE
             f"{doing}: expected it to work, found {said}; no other try mends that; nothing half done is visible; mend "
             "what it names or report it, then start it again"
         )
-    return Unexplained(f"{found}; nothing tells whether this passes, so it is tried again a few times only")
+    return Unexplained(f"{found}; nothing tells whether this passes; try again, a few times only")
 
 
 def is_denied(text: str) -> bool:

@@ -13,7 +13,7 @@ from anabranch.errors import AnabranchError, ConfigurationError
 from anabranch.kafka import KafkaAdapter
 from anabranch.lake import Lake
 from anabranch.logs import configure_logging
-from anabranch.neighbours import explain
+from anabranch.neighbours import meant_by_nobody
 
 LOG = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def main(run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> None:
         LOG.error("%s", error)
         code = error.exit_code
     except Exception as error:
-        found = explain("run the job", error)
+        found = meant_by_nobody("run the job", error)
         LOG.error("%s", found, exc_info=not isinstance(found, ConfigurationError))
         code = found.exit_code
     sys.stdout.flush()

@@ -10,7 +10,16 @@ from click.testing import CliRunner
 from lakes import new_environment
 
 from anabranch import cli, session
-from anabranch.errors import ConfigurationError, JvmGone, NotYet, PositionError, Refused, Terminal, Transient
+from anabranch.errors import (
+    ConfigurationError,
+    JvmGone,
+    NotYet,
+    PositionError,
+    Refused,
+    Terminal,
+    Transient,
+    Unexplained,
+)
 from anabranch.retry import Retry
 from anabranch.submit import submit
 
@@ -24,6 +33,7 @@ ENDS = [
     (KeyError("speed"), 70),
     (MemoryError(), 70),
     (Transient("away"), 75),
+    (Unexplained("who knows"), 75),
     (NotYet("not yet"), 75),
     (JvmGone("gone"), 75),
     (ConnectionResetError(104, "reset"), 75),
