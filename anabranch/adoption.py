@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from anabranch import hours, ledger
 from anabranch.commits import Change
@@ -111,7 +111,7 @@ def adopt(
 
     Raises PositionError when the topic does not exist, Transient when a neighbour does not answer.
     """
-    check_clock(environment, load_state(lake, stream.table))
+    check_clock(lake, load_state(lake, stream.table))
     adopted: Adopted | None = None
 
     def decide() -> tuple[State, Publish | None]:
@@ -119,19 +119,21 @@ def adopt(
         # The state first: a position that moves after Kafka was asked moves a head, and the publish is refused.
         state = load_state(lake, stream.table)
         position, adopted = state.position, None
-        topic = kafka.describe(stream.topic)
+        topic = kafka.describe(stream.topic, position)
         if topic is None:
             raise PositionError(
                 f"adopt topic {stream.topic}: expected it to exist, found none; create it, or correct `topic:` in the "
                 "stream's file, then run `anabranch adopt` again"
             )
         since = published_since(state.table, "speed", POSITION)
-        begins = plan_begins(position, topic, kafka.stable_ends(topic), kafka.first_from(topic, since))
+        begins = plan_begins(
+            position, topic, kafka.stable_ends(topic, position.offsets), kafka.first_from(topic, since)
+        )
         if begins is None:
             return state, None
         accepted = {h: a.cut for h, a in state.accepted.items()}
         adopted = plan_adopt(state.timeline, position, topic.id, begins, accepted)
-        return state, _to_publish(state, adopted, datetime.now(UTC), confirmed)
+        return state, _to_publish(state, adopted, lake.clock.now(), confirmed)
 
     published = run(lake, stream.table, decide, f"adopt topic {stream.topic}", take_turns=True)
     if published is None or adopted is None:

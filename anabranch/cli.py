@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn
 import click
 
 from anabranch import __version__, operating, proving
-from anabranch.errors import AnabranchError
+from anabranch.errors import AnabranchError, Unexpected
 from anabranch.options import master_option, open_stream, options
 
 
@@ -30,6 +30,20 @@ class _Commands(click.Group):
             return super().main(*args, **kwargs)
         except AnabranchError as error:
             _fail(error)
+        except Exception as error:
+            _fail(_explained(error))
+
+
+def _explained(error: Exception) -> AnabranchError:
+    """The error of ours for one that no command turned into one itself; what nobody meant to happen is shown whole."""
+    import traceback
+
+    from anabranch.neighbours import meant_by_nobody
+
+    found = meant_by_nobody("run the command", error)
+    if found.exit_code == Unexpected.exit_code:
+        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    return found
 
 
 def _fail(error: AnabranchError) -> NoReturn:
@@ -42,7 +56,8 @@ def _fail(error: AnabranchError) -> NoReturn:
 def main() -> None:
     """Kafka to one exact Iceberg table through two arms.
 
-    Exit codes: 0 done, 1 refused or found wanting, 2 wrong usage or configuration, 75 transient (try again).
+    Exit codes: 0 done, 1 refused or found wanting, 2 wrong usage or configuration, 70 unexpected, 75 transient (try
+    again).
     """
 
 

@@ -25,6 +25,7 @@ _HEAD = """\
 | 0 | done |
 | 1 | refused, or found wanting |
 | 2 | wrong usage or configuration |
+| 70 | unexpected: an error that no other try mends, or that nothing explains; its cause is in the last lines |
 | 75 | transient: the same command may succeed later |
 """
 

@@ -1,7 +1,7 @@
 """What can go wrong, by what the caller should do next.
 
 Every error carries the exit code of the command that it ends: 1 refused or found wanting,
-2 wrong usage or configuration, 75 transient (try again), as sysexits.h's EX_TEMPFAIL.
+2 wrong usage or configuration, 70 unexpected (sysexits.h's EX_SOFTWARE), 75 transient (try again; EX_TEMPFAIL).
 """
 
 from __future__ import annotations
@@ -35,6 +35,18 @@ class PositionError(Terminal):
     """Kafka and the table's position contradict each other (topic recreated, offsets lost)."""
 
 
+class Unexpected(Terminal):
+    """What nobody meant to happen: by its type no other try mends it, or several tries ended alike."""
+
+    exit_code = 70
+
+
+class JvmGone(Terminal):
+    """Spark's JVM ended under the job: no other try of this process brings it back, another start does."""
+
+    exit_code = 75
+
+
 class Transient(AnabranchError):
     """A neighbour did not answer, or somebody else was first: the same call may succeed later."""
 
@@ -43,3 +55,10 @@ class Transient(AnabranchError):
 
 class NotYet(Transient):
     """Only time will tell: what was asked for has yet to come, so trying again at once is of no use."""
+
+
+class Unexplained(Transient):
+    """An error whose type and words say nothing of whether it may pass: tried again a few times, never for ever.
+
+    A job that has tried says so as Unexpected; of a command that tries once, the same may succeed later.
+    """

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from anabranch.config import Environment
-from anabranch.errors import AnabranchError, ConfigurationError, Terminal
-from anabranch.neighbours import explain
+from anabranch.errors import AnabranchError, ConfigurationError, JvmGone, Transient, Unexplained
+from anabranch.neighbours import explain, said_by
 from anabranch.spark import session_settings
 
 LOG = logging.getLogger(__name__)
@@ -36,7 +37,12 @@ def open_session(environment: Environment, name: str) -> SparkSession:
         builder = builder.master(environment.spark.master)
     for key, value in session_settings(environment).items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    try:
+        spark = builder.getOrCreate()
+    except Exception as error:
+        found = explain("start Spark", error)
+        # A master that is away says so in many ways, and nothing has begun that could be in doubt.
+        raise (Transient(str(found)) if isinstance(found, Unexplained) else found) from error
     spark.sparkContext.setLogLevel("ERROR")
     jvm: Any = spark.sparkContext._jvm
     # Servers that are not AWS do not all know the SDK's newer checksums.
@@ -54,14 +60,34 @@ def open_session(environment: Environment, name: str) -> SparkSession:
 
 
 def explain_spark(spark: SparkSession, doing: str, error: BaseException) -> AnabranchError:
-    """The error of ours for what Spark threw while `doing`: Terminal when its JVM is gone, which no other try brings
-    back, else as `explain`."""
+    """The error of ours for what Spark threw while `doing`: JvmGone when its JVM or its context ended, which no other
+    try brings back, else as `explain`."""
+    if isinstance(error, AnabranchError):
+        return error
     jvm: Any = spark.sparkContext._jvm
     try:
         jvm.java.lang.System.nanoTime()
     except Exception:
-        return Terminal(f"{doing}: expected Spark's JVM to answer, found it gone; nothing is lost, start it again")
+        return JvmGone(f"{doing}: expected Spark's JVM to answer, found it gone; nothing is lost, start it again")
+    context: Any = spark.sparkContext._jsc
+    if context is None or context.sc().isStopped():
+        return JvmGone(
+            f"{doing}: expected Spark's context to run, found it stopped ({said_by(error)}); nothing is lost, start it "
+            "again"
+        )
     return explain(doing, error)
+
+
+@contextmanager
+def explained(spark: SparkSession, doing: str) -> Iterator[None]:
+    """Turn whatever is thrown while `doing` into an error of ours, so that none of it ends a job by a traceback."""
+    try:
+        yield
+    except AnabranchError:
+        raise
+    except Exception as error:
+        LOG.debug("%s failed", doing, exc_info=True)
+        raise explain_spark(spark, doing, error) from error
 
 
 class _Handler:

@@ -10,11 +10,11 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition, errors
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic, OffsetSpec
@@ -24,14 +24,21 @@ from kafka.structs import OffsetAndMetadata
 
 from anabranch import config
 from anabranch.errors import AnabranchError, ConfigurationError, Transient
-from anabranch.neighbours import explain_text, is_denied, said_by
-from anabranch.position import Ranges, Stamped, Topic
+from anabranch.neighbours import explain, is_denied, said_by
+from anabranch.position import Position, Ranges, Stamped, Topic, is_contradicted
+
+LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # A command is to fail within seconds; whoever asks in a job asks again.
 _BOOTSTRAP_MS = 10_000
 _REQUEST_MS = 15_000
 # A consumer that is given nothing new for so long is cut off from the brokers.
 _SILENCE_S = 30
+# What contradicts a position is believed when it is still so after so long.
+_BELIEVED_AFTER_S = 5.0
+_ASKED_AGAIN_AFTER_S = 0.5
 
 
 class _Failures(logging.Handler):
@@ -147,8 +154,26 @@ class KafkaAdapter:
             self._admin.close()
             self._admin = None
 
-    def describe(self, topic: str) -> Topic | None:
-        """The topic, or None when the brokers do not know it."""
+    def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
+        """The topic, or None when the brokers do not know it.
+
+        A broker that has just started, or lags behind the others, does not know a topic or a partition for a moment, or
+        still knows a topic that was deleted. So an answer of none, and one that contradicts the position `expected`, is
+        believed only when brokers go on to give it for some seconds, over new connections.
+        """
+        return self._believed(lambda: self._describe(topic), lambda found: is_contradicted(found, expected))
+
+    def _believed(self, question: Callable[[], T], is_doubtful: Callable[[T], bool]) -> T:
+        """An answer, asked for again while it is doubtful, for some seconds."""
+        until = time.monotonic() + _BELIEVED_AFTER_S
+        while is_doubtful(found := question()) and time.monotonic() < until:
+            LOG.debug("found %s, which is doubtful; asking again", found)
+            time.sleep(_ASKED_AGAIN_AFTER_S)
+            # The next connection goes to whichever broker answers first.
+            self.close_quietly()
+        return found
+
+    def _describe(self, topic: str) -> Topic | None:
         found = self._ask(f"describe topic {topic}", lambda admin: admin.describe_topics([topic]))
         for entry in found:
             if entry["name"] != topic:
@@ -165,9 +190,18 @@ class KafkaAdapter:
         """The oldest offset that each partition still holds."""
         return {p: s.offset for p, s in self._offsets(topic, OffsetSpec.EARLIEST).items()}
 
-    def stable_ends(self, topic: Topic) -> dict[int, int]:
-        """The last stable offset of each partition: all before it is decided, no open transaction (KIP-98)."""
-        return {p: s.offset for p, s in self._offsets(topic, OffsetSpec.LATEST).items()}
+    def stable_ends(self, topic: Topic, reached: Mapping[int, int] | None = None) -> dict[int, int]:
+        """The last stable offset of each partition: all before it is decided, no open transaction (KIP-98).
+
+        A leader that was replaced and does not know it yet answers with an end of before. So one below what is known
+        to be `reached` is believed only when brokers go on to give it for some seconds.
+        """
+
+        def ends() -> dict[int, int]:
+            return {p: s.offset for p, s in self._offsets(topic, OffsetSpec.LATEST).items()}
+
+        known = reached or {}
+        return self._believed(ends, lambda found: any(found.get(p, o) < o for p, o in known.items()))
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
         """By partition, the earliest offset whose record is stamped at `when` or later and is decided, else None."""
@@ -226,7 +260,7 @@ class KafkaAdapter:
             consumer.close(autocommit=False)
 
     def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str]) -> bool:
-        if self.describe(topic) is not None:
+        if self._describe(topic) is not None:
             return False
         new = NewTopic(topic, num_partitions=partitions, replication_factor=-1, topic_configs=dict(configs))
         try:
@@ -234,7 +268,7 @@ class KafkaAdapter:
         except errors.TopicAlreadyExistsError:
             return False
         deadline = time.monotonic() + 30
-        while (found := self.describe(topic)) is None or len(found.partitions) < partitions:
+        while (found := self._describe(topic)) is None or len(found.partitions) < partitions:
             if time.monotonic() > deadline:
                 raise Transient(f"create topic {topic}: expected to see it within 30 s, found it missing; try again")
             time.sleep(0.05)
@@ -270,18 +304,18 @@ class KafkaAdapter:
             try:
                 admin.close()
             except Exception:
-                logging.getLogger(__name__).debug("closing a broken Kafka connection failed", exc_info=True)
+                LOG.debug("closing a broken Kafka connection failed", exc_info=True)
 
 
 def _explained(kafka: config.Kafka, doing: str, error: BaseException, began: float) -> AnabranchError:
     cause = _FAILURES.since(began)
     said = said_by(error) + (f" ({cause})" if cause and cause not in str(error) else "")
-    return explain_text(f"{doing} at {kafka.bootstrap_servers}", said, said)
+    return explain(f"{doing} at {kafka.bootstrap_servers}", error, said)
 
 
 def _for_code(code: int, doing: str) -> AnabranchError:
     kind = errors.for_code(code)
-    return explain_text(doing, kind.__name__)
+    return explain(doing, kind(), kind.__name__)
 
 
 def _topic_id(raw: Any) -> str:

@@ -35,6 +35,7 @@ from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.transforms import IdentityTransform
 
 from anabranch.catalogs import catalog_properties
+from anabranch.clock import Clock, store_clock
 from anabranch.commits import Commit, Outcome, prepare, set_ref
 from anabranch.config import Environment
 from anabranch.errors import MetadataGone, Terminal, Transient
@@ -78,6 +79,11 @@ class Lake:
             return load_catalog(catalog.name, **catalog_properties(self._environment))
         except Exception as error:
             raise explain(f"open catalog {catalog.name} ({catalog.type})", error) from error
+
+    @cached_property
+    def clock(self) -> Clock:
+        """Tells what time a commit may be stamped with; every commit asks it."""
+        return store_clock(self._environment)
 
     def load(self, name: str) -> Table:
         """A table as it is now. Raises Terminal when it does not exist, MetadataGone when storage lacks what the
@@ -126,6 +132,7 @@ class Lake:
         # Asked first: PyIceberg writes a metadata file before it finds that the table is there.
         if self.exists(name):
             return False
+        self.clock.now()
         self._ensure_namespace(name)
         spec = _partitioned(schema, partition_by)
         try:
@@ -187,6 +194,7 @@ class Lake:
                 write(table, update)
             if not tx._updates:
                 return
+            self.clock.now(table.metadata.last_updated_ms)
             requirements = (AssertTableUUID(uuid=table.metadata.table_uuid), *tx._requirements)
             try:
                 landed = self.catalog.commit_table(table, requirements, tuple(tx._updates))
@@ -206,6 +214,7 @@ class Lake:
         made = [b for b in (*BRANCHES, STAGING) if b not in table.metadata.refs]
         if not made:
             return []
+        self.clock.now(table.metadata.last_updated_ms)
         if table.current_snapshot() is None:
             with asked(f"write the first snapshot of {name}"):
                 first = {**properties, PUBLISH_ID: uuid.uuid4().hex}
@@ -234,6 +243,7 @@ class Lake:
         whether a snapshot carries the commit's id.
         Raises Transient when the table cannot be read for half a minute, with the outcome still unknown.
         """
+        self.clock.now(table.metadata.last_updated_ms)
         prepared = prepare(table, commit)
         # A transaction of PyIceberg keeps one requirement of each type, so it would watch one branch only.
         requirements: tuple[TableRequirement, ...] = (
@@ -286,6 +296,7 @@ class Lake:
                 return
             if lacking := [c for c in found.column_names if c not in table.schema().column_names]:
                 raise Terminal(f"table {name}: expected column {lacking[0]}, found none; run `anabranch apply`")
+            self.clock.now(table.metadata.last_updated_ms)
             tx = Transaction(table)
             commit_id = uuid.uuid4().hex
             with asked(f"write rows of {name}"):

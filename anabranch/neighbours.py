@@ -1,7 +1,9 @@
-"""What a neighbour's error means: it may pass, or somebody has to act first.
+"""What an error that is not ours means: it may pass, somebody has to act first, or nobody knows.
 
 Kafka, S3 and the catalog are reached through clients of two languages, and what Spark's JVM throws arrives as text. So
-the meaning is read from the words that the services themselves use; whatever has none of them may pass.
+the meaning is read from the types of Python's errors, the names of Java's, and the words that the services themselves
+use. What is known to pass is tried again for as long as a job is told to; what by its type no try mends ends it at
+once; what nothing explains is tried again a few times, and ends it too.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 
-from anabranch.errors import AnabranchError, ConfigurationError, Transient
+from anabranch.errors import AnabranchError, ConfigurationError, Transient, Unexpected, Unexplained
 
 _LONGEST = 300  # characters of an error that a message repeats
 # What Spark puts around a cause: which query it was, a number of its own; a name that a client says twice; and a cause
@@ -63,25 +66,136 @@ _AWAY = (
 )  # fmt: skip
 
 
-def explain(doing: str, error: BaseException) -> AnabranchError:
-    """The error of ours for what a client threw while `doing`; one of ours stays itself. Pure.
+# Names of Java's errors that the same records, or the same program, throw each time.
+_JAVA_TERMINAL = (
+    "ArithmeticException", "DateTimeException", "RecordTooLargeException", "RecordBatchTooLargeException",
+    "MessageSizeTooLarge", "RecordListTooLarge", "StackOverflowError", "NoClassDefFoundError", "NoSuchMethodError",
+    "NoSuchFieldError", "AbstractMethodError", "ClassNotFoundException", "UnsupportedClassVersionError",
+)  # fmt: skip
 
-    ConfigurationError when keys, rights or a bucket are what is wrong, else Transient.
+# These look like a neighbour that is away, and may as well stay as they are: a memory that is too small, a file that is
+# gone, a broker that does not know a request, bytes that a disk lost.
+_JAVA_DOUBTFUL = (
+    "OutOfMemoryError", "Location does not exist", "FileNotFoundException", "NoSuchFileException", "NoSuchKeyException",
+    "UnsupportedVersionException", "InvalidTopicException", "CorruptRecordException", "SerializationException",
+    "UnsupportedForMessageFormatException", "InvalidConfigurationException", "OffsetOutOfRangeException",
+)  # fmt: skip
+
+# What passes by itself, beside `_AWAY`: as Java, Spark, Iceberg, SQLAlchemy, botocore and kafka-python name it.
+_PASSES = (
+    "TimeoutException", "InterruptedException", "ClosedByInterruptException", "ClosedChannelException",
+    "InterruptedIOException", "java.nio.file.FileSystemException", "RejectedExecutionException", "TaskKilled",
+    "CommitFailedException", "CommitStateUnknownException", "ServiceUnavailableException", "OperationalError",
+    "InterfaceError", "AdminShutdown", "KafkaTimeoutError", "KafkaConnectionError", "NodeNotReadyError",
+    "Failed to find active controller id", "error occurred (5", "error occurred (429)", "error occurred (408)",
+    "Status Code: 5", "Status Code: 429", "HTTP status 5", "InternalError", "SlowDown", "SLOW_DOWN", "Throttl",
+    "RequestTimeout", "REQUEST_TIMEOUT", "RequestLimitExceeded", "No resolvable bootstrap urls", "ExecutorDead",
+)  # fmt: skip
+
+# The same of Python, by type: an error of a library is known by its name, since not every job has every library.
+_PASSES_BY_TYPE = frozenset({
+    "builtins.OSError", "kafka.errors.RetriableError", "sqlalchemy.exc.OperationalError",
+    "sqlalchemy.exc.InterfaceError", "sqlalchemy.exc.TimeoutError", "botocore.exceptions.HTTPClientError",
+    "botocore.exceptions.ConnectionError", "botocore.exceptions.EndpointConnectionError",
+    "botocore.exceptions.IncompleteReadError", "botocore.exceptions.MetadataRetrievalError",
+    "urllib3.exceptions.HTTPError", "http.client.HTTPException", "pyiceberg.exceptions.ServerError",
+    "pyiceberg.exceptions.ServiceUnavailableError", "pyiceberg.exceptions.TooManyRequestsError",
+    "pyiceberg.exceptions.AuthorizationExpiredError", "pyiceberg.exceptions.CommitStateUnknownException",
+    "pyiceberg.exceptions.CommitFailedException", "pyiceberg.exceptions.WaitingForLockException",
+})  # fmt: skip
+# An OSError, but a path that is what it is.
+_DOUBTFUL_BY_TYPE = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
+_TERMINAL_BY_TYPE = (
+    ArithmeticError, TypeError, AttributeError, NameError, ImportError, NotImplementedError, AssertionError,
+    SyntaxError, RecursionError,
+)  # fmt: skip
+
+# A line of a Java stack trace: it names what was running, not what went wrong.
+_FRAME = re.compile(r"^\s+(?:at |\.\.\. \d+ more).*$", re.MULTILINE)
+
+
+class Meaning(Enum):
+    """What another try of the same would find."""
+
+    PASSES = "it may pass"
+    STAYS = "the same again"
+    UNKNOWN = "nobody knows"
+
+
+def classify_text(text: str) -> Meaning:
+    """The meaning of an error that is only text, such as a JVM's, by the names and words in it. Pure."""
+    said = _FRAME.sub("", text)
+    if any(name in said for name in _JAVA_TERMINAL):
+        return Meaning.STAYS
+    if any(name in said for name in _JAVA_DOUBTFUL):
+        return Meaning.UNKNOWN
+    return Meaning.PASSES if any(word in said for word in (*_AWAY, *_PASSES)) else Meaning.UNKNOWN
+
+
+def classify(error: BaseException) -> Meaning:
+    """The meaning of an error, by its type and those of its causes, else by what all of them say. Pure."""
+    chain = _chain(error)
+    if any(isinstance(link, _DOUBTFUL_BY_TYPE) for link in chain):
+        return Meaning.UNKNOWN
+    if any(_PASSES_BY_TYPE & _names(link) or _answered_later(link) for link in chain):
+        return Meaning.PASSES
+    if any(isinstance(link, _TERMINAL_BY_TYPE) for link in chain):
+        return Meaning.STAYS
+    return classify_text(_full_text(error))
+
+
+def _answered_later(error: BaseException) -> bool:
+    """Whether it is botocore's error for an answer that says: later; or SQLAlchemy's for a connection that was cut."""
+    if getattr(error, "connection_invalidated", False):
+        return True
+    answer = getattr(error, "response", None)
+    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) if isinstance(answer, dict) else 0
+    return status >= 500 or status in (408, 429)
+
+
+def _names(error: BaseException) -> set[str]:
+    return {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
+
+
+def explain(doing: str, error: BaseException, said: str | None = None) -> AnabranchError:
+    """The error of ours for what a client threw while `doing`; one of ours stays itself. `said` is what a message
+    repeats of it. Pure.
+
+    ConfigurationError when keys, rights or a bucket are what is wrong; Transient for what is known to pass; Unexpected
+    for what no other try mends; Unexplained for all else.
     """
     if isinstance(error, AnabranchError):
         return error
-    return explain_text(doing, _full_text(error), said_by(error))
+    text = f"{_full_text(error)}\n{said or ''}"
+    return _explained(doing, text, said or said_by(error), classify(error))
+
+
+def meant_by_nobody(doing: str, error: BaseException) -> AnabranchError:
+    """The same for an error that reached the end of the program: what nothing explains there is Unexpected. Pure."""
+    found = explain(doing, error)
+    return Unexpected(str(found)) if isinstance(found, Unexplained) else found
 
 
 def explain_text(doing: str, text: str, said: str | None = None) -> AnabranchError:
     """The same for an error that is only text. `said` is the part of it for the message."""
-    found = f"{doing}: expected an answer, found {said or telling_line(text)}"
+    return _explained(doing, text, said or telling_line(text), classify_text(text))
+
+
+def _explained(doing: str, text: str, said: str, meaning: Meaning) -> AnabranchError:
+    found = f"{doing}: expected an answer, found {said}"
     if any(word in text for word in _SKEWED):
         return Transient(f"{found}; set this machine's clock (NTP)")
     for subject, words in _DENIED.items():
         if any(word in text for word in words):
             return ConfigurationError(f"{found}; check {subject}, then start it again")
-    return Transient(f"{found}; this may pass, try again")
+    if meaning is Meaning.PASSES:
+        return Transient(f"{found}; this may pass, try again")
+    if meaning is Meaning.STAYS:
+        return Unexpected(
+            f"{doing}: expected it to work, found {said}; no other try mends that; nothing half done is visible; mend "
+            "what it names or report it, then start it again"
+        )
+    return Unexplained(f"{found}; nothing tells whether this passes; try again, a few times only")
 
 
 def is_denied(text: str) -> bool:
@@ -120,11 +234,16 @@ def telling_line(text: str) -> str:
     return line if len(line) <= _LONGEST else line[:_LONGEST] + "…"
 
 
-def _full_text(error: BaseException) -> str:
-    """All that an error and its causes say."""
-    texts: list[str] = []
+def _chain(error: BaseException) -> list[BaseException]:
+    """An error and its causes, outermost first."""
+    found: list[BaseException] = []
     link: BaseException | None = error
-    while link is not None and len(texts) < 10:
-        texts.append(f"{type(link).__name__}: {link}")
+    while link is not None and len(found) < 10:
+        found.append(link)
         link = link.__cause__
-    return "\n".join(texts)
+    return found
+
+
+def _full_text(error: BaseException) -> str:
+    """All that an error and its causes say; of Spark's, also the stack trace that its message may lack."""
+    return "\n".join(f"{type(e).__name__}: {e}\n{getattr(e, '_stackTrace', None) or ''}" for e in _chain(error))

@@ -40,6 +40,13 @@ class Topic:
     partitions: tuple[int, ...]
 
 
+def is_contradicted(found: Topic | None, expected: Position | None) -> bool:
+    """Whether a broker's answer contradicts a position: no topic, another one, or one of fewer partitions. Pure."""
+    if found is None or expected is None:
+        return found is None
+    return expected.topic_id not in ("", found.id) or not set(expected.offsets) <= set(found.partitions)
+
+
 @dataclass(frozen=True)
 class Stamped:
     """An offset and the Kafka timestamp of its record, in milliseconds since the epoch."""

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from anabranch.commits import Change, Commit, Outcome, Tag
@@ -140,7 +140,7 @@ def run(
                 return None
             if turn is not None and state.table.properties.get(TURN) == turn:
                 publish = replace(publish, remove_properties=(*publish.remove_properties, TURN))
-            if lake.commit(state.table, to_commit(state, publish, datetime.now(UTC))) is Outcome.LANDED:
+            if lake.commit(state.table, to_commit(state, publish, lake.clock.now())) is Outcome.LANDED:
                 turn = None  # the publish took it back
                 return publish
             refusals += 1

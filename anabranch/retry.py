@@ -1,7 +1,8 @@
 """Trying again: the one policy of both jobs for what is transient.
 
 Capped exponential back-off with full jitter (each pause is anywhere between nothing and the bound, so that jobs which
-failed together do not come back together), one log line for each failure, and an end that the configuration sets.
+failed together do not come back together), one log line for each failure, and an end that the configuration sets. What
+nothing explains is tried a few times only, whatever the configuration says.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from tenacity.retry import retry_if_not_exception_type
 from tenacity.stop import stop_never
 from tenacity.wait import wait_random_exponential
 
-from anabranch.errors import NotYet, Transient
+from anabranch.errors import AnabranchError, NotYet, Transient, Unexpected, Unexplained
+from anabranch.neighbours import explain
 
 LOG = logging.getLogger(__name__)
 
 FIRST_PAUSE = timedelta(seconds=1)
 LONGEST_PAUSE = timedelta(seconds=30)
+# So many failures that nothing explains, without progress between them, end a job.
+UNEXPLAINED_TRIES = 5
 
 T = TypeVar("T")
 
@@ -46,19 +50,25 @@ class Retry:
     longest_pause: timedelta = LONGEST_PAUSE
 
     def call(self, what: str, action: Callable[[], T], progress: Callable[[], int] = _no_progress) -> T:
-        """The result of `action`, called again after each Transient; any other error passes at once, NotYet too.
+        """The result of `action`, called again after each Transient; any other error of ours passes at once, NotYet
+        too. An error that is not ours is what `neighbours.explain` makes of it.
 
         When `progress` has grown since the failure before, that one is forgotten: pauses and limit begin anew. Raises
-        the last Transient once `stop` is set, or when the next try would come after the limit.
+        the last Transient once `stop` is set, or when the next try would come after the limit; Unexpected after
+        UNEXPLAINED_TRIES failures that nothing explains, whatever else failed between them.
         """
-        seen = progress()
+        seen, unexplained = progress(), 0
 
         def after(state: RetryCallState) -> None:
-            nonlocal seen
+            nonlocal seen, unexplained
             if (now := progress()) != seen:
-                seen = now
+                seen, unexplained = now, 0
                 assert state.outcome_timestamp is not None
                 state.attempt_number, state.start_time = 1, state.outcome_timestamp
+            unexplained += _is_unexplained(state)
+
+        def too_often(state: RetryCallState) -> bool:
+            return _is_unexplained(state) and unexplained >= UNEXPLAINED_TRIES
 
         def before_sleep(state: RetryCallState) -> None:
             assert state.outcome is not None
@@ -67,18 +77,21 @@ class Retry:
             if self.limit is not None and state.outcome_timestamp is not None:
                 left = self.limit.total_seconds() - (state.outcome_timestamp - state.start_time)
                 until = f"until {datetime.now(UTC) + timedelta(seconds=left):%T} UTC"
+            if _is_unexplained(state):
+                until = f"{UNEXPLAINED_TRIES} times at most, {unexplained} so far, and at most {until}"
             error, number = state.outcome.exception(), state.attempt_number
             LOG.warning(
                 "%s: try %d failed: %s; try %d in %.1f s, tried again %s (%s)", what, number, error, number + 1, pause,
                 until, self.setting,
             )  # fmt: skip
 
+        ended = stop_any(
+            stop_when_event_set(self.stop), stop_before_delay(self.limit) if self.limit is not None else stop_never
+        )
         policy = Retrying(
             retry=retry_if_exception_type(Transient) & retry_if_not_exception_type(NotYet),
             wait=wait_random_exponential(multiplier=FIRST_PAUSE.total_seconds(), max=self.longest_pause),
-            stop=stop_any(
-                stop_when_event_set(self.stop), stop_before_delay(self.limit) if self.limit is not None else stop_never
-            ),
+            stop=lambda state: bool(ended(state)) or too_often(state),
             sleep=sleep_using_event(self.stop),
             after=after,
             before_sleep=before_sleep,
@@ -92,7 +105,12 @@ class Retry:
             # A pause that ends because of `stop` is followed by no try.
             if self.stop.is_set():
                 raise Transient(f"{what}: told to stop; nothing is lost, run it again")
-            return action()
+            try:
+                return action()
+            except AnabranchError:
+                raise
+            except Exception as error:
+                raise explain(what, error) from error
 
         return tried
 
@@ -102,9 +120,21 @@ class Retry:
             error = state.outcome.exception()
             assert isinstance(error, Transient)
             if self.stop.is_set():
+                # Whatever is thrown by what is being stopped, the next start goes on.
+                if isinstance(error, Unexplained):
+                    raise Transient(str(error)) from error
                 raise error
+            if isinstance(error, Unexplained):
+                raise Unexpected(
+                    f"{what}: given up after {state.attempt_number} tries, since nothing tells whether it passes; what "
+                    f"is published stays as it is; the cause: {error}"
+                ) from error
             raise Transient(
                 f"{what}: given up after {state.attempt_number} tries within {self.limit} ({self.setting}): {error}"
             ) from error
 
         return raise_last
+
+
+def _is_unexplained(state: RetryCallState) -> bool:
+    return state.outcome is not None and isinstance(state.outcome.exception(), Unexplained)

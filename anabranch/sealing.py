@@ -11,43 +11,26 @@ from typing import Protocol
 from anabranch import hours, ledger
 from anabranch.commits import Change
 from anabranch.config import Environment, Stream
-from anabranch.errors import ConfigurationError, NotYet, PositionError, Transient
+from anabranch.errors import ConfigurationError, NotYet, PositionError
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Timeline
 from anabranch.kafka import KafkaAdapter
 from anabranch.lake import Lake
 from anabranch.position import Offsets, Position, Stamped, Topic
 from anabranch.publish import Publish, new_id, new_tag, run
-from anabranch.s3 import ObjectStore, bucket_of
 from anabranch.state import State, check_log_end, check_topic, load_state
 
 LOG = logging.getLogger(__name__)
 
-MAX_CLOCK_SKEW = timedelta(seconds=30)
 
-
-def check_clock(environment: Environment, state: State) -> None:
-    """Compare this machine's clock with the object store's and the table's last update.
+def check_clock(lake: Lake, state: State) -> None:
+    """Compare this machine's clock with the object store's and the table's last update, now.
 
     A clock ahead would seal hours to come and stamp the table into the future. Raises Transient, naming all, when they
     are more than half a minute apart.
     """
-    now = datetime.now(UTC)
-    updated = datetime.fromtimestamp(state.table.metadata.last_updated_ms / 1000, UTC)
-    if updated - now > MAX_CLOCK_SKEW:
-        raise Transient(
-            f"clock: expected this machine not to be behind the table's last update {updated.isoformat()}, found "
-            f"{now.isoformat()}; set the clocks (NTP) of the machines that publish"
-        )
-    bucket = bucket_of(environment.catalog.warehouse)
-    if bucket is None:
-        return
-    stored = ObjectStore(environment.s3).clock(bucket)
-    if abs(stored - datetime.now(UTC)) > MAX_CLOCK_SKEW:
-        raise Transient(
-            f"clock: expected this machine ({now.isoformat()}) and the object store ({stored.isoformat()}) within "
-            f"{MAX_CLOCK_SKEW}, the table was last updated {updated.isoformat()}; set this machine's clock (NTP)"
-        )
+    lake.clock.compare()
+    lake.clock.now(state.table.metadata.last_updated_ms)
 
 
 @dataclass(frozen=True)
@@ -75,14 +58,14 @@ class Decided:
 class Questions(Protocol):
     """What a decision asks of Kafka; `anabranch.kafka.KafkaAdapter` answers."""
 
-    def describe(self, topic: str) -> Topic | None: ...
-    def stable_ends(self, topic: Topic) -> dict[int, int]: ...
+    def describe(self, topic: str, expected: Position | None = None) -> Topic | None: ...
+    def stable_ends(self, topic: Topic, reached: Offsets | None = None) -> dict[int, int]: ...
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]: ...
 
 
 def ask(kafka: Questions, topic_name: str, state: State, now: datetime, grace: timedelta) -> Asked:
     """Ask Kafka where the hours that `state` needs to have ended, end. Raises PositionError, Transient."""
-    topic = kafka.describe(topic_name)
+    topic = kafka.describe(topic_name, state.position)
     position = check_topic(state.position, topic, topic_name)
     assert topic is not None
     asked = Asked(topic, now, now - grace, {}, {}, {})
@@ -90,7 +73,7 @@ def ask(kafka: Questions, topic_name: str, state: State, now: datetime, grace: t
         asked = replace(asked, oldest=kafka.first_from(topic, datetime.fromtimestamp(0, UTC)))
     if wanted := hours.undecided(_with_first_hour(state, position, asked), position.offsets, asked.until):
         answers = {h: kafka.first_from(topic, hours.end_of(h)) for h in wanted}
-        asked = replace(asked, answers=answers, ends=kafka.stable_ends(topic))
+        asked = replace(asked, answers=answers, ends=kafka.stable_ends(topic, position.offsets))
         check_log_end(position, asked.ends, topic_name)
     return asked
 
@@ -132,7 +115,7 @@ class HourClock:
         state = self._last or load_state(self._lake, self._stream.table)
         while True:
             try:
-                asked = ask(self._kafka, self._stream.topic, state, datetime.now(UTC), grace)
+                asked = ask(self._kafka, self._stream.topic, state, self._lake.clock.now(), grace)
             except PositionError:
                 # The state may be older than an adoption: only a topic described after a fresh load contradicts it.
                 if fresh:
@@ -175,7 +158,7 @@ def seal(environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapt
     Waiting decisions of earlier publishes are written to the ledger first, those of this one after it.
     """
     before = load_state(lake, stream.table)
-    check_clock(environment, before)
+    check_clock(lake, before)
     confirmed = ledger.record_waiting(lake, stream.hours_table, before)
     clock = HourClock(stream, lake, kafka)
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from anabranch import config
-from anabranch.errors import AnabranchError
+from anabranch.errors import AnabranchError, ConfigurationError
 from anabranch.kafka import KafkaAdapter
 from anabranch.lake import Lake
 from anabranch.logs import configure_logging
+from anabranch.neighbours import meant_by_nobody
 
 LOG = logging.getLogger(__name__)
 
@@ -44,12 +45,20 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def main(run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> None:
-    """Run a job and end the process with its exit code; an error of ours is one line, not a traceback."""
+    """Run a job and end the process with its exit code; an error of ours is one line, not a traceback.
+
+    Any other is classified as it would be anywhere else, and shown whole when nobody meant it to happen: it never ends
+    the process with exit code 1, which says that something was refused.
+    """
     configure_logging(as_json="json" in arguments)
     try:
         code = run(arguments)
     except AnabranchError as error:
         LOG.error("%s", error)
         code = error.exit_code
+    except Exception as error:
+        found = meant_by_nobody("run the job", error)
+        LOG.error("%s", found, exc_info=not isinstance(found, ConfigurationError))
+        code = found.exit_code
     sys.stdout.flush()
     sys.exit(code)

@@ -26,6 +26,8 @@ def stage(
     `wap_id` must be new: exactly one snapshot carries it. Nullability is the decoder's promise, not checked again.
     Raises Transient when the snapshot is not there after a successful write (somebody expired it meanwhile).
     """
+    # The JVM stamps the snapshot by the same machine's clock.
+    lake.clock.now()
     session = frame.sparkSession
     began = time.monotonic()
     session.conf.set("spark.wap.id", wap_id)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from anabranch.config import Environment, load_environment, load_stream
 from anabranch.dev.jars import ensure_jars, jvm_folder
+from anabranch.dev.java import require_java
 from anabranch.dev.spark_home import spark_home as installed_spark_home
 from anabranch.errors import ConfigurationError
 from anabranch.spark import AVRO_OPTIONS, REDACTED
@@ -69,7 +70,11 @@ def submit_command(environment: Environment, layer: str, arguments: Sequence[str
 
 
 def submit(environment: Environment, layer: str, arguments: Sequence[str]) -> None:
-    """Become spark-submit: signals and the exit code are the job's own. Never returns."""
+    """Become spark-submit: signals and the exit code are the job's own. Never returns.
+
+    Raises ConfigurationError without a Java: spark-submit would end with exit code 1, as a refusal does.
+    """
+    require_java()
     command, process = submit_command(environment, layer, arguments)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from anabranch.errors import Unexpected
 from anabranch.jvm import open_session, stop_on_signal
 from anabranch.output import print_json, print_table
 from anabranch.retry import Retry
@@ -33,7 +34,9 @@ def rebuild_hours(
 ) -> list[Result]:
     """Seal, then rebuild one hour or all that wait; each step is tried again for as long as `batch.retry_for` says.
 
-    Raises NotYet for an hour that has not ended, Transient when the time is over or `stop` is set.
+    Of those that wait, a refused hour is rebuilt once something that its refusal rests on has changed, and once a day.
+    An hour that breaks the job holds back no other: Unexpected is raised at the end. Raises NotYet for an hour that has
+    not ended, Transient when the time is over or `stop` is set.
     """
     name, retry = f"stream {job.stream.name}", _retry(job, stop)
     retry.call(name, lambda: seal(job.environment, job.stream, job.lake, job.kafka))
@@ -48,8 +51,20 @@ def rebuild_hours(
         return [rebuild(hour)]
     waiting = retry.call(name, rebuilder.waiting)
     results = retry.call(name, lambda: rebuilder.accept_empty(rebuilder.empty(waiting)))
+    results += retry.call(name, lambda: rebuilder.standing(waiting))
     done = {result.hour for result in results}
-    results += [rebuild(h) for h in waiting if h not in done]
+    broken: list[Unexpected] = []
+    for h in waiting:
+        if h in done:
+            continue
+        try:
+            results.append(rebuild(h))
+        except Unexpected as error:
+            LOG.error("%s: hour %s: %s", name, h, error)
+            broken.append(error)
+    if broken:
+        more = f" (and {len(broken) - 1} more hours, in the lines above)" if len(broken) > 1 else ""
+        raise Unexpected(f"{broken[0]}{more}") from broken[0]
     return sorted(results, key=lambda result: result.hour)
 
 

@@ -16,24 +16,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 
 from anabranch import dead_letters, hours, ledger
 from anabranch.adoption import gone_from_kafka
-from anabranch.errors import Transient
+from anabranch.errors import AnabranchError, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Cut
-from anabranch.jvm import explain_spark
+from anabranch.jvm import explain_spark, explained
 from anabranch.publish import Publish, new_id, run
 from anabranch.sealing import require_sealed
 from anabranch.session import Job
 from anabranch.snapshots import content_by_hour, files_by_hour, has_landed
 from anabranch.state import Accepted, State, load_state
 from anabranch.tables import require_columns
+from batch_layer import standing
 from batch_layer.hour import Built, HourBuilder
 from batch_layer.plan import (
     EMPTY,
@@ -117,6 +114,28 @@ class Rebuilder:
         done = {h for h in gone if said.get(h, {}).get("decision") == "refused"}
         return [h for h in found if h not in done]
 
+    def standing(self, candidates: Sequence[str]) -> list[Result]:
+        """The refusals, of `candidates`, that stand: nothing that they rest on has changed, so nothing is built."""
+        if not candidates:
+            return []
+        state, now = load_state(self._job.lake, self._stream.table), self._job.lake.clock.now()
+        rows = ledger.history(self._job.lake, self._stream.hours_table)
+        found = []
+        for hour in (h for h in candidates if h in state.timeline.sealed):
+            refusal = standing.last_refusal(rows, hour)
+            if refusal is None or not standing.stands(refusal, self._basis(state, hour), now):
+                continue
+            LOG.warning(
+                "stream %s: hour %s stays refused, nothing that it rests on has changed: %s; to rebuild it now: "
+                "anabranch batch %s --hour %s", self._stream.name, hour, refusal["reason"], self._stream.name, hour,
+            )  # fmt: skip
+            found.append(Result(hour, "refused", refusal["revision"], refusal["reason"], standing.said_by(refusal)))
+        return found
+
+    def _basis(self, state: State, hour: str, cut: Cut | None = None) -> str:
+        suite = standing.read_suite(self._stream)
+        return standing.plan_basis(self._stream, suite, state, hour, cut or state.timeline.sealed[hour])
+
     def empty(self, candidates: Sequence[str]) -> list[str]:
         """Those of `candidates` whose cut holds no offset."""
         return plan_empty(load_state(self._job.lake, self._stream.table), candidates)
@@ -126,7 +145,9 @@ class Rebuilder:
 
         def decide() -> tuple[State, Publish | None]:
             state = load_state(self._job.lake, self._stream.table)
-            return state, plan_acceptance_of_empty(state, candidates, new_id(), datetime.now(UTC), self._confirmed)
+            return state, plan_acceptance_of_empty(
+                state, candidates, new_id(), self._job.lake.clock.now(), self._confirmed
+            )
 
         published = run(self._job.lake, self._stream.table, decide, f"accept empty hours of {self._stream.name}", True)
         if published is None:
@@ -139,15 +160,14 @@ class Rebuilder:
     def repairable(self) -> dict[str, int]:
         """By accepted hour, how many of its dead letters would be rows by the stream as it is now."""
         state = load_state(self._job.lake, self._stream.table)
-        try:
+        with explained(self._spark, "read the dead letters"):
             return {h: n for h, n in self._hours.repairable().items() if state.is_accepted(h)}
-        except (PySparkException, Py4JError) as error:
-            raise explain_spark(self._spark, "read the dead letters", error) from error
 
     def rebuild(self, hour: str, order: Order = _BY_ITSELF) -> Result:
         """Rebuild one sealed hour. An accepted hour is left alone unless it is to be restated.
 
-        A refusal is a result and is in the ledger; nothing else has changed. Raises Transient, PositionError.
+        A refusal is a result and is in the ledger, once for each reason; nothing else has changed. Raises Transient,
+        PositionError.
         """
         state = require_sealed(self._job.lake, self._stream, hour)
         require_columns(state.table, self._stream)
@@ -163,7 +183,7 @@ class Rebuilder:
         if cut.offsets == 0:
             return next(iter(self.accept_empty([hour])), Result(hour, "unchanged", before, "it holds no records"))
         if not before and (gone := gone_from_kafka(state.timeline, hour, cut)):
-            return self._refuse(hour, cut, before, gone, {})
+            return self._refuse(state, hour, cut, before, gone, {})
         LOG.info("stream %s: rebuilding hour %s: %d offsets", self._stream.name, hour, cut.offsets)
         for _ in range(_ATTEMPTS):
             try:
@@ -172,7 +192,9 @@ class Rebuilder:
                 LOG.info(
                     "stream %s: hour %s: the look-back changed; dropping duplicates again", self._stream.name, hour
                 )
-            except (PySparkException, Py4JError) as error:
+            except AnabranchError:
+                raise
+            except Exception as error:
                 # Also a lost executor, which takes its part of the decoded hour with it. Nothing is published.
                 raise explain_spark(self._spark, f"rebuild hour {hour}", error) from error
         raise Transient(f"hour {hour}: expected the look-back to hold still once in {_ATTEMPTS} attempts; try again")
@@ -190,7 +212,7 @@ class Rebuilder:
                 for refusal in _refusals(b, state.accepted[b.hour].by_choice)
             ]:
                 self._discard(built)
-                return self._refuse(hour, cut, before, "; ".join(refusals), first.said)
+                return self._refuse(state, hour, cut, before, "; ".join(refusals), first.said)
             # Step 6: publish.
             reasons = {hour: plan_reason(first.objections, order.accept, order.why)}
             reasons |= {b.hour: f"decided again after {hour}" for b in built[1:]}
@@ -228,13 +250,16 @@ class Rebuilder:
         content = content_by_hour(state.table, "main", around - by_batch)
         return fingerprint(state, around, files, {h: c.rows for h, c in content.items()})
 
-    def _refuse(self, hour: str, cut: Cut, before: int, reason: str, said: Mapping[str, Any]) -> Result:
+    def _refuse(self, seen: State, hour: str, cut: Cut, before: int, reason: str, said: Mapping[str, Any]) -> Result:
+        """Record a refusal that was decided by the state `seen`, unless the ledger says the same already."""
         reach(Step.BATCH_REFUSED)
-        state = load_state(self._job.lake, self._stream.table)
-        row = ledger.decision(
-            hour, "refused", before + 1, cut, datetime.now(UTC), reason=reason, served=state.serving_layer(hour), **said
-        )
-        ledger.record(self._job.lake, self._stream.hours_table, [row])
+        now, basis = self._job.lake.clock.now(), self._basis(seen, hour, cut)
+        refusal = standing.last_refusal(ledger.history(self._job.lake, self._stream.hours_table), hour)
+        if standing.should_record(refusal, basis, before + 1, reason, now):
+            state = load_state(self._job.lake, self._stream.table)
+            served, id = state.serving_layer(hour), standing.decision_id(new_id(), basis)
+            row = ledger.decision(hour, "refused", before + 1, cut, now, id, reason=reason, served=served, **said)
+            ledger.record(self._job.lake, self._stream.hours_table, [row])
         LOG.error("stream %s: hour %s refused: %s", self._stream.name, hour, reason)
         return Result(hour, "refused", before + 1, reason, said)
 
@@ -264,7 +289,7 @@ class Rebuilder:
                     return decide()
                 if verdict in (Verdict.MOVED, Verdict.OVERTAKEN):
                     raise _Moved
-            now = datetime.now(UTC)
+            now = lake.clock.now()
             rebuilt = [
                 Rebuilt(
                     b.hour,

@@ -20,7 +20,7 @@ from anabranch.formats import open_format
 from anabranch.hours import Cut
 from anabranch.kafka_frames import no_records, read_ranges
 from anabranch.lookups import inside
-from anabranch.position import Ranges, Topic, without
+from anabranch.position import Position, Ranges, Topic, without
 from anabranch.session import Job
 from anabranch.snapshots import heads
 from anabranch.staging import read_snapshot
@@ -94,7 +94,7 @@ class HourReader:
 
     def require_topic(self, cut: Cut) -> Topic:
         """The topic that the cut was decided in. Raises PositionError for another one, or none."""
-        topic = self._job.kafka.describe(self._stream.topic)
+        topic = self._job.kafka.describe(self._stream.topic, Position(cut.topic_id, dict(cut.ends)))
         if topic is None or topic.id != cut.topic_id:
             raise PositionError(
                 f"topic {self._stream.topic}: expected id {cut.topic_id}, found {topic.id if topic else 'no topic'}: "

@@ -26,7 +26,7 @@ import yaml
 from airflow.sdk import Asset, BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
-REFUSED, TRANSIENT = 1, 75
+REFUSED, UNEXPECTED, TRANSIENT = 1, 70, 75
 LAST_LINES = 20
 CONF = Path(os.environ.get("ANABRANCH_CONF") or Path(__file__).resolve().parents[1] / "conf")
 # The hour of a run: the one that an operator names, else the run's data interval.
@@ -84,11 +84,16 @@ class Refused(AirflowFailException):
     """A command ended with exit code 1: it worked, and what it found is not as it has to be."""
 
 
+class Unexpected(AirflowFailException):
+    """A command ended with exit code 70: nobody meant this to happen, and nothing was refused."""
+
+
 class AnabranchOperator(BaseOperator):
     """Runs one `anabranch` command and streams its output into the task's log.
 
     Arguments that render empty are left out. Exit code 0 is success; 75 is transient, so the task fails and may be
-    tried again; with any other code it fails for good. The error holds the last lines of the output.
+    tried again; with any other code it fails for good, and with 70 says that it was not refused but broke. The error
+    holds the last lines of the output.
     """
 
     template_fields: Sequence[str] = ("arguments",)
@@ -154,6 +159,8 @@ def _require_success(command: Sequence[str], code: int, last: Iterable[str]) -> 
     # A negative code is a signal (the machine ran out of memory, the task was stopped): as good as transient.
     if code == TRANSIENT or code < 0:
         raise AirflowException(message)
+    if code == UNEXPECTED:
+        raise Unexpected(f"not refused, but broken by what nobody expected; somebody has to look: {message}")
     raise Refused(message) if code == REFUSED else AirflowFailException(message)
 
 
@@ -180,7 +187,7 @@ class SealOperator(HourOperator):
     def execute(self, context: Any) -> None:
         try:
             super().execute(context)
-        except Refused:
+        except (Refused, Unexpected):
             raise
         except AirflowFailException as error:
             if (first := self._first_hour_after()) is not None:

@@ -53,7 +53,7 @@ def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> dict[str
     lake = _load(job)
     known = {h for h in lake.said if _is_said_accepted(lake, h)} | set(lake.state.accepted)
     chosen = sorted(h for h in known if hours is None or hours[0] <= h <= hours[1])
-    topic = job.kafka.describe(job.stream.topic) if with_kafka else None
+    topic = job.kafka.describe(job.stream.topic, lake.state.position) if with_kafka else None
     console = Console(stderr=True)
     progress = track(chosen, "audit", console=console, transient=True, disable=not sys.stderr.isatty())
     audited = [_audit(job, lake, hour, topic, with_kafka) for hour in progress]

@@ -91,7 +91,7 @@ def maintain(
     is done.
     """
     lake, stream = job.lake, job.stream
-    check_clock(job.environment, load_state(lake, stream.table))
+    check_clock(lake, load_state(lake, stream.table))
     steps = _Steps()
     nothing: tuple[tuple[str, ...], int] = ((), 0)
     dropped, expired = steps.run(lambda: _drop_hours(job, now, dry_run, confirmed), nothing)

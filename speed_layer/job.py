@@ -17,13 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from anabranch.errors import AnabranchError, PositionError, Transient
 from anabranch.fail_points import Step, reach
-from anabranch.jvm import explain_spark, open_session, stop_on_signal
+from anabranch.jvm import explain_spark, explained, open_session, stop_on_signal
 from anabranch.kafka_frames import read_ranges, read_stream
 from anabranch.position import Offsets, Ranges, from_keys, to_keys
 from anabranch.retry import Retry
@@ -73,10 +72,8 @@ class SpeedJob:
                 raise
 
     def _try(self) -> None:
-        try:
+        with explained(self._spark, f"run stream {self._job.stream.name}"):
             self._run_once()
-        except (PySparkException, Py4JError, OSError) as error:
-            raise explain_spark(self._spark, f"run stream {self._job.stream.name}", error) from error
 
     def _run_once(self) -> None:
         # Step 1: finish what somebody left half done, and compare clocks.
@@ -84,7 +81,7 @@ class SpeedJob:
         reach(Step.SPEED_RECOVERED)
         state = load_state(self._job.lake, self._job.stream.table)
         require_columns(state.table, self._job.stream)
-        check_clock(self._job.environment, state)
+        check_clock(self._job.lake, state)
         # Step 2: come back hour by hour.
         position = self._come_back()
         # Step 3: stream from there.
@@ -99,7 +96,7 @@ class SpeedJob:
         name, job = self._job.stream.name, self._job
         while not self._stop.is_set():
             state = load_state(job.lake, job.stream.table)
-            topic = job.kafka.describe(job.stream.topic)
+            topic = job.kafka.describe(job.stream.topic, state.position)
             if state.position.topic_id == "" and topic is None:
                 raise Transient(f"topic {job.stream.topic}: expected it to exist, found none yet")
             position = check_topic(state.position, topic, job.stream.topic)
@@ -109,7 +106,7 @@ class SpeedJob:
                 self._batches.skip(step)
                 continue
             starts = job.kafka.log_starts(topic)
-            check_log_end(position, job.kafka.stable_ends(topic), job.stream.topic)
+            check_log_end(position, job.kafka.stable_ends(topic, position.offsets), job.stream.topic)
             if any(s > position.offsets[p] for p, s in starts.items()):
                 if job.stream.speed.lost_offsets == "stop":
                     lost = {p: [position.offsets[p], s] for p, s in starts.items() if s > position.offsets[p]}

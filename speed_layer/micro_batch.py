@@ -15,14 +15,14 @@ from pyspark.sql import functions as F
 from anabranch import dead_letters, records
 from anabranch.commits import Change, Outcome
 from anabranch.config import Environment, Stream
-from anabranch.errors import PositionError, Transient
+from anabranch.errors import PositionError, Transient, Unexpected
 from anabranch.fail_points import Step, reach
 from anabranch.formats import open_format
 from anabranch.hours import hour_ranges
 from anabranch.kafka import KafkaAdapter
 from anabranch.lake import Lake
 from anabranch.manifests import hour_of_file
-from anabranch.position import Ranges, advance, ranges_to_keys, size
+from anabranch.position import Position, Ranges, advance, ranges_to_keys, size
 from anabranch.publish import Publish, new_id, to_commit, wait_for_turn
 from anabranch.sealing import Decided, HourClock
 from anabranch.staging import stage
@@ -185,7 +185,7 @@ class MicroBatches:
         return StagedBatch(plan.by_hour, rows, dead)
 
     def _check_topic_unchanged(self, topic_id: str) -> None:
-        topic = self._kafka.describe(self._stream.topic)
+        topic = self._kafka.describe(self._stream.topic, Position(topic_id, {}))
         if topic is None or topic.id != topic_id:
             raise PositionError(
                 f"topic {self._stream.topic}: expected id {topic_id} after the read, found "
@@ -203,7 +203,7 @@ class MicroBatches:
         assert publish.position is not None
         try:
             self._kafka.commit_lag(f"anabranch-{self._stream.name}", self._stream.topic, publish.position.offsets)
-        except Transient as error:
+        except (Transient, Unexpected) as error:
             LOG.debug("stream %s: lag monitors not told: %s", self._stream.name, error)
         reach(Step.SPEED_OFFSETS_COMMITTED)
 

@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from anabranch.errors import Terminal
+from anabranch.errors import ConfigurationError
 
 OLDEST = 17
 _REMEDY = (
@@ -36,20 +36,20 @@ def parse_major(output: str) -> int | None:
 def require_java() -> Java:
     """`$JAVA_HOME/bin/java`, else the `java` on the PATH, as spark-submit chooses it.
 
-    Raises Terminal, with the remedy, if there is none or it is older than 17.
+    Raises ConfigurationError, with the remedy, if there is none or it is older than 17.
     """
     if home := os.environ.get("JAVA_HOME"):
         executable = Path(home) / "bin" / "java"
         if not executable.is_file():
-            raise Terminal(f"JAVA_HOME is {home}, but {executable} does not exist. {_REMEDY}")
+            raise ConfigurationError(f"JAVA_HOME is {home}, but {executable} does not exist. {_REMEDY}")
     elif on_path := shutil.which("java"):
         executable = Path(on_path)
     else:
-        raise Terminal(f"No Java found: neither JAVA_HOME nor the PATH leads to one. {_REMEDY}")
+        raise ConfigurationError(f"No Java found: neither JAVA_HOME nor the PATH leads to one. {_REMEDY}")
     answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=60, check=False)
     major = parse_major(answer.stderr + answer.stdout)
     if major is None:
-        raise Terminal(f"{executable} -version did not name a version: {answer.stderr.strip()!r}. {_REMEDY}")
+        raise ConfigurationError(f"{executable} -version did not name a version: {answer.stderr.strip()!r}. {_REMEDY}")
     if major < OLDEST:
-        raise Terminal(f"{executable} is Java {major}; expected {OLDEST} or newer. {_REMEDY}")
+        raise ConfigurationError(f"{executable} is Java {major}; expected {OLDEST} or newer. {_REMEDY}")
     return Java(executable, major)

@@ -6,12 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from commands import started
 from world import World, past_hour, spread
+
+from anabranch.sealing import check_clock
 
 Make = Callable[..., World]
 
@@ -71,4 +74,39 @@ def test_a_speed_job_with_a_wrong_clock_publishes_nothing_and_goes_on_once_it_is
         assert "try 2 in " in command.log
         assert one.state.heads == before
     one.speed()
+    assert one.contents() == one.acknowledged()
+
+
+def test_a_clock_that_jumps_while_the_speed_job_runs_stamps_nothing(world: Make, tmp_path: Path) -> None:
+    """The hazard: what is stamped ten minutes ahead stops the batch layer and Spark's readers for ten minutes."""
+    one = world()
+    one.topic(1)
+    one.apply()
+    one.send_now(10, "before", partitions=1)
+    # The driver's Python alone, which decides and publishes; libfaketime breaks the sleep of a process that goes on.
+    ahead = tmp_path / "ahead"
+    ahead.write_text("0")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pathlib, time\n"
+        f"real, ahead = time.time, pathlib.Path({str(ahead)!r})\n"
+        "time.time = lambda: real() + float(ahead.read_text() or 0)\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec env PYTHONPATH={tmp_path}:"$PYTHONPATH" {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with started(one, "speed", one.name, PYSPARK_DRIVER_PYTHON=str(python)) as command:
+        command.until(lambda: one.published == 10, "a first micro-batch")
+        ahead.write_text("600")
+        one.send_now(10, "meanwhile", partitions=1)
+        command.until(lambda: command.log.count("clock: expected this machine") >= 2, "it to stop at its clock")
+        assert "and the object store" in command.log
+        state = one.state
+        assert one.published == 10
+        assert state.table.metadata.last_updated_ms < (time.time() + 30) * 1000
+        # Everybody else goes on: the batch layer's clock check, and Spark's readers.
+        check_clock(one.lake, state)
+        assert one.spark.sql(f"SELECT count(*) FROM lake.{one.job.stream.table}").collect()[0][0] == 10
+        ahead.write_text("0")
+        command.until(lambda: one.published == 20, "it to go on once its clock is right")
+        assert command.terminate() == 0
     assert one.contents() == one.acknowledged()

@@ -59,10 +59,10 @@ class Kafka:
 
     # What the product asks of its Kafka adapter.
 
-    def describe(self, topic: str) -> Topic | None:
+    def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
         return Topic(topic, "t", tuple(range(len(self.log))))
 
-    def stable_ends(self, topic: Topic) -> dict[int, int]:
+    def stable_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
         return {p: len(stamps) for p, stamps in enumerate(self.log)}
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:

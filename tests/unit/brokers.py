@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import cast
 
 from anabranch.kafka import KafkaAdapter
-from anabranch.position import Stamped, Topic
+from anabranch.position import Position, Stamped, Topic
 
 
 @dataclass
@@ -23,13 +23,13 @@ class Broker:
     def adapter(self) -> KafkaAdapter:
         return cast("KafkaAdapter", self)
 
-    def describe(self, name: str) -> Topic | None:
+    def describe(self, name: str, expected: Position | None = None) -> Topic | None:
         found = Topic(name, self.id, tuple(sorted(self.log))) if self.id is not None else None
         if self.after_describe:
             self.after_describe.pop(0)()
         return found
 
-    def stable_ends(self, topic: Topic) -> dict[int, int]:
+    def stable_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
         return {p: len(self.log[p]) for p in topic.partitions}
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:

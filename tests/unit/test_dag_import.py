@@ -92,6 +92,7 @@ print("RESULT" + json.dumps({
         "done": run("test $1,$2 = batch,s -a -n $ANABRANCH_CONF"),
         "refused": run("seq 1 30; echo quality gate failed >&2; exit 1"),
         "usage": run("exit 2"),
+        "broken": run("echo OverflowError; exit 70"),
         "transient": run("echo grace has not passed; exit 75"),
         "signal": run("kill -9 $$"),
         "killed": run("sleep 60 & echo up > " + up_file + "; wait", up_file),
@@ -185,13 +186,20 @@ def test_success_is_exit_code_0_alone(found: Any) -> None:
     assert found["runs"]["done"] == [[], ""]
 
 
-@pytest.mark.parametrize("run", ["refused", "usage", "missing"])
+@pytest.mark.parametrize("run", ["refused", "usage", "broken", "missing"])
 def test_what_is_terminal_is_not_tried_again(found: Any, run: str) -> None:
     assert "AirflowFailException" in found["runs"][run][0]
 
 
 def test_a_refusal_can_be_told_from_other_errors(found: Any) -> None:
     assert [run for run, (kinds, _) in found["runs"].items() if "Refused" in kinds] == ["refused"]
+
+
+def test_what_broke_is_said_to_be_no_refusal(found: Any) -> None:
+    kinds, message = found["runs"]["broken"]
+    assert "Unexpected" in kinds and "Refused" not in kinds
+    assert message.startswith("not refused, but broken by what nobody expected; somebody has to look: ")
+    assert "expected exit code 0, found 70\nOverflowError" in message
 
 
 @pytest.mark.parametrize("run", ["transient", "signal", "killed"])

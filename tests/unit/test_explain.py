@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
-from anabranch.errors import ConfigurationError, Refused, Transient
-from anabranch.neighbours import asked, explain, explain_text, is_away, said_by, telling_line
+from anabranch.errors import ConfigurationError, Refused, Transient, Unexpected, Unexplained
+from anabranch.neighbours import (
+    Meaning,
+    asked,
+    classify,
+    classify_text,
+    explain,
+    explain_text,
+    is_away,
+    meant_by_nobody,
+    said_by,
+    telling_line,
+)
 
 DENIED = [
     # botocore, pyarrow (AWS SDK for C++), AWS SDK for Java
@@ -24,6 +37,7 @@ AWAY = [
     "An error occurred (503) when calling the HeadBucket operation (reached max retries: 1): Service Unavailable",
     "KafkaTimeoutError: Unable to bootstrap from ['127.0.0.1:1'] (KafkaConnectionError: Connection refused)",
     "(sqlite3.OperationalError) database is locked",
+    "org.apache.kafka.common.config.ConfigException: No resolvable bootstrap urls given in bootstrap.servers",
     "(psycopg2.errors.AdminShutdown) terminating connection due to administrator command",
 ]
 
@@ -37,7 +51,7 @@ def test_wrong_keys_and_missing_rights_are_for_somebody_to_mend(text: str) -> No
 
 
 @pytest.mark.parametrize("text", AWAY)
-def test_whatever_else_a_client_throws_may_pass(text: str) -> None:
+def test_a_neighbour_that_is_away_may_come_back(text: str) -> None:
     found = explain_text("load table t", text)
     assert type(found) is Transient
     assert str(found) == f"load table t: expected an answer, found {text}; this may pass, try again"
@@ -130,3 +144,134 @@ def test_reading_files_raises_errors_of_ours() -> None:
     expected = "read the manifests of t: expected an answer, found OSError: gone"
     with pytest.raises(Transient, match=expected), asked("read the manifests of t"):
         raise OSError("gone")
+
+
+# As Spark 4.1 gives them to the driver's Python.
+_OVERFLOW = (
+    "org.apache.spark.SparkArithmeticException: [ARITHMETIC_OVERFLOW] long overflow. Use 'try_multiply' to tolerate "
+    'overflow and return NULL instead. If necessary set "spark.sql.ansi.enabled" to "false" to bypass this error. '
+    "SQLSTATE: 22003"
+)
+_IN_A_TASK = (
+    "[STREAM_FAILED] Query [id = d726a90c, runId = f5f503da] terminated with exception: Job aborted due to stage "
+    "failure: Task 0 in stage 1.0 failed 1 times, most recent failure: Lost task 0.0 in stage 1.0 (TID 1) (host "
+    "executor driver): java.lang.ArithmeticException: long overflow\n"
+    "\tat java.base/java.lang.Math.multiplyExact(Math.java:1004)\n"
+    "\tat software.amazon.awssdk.services.s3.DefaultS3Client.getObject(DefaultS3Client.java:1)\n"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _OVERFLOW,
+        _IN_A_TASK,
+        f"org.apache.spark.SparkException: Job aborted\nCaused by: {_OVERFLOW}\n\tat x\n",
+        "Caused by: org.apache.kafka.common.errors.RecordTooLargeException: There are some messages at "
+        "[Partition=Offset]: {t-0=3} whose size is larger than the fetch size 1048576 and hence cannot be returned.",
+        "java.lang.StackOverflowError\n\tat org.apache.spark.sql.catalyst.expressions.Or.x(Or.scala:1)",
+    ],
+)
+def test_what_the_same_records_throw_each_time_is_not_tried_again(text: str) -> None:
+    found = explain("publish a micro-batch", RuntimeError(text))
+    assert (type(found), found.exit_code) == (Unexpected, 70)
+    assert str(found).startswith("publish a micro-batch: expected it to work, found ")
+
+
+@pytest.mark.parametrize(
+    "error", [OverflowError("date value out of range"), TypeError("no"), AttributeError("no"), RecursionError("deep")]
+)
+def test_what_the_program_itself_throws_is_not_tried_again(error: Exception) -> None:
+    assert type(explain("run the job", error)) is Unexpected
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("year 58692 is out of range"),
+        KeyError("speed"),
+        RuntimeError(
+            "org.apache.spark.sql.AnalysisException: [UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `nope` "
+            "cannot be resolved. SQLSTATE: 42703"
+        ),
+        RuntimeError(
+            "org.apache.spark.SparkException: Job aborted\nCaused by: java.lang.OutOfMemoryError: Java heap space"
+        ),
+        FileNotFoundError(2, "No such file or directory", "/tmp/anabranch-checkpoint-07ozd8v3/offsets/4"),
+        PermissionError(13, "Permission denied"),
+        MemoryError(),
+    ],
+)
+def test_what_nothing_explains_is_neither_for_ever_nor_at_once(error: Exception) -> None:
+    found = explain("run stream s", error)
+    # Of a command, which tries once, the next may find otherwise; not of what reaches the end of the program.
+    assert (type(found), found.exit_code) == (Unexplained, 75)
+    assert meant_by_nobody("run the job", error).exit_code == 70
+    assert "a few times only" in str(found)
+
+
+def _of(module: str, name: str, *arguments: object) -> Exception:
+    """A real error of a library, as its client raises it."""
+    kind: type[Exception] = getattr(importlib.import_module(module), name)
+    return kind(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "arguments"),
+    [
+        ("kafka.errors", "KafkaTimeoutError", ("x",)),
+        ("kafka.errors", "NotLeaderForPartitionError", ("x",)),
+        ("kafka.errors", "UnknownTopicOrPartitionError", ("x",)),
+        ("sqlalchemy.exc", "OperationalError", ("SELECT 1", {}, Exception("database is locked"))),
+        ("sqlalchemy.exc", "TimeoutError", ("QueuePool limit",)),
+        ("pyiceberg.exceptions", "ServiceUnavailableError", ("x",)),
+        ("pyiceberg.exceptions", "CommitStateUnknownException", ("x",)),
+        ("requests.exceptions", "ConnectionError", ("x",)),
+        ("urllib3.exceptions", "ProtocolError", ("x",)),
+        ("http.client", "IncompleteRead", (b"",)),
+        ("builtins", "ConnectionResetError", (104, "reset")),
+        ("builtins", "OSError", (28, "No space left on device")),
+    ],
+)
+def test_a_clients_own_error_for_a_neighbour_that_is_away_is_known_by_its_type(
+    module: str, name: str, arguments: tuple[object, ...]
+) -> None:
+    assert type(explain("ask", _of(module, name, *arguments))) is Transient
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("kafka.errors", "UnsupportedVersionError"),
+        ("kafka.errors", "InvalidTopicError"),
+        ("pyiceberg.exceptions", "BadRequestError"),
+        ("sqlalchemy.exc", "ArgumentError"),
+    ],
+)
+def test_a_clients_error_that_no_wait_mends_is_not_waited_for(module: str, name: str) -> None:
+    assert type(explain("ask", _of(module, name, "x"))) is Unexplained
+
+
+@pytest.mark.parametrize(("status", "kind"), [(500, Transient), (503, Transient), (429, Transient), (400, Unexplained)])
+def test_aws_is_read_by_its_status(status: int, kind: type[Exception]) -> None:
+    answer = {"Error": {"Code": "SomethingOfGlues", "Message": "x"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    assert type(explain("ask Glue", _of("botocore.exceptions", "ClientError", answer, "GetTable"))) is kind
+
+
+def test_a_connection_that_was_cut_may_come_back_whatever_the_driver_calls_it() -> None:
+    cut = _of("sqlalchemy.exc", "DatabaseError", "COMMIT", {}, Exception("PGRES_TUPLES_OK"))
+    assert type(explain("load table t", cut)) is Unexplained
+    cut.connection_invalidated = True  # type: ignore[attr-defined]
+    assert type(explain("load table t", cut)) is Transient
+
+
+def test_a_frame_of_a_stack_trace_is_no_cause() -> None:
+    text = "java.lang.IllegalStateException: no\n\tat java.net.Socket.connect(Socket.java:1)\n\t... 8 more\n"
+    assert classify_text(text) is Meaning.UNKNOWN
+    assert classify_text(f"{text}Caused by: java.net.ConnectException: Connection refused\n") is Meaning.PASSES
+
+
+def test_the_cause_of_a_python_error_decides() -> None:
+    error = RuntimeError("no")
+    error.__cause__ = ConnectionResetError("reset")
+    assert classify(error) is Meaning.PASSES

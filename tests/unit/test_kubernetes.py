@@ -117,6 +117,6 @@ def test_a_batch_run_that_was_refused_is_not_tried_again() -> None:
     [job] = named("CronJob").values()
     [rule] = job["spec"]["jobTemplate"]["spec"]["podFailurePolicy"]["rules"]
     assert rule["action"] == "FailJob"
-    assert rule["onExitCodes"]["values"] == [1, 2]
+    assert rule["onExitCodes"]["values"] == [1, 2, 70]
     [pod] = [pod for name, pod in PODS.items() if name in named("CronJob")]
     assert rule["onExitCodes"]["containerName"] in {one["name"] for one in pod["containers"]}

@@ -10,9 +10,11 @@ from anabranch.position import (
     Position,
     Ranges,
     Standing,
+    Topic,
     advance,
     classify,
     clip,
+    is_contradicted,
     ranges_between,
     ranges_from_keys,
     ranges_to_keys,
@@ -95,3 +97,21 @@ def test_json_gives_back_the_same_value(offsets: dict[int, int], ranges: Ranges)
     position = Position("AbC-_", offsets)
     assert Position.from_json(position.to_json()) == position
     assert ranges_from_keys(ranges_to_keys(ranges)) == ranges
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "contradicted"),
+    [
+        (None, None, True),
+        (None, Position("t", {0: 1}), True),
+        (Topic("n", "t", (0,)), None, False),
+        (Topic("n", "t", (0, 1)), Position("t", {0: 1}), False),
+        (Topic("n", "t", (0,)), Position("", {}), False),
+        (Topic("n", "t", (0,)), Position("t", {0: 1, 1: 1}), True),
+        (Topic("n", "other", (0,)), Position("t", {0: 1}), True),
+    ],
+)
+def test_an_answer_that_contradicts_a_position(
+    found: Topic | None, expected: Position | None, contradicted: bool
+) -> None:
+    assert is_contradicted(found, expected) is contradicted

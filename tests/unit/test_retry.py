@@ -11,8 +11,8 @@ from datetime import timedelta
 
 import pytest
 
-from anabranch.errors import ConfigurationError, NotYet, Terminal, Transient
-from anabranch.retry import Retry
+from anabranch.errors import ConfigurationError, NotYet, Terminal, Transient, Unexpected, Unexplained
+from anabranch.retry import UNEXPLAINED_TRIES, Retry
 
 QUICK = timedelta(milliseconds=10)
 
@@ -55,7 +55,7 @@ def test_with_a_limit_the_line_says_until_when(caplog: pytest.LogCaptureFixture)
     assert re.search(r"try 2 in [0-9.]+ s, tried again until \d\d:\d\d:\d\d UTC", caplog.text)
 
 
-@pytest.mark.parametrize("error", [Terminal("no"), ConfigurationError("no"), NotYet("not yet"), KeyError("bug")])
+@pytest.mark.parametrize("error", [Terminal("no"), ConfigurationError("no"), NotYet("not yet"), Unexpected("no")])
 def test_what_no_other_try_would_mend_passes_at_once(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(type(error)) as raised:
         _retry().call("stream s", _failing(error))
@@ -120,3 +120,56 @@ def test_progress_between_two_failures_forgets_the_first(caplog: pytest.LogCaptu
 
     _retry().call("stream s", publishes_before_the_third_failure, lambda: published[0])
     assert re.findall(r"try (\d) failed", caplog.text) == ["1", "2", "1", "2"]
+
+
+def test_what_nothing_explains_is_tried_a_few_times_and_ends_with_its_cause_and_its_own_exit_code(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tries: list[int] = []
+
+    def always() -> str:
+        tries.append(1)
+        raise KeyError("a name that nobody knows")
+
+    with pytest.raises(
+        Unexpected, match=r"stream s: given up after 5 tries.*KeyError: 'a name that nobody knows'"
+    ) as raised:
+        _retry().call("stream s", always)
+    assert (len(tries), raised.value.exit_code) == (UNEXPLAINED_TRIES, 70)
+    assert "tried again 5 times at most, 4 so far, and at most for ever (speed.retry_for)" in caplog.text
+
+
+def test_a_neighbour_that_is_away_between_them_forgets_none_of_what_nothing_explains() -> None:
+    """The worst moment: an outage hides that the same unknown error comes back after each of its pauses."""
+    errors: list[Exception] = [Unexplained("who knows"), Transient("away")] * (UNEXPLAINED_TRIES + 1)
+    with pytest.raises(Unexpected, match="who knows"):
+        _retry().call("stream s", _failing(*errors))
+
+
+def test_progress_forgets_what_nothing_explains() -> None:
+    published = [0]
+    failing = _failing(*[Unexplained("who knows")] * (3 * UNEXPLAINED_TRIES))
+
+    def publishes_before_each_failure() -> str:
+        published[0] += 10
+        return failing()
+
+    assert _retry().call("stream s", publishes_before_each_failure, lambda: published[0]) == "done"
+
+
+def test_what_by_its_type_stays_as_it_is_ends_it_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(Unexpected, match="OverflowError: date value out of range"):
+        _retry().call("stream s", _failing(OverflowError("date value out of range")))
+    assert not caplog.records
+
+
+def test_whatever_is_thrown_while_it_is_stopped_ends_it_as_transient() -> None:
+    stop = threading.Event()
+
+    def stopped_in_the_middle() -> str:
+        stop.set()
+        raise RuntimeError("a query that is being stopped says anything")
+
+    with pytest.raises(Transient) as raised:
+        Retry(None, "speed.retry_for", stop).call("stream s", stopped_in_the_middle)
+    assert raised.value.exit_code == 75

@@ -23,10 +23,10 @@ class Kafka:
     def __init__(self, ends: dict[int, int], topic_id: str = "t") -> None:
         self._ends, self._topic_id = ends, topic_id
 
-    def describe(self, topic: str) -> Topic | None:
+    def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
         return Topic(topic, self._topic_id, tuple(self._ends))
 
-    def stable_ends(self, topic: Topic) -> dict[int, int]:
+    def stable_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
         return self._ends
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:

@@ -1,0 +1,87 @@
+"""Refusals that stand: an hour that was refused is rebuilt by itself once something changed that its verdict rests on.
+
+What a rebuild finds is decided by the cut, the code, the stream's file, its suite, and what the other hours and the
+speed layer hold by then. As long as all of that is as it was, rebuilding it every hour would find the same again; what
+can't be told from here (a row count of a week ago, what a neighbour lost or found again) is looked at once a day.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from anabranch import __version__, hours
+from anabranch.hours import Cut
+from anabranch.position import ranges_to_keys
+from anabranch.state import State
+from serving_layer.difference import plan_unread
+
+if TYPE_CHECKING:
+    from anabranch.config import Stream
+
+AGAIN_AFTER = timedelta(days=1)
+# What of a stream's file says nothing about how an hour is judged.
+_OTHER = {"speed", "maintain", "airflow"}
+
+# What a refusal's result shows, as its ledger row has it.
+_SAID = (
+    "offsets", "good", "dead", "duplicate", "gap", "gaps", "speed_rows", "diff", "quality", "partitions", "sources",
+)  # fmt: skip
+
+
+def read_suite(stream: Stream) -> bytes:
+    """The suite's file as it is; one that cannot be read is for the quality gate to say."""
+    try:
+        return stream.expectations.read_bytes() if stream.expectations is not None else b""
+    except OSError:
+        return b"unreadable"
+
+
+def plan_basis(stream: Stream, suite: bytes, state: State, hour: str, cut: Cut) -> str:
+    """What the verdict on an hour rests on, as a short text that is the same for as long as all of it is. Pure."""
+    around = stream.batch.lookback_hours
+    first, last = hours.shift(hour, -around), hours.shift(hour, around)
+    rests_on = {
+        "code": __version__,
+        "stream": stream.model_dump(mode="json", exclude=_OTHER),
+        "suite": hashlib.sha256(suite).hexdigest(),
+        "cut": cut.as_dict(),
+        "accepted": {h: a.revision for h, a in state.accepted.items() if first <= h <= last},
+        "overrides": {h: layer for h, layer in state.overrides.items() if first <= h <= last},
+        "unread": ranges_to_keys(plan_unread(state, hour, cut)),
+    }
+    return hashlib.sha256(json.dumps(rests_on, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def decision_id(id: str, basis: str) -> str:
+    """The id of a refusal's ledger row: it ends with what the refusal rests on."""
+    return f"{id}-{basis}"
+
+
+def last_refusal(rows: Sequence[Mapping[str, Any]], hour: str) -> Mapping[str, Any] | None:
+    """The newest refusal of an hour, of the ledger's rows, oldest first; None when a newer row speaks of another
+    decision than who serves it. Pure."""
+    found = [row for row in rows if row["hour"] == hour and row["decision"] != "served"]
+    return found[-1] if found and found[-1]["decision"] == "refused" else None
+
+
+def stands(refusal: Mapping[str, Any] | None, basis: str, now: datetime) -> bool:
+    """Whether a refusal need not be looked at again yet: it rests on what is so still, and is not a day old. Pure."""
+    if refusal is None or not str(refusal["decision_id"]).endswith(f"-{basis}"):
+        return False
+    at: datetime = refusal["recorded_at"]
+    return now - at < AGAIN_AFTER
+
+
+def should_record(refusal: Mapping[str, Any] | None, basis: str, revision: int, reason: str, now: datetime) -> bool:
+    """Whether a refusal says anything that the newest one in the ledger does not. Pure."""
+    same = refusal is not None and (refusal["revision"], refusal["reason"]) == (revision, reason)
+    return not (same and stands(refusal, basis, now))
+
+
+def said_by(refusal: Mapping[str, Any]) -> dict[str, Any]:
+    """What a refusal's row says of the hour. Pure."""
+    return {key: refusal[key] for key in _SAID if refusal.get(key) is not None}

@@ -1,0 +1,55 @@
+"""A refused hour is not rebuilt by every run: only once what its refusal rests on has changed, or when it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from world import World, past_hour, spread
+
+from anabranch import ledger
+from serving_layer import status as views
+
+
+def refusals(one: World) -> int:
+    rows = ledger.history(one.lake, one.job.stream.hours_table)
+    return sum(row["decision"] == "refused" for row in rows)
+
+
+def commits(one: World) -> int:
+    """How many snapshots the table ever had: whatever is staged makes one."""
+    return one.state.table.metadata.last_sequence_number
+
+
+def at_most(level: int) -> dict[str, object]:
+    return {"type": "expect_column_max_to_be_between", "kwargs": {"column": "level", "max_value": level}}
+
+
+def test_a_refused_hour_is_rebuilt_by_itself_only_once_something_has_changed(world: Callable[..., World]) -> None:
+    one, hour = world(), past_hour(1)
+    one.topic(1)
+    one.send(spread(hour, 10, "e", partitions=1))
+    one.expect(at_most(3))
+    one.apply()
+    [first] = one.batch()
+    assert (first.decision, refusals(one)) == ("refused", 1)
+    # A run of every hour says it again, and neither builds nor writes anything.
+    before = commits(one)
+    for _ in range(2):
+        [again] = one.batch()
+        assert (again.hour, again.decision, again.reason) == (hour, "refused", first.reason)
+        assert again.said["quality"]["failed"] and again.said["good"] == 10
+    assert (commits(one), refusals(one)) == (before, 1)
+    assert next(h for h in views.hours(one.job) if h["hour"] == hour)["state"] == "refused"
+    # Named, it is rebuilt at once; the same reason is in the ledger already.
+    [named] = one.batch(hour)
+    assert (named.decision, named.reason) == ("refused", first.reason)
+    assert commits(one) > before
+    assert refusals(one) == 1
+    # Another suite is another reason, and then none.
+    one.expect(at_most(4))
+    [other] = one.batch()
+    assert (other.decision, refusals(one)) == ("refused", 2)
+    one.expect(at_most(9))
+    [accepted] = one.batch()
+    assert accepted.decision == "accepted"
+    assert one.contents() == one.acknowledged()

@@ -1,0 +1,100 @@
+"""Errors that no other try mends end both jobs, with their cause and an exit code of their own; nothing is lost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F
+from world import World, past_hour, spread
+
+from anabranch import ledger, records, session
+from anabranch.errors import JvmGone, Unexpected, Unexplained
+from anabranch.jvm import explain_spark, explained
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Make = Callable[..., World]
+
+
+@pytest.fixture
+def overflowing(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Every decode throws a real ArithmeticException, in a task, for the records of one hour."""
+    decode = records.decode
+
+    def broken(*arguments: Any) -> DataFrame:
+        return decode(*arguments).where(F.expr(f"9223372036854775807 + if(ingest_hour = '{past_hour(2)}', 1, -1) > 0"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(records, "decode", broken)
+        yield patched
+
+
+def test_an_arithmetic_exception_in_a_task_ends_both_jobs_and_nothing_is_lost(
+    world: Make, overflowing: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one = world()
+    one.topic(1)
+    one.send([*spread(past_hour(2), 10, "e", partitions=1), *spread(past_hour(1), 10, "f", partitions=1)])
+    one.apply()
+    speed = one.state.heads["speed"]
+    for job in (one.speed, one.batch):
+
+        def run(_: object, job: Callable[[], object] = job) -> int:
+            job()
+            return 0
+
+        with pytest.raises(SystemExit) as ended:
+            session.main(run, [])
+        said = [line for line in capfd.readouterr().err.splitlines() if " ERROR   " in line or " WARNING " in line]
+        assert ended.value.code == 70, said
+        assert "found ArithmeticException: [ARITHMETIC_OVERFLOW]" in said[-1], said
+        # The hazard was tried for ever by the speed job, and was a traceback with exit code 1 in the batch job.
+        assert not [line for line in said if "try 2" in line]
+        if job == one.speed:
+            assert one.state.heads["speed"] == speed
+    # The hour that broke the batch job held back no other.
+    assert set(one.state.accepted) == {past_hour(1)}
+    assert not [r for r in ledger.history(one.lake, one.job.stream.hours_table) if r["decision"] == "refused"]
+    overflowing.undo()
+    one.speed()
+    one.batch()
+    assert set(one.state.accepted) == {past_hour(2), past_hour(1)}
+    assert one.contents() == one.acknowledged()
+
+
+def test_what_spark_itself_throws_is_told_apart(spark: SparkSession) -> None:
+    rows = spark.range(1, 3)
+    with pytest.raises(Unexpected, match="ARITHMETIC_OVERFLOW"), explained(spark, "count"):
+        rows.select(F.expr("9223372036854775807 + id")).collect()
+    # Another try loads the table anew, so a schema that changed meanwhile is said by its own name.
+    with pytest.raises(Unexplained, match=r"UNRESOLVED_COLUMN|nope"), explained(spark, "select"):
+        rows.select("nope")
+
+
+def test_a_context_that_spark_stopped_is_no_reason_to_try_again_in_this_process(tmp_path: Path) -> None:
+    """The hazard: a master that gives an application up stops its context; the JVM answers on, no try works again."""
+    script = (
+        "from pyspark.sql import SparkSession\n"
+        "from anabranch.jvm import explain_spark\n"
+        "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false').getOrCreate()\n"
+        "spark.sparkContext._jsc.sc().stop()\n"
+        "try:\n"
+        "    spark.range(3).count()\n"
+        "except Exception as error:\n"
+        "    print('FOUND', type(explain_spark(spark, 'count', error)).__name__)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert f"FOUND {JvmGone.__name__}" in done.stdout, done.stdout + done.stderr[-2000:]
+
+
+def test_an_error_of_ours_passes_through_spark_as_it_is(spark: SparkSession) -> None:
+    error = Unexpected("no")
+    assert explain_spark(spark, "count", error) is error

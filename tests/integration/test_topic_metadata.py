@@ -1,0 +1,92 @@
+"""A broker that does not know a topic, or all its partitions, for a moment: asked again before it is believed."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import pytest
+from kafka import KafkaAdminClient
+
+from anabranch import config
+from anabranch.kafka import KafkaAdapter, create_topic, new_producer
+from anabranch.position import Position, Topic, is_contradicted
+from anabranch.state import check_topic
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+def kafka(services: Any) -> config.Kafka:
+    return config.Kafka(bootstrap_servers=services.kafka)
+
+
+@contextmanager
+def asked_meanwhile(question: Callable[[], T]) -> Iterator[list[T]]:
+    """The answer to a question that is being asked while the body runs."""
+    answers: list[T] = []
+    thread = threading.Thread(target=lambda: answers.append(question()))
+    thread.start()
+    yield answers
+    thread.join(60)
+
+
+def first_answer(adapter: KafkaAdapter, topic: str, wanted: Callable[[Topic | None], bool]) -> None:
+    """Return once a broker has given the answer that must not be believed at once."""
+    deadline = time.monotonic() + 30
+    while not wanted(adapter._describe(topic)):
+        assert time.monotonic() < deadline, "the hazard did not happen"
+
+
+def test_a_topic_that_brokers_do_not_know_for_a_moment_is_asked_for_again(kafka: config.Kafka) -> None:
+    name = f"t{uuid.uuid4().hex[:12]}"
+    with KafkaAdapter(kafka) as one, KafkaAdapter(kafka) as other:
+        with asked_meanwhile(lambda: one.describe(name)) as answers:
+            first_answer(other, name, lambda found: found is None)
+            assert not answers, "one answer was believed at once"
+            create_topic(kafka, name, 1)
+        assert answers[0] is not None and answers[0].partitions == (0,)
+
+
+def test_partitions_that_brokers_do_not_know_for_a_moment_are_no_contradiction(kafka: config.Kafka) -> None:
+    name = f"t{uuid.uuid4().hex[:12]}"
+    create_topic(kafka, name, 1)
+    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    with KafkaAdapter(kafka) as one, KafkaAdapter(kafka) as other:
+        found = one.describe(name)
+        assert found is not None
+        position = Position(found.id, {0: 5, 1: 7})
+        with asked_meanwhile(lambda: one.describe(name, position)) as answers:
+            first_answer(other, name, lambda topic: is_contradicted(topic, position))
+            admin.create_partitions({name: 2})
+        admin.close()
+        assert answers[0] is not None
+        assert check_topic(position, answers[0], name) == position
+
+
+def test_a_log_that_ends_below_what_was_read_is_asked_for_again(kafka: config.Kafka) -> None:
+    """The hazard: a leader that was replaced, and does not know it yet, answers with an end of before."""
+    name = f"t{uuid.uuid4().hex[:12]}"
+    create_topic(kafka, name, 1)
+    with KafkaAdapter(kafka) as one:
+        topic = one.describe(name)
+        assert topic is not None
+        assert one.stable_ends(topic) == {0: 0}
+        with asked_meanwhile(lambda: one.stable_ends(topic, {0: 2})) as answers:
+            producer = new_producer(kafka)
+            for _ in range(2):
+                producer.send(name, b"{}", partition=0)
+            producer.flush()
+            producer.close()
+        assert answers == [{0: 2}]
+        # What goes on to be so is believed: the records were lost.
+        assert one.stable_ends(topic, {0: 3}) == {0: 2}
+
+
+def test_what_brokers_go_on_to_say_is_believed_within_seconds(kafka: config.Kafka) -> None:
+    with KafkaAdapter(kafka) as one:
+        assert one.describe(f"t{uuid.uuid4().hex[:12]}") is None

@@ -1,0 +1,205 @@
+"""The clock that commits go by: no jump of this machine's, while a job runs, reaches a table."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from lakes import FIRST, StreamLake, new_lake
+from pyiceberg.table import Transaction
+from pyiceberg.types import StringType
+
+from anabranch import ledger
+from anabranch.clock import COMPARED_FOR, MAX_CLOCK_SKEW, Clock, Compared, should_compare
+from anabranch.commits import Change, Outcome
+from anabranch.errors import Transient
+from anabranch.publish import Publish, new_id, run
+from anabranch.sealing import check_clock
+
+THEN = datetime(2026, 11, 21, 3, tzinfo=UTC)
+S = timedelta(seconds=1)
+
+
+@dataclass
+class World:
+    """The true time since THEN, by how much this machine's clock is off, and how often the object store was asked."""
+
+    true: timedelta = timedelta(0)
+    off: timedelta = timedelta(0)
+    asked: int = 0
+    slept: timedelta = timedelta(0)
+
+    def store(self) -> datetime:
+        self.asked += 1
+        return (THEN + self.true).replace(microsecond=0)
+
+    def wall(self) -> datetime:
+        return THEN + self.true + self.off
+
+    def elapsed(self) -> float:
+        return 1000 + (self.true - self.slept).total_seconds()
+
+    def clock(self, with_store: bool = True) -> Clock:
+        return Clock(self.store if with_store else None, self.wall, self.elapsed)
+
+
+def test_a_comparison_holds_for_minutes_and_costs_nothing_meanwhile() -> None:
+    world = World()
+    one = world.clock()
+    for _ in range(500):
+        world.true += S
+        assert one.now() == world.wall()
+    assert world.asked == 1
+    world.true += COMPARED_FOR
+    one.now()
+    assert world.asked == 2
+
+
+@pytest.mark.parametrize("off", [31 * S, -31 * S, timedelta(minutes=10), timedelta(days=-400), timedelta(days=4000)])
+def test_a_clock_that_jumps_while_a_job_runs_tells_nobody_the_time(off: timedelta) -> None:
+    world = World()
+    one = world.clock()
+    one.now()
+    world.true += 5 * S
+    world.off = off
+    for _ in range(3):
+        with pytest.raises(Transient, match=r"clock: expected this machine .* and the object store .*NTP"):
+            one.now()
+    world.off = timedelta(0)
+    assert one.now() == world.wall()
+
+
+def test_a_clock_that_is_set_right_while_a_job_runs_is_believed() -> None:
+    """A machine that was resumed: no clock of its own counted meanwhile, and the object store bears its time out."""
+    world = World()
+    one = world.clock()
+    one.now()
+    world.true += timedelta(hours=7)
+    world.slept = timedelta(hours=7)
+    assert one.now() == world.wall()
+    assert world.asked == 2
+
+
+def test_small_steps_do_not_add_up_to_a_wrong_time() -> None:
+    """The hazard: each step of 20 s is small beside the one before it."""
+    world = World()
+    one = world.clock()
+    one.now()
+    said = []
+    for _ in range(10):
+        world.true += S
+        world.off += 20 * S
+        try:
+            said.append(one.now() - (THEN + world.true))
+        except Transient:
+            continue
+    assert world.off > 100 * S
+    assert said == [20 * S]
+
+
+def test_a_drift_that_both_clocks_of_a_machine_share_is_found_by_the_object_store() -> None:
+    world = World()
+    one = Clock(world.store, world.wall, lambda: 1000 + (world.true + world.off).total_seconds())
+    with pytest.raises(Transient, match="object store"):
+        while world.true < timedelta(days=1):
+            world.true += 60 * S
+            world.off = 0.01 * world.true
+            one.now()
+    assert world.off <= MAX_CLOCK_SKEW + 0.02 * COMPARED_FOR
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_to_the_clocks_no_time_is_told_that_is_far_from_the_true_one(seed: int) -> None:
+    chance = random.Random(seed)
+    world = World()
+    one = world.clock()
+    told = 0
+    for _ in range(500):
+        world.true += timedelta(seconds=chance.expovariate(1 / 40))
+        if chance.random() < 0.1:
+            world.off = timedelta(seconds=chance.choice([0, 0, chance.gauss(0, 25), chance.gauss(0, 1e5)]))
+        if chance.random() < 0.02:
+            slept = timedelta(seconds=chance.expovariate(1 / 4000))
+            world.true, world.slept = world.true + slept, world.slept + slept
+        try:
+            now = one.now()
+        except Transient:
+            continue
+        told += 1
+        # The object store says whole seconds.
+        assert abs(now - (THEN + world.true)) <= MAX_CLOCK_SKEW + S
+    assert told > 100
+
+
+def test_without_an_object_store_a_clock_that_was_set_is_never_believed_in_this_process() -> None:
+    world = World()
+    one = world.clock(with_store=False)
+    assert one.now() == world.wall()
+    world.true += timedelta(hours=5)
+    assert one.now() == world.wall()
+    world.off = timedelta(minutes=10)
+    with pytest.raises(Transient, match=r"it was set while this ran.*start this again if it is right now"):
+        one.now()
+    with pytest.raises(Transient, match="it was set while this ran"):
+        one.compare()
+    assert world.clock(with_store=False).now() == world.wall()
+
+
+def test_a_table_that_was_stamped_ahead_is_said_and_not_committed_to() -> None:
+    world = World()
+    one = world.clock()
+    millis = int(THEN.timestamp() * 1000)
+    assert one.now(millis + 29_000) == THEN
+    with pytest.raises(Transient, match="not to be behind the table's last update"):
+        one.now(millis + 31_000)
+
+
+def test_when_to_compare() -> None:
+    last = Compared(THEN, 0)
+    assert should_compare(None, THEN, 0)
+    assert not should_compare(last, THEN + 40 * S, 10)
+    assert should_compare(last, THEN + 41 * S, 10)
+    assert should_compare(last, THEN - 21 * S, 10)
+    assert not should_compare(last, THEN + COMPARED_FOR, COMPARED_FOR.total_seconds())
+    assert should_compare(last, THEN + COMPARED_FOR + S, COMPARED_FOR.total_seconds() + 1)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    return new_lake(tmp_path)
+
+
+def test_no_commit_of_any_kind_is_stamped_by_a_clock_that_jumped(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: a table stamped ahead stops the batch layer, and Spark's readers, until that time has come."""
+    publisher = lake.again()
+    first = lake.publish(Publish(new_id(), (Change("speed"),), lake.state().timeline), lake_=publisher)
+    assert first is Outcome.LANDED
+    before = lake.table().metadata_location
+    state = lake.state()
+    publish = Publish(new_id(), (Change("speed"),), state.timeline)
+    decided = ledger.decision(FIRST, "refused", 1, None, datetime.now(UTC))
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 600)
+    # The hazard: whoever commits without asking the clock stamps the table into the future.
+    tx = Transaction(lake.table())
+    tx.update_snapshot(branch="speed").fast_append().commit()
+    assert tx.table_metadata.last_updated_ms > (real() + 590) * 1000
+    for doing in (
+        lambda: lake.publish(publish, state, publisher),
+        lambda: run(publisher, lake.name, lambda: (state, publish), "publish"),
+        lambda: ledger.record(publisher, lake.stream.hours_table, [decided]),
+        lambda: publisher.change_schema(lake.name, lambda _, change: change.add_column("m", StringType()) and None),
+        lambda: publisher.create("games.another", lake.table().schema(), (), {}),
+        lambda: check_clock(publisher, state),
+    ):
+        with pytest.raises(Transient, match="clock: expected this machine"):
+            doing()
+    monkeypatch.undo()
+    assert lake.table().metadata_location == before
+    assert lake.publish(publish, state, publisher) is Outcome.LANDED

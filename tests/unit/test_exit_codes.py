@@ -1,0 +1,93 @@
+"""How commands and jobs end: what nobody expected has an exit code of its own, and is never taken for a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from lakes import new_environment
+
+from anabranch import cli, session
+from anabranch.errors import (
+    ConfigurationError,
+    JvmGone,
+    NotYet,
+    PositionError,
+    Refused,
+    Terminal,
+    Transient,
+    Unexplained,
+)
+from anabranch.retry import Retry
+from anabranch.submit import submit
+
+ENDS = [
+    (Refused("no"), 1),
+    (PositionError("no"), 1),
+    (Terminal("no"), 1),
+    (ConfigurationError("no"), 2),
+    (OverflowError("date value out of range"), 70),
+    (ValueError("year 58692 is out of range"), 70),
+    (KeyError("speed"), 70),
+    (MemoryError(), 70),
+    (Transient("away"), 75),
+    (Unexplained("who knows"), 75),
+    (NotYet("not yet"), 75),
+    (JvmGone("gone"), 75),
+    (ConnectionResetError(104, "reset"), 75),
+    (OSError("AWS Error ACCESS_DENIED during HeadObject operation"), 2),
+]
+_IDS = [type(error).__name__ for error, _ in ENDS]
+
+
+@pytest.mark.parametrize(("error", "code"), ENDS, ids=_IDS)
+def test_a_job_ends_with_the_exit_code_of_what_ended_it(
+    error: Exception, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(_: Sequence[str]) -> int:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        session.main(run, [])
+    assert ended.value.code == code
+
+
+@pytest.mark.parametrize(("error", "code"), ENDS, ids=_IDS)
+def test_a_command_ends_with_the_exit_code_of_what_ended_it(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "open_stream", broken)
+    done = CliRunner().invoke(cli.main, ["status", "s"])
+    assert done.exit_code == code, done.output
+    assert str(error) in done.output
+    # A traceback for what nobody expected, one line for everything else.
+    assert ("Traceback" in done.output) is (code == 70)
+
+
+def test_a_tool_that_passes_something_on_does_not_hide_a_refusal() -> None:
+    """What a job's steps raise of ours stays itself, through every wrapper."""
+    from datetime import timedelta
+    from threading import Event
+
+    refused = Refused("no")
+
+    def refuses() -> None:
+        raise refused
+
+    with pytest.raises(Refused) as raised:
+        Retry(timedelta(seconds=1), "batch.retry_for", Event()).call("stream s", refuses)
+    assert raised.value is refused
+
+
+def test_a_machine_without_java_is_no_refused_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hazard: spark-submit ends with exit code 1 there, and so would the command that became it."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="No Java found") as raised:
+        submit(new_environment(tmp_path), "batch_layer", [])
+    assert raised.value.exit_code == 2

@@ -1,0 +1,97 @@
+"""When a refused hour is rebuilt by itself, and when its refusal is said again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from lakes import new_state, new_stream
+
+from anabranch import config
+from anabranch.hours import Cut, Timeline
+from anabranch.state import Accepted, State
+from batch_layer import standing
+from batch_layer.standing import AGAIN_AFTER, last_refusal, plan_basis, should_record, stands
+
+HOUR, BEFORE, AFTER = "2026-11-21T03", "2026-11-21T02", "2026-11-21T04"
+FAR = "2026-11-20T20"
+CUT = Cut("t", {0: (10, 20)})
+NOW = datetime(2026, 11, 21, 5, tzinfo=UTC)
+STREAM = new_stream()
+
+
+def state(**values: Any) -> State:
+    return new_state(Timeline(FAR, AFTER, {0: 20}), {0: 25}, **values)
+
+
+def basis(stream: config.Stream = STREAM, suite: bytes = b"", at: State | None = None, cut: Cut = CUT) -> str:
+    return plan_basis(stream, suite, at or state(), HOUR, cut)
+
+
+def test_nothing_changed_is_the_same_basis() -> None:
+    assert basis() == basis(new_stream(), at=state())
+    # Of no account for how an hour is judged.
+    assert basis() == basis(new_stream(speed={"trigger": "9 seconds"}, airflow={"owner": "me"}))
+    assert basis() == basis(at=state(accepted={FAR: Accepted(1, CUT)}))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        basis(new_stream(batch={"allow_gaps": ["retention"]})),
+        basis(new_stream(event_time=None, start="latest")),
+        basis(suite=b"expectations: []"),
+        basis(cut=Cut("t", {0: (10, 21)})),
+        basis(cut=Cut("other", {0: (10, 20)})),
+        basis(at=state(accepted={BEFORE: Accepted(1, CUT)})),
+        basis(at=state(accepted={BEFORE: Accepted(2, CUT)})),
+        basis(at=state(accepted={AFTER: Accepted(1, CUT)})),
+        basis(at=state(overrides={BEFORE: "speed"})),
+        basis(at=replace(state(), position=replace(state().position, offsets={0: 15}))),
+    ],
+)
+def test_whatever_a_verdict_rests_on_is_in_it(changed: str) -> None:
+    assert changed != basis()
+
+
+def test_another_version_of_the_code_is_another_basis(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = basis()
+    monkeypatch.setattr(standing, "__version__", "9.9.9")
+    assert basis() != before
+
+
+def row(decision: str, at: datetime = NOW, **values: Any) -> dict[str, Any]:
+    given = {"hour": HOUR, "decision": decision, "revision": 1, "reason": "no", "recorded_at": at}
+    return given | {"decision_id": standing.decision_id("id", basis())} | values
+
+
+def test_a_refusal_stands_while_what_it_rests_on_does_and_for_a_day() -> None:
+    refusal = row("refused")
+    assert stands(refusal, basis(), NOW + AGAIN_AFTER - timedelta(seconds=1))
+    assert not stands(refusal, basis(), NOW + AGAIN_AFTER)
+    assert not stands(refusal, basis(suite=b"another"), NOW)
+    assert not stands(None, basis(), NOW)
+    # Written before refusals said what they rest on.
+    assert not stands(row("refused", decision_id="0f"), basis(), NOW)
+
+
+def test_a_refusal_is_written_again_only_when_it_says_something_new() -> None:
+    refusal = row("refused")
+    assert not should_record(refusal, basis(), 1, "no", NOW)
+    assert should_record(refusal, basis(), 1, "another reason", NOW)
+    assert should_record(refusal, basis(), 2, "no", NOW)
+    assert should_record(refusal, basis(suite=b"another"), 1, "no", NOW)
+    assert should_record(refusal, basis(), 1, "no", NOW + AGAIN_AFTER)
+    assert should_record(None, basis(), 1, "no", NOW)
+
+
+def test_the_newest_decision_says_whether_an_hour_is_refused() -> None:
+    sealed, refused, accepted, served = row("sealed"), row("refused"), row("accepted"), row("served")
+    assert last_refusal([sealed, refused], HOUR) is refused
+    assert last_refusal([sealed, refused, served], HOUR) is refused
+    assert last_refusal([sealed, accepted, refused], HOUR) is refused
+    assert last_refusal([refused, accepted], HOUR) is None
+    assert last_refusal([sealed], HOUR) is None
+    assert last_refusal([sealed, refused], BEFORE) is None
