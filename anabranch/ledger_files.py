@@ -1,0 +1,278 @@
+"""The ledger's files: few and sorted by hour, whatever it was appended to.
+
+Every append writes a file and a manifest. Files of one quarter of a year are merged when there are many of about one
+size, so a row is written again a logarithmic number of times, and the bounds of a file's column `hour` stay narrow: a
+reader of an hour opens few files of a ledger of any age. Manifests are merged by the same rule, entry by entry.
+
+Merging changes no row. It rests on the head of `main`: refused, it is left for the next time; what was written for
+nothing becomes an orphan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files
+from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile
+from pyiceberg.table import FileScanTask, Transaction
+from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.update import RemoveSnapshotsUpdate
+from pyiceberg.table.update.snapshot import _FastAppendFiles
+
+from anabranch.snapshots import PUBLISH_ID, plan_plain_expiry
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+    from pyiceberg.table.update import TableUpdate
+
+MERGED = "anabranch.merged"
+"""In a snapshot's summary: how many files the ledger had when it was last looked at for what to merge."""
+
+MANY = 16
+"""So many files of about one size are merged."""
+
+MANY_MANIFESTS = 8
+
+SNAPSHOTS_KEPT = 20
+
+_MOST_ROWS = 8_192  # of a merged file
+_MOST_FILES = 64  # merged in one commit
+_MOST_ENTRIES = 512  # of a manifest that is written again with every few appends
+_MOST_MANIFESTS = 256  # merged in one commit
+_MOST_EXPIRED = 256  # in one commit
+_SMALL = 32  # rows; files below are of one size
+
+# Merged files are read by hour: small row groups, and bounds of that column alone.
+_WRITE = {
+    "write.parquet.row-group-limit": "512",
+    "write.metadata.metrics.default": "none",
+    "write.metadata.metrics.column.hour": "full",
+}
+
+
+@dataclass(frozen=True)
+class File:
+    """A data file of the ledger, with its rows and their first and last hour."""
+
+    path: str
+    rows: int
+    first: str
+    last: str
+
+    @property
+    def bucket(self) -> str | None:
+        """The quarter that all its rows are of; None when they are of several."""
+        first, last = bucket_of(self.first), bucket_of(self.last)
+        return first if first == last else None
+
+
+def bucket_of(hour: str) -> str:
+    """The quarter of a year that an hour is in. Pure."""
+    return f"{hour[:4]}-{(int(hour[5:7] or 1) - 1) // 3}" if hour[5:7].isdecimal() else ""
+
+
+def tiered(sizes: Sequence[int], least: int, small: int, most: int) -> int:
+    """How many of `sizes`, smallest first, are merged into one: each is at most as large as those before it together,
+    so that what is written again at least doubles. None for less than `least`. Pure."""
+    total = count = 0
+    for size in sizes:
+        if size > max(small, total) or (count and total + size > most):
+            break
+        total, count = total + size, count + 1
+    return count if count >= least else 0
+
+
+def plan_merge(files: Iterable[File], idle: bool = False) -> tuple[File, ...]:
+    """The files that the next commit merges; none when they are few enough. Pure.
+
+    A file whose rows are of several quarters is split. In the newest quarter files of about one size are merged; what
+    an earlier one has besides its largest file, once it is an eighth of that one, or many files, or when `idle`.
+    """
+    by_bucket: dict[str, list[File]] = {}
+    for file in sorted(files, key=lambda f: (f.rows, f.path)):
+        if file.bucket is None:
+            return (file,)
+        by_bucket.setdefault(file.bucket, []).append(file)
+    newest = max(by_bucket, default="")
+    for bucket, found in sorted(by_bucket.items(), reverse=True):
+        sizes = [f.rows for f in found]
+        count = tiered(sizes, MANY, _SMALL, _MOST_ROWS)
+        if bucket != newest:
+            open_ = [rows for rows in sizes if rows <= _MOST_ROWS // 2]
+            if len(open_) > 1 and (idle or len(open_) > MANY or 8 * sum(open_[:-1]) >= open_[-1]):
+                count = max(count, tiered([0, *open_], 3, _MOST_ROWS, _MOST_ROWS) - 1)
+        if count > 1:
+            return tuple(found[: min(count, _MOST_FILES)])
+    return ()
+
+
+def plan_fold(counts: Mapping[str, int], must: Iterable[str] = ()) -> tuple[str, ...]:
+    """The manifests, by the number of entries of each, whose entries the next commit writes into one; `must` are among
+    them. Pure."""
+    chosen = set(must)
+    others = sorted((path for path in counts if path not in chosen), key=lambda path: (counts[path], path))
+    least = 1 if chosen else MANY_MANIFESTS
+    count = tiered([counts[path] for path in others], least, _MOST_ENTRIES, 100 * _MOST_ENTRIES)
+    return (*sorted(chosen), *others[: min(count, _MOST_MANIFESTS)])
+
+
+def has_many(table: Table) -> bool:
+    """Whether enough was appended since files were last merged to look for what to merge. Pure."""
+    snapshot = table.current_snapshot()
+    return snapshot is not None and _number(snapshot, "total-data-files") - _number(snapshot, MERGED) >= MANY
+
+
+def expirable(table: Table) -> tuple[int, ...]:
+    """The snapshots that nobody needs, newest first, once there are enough for a commit. Pure."""
+    found = plan_plain_expiry(table, SNAPSHOTS_KEPT)
+    return found if len(found) >= MANY else ()
+
+
+def append(table: Table, rows: pa.Table, commit_id: str) -> tuple[TableUpdate, ...]:
+    """Write a file of `rows`, and say what a commit changes that appends it. Raises OSError."""
+    snapshot = table.current_snapshot()
+    said = {PUBLISH_ID: commit_id}
+    if snapshot is not None and _number(snapshot, MERGED):
+        said[MERGED] = str(_number(snapshot, MERGED))
+    return _commit(table, said, (), _write(table, rows))
+
+
+def merge(table: Table, commit_id: str, idle: bool = False) -> tuple[TableUpdate, ...]:
+    """Write what merges files or manifests and expires snapshots, one bounded step, and say what its commit changes;
+    nothing when nothing is to be merged. With `idle` also what would wait for more. Raises OSError."""
+    snapshot = table.current_snapshot()
+    if snapshot is None:
+        return ()
+    manifests = snapshot.manifests(table.io)
+    expire = expirable(table)[-_MOST_EXPIRED:]
+    # An old ledger has as many manifests as files: first these, without a look at the files.
+    files = {} if len(manifests) > _MOST_MANIFESTS else _live(table, manifests)
+    chosen = plan_merge((_file(table, f) for f in files.values()), idle)
+    if not (chosen or expire or plan_fold(_counts(manifests))):
+        return ()
+    removed = tuple(files[f.path] for f in chosen)
+    added = _write(table, *_split(_read(table, removed))) if removed else []
+    merged = max(0, _number(snapshot, "total-data-files") - len(removed) + len(added))
+    said = {PUBLISH_ID: commit_id, MERGED: str(merged)}
+    return (*_commit(table, said, removed, added), *_expired(expire))
+
+
+def _expired(ids: Sequence[int]) -> tuple[TableUpdate, ...]:
+    return (RemoveSnapshotsUpdate(snapshot_ids=list(ids)),) if ids else ()
+
+
+def _commit(
+    table: Table, said: dict[str, str], removed: Sequence[DataFile], added: Sequence[DataFile]
+) -> tuple[TableUpdate, ...]:
+    tx = Transaction(table)
+    replace = bool(removed or not added)
+    producer = _Producer(
+        Operation.OVERWRITE if replace else Operation.APPEND, tx, table.io, snapshot_properties=said, branch="main"
+    )
+    for data_file in added:
+        producer.append_data_file(data_file)
+    for data_file in removed:
+        producer.delete_data_file(data_file)
+    producer.commit()
+    return tuple(tx._updates)
+
+
+class _Producer(_FastAppendFiles):
+    """A snapshot without the deleted files, and with the entries of its small manifests in one."""
+
+    def _existing_manifests(self) -> list[ManifestFile]:
+        found = {m.manifest_path: m for m in super()._existing_manifests()}
+        entries = self._read_entries(found.values()) if self._deleted_data_files else {}
+        gone = {f.file_path for f in self._deleted_data_files}
+        touched = [p for p, listed in entries.items() if any(e.data_file.file_path in gone for e in listed)]
+        fold = plan_fold(_counts(found.values()), touched)
+        if not fold:
+            return list(found.values())
+        entries |= self._read_entries(found[path] for path in fold if path not in entries)
+        kept = [e for path in fold for e in entries[path] if e.data_file.file_path not in gone]
+        written: list[ManifestFile] = []
+        for spec_id, of_spec in groupby(sorted(kept, key=lambda e: e.data_file.spec_id), lambda e: e.data_file.spec_id):
+            with self.new_manifest_writer(self.spec(spec_id)) as writer:
+                for entry in of_spec:
+                    writer.add_entry(_with_status(entry, ManifestEntryStatus.EXISTING, entry.snapshot_id))
+            written.append(writer.to_manifest_file())
+        return written + [m for path, m in found.items() if path not in set(fold)]
+
+    def _deleted_entries(self) -> list[ManifestEntry]:
+        gone = {f.file_path for f in self._deleted_data_files}
+        if not gone:
+            return []
+        return [
+            _with_status(entry, ManifestEntryStatus.DELETED, self._snapshot_id)
+            for listed in self._read_entries(super()._existing_manifests()).values()
+            for entry in listed
+            if entry.data_file.file_path in gone
+        ]
+
+    def _read_entries(self, manifests: Iterable[ManifestFile]) -> dict[str, list[ManifestEntry]]:
+        return {m.manifest_path: m.fetch_manifest_entry(self._io) for m in manifests}
+
+    def _summary(self, snapshot_properties: Mapping[str, str] = {}) -> Summary:
+        summary = super()._summary(dict(snapshot_properties))
+        if self._operation is Operation.APPEND:
+            return summary
+        # Rows are as they were: a reader of what is new passes over such a snapshot. The library counts as if not.
+        return Summary(Operation.REPLACE, **summary.additional_properties)
+
+
+def _with_status(entry: ManifestEntry, status: ManifestEntryStatus, snapshot_id: int | None) -> ManifestEntry:
+    return ManifestEntry.from_args(
+        status=status,
+        snapshot_id=snapshot_id,
+        sequence_number=entry.sequence_number,
+        file_sequence_number=entry.file_sequence_number,
+        data_file=entry.data_file,
+    )
+
+
+def _counts(manifests: Iterable[ManifestFile]) -> dict[str, int]:
+    return {m.manifest_path: (m.added_files_count or 0) + (m.existing_files_count or 0) for m in manifests}
+
+
+def _live(table: Table, manifests: Iterable[ManifestFile]) -> dict[str, DataFile]:
+    entries = (e for m in manifests for e in m.fetch_manifest_entry(table.io))
+    return {e.data_file.file_path: e.data_file for e in entries}
+
+
+def _file(table: Table, data_file: DataFile) -> File:
+    id = table.schema().find_field("hour").field_id
+    first, last = (bounds.get(id, b"").decode() for bounds in (data_file.lower_bounds, data_file.upper_bounds))
+    return File(data_file.file_path, data_file.record_count, first, last)
+
+
+def _read(table: Table, files: Iterable[DataFile]) -> pa.Table:
+    """All columns of all rows, in the files' order."""
+    scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
+    return scan.to_table([FileScanTask(f) for f in files])
+
+
+def _split(rows: pa.Table) -> list[pa.Table]:
+    """By quarter, in the order of the hours; what a decision of one hour came after stays before it. Pure."""
+    ordered = rows.sort_by([("hour", "ascending"), ("sequence", "ascending")])
+    starts = [0]
+    hours: list[str] = ordered["hour"].to_pylist()
+    for i in range(1, len(hours)):
+        if bucket_of(hours[i]) != bucket_of(hours[i - 1]) or i - starts[-1] >= _MOST_ROWS:
+            starts.append(i)
+    return [ordered.slice(s, e - s) for s, e in zip(starts, [*starts[1:], len(hours)], strict=True)]
+
+
+def _write(table: Table, *parts: pa.Table) -> list[DataFile]:
+    metadata = table.metadata.model_copy(update={"properties": table.metadata.properties | _WRITE})
+    return [f for part in parts for f in _dataframe_to_data_files(metadata, part, table.io)]
+
+
+def _number(snapshot: Snapshot, name: str) -> int:
+    said: Any = snapshot.summary[name] if snapshot.summary is not None else None
+    return int(said or 0)
