@@ -40,6 +40,7 @@ from anabranch.commits import Commit, Outcome, prepare, set_ref
 from anabranch.config import Environment
 from anabranch.errors import MetadataGone, Terminal, Transient
 from anabranch.fail_points import Step, reach
+from anabranch.ledger_files import MergeStep
 from anabranch.neighbours import asked, explain, said_by
 from anabranch.snapshots import BRANCHES, PUBLISH_ID, STAGING, Staged, has_landed
 
@@ -303,16 +304,16 @@ class Lake:
                     return
         raise Transient(f"append to {name}: expected to be first once in ten attempts, found others were; try again")
 
-    def merge_files(self, name: str, idle: bool = False) -> bool:
-        """Merge some of a plain table's (the ledger's) files, one bounded step that changes no row; whether there was
-        something to merge. Refused, or with its answer lost, it may be done or not: the next step looks again. Raises
-        Transient when the lake does not answer.
+    def merge_files(self, name: str, idle: bool = False) -> MergeStep:
+        """Merge some of a plain table's (the ledger's) files, one bounded step that changes no row. Refused, or with
+        its answer lost, it may be done or not: the next step looks again. Raises Transient when the lake does not
+        answer.
         """
         table = self.load(name)
         with asked(f"merge files of {name}"):
             updates = ledger_files.merge(table, uuid.uuid4().hex, idle)
         if not updates:
-            return False
+            return MergeStep.NOTHING
         reach(Step.LEDGER_MERGE_PREPARED)
         try:
             landed = self.catalog.commit_table(table, _require_main(table), updates)
@@ -320,7 +321,8 @@ class Lake:
             _delete_old_metadata(table, landed)
         except Exception as error:
             LOG.debug("merging files of %s: left for the next time (%s)", name, said_by(error))
-        return True
+            return MergeStep.REFUSED
+        return MergeStep.LANDED
 
     def discard(self, name: str, staged: Staged) -> None:
         """Forget a staged snapshot that its own publisher will not publish; its files become orphans."""

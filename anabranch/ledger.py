@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, In, LessThanOrEqual
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
@@ -23,7 +21,7 @@ from anabranch import __version__
 from anabranch.errors import Refused, Transient
 from anabranch.hours import Cut
 from anabranch.lake import Lake
-from anabranch.ledger_files import has_many
+from anabranch.ledger_files import PerFile, Span, has_many, read
 from anabranch.neighbours import asked
 from anabranch.position import ranges_to_keys
 from anabranch.publish import new_id
@@ -62,7 +60,9 @@ LEDGER_SCHEMA = Schema(
 )
 
 _JSON = ("cut", "gaps", "diff", "quality", "partitions", "sources")
-_LONGEST_LIST = 200
+BULKY = ("partitions", "sources", "quality", "diff", "cut")
+"""Columns that are long, for readers that need none of them."""
+
 _AT_ONCE = 1_000  # decisions in one commit
 _ARROW = schema_to_pyarrow(LEDGER_SCHEMA)
 
@@ -125,18 +125,9 @@ def _record(lake: Lake, table_name: str, wanted: Mapping[str, Mapping[str, Any]]
 
 def _known(table: Table, wanted: Mapping[str, Mapping[str, Any]]) -> set[str]:
     """Which of the decisions the ledger holds; a decision can only be among the rows of its hour."""
-    fields = ("decision_id",)
     with asked(f"read ledger {'.'.join(table.name())}"):
-        found = table.scan(_of_hours({str(d["hour"]) for d in wanted.values()}), selected_fields=fields).to_arrow()
+        found = read(table, {str(d["hour"]) for d in wanted.values()}, ("decision_id", "hour"))
     return set(found["decision_id"].to_pylist()) & set(wanted)
-
-
-@dataclass(frozen=True)
-class Span:
-    """The hours from `first` to `last`, both included."""
-
-    first: str
-    last: str
 
 
 def history(
@@ -149,25 +140,46 @@ def history(
     if hours is not None and not isinstance(hours, Span) and not hours:
         return []
     table = lake.load(table_name)
-    fields = tuple(c for c in table.schema().column_names if c not in without)
-    row_filter = AlwaysTrue() if hours is None else _of_hours(hours)
+    columns = tuple(c for c in table.schema().column_names if c not in without)
     with asked(f"read ledger {table_name}"):
-        rows = table.scan(row_filter, selected_fields=fields).to_arrow().to_pylist()
-    if hours is not None and not isinstance(hours, Span):
-        rows = [row for row in rows if row["hour"] in hours]
+        rows = read(table, hours, columns).to_pylist()
     # Rows of one commit that are of one moment: by their hours, in whatever files they are.
     rows.sort(key=lambda row: (row["sequence"], row["recorded_at"], row["hour"]))
     said = [key for key in _JSON if key not in without]
     return [row | {key: json.loads(row[key]) if row.get(key) else None for key in said} for row in rows]
 
 
-def _of_hours(hours: Span | Collection[str]) -> BooleanExpression:
-    """What all rows of the hours match, and perhaps rows between them. Files are left out by their column's bounds."""
-    if isinstance(hours, Span):
-        return And(GreaterThanOrEqual("hour", hours.first), LessThanOrEqual("hour", hours.last))
-    span = _of_hours(Span(min(hours), max(hours)))
-    # For a longer list PyIceberg leaves out no file: then what lies between the hours is read too.
-    return And(span, In("hour", set(hours))) if len(hours) <= _LONGEST_LIST else span
+def known_hours(lake: Lake, table_name: str) -> frozenset[str]:
+    """The hours that the ledger has a decision about. Raises Transient."""
+    with asked(f"read ledger {table_name}"):
+        return _HOURS.ask(lake.load(table_name))
+
+
+def remarkable_hours(lake: Lake, table_name: str) -> frozenset[str]:
+    """The hours of which a decision tells of offsets that retention took, or of a difference of the layers that is not
+    explained by what the speed layer had not read. Raises Transient."""
+    with asked(f"read ledger {table_name}"):
+        return _REMARKABLE.ask(lake.load(table_name))
+
+
+def _all_hours(rows: pa.Table) -> frozenset[str]:
+    return frozenset(rows["hour"].unique().to_pylist())
+
+
+def _remarkable(rows: pa.Table) -> frozenset[str]:
+    # Most rows say one of few things.
+    diffs = {said for said in rows["diff"].unique().to_pylist() if said and _differs(json.loads(said))}
+    gaps = {said for said in rows["gaps"].unique().to_pylist() if said and json.loads(said).get("retention")}
+    columns = (rows[name].to_pylist() for name in ("hour", "diff", "gaps"))
+    return frozenset(hour for hour, diff, gap in zip(*columns, strict=True) if diff in diffs or gap in gaps)
+
+
+def _differs(diff: Mapping[str, int]) -> bool:
+    return diff["missing"] > (diff.get("unread") or 0) or diff["extra"] > 0 or diff["changed"] > 0
+
+
+_HOURS = PerFile(("hour",), _all_hours)
+_REMARKABLE = PerFile(("hour", "diff", "gaps"), _remarkable)
 
 
 def accepted(lake: Lake, table_name: str, state: State, hour: str) -> Accepted | None:

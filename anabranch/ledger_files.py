@@ -10,13 +10,17 @@ nothing becomes an orphan.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.expressions.parser import parse
 from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files
 from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile
 from pyiceberg.table import FileScanTask, Transaction
@@ -43,7 +47,8 @@ SNAPSHOTS_KEPT = 20
 
 _MOST_ROWS = 8_192  # of a merged file
 _MOST_FILES = 64  # merged in one commit
-_MOST_ENTRIES = 512  # of a manifest that is written again with every few appends
+_MOST_ENTRIES = 32  # of a manifest that is written again with every few appends
+_LARGEST = 50_000  # entries of a manifest
 _MOST_MANIFESTS = 256  # merged in one commit
 _MOST_EXPIRED = 256  # in one commit
 _SMALL = 32  # rows; files below are of one size
@@ -54,6 +59,22 @@ _WRITE = {
     "write.metadata.metrics.default": "none",
     "write.metadata.metrics.column.hour": "full",
 }
+
+
+@dataclass(frozen=True)
+class Span:
+    """The hours from `first` to `last`, both included."""
+
+    first: str
+    last: str
+
+
+class MergeStep(Enum):
+    """What became of one step of merging."""
+
+    NOTHING = "nothing to merge"
+    LANDED = "landed"
+    REFUSED = "refused, or the answer was lost"
 
 
 @dataclass(frozen=True)
@@ -70,6 +91,15 @@ class File:
         """The quarter that all its rows are of; None when they are of several."""
         first, last = bucket_of(self.first), bucket_of(self.last)
         return first if first == last else None
+
+    def may_hold(self, hours: Span | Sequence[str]) -> bool:
+        """Whether a row of one of the hours can be in it; a list of hours is sorted."""
+        if not self.last:
+            return True
+        if isinstance(hours, Span):
+            return self.first <= hours.last and hours.first <= self.last
+        at = bisect_left(hours, self.first)
+        return at < len(hours) and hours[at] <= self.last
 
 
 def bucket_of(hour: str) -> str:
@@ -118,8 +148,22 @@ def plan_fold(counts: Mapping[str, int], must: Iterable[str] = ()) -> tuple[str,
     chosen = set(must)
     others = sorted((path for path in counts if path not in chosen), key=lambda path: (counts[path], path))
     least = 1 if chosen else MANY_MANIFESTS
-    count = tiered([counts[path] for path in others], least, _MOST_ENTRIES, 100 * _MOST_ENTRIES)
+    count = tiered([counts[path] for path in others], least, _MOST_ENTRIES, _LARGEST)
     return (*sorted(chosen), *others[: min(count, _MOST_MANIFESTS)])
+
+
+def read(table: Table, hours: Span | Collection[str] | None, columns: Sequence[str]) -> pa.Table:
+    """The rows of `hours`, or all; of files that can hold none of them nothing is read. Raises OSError."""
+    files = _live(table).values()
+    if hours is None:
+        return _read(table, files, columns)
+    wanted = hours if isinstance(hours, Span) else sorted(set(hours))
+    span = hours if isinstance(hours, Span) else Span(wanted[0], wanted[-1])  # type: ignore[index]
+    chosen = [f for f in files if _file(table, f).may_hold(wanted)]
+    rows = _read(table, chosen, columns, f"hour >= '{span.first}' AND hour <= '{span.last}'")
+    if isinstance(wanted, Span):
+        return rows
+    return rows.filter(pc.is_in(rows["hour"], pa.array(wanted, rows["hour"].type)))
 
 
 def has_many(table: Table) -> bool:
@@ -152,7 +196,7 @@ def merge(table: Table, commit_id: str, idle: bool = False) -> tuple[TableUpdate
     manifests = snapshot.manifests(table.io)
     expire = expirable(table)[-_MOST_EXPIRED:]
     # An old ledger has as many manifests as files: first these, without a look at the files.
-    files = {} if len(manifests) > _MOST_MANIFESTS else _live(table, manifests)
+    files = {} if len(manifests) > _MOST_MANIFESTS else _live(table)
     chosen = plan_merge((_file(table, f) for f in files.values()), idle)
     if not (chosen or expire or plan_fold(_counts(manifests))):
         return ()
@@ -161,6 +205,24 @@ def merge(table: Table, commit_id: str, idle: bool = False) -> tuple[TableUpdate
     merged = max(0, _number(snapshot, "total-data-files") - len(removed) + len(added))
     said = {PUBLISH_ID: commit_id, MERGED: str(merged)}
     return (*_commit(table, said, removed, added), *_expired(expire))
+
+
+class PerFile:
+    """What each file of a ledger says to one question. A file never changes, so it is read once in a process."""
+
+    def __init__(self, columns: Sequence[str], answer: Callable[[pa.Table], frozenset[str]]) -> None:
+        self._columns, self._answer = columns, answer
+        self._known: dict[str, dict[str, frozenset[str]]] = {}
+
+    def ask(self, table: Table) -> frozenset[str]:
+        """What all files of the table as it was loaded say together."""
+        files = _live(table)
+        before = self._known.get(table.location(), {})
+        said = {
+            p: before[p] if p in before else self._answer(_read(table, [f], self._columns)) for p, f in files.items()
+        }
+        self._known[table.location()] = said
+        return frozenset[str]().union(*said.values())
 
 
 def _expired(ids: Sequence[int]) -> tuple[TableUpdate, ...]:
@@ -240,9 +302,22 @@ def _counts(manifests: Iterable[ManifestFile]) -> dict[str, int]:
     return {m.manifest_path: (m.added_files_count or 0) + (m.existing_files_count or 0) for m in manifests}
 
 
-def _live(table: Table, manifests: Iterable[ManifestFile]) -> dict[str, DataFile]:
-    entries = (e for m in manifests for e in m.fetch_manifest_entry(table.io))
-    return {e.data_file.file_path: e.data_file for e in entries}
+# By table, the files of each manifest as it was last read. A manifest never changes.
+_LISTED: dict[str, dict[str, tuple[DataFile, ...]]] = {}
+
+
+def _live(table: Table) -> dict[str, DataFile]:
+    """The files of `main`, by their paths."""
+    snapshot = table.current_snapshot()
+    if snapshot is None:
+        return {}
+    before, listed = _LISTED.get(table.location(), {}), dict[str, tuple[DataFile, ...]]()
+    for manifest in snapshot.manifests(table.io):
+        path = manifest.manifest_path
+        known = before.get(path)
+        listed[path] = known or tuple(e.data_file for e in manifest.fetch_manifest_entry(table.io))
+    _LISTED[table.location()] = listed
+    return {f.file_path: f for files in listed.values() for f in files}
 
 
 def _file(table: Table, data_file: DataFile) -> File:
@@ -251,9 +326,12 @@ def _file(table: Table, data_file: DataFile) -> File:
     return File(data_file.file_path, data_file.record_count, first, last)
 
 
-def _read(table: Table, files: Iterable[DataFile]) -> pa.Table:
-    """All columns of all rows, in the files' order."""
-    scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
+def _read(
+    table: Table, files: Iterable[DataFile], columns: Sequence[str] = (), row_filter: str | None = None
+) -> pa.Table:
+    """The rows that match, in the files' order, with all columns or some."""
+    schema = table.schema().select(*columns) if columns else table.schema()
+    scan = ArrowScan(table.metadata, table.io, schema, parse(row_filter) if row_filter else AlwaysTrue())
     return scan.to_table([FileScanTask(f) for f in files])
 
 

@@ -14,15 +14,16 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from anabranch import ledger
+from anabranch import ledger, ledger_files
 from anabranch.commits import Change, Commit, Outcome
 from anabranch.errors import Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Timeline, end_of, shift
+from anabranch.ledger_files import MergeStep
 from anabranch.orphans import list_table, plan_orphans, references
 from anabranch.publish import Publish, new_id, run
 from anabranch.sealing import check_clock
-from anabranch.snapshots import expired_tags, files_by_hour, find_staged, heads, plan_expiry, plan_plain_expiry
+from anabranch.snapshots import expired_tags, files_by_hour, find_staged, heads, plan_expiry
 from anabranch.state import State, load_state
 from anabranch.storage import Stored, delete_files
 from serving_layer import merger
@@ -112,7 +113,7 @@ def _drop_hours(
             return decide()
         files = files_by_hour(state.table, "speed")
         served_since: dict[str, datetime] = {}
-        for row in ledger.history(lake, stream.hours_table):
+        for row in ledger.history(lake, stream.hours_table, files.keys(), ledger.BULKY):
             if row["decision"] in ("accepted", "served"):
                 served_since[row["hour"]] = row["recorded_at"]
         drop, timeline = plan_drop(state, files, served_since, now - stream.maintain.speed_hours)
@@ -152,16 +153,17 @@ def _maintain_dead_letters(job: Job, now: datetime, dry_run: bool) -> int:
 
 
 def _expire_ledger(job: Job, dry_run: bool) -> int:
-    """Expire the ledger's snapshots; returns how many. Nothing is ever staged there, so no head has to move."""
+    """Merge the ledger's files and expire its snapshots, in steps; returns how many snapshots. Nothing is ever staged
+    there, so nobody waits for one of them."""
     lake, name = job.lake, job.stream.hours_table
-    for _ in range(_ATTEMPTS):
-        table = lake.load(name)
-        current, expire = table.current_snapshot(), plan_plain_expiry(table)
-        if dry_run or current is None or not expire:
-            return len(expire)
-        if lake.commit(table, Commit(new_id(), {"main": current.snapshot_id}, (), expire=expire)) is Outcome.LANDED:
-            return len(expire)
-    raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
+    expire = ledger_files.expirable(lake.load(name))
+    refused = 0
+    while not dry_run and (step := lake.merge_files(name, idle=True)) is not MergeStep.NOTHING:
+        # A step that another was before is looked at again; each that lands leaves less to do.
+        refused = refused + 1 if step is MergeStep.REFUSED else 0
+        if refused == _ATTEMPTS:
+            raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
+    return len(expire)
 
 
 def _orphans(job: Job, before: datetime) -> dict[str, list[Stored]]:
