@@ -172,12 +172,6 @@ def has_many(table: Table) -> bool:
     return snapshot is not None and _number(snapshot, "total-data-files") - _number(snapshot, MERGED) >= MANY
 
 
-def expirable(table: Table) -> tuple[int, ...]:
-    """The snapshots that nobody needs, newest first, once there are enough for a commit. Pure."""
-    found = plan_plain_expiry(table, SNAPSHOTS_KEPT)
-    return found if len(found) >= MANY else ()
-
-
 def append(table: Table, rows: pa.Table, commit_id: str) -> tuple[TableUpdate, ...]:
     """Write a file of `rows`, and say what a commit changes that appends it. Raises OSError."""
     snapshot = table.current_snapshot()
@@ -194,12 +188,12 @@ def merge(table: Table, commit_id: str, idle: bool = False) -> tuple[TableUpdate
     if snapshot is None:
         return ()
     manifests = snapshot.manifests(table.io)
-    expire = expirable(table)[-_MOST_EXPIRED:]
+    expire = plan_plain_expiry(table, SNAPSHOTS_KEPT)[-_MOST_EXPIRED:]
     # An old ledger has as many manifests as files: first these, without a look at the files.
     files = {} if len(manifests) > _MOST_MANIFESTS else _live(table)
     chosen = plan_merge((_file(table, f) for f in files.values()), idle)
-    if not (chosen or expire or plan_fold(_counts(manifests))):
-        return ()
+    if not (chosen or plan_fold(_counts(manifests))):
+        return _expired(expire if idle or len(expire) >= MANY else ())
     removed = tuple(files[f.path] for f in chosen)
     added = _write(table, *_split(_read(table, removed))) if removed else []
     merged = max(0, _number(snapshot, "total-data-files") - len(removed) + len(added))

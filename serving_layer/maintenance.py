@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from anabranch import ledger, ledger_files
+from anabranch import ledger
 from anabranch.commits import Change, Commit, Outcome
 from anabranch.errors import Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Timeline, end_of, shift
-from anabranch.ledger_files import MergeStep
+from anabranch.ledger_files import SNAPSHOTS_KEPT, MergeStep
 from anabranch.orphans import list_table, plan_orphans, references
 from anabranch.publish import Publish, new_id, run
 from anabranch.sealing import check_clock
-from anabranch.snapshots import expired_tags, files_by_hour, find_staged, heads, plan_expiry
+from anabranch.snapshots import expired_tags, files_by_hour, find_staged, heads, plan_expiry, plan_plain_expiry
 from anabranch.state import State, load_state
 from anabranch.storage import Stored, delete_files
 from serving_layer import merger
@@ -156,14 +156,17 @@ def _expire_ledger(job: Job, dry_run: bool) -> int:
     """Merge the ledger's files and expire its snapshots, in steps; returns how many snapshots. Nothing is ever staged
     there, so nobody waits for one of them."""
     lake, name = job.lake, job.stream.hours_table
-    expire = ledger_files.expirable(lake.load(name))
+    before = lake.load(name)
+    if dry_run:
+        return len(plan_plain_expiry(before, SNAPSHOTS_KEPT))
     refused = 0
-    while not dry_run and (step := lake.merge_files(name, idle=True)) is not MergeStep.NOTHING:
+    while (step := lake.merge_files(name, idle=True)) is not MergeStep.NOTHING:
         # A step that another was before is looked at again; each that lands leaves less to do.
         refused = refused + 1 if step is MergeStep.REFUSED else 0
         if refused == _ATTEMPTS:
             raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
-    return len(expire)
+    left = {s.snapshot_id for s in lake.load(name).snapshots()}
+    return sum(s.snapshot_id not in left for s in before.snapshots())
 
 
 def _orphans(job: Job, before: datetime) -> dict[str, list[Stored]]:
