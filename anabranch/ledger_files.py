@@ -51,6 +51,8 @@ _MOST_ENTRIES = 32  # of a manifest that is written again with every few appends
 _LARGEST = 50_000  # entries of a manifest
 _MOST_MANIFESTS = 256  # merged in one commit
 _MOST_EXPIRED = 256  # in one commit
+_SOME = 4  # small files of a quarter that is over
+_ENOUGH = 32  # what is merged into the file of a quarter that is over is so much smaller at most
 _SMALL = 32  # rows; files below are of one size
 
 # Merged files are read by hour: small row groups, and bounds of that column alone.
@@ -121,8 +123,8 @@ def tiered(sizes: Sequence[int], least: int, small: int, most: int) -> int:
 def plan_merge(files: Iterable[File], idle: bool = False) -> tuple[File, ...]:
     """The files that the next commit merges; none when they are few enough. Pure.
 
-    A file whose rows are of several quarters is split. In the newest quarter files of about one size are merged; what
-    an earlier one has besides its largest file, once it is an eighth of that one, or many files, or when `idle`.
+    A file whose rows are of several quarters is split. In the newest quarter files of about one size are merged; an
+    earlier one is to be one file.
     """
     by_bucket: dict[str, list[File]] = {}
     for file in sorted(files, key=lambda f: (f.rows, f.path)):
@@ -134,12 +136,25 @@ def plan_merge(files: Iterable[File], idle: bool = False) -> tuple[File, ...]:
         sizes = [f.rows for f in found]
         count = tiered(sizes, MANY, _SMALL, _MOST_ROWS)
         if bucket != newest:
-            open_ = [rows for rows in sizes if rows <= _MOST_ROWS // 2]
-            if len(open_) > 1 and (idle or len(open_) > MANY or 8 * sum(open_[:-1]) >= open_[-1]):
-                count = max(count, tiered([0, *open_], 3, _MOST_ROWS, _MOST_ROWS) - 1)
+            count = max(count, _count_of_over([rows for rows in sizes if rows <= _MOST_ROWS // 2], idle))
         if count > 1:
             return tuple(found[: min(count, _MOST_FILES)])
     return ()
+
+
+def _count_of_over(sizes: Sequence[int], idle: bool) -> int:
+    """How many files of a quarter that is over are merged, smallest first: all when they add enough to the largest, or
+    when `idle`; else, once there are some, those beside it."""
+    *small, largest = sizes or (0,)
+    if small and (idle or _ENOUGH * sum(small) >= largest):
+        # Each is at most half of what one file may hold.
+        total, count = 0, 0
+        for size in sizes:
+            if total + size > _MOST_ROWS:
+                break
+            total, count = total + size, count + 1
+        return count
+    return len(small) if len(small) >= _SOME else 0
 
 
 def plan_fold(counts: Mapping[str, int], must: Iterable[str] = ()) -> tuple[str, ...]:
