@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +20,7 @@ from test_ledger import CUT, NOW
 
 from anabranch import ledger, ledger_files
 from anabranch.errors import Transient
+from anabranch.fail_points import FAIL_AT
 from anabranch.hours import shift
 from anabranch.ledger_files import File, MergeStep, Span, plan_fold, plan_merge, tiered
 from anabranch.publish import new_id
@@ -287,6 +292,25 @@ def test_a_merge_whose_answer_is_lost_changes_nothing(many: StreamLake, lands: b
     assert history(many) == before
     assert len(files(many)) == (1 if lands else 17)
     merge_all(many)
+    assert history(many) == before
+
+
+@pytest.mark.parametrize(("step", "number"), [("ledger.merge-prepared", 17), ("ledger.merged", 1)])
+def test_a_merge_that_is_killed_changes_no_row(many: StreamLake, step: str, number: int) -> None:
+    before = history(many)
+    script = f"""
+from pathlib import Path
+from lakes import new_environment
+from anabranch.lake import Lake
+Lake(new_environment(Path({str(many.folder)!r}))).merge_files({many.stream.hours_table!r})
+"""
+    environment = os.environ | {FAIL_AT: step, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(files(many)) == number
+    assert history(many) == before
+    merge_all(many)
+    assert len(files(many)) == 1
     assert history(many) == before
 
 
