@@ -65,6 +65,11 @@ class Step(Enum):
     # Ledger.
     LEDGER_PREPARED = "ledger.prepared", "rows are written to storage, the ledger does not hold them"
     LEDGER_APPENDED = "ledger.appended", "the ledger holds the rows, nobody read them back"
+    LEDGER_MERGE_PREPARED = (
+        "ledger.merge-prepared",
+        "files of the ledger are merged in storage, it refers to the old ones",
+    )
+    LEDGER_MERGED = "ledger.merged", "the ledger refers to the merged files"
 
     def __init__(self, label: str, meaning: str) -> None:
         self.label = label

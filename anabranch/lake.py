@@ -34,12 +34,14 @@ from pyiceberg.table.update import (
 from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.transforms import IdentityTransform
 
+from anabranch import ledger_files
 from anabranch.catalogs import catalog_properties
 from anabranch.clock import Clock, store_clock
 from anabranch.commits import Commit, Outcome, prepare, set_ref
 from anabranch.config import Environment
 from anabranch.errors import MetadataGone, Terminal, Transient
 from anabranch.fail_points import Step, reach
+from anabranch.ledger_files import MergeStep
 from anabranch.neighbours import asked, explain, said_by
 from anabranch.snapshot_writer import delete_quietly
 from anabranch.snapshots import BRANCHES, PUBLISH_ID, STAGING, Staged, has_landed
@@ -290,24 +292,18 @@ class Lake:
         """
         for _ in range(10):
             table = self.load(name)
-            current = table.current_snapshot()
             found = rows(table.metadata.next_sequence_number())
             if found is None:
                 return
             if lacking := [c for c in found.column_names if c not in table.schema().column_names]:
                 raise Terminal(f"table {name}: expected column {lacking[0]}, found none; run `anabranch apply`")
             self.clock.now(table.metadata.last_updated_ms)
-            tx = Transaction(table)
             commit_id = uuid.uuid4().hex
             with asked(f"write rows of {name}"):
-                tx.append(found, snapshot_properties={PUBLISH_ID: commit_id})
-            requirements: tuple[TableRequirement, ...] = (
-                AssertTableUUID(uuid=table.metadata.table_uuid),
-                AssertRefSnapshotId(ref="main", snapshot_id=current.snapshot_id if current else None),
-            )
+                updates = ledger_files.append(table, found, commit_id)
             reach(Step.LEDGER_PREPARED)
             try:
-                landed = self.catalog.commit_table(table, requirements, tuple(tx._updates))
+                landed = self.catalog.commit_table(table, _require_main(table), updates)
                 reach(Step.LEDGER_APPENDED)
                 _delete_old_metadata(table, landed)
                 return
@@ -318,6 +314,27 @@ class Lake:
                 if self._resolve(table, commit_id) is Outcome.LANDED:
                     return
         raise Transient(f"append to {name}: expected to be first once in ten attempts, found others were; try again")
+
+    def merge_files(self, name: str, idle: bool = False) -> MergeStep:
+        """Merge some of a plain table's (the ledger's) files, one bounded step that changes no row. Refused, or with
+        its answer lost, it may be done or not: the next step looks again. Raises Transient when the lake does not
+        answer.
+        """
+        table = self.load(name)
+        self.clock.now(table.metadata.last_updated_ms)
+        with asked(f"merge files of {name}"):
+            updates = ledger_files.merge(table, uuid.uuid4().hex, idle)
+        if not updates:
+            return MergeStep.NOTHING
+        reach(Step.LEDGER_MERGE_PREPARED)
+        try:
+            landed = self.catalog.commit_table(table, _require_main(table), updates)
+            reach(Step.LEDGER_MERGED)
+            _delete_old_metadata(table, landed)
+        except Exception as error:
+            LOG.debug("merging files of %s: left for the next time (%s)", name, said_by(error))
+            return MergeStep.REFUSED
+        return MergeStep.LANDED
 
     def discard(self, name: str, staged: Staged) -> None:
         """Forget a staged snapshot that its own publisher will not publish; its files become orphans."""
@@ -338,6 +355,15 @@ class Lake:
                 pause = min(2.0, pause * 2)
                 continue
             return Outcome.LANDED if has_landed(fresh, commit_id) else Outcome.REFUSED
+
+
+def _require_main(table: Table) -> tuple[TableRequirement, ...]:
+    """That a plain table is the one that was loaded, and nobody has changed it since."""
+    current = table.current_snapshot()
+    return (
+        AssertTableUUID(uuid=table.metadata.table_uuid),
+        AssertRefSnapshotId(ref="main", snapshot_id=current.snapshot_id if current else None),
+    )
 
 
 def _partitioned(schema: Schema, by: Iterable[str]) -> PartitionSpec:

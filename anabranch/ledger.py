@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -18,14 +18,18 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 from anabranch import __version__
-from anabranch.errors import Refused
+from anabranch.errors import Refused, Transient
 from anabranch.hours import Cut
 from anabranch.lake import Lake
+from anabranch.ledger_files import PerFile, Span, has_many, read
 from anabranch.neighbours import asked
 from anabranch.position import ranges_to_keys
 from anabranch.publish import new_id
 from anabranch.snapshots import snapshots_by_commit
 from anabranch.state import Accepted, State
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
 LOG = logging.getLogger(__name__)
 
@@ -56,6 +60,10 @@ LEDGER_SCHEMA = Schema(
 )
 
 _JSON = ("cut", "gaps", "diff", "quality", "partitions", "sources")
+BULKY = ("partitions", "sources", "quality", "diff", "cut")
+"""Columns that are long, for readers that need none of them."""
+
+_AT_ONCE = 1_000  # decisions in one commit
 _ARROW = schema_to_pyarrow(LEDGER_SCHEMA)
 
 
@@ -86,35 +94,92 @@ def record_waiting(lake: Lake, table_name: str, state: State) -> frozenset[str]:
 
 
 def record(lake: Lake, table_name: str, waiting: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """Write the decisions that the ledger does not hold yet; returns the ids that it was read back to hold."""
-    wanted = {str(item["id"]): item for item in waiting}
-    if not wanted:
-        return frozenset()
+    """Write the decisions that the ledger does not hold yet; returns the ids that it was read back to hold.
 
+    Whoever finds many files when it has written merges some of them.
+    """
+    wanted = sorted({str(item["id"]): item for item in waiting}.values(), key=lambda item: str(item["hour"]))
+    parts = [wanted[i : i + _AT_ONCE] for i in range(0, len(wanted), _AT_ONCE)]
+    return frozenset[str]().union(*(_record(lake, table_name, {str(d["id"]): d for d in part}) for part in parts))
+
+
+def _record(lake: Lake, table_name: str, wanted: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
     def missing(sequence: int) -> pa.Table | None:
         # Asked again by every attempt: whoever was first may have restored the same rows.
-        known = _known(lake, table_name, wanted)
+        known = _known(lake.load(table_name), wanted)
         items = [item for id, item in wanted.items() if id not in known]
         for item in items:
             LOG.debug("ledger %s: %s %s revision %s", table_name, item["hour"], item["decision"], item["revision"])
         return _to_arrow(items, sequence) if items else None
 
     lake.append(table_name, missing)
-    return frozenset(_known(lake, table_name, wanted))
+    table = lake.load(table_name)
+    held = frozenset(_known(table, wanted))
+    if has_many(table):
+        try:
+            lake.merge_files(table_name)
+        except Transient as error:
+            LOG.warning("ledger %s: files are merged another time: %s", table_name, error)
+    return held
 
 
-def _known(lake: Lake, table_name: str, wanted: Mapping[str, Any]) -> set[str]:
+def _known(table: Table, wanted: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Which of the decisions the ledger holds; a decision can only be among the rows of its hour."""
+    with asked(f"read ledger {'.'.join(table.name())}"):
+        found = read(table, {str(d["hour"]) for d in wanted.values()}, ("decision_id", "hour"))
+    return set(found["decision_id"].to_pylist()) & set(wanted)
+
+
+def history(
+    lake: Lake, table_name: str, hours: Span | Collection[str] | None = None, without: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """The decisions about `hours`, or all, oldest first; JSON columns as values. Of columns `without` nothing is read.
+
+    Only files that may hold one of the hours are opened: whoever needs some asks for these. Raises Transient.
+    """
+    if hours is not None and not isinstance(hours, Span) and not hours:
+        return []
+    table = lake.load(table_name)
+    columns = tuple(c for c in table.schema().column_names if c not in without)
     with asked(f"read ledger {table_name}"):
-        found = lake.load(table_name).scan(selected_fields=("decision_id",)).to_arrow()["decision_id"].to_pylist()
-    return set(found) & set(wanted)
+        rows = read(table, hours, columns).to_pylist()
+    # Rows of one commit that are of one moment: by their hours, in whatever files they are.
+    rows.sort(key=lambda row: (row["sequence"], row["recorded_at"], row["hour"]))
+    said = [key for key in _JSON if key not in without]
+    return [row | {key: json.loads(row[key]) if row.get(key) else None for key in said} for row in rows]
 
 
-def history(lake: Lake, table_name: str) -> list[dict[str, Any]]:
-    """All decisions, oldest first; JSON columns as values."""
+def known_hours(lake: Lake, table_name: str) -> frozenset[str]:
+    """The hours that the ledger has a decision about. Raises Transient."""
     with asked(f"read ledger {table_name}"):
-        rows = lake.load(table_name).scan().to_arrow().to_pylist()
-    rows.sort(key=lambda row: (row["sequence"], row["recorded_at"]))
-    return [row | {key: json.loads(row[key]) if row.get(key) else None for key in _JSON} for row in rows]
+        return _HOURS.ask(lake.load(table_name))
+
+
+def remarkable_hours(lake: Lake, table_name: str) -> frozenset[str]:
+    """The hours of which a decision tells of offsets that retention took, or of a difference of the layers that is not
+    explained by what the speed layer had not read. Raises Transient."""
+    with asked(f"read ledger {table_name}"):
+        return _REMARKABLE.ask(lake.load(table_name))
+
+
+def _all_hours(rows: pa.Table) -> frozenset[str]:
+    return frozenset(rows["hour"].unique().to_pylist())
+
+
+def _remarkable(rows: pa.Table) -> frozenset[str]:
+    # Most rows say one of few things.
+    diffs = {said for said in rows["diff"].unique().to_pylist() if said and _differs(json.loads(said))}
+    gaps = {said for said in rows["gaps"].unique().to_pylist() if said and json.loads(said).get("retention")}
+    columns = (rows[name].to_pylist() for name in ("hour", "diff", "gaps"))
+    return frozenset(hour for hour, diff, gap in zip(*columns, strict=True) if diff in diffs or gap in gaps)
+
+
+def _differs(diff: Mapping[str, int]) -> bool:
+    return diff["missing"] > (diff.get("unread") or 0) or diff["extra"] > 0 or diff["changed"] > 0
+
+
+_HOURS = PerFile(("hour",), _all_hours)
+_REMARKABLE = PerFile(("hour", "diff", "gaps"), _remarkable)
 
 
 def accepted(lake: Lake, table_name: str, state: State, hour: str) -> Accepted | None:
@@ -124,8 +189,8 @@ def accepted(lake: Lake, table_name: str, state: State, hour: str) -> Accepted |
     """
     if not state.is_accepted(hour) or hour in state.accepted:
         return state.accepted.get(hour)
-    rows = history(lake, table_name)
-    found = [r for r in rows if r["hour"] == hour and r["decision"] == "accepted" and r["cut"]]
+    rows = history(lake, table_name, [hour])
+    found = [r for r in rows if r["decision"] == "accepted" and r["cut"]]
     if not found:
         raise Refused(f"hour {hour}: expected its cut in the ledger {table_name}, found none; it stays as it is")
     last = max(found, key=lambda r: int(r["revision"]))
@@ -136,8 +201,7 @@ def accepted(lake: Lake, table_name: str, state: State, hour: str) -> Accepted |
 
 def accepted_partitions(lake: Lake, table_name: str, hour: str) -> Mapping[str, Any]:
     """The account of each partition in the accepted revision of an hour; nothing when the ledger does not say."""
-    rows = [row for row in history(lake, table_name) if row["hour"] == hour]
-    return newest(rows).get(hour, {}).get("partitions") or {}
+    return newest(history(lake, table_name, [hour])).get(hour, {}).get("partitions") or {}
 
 
 def newest(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -115,15 +115,17 @@ def data_docs(stream: str, hour: str | None, to: str, conf: str | None, output: 
     From the ledger alone: no row is read again, and no Spark is needed. Each decision about a named HOUR gets a page;
     without one, the newest of each hour does.
     """
-    from anabranch import hours, ledger
+    from anabranch import hours
     from anabranch.errors import Refused
     from anabranch.output import print_json
+    from anabranch.state import load_state
     from batch_layer import data_docs as docs
 
     if hour:
         hours.start_of(hour)
     job = open_stream(stream, conf)
-    rows = docs.plan_pages(ledger.history(job.lake, job.stream.hours_table), hour)
+    timeline = load_state(job.lake, job.stream.table).timeline
+    rows = docs.find_pages(job.lake, job.stream.hours_table, timeline, hour)
     if not rows:
         raise Refused(
             f"{hour or stream}: expected a decision that the quality gate was asked for, found none in the ledger; "

@@ -51,7 +51,7 @@ def restore_ledger(lake: Lake, stream: Stream) -> int:
     if state.timeline.open == state.timeline.first:
         return 0
     ledger.record_waiting(lake, stream.hours_table, state)
-    known = ledger.newest(ledger.history(lake, stream.hours_table))
+    known = ledger.known_hours(lake, stream.hours_table)
     if all(h in known for h in hours_between(state.timeline.first, state.timeline.open)):
         return 0
     good, dead = (

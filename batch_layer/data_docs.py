@@ -12,17 +12,25 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
-from anabranch import config
+from anabranch import config, ledger
 from anabranch.errors import ConfigurationError, Terminal
+from anabranch.hours import shift
+from anabranch.ledger_files import Span
 from anabranch.s3 import ObjectStore
 from batch_layer import suite
 from batch_layer.suite import Expectation, configuration, context, great_expectations
 
+if TYPE_CHECKING:
+    from anabranch.hours import Timeline
+    from anabranch.lake import Lake
+
 NEWEST = 48
 """How many hours have a page when none is named."""
+
+_LAST = "9999-12-31T23"
 
 _NOTHING_RAISED = {"raised_exception": False, "exception_message": None, "exception_traceback": None}
 
@@ -34,6 +42,20 @@ def plan_pages(history: Sequence[Mapping[str, Any]], hour: str | None) -> list[M
         return [row for row in judged if row["hour"] == hour]
     newest = {row["hour"]: row for row in judged}
     return [newest[h] for h in sorted(newest)[-NEWEST:]]
+
+
+def find_pages(lake: Lake, table: str, timeline: Timeline, hour: str | None) -> list[Mapping[str, Any]]:
+    """The same, from the ledger `table`: back in time from the newest hour, as far as there are judged ones to find.
+    Raises Transient."""
+    if hour is not None:
+        return plan_pages(ledger.history(lake, table, [hour]), hour)
+    back = NEWEST
+    while True:
+        first = shift(timeline.open, -back)
+        found = plan_pages(ledger.history(lake, table, Span(first, _LAST)), None)
+        if len(found) >= NEWEST or first <= timeline.first:
+            return found
+        back *= 4
 
 
 def publish(environment: config.Environment, stream: config.Stream, rows: Sequence[Mapping[str, Any]], to: str) -> str:

@@ -190,8 +190,9 @@ class HourBuilder:
         """What the hour's row count is compared with, where the quality gate asks for it."""
 
         def previous(days: int) -> list[int]:
-            said = ledger.newest(ledger.history(self._job.lake, self._stream.hours_table))
-            rows = (said.get(hours.shift(hour, -24 * day), {}) for day in range(1, days + 1))
+            before = [hours.shift(hour, -24 * day) for day in range(1, days + 1)]
+            said = ledger.newest(ledger.history(self._job.lake, self._stream.hours_table, before, ledger.BULKY))
+            rows = (said.get(h, {}) for h in before)
             return [row["good"] for row in rows if row.get("decision") == "accepted" and "good" in row]
 
         if why := covers(state, "speed", hour):

@@ -110,7 +110,7 @@ class Rebuilder:
         state = load_state(self._job.lake, self._stream.table)
         found = plan_waiting(state)
         gone = [h for h in found if gone_from_kafka(state.timeline, h, state.timeline.sealed[h])]
-        said = ledger.newest(ledger.history(self._job.lake, self._stream.hours_table)) if gone else {}
+        said = ledger.newest(ledger.history(self._job.lake, self._stream.hours_table, gone, ledger.BULKY))
         done = {h for h in gone if said.get(h, {}).get("decision") == "refused"}
         return [h for h in found if h not in done]
 

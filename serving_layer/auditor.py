@@ -13,7 +13,8 @@ from rich.progress import track
 
 from anabranch import ledger
 from anabranch.adoption import gone_from_kafka
-from anabranch.hours import Cut
+from anabranch.hours import Cut, shift
+from anabranch.ledger_files import Span
 from anabranch.position import Offsets, Ranges, Topic, clip
 from anabranch.session import Job
 from anabranch.snapshots import files_by_hour
@@ -50,7 +51,7 @@ def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> dict[str
 
     Raises Transient when lake or Kafka do not answer.
     """
-    lake = _load(job)
+    lake = _load(job, hours)
     known = {h for h in lake.said if _is_said_accepted(lake, h)} | set(lake.state.accepted)
     chosen = sorted(h for h in known if hours is None or hours[0] <= h <= hours[1])
     topic = job.kafka.describe(job.stream.topic, lake.state.position) if with_kafka else None
@@ -62,9 +63,11 @@ def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> dict[str
     return to_view(job.stream.name, audited, [*more, *(_unknown(lake) if hours is None else [])])
 
 
-def _load(job: Job) -> _Lake:
-    # The ledger first: what is accepted meanwhile still waits on its branch, and is read there.
-    rows = ledger.history(job.lake, job.stream.hours_table)
+def _load(job: Job, hours: tuple[str, str] | None) -> _Lake:
+    # The ledger first: what is accepted meanwhile still waits on its branch, and is read there. An hour is compared
+    # with the one before it.
+    span = Span(shift(hours[0], -1), hours[1]) if hours is not None else None
+    rows = ledger.history(job.lake, job.stream.hours_table, span)
     state = load_state(job.lake, job.stream.table)
     letters = job.lake.load(job.stream.dead_letters_table)
     said = ledger.newest(with_waiting(rows, state.decisions))

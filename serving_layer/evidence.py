@@ -174,7 +174,7 @@ def print_duplicates(view: Mapping[str, Any], output: str) -> None:
 
 def _said(job: Job, state: State, hour: str) -> Mapping[str, Any]:
     """The ledger's newest word on an hour that the batch layer has accepted. Raises Refused for any other."""
-    rows = ledger.newest(ledger.history(job.lake, job.stream.hours_table))
+    rows = ledger.newest(ledger.history(job.lake, job.stream.hours_table, [hour]))
     if not state.is_accepted(hour):
         raise Refused(
             f"hour {hour}: expected it to be accepted, found that the batch layer has no rows of it; "

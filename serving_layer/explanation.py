@@ -28,7 +28,7 @@ Held = Mapping[str, Mapping[str, int]]
 
 def explain(job: Job, hour: str, now: datetime) -> dict[str, Any]:
     """The facts of an hour. Raises Transient when the lake does not answer."""
-    rows = ledger.history(job.lake, job.stream.hours_table)
+    rows = ledger.history(job.lake, job.stream.hours_table, [hour])
     state = load_state(job.lake, job.stream.table)
     of_hour = [row for row in with_waiting(rows, state.decisions) if row["hour"] == hour]
     held = {b: {f.file_path: f.record_count for f in files_of(state.table, b, hour)} for b in snapshots.BRANCHES}

@@ -38,7 +38,8 @@ class Tagged:
 def history(job: Job, hour: str | None) -> list[dict[str, Any]]:
     """Every decision about one hour or all, by hour, oldest first, with what it changed and how to read what it
     replaced. Raises Transient when the lake does not answer."""
-    rows = ledger.history(job.lake, job.stream.hours_table)
+    wanted_hours = [hour] if hour is not None else None
+    rows = ledger.history(job.lake, job.stream.hours_table, wanted_hours, ("partitions", "quality", "diff"))
     state = load_state(job.lake, job.stream.table)
     wanted = [row for row in with_waiting(rows, state.decisions) if hour is None or row["hour"] == hour]
     tags = tagged(state.table, [(row["hour"], row["revision"]) for row in wanted if row["decision"] == "accepted"])

@@ -21,6 +21,7 @@ from anabranch.commits import Change, Commit, Outcome
 from anabranch.errors import AnabranchError, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Timeline, end_of, shift
+from anabranch.ledger_files import SNAPSHOTS_KEPT, MergeStep
 from anabranch.orphans import list_table, plan_orphans, references
 from anabranch.publish import Publish, new_id, run
 from anabranch.sealing import check_clock
@@ -163,7 +164,7 @@ def _drop_some(
             return decide()
         have = content_by_hour(state.table, "speed")
         served_since: dict[str, datetime] = {}
-        for row in ledger.history(lake, stream.hours_table):
+        for row in ledger.history(lake, stream.hours_table, files.keys(), ledger.BULKY):
             if row["decision"] in ("accepted", "served"):
                 served_since[row["hour"]] = row["recorded_at"]
         at_most = None if dry_run else _HOURS_A_COMMIT
@@ -202,16 +203,20 @@ def _maintain_dead_letters(job: Job, now: datetime, dry_run: bool) -> int:
 
 
 def _expire_ledger(job: Job, dry_run: bool) -> int:
-    """Expire the ledger's snapshots; returns how many. Nothing is ever staged there, so no head has to move."""
+    """Merge the ledger's files and expire its snapshots, in steps; returns how many snapshots. Nothing is ever staged
+    there, so nobody waits for one of them."""
     lake, name = job.lake, job.stream.hours_table
-    for _ in range(_ATTEMPTS):
-        table = lake.load(name)
-        current, expire = table.current_snapshot(), plan_plain_expiry(table)
-        if dry_run or current is None or not expire:
-            return len(expire)
-        if lake.commit(table, Commit(new_id(), {"main": current.snapshot_id}, (), expire=expire)) is Outcome.LANDED:
-            return len(expire)
-    raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
+    before = lake.load(name)
+    if dry_run:
+        return len(plan_plain_expiry(before, SNAPSHOTS_KEPT))
+    refused = 0
+    while (step := lake.merge_files(name, idle=True)) is not MergeStep.NOTHING:
+        # A step that another was before is looked at again; each that lands leaves less to do.
+        refused = refused + 1 if step is MergeStep.REFUSED else 0
+        if refused == _ATTEMPTS:
+            raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
+    left = {s.snapshot_id for s in lake.load(name).snapshots()}
+    return sum(s.snapshot_id not in left for s in before.snapshots())
 
 
 def _orphans(job: Job, before: datetime) -> dict[str, list[Stored]]:

@@ -26,7 +26,8 @@ def hours(job: Job) -> list[dict[str, Any]]:
     """Every hour from the first to the running one, oldest first: the ledger's newest word on it, with state and
     serving layer as the table itself says them."""
     state = load_state(job.lake, job.stream.table)
-    return plan_hours(state, ledger.history(job.lake, job.stream.hours_table), datetime.now(UTC))
+    rows = ledger.history(job.lake, job.stream.hours_table, without=("partitions", "sources"))
+    return plan_hours(state, rows, datetime.now(UTC))
 
 
 def plan_hours(state: State, history: Sequence[Mapping[str, Any]], now: datetime) -> list[dict[str, Any]]:
@@ -107,7 +108,9 @@ def status(job: Job, late_after: timedelta | None = None) -> dict[str, Any]:
     lag = {p: (state.position.offsets.get(p, 0), e) for p, e in ends.items()}
     backlog = sorted(h for h in state.timeline.sealed if not state.is_accepted(h))
     ended = hour_words.hours_between(state.timeline.open, hour_words.hour_of(now))
-    rows = ledger.newest(ledger.history(job.lake, job.stream.hours_table))
+    name = job.stream.hours_table
+    # All that is shown of the ledger: other rows, however many, are not read.
+    rows = ledger.newest(ledger.history(job.lake, name, {*backlog, *ledger.remarkable_hours(job.lake, name)}))
     since = published_since(state.table, "speed", POSITION)
     return {
         "stream": job.stream.name,

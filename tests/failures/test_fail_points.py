@@ -18,7 +18,7 @@ from commands import run, run_into
 from running import publishes
 from world import Record, World, event, past_hour
 
-from anabranch import ledger
+from anabranch import ledger, ledger_files
 from anabranch.commits import Change
 from anabranch.fail_points import Step
 from anabranch.hours import start_of
@@ -101,6 +101,9 @@ MERGE = [
     Case(Step.MERGE_PUBLISHED, True),
 ]
 
+# Reached by whoever records a decision in a ledger of many files.
+LEDGER = [Case(Step.LEDGER_MERGE_PREPARED, False), Case(Step.LEDGER_MERGED, True)]
+
 MAINTAIN = [
     Case(Step.MAINTAIN_DROPPED, True),
     Case(Step.MAINTAIN_EXPIRED, True),
@@ -113,7 +116,7 @@ MAINTAIN = [
 
 
 def test_every_step_has_a_case() -> None:
-    cases = [*SPEED, *SKIP, *SEAL, *BATCH, *EMPTY, *REFUSE, *MERGE, *MAINTAIN]
+    cases = [*SPEED, *SKIP, *SEAL, *BATCH, *EMPTY, *REFUSE, *MERGE, *LEDGER, *MAINTAIN]
     assert {case.step for case in cases} == set(Step)
 
 
@@ -278,6 +281,27 @@ def test_merge(stream: World, case: Case) -> None:
         assert (one.contents() == right) == case.lands
     run(one, "merge", one.name)
     assert one.contents() == right
+
+
+@pytest.mark.parametrize("case", LEDGER, ids=str)
+def test_merging_the_ledger(stream: World, case: Case) -> None:
+    one = stream
+    send_hour(one, 1)
+    one.apply()
+    name = one.job.stream.hours_table
+    for ago in range(40, 40 - ledger_files.MANY, -1):
+        row = ledger.decision(past_hour(ago), "sealed", 0, None, datetime.now(UTC))
+        one.lake.append(name, lambda sequence, row=row: ledger._to_arrow([row], sequence))
+    before = ledger.history(one.lake, name)
+    run_into(one, case.fail_at, "batch", one.name, "--seal-only")
+    # The hazard: what was to be one file is, or is not; no row changed.
+    files = list(one.lake.load(name).scan().plan_files())
+    assert (len(files) < ledger_files.MANY) == case.lands
+    run(one, "batch", one.name, "--seal-only")
+    run(one, "maintain", one.name)
+    after = ledger.history(one.lake, name)
+    assert after[: len(before)] == before
+    assert [(row["hour"], row["decision"]) for row in after[len(before) :]] == [(past_hour(1), "sealed")]
 
 
 @pytest.mark.parametrize("case", MAINTAIN, ids=str)

@@ -14,7 +14,7 @@ from brokers import Broker
 from click.testing import CliRunner
 from lakes import StreamLake, new_environment, new_lake, new_state
 
-from anabranch import ledger, snapshots, tables
+from anabranch import ledger, ledger_files, snapshots, tables
 from anabranch.cli import main
 from anabranch.commits import Change, Outcome, Tag
 from anabranch.dead_letters import roll_forward, waiting_speed
@@ -334,7 +334,8 @@ def test_snapshots_of_the_ledger_and_the_dead_letters_are_expired_too(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots.plan_expiry, "__defaults__", (5,))
-    monkeypatch.setattr(snapshots.plan_plain_expiry, "__defaults__", (5,))
+    monkeypatch.setattr(maintenance, "SNAPSHOTS_KEPT", 5)
+    monkeypatch.setattr(ledger_files, "SNAPSHOTS_KEPT", 5)
     for _ in range(8):
         ledger.record(lake.lake, lake.stream.hours_table, [ledger.decision(H[2], "refused", 1, CUTS[2], NOW)])
     rows = len(ledger.history(lake.lake, lake.stream.hours_table))
