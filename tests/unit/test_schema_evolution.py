@@ -220,13 +220,21 @@ def test_whoever_is_first_the_other_finds_nothing_to_change(tmp_path: Path) -> N
     assert len(one.table().metadata.schemas) == len(stale.metadata.schemas) + 1
 
 
-def test_a_publish_that_was_decided_before_it_lands_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_publish_that_was_decided_before_it_is_refused_and_loses_nothing(tmp_path: Path) -> None:
+    """The hazard: columns that were checked when the publish was decided, and others when it lands."""
     one = new_lake(tmp_path)
     staged = one.stage([("2026-11-21T00", 0, 5)])
     state = one.state()
+    require_columns(state.table, one.stream)
     wanted = rows_columns(stream_of("id STRING NOT NULL, n BIGINT, colour STRING"))
     assert len(evolve(one.lake, one.name, wanted)) == 2
-    assert one.publish(one.speed(staged, {0: 6}, state), state) is Outcome.LANDED
+    assert one.state().heads == state.heads, "the hazard did not happen"
+    assert one.publish(one.speed(staged, {0: 6}, state), state) is Outcome.REFUSED
+    assert one.rows("main") == []
+    with pytest.raises(Terminal, match="expected column"):
+        require_columns(one.state().table, one.stream)
+    # By whoever decides again with the columns as they are, the rows that were staged before are published.
+    assert one.publish(one.speed(staged, {0: 6})) is Outcome.LANDED
     assert one.rows("main") == one.rows("speed") == [("2026-11-21T00", 0, 5)]
     assert one.table().schema().column_names[:3] == ["id", "n", "colour"]
     assert [r["n"] for r in one.table().scan().to_arrow().to_pylist()] == [5]
