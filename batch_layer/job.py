@@ -50,6 +50,8 @@ def rebuild_hours(
     results = retry.call(name, lambda: rebuilder.accept_empty(rebuilder.empty(waiting)))
     done = {result.hour for result in results}
     results += [rebuild(h) for h in waiting if h not in done]
+    for h, again in retry.call(name, rebuilder.lost).items():
+        results.append(retry.call(f"{name}: hour {h}", lambda h=h, again=again: rebuilder.rebuild(h, again)))  # type: ignore[misc]
     return sorted(results, key=lambda result: result.hour)
 
 

@@ -116,6 +116,19 @@ class Rebuilder:
         done = {h for h in gone if said.get(h, {}).get("decision") == "refused"}
         return [h for h in found if h not in done]
 
+    def lost(self) -> dict[str, Order]:
+        """The accepted hours whose dead letters were lost before they were published, and how to restate each; not
+        those whose restatement was refused, since trying again changes nothing."""
+        state = load_state(self._job.lake, self._stream.table)
+        found = dead_letters.lost_hours(self._job.lake, self._stream, state)
+        rows = ledger.history(self._job.lake, self._stream.hours_table) if found else []
+        refused = {(row["hour"], row["revision"]) for row in rows if row["decision"] == "refused"}
+        return {
+            h: Order(True, state.accepted[h].by_choice, f"the dead letters of revision {revision} were lost")
+            for h, revision in sorted(found.items())
+            if (h, revision + 1) not in refused
+        }
+
     def empty(self, candidates: Sequence[str]) -> list[str]:
         """Those of `candidates` whose cut holds no offset."""
         return plan_empty(load_state(self._job.lake, self._stream.table), candidates)
@@ -298,7 +311,7 @@ class Rebuilder:
         for b in built:
             self._job.lake.discard(self._stream.table, b.rows)
             if b.dead is not None:
-                self._job.lake.discard(self._stream.dead_letters_table, b.dead)
+                dead_letters.discard(self._job.lake, self._stream, b.dead)
 
 
 def _refusals(built: Built, accept: bool) -> list[str]:

@@ -22,7 +22,7 @@ from anabranch.hours import Timeline, end_of, shift
 from anabranch.orphans import list_table, plan_orphans, references
 from anabranch.publish import Publish, new_id, run
 from anabranch.sealing import check_clock
-from anabranch.snapshots import expired_tags, files_by_hour, find_staged, heads, plan_expiry, plan_plain_expiry
+from anabranch.snapshots import expired_tags, files_by_hour, heads, plan_expiry, plan_plain_expiry
 from anabranch.state import State, load_state
 from anabranch.storage import Stored, delete_files
 from serving_layer import merger
@@ -141,8 +141,7 @@ def _maintain_dead_letters(job: Job, now: datetime, dry_run: bool) -> int:
             if hour < timeline.covered_from and timeline.is_skipped(hour) and state.serving_layer(hour) == "batch"
             for f in files.values()
         )
-        waiting = {s.snapshot_id for item in state.dead_letters if (s := find_staged(table, str(item["id"])))}
-        expire = tuple(i for i in plan_expiry(table, None, now) if i not in waiting)
+        expire = plan_expiry(table, None, now, waiting=frozenset(str(item["id"]) for item in state.dead_letters))
         if dry_run or not (gone or expire):
             return len(expire)
         commit = Commit(new_id(), heads(table), (Change("speed", remove=gone),), expire=expire)

@@ -209,9 +209,10 @@ class MicroBatches:
     def _discard(self, staged: StagedBatch | None) -> None:
         if staged is None:
             return
-        for table, part in ((self._stream.table, staged.rows), (self._stream.dead_letters_table, staged.dead)):
-            if part is not None:
-                self._lake.discard(table, part)
+        if staged.rows is not None:
+            self._lake.discard(self._stream.table, staged.rows)
+        if staged.dead is not None:
+            dead_letters.discard(self._lake, self._stream, staged.dead)
 
 
 def _hours_of(state: State, staged: StagedBatch) -> dict[str, str]:
