@@ -60,5 +60,5 @@ def test_a_job_that_knows_other_columns_than_the_table_has_says_what_to_run(
 
 def test_a_job_whose_file_apply_would_refuse_says_what_apply_says(tmp_path: Path) -> None:
     _, table = table_of(tmp_path, NESTED)
-    with pytest.raises(Terminal, match="expected column id string, found string NOT NULL; .* put NOT NULL back"):
+    with pytest.raises(Terminal, match=r"expected column id string, found string NOT NULL; .* put NOT NULL back"):
         require_columns(table, stream_of(NESTED.replace("id STRING NOT NULL", "id STRING")))
