@@ -310,7 +310,10 @@ class Lake:
                 if standing is not Standing.OPEN:
                     landed = standing is Standing.LANDED
                     (LOG.debug if refused and not landed else LOG.warning)(
-                        "commit %s of %s %s", commit.id, name, "had landed" if landed else "has not landed, nor will it"
+                        "commit %s of %s %s",
+                        commit.id,
+                        table.name(),
+                        "had landed" if landed else "had not landed, and cannot any more",
                     )
                     return Outcome.LANDED if landed else Outcome.REFUSED
             except _Unknown:
