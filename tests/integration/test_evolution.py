@@ -190,11 +190,11 @@ def test_a_file_that_was_rolled_back_goes_on_beside_a_newer_table(world: Make) -
     first, second = past_hour(2), past_hour(1)
     one.send(records(first, "a"))
     one.speed()
+    one.send(records(second, "b"))
     assert [r.decision for r in one.batch(first)] == ["accepted"]
     # The older file is put back: every job ends, and says what to run; what it says is so.
     one.configure(schema=EARLIER)
     one.reopen()
-    one.send(records(second, "b"))
     for run in (one.speed, one.batch):
         with pytest.raises(Terminal, match=f"`anabranch apply {one.name} --rolled-back` leaves the table ahead"):
             run()
