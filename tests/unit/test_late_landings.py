@@ -6,6 +6,10 @@ does that gave up waiting for a catalog behind it. What it requires is compared 
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +27,7 @@ from anabranch import ledger, outcomes, snapshots
 from anabranch.commits import Change, Commit, Outcome
 from anabranch.dead_letters import roll_forward, waiting_speed
 from anabranch.errors import ConfigurationError, Transient
+from anabranch.fail_points import FAIL_AT, Step
 from anabranch.hours import Cut, Timeline, hour_of, shift
 from anabranch.position import Topic
 from anabranch.publish import Publish, new_id, to_commit
@@ -363,3 +368,36 @@ def test_branches_that_are_made_late_begin_once(tmp_path: Path, looks: int | Non
     one.lake.add_branches(one.name, {})
     assert set(heads(one.table())) == set(BRANCHES)
     assert read_state(one.table()).position.offsets == {0: 0}
+
+
+_PUBLISHES = """
+import sys
+from pathlib import Path
+from lakes import StreamLake, new_environment, new_stream
+from anabranch.lake import Lake
+from anabranch.snapshots import find_staged
+folder = Path(sys.argv[1])
+environment = new_environment(folder)
+one = StreamLake(folder, Lake(environment), new_stream(), environment)
+print(one.publish(one.speed(find_staged(one.table(), "mine"), {0: 3})).value)
+"""
+
+
+@pytest.mark.parametrize("step", [Step.COMMIT_DOUBTED, Step.COMMIT_FENCED])
+def test_a_process_that_dies_before_it_knows_leaves_nothing_to_mend(lake: StreamLake, step: Step) -> None:
+    staged, before = lake.stage(ROWS, "mine"), lake.state()
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = os.environ | {FAIL_AT: f"commit.request-lost,{step.label}", "PYTHONPATH": path}
+    died = subprocess.run(
+        [sys.executable, "-c", _PUBLISHES, str(lake.folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (died.returncode, died.stdout) == (-signal.SIGKILL, ""), died.stderr
+    assert f"fail point {step.label}" in died.stderr
+    assert (lake.state().heads != before.heads) == (step is Step.COMMIT_FENCED)
+    assert lake.rows("main") == []
+    assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED
+    assert lake.rows("main") == ROWS
