@@ -27,8 +27,9 @@ from anabranch.sealing import Decided, HourClock
 from anabranch.snapshots import hour_of_file
 from anabranch.staging import stage
 from anabranch.state import LOST, TURN, State, load_state
-from anabranch.tables import require_columns
+from anabranch.tables import require_columns, rows_columns
 from serving_layer import merger
+from serving_layer.comparable import fitted
 from serving_layer.recovery import recover
 from speed_layer.plan import (
     Next,
@@ -42,6 +43,7 @@ from speed_layer.plan import (
 )
 
 if TYPE_CHECKING:
+    from pyiceberg.table import Table
     from pyspark.sql import DataFrame
 
 LOG = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ class MicroBatches:
         self._format = open_format(environment, stream)
         self._confirmed: frozenset[str] = frozenset()
         self._turn_waited: str | None = None
+        self._table: Table | None = None
 
     def recover(self) -> None:
         """Finish what an earlier publisher left half done: the merge, dead letters, ledger rows."""
@@ -79,6 +82,7 @@ class MicroBatches:
             decided = self._clock.decide()
             state, position = decided.state, decided.position
             require_columns(state.table, self._stream)
+            self._table = state.table
             plan = plan_micro_batch(decided, ranges, staged)
             if plan.next is Next.LEAVE:
                 LOG.info(
@@ -172,7 +176,10 @@ class MicroBatches:
         is_dead = F.col("error_code").isNotNull()
         # A task that is tried again may count twice, which only costs a needless look for dead letters.
         watched = decoded.observe(counts, F.count(F.when(is_dead, 1)).alias("dead"))
-        rows = stage(records.good(watched, stream), self._lake, catalog, stream.table, new_id(), _WRITE)
+        good = records.good(watched, stream)
+        if self._table is not None:
+            good = fitted(good, catalog, self._table, rows_columns(stream))
+        rows = stage(good, self._lake, catalog, stream.table, new_id(), _WRITE)
         reach(Step.SPEED_ROWS_STAGED)
         seen: dict[str, Any] = counts.get
         dead = None
