@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn
 import click
 
 from anabranch import __version__, operating, proving
-from anabranch.errors import AnabranchError, Unexpected
+from anabranch.errors import AnabranchError, ConfigurationError, Unexpected
 from anabranch.options import master_option, open_stream, options
 
 
@@ -64,16 +64,22 @@ def main() -> None:
 @main.command()
 @click.argument("stream", required=False)
 @click.option("--register", is_flag=True, help="First make the catalog know again the tables that storage holds.")
+@click.option(
+    "--rolled-back", is_flag=True, help="The stream's file is an older one on purpose: leave its table ahead of it."
+)
 @options
-def apply(stream: str | None, register: bool, conf: str | None, output: str) -> None:
+def apply(stream: str | None, register: bool, rolled_back: bool, conf: str | None, output: str) -> None:
     """Create or evolve tables, branches and bucket; say what changed. Without STREAM: all streams.
 
     A table that storage holds and the catalog does not know is not made anew: a lost or restored catalog, or a restored
-    bucket, is mended by --register, with the stream's jobs stopped.
+    bucket, is mended by --register, with the stream's jobs stopped. Columns are never taken away: with --rolled-back
+    the jobs of a file that lacks some go on, and their rows have null there, until its table's own file is applied.
     """
     from anabranch import config, tables
     from anabranch.output import print_json
 
+    if rolled_back and not stream:
+        raise ConfigurationError("--rolled-back: expected STREAM, whose file was put back; found none")
     names = [stream] if stream else list(config.stream_names(conf))
     if not names:
         raise AnabranchError(f"{config.resolve_folder(conf)}/streams: expected at least one stream's file, found none")
@@ -81,7 +87,7 @@ def apply(stream: str | None, register: bool, conf: str | None, output: str) -> 
     for name in names:
         job = open_stream(name, conf)
         try:
-            done[name] = tables.apply(job.environment, job.stream, job.lake, job.kafka, register)
+            done[name] = tables.apply(job.environment, job.stream, job.lake, job.kafka, register, rolled_back)
         finally:
             job.kafka.close()
         if output == "text":

@@ -1,34 +1,41 @@
 """Dead letters: their table follows the rows' publish, which names the staged files.
 
 The two tables cannot move in one commit. The rows' commit is authoritative; the one that follows it is remembered by
-id, and whoever starts next rolls a missing one forward.
+id, and whoever starts next rolls a missing one forward. What it names waits for as long as it takes: it is not expired,
+and should its snapshot be gone all the same, it is published from the files. Files that are gone block nobody: that is
+said once, and the batch layer restates an hour of its own that lacks them.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.manifest import DataFile
 
 from anabranch.commits import Change, Commit, Outcome
 from anabranch.errors import Transient
 from anabranch.lake import Lake
 from anabranch.manifests import hour_of_file
+from anabranch.neighbours import asked
 from anabranch.publish import new_id
-from anabranch.snapshots import Staged, branch_properties, find_staged, heads, plan_expiry
+from anabranch.snapshots import Staged, branch_properties, files_by_hour, find_staged, heads, plan_expiry
 from anabranch.state import Layer, State, load_state
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
+    from anabranch.config import Stream
+
 LOG = logging.getLogger(__name__)
 
 DONE = "anabranch.dead-letters-done"
+LOST = "anabranch.dead-letters-lost"
 _REMEMBERED = 200
 _Remembered = Mapping[str, list[str]]
 
@@ -69,6 +76,22 @@ def roll_forward(lake: Lake, table_name: str, state: State) -> frozenset[str]:
     return frozenset(done)
 
 
+def discard(lake: Lake, stream: Stream, staged: Staged) -> None:
+    """Forget staged dead letters that their publisher will not publish, unless a publish of rows names them."""
+    if any(item["id"] == staged.wap_id for item in load_state(lake, stream.table).dead_letters):
+        LOG.info("dead letters %s of %s: a publish names them, they stay", staged.wap_id, stream.dead_letters_table)
+        return
+    lake.discard(stream.dead_letters_table, staged)
+
+
+def lost_hours(lake: Lake, stream: Stream, state: State) -> dict[str, int]:
+    """The hours whose accepted revision, which is named too, lacks dead letters: their files were lost before they were
+    published."""
+    said = branch_properties(lake.load(stream.dead_letters_table), "batch")
+    found: dict[str, int] = json.loads(said.get(LOST, "{}"))
+    return {h: r for h, r in found.items() if h in state.accepted and state.accepted[h].revision == r}
+
+
 def _publish(lake: Lake, table_name: str, rows_table: str, item: Mapping[str, Any]) -> bool:
     table = lake.load(table_name)
     remembered = {b: json.loads(branch_properties(table, b).get(DONE, "[]")) for b in ("speed", "batch", "main")}
@@ -77,27 +100,36 @@ def _publish(lake: Lake, table_name: str, rows_table: str, item: Mapping[str, An
         return True
     # The rows' state after the dead letters' table: what an acceptance since then publishes refuses this one.
     state = load_state(lake, rows_table)
+    waiting = frozenset(str(other["id"]) for other in state.dead_letters) - {item["id"]}
     if layer == "main":
-        return _swap(lake, table, state, item, remembered)
+        return _swap(lake, table, state, item, remembered, waiting)
     accepted = state.accepted.get(hour) if hour else None
     if hour and (accepted is None or accepted.revision != item["revision"]):
         LOG.info("dead letters %s: revision %s of %s was replaced", item["id"], item["revision"], hour)
         return True
-    staged = find_staged(table, item["id"]) if item["paths"] else None
-    if item["paths"] and staged is None:
-        raise Transient(
-            f"dead letters {item['id']} of {table_name}: expected the staged snapshot, found none; "
-            "rebuild the hour with `anabranch batch --restate`"
-        )
-    files: tuple[DataFile, ...] = staged.files if staged is not None else ()
+    files, gone = _files(table, item)
+    if files and not hour and _is_published(table, layer, files):
+        LOG.info("dead letters %s: layer %s has them", item["id"], layer)
+        return True
+    said = {}
     if hour:
         changes = [Change("batch", files, clear=(hour,))]
         if state.serving_layer(hour) == "batch":
             changes.append(Change("main", files, clear=(hour,)))
+        lost = json.loads(branch_properties(table, "batch").get(LOST, "{}"))
+        now_lost = {h: r for h, r in lost.items() if h != hour} | ({hour: item["revision"]} if gone else {})
+        said = {LOST: json.dumps(now_lost)} if now_lost != lost else {}
     else:
         served = tuple(f for f in files if state.serving_layer(hour_of_file(table, f)) == "speed")
         changes = [Change("speed", files), Change("main", served)]
-    landed = _commit(lake, table, item, remembered, changes)
+    landed = _commit(lake, table, item, remembered, changes, waiting, said)
+    if landed and gone:
+        LOG.error(
+            "dead letters %s of %s: expected %d files, found %d gone (%s); published without them: %s", item["id"],
+            table_name, len(item["paths"]), len(gone), gone[0],
+            f"the batch layer restates hour {hour} at its next run (at once: `anabranch batch STREAM --hour {hour} "
+            "--restate`)" if hour else "the batch layer has them again once it has rebuilt their hours",
+        )  # fmt: skip
     if landed:
         LOG.info(
             "dead letters %s: %d records of layer %s published", item["id"], sum(f.record_count for f in files), layer
@@ -105,26 +137,93 @@ def _publish(lake: Lake, table_name: str, rows_table: str, item: Mapping[str, An
     return landed
 
 
-def _swap(lake: Lake, table: Table, state: State, item: Mapping[str, Any], remembered: _Remembered) -> bool:
+def _files(table: Table, item: Mapping[str, Any]) -> tuple[tuple[DataFile, ...], tuple[str, ...]]:
+    """The files of an item, as they were staged or else as storage has them by the paths that it names; and the paths
+    that it has not. Raises Transient."""
+    paths: list[str] = item["paths"]
+    if not paths:
+        return (), ()
+    staged = _staged(table, str(item["id"]))
+    if staged is not None:
+        return staged.files, ()
+    name = ".".join(table.name())
+    with asked(f"look for the dead letters that {item['id']} names in {name}"):
+        there = [path for path in paths if table.io.new_input(path).exists()]
+    LOG.warning(
+        "dead letters %s of %s: expected the staged snapshot, found none; publishing from the %d files that are there",
+        item["id"], name, len(there),
+    )  # fmt: skip
+    with asked(f"read the dead letters that {item['id']} names in {name}"):
+        files = tuple(_from_footer(table, path) for path in there)
+    return files, tuple(path for path in paths if path not in there)
+
+
+def _from_footer(table: Table, path: str) -> DataFile:
+    """A file as a manifest would have it: its partition, counts and bounds stand in its own footer."""
+    found = parquet_file_to_data_file(table.io, table.metadata, path)
+    found.spec_id = table.metadata.default_spec_id
+    return found
+
+
+def _staged(table: Table, id: str) -> Staged | None:
+    """What is staged under an id; None too when storage lacks its manifests."""
+    try:
+        return find_staged(table, id)
+    except Transient as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
+
+
+def _is_published(table: Table, branch: str, files: tuple[DataFile, ...]) -> bool:
+    """Whether a branch holds one of the files: they are published together, and a file twice has its records twice."""
+    hours = {hour_of_file(table, f) for f in files}
+    have = files_by_hour(table, branch, hours)
+    return any(f.file_path in of_hour for of_hour in have.values() for f in files)
+
+
+def _swap(
+    lake: Lake,
+    table: Table,
+    state: State,
+    item: Mapping[str, Any],
+    remembered: _Remembered,
+    waiting: Collection[str],
+) -> bool:
     """The hour's dead letters in `main` become those of the layer that serves it; a swap since then stands for this."""
     hour, served = item["hour"], item["served"]
     if state.serving_layer(hour) != served:
         LOG.info("dead letters %s: hour %s is served by %s since", item["id"], hour, state.serving_layer(hour))
         return True
-    return _commit(lake, table, item, remembered, [Change("main", copy={hour: served})])
+    return _commit(lake, table, item, remembered, [Change("main", copy={hour: served})], waiting)
+
+
+def plan_remembered(before: list[str], id: str, waiting: Collection[str]) -> list[str]:
+    """The ids that a branch remembers as done once `id` is: those that still wait are never forgotten. Pure."""
+    ids = [*before, id]
+    return [i for n, i in enumerate(ids) if i in waiting or n >= len(ids) - _REMEMBERED]
 
 
 def _commit(
-    lake: Lake, table: Table, item: Mapping[str, Any], remembered: _Remembered, changes: Sequence[Change]
+    lake: Lake,
+    table: Table,
+    item: Mapping[str, Any],
+    remembered: _Remembered,
+    changes: Sequence[Change],
+    waiting: Collection[str],
+    said_of_batch: Mapping[str, str] | None = None,
 ) -> bool:
-    """Publish an item's changes; the branches remember it as done."""
+    """Publish an item's changes; the branches remember it as done. What other
+    items wait for stays staged, however long."""
+
+    def said(branch: str) -> dict[str, str]:
+        done = json.dumps(plan_remembered(remembered[branch], item["id"], waiting))
+        return {DONE: done} | (dict(said_of_batch or {}) if branch == "batch" else {})
+
     commit = Commit(
         id=str(item["id"]),
         heads=heads(table),
-        changes=tuple(
-            replace(c, properties={DONE: json.dumps([*remembered[c.branch], item["id"]][-_REMEMBERED:])})
-            for c in changes
-        ),
-        expire=plan_expiry(table, str(item["id"]), datetime.now(UTC)),
+        changes=tuple(replace(c, properties=said(c.branch)) for c in changes),
+        expire=plan_expiry(table, str(item["id"]), datetime.now(UTC), waiting=waiting),
     )
     return lake.commit(table, commit) is Outcome.LANDED

@@ -38,7 +38,8 @@ _FAIL_POINTS_HEAD = """\
 `ANABRANCH_FAIL_AT=<step>[:n]` ends a process at the n-th time (default: the first) that it reaches a step, as
 `kill -9` would: `ANABRANCH_FAIL_AT=speed.staged:2 anabranch speed game_events`. Start it again without, and compare.
 `tests/failures/test_fail_points.py` kills at each of them, twice in a row. `ANABRANCH_PAUSE_AT=<step>[:n]` stops the
-process there (SIGSTOP), as a machine that hangs would; SIGCONT lets it go on.
+process there (SIGSTOP), as a machine that hangs would; SIGCONT lets it go on. Several steps with a comma between them
+are armed each: what follows a lost answer is reached after one (`commit.request-lost,commit.fenced`).
 """
 
 

@@ -1,6 +1,7 @@
 """Fail points: named steps at which a test, or a user who wants proof, ends the process as `kill -9` would.
 
 `ANABRANCH_FAIL_AT=<step>[:n]` arms one step, at the n-th time that it is reached (default 1). Unset, nothing happens.
+Several with a comma between them arm each: what follows a lost answer is reached after one.
 A step of kind `dies` kills this process and, under spark-submit, its JVM: no handler, no flush, no goodbye. A step of
 kind `answer is lost` breaks the connection to the catalog instead, before or after the commit landed.
 `ANABRANCH_PAUSE_AT=<step>[:n]` stops both there (SIGSTOP), until somebody sends SIGCONT.
@@ -61,6 +62,8 @@ class Step(Enum):
     COMMIT_PREPARED = "commit.prepared", "a publish's manifests are written, the catalog is not asked"
     COMMIT_REQUEST_LOST = "commit.request-lost", "the connection breaks before the catalog got the publish"
     COMMIT_ANSWER_LOST = "commit.answer-lost", "the publish landed, the connection breaks before the answer"
+    COMMIT_DOUBTED = "commit.doubted", "an answer was lost, and the publish may still land"
+    COMMIT_FENCED = "commit.fenced", "a head has moved, so that it cannot land any more; its publisher does not know"
     COMMIT_LANDED = "commit.landed", "the publish landed, nobody acted on it"
     # Ledger.
     LEDGER_PREPARED = "ledger.prepared", "rows are written to storage, the ledger does not hold them"
@@ -94,9 +97,9 @@ class _Armed:
 
 
 @cache
-def _armed(variable: str) -> _Armed | None:
+def _armed(variable: str) -> tuple[_Armed, ...]:
     value = os.environ.get(variable)
-    return parse(value, variable) if value else None
+    return tuple(parse(one, variable) for one in value.split(",")) if value else ()
 
 
 def parse(value: str, variable: str = FAIL_AT) -> _Armed:
@@ -113,11 +116,11 @@ def parse(value: str, variable: str = FAIL_AT) -> _Armed:
 
 def reach(step: Step) -> None:
     """Say that a step is reached. Ends or pauses the process, or raises ConnectionError, if it is the armed one."""
-    if (paused := _armed(PAUSE_AT)) is not None and paused.is_now(step):
+    if any(armed.is_now(step) for armed in _armed(PAUSE_AT)):
         LOG.warning("pause point %s: %s", step.label, step.meaning)
         _signal(signal.SIGSTOP)
         LOG.warning("pause point %s: resumed", step.label)
-    if (failing := _armed(FAIL_AT)) is not None and failing.is_now(step):
+    if any(armed.is_now(step) for armed in _armed(FAIL_AT)):
         LOG.warning("fail point %s: %s", step.label, step.meaning)
         if not step.dies:
             raise ConnectionError(f"fail point {step.label}")

@@ -27,6 +27,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableResponse, StaticTable, Table, Transaction
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import (
+    AssertCurrentSchemaId,
     AssertRefSnapshotId,
     AssertTableUUID,
     TableRequirement,
@@ -43,6 +44,7 @@ from anabranch.errors import MetadataGone, Terminal, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.ledger_files import MergeStep
 from anabranch.neighbours import asked, explain, said_by
+from anabranch.outcomes import Standing, plan_fence, plan_standing
 from anabranch.snapshot_writer import delete_quietly
 from anabranch.snapshots import BRANCHES, PUBLISH_ID, STAGING, Staged, has_landed
 
@@ -66,6 +68,13 @@ _NO_FILE = "Location does not exist"
 
 # How PyIceberg says, as a plain ValueError, that somebody else changed the table first.
 _OVERTAKEN = ("Cannot add snapshot with sequence number", "Snapshot with snapshot id")
+
+# How long the table is asked what became of a commit whose answer was lost.
+_PATIENCE_SECONDS = 30.0
+
+
+class _Unknown(Transient):
+    """The table cannot say any more what became of a commit."""
 
 
 class Lake:
@@ -239,17 +248,18 @@ class Lake:
         return made
 
     def commit(self, table: Table, commit: Commit) -> Outcome:
-        """Make `commit` land, or find that it is refused because a head moved. Never replays.
+        """Make `commit` land, or find that it is refused because a head or the schema moved. Never replays.
 
-        When the answer is lost, or may be one to the client's own repetition, the table is loaded again until it says
-        whether a snapshot carries the commit's id.
-        Raises Transient when the table cannot be read for half a minute, with the outcome still unknown.
+        When the answer is lost, or may be one to the client's own repetition, the table tells; REFUSED is said only of
+        what cannot land any more. A commit without changes makes no snapshot to be known by: ask for it again.
+        Raises Transient when the outcome stays unknown: nothing that the commit names may be discarded then.
         """
         self.clock.now(table.metadata.last_updated_ms)
         prepared = prepare(table, commit)
         # A transaction of PyIceberg keeps one requirement of each type, so it would watch one branch only.
         requirements: tuple[TableRequirement, ...] = (
             AssertTableUUID(uuid=table.metadata.table_uuid),
+            AssertCurrentSchemaId(current_schema_id=table.metadata.current_schema_id),
             *(AssertRefSnapshotId(ref=ref, snapshot_id=id) for ref, id in commit.heads.items()),
         )
         reach(Step.COMMIT_PREPARED)
@@ -263,9 +273,8 @@ class Lake:
         except (CommitFailedException, ValidationException) as error:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
             # A client over HTTP asks again by itself, and is then told that somebody else was first: that was itself.
-            if self._environment.catalog.type != "sql" and self._resolve(table, commit.id) is Outcome.LANDED:
-                LOG.warning("commit %s of %s had landed, and was asked for again", commit.id, table.name())
-                return Outcome.LANDED
+            if self._environment.catalog.type != "sql":
+                return self._settle(table, commit, refused=True)
         except ValueError as error:
             # Another commit took the sequence number between this decision and its publish, or discarded what this one
             # would have expired.
@@ -279,12 +288,79 @@ class Lake:
                 table.name(),
                 said_by(error),
             )
-            outcome = self._resolve(table, commit.id)
-            said = "had landed" if outcome is Outcome.LANDED else "had not landed"
-            LOG.warning("commit %s of %s %s", commit.id, table.name(), said)
-            return outcome
+            return self._settle(table, commit)
+        # Refused in this process, by its own comparison: no request is under way and no snapshot refers to what was
+        # written. In every other case the files are left to maintenance.
         delete_quietly(table, prepared.written)
         return Outcome.REFUSED
+
+    def _settle(self, table: Table, commit: Commit, refused: bool = False) -> Outcome:
+        """What became of a commit that may have landed, or may still land. `refused`: the catalog said no to it.
+
+        While it may still land, a head is moved that it requires; then it has landed before or it never will. Raises
+        Transient when that is not known after half a minute, or cannot be known any more.
+        """
+        if not commit.changes:
+            return Outcome.REFUSED
+        name = ".".join(table.name())
+        deadline, pause, found = time.monotonic() + _PATIENCE_SECONDS, 0.05, "nothing"
+        while True:
+            try:
+                fresh = self.load(name)
+                standing = plan_standing(fresh, commit)
+                if standing is Standing.FORGOTTEN:
+                    raise _Unknown(
+                        f"commit {commit.id} of {name}: expected to learn whether it landed, found that later "
+                        "publishes have removed the snapshots that say so; nothing is deleted, start again from the "
+                        "table"
+                    )
+                # Glue compares a version that has moved on: no repetition of this request can land.
+                if standing is Standing.OPEN and refused and self._environment.catalog.type == "glue":
+                    standing = Standing.NEVER
+                if standing is Standing.OPEN and self._fence(fresh, plan_fence(fresh, commit)):
+                    standing = Standing.NEVER
+                if standing is not Standing.OPEN:
+                    landed = standing is Standing.LANDED
+                    (LOG.debug if refused and not landed else LOG.warning)(
+                        "commit %s of %s %s",
+                        commit.id,
+                        table.name(),
+                        "had landed" if landed else "had not landed, and cannot any more",
+                    )
+                    return Outcome.LANDED if landed else Outcome.REFUSED
+            except _Unknown:
+                raise
+            except Transient as error:
+                found = str(error)
+            if time.monotonic() > deadline:
+                raise Transient(
+                    f"commit {commit.id} of {name}: expected to learn whether it landed, found {found}; nothing is "
+                    "deleted, try again"
+                )
+            time.sleep(pause)
+            pause = min(2.0, pause * 2)
+
+    def _fence(self, table: Table, fence: Commit) -> bool:
+        """Whether an empty commit landed that keeps another from landing. Raises Transient when that is not known."""
+        updates = prepare(table, fence).updates
+        reach(Step.COMMIT_DOUBTED)
+        try:
+            landed = self.catalog.commit_table(
+                table,
+                (
+                    AssertTableUUID(uuid=table.metadata.table_uuid),
+                    *(AssertRefSnapshotId(ref=ref, snapshot_id=id) for ref, id in fence.heads.items()),
+                ),
+                updates,
+            )
+        except (CommitFailedException, ValidationException, ValueError) as error:
+            LOG.debug("fence of %s refused: %s", table.name(), error)
+            return False
+        except Exception as error:
+            raise explain(f"move a head of {'.'.join(table.name())}", error) from error
+        reach(Step.COMMIT_FENCED)
+        _delete_old_metadata(table, landed)
+        return True
 
     def append(self, name: str, rows: Callable[[int], pa.Table | None]) -> None:
         """Append to a plain table (the ledger). `rows` gets the sequence number that the commit will have, and is asked
@@ -311,7 +387,8 @@ class Lake:
                 LOG.debug("append to %s refused: %s", name, error)
             except Exception as error:
                 LOG.warning("append to %s: the answer was lost (%s)", name, said_by(error))
-                if self._resolve(table, commit_id) is Outcome.LANDED:
+                # If it still lands, the next attempt is refused, or finds its rows there: both require one head.
+                if has_landed(self._look(name), commit_id):
                     return
         raise Transient(f"append to {name}: expected to be first once in ten attempts, found others were; try again")
 
@@ -342,19 +419,17 @@ class Lake:
         if table.metadata.snapshot_by_id(staged.snapshot_id) is not None:
             self.commit(table, Commit(uuid.uuid4().hex, {}, (), expire=(staged.snapshot_id,)))
 
-    def _resolve(self, table: Table, commit_id: str) -> Outcome:
-        deadline = time.monotonic() + 30
-        pause = 0.1
+    def _look(self, name: str) -> Table:
+        """Load a table, for half a minute if need be. Raises Transient."""
+        deadline, pause = time.monotonic() + _PATIENCE_SECONDS, 0.1
         while True:
             try:
-                fresh = self.load(".".join(table.name()))
+                return self.load(name)
             except Transient:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(pause)
                 pause = min(2.0, pause * 2)
-                continue
-            return Outcome.LANDED if has_landed(fresh, commit_id) else Outcome.REFUSED
 
 
 def _require_main(table: Table) -> tuple[TableRequirement, ...]:

@@ -251,11 +251,13 @@ def content_by_hour(table: Table, branch: str, hours: Collection[str] | None = N
     }
 
 
-def plan_expiry(table: Table, publishing: str | None, now: datetime, keep: int = 200) -> tuple[int, ...]:
+def plan_expiry(
+    table: Table, publishing: str | None, now: datetime, keep: int = 200, *, waiting: Collection[str] = ()
+) -> tuple[int, ...]:
     """Which snapshots the next commit removes: staged ones that are published or abandoned, and all but the newest.
 
-    Heads, the way from them to what a branch says, tags, and the parents of what is staged and waits stay. Files are
-    never touched here.
+    What is staged under an id of `waiting` is never abandoned: a publish names it. Heads, the way from them to what a
+    branch says, tags, and the parents of what is staged and waits stay. Files are never touched here.
     """
     snapshots = table.snapshots()
     published = {s.summary.get(PUBLISH_ID) for s in snapshots if s.summary is not None} | {publishing}
@@ -267,7 +269,7 @@ def plan_expiry(table: Table, publishing: str | None, now: datetime, keep: int =
         wap_id = s.summary.get(WAP_ID) if s.summary is not None else None
         if wap_id is None:
             line.append(s)
-        elif wap_id in published or s.timestamp_ms < day_ago:
+        elif wap_id in published or (s.timestamp_ms < day_ago and wap_id not in waiting):
             removed.append(s.snapshot_id)
         elif s.parent_snapshot_id is not None:
             kept.add(s.parent_snapshot_id)

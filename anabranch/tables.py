@@ -29,13 +29,14 @@ from sqlglot import exp, parse_one
 
 from anabranch import lake, registration, s3
 from anabranch.config import Environment, Stream
-from anabranch.errors import Terminal
-from anabranch.evolution import Columns, evolve, type_words
+from anabranch.errors import Refused, Terminal
+from anabranch.evolution import Columns, evolve, plan_evolution
 from anabranch.hours import Timeline, hour_of
 from anabranch.kafka import KafkaAdapter
 from anabranch.ledger import LEDGER_SCHEMA
 from anabranch.position import Position
 from anabranch.restore import restore_ledger
+from anabranch.rolled_back import column_words, is_ahead, is_rolled_back, roll_back, roll_forward
 from anabranch.state import POSITION, TIMELINE
 
 if TYPE_CHECKING:
@@ -115,13 +116,19 @@ def dead_letters_schema() -> Schema:
 
 
 def apply(
-    environment: Environment, stream: Stream, lake_: Lake, kafka: KafkaAdapter, register: bool = False
+    environment: Environment,
+    stream: Stream,
+    lake_: Lake,
+    kafka: KafkaAdapter,
+    register: bool = False,
+    rolled_back: bool = False,
 ) -> list[str]:
     """Create or evolve everything that a stream needs; returns what was changed, in words. Idempotent.
 
     The first commit records where the stream begins: position and first hour. Nothing is ever taken from Kafka's own
-    defaults again. With `register`, tables that storage holds and the catalog has lost are registered first. Raises
-    Refused for a change of schema that would lose or hide data, ConfigurationError for tables that the catalog lost.
+    defaults again. With `register`, tables that storage holds and the catalog has lost are registered first; with
+    `rolled_back`, the stream's table stays ahead of a file that was put back to an older one. Raises Refused for a
+    change of schema that would lose or hide data, ConfigurationError for tables that the catalog lost.
     """
     changes = []
     bucket = s3.bucket_of(environment.catalog.warehouse)
@@ -146,6 +153,8 @@ def apply(
     for name, columns, by in wanted:
         if lake_.create(name, columns.schema, by, lake.TABLE_PROPERTIES):
             changes.append(f"created table {name}")
+        elif name == stream.table:
+            changes += _evolve_rows(lake_, stream, columns, rolled_back)
         else:
             changes += evolve(lake_, name, columns)
     if not first and lake_.load(stream.table).current_snapshot() is None:
@@ -178,21 +187,54 @@ def _beginning(stream: Stream, kafka: KafkaAdapter) -> dict[str, str]:
     return {POSITION: position.to_json(), TIMELINE: timeline.to_json()}
 
 
+def _evolve_rows(lake_: Lake, stream: Stream, columns: Columns, rolled_back: bool) -> list[str]:
+    name = stream.table
+    if rolled_back:
+        return roll_back(lake_, name, columns)
+    table = lake_.load(name)
+    if is_rolled_back(table, columns):
+        return []
+    try:
+        plan_evolution(name, table.schema(), columns)
+    except Refused as error:
+        if is_ahead(name, table.schema(), columns):
+            raise Refused(f"{error}; {_if_rolled_back(stream)}") from error
+        raise
+    return [*roll_forward(lake_, name), *evolve(lake_, name, columns)]
+
+
 def require_columns(table: Table, stream: Stream) -> None:
-    """That the table's columns are the stream's, as this process has read its file. Raises Terminal.
+    """That the table's columns are the stream's, as this process has read its file, or those of a file that was rolled
+    back to it. Raises Terminal.
 
     A job that runs on while its table is evolved by `apply` would write rows without what is new.
     """
+    columns = rows_columns(stream)
     have = {f.name: f for f in table.schema().fields}
-    wanted = {f.name: f for f in rows_schema(stream).fields}
-    for name in {**wanted, **have}:
-        expected, found = _words(wanted.get(name)), _words(have.get(name))
-        if expected != found:
+    wanted = {f.name: f for f in columns.schema.fields}
+    names = {**wanted, **have}
+    differs = next((n for n in names if column_words(wanted.get(n)) != column_words(have.get(n))), None)
+    if differs is None or is_rolled_back(table, columns):
+        return
+    name = ".".join(table.name())
+    found = (
+        f"table {name}: expected column {differs} {column_words(wanted.get(differs))}, found "
+        f"{column_words(have.get(differs))}"
+    )
+    remedy = f"run `anabranch apply {stream.name}`, then start again what ran before it: nothing is lost"
+    try:
+        plan_evolution(name, table.schema(), columns)
+    except Refused as error:
+        if not is_ahead(name, table.schema(), columns):
             raise Terminal(
-                f"table {'.'.join(table.name())}: expected column {name} {expected}, found {found}; run "
-                f"`anabranch apply {stream.name}`, then start again what ran before it: nothing is lost"
-            )
+                f"{found}; nothing is lost, and `anabranch apply {stream.name}` would say: {error}"
+            ) from error
+        remedy = f"{remedy}; {_if_rolled_back(stream)}"
+    raise Terminal(f"{found}; {remedy}")
 
 
-def _words(f: NestedField | None) -> str:
-    return "none" if f is None else type_words(f.field_type) + (" NOT NULL" if f.required else "")
+def _if_rolled_back(stream: Stream) -> str:
+    return (
+        f"if the stream's file was put back to an older one on purpose: `anabranch apply {stream.name} --rolled-back` "
+        "leaves the table ahead of it"
+    )

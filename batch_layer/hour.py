@@ -24,6 +24,7 @@ from anabranch.session import Job
 from anabranch.snapshots import Staged, files_of
 from anabranch.staging import read_snapshot, read_staged, stage
 from anabranch.state import State
+from anabranch.tables import rows_columns
 from batch_layer.balance import Account, Balance, Counted, Gaps, classify_gaps, classify_lost, plus, together
 from batch_layer.counting import count, count_aborted, span_of_missing
 from batch_layer.duplicates import drop_duplicates, names_event
@@ -31,7 +32,7 @@ from batch_layer.quality import run_suite
 from batch_layer.row_counts import Known
 from batch_layer.sources import AT, HourReader, Read
 from serving_layer import difference
-from serving_layer.comparable import alike
+from serving_layer.comparable import alike, fitted
 from serving_layer.difference import Difference
 from serving_layer.merger import covers
 
@@ -145,7 +146,8 @@ class HourBuilder:
         ]
         files = max(1, math.ceil(cut.offsets / ROWS_PER_FILE))
         # Ranges of time, sorted: few files, each of which a query on time can leave out.
-        rows = frames.kept.repartitionByRange(files, *order) if files > 1 else frames.kept.coalesce(1)
+        kept = fitted(frames.kept, self._catalog, lake.load(stream.table), rows_columns(stream))
+        rows = kept.repartitionByRange(files, *order) if files > 1 else kept.coalesce(1)
         # They come by date, all of one hour: so a task has one file open at a time, however many dates there are. Asked
         # for nothing, or Iceberg would sort them by date alone.
         write = {"use-table-distribution-and-ordering": "false", "fanout-enabled": "false"}

@@ -54,14 +54,19 @@ def rebuild_hours(
     results += retry.call(name, lambda: rebuilder.standing(waiting))
     done = {result.hour for result in results}
     broken: list[Unexpected] = []
-    for h in waiting:
-        if h in done:
-            continue
+
+    def attempt(h: str, again: Order) -> None:
         try:
-            results.append(rebuild(h))
+            results.append(retry.call(f"{name}: hour {h}", lambda: rebuilder.rebuild(h, again)))
         except Unexpected as error:
             LOG.error("%s: hour %s: %s", name, h, error)
             broken.append(error)
+
+    for h in waiting:
+        if h not in done:
+            attempt(h, order)
+    for h, again in retry.call(name, rebuilder.lost).items():
+        attempt(h, again)
     if broken:
         more = f" (and {len(broken) - 1} more hours, in the lines above)" if len(broken) > 1 else ""
         raise Unexpected(f"{broken[0]}{more}") from broken[0]

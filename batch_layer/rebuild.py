@@ -136,6 +136,19 @@ class Rebuilder:
         suite = standing.read_suite(self._stream)
         return standing.plan_basis(self._stream, suite, state, hour, cut or state.timeline.sealed[hour])
 
+    def lost(self) -> dict[str, Order]:
+        """The accepted hours whose dead letters were lost before they were published, and how to restate each; not
+        those whose restatement was refused, since trying again changes nothing."""
+        state = load_state(self._job.lake, self._stream.table)
+        found = dead_letters.lost_hours(self._job.lake, self._stream, state)
+        rows = ledger.history(self._job.lake, self._stream.hours_table) if found else []
+        refused = {(row["hour"], row["revision"]) for row in rows if row["decision"] == "refused"}
+        return {
+            h: Order(True, state.accepted[h].by_choice, f"the dead letters of revision {revision} were lost")
+            for h, revision in sorted(found.items())
+            if (h, revision + 1) not in refused
+        }
+
     def empty(self, candidates: Sequence[str]) -> list[str]:
         """Those of `candidates` whose cut holds no offset."""
         return plan_empty(load_state(self._job.lake, self._stream.table), candidates)
@@ -326,7 +339,7 @@ class Rebuilder:
         for b in built:
             self._job.lake.discard(self._stream.table, b.rows)
             if b.dead is not None:
-                self._job.lake.discard(self._stream.dead_letters_table, b.dead)
+                dead_letters.discard(self._job.lake, self._stream, b.dead)
 
 
 def _refusals(built: Built, accept: bool) -> list[str]:

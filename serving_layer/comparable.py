@@ -16,6 +16,7 @@ from pyiceberg.types import StructType as IcebergStruct
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, MapType, StructField, StructType
 
+from anabranch.rolled_back import is_rolled_back
 from serving_layer.evolved import held_fields, once_floats
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from pyspark.sql import Column, DataFrame
+
+    from anabranch.evolution import Columns
 
 
 def alike(speed: DataFrame, batch: DataFrame, table: Table, files: Sequence[DataFile]) -> tuple[DataFrame, DataFrame]:
@@ -42,6 +45,14 @@ def shaped(frame: DataFrame, shape: StructType) -> DataFrame:
     have = {f.name: f.dataType for f in frame.schema.fields}
     columns = (_as(F.col(f"`{f.name}`"), have.get(f.name), f.dataType).alias(f.name) for f in shape.fields)
     return frame.select(*columns)
+
+
+def fitted(rows: DataFrame, catalog: str, table: Table, columns: Columns) -> DataFrame:
+    """Rows to be staged, with null in what the table has beyond the columns of a file that was put back to an older
+    one: Spark fills in whole columns by itself, and no fields of structs. DataFrame -> DataFrame."""
+    if not is_rolled_back(table, columns):
+        return rows
+    return shaped(rows, rows.sparkSession.table(f"{catalog}.{'.'.join(table.name())}").schema)
 
 
 def _struct(kind: StructType, iceberg: IcebergStruct, known: Collection[int], floats: Collection[int]) -> StructType:

@@ -25,7 +25,7 @@ from anabranch.ledger_files import SNAPSHOTS_KEPT, MergeStep
 from anabranch.orphans import list_table, plan_orphans, references
 from anabranch.publish import Publish, new_id, run
 from anabranch.sealing import check_clock
-from anabranch.snapshots import content_by_hour, expired_tags, find_staged, heads, plan_expiry, plan_plain_expiry
+from anabranch.snapshots import content_by_hour, expired_tags, heads, plan_expiry, plan_plain_expiry
 from anabranch.state import State, load_state
 from anabranch.storage import Stored, delete_files
 from serving_layer import merger
@@ -164,7 +164,7 @@ def _drop_some(
             return decide()
         have = content_by_hour(state.table, "speed")
         served_since: dict[str, datetime] = {}
-        for row in ledger.history(lake, stream.hours_table, files.keys(), ledger.BULKY):
+        for row in ledger.history(lake, stream.hours_table, have.keys(), ledger.BULKY):
             if row["decision"] in ("accepted", "served"):
                 served_since[row["hour"]] = row["recorded_at"]
         at_most = None if dry_run else _HOURS_A_COMMIT
@@ -192,8 +192,7 @@ def _maintain_dead_letters(job: Job, now: datetime, dry_run: bool) -> int:
             for hour in content_by_hour(table, "speed")
             if hour < timeline.covered_from and timeline.is_skipped(hour) and state.serving_layer(hour) == "batch"
         )
-        waiting = {s.snapshot_id for item in state.dead_letters if (s := find_staged(table, str(item["id"])))}
-        expire = tuple(i for i in plan_expiry(table, None, now) if i not in waiting)
+        expire = plan_expiry(table, None, now, waiting=frozenset(str(item["id"]) for item in state.dead_letters))
         if dry_run or not (gone or expire):
             return len(expire)
         commit = Commit(new_id(), heads(table), (Change("speed", clear=gone),), expire=expire)

@@ -27,8 +27,9 @@ from anabranch.publish import Publish, new_id, to_commit, wait_for_turn
 from anabranch.sealing import Decided, HourClock
 from anabranch.staging import stage
 from anabranch.state import LOST, TURN, State, load_state
-from anabranch.tables import require_columns
+from anabranch.tables import require_columns, rows_columns
 from serving_layer import merger
+from serving_layer.comparable import fitted
 from serving_layer.recovery import recover
 from speed_layer.plan import (
     Next,
@@ -43,6 +44,7 @@ from speed_layer.plan import (
 )
 
 if TYPE_CHECKING:
+    from pyiceberg.table import Table
     from pyspark.sql import DataFrame
 
 LOG = logging.getLogger(__name__)
@@ -57,6 +59,7 @@ class MicroBatches:
         self._format = open_format(environment, stream)
         self._confirmed: frozenset[str] = frozenset()
         self._turn_waited: str | None = None
+        self._table: Table | None = None
 
     def recover(self) -> None:
         """Finish what an earlier publisher left half done: the merge, dead letters, ledger rows."""
@@ -77,6 +80,7 @@ class MicroBatches:
             decided = self._clock.decide()
             state, position = decided.state, decided.position
             require_columns(state.table, self._stream)
+            self._table = state.table
             plan = plan_micro_batch(decided, ranges, staged)
             if plan.next is Next.LEAVE:
                 LOG.info(
@@ -170,8 +174,11 @@ class MicroBatches:
         is_dead = F.col("error_code").isNotNull()
         # A task that is tried again may count twice, which only costs a needless look for dead letters.
         watched = decoded.observe(counts, F.count(F.when(is_dead, 1)).alias("dead"))
+        good = records.good(watched, stream)
+        if self._table is not None:
+            good = fitted(good, catalog, self._table, rows_columns(stream))
         write = plan_write(stream.most_event_dates, len(plan.by_hour))
-        rows = stage(records.good(watched, stream), self._lake, catalog, stream.table, new_id(), write)
+        rows = stage(good, self._lake, catalog, stream.table, new_id(), write)
         reach(Step.SPEED_ROWS_STAGED)
         seen: dict[str, Any] = counts.get
         dead = None
@@ -210,9 +217,10 @@ class MicroBatches:
     def _discard(self, staged: StagedBatch | None) -> None:
         if staged is None:
             return
-        for table, part in ((self._stream.table, staged.rows), (self._stream.dead_letters_table, staged.dead)):
-            if part is not None:
-                self._lake.discard(table, part)
+        if staged.rows is not None:
+            self._lake.discard(self._stream.table, staged.rows)
+        if staged.dead is not None:
+            dead_letters.discard(self._lake, self._stream, staged.dead)
 
 
 def _hours_of(state: State, staged: StagedBatch) -> dict[str, str]:

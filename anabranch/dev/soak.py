@@ -134,7 +134,9 @@ class Soak:
         self._fail("batch", self._batch, _BATCH_STEPS, self._start_batch)
 
     def _fail(self, layer: str, alive: list[Running], steps: list[Step], start: Callable[..., Running]) -> None:
-        step = f"{self._dice.choice(steps).label}:{self._dice.randint(1, 3)}"
+        chosen = self._dice.choice(steps)
+        after = f"{Step.COMMIT_REQUEST_LOST.label}," if chosen in (Step.COMMIT_DOUBTED, Step.COMMIT_FENCED) else ""
+        step = f"{after}{chosen.label}:{self._dice.randint(1, 3)}"
         for running in alive:
             running.kill()
         start(**{FAIL_AT: step})

@@ -30,20 +30,24 @@ Make = Callable[..., World]
 
 @dataclass(frozen=True)
 class Case:
-    """A step, the how many-th time it is reached, and whether the rows are published by then."""
+    """A step, the how many-th time it is reached, and whether the rows are published by then; `after`: only after that
+    one."""
 
     step: Step
     lands: bool
     number: int = 1
+    after: Step | None = None
 
     @property
     def fail_at(self) -> str:
-        return f"{self.step.label}:{self.number}"
+        last = f"{self.step.label}:{self.number}"
+        return last if self.after is None else f"{self.after.label},{last}"
 
     def __str__(self) -> str:
         return self.fail_at
 
 
+LOST = Step.COMMIT_REQUEST_LOST
 SPEED = [
     Case(Step.SPEED_RECOVERED, False),
     Case(Step.SPEED_DECIDED, False),
@@ -52,6 +56,8 @@ SPEED = [
     Case(Step.COMMIT_PREPARED, False),
     Case(Step.COMMIT_REQUEST_LOST, True),
     Case(Step.COMMIT_ANSWER_LOST, True),
+    Case(Step.COMMIT_DOUBTED, False, after=LOST),
+    Case(Step.COMMIT_FENCED, False, after=LOST),
     Case(Step.COMMIT_LANDED, True),
     Case(Step.SPEED_PUBLISHED, True),
     # The second commit is that of the dead letters.
@@ -84,6 +90,8 @@ BATCH = [
     Case(Step.COMMIT_PREPARED, False),
     Case(Step.COMMIT_REQUEST_LOST, True),
     Case(Step.COMMIT_ANSWER_LOST, True),
+    Case(Step.COMMIT_DOUBTED, False, after=LOST),
+    Case(Step.COMMIT_FENCED, False, after=LOST),
     Case(Step.COMMIT_LANDED, True),
     Case(Step.BATCH_PUBLISHED, True),
     Case(Step.LEDGER_PREPARED, True),

@@ -12,8 +12,8 @@ from running import speed_running
 from waiting import wait_for
 from world import World, event, past_hour
 
-from anabranch import sealing
-from anabranch.errors import Terminal
+from anabranch import sealing, tables
+from anabranch.errors import Refused, Terminal
 from anabranch.hours import start_of
 from anabranch.state import load_state
 from batch_layer.rebuild import Rebuilder, Result
@@ -178,3 +178,50 @@ def test_a_key_that_widens_goes_on_dropping_what_an_hour_before_it_holds(world: 
     (result,) = one.batch(first, restate=True)
     assert (result.decision, result.revision) == ("accepted", 2)
     assert sorted(row["event_id"] for row in one.rows()) == ["a-1", "a-2", "b-3"]
+
+
+def test_a_file_that_was_rolled_back_goes_on_beside_a_newer_table(world: Make) -> None:
+    one = world(schema=EARLIER)
+    one.topic(1)
+    one.apply()
+    one.configure(schema=LATER)
+    one.reopen()
+    assert len(one.apply()) == 12
+    first, second = past_hour(2), past_hour(1)
+    one.send(records(first, "a"))
+    one.speed()
+    one.send(records(second, "b"))
+    assert [r.decision for r in one.batch(first)] == ["accepted"]
+    # The older file is put back: every job ends, and says what to run; what it says is so.
+    one.configure(schema=EARLIER)
+    one.reopen()
+    for run in (one.speed, one.batch):
+        with pytest.raises(Terminal, match=f"`anabranch apply {one.name} --rolled-back` leaves the table ahead"):
+            run()
+    with pytest.raises(Refused, match=f"`anabranch apply {one.name} --rolled-back` leaves the table ahead"):
+        one.apply()
+    job = one.job
+    said = tables.apply(job.environment, job.stream, one.lake, one.kafka, rolled_back=True)
+    assert len(said) == 1 and "ahead of the stream's file in" in said[0] and one.apply() == []
+    one.speed()
+    [result] = one.batch(second)
+    assert (result.decision, result.said["good"], result.said["dead"], diff(result)) == (
+        "accepted", 3, 3, {"missing": 0, "extra": 0, "changed": 0},
+    )  # fmt: skip
+    assert [r["event_id"] for r in one.rows() if r["event_id"].startswith("a-")] == [
+        "a-0", "a-1", "a-2", "a-items", "a-level", "a-nobody",
+    ]  # fmt: skip
+    for rows in readings(one):
+        full = {r["id"]: r for r in rows}
+        assert full["a-1"] == FULL | {"id": "a-1"}
+        old = {"colour": None, "home": None, "place": {"x": 2, "name": None}, "items": [{"n": 4, "of": None}]}
+        assert full["b-1"] == FULL | old | {"id": "b-1", "ratio": pytest.approx(0.1, rel=1e-6)}
+    # And forward again: what was written in between is as any older row, and an hour is restated.
+    one.configure(schema=LATER)
+    one.reopen()
+    assert one.apply() == [f"the stream's file is that of {one.job.stream.table} again"]
+    one.speed()
+    assert [(r.decision, r.revision) for r in one.batch(second, restate=True)] == [("accepted", 2)]
+    assert one.contents() == one.acknowledged()
+    for rows in readings(one):
+        assert {r["id"]: r for r in rows}["b-1"] == FULL | {"id": "b-1"}

@@ -12,12 +12,13 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
-from small_world import MINUTE, TOPIC, File, Kafka, Lake, World
+from small_world import MINUTE, TOPIC, File, Kafka, Lake, Request, World
 
+from anabranch import outcomes, sealing
 from anabranch import publish as publishing
-from anabranch import sealing, snapshots
 from anabranch.commits import Change
 from anabranch.errors import Refused
+from anabranch.outcomes import Standing
 from anabranch.publish import Publish
 from anabranch.sealing import Decided
 from anabranch.snapshots import Staged
@@ -80,6 +81,23 @@ class Broker(Actor):
 
 
 @dataclass(frozen=True)
+class Network(Actor):
+    """What lies between publishers and the catalog: a request whose answer is lost lands when it likes, or never."""
+
+    at: str = "deliver"
+
+    def deliver(self, world: World) -> Iterator[Step]:
+        for i, request in enumerate(world.under_way):
+            left = replace(world, under_way=(*world.under_way[:i], *world.under_way[i + 1 :]))
+            yield f"loses {request} for good", left, self
+            after = left.commit(request.loaded, request.commit)
+            if after is None:
+                yield f"brings {request} at last, and it is refused", left, self
+            else:
+                yield f"brings {request} at last, and it lands", after, self
+
+
+@dataclass(frozen=True)
 class Publisher(Actor):
     """What both layers, the merger and an operator share: publish, look for a lost answer, merge."""
 
@@ -89,7 +107,8 @@ class Publisher(Actor):
     staged: Staged | None = None
     back: str = ""
     was: str = ""
-    lost: str | None = None
+    lost: Request | None = None
+    doubt: Lake | None = None
     skew: timedelta = timedelta(0)
     grace: timedelta = timedelta(0)
 
@@ -119,20 +138,43 @@ class Publisher(Actor):
         """Step 3 of every publish, over the version that was loaded. Whoever loses the answer has to look for it."""
         assert self.lake is not None
         commit = publishing.to_commit(self.lake.state, publish, now or world.kafka.now)
-        after = world.commit(self.lake, commit)
+        looking = replace(self, at="look", was=self.at, lost=Request(self.lake, commit))
+        yield from self.asks(world, Request(self.lake, commit), self.told(True), self.told(False), looking)
+
+    def asks(self, world: World, request: Request, landed: Actor, refused: Actor, looking: Actor) -> Iterator[Step]:
+        after = world.commit(request.loaded, request.commit)
+        what = "moves a head in its way" if self.at == "fence" else "publishes"
         if after is None:
-            yield "is refused", world, self.told(False)
+            yield "is refused", world, refused
             return
-        yield "publishes", after, self.told(True)
+        yield what, after, landed
         if world.answers_to_lose:
-            left = replace(after, answers_to_lose=world.answers_to_lose - 1)
-            yield "publishes, and the answer is lost", left, replace(self, at="look", was=self.at, lost=commit.id)
+            left = world.answers_to_lose - 1
+            yield f"{what}, and the answer is lost", replace(after, answers_to_lose=left), looking
+            if world.late:
+                waits = replace(world, answers_to_lose=left, under_way=(*world.under_way, request))
+                yield f"{what}, and nothing is heard of it", waits, looking
 
     def look(self, world: World) -> Iterator[Step]:
         assert self.lost is not None
-        found = snapshots.has_landed(world.lake.table, self.lost)
+        standing = outcomes.plan_standing(world.lake.table, self.lost.commit)
         known = replace(self, at=self.was, was="", lost=None)
-        yield f"finds that it had {'' if found else 'not '}landed", world, known.told(found)
+        if standing is Standing.OPEN:
+            yield "finds that it may still land", world, replace(self, at="fence", doubt=world.lake)
+        elif standing is Standing.FORGOTTEN:
+            yield "cannot tell any more, and begins anew", world, self.restarted()
+        else:
+            found = standing is Standing.LANDED
+            yield f"finds that it had {'' if found else 'not '}landed", world, known.told(found)
+
+    def fence(self, world: World) -> Iterator[Step]:
+        """An empty publish after which what was asked for cannot land."""
+        assert self.lost is not None and self.doubt is not None
+        fence = outcomes.plan_fence(self.doubt.table, self.lost.commit)
+        request = Request(self.doubt, replace(fence, id=self.doubt.new_id(f"{self.name}-fence")))
+        again = replace(self, at="look", doubt=None)
+        settled = replace(self, at=self.was, was="", lost=None, doubt=None).told(False)
+        yield from self.asks(world, request, settled, again, again)
 
     def told(self, landed: bool) -> Actor:
         """Itself once it knows what became of its publish."""

@@ -101,6 +101,8 @@ def check_version(lake: Lake) -> None:
 
 def check_step(before: World, after: World) -> None:
     """Promises from one version to the next, and of the files in storage."""
+    if after.discarded and (named := after.discarded & after.lake.ids_of_publishes):
+        raise Violation(f"{sorted(named)} landed, and what it names was discarded")
     if after.lake is before.lake and after.storage == before.storage:
         return
     if after.lake is not before.lake:

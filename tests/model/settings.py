@@ -6,7 +6,7 @@ import random
 from datetime import timedelta
 from typing import Any
 
-from actors import Actor, Broker, Maintenance, Merger, Operator
+from actors import Actor, Broker, Maintenance, Merger, Network, Operator
 from layers import Batch, Speed
 from small_world import BEGIN, World, new_world
 
@@ -55,8 +55,9 @@ def at_random(seed: int) -> tuple[World, list[Actor]]:
         crashes=chance.choice([0, 1, 4]),
         answers_to_lose=chance.choice([0, 1, 3]),
         bad=frozenset(h for h in hours if chance.random() < 0.2),
+        late=chance.random() < 0.5,
     )
-    return world, actors
+    return world, [*actors, Network("network")]
 
 
 def skew(chance: random.Random) -> timedelta:

@@ -214,6 +214,10 @@ class Lake:
         said = {id for v in self.versions for key, id in v.said if key in (PUBLISH_ID, WAP_ID)}
         return frozenset(said | {f.file_path.split("/")[0] for f in self.held})
 
+    @cached_property
+    def ids_of_publishes(self) -> frozenset[str]:
+        return frozenset(id for v in self.versions for key, id in v.said if key == PUBLISH_ID)
+
     def new_id(self, name: str) -> str:
         """An id that is not in use. Not counted on for ever, so that two ways to the same table meet."""
         return next(id for i in count(1) if (id := f"{name}-{i}") not in self.ids)
@@ -243,9 +247,34 @@ class Lake:
         return Lake.of(tuple(versions), refs.values())
 
 
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A commit that its publisher asked for over the version that it had loaded. What becomes of it may come late."""
+
+    loaded: Lake
+    commit: Commit
+
+    @cached_property
+    def _key(self) -> tuple[object, ...]:
+        said = self.commit
+        changes = tuple((c.branch, c.add, c.remove, tuple(sorted(c.properties.items()))) for c in said.changes)
+        return (id(self.loaded), said.id, changes, tuple(sorted(said.heads.items())), said.tags, said.expire)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Request) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        return self.commit.id
+
+
 @dataclass(frozen=True)
 class World:
     """All that is not in an actor's memory. `bad` hours fail the quality gate until they are mended.
+
+    With `late`, a lost answer says nothing of the request: it is `under_way`, and lands at any later step, or never.
 
     Only with `orphans` does storage keep the files that no snapshot holds, and is no id ever used again: that is what
     maintenance lives on, and it makes many more worlds out of few.
@@ -260,22 +289,28 @@ class World:
     answers_to_lose: int = 0
     crashes: int = 0
     restored: int = 0
+    late: bool = False
+    under_way: tuple[Request, ...] = ()
+    discarded: frozenset[str] = frozenset()
 
     def new_id(self, name: str) -> str:
         """An id for an attempt's staged files."""
-        return f"{name}-{self.attempts}" if self.orphans else self.lake.new_id(name)
+        return f"{name}-{self.attempts}" if self.orphans or self.late else self.lake.new_id(name)
 
     def stage(self, wap_id: str, files: tuple[File, ...]) -> World:
         """Files, and one snapshot that no branch points to; as Spark makes it, over `main`."""
         staged = new_version("staged", self.lake.heads["main"], {WAP_ID: wap_id}, (), files)
-        world = replace(self, attempts=self.attempts + 1) if self.orphans else self
+        world = replace(self, attempts=self.attempts + 1) if self.orphans or self.late else self
         return world._with((*self.lake.versions, staged), frozenset(files))
 
     def discard(self, staged: Staged | None) -> World:
         """Forget a staged snapshot of one's own, if it is there."""
         if staged is None:
             return self
-        return self._with(tuple(v for v in self.lake.versions if v.id != staged.snapshot_id))
+        # With the dead letters that were staged beside it, and that its publish names.
+        gone = self.discarded | {staged.wap_id} if self.late else self.discarded
+        world = replace(self, discarded=gone)
+        return world._with(tuple(v for v in self.lake.versions if v.id != staged.snapshot_id))
 
     def commit(self, loaded: Lake, commit: Commit) -> World | None:
         """The world once a commit landed, or None when it is refused."""

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from actors import Actor, Maintenance, Merger, Operator
+from actors import Actor, Maintenance, Merger, Network, Operator
 from exploration import explore, settle
 from layers import Batch, Speed
 from settings import H0, H1, ONE_HOUR, RECORD, THREE_HOURS, TWO_HOURS, broker
@@ -41,6 +41,35 @@ SETTINGS = {
         (broker(*ONE_HOUR, RECORD), Speed("speed"), Batch("batch")),
         ("speed finds that it had landed", "batch finds that it had landed", "speed is killed at look"),
         world={"crashes": 1, "answers_to_lose": 1},
+    ),
+    "a publish that lands whenever it likes, or never": Setting(
+        (broker(RECORD, RECORD), Speed("speed"), Network("network")),
+        (
+            "at last, and it lands",
+            "at last, and it is refused",
+            "for good",
+            "speed finds that it may still land",
+            "speed moves a head in its way",
+            "speed finds that it had landed",
+            "is killed at fence",
+            "speed moves a head in its way, and nothing is heard of it",
+        ),
+        world={"late": True, "answers_to_lose": 2, "crashes": 1},
+    ),
+    "a micro-batch that lands late beside another speed layer": Setting(
+        (broker(RECORD), Speed("speed"), Speed("rival"), Network("network")),
+        ("at last, and it lands", "speed finds that it had not landed", "finds its offsets published"),
+        world={"late": True, "answers_to_lose": 1},
+    ),
+    "an hour, its seal or its acceptance that lands late": Setting(
+        (broker(*ONE_HOUR), Speed("speed"), Batch("batch"), Network("network")),
+        ("network brings batch", "batch moves a head in its way", "batch finds that it had not landed"),
+        world={"late": True, "answers_to_lose": 1},
+    ),
+    "a late publish, expiry and orphan removal": Setting(
+        (broker(RECORD), Speed("speed"), Maintenance("maintenance"), Network("network")),
+        ("at last, and it lands", "maintenance removes", "speed moves a head in its way"),
+        world={"late": True, "answers_to_lose": 1, "orphans": True},
     ),
     "two speed layers, their micro-batches of different sizes": Setting(
         (broker(RECORD, RECORD, RECORD), Speed("speed"), Speed("rival", at_most=2)),

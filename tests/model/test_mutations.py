@@ -8,13 +8,13 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from actors import Actor, Maintenance, Operator
+from actors import Actor, Maintenance, Network, Operator
 from exploration import explore, forget, settle
 from layers import Batch, Speed
 from settings import H0, ONE_HOUR, RECORD, broker
 from small_world import Violation, new_world
 
-from anabranch import hours, publish
+from anabranch import hours, outcomes, publish
 from anabranch.commits import Change, Commit
 from anabranch.position import Position, Standing
 from anabranch.publish import Publish
@@ -85,6 +85,15 @@ def forgetting_what_was_kept(real: Callable[..., Change]) -> Callable[..., Chang
     return lambda swaps: replace(real(swaps), properties={})
 
 
+def looking_once(real: Callable[..., Any]) -> Callable[..., Any]:
+    landed, never = outcomes.Standing.LANDED, outcomes.Standing.NEVER
+    return lambda *given: landed if real(*given) is landed else never
+
+
+def over_batch(real: Callable[..., Commit]) -> Callable[..., Commit]:
+    return lambda *given: replace(real(*given), changes=(Change("batch"),))
+
+
 def always(value: Any) -> Callable[[Any], Any]:
     return lambda real: lambda *given, **named: value
 
@@ -140,6 +149,16 @@ MUTANTS = [
     mutant(
         speed_plan, "plan_skip", skipping_blindly, broker(RECORD), *speeds(), finds="the position moved back",
         name="the skip's look at where the table is by now", before=(broker(*ONE_HOUR), Batch("batch")),
+    ),
+    mutant(
+        outcomes, "plan_standing", looking_once, broker(RECORD), Speed("speed"), Network("network"),
+        finds="landed, and what it names was discarded", name="not landed only what cannot land any more",
+        late=True, answers_to_lose=1,
+    ),
+    mutant(
+        outcomes, "plan_fence", over_batch, broker(*ONE_HOUR), Speed("speed"), Batch("batch"), Network("network"),
+        finds="was sealed or accepted, and is no more", name="an empty publish that says what the newest said",
+        late=True, answers_to_lose=1,
     ),
 ]  # fmt: skip
 

@@ -20,7 +20,8 @@ SEEN = (
     "finds its offsets published", "has to ask again", "wants to skip", "wants to read", "another run was first",
     "its staged snapshot is gone", "the look-back is not what", "refuses 2026-11-21T0", "restates 2026-11-21T0",
     "operator publishes", "maintenance removes", "sees all hours mended",
-    "lies ahead of the position",
+    "lies ahead of the position", "at last, and it lands", "at last, and it is refused", "moves a head in its way",
+    "finds that it may still land",
 )  # fmt: skip
 
 

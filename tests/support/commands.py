@@ -129,7 +129,7 @@ def run_into(one: World, fail_at: str, *arguments: str) -> str:
     """Run a command into a fail point, and prove that it was reached; returns its log."""
     with started(one, *arguments, **{FAIL_AT: fail_at}) as command:
         code = command.wait()
-        label = fail_at.partition(":")[0]
+        label = fail_at.rpartition(",")[2].partition(":")[0]
         assert f"fail point {label}: " in command.log, (
             f"expected {fail_at} to be reached, found:\n{command.log[-4000:]}"
         )

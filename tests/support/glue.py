@@ -27,6 +27,8 @@ class Glue:
     """A running server; `updates` are the UpdateTable requests that it was asked, in order.
 
     `lose`: how many answers to updates that have landed become an internal error, after which AWS's clients ask again.
+    `hold`: how many updates are kept back until `release`, each answered by an internal error; `landed` counts those
+    that landed then.
     `before`: called when an update has arrived and before its version is compared; it may let another be first.
     """
 
@@ -35,6 +37,9 @@ class Glue:
     updates: list[dict[str, Any]] = field(default_factory=list)
     refused: int = 0
     lose: int = 0
+    hold: int = 0
+    held: list[dict[str, Any]] = field(default_factory=list)
+    landed: int = 0
     before: Callable[[], None] = lambda: None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -51,6 +56,10 @@ class Glue:
         self.before()
         with self._lock:
             self.updates.append(asked)
+            if self.hold > 0:
+                self.hold -= 1
+                self.held.append({**environ, "wsgi.input": body, "asked": asked})
+                return _error(start_response, 500, "InternalServiceException")
             expected = asked.get("VersionId")
             if expected is not None and expected != self._version(asked["DatabaseName"], asked["TableInput"]["Name"]):
                 self.refused += 1
@@ -60,6 +69,18 @@ class Glue:
                 b"".join(self.app(environ, lambda *_: None))
                 return _error(start_response, 500, "InternalServiceException")
             return self.app(environ, start_response)  # type: ignore[no-any-return]
+
+    def release(self) -> None:
+        """Let arrive what was kept back."""
+        with self._lock:
+            waiting, self.held = self.held, []
+            for environ in waiting:
+                asked = environ.pop("asked")
+                if asked["VersionId"] == self._version(asked["DatabaseName"], asked["TableInput"]["Name"]):
+                    b"".join(self.app({**environ, "wsgi.input": BytesIO(environ["wsgi.input"])}, lambda *_: None))
+                    self.landed += 1
+                else:
+                    self.refused += 1
 
     def _version(self, database: str, table: str) -> str:
         from moto.backends import get_backend

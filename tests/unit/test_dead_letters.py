@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from lakes import FIRST, StreamLake, new_lake, waiting
 
+from anabranch import dead_letters, ledger
 from anabranch.commits import Change, Outcome
-from anabranch.dead_letters import roll_forward, waiting_batch, waiting_speed
-from anabranch.errors import Transient
+from anabranch.dead_letters import discard, lost_hours, plan_remembered, roll_forward, waiting_batch, waiting_speed
 from anabranch.hours import Cut, Timeline, shift
 from anabranch.publish import Publish, new_id
-from anabranch.snapshots import Staged, find_staged
+from anabranch.snapshots import Staged, files_of, find_staged, staged_snapshot
 from anabranch.state import DEAD_LETTERS, OVERRIDES, Accepted, State
+from batch_layer.rebuild import Order, Rebuilder
+from serving_layer.recovery import recover
 
 SECOND = shift(FIRST, 1)
 CUT = Cut("t", {0: (0, 10)})
@@ -124,10 +128,160 @@ def test_an_hour_that_an_operator_gave_to_the_speed_layer_keeps_its_dead_letters
     assert lake.dead("batch") == D[:1]
 
 
-def test_staged_dead_letters_that_are_gone_are_an_error_that_names_the_remedy(lake: StreamLake) -> None:
+# What waits, however long, and what is gone all the same
+
+
+def age(lake: StreamLake, name: str, by: timedelta) -> None:
+    """Make a table's snapshots older, as the clock does by itself."""
+    path = Path(lake.lake.load(name).metadata_location.removeprefix("file://"))
+    metadata = json.loads(path.read_text())
+    for snapshot in (*metadata["snapshots"], *metadata["snapshot-log"]):
+        snapshot["timestamp-ms"] -= int(by.total_seconds() * 1000)
+    metadata["last-updated-ms"] -= int(by.total_seconds() * 1000)
+    path.write_text(json.dumps(metadata))
+
+
+def named(lake: StreamLake) -> tuple[Staged, State]:
+    """Dead letters that a publish of the speed layer names."""
     staged = lake.stage_dead(D, "speed")
-    state = speed_said(lake, staged)
+    return staged, speed_said(lake, staged)
+
+
+def forget_staged(lake: StreamLake, staged: Staged) -> None:
+    """What no code of ours does any more: the snapshot goes though a publish names it."""
     lake.lake.discard(lake.stream.dead_letters_table, staged)
     assert find_staged(lake.lake.load(lake.stream.dead_letters_table), staged.wap_id) is None
-    with pytest.raises(Transient, match="expected the staged snapshot, found none; rebuild the hour"):
-        roll(lake, state)
+
+
+def delete(*paths: str) -> None:
+    for path in paths:
+        Path(path.removeprefix("file://")).unlink()
+
+
+@pytest.mark.parametrize("days", [0, 2, 400])
+def test_two_sets_that_wait_outlive_any_pause(lake: StreamLake, days: int) -> None:
+    """The hazard: the commit that publishes the first expires what is staged since more than a day."""
+    staged = [lake.stage_dead([row], "speed") for row in D]
+    for one in staged:
+        speed_said(lake, one)
+    age(lake, lake.stream.dead_letters_table, timedelta(days=days))
+    abandoned = lake.stage_dead(D, "speed")
+    age(lake, lake.stream.dead_letters_table, timedelta(days=2))
+    assert recover(lake.lake, lake.stream) == {one.wap_id for one in staged}
+    assert lake.dead("main") == lake.dead("speed") == D
+    # What nobody names is abandoned after a day, as ever.
+    assert find_staged(lake.lake.load(lake.stream.dead_letters_table), abandoned.wap_id) is None
+
+
+def test_what_a_publish_names_is_discarded_by_nobody(lake: StreamLake) -> None:
+    staged, state = named(lake)
+    other = lake.stage_dead(D[:1], "speed")
+    for one in (staged, other):
+        discard(lake.lake, lake.stream, one)
+    table = lake.lake.load(lake.stream.dead_letters_table)
+    assert find_staged(table, staged.wap_id) is not None
+    assert find_staged(table, other.wap_id) is None
+    assert roll(lake, state) == {staged.wap_id}
+    assert lake.dead("main") == D
+
+
+def test_a_snapshot_that_is_gone_is_made_up_for_by_its_files(lake: StreamLake) -> None:
+    staged, state = named(lake)
+    forget_staged(lake, staged)
+    for again in (state, lake.state()):
+        assert roll(lake, again) == {staged.wap_id}
+    assert lake.dead("main") == lake.dead("speed") == D
+    # As they were staged: what a reader leaves files out by is right too.
+    table = lake.lake.load(lake.stream.dead_letters_table)
+    found = files_of(table, "main", FIRST)
+    assert [(f.file_path, f.record_count, f.partition, f.file_size_in_bytes) for f in found] == [
+        (f.file_path, f.record_count, f.partition, f.file_size_in_bytes) for f in staged.files
+    ]
+    assert (found[0].lower_bounds, found[0].upper_bounds) == (
+        staged.files[0].lower_bounds,
+        staged.files[0].upper_bounds,
+    )
+    assert files_of(table, "main", SECOND) == ()
+
+
+def test_manifests_that_are_gone_are_made_up_for_too(lake: StreamLake) -> None:
+    staged, state = named(lake)
+    snapshot = staged_snapshot(table := lake.lake.load(lake.stream.dead_letters_table), staged.wap_id)
+    assert snapshot is not None
+    delete(*(m.manifest_path for m in snapshot.manifests(table.io) if m.added_snapshot_id == staged.snapshot_id))
+    assert roll(lake, state) == {staged.wap_id}
+    assert lake.dead("main") == D
+
+
+def test_files_that_are_published_are_not_published_again_though_nobody_remembers(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: a branch remembers so many ids, and a publish names a set for longer than that."""
+    staged, state = named(lake)
+    assert roll(lake, state) == {staged.wap_id}
+    monkeypatch.setattr(dead_letters, "DONE", "anabranch.forgotten")
+    assert find_staged(lake.lake.load(lake.stream.dead_letters_table), staged.wap_id) is None
+    assert roll(lake, state) == {staged.wap_id}
+    assert lake.dead("main") == lake.dead("speed") == D
+
+
+def test_what_waits_is_remembered_as_done_for_as_long_as_it_waits() -> None:
+    ids = [str(i) for i in range(300)]
+    assert plan_remembered(ids, "new", frozenset()) == [*ids[101:], "new"]
+    assert plan_remembered(ids, "new", frozenset({"7", "250"})) == ["7", *ids[101:], "new"]
+
+
+def test_files_of_the_speed_layer_that_are_gone_hold_up_nobody(
+    lake: StreamLake, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost, _ = named(lake)
+    kept = lake.stage_dead([(FIRST, 0, 9)], "speed")
+    speed_said(lake, kept, NOW + timedelta(minutes=1))
+    forget_staged(lake, lost)
+    delete(*(f.file_path for f in lost.files))
+    for _ in range(3):
+        assert recover(lake.lake, lake.stream) == {lost.wap_id, kept.wap_id}
+    assert lake.dead("main") == lake.dead("speed") == [(FIRST, 0, 9)]
+    [said] = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert f"dead letters {lost.wap_id}" in said
+    assert "once it has rebuilt their hours" in said
+    # As it says.
+    roll(lake, batch_said(lake, lake.stage_dead([*D, (FIRST, 0, 9)], "batch"), 1, NOW + timedelta(minutes=2)))
+    assert lake.dead("main") == [*D, (FIRST, 0, 9)]
+    assert lost_hours(lake.lake, lake.stream, lake.state()) == {}
+
+
+def test_an_accepted_hour_that_lacks_files_is_to_be_restated(
+    lake: StreamLake, caplog: pytest.LogCaptureFixture
+) -> None:
+    roll(lake, speed_said(lake, lake.stage_dead(D, "speed")))
+    staged = lake.stage_dead(D, "batch")
+    batch_said(lake, staged, 1)
+    forget_staged(lake, staged)
+    delete(*(f.file_path for f in staged.files))
+    for _ in range(2):
+        recover(lake.lake, lake.stream)
+    assert lake.dead("main") == lake.dead("batch") == [], "what an offset was before may be a row by now"
+    [said] = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert f"restates hour {FIRST} at its next run" in said
+    assert lost_hours(lake.lake, lake.stream, lake.state()) == {FIRST: 1}
+    job: Any = SimpleNamespace(lake=lake.lake, stream=lake.stream, environment=lake.environment, kafka=None)
+    orders = Rebuilder(job, None).lost()  # type: ignore[arg-type]
+    assert orders == {FIRST: Order(restate=True, accept=False, why="the dead letters of revision 1 were lost")}
+    refused = ledger.decision(FIRST, "refused", 2, CUT, NOW, reason="no")
+    ledger.record(lake.lake, lake.stream.hours_table, [refused])
+    assert Rebuilder(job, None).lost() == {}, "tried once"  # type: ignore[arg-type]
+    roll(lake, batch_said(lake, lake.stage_dead(D, "batch"), 2, NOW + timedelta(minutes=1)))
+    assert lost_hours(lake.lake, lake.stream, lake.state()) == {}
+    assert lake.dead("main") == lake.dead("batch") == D
+
+
+def test_what_is_left_of_an_hours_files_is_published(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path, timeline=Timeline(FIRST, SECOND, {0: 10}, sealed={FIRST: CUT}))
+    one, two = lake.stage_dead(D[:1], "batch"), lake.stage_dead(D[1:], "batch")
+    both = Staged("both", 0, None, (*one.files, *two.files))
+    state = batch_said(lake, both, 1)
+    delete(two.files[0].file_path)
+    assert roll(lake, state) == {"both"}
+    assert lake.dead("main") == lake.dead("batch") == D[:1]
+    assert lost_hours(lake.lake, lake.stream, lake.state()) == {FIRST: 1}

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from lakes import new_lake, new_stream
+from lakes import StreamLake, new_lake, new_stream
 from pyiceberg.expressions import EqualTo, GreaterThan
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import IntegerType, NestedField, StringType
 
+from anabranch import tables
 from anabranch.commits import Outcome
 from anabranch.config import Stream
 from anabranch.errors import Refused, Terminal
 from anabranch.evolution import Columns, evolve, plan_evolution
 from anabranch.lake import Lake
+from anabranch.rolled_back import ROLLED_BACK, roll_back
 from anabranch.schema import parse_columns
 from anabranch.tables import require_columns, rows_columns, rows_schema
 from serving_layer.query import run_query
@@ -220,13 +224,155 @@ def test_whoever_is_first_the_other_finds_nothing_to_change(tmp_path: Path) -> N
     assert len(one.table().metadata.schemas) == len(stale.metadata.schemas) + 1
 
 
-def test_a_publish_that_was_decided_before_it_lands_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_publish_that_was_decided_before_it_is_refused_and_loses_nothing(tmp_path: Path) -> None:
+    """The hazard: columns that were checked when the publish was decided, and others when it lands."""
     one = new_lake(tmp_path)
     staged = one.stage([("2026-11-21T00", 0, 5)])
     state = one.state()
+    require_columns(state.table, one.stream)
     wanted = rows_columns(stream_of("id STRING NOT NULL, n BIGINT, colour STRING"))
     assert len(evolve(one.lake, one.name, wanted)) == 2
-    assert one.publish(one.speed(staged, {0: 6}, state), state) is Outcome.LANDED
+    assert one.state().heads == state.heads, "the hazard did not happen"
+    assert one.publish(one.speed(staged, {0: 6}, state), state) is Outcome.REFUSED
+    assert one.rows("main") == []
+    with pytest.raises(Terminal, match="expected column"):
+        require_columns(one.state().table, one.stream)
+    # By whoever decides again with the columns as they are, the rows that were staged before are published.
+    assert one.publish(one.speed(staged, {0: 6})) is Outcome.LANDED
     assert one.rows("main") == one.rows("speed") == [("2026-11-21T00", 0, 5)]
     assert one.table().schema().column_names[:3] == ["id", "n", "colour"]
     assert [r["n"] for r in one.table().scan().to_arrow().to_pylist()] == [5]
+
+
+# What is printed is so, and a file may be put back
+
+
+class NoKafka:
+    """A topic that does not exist: `apply` asks for it only where a stream begins."""
+
+    def describe(self, topic: str) -> None:
+        return None
+
+
+def apply(one: StreamLake, stream: Stream, rolled_back: bool = False) -> list[str]:
+    return tables.apply(one.environment, stream, one.lake, NoKafka(), rolled_back=rolled_back)  # type: ignore[arg-type]
+
+
+def remedies(text: str) -> list[list[str]]:
+    """The commands that a message names."""
+    return [shlex.split(command) for command in re.findall(r"`anabranch ([^`]+)`", text)]
+
+
+def follow(one: StreamLake, stream: Stream, command: list[str]) -> list[str]:
+    assert command[:2] == ["apply", stream.name] and command[2:] in ([], ["--rolled-back"]), command
+    return apply(one, stream, "--rolled-back" in command)
+
+
+# What a stream's columns were, and what they are in the file of a job.
+BOTH = "id STRING NOT NULL, n INT"
+WIDER = "id STRING NOT NULL, n BIGINT, colour STRING, s STRUCT<a: INT, b: STRING>"
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        f"{BOTH}, colour STRING",  # a column that the table does not have yet
+        "id STRING NOT NULL, n BIGINT",  # a type that is wider by now
+        "n INT, id STRING",  # not for the key, and yet NOT NULL given up
+    ],
+)
+def test_what_a_job_says_whose_table_is_behind_its_file_works(tmp_path: Path, ddl: str) -> None:
+    one, stream = new_lake(tmp_path), stream_of(ddl, key="n")
+    with pytest.raises(Terminal) as ended:
+        require_columns(one.table(), stream)
+    [command] = remedies(str(ended.value))
+    assert follow(one, stream, command)
+    require_columns(one.table(), stream)
+
+
+@pytest.mark.parametrize(
+    "evolved",
+    [
+        f"{BOTH}, colour STRING",
+        "id STRING NOT NULL, n BIGINT",
+        f"{BOTH}, s STRUCT<a: INT>",
+    ],
+)
+def test_what_a_job_says_whose_table_is_ahead_of_its_file_works(tmp_path: Path, evolved: str) -> None:
+    """The hazard: the remedy that is named is refused."""
+    one, older, newer = new_lake(tmp_path), stream_of(BOTH), stream_of(evolved)
+    assert apply(one, newer)
+    with pytest.raises(Terminal) as ended:
+        require_columns(one.table(), older)
+    again, back = remedies(str(ended.value))
+    # The first is for whoever has the newer file by now: nothing is left to do, and the job starts.
+    assert follow(one, newer, again) == []
+    require_columns(one.table(), newer)
+    # With the older one it is refused, and says what the job said.
+    with pytest.raises(Refused) as refused:
+        follow(one, older, again)
+    assert remedies(str(refused.value)) == [back]
+    assert follow(one, older, back)
+    require_columns(one.table(), older)
+    assert one.table().schema() == one.lake.load(one.name).schema()
+
+
+def test_a_file_that_can_become_nothing_of_the_table_says_so_at_once(tmp_path: Path) -> None:
+    one, other = new_lake(tmp_path), stream_of("id STRING NOT NULL, n STRING")
+    with pytest.raises(Refused) as refused:
+        apply(one, other)
+    with pytest.raises(Terminal) as ended:
+        require_columns(one.table(), other)
+    assert str(refused.value) in str(ended.value)
+    assert "--rolled-back" not in str(ended.value)
+    with pytest.raises(Refused, match="put the type back"):
+        apply(one, other, rolled_back=True)
+    # As it says: the type is put back, and a column is added beside it.
+    back = stream_of(f"{BOTH}, text STRING")
+    assert apply(one, back) == ["added column text to games.events"]
+    require_columns(one.table(), back)
+
+
+def test_a_file_is_rolled_back_and_forward(tmp_path: Path) -> None:
+    one, older, newer = new_lake(tmp_path), stream_of(BOTH), stream_of(WIDER)
+    apply(one, newer)
+    columns = one.table().schema()
+    assert apply(one, older, rolled_back=True) == [
+        "left games.events as it is, ahead of the stream's file in n, colour, s: new rows have null, or less, there"
+    ]
+    # An ordinary `apply` of the same file, as every deployment runs it, leaves it so.
+    assert apply(one, older) == apply(one, older, rolled_back=True) == []
+    assert one.table().schema() == columns
+    require_columns(one.table(), older)
+    # Jobs of the newer file may still run; those of a third one, of which nobody has spoken, end.
+    require_columns(one.table(), newer)
+    with pytest.raises(Terminal, match="--rolled-back"):
+        require_columns(one.table(), stream_of("id STRING NOT NULL, n BIGINT"))
+    # Forward again.
+    assert apply(one, newer) == ["the stream's file is that of games.events again"]
+    require_columns(one.table(), newer)
+    with pytest.raises(Terminal, match="--rolled-back"):
+        require_columns(one.table(), older)
+    assert apply(one, newer) == []
+    # Or on to a third, in one step.
+    apply(one, older, rolled_back=True)
+    third = stream_of(f"{WIDER}, size INT")
+    assert apply(one, third) == ["the stream's file is that of games.events again", "added column size to games.events"]
+
+
+def test_going_back_needs_a_table_that_is_ahead(tmp_path: Path) -> None:
+    one = new_lake(tmp_path)
+    assert apply(one, stream_of(BOTH), rolled_back=True) == []
+    with pytest.raises(Refused, match="found more; run `anabranch apply` without --rolled-back"):
+        apply(one, stream_of(f"{BOTH}, colour STRING"), rolled_back=True)
+    assert one.table().properties.keys().isdisjoint({ROLLED_BACK})
+
+
+def test_a_column_that_is_required_by_now_is_none_to_leave_out(tmp_path: Path) -> None:
+    """NOT NULL cannot come anew, so only a table that somebody else made has it."""
+    lake, table = table_of(tmp_path, f"{BOTH}, m INT NOT NULL")
+    with pytest.raises(Terminal) as ended:
+        require_columns(table, stream_of(BOTH))
+    assert "--rolled-back" not in str(ended.value)
+    with pytest.raises(Refused, match="column m: expected it in the schema"):
+        roll_back(lake, "games.other", rows_columns(stream_of(BOTH)))

@@ -49,6 +49,16 @@ def test_a_lost_answer_is_a_broken_connection(monkeypatch: pytest.MonkeyPatch) -
     reach(Step.COMMIT_ANSWER_LOST)
 
 
+def test_several_steps_are_armed_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(fail_points.FAIL_AT, "commit.request-lost,commit.answer-lost:2")
+    with pytest.raises(ConnectionError, match=r"commit\.request-lost"):
+        reach(Step.COMMIT_REQUEST_LOST)
+    reach(Step.COMMIT_REQUEST_LOST)
+    reach(Step.COMMIT_ANSWER_LOST)
+    with pytest.raises(ConnectionError, match=r"commit\.answer-lost"):
+        reach(Step.COMMIT_ANSWER_LOST)
+
+
 def test_the_process_ends_as_kill_9_would() -> None:
     script = """
 import atexit

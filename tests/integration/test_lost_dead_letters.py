@@ -1,0 +1,94 @@
+"""Dead letters that were lost between the rows' publish and their own: made up for, from files or from Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from world import World, event, past_hour
+
+from anabranch import dead_letters
+from anabranch.hours import start_of
+from anabranch.snapshots import find_staged
+from anabranch.storage import delete_files
+
+Make = Callable[..., World]
+
+
+class Died(RuntimeError):
+    pass
+
+
+def waiting(one: World, monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> dict[str, Any]:
+    """Run into the end of the process between the two publishes; returns what waits then."""
+    real = dead_letters.roll_forward
+
+    def dies(lake: Any, name: str, state: Any) -> Any:
+        if state.dead_letters:
+            raise Died
+        return real(lake, name, state)
+
+    with monkeypatch.context() as patched, pytest.raises(Died):
+        patched.setattr(dead_letters, "roll_forward", dies)
+        run()
+    [item] = one.state.dead_letters
+    assert one.dead() == [], "the hazard did not happen"
+    staged = find_staged(one.lake.load(one.job.stream.dead_letters_table), item["id"])
+    assert staged is not None
+    # A bucket that was restored, or a hand: no code of ours does it.
+    one.lake.discard(one.job.stream.dead_letters_table, staged)
+    return item
+
+
+def hour_of_ten(one: World) -> str:
+    """Eight good records, two that are none; `main` has to hold the eight."""
+    hour = past_hour(1)
+    at = start_of(hour)
+    one.topic(1)
+    one.send([(0, at, event(f"e-{i}", at)) for i in range(8)])
+    one.send([(0, at, b"{broken"), (0, at, b"{broken too")])
+    one.apply()
+    return hour
+
+
+def exact(one: World) -> None:
+    assert [(d["kafka_offset"], d["value"]) for d in sorted(one.dead(), key=lambda d: d["kafka_offset"])] == [
+        (8, b"{broken"), (9, b"{broken too"),
+    ]  # fmt: skip
+    assert one.offsets() == [(0, o) for o in range(8)]
+
+
+def test_dead_letters_whose_snapshot_is_gone_are_published_from_what_spark_wrote(
+    world: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = world()
+    hour = hour_of_ten(one)
+    waiting(one, monkeypatch, lambda: one.batch(hour))
+    assert one.batch() == []
+    exact(one)
+    # As any of them: readers leave files out by what manifests say, and the hour is restated.
+    found = one.lake.load(one.job.stream.dead_letters_table).scan(row_filter=f"ingest_hour = '{hour}'").to_arrow()
+    assert found.num_rows == 2
+    by_spark = one.spark.table(f"lake.{one.job.stream.dead_letters_table}").where(f"ingest_hour = '{hour}'")
+    assert by_spark.count() == 2
+    assert [(r.decision, r.revision) for r in one.batch(hour, restate=True)] == [("accepted", 2)]
+    exact(one)
+
+
+def test_an_hour_whose_dead_letters_were_lost_is_restated_by_the_next_run(
+    world: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = world()
+    hour = hour_of_ten(one)
+    item = waiting(one, monkeypatch, lambda: one.batch(hour))
+    delete_files(one.job.environment, item["paths"])
+    one.speed()
+    assert [r.getMessage() for r in caplog.records if f"restates hour {hour} at its next run" in r.getMessage()]
+    assert one.dead() == []
+    [result] = one.batch()
+    assert (result.hour, result.decision, result.revision, result.reason) == (
+        hour, "accepted", 2, "the dead letters of revision 1 were lost",
+    )  # fmt: skip
+    exact(one)
+    assert one.batch() == []

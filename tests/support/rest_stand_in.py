@@ -1,0 +1,129 @@
+"""What Iceberg's REST specification asks of a catalog that tables are loaded from and committed to, in this process.
+
+Tables are kept by PyIceberg's own SQL catalog. A commit lands whenever it arrives, as long as what it requires is so:
+unlike a client of the SQL catalog it compares no version of the whole table. The real server is in `rest_catalog.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import CommitTableRequest, Table
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from anabranch.dev.processes import HOST
+
+
+@dataclass
+class Rest:
+    """A running server. The next `hold` commits are answered with 504 and kept back until `release`."""
+
+    tables: SqlCatalog
+    port: int = 0
+    hold: int = 0
+    held: list[tuple[str, bytes]] = field(default_factory=list)
+    landed: int = 0
+    refused: int = 0
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    def release(self) -> None:
+        """Let arrive what was kept back; `landed` and `refused` count what became of it."""
+        with self._lock:
+            waiting, self.held = self.held, []
+            for name, body in waiting:
+                status, _ = self._commit(name, body)
+                self.landed += status == 200
+                self.refused += status == 409
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        with self._lock:
+            status, said = self._answer(environ["REQUEST_METHOD"], environ["PATH_INFO"].strip("/").split("/"), body)
+        start_response(f"{status} said", [("Content-Type", "application/json")])
+        return [said if isinstance(said, bytes) else json.dumps(said).encode()]
+
+    def _answer(self, method: str, path: list[str], body: bytes) -> tuple[int, Any]:
+        match method, path[1:]:
+            case "GET", ["config"]:
+                return 200, {"defaults": {}, "overrides": {}}
+            case "POST", ["namespaces"]:
+                asked = json.loads(body)["namespace"]
+                self.tables.create_namespace_if_not_exists(".".join(asked))
+                return 200, {"namespace": asked, "properties": {}}
+            case "POST", ["namespaces", namespace, "tables"]:
+                asked = json.loads(body)
+                made = self.tables.create_table(
+                    f"{namespace}.{asked['name']}",
+                    Schema.model_validate(asked["schema"]),
+                    partition_spec=PartitionSpec.model_validate(asked["partition-spec"]),
+                    properties=asked.get("properties") or {},
+                )
+                return 200, _loaded(made)
+            case "GET", ["namespaces", namespace, "tables", name]:
+                try:
+                    return 200, _loaded(self.tables.load_table(f"{namespace}.{name}"))
+                except NoSuchTableError as error:
+                    return 404, _error(404, "NoSuchTableException", error)
+            case "POST", ["namespaces", namespace, "tables", name]:
+                if self.hold > 0:
+                    self.hold -= 1
+                    self.held.append((f"{namespace}.{name}", body))
+                    return 504, _error(504, "GatewayTimeout", "nobody waits for it any more")
+                return self._commit(f"{namespace}.{name}", body)
+        return 404, _error(404, "NotFoundException", f"{method} {'/'.join(path)}")
+
+    def _commit(self, name: str, body: bytes) -> tuple[int, Any]:
+        asked = CommitTableRequest.model_validate_json(body)
+        try:
+            done = self.tables.commit_table(self.tables.load_table(name), asked.requirements, asked.updates)
+        except CommitFailedException as error:
+            return 409, _error(409, "CommitFailedException", error)
+        except ValueError as error:
+            return 400, _error(400, "BadRequestException", error)
+        return 200, done.model_dump_json(by_alias=True, exclude_none=True).encode()
+
+
+def _loaded(table: Table) -> dict[str, Any]:
+    metadata = json.loads(table.metadata.model_dump_json(by_alias=True, exclude_none=True))
+    return {"metadata-location": table.metadata_location, "metadata": metadata, "config": {}}
+
+
+def _error(code: int, kind: str, error: object) -> dict[str, Any]:
+    return {"error": {"message": str(error), "type": kind, "code": code}}
+
+
+class _Quiet(WSGIRequestHandler):
+    def log(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def running_rest(folder: Path) -> Iterator[Rest]:
+    """A fresh, empty catalog over a folder for the length of a `with`, on threads of this process."""
+    uri, warehouse = f"sqlite:///{folder}/rest.db", f"file://{folder}/warehouse"
+    rest = Rest(SqlCatalog("rest", uri=uri, warehouse=warehouse))
+    server = make_server(HOST, 0, rest, threaded=True, request_handler=_Quiet)
+    rest.port = server.server_port
+    thread = threading.Thread(target=server.serve_forever, name="rest")
+    thread.start()
+    try:
+        yield rest
+    finally:
+        server.shutdown()
+        thread.join(30)
+        server.server_close()
+        rest.tables.engine.dispose()

@@ -1,0 +1,149 @@
+"""Lost and late answers of catalogs that are asked over HTTP: each compares something else when a request arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from glue import REGION, Glue, running_glue
+from lakes import FIRST, StreamLake, new_lake
+from rest_stand_in import Rest, running_rest
+
+from anabranch import snapshots
+from anabranch.commits import Outcome
+from anabranch.errors import Transient
+from anabranch.snapshots import BRANCHES, has_landed
+
+ROWS = [(FIRST, 0, o) for o in range(3)]
+# How often a client asks by itself.
+ASKED = {"glue": 2, "rest": 1}
+
+Server = Glue | Rest
+
+
+@pytest.fixture(params=["glue", "rest"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def server(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "anyone")
+    with running_glue() if kind == "glue" else running_rest(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def lake(kind: str, server: Server, tmp_path: Path) -> StreamLake:
+    if kind == "glue":
+        made = new_lake(tmp_path, type="glue", properties={"glue.endpoint": server.url})
+        # PyIceberg 0.12 takes no `glue.max-retries`, and its ten tries last a minute.
+        patient = Config(retries={"total_max_attempts": ASKED["glue"], "mode": "standard"})
+        made.lake.catalog.glue = boto3.client("glue", REGION, endpoint_url=server.url, config=patient)  # type: ignore[attr-defined]
+        return made
+    return new_lake(tmp_path, type="rest", uri=server.url)
+
+
+@contextmanager
+def arriving(lake: StreamLake, server: Server, looks: int | None) -> Iterator[None]:
+    """What the server keeps back arrives after so many looks at the table, or at the end for None."""
+    real, left = lake.lake.load, [looks]
+
+    def load(name: str) -> Any:
+        found = real(name)
+        if server.held and left[0] is not None:
+            left[0] -= 1
+            if left[0] <= 0:
+                server.release()
+        return found
+
+    lake.lake.load = load  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        lake.lake.load = real  # type: ignore[method-assign]
+        server.release()
+
+
+def readable(lake: StreamLake) -> bool:
+    table = lake.table()
+    found = snapshots.reachable(table, [snapshots.head(table, b) for b in BRANCHES])
+    return all(Path(path.removeprefix("file://")).exists() for path in found)
+
+
+@pytest.mark.parametrize("looks", [1, 2, None])
+def test_a_publish_that_lands_late_is_refused_only_when_it_cannot_land_any_more(
+    lake: StreamLake, server: Server, kind: str, looks: int | None
+) -> None:
+    staged = lake.stage(ROWS)
+    publish = lake.speed(staged, {0: 3})
+    server.hold = ASKED[kind]
+    with arriving(lake, server, looks):
+        outcome = lake.publish(publish)
+    assert server.hold == 0 and server.landed + server.refused == ASKED[kind], "the hazard did not happen"
+    assert (outcome is Outcome.LANDED) == (server.landed == 1)
+    if looks == 1:
+        assert outcome is Outcome.LANDED
+    assert looks is not None or outcome is Outcome.REFUSED
+    if outcome is Outcome.REFUSED:
+        assert lake.rows("main") == []
+        assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED, "its manifests are still there"
+    assert lake.rows("main") == lake.rows("speed") == ROWS
+    assert lake.state().position.offsets == {0: 3}
+    assert readable(lake)
+
+
+def test_a_table_that_others_stage_in_meanwhile_does_not_keep_it_from_landing(lake: StreamLake, kind: str) -> None:
+    """The hazard: a stage moves the table and no head. It ends a request to Glue, and none to a REST catalog."""
+    staged, state = lake.stage(ROWS), lake.state()
+    other = lake.stage([(FIRST, 0, 9)])
+    assert lake.state().heads == state.heads
+    outcome = lake.publish(lake.speed(staged, {0: 3}, state), state)
+    assert outcome is (Outcome.LANDED if lake.rows("main") else Outcome.REFUSED)
+    if outcome is Outcome.REFUSED:
+        assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED
+    assert lake.rows("main") == ROWS
+    assert snapshots.find_staged(lake.table(), other.wap_id) is not None
+
+
+@pytest.mark.parametrize("others", [1, 6])
+def test_a_publisher_that_is_answered_after_many_publishes_of_others_deletes_nothing(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    """The hazard: it is told that somebody was first, which was itself, and its snapshot is expired since."""
+    monkeypatch.setattr(snapshots.plan_expiry, "__defaults__", (4,))
+    staged, state = lake.stage(ROWS), lake.state()
+    publish, real = lake.speed(staged, {0: 3}, state), lake.lake.catalog.commit_table
+
+    def asked_again(*asked: Any) -> Any:
+        lake.lake.catalog.commit_table = real  # type: ignore[method-assign]
+        real(*asked)
+        for _ in range(others):
+            lake.move("speed")
+            lake.move("main")
+        return real(*asked)
+
+    lake.lake.catalog.commit_table = asked_again  # type: ignore[method-assign]
+    if others == 1:
+        assert lake.publish(publish, state) is Outcome.LANDED
+    else:
+        with pytest.raises(Transient, match="expected to learn whether it landed"):
+            lake.publish(publish, state)
+        assert not has_landed(lake.table(), publish.id), "the hazard did not happen"
+    assert lake.rows("main") == lake.rows("speed") == ROWS
+    assert readable(lake)
+
+
+def test_a_refused_publish_leaves_its_manifests_to_maintenance(lake: StreamLake) -> None:
+    staged = [lake.stage([(FIRST, 0, offset)]) for offset in (0, 1)]
+    state = lake.state()
+    assert lake.publish(lake.speed(staged[0], {0: 1}, state), state) is Outcome.LANDED
+    assert lake.publish(lake.speed(staged[1], {0: 2}, state), state, lake.again()) is Outcome.REFUSED
+    assert lake.rows("main") == [(FIRST, 0, 0)]
+    assert readable(lake)
