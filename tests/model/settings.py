@@ -55,6 +55,7 @@ def at_random(seed: int) -> tuple[World, list[Actor]]:
         crashes=chance.choice([0, 1, 4]),
         answers_to_lose=chance.choice([0, 1, 3]),
         bad=frozenset(h for h in hours if chance.random() < 0.2),
+        turns=chance.choice([0, 0, 1, 4]),
     )
     return world, actors
 

@@ -20,7 +20,7 @@ SEEN = (
     "finds its offsets published", "has to ask again", "wants to skip", "wants to read", "another run was first",
     "its staged snapshot is gone", "the look-back is not what", "refuses 2026-11-21T0", "restates 2026-11-21T0",
     "operator publishes", "maintenance removes", "sees all hours mended",
-    "lies ahead of the position",
+    "lies ahead of the position", "asks for turn", "has the way", "sees the bound of turn", "takes back its turn",
 )  # fmt: skip
 
 
