@@ -415,9 +415,10 @@ def test_a_turn_that_somebody_else_took_out_does_not_stop_a_publish(lake: Stream
 
 @pytest.mark.usefixtures("at_once")
 def test_a_publish_inside_anothers_decision_goes_by_the_outer_ones_turn(
-    lake: StreamLake, caplog: pytest.LogCaptureFixture
+    lake: StreamLake, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hazard: a merge that has to come first waits for the turn of the publish that it is made for."""
+    monkeypatch.setattr(turns, "LEAST", 1.0)
     caplog.set_level(logging.INFO)
     tries = []
 
