@@ -32,19 +32,18 @@ from anabranch.state import (
     POSITION,
     SETTLED,
     TIMELINE,
-    TURN,
     State,
     pack,
 )
+from anabranch.turns import in_line
+
+# For whoever publishes without `run`: it waits by itself.
+from anabranch.turns import wait_for_turn as wait_for_turn
 
 LOG = logging.getLogger(__name__)
 
 # A tag of a replaced revision and the hourly tag of `main` end after a week.
 TAG_AGE = timedelta(days=7)
-# After so many refusals in a row the batch layer asks for its turn.
-REFUSALS_BEFORE_TURN = 3
-# Asking for it is a commit too, and the speed layer's may come first.
-_TURN_ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
@@ -128,20 +127,24 @@ def run(
 
     None when it says that nothing is left to do.
 
-    With `take_turns`, three refusals in a row ask the speed layer for the right of way. Raises Transient after
-    `timeout`, with nothing published.
+    With `take_turns` it asks for the right of way when it would go on being refused, and waits for those who asked
+    before it (`anabranch.turns`). Raises Transient after `timeout`, with nothing published.
     """
     deadline = time.monotonic() + timeout.total_seconds()
-    refusals, turn = 0, None
-    try:
+    refusals = 0
+    with in_line(lake, table_name, what, take_turns) as place:
         while True:
+            began = time.monotonic()
+            if began > deadline:
+                raise Transient(f"{what}: expected a publish within {timeout}, found {refusals} refusals; try again")
             state, publish = decide()
             if publish is None:
                 return None
-            if turn is not None and state.table.properties.get(TURN) == turn:
-                publish = replace(publish, remove_properties=(*publish.remove_properties, TURN))
-            if lake.commit(state.table, to_commit(state, publish, lake.clock.now())) is Outcome.LANDED:
-                turn = None  # the publish took it back
+            if place.waits(state.table.properties, deadline):
+                continue
+            commit = place.taking_back(state.table.properties, to_commit(state, publish, lake.clock.now()))
+            if lake.commit(state.table, commit) is Outcome.LANDED:
+                place.landed()
                 return publish
             refusals += 1
             LOG.info(
@@ -150,47 +153,5 @@ def run(
                 table_name,
                 refusals,
             )
-            if time.monotonic() > deadline:
-                raise Transient(f"{what}: expected a publish within {timeout}, found {refusals} refusals; try again")
-            if take_turns and turn is None and refusals >= REFUSALS_BEFORE_TURN:
-                turn = ask_for_turn(lake, table_name)
-                LOG.info("%s: asked for a turn (%s)", what, turn)
+            place.refused(time.monotonic() - began)
             time.sleep(random.uniform(0, min(0.5, 0.02 * 2**refusals)))
-    finally:
-        if turn is not None:
-            give_back_turn(lake, table_name, turn)
-
-
-def ask_for_turn(lake: Lake, table_name: str) -> str:
-    """Ask the speed layer to hold its next stage for a moment. Returns the turn's id."""
-    turn = new_id()
-    for _ in range(_TURN_ATTEMPTS):
-        commit = Commit(turn, {}, (), set_properties={TURN: turn})
-        if lake.commit(lake.load(table_name), commit) is Outcome.LANDED:
-            break
-    return turn
-
-
-def give_back_turn(lake: Lake, table_name: str, turn: str) -> None:
-    """Take back a turn that its publish did not take back itself."""
-    for _ in range(_TURN_ATTEMPTS):
-        table = lake.load(table_name)
-        if table.properties.get(TURN) != turn:
-            break
-        lake.commit(table, Commit(new_id(), {}, (), remove_properties=(TURN,)))
-
-
-def wait_for_turn(
-    lake: Lake, table_name: str, turn: str | None, waited: str | None, at_most: timedelta = timedelta(seconds=5)
-) -> str | None:
-    """Hold back while the batch layer has its `turn`, once for each turn and at most `at_most`.
-
-    Returns the turn waited for, to be passed as `waited` to the next call.
-    """
-    if turn is None or turn == waited:
-        return turn
-    LOG.info("table %s: the batch layer has its turn (%s); waiting at most %s", table_name, turn, at_most)
-    deadline = time.monotonic() + at_most.total_seconds()
-    while time.monotonic() < deadline and lake.load(table_name).properties.get(TURN) == turn:
-        time.sleep(0.1)
-    return turn

@@ -45,8 +45,8 @@ class SpeedJob:
 
     def __init__(self, job: Job, spark: SparkSession, available_now: bool) -> None:
         self._job, self._spark, self._available_now = job, spark, available_now
-        self._batches = MicroBatches(job.environment, job.stream, job.lake, job.kafka)
         self._stop = threading.Event()
+        self._batches = MicroBatches(job.environment, job.stream, job.lake, job.kafka, self._stop)
         # Held while a micro-batch runs, so that the query is only ever stopped between two.
         self._running = threading.Lock()
         self._failure: Exception | None = None

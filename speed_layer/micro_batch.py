@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,11 +24,12 @@ from anabranch.kafka import KafkaAdapter
 from anabranch.lake import Lake
 from anabranch.manifests import hour_of_file
 from anabranch.position import Position, Ranges, advance, ranges_to_keys, size
-from anabranch.publish import Publish, new_id, to_commit, wait_for_turn
+from anabranch.publish import Publish, new_id, to_commit
 from anabranch.sealing import Decided, HourClock
 from anabranch.staging import stage
-from anabranch.state import LOST, TURN, State, load_state
+from anabranch.state import LOST, State, load_state
 from anabranch.tables import require_columns, rows_columns
+from anabranch.turns import Holding
 from serving_layer import merger
 from serving_layer.comparable import fitted
 from serving_layer.recovery import recover
@@ -53,12 +55,19 @@ LOG = logging.getLogger(__name__)
 class MicroBatches:
     """Publishes a stream's micro-batches to `speed` and `main`, each offset once, whoever else publishes meanwhile."""
 
-    def __init__(self, environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapter) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        stream: Stream,
+        lake: Lake,
+        kafka: KafkaAdapter,
+        stop: threading.Event | None = None,
+    ) -> None:
         self._environment, self._stream, self._lake, self._kafka = environment, stream, lake, kafka
         self._clock = HourClock(stream, lake, kafka)
         self._format = open_format(environment, stream)
         self._confirmed: frozenset[str] = frozenset()
-        self._turn_waited: str | None = None
+        self._turns = Holding(lake, stream.table, stop)
         self._table: Table | None = None
 
     def recover(self) -> None:
@@ -96,11 +105,12 @@ class MicroBatches:
                     "from the table"
                 )
             reach(Step.SPEED_DECIDED)
+            # Whoever has its turn goes first, also before rows that are staged: they stay the right ones meanwhile.
+            if self._turns.holds(state.table.properties):
+                continue
             # Step 2: stage, unless the rows that are staged are still the right ones.
             if staged is None or plan.next is Next.STAGE:
                 self._discard(staged)
-                turn = state.table.properties.get(TURN)
-                self._turn_waited = wait_for_turn(self._lake, self._stream.table, turn, self._turn_waited)
                 staged = self._stage(frame(), plan, position.topic_id)
                 continue
             # Step 3: publish.
@@ -201,6 +211,7 @@ class MicroBatches:
 
     def _after(self, publish: Publish, staged: StagedBatch) -> None:
         """What follows a publish and may be lost with the process: whoever starts next does it again."""
+        self._turns.published()
         self._confirmed = frozenset()
         reach(Step.SPEED_PUBLISHED)
         if staged.dead is not None:

@@ -6,17 +6,18 @@ a while is one that was paused; one that is started again remembers nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from small_world import MINUTE, TOPIC, File, Kafka, Lake, Request, World
 
-from anabranch import outcomes, sealing
+from anabranch import outcomes, sealing, turns
 from anabranch import publish as publishing
-from anabranch.commits import Change
+from anabranch.commits import Change, Commit
 from anabranch.errors import Refused
 from anabranch.outcomes import Standing
 from anabranch.publish import Publish
@@ -109,10 +110,18 @@ class Publisher(Actor):
     was: str = ""
     lost: Request | None = None
     doubt: Lake | None = None
+    turn: str | None = None
+    over: str | None = None
+    waits: str = ""
+    then: str = ""
+    beaten: int = 0
     skew: timedelta = timedelta(0)
     grace: timedelta = timedelta(0)
 
-    def restarted(self) -> Actor:
+    # The steps whose decisions make a merge first where it is needed.
+    nesting: ClassVar[tuple[str, ...]] = ()
+
+    def restarted(self) -> Publisher:
         return type(self)(self.name, skew=self.skew, grace=self.grace, **self.kept())  # type: ignore[call-arg]
 
     def kept(self) -> dict[str, Any]:
@@ -134,12 +143,31 @@ class Publisher(Actor):
         assert self.lake is not None
         return self.lake.new_id(f"{self.name}-{self.at}")
 
-    def publish(self, world: World, publish: Publish, now: datetime | None = None) -> Iterator[Step]:
-        """Step 3 of every publish, over the version that was loaded. Whoever loses the answer has to look for it."""
+    def publish(
+        self, world: World, publish: Publish, now: datetime | None = None, in_line: bool = True
+    ) -> Iterator[Step]:
+        """Step 3 of every publish, over the version that was loaded. Whoever loses the answer has to look for it.
+
+        Whoever is `in_line` waits for the turns before its own, and asks for one when it is refused.
+        """
         assert self.lake is not None
+        mine = self.turn if in_line and self.turn in {t.id for t in self.lake.line} else None
+        if in_line and (first := turns.turn_before(self.lake.line, mine, self.over)) is not None:
+            again = self.told(False)
+            waiting = {"at": "wait" if mine else "join", "then": again.at, "waits": first.id}
+            yield f"finds {first.id} before it", world, replace(again, turn=mine, beaten=0, **waiting)
+            return
         commit = publishing.to_commit(self.lake.state, publish, now or world.kafka.now)
-        looking = replace(self, at="look", was=self.at, lost=Request(self.lake, commit))
-        yield from self.asks(world, Request(self.lake, commit), self.told(True), self.told(False), looking)
+        if mine is not None and not self.is_within:
+            commit = turns.plan_taking_back(self.lake.table.properties, mine, commit)
+        request = Request(self.lake, commit)
+        looking = replace(self, at="look", was=self.at, lost=request)
+        # A turn whose bound passed meanwhile gave it no way any more.
+        beaten = self.beaten + 1 if mine in {t.id for t in world.lake.line} else 0
+        again = replace(self.told(False), beaten=beaten, turn=mine)
+        asking = in_line and mine is None and world.turns and turns.should_ask(1, turns.LONG_TRY)
+        refused = replace(again, at="join", then=again.at) if asking else again
+        yield from self.asks(world, request, self.told(True), refused, looking)
 
     def asks(self, world: World, request: Request, landed: Actor, refused: Actor, looking: Actor) -> Iterator[Step]:
         after = world.commit(request.loaded, request.commit)
@@ -154,6 +182,52 @@ class Publisher(Actor):
             if world.late:
                 waits = replace(world, answers_to_lose=left, under_way=(*world.under_way, request))
                 yield f"{what}, and nothing is heard of it", waits, looking
+
+    # Turns
+
+    @property
+    def is_within(self) -> bool:
+        """Whether its publish is a merge inside the decision of another, whose turn it goes by."""
+        return self.at in ("merge", "swap") and self.back in self.nesting
+
+    def join(self, world: World) -> Iterator[Step]:
+        """Ask for a turn, as often as the world allows; then wait, if somebody was before."""
+        following = replace(self, at="wait" if self.waits else self.then, then=self.then if self.waits else "")
+        asked = turns.plan_turn(world.lake.line, turns.Turn(f"{self.name}-{world.turns}", 0, turns.LEAST))
+        if asked is None or not world.turns:
+            yield "goes without a turn", world, following
+            return
+        commit = Commit(asked.id, {}, (), set_properties=asked.to_properties())
+        after = world.commit(world.lake, commit)
+        assert after is not None
+        left = replace(after, turns=world.turns - 1)
+        yield f"asks for turn {asked.id}", left, replace(following, turn=asked.id, beaten=0)
+
+    def wait(self, world: World) -> Iterator[Step]:
+        yield from self.waiting_for(world, replace(self, at=self.then, then="", waits="", over=self.waits))
+
+    def waiting_for(self, world: World, then: Actor) -> Iterator[Step]:
+        """Until the turn is gone; or its bound passes, which may be at any time, and it is taken out."""
+        held = next((t for t in world.lake.line if t.id == self.waits), None)
+        if held is None:
+            yield f"sees turn {self.waits} taken back", world, then
+        elif turns.is_over(held, math.inf):
+            yield f"sees the bound of turn {held.id} pass", self.without(world, held.id), then
+
+    def take_back(self, world: World) -> Iterator[Step]:
+        assert self.turn is not None
+        yield "takes back its turn", self.without(world, self.turn), replace(self, at=self.then, then="", turn=None)
+
+    def without(self, world: World, turn: str) -> World:
+        commit = turns.plan_taking_back(world.lake.table.properties, turn, Commit("", {}, ()))
+        after = world.commit(world.lake, commit)
+        assert after is not None
+        return after
+
+    def leaving(self, following: Publisher) -> Actor:
+        """Itself after its publish gave up: what follows, once its turn is taken back."""
+        left = replace(following, over=None, beaten=0)
+        return replace(left, at="take_back", then=following.at, turn=self.turn) if self.turn else left
 
     def look(self, world: World) -> Iterator[Step]:
         assert self.lost is not None
@@ -176,17 +250,18 @@ class Publisher(Actor):
         settled = replace(self, at=self.was, was="", lost=None, doubt=None).told(False)
         yield from self.asks(world, request, settled, again, again)
 
-    def told(self, landed: bool) -> Actor:
+    def told(self, landed: bool) -> Publisher:
         """Itself once it knows what became of its publish."""
+        own = replace(self, turn=None, over=None, beaten=0) if landed and not self.is_within else self
         if self.at == "swap":
-            known = replace(self, lake=None)
+            known = replace(own, lake=None)
             return replace(known, at=self.back, back="") if landed else replace(known, at="merge")
-        return self.landed() if landed else self.refused()
+        return own.landed() if landed else own.refused()
 
-    def landed(self) -> Actor:
+    def landed(self) -> Publisher:
         raise NotImplementedError
 
-    def refused(self) -> Actor:
+    def refused(self) -> Publisher:
         raise NotImplementedError
 
     # The merger, which everybody runs
@@ -195,7 +270,8 @@ class Publisher(Actor):
         state = world.lake.state
         loaded = replace(self, at="swap", lake=world.lake)
         if not (everything or merger.needs_merge(state)) or loaded.swapping(world.lake) is None:
-            yield "has nothing to merge", world, replace(self, at=self.back, back="")
+            rest = replace(self, at=self.back, back="")
+            yield "has nothing to merge", world, rest if self.is_within else self.leaving(rest)
         else:
             yield "decides to merge", world, loaded
 
@@ -235,6 +311,7 @@ class Operator(Publisher):
 
     at: str = "wish"
     patient: bool = False
+    nesting: ClassVar[tuple[str, ...]] = ("wish",)
     wishes: tuple[tuple[str, Layer | None], ...] = ()
 
     def kept(self) -> dict[str, Any]:
@@ -247,7 +324,8 @@ class Operator(Publisher):
             loaded = replace(self, at="override", lake=world.lake)
             planned = loaded.overriding(world.lake)
             if isinstance(planned, str):
-                yield f"is told of {self.wishes[0]}: {planned}", world, replace(self, wishes=self.wishes[1:])
+                told = replace(self, wishes=self.wishes[1:])
+                yield f"is told of {self.wishes[0]}: {planned}", world, self.leaving(told)
             else:
                 yield f"decides {self.wishes[0]}", world, loaded
         else:
@@ -275,10 +353,10 @@ class Operator(Publisher):
             decisions=(), dead_letters=(),
         )  # fmt: skip
 
-    def landed(self) -> Actor:
+    def landed(self) -> Publisher:
         return replace(self, at="wish", lake=None, wishes=self.wishes[1:])
 
-    def refused(self) -> Actor:
+    def refused(self) -> Publisher:
         return replace(self, at="wish", lake=None)
 
 
@@ -295,7 +373,10 @@ class Maintenance(Publisher):
 
     def idle(self, world: World) -> Iterator[Step]:
         if self.runs:
-            yield "loads", world, replace(self, at="expire", lake=world.lake, runs=self.runs - 1)
+            yield "begins", world, replace(self, at="load", runs=self.runs - 1)
+
+    def load(self, world: World) -> Iterator[Step]:
+        yield "loads", world, replace(self, at="expire", lake=world.lake)
 
     def expire(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
@@ -303,11 +384,11 @@ class Maintenance(Publisher):
         publish = Publish(self.id, (Change("speed"),), state.timeline)
         yield from self.publish(world, publish, world.kafka.now + timedelta(hours=25))
 
-    def landed(self) -> Actor:
+    def landed(self) -> Publisher:
         return replace(self, at="find", lake=None)
 
-    def refused(self) -> Actor:
-        return replace(self, at="find", lake=None)
+    def refused(self) -> Publisher:
+        return replace(self, at="load", lake=None)
 
     def find(self, world: World) -> Iterator[Step]:
         orphans = world.storage - world.lake.held

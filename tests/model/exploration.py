@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
 
-from actors import Actor, Step, decide
+from actors import Actor, Publisher, Step, decide
+from layers import Speed
 from small_world import Lake, Violation, World
 
 from anabranch.snapshots import BRANCHES
@@ -69,12 +70,21 @@ class Moment:
         """Every kill -9 that may happen now."""
         if not self.world.crashes:
             return []
-        world = one(replace(self.world, crashes=self.world.crashes - 1))
+        world = replace(self.world, crashes=self.world.crashes - 1)
         return [
-            (f"{actor.name} is killed at {actor.at}", Moment(world, (*self.actors[:i], again, *self.actors[i + 1 :])))
+            (
+                f"{actor.name} is killed at {actor.at}",
+                Moment(one(abandoned(world, actor)), (*self.actors[:i], again, *self.actors[i + 1 :])),
+            )
             for i, actor in enumerate(self.actors)
             if (again := one(actor.restarted())) is not actor
         ]
+
+
+def abandoned(world: World, actor: Actor) -> World:
+    """The world once an actor was killed: nobody takes its turn back any more."""
+    turn = getattr(actor, "turn", None)
+    return world if turn is None else replace(world, abandoned=world.abandoned | {turn})
 
 
 # What must hold
@@ -124,6 +134,16 @@ def check_step(before: World, after: World) -> None:
             raise Violation(f"{branch} refers to {gone}, which storage does not hold")
 
 
+def check_actors(actors: Sequence[Actor]) -> None:
+    """Promises of turns: who has the way is not refused for ever, and the speed layer publishes between two turns."""
+    publishers = [a for a in actors if isinstance(a, Publisher)]
+    for actor in publishers:
+        if actor.turn is not None and actor.beaten >= len(publishers):
+            raise Violation(f"{actor.name} has the way, and was refused {actor.beaten} times")
+        if isinstance(actor, Speed) and actor.holds > 1:
+            raise Violation(f"{actor.name} waited for {actor.holds} turns and published nothing in between")
+
+
 def check_rest(world: World) -> None:
     """Promises once everybody is at rest."""
     main = Counter(world.lake.rows("main"))
@@ -132,6 +152,8 @@ def check_rest(world: World) -> None:
     state = world.lake.state
     if waiting := [h for h in state.timeline.sealed if h not in world.bad]:
         raise Violation(f"at rest, {waiting} are not accepted")
+    if left := {t.id for t in world.lake.line} - world.abandoned:
+        raise Violation(f"at rest, {sorted(left)} were not taken back")
     if needs_merge(state):
         raise Violation("at rest, main is not made from the other branches as they are")
 
@@ -179,7 +201,7 @@ def explore(world: World, actors: Sequence[Actor], at_most: int = 400_000) -> Ex
             rests.append(number)
             _told(path(number), check_rest, moment.world)
         for step, after in [*following, *moment.crashes()]:
-            _told_step(path, number, step, moment.world, after.world)
+            _told_step(path, number, step, moment.world, after)
             said[step] += 1
             if after not in reached:
                 reached[after] = len(came)
@@ -212,6 +234,7 @@ def walk(world: World, actors: Sequence[Actor], seed: int, at_most: int = 2_000)
             busy, patience = chance.randrange(len(moment.actors)), chance.choice([0, 1, 3, 8, 30])
         step, after = chance.choice(choices)
         _told([*steps, step], check_step, moment.world, after.world)
+        _told([*steps, step], check_actors, after.actors)
         steps.append(step)
         moment = after
         if len(steps) > at_most:
@@ -237,16 +260,17 @@ def forget() -> None:
     _STEPS.clear()
 
 
-def _told(steps: list[str], check: Callable[..., None], *worlds: World) -> None:
+def _told(steps: list[str], check: Callable[..., None], *given: Any) -> None:
     try:
-        check(*worlds)
+        check(*given)
     except Violation as violation:
         raise Violation(_story(str(violation), steps)) from None
 
 
-def _told_step(path: Callable[..., list[str]], number: int, step: str, before: World, after: World) -> None:
+def _told_step(path: Callable[..., list[str]], number: int, step: str, before: World, after: Moment) -> None:
     try:
-        check_step(before, after)
+        check_step(before, after.world)
+        check_actors(after.actors)
     except Violation as violation:
         raise Violation(_story(str(violation), path(number, step))) from None
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
-from actors import Actor, Publisher, Step
+from actors import Publisher, Step
 from small_world import TOPIC, File, Lake, World, new_files
 
-from anabranch import sealing
+from anabranch import sealing, turns
 from anabranch.hours import Cut, hour_of, shift
 from anabranch.position import size
 from anabranch.publish import Publish
@@ -40,6 +40,8 @@ class Speed(Publisher):
     rest: tuple[Pieces, ...] = ()
     starts: tuple[tuple[int, int], ...] = ()
     behind: tuple[tuple[str, ...], tuple[tuple[int, int], ...]] = ((), ())
+    waited: str | None = None
+    holds: int = 0
 
     def kept(self) -> dict[str, Any]:
         return {"at_most": self.at_most}
@@ -86,7 +88,11 @@ class Speed(Publisher):
             yield from loaded.act(world, loaded.plan(decided))
 
     def act(self, world: World, plan: Plan) -> Iterator[Step]:
-        if plan.next is Next.PUBLISH:
+        turn = turns.turn_to_hold_for(world.lake.line, self.waited, self.holds > 0)
+        if plan.next not in (Next.LEAVE, Next.RESTART) and turn is not None:
+            holding = replace(self, at="hold", waits=turn.id, last=self.lake, lake=None)
+            yield f"finds that {turn.id} has the way", world, holding
+        elif plan.next is Next.PUBLISH:
             yield f"decides to publish {plan.by_hour}", world, replace(self, at="move")
         elif plan.next is Next.MERGE:
             yield "has to merge", world, replace(self, at="merge", back="ask")
@@ -98,6 +104,10 @@ class Speed(Publisher):
                 yield "finds its offsets published", left, alone.done()
             else:
                 yield "lies ahead of the position", left, replace(alone, at="come_back")
+
+    def hold(self, world: World) -> Iterator[Step]:
+        then = replace(self, at="ask", waited=self.waits, waits="", holds=self.holds + 1)
+        yield from self.waiting_for(world, then)
 
     def stage(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
@@ -115,7 +125,7 @@ class Speed(Publisher):
         if self.doing == "skip":
             planned = self.skipping(decided)
             assert planned is not None
-            yield from self.publish(world, planned, decided.now)
+            yield from self.publish(world, planned, decided.now, in_line=False)
             return
         assert self.batch is not None and self.staged is not None
         hour_of_file = {f.file_path: f.hour for f in self.files}
@@ -123,6 +133,7 @@ class Speed(Publisher):
             world,
             speed_plan.plan_publish(decided, self.plan(decided), self.batch, hour_of_file, "", frozenset()),
             decided.now,
+            in_line=False,
         )
 
     def plan(self, decided: Decided | None) -> Plan:
@@ -143,17 +154,17 @@ class Speed(Publisher):
             return None
         return StagedBatch({f.hour: dict(f.ranges) for f in self.files}, self.staged, None)
 
-    def landed(self) -> Actor:
+    def landed(self) -> Publisher:
         assert self.lake is not None
         done = self.done()
         return replace(done, at="merge", back=done.at) if self.lake.state.kept else done
 
-    def refused(self) -> Actor:
+    def refused(self) -> Publisher:
         return replace(self, at="come_back" if self.doing == "skip" else "ask", last=self.lake, lake=None)
 
-    def done(self) -> Actor:
+    def done(self) -> Publisher:
         """After a micro-batch or a skip: the next piece, the next micro-batch, or back to the table."""
-        ended = replace(self, staged=None, lake=None, asked=None, last=None, ranges=(), behind=((), ()))
+        ended = replace(self, staged=None, lake=None, asked=None, last=None, ranges=(), behind=((), ()), holds=0)
         if self.doing == "stream":
             return replace(ended, at="stream", starts=tuple((p, e) for p, (_, e) in self.ranges))
         if self.doing == "read" and self.rest:
@@ -173,6 +184,8 @@ class Batch(Publisher):
     before: int = 0
     lookback: frozenset[str] = frozenset()
     given_up: frozenset[str] = frozenset()
+
+    nesting: ClassVar[tuple[str, ...]] = ("verdict",)
 
     def kept(self) -> dict[str, Any]:
         return {"restates": self.restates, "given_up": self.given_up}
@@ -202,7 +215,8 @@ class Batch(Publisher):
         if decided is None:
             yield "has to ask again", world, replace(loaded, at="ask", last=world.lake)
         elif loaded.sealing(decided) is None:
-            yield "has nothing to seal", world, replace(self, at="recover", lake=None, last=None, asked=None)
+            rest = replace(self, at="recover", lake=None, last=None, asked=None)
+            yield "has nothing to seal", world, self.leaving(rest)
         else:
             yield "decides to seal", world, replace(loaded, at="seal")
 
@@ -225,7 +239,8 @@ class Batch(Publisher):
             empty = batch_plan.plan_empty(world.lake.state, hours)
             rest = tuple(h for h in hours if h not in empty)
             loaded = replace(self, todo=rest, lake=world.lake)
-            yield f"lists {hours}", world, replace(loaded, at="empty") if empty else loaded.following(rest)
+            following = replace(loaded, at="empty") if empty else self.leaving(loaded.following(rest))
+            yield f"lists {hours}", world, following
         else:
             yield "has to merge", world, replace(self, at="merge", back="recover")
 
@@ -239,7 +254,7 @@ class Batch(Publisher):
 
     # Rebuild
 
-    def following(self, todo: tuple[str, ...]) -> Actor:
+    def following(self, todo: tuple[str, ...]) -> Publisher:
         ended = replace(self, todo=todo, staged=None, lake=None, cut=(), before=0, lookback=frozenset())
         ended = ended if todo else replace(ended, restating=False)
         return replace(ended, at="rebuild" if todo else "idle")
@@ -300,11 +315,11 @@ class Batch(Publisher):
         elif found is batch_plan.Verdict.MERGE:
             yield said, world, replace(self, at="merge", back="verdict")
         elif found is batch_plan.Verdict.MOVED:
-            yield said, world.discard(self.staged), replace(self, at="rebuild", staged=None)
+            yield said, world.discard(self.staged), self.leaving(replace(self, at="rebuild", staged=None))
         elif found is batch_plan.Verdict.OVERTAKEN:
-            yield said, world.discard(self.staged), self.following(self.todo[1:])
+            yield said, world.discard(self.staged), self.leaving(self.following(self.todo[1:]))
         else:
-            yield said, world, self.restarted()
+            yield said, world, self.leaving(self.restarted())
 
     def accept(self, world: World) -> Iterator[Step]:
         assert self.lake is not None and self.staged is not None
@@ -320,12 +335,12 @@ class Batch(Publisher):
             ),
         )  # fmt: skip
 
-    def landed(self) -> Actor:
+    def landed(self) -> Publisher:
         fresh = replace(self, lake=None)
         if self.at in ("accept", "empty"):
             return fresh.following(self.todo[1:] if self.at == "accept" else self.todo)
         return replace(fresh, at="recover", asked=None, last=None)
 
-    def refused(self) -> Actor:
+    def refused(self) -> Publisher:
         back = {"seal": "ask", "empty": "recover", "accept": "verdict"}[self.at]
         return replace(self, at=back, last=self.lake if back == "ask" else None, lake=None)

@@ -56,6 +56,7 @@ def at_random(seed: int) -> tuple[World, list[Actor]]:
         answers_to_lose=chance.choice([0, 1, 3]),
         bad=frozenset(h for h in hours if chance.random() < 0.2),
         late=chance.random() < 0.5,
+        turns=chance.choice([0, 0, 1, 4]),
     )
     return world, [*actors, Network("network")]
 

@@ -20,6 +20,7 @@ from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
+from anabranch import turns
 from anabranch.commits import Commit
 from anabranch.hours import Timeline, hour_of
 from anabranch.position import Position, Ranges, Stamped, Topic
@@ -30,6 +31,7 @@ BEGIN = datetime(2026, 11, 21, 0, 30, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 TOPIC = "events"
 Offset = tuple[int, int]
+Properties = frozenset[tuple[str, str]]
 
 
 def millis(when: datetime) -> int:
@@ -128,21 +130,21 @@ def new_version(
 
 
 class Lake:
-    """One version of the table's metadata: snapshots in the order of their sequence numbers, and refs.
+    """One version of the table's metadata: snapshots in the order of their sequence numbers, refs, and properties.
 
     Made by `Lake.of` only: equal versions are one object, so that what is read from them is read once.
     """
 
-    _known: dict[tuple[tuple[Version, ...], frozenset[Ref]], Lake] = {}  # noqa: RUF012
+    _known: dict[tuple[tuple[Version, ...], frozenset[Ref], Properties], Lake] = {}  # noqa: RUF012
 
-    def __init__(self, versions: tuple[Version, ...], refs: frozenset[Ref]) -> None:
-        self.versions, self.refs = versions, refs
+    def __init__(self, versions: tuple[Version, ...], refs: frozenset[Ref], properties: Properties) -> None:
+        self.versions, self.refs, self.properties = versions, refs, properties
         self._by_id = {v.id: v for v in versions}
         self.heads = {r.name: r.id for r in refs}
 
     @classmethod
-    def of(cls, versions: tuple[Version, ...], refs: Iterable[Ref]) -> Lake:
-        key = (versions, frozenset(refs))
+    def of(cls, versions: tuple[Version, ...], refs: Iterable[Ref], properties: Properties = frozenset()) -> Lake:
+        key = (versions, frozenset(refs), properties)
         if key not in cls._known:
             cls._known[key] = Lake(*key)
         return cls._known[key]
@@ -172,7 +174,7 @@ class Lake:
             )
             for r in self.refs
         }
-        metadata = _EMPTY.model_copy(update={"snapshots": snapshots, "refs": refs})
+        metadata = _EMPTY.model_copy(update={"snapshots": snapshots, "refs": refs, "properties": dict(self.properties)})
         return Table(("model",), metadata, "", None, None)  # type: ignore[arg-type]
 
     @cached_property
@@ -186,6 +188,11 @@ class Lake:
             found.append(self._by_id[id])
             id = found[-1].parent
         return found
+
+    @cached_property
+    def line(self) -> turns.Line:
+        """Who has the right of way, and who waits for it."""
+        return turns.read_line(self.table.properties)
 
     def files(self, branch: str) -> tuple[File, ...]:
         return self._by_id[self.heads[branch]].files
@@ -244,7 +251,9 @@ class Lake:
             versions.append(made)
             refs[change.branch] = Ref(change.branch, made.id)
         refs |= {t.name: Ref(t.name, t.snapshot_id, t.max_age_ms) for t in commit.tags}
-        return Lake.of(tuple(versions), refs.values())
+        properties = {**dict(self.properties), **commit.set_properties}
+        left = frozenset((k, v) for k, v in properties.items() if k not in commit.remove_properties)
+        return Lake.of(tuple(versions), refs.values(), left)
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,6 +285,8 @@ class World:
 
     With `late`, a lost answer says nothing of the request: it is `under_way`, and lands at any later step, or never.
 
+    So often may somebody ask for a turn as `turns` says; `abandoned` are those whose asker was killed.
+
     Only with `orphans` does storage keep the files that no snapshot holds, and is no id ever used again: that is what
     maintenance lives on, and it makes many more worlds out of few.
     """
@@ -292,6 +303,8 @@ class World:
     late: bool = False
     under_way: tuple[Request, ...] = ()
     discarded: frozenset[str] = frozenset()
+    turns: int = 0
+    abandoned: frozenset[str] = frozenset()
 
     def new_id(self, name: str) -> str:
         """An id for an attempt's staged files."""
@@ -320,11 +333,11 @@ class World:
     def restore(self, branch: str, id: int) -> World:
         """The world once somebody set a branch to a version, with no commit of ours."""
         refs = [r for r in self.lake.refs if r.name != branch]
-        lake = Lake.of(self.lake.versions, [*refs, Ref(branch, id)])
+        lake = Lake.of(self.lake.versions, [*refs, Ref(branch, id)], self.lake.properties)
         return replace(self, lake=lake, restored=self.restored + 1)
 
     def _with(self, versions: tuple[Version, ...], files: frozenset[File] = frozenset()) -> World:
-        return self._over(Lake.of(versions, self.lake.refs), files)
+        return self._over(Lake.of(versions, self.lake.refs, self.lake.properties), files)
 
     def _over(self, lake: Lake, files: frozenset[File] = frozenset()) -> World:
         storage = self.storage | files

@@ -158,6 +158,34 @@ SETTINGS = {
         before=(broker(*ONE_HOUR), Speed("speed"), Batch("before")),
         world={"bad": frozenset({H0})},
     ),
+    "a batch job's turn against a speed layer, and either killed": Setting(
+        (broker(RECORD, RECORD, RECORD), Speed("speed"), Batch("batch", restates=1)),
+        ("batch asks for turn", "has the way", "taken back", "bound of turn", "batch is killed at accept"),
+        before=(broker(*ONE_HOUR), Speed("before"), Batch("accepts")),
+        world={"turns": 2, "crashes": 1},
+    ),
+    "a batch job's turn while it seals and accepts": Setting(
+        (broker(RECORD, RECORD, RECORD), Speed("speed"), Batch("batch")),
+        ("batch asks for turn", "has the way", "batch decides to seal"),
+        before=(broker(*ONE_HOUR),),
+        world={"turns": 1},
+    ),
+    "the turns of a restatement and of a maintenance, and anybody killed": Setting(
+        (broker(RECORD), Speed("speed"), Batch("batch", restates=1), Maintenance("maintenance")),
+        ("finds batch-2 before it", "finds maintenance-2 before it", "takes back its turn", "without a turn"),
+        before=(broker(*ONE_HOUR), Speed("before"), Batch("accepts")),
+        world={"turns": 2, "crashes": 1},
+    ),
+    "the turns of a restatement, of a maintenance and of an operator": Setting(
+        (
+            Batch("batch", restates=1),
+            Maintenance("maintenance"),
+            Operator("operator", wishes=((H0, "speed"),)),
+        ),
+        ("finds batch-3 before it", "finds maintenance-3 before it", "finds operator-3 before it"),
+        before=(broker(*ONE_HOUR), Speed("before"), Batch("accepts")),
+        world={"turns": 3},
+    ),
 }
 
 

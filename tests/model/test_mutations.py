@@ -14,7 +14,7 @@ from layers import Batch, Speed
 from settings import H0, ONE_HOUR, RECORD, broker
 from small_world import Violation, new_world
 
-from anabranch import hours, outcomes, publish
+from anabranch import hours, outcomes, publish, turns
 from anabranch.commits import Change, Commit
 from anabranch.position import Position, Standing
 from anabranch.publish import Publish
@@ -102,6 +102,12 @@ def speeds(one: int = 1, other: int = 1) -> tuple[Actor, ...]:
     return Speed("speed", at_most=one), Speed("rival", at_most=other)
 
 
+def holding_again(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda line, waited, has_held: real(line, waited, False)
+
+
+# An hour that both layers hold.
+ACCEPTED = (broker(*ONE_HOUR), Speed("before"), Batch("accepts"))
 TO_SPEED = Operator("operator", wishes=((H0, "speed"),))
 
 MUTANTS = [
@@ -159,6 +165,25 @@ MUTANTS = [
         outcomes, "plan_fence", over_batch, broker(*ONE_HOUR), Speed("speed"), Batch("batch"), Network("network"),
         finds="was sealed or accepted, and is no more", name="an empty publish that says what the newest said",
         late=True, answers_to_lose=1,
+    ),
+    mutant(
+        turns, "turn_to_hold_for", always(None), broker(*[RECORD] * 4), Speed("speed"), Batch("batch", restates=1),
+        finds="has the way, and was refused 2 times", name="the speed layer's wait for a turn", before=ACCEPTED,
+        turns=1,
+    ),
+    mutant(
+        turns, "turn_to_hold_for", holding_again, broker(RECORD, RECORD), Speed("speed"), Batch("batch", restates=1),
+        Maintenance("maintenance"), finds="waited for 2 turns and published nothing in between",
+        name="the speed layer's publish between two turns", before=ACCEPTED, turns=2,
+    ),
+    mutant(
+        turns, "is_over", always(False), broker(RECORD, RECORD), Speed("speed"), Batch("batch", restates=1),
+        finds="at rest, main lacks", name="the bound of a turn", before=ACCEPTED, turns=1, crashes=1,
+    ),
+    mutant(
+        turns, "plan_taking_back", lambda real: lambda properties, id, commit: commit, broker(RECORD, RECORD),
+        Speed("speed"), Batch("batch", restates=1), finds="were not taken back", name="a turn's end with its publish",
+        before=ACCEPTED, turns=1,
     ),
 ]  # fmt: skip
 

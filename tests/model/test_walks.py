@@ -21,7 +21,7 @@ SEEN = (
     "its staged snapshot is gone", "the look-back is not what", "refuses 2026-11-21T0", "restates 2026-11-21T0",
     "operator publishes", "maintenance removes", "sees all hours mended",
     "lies ahead of the position", "at last, and it lands", "at last, and it is refused", "moves a head in its way",
-    "finds that it may still land",
+    "finds that it may still land", "asks for turn", "has the way", "sees the bound of turn", "takes back its turn",
 )  # fmt: skip
 
 

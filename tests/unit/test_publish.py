@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,15 +12,14 @@ from urllib.parse import urlparse
 
 import pytest
 from lakes import FIRST, StreamLake, new_lake, waiting
-from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table.refs import SnapshotRefType
 
 from anabranch import publish as publish_module
 from anabranch import snapshots
 from anabranch.commits import Change, Outcome, Tag
-from anabranch.errors import Terminal, Transient
+from anabranch.errors import Terminal
 from anabranch.hours import Cut
-from anabranch.publish import Publish, ask_for_turn, give_back_turn, new_id, run, to_commit, wait_for_turn
+from anabranch.publish import Publish, new_id, run, to_commit
 from anabranch.snapshots import STAGING
 from anabranch.state import DECISIONS, POSITION, TURN, Accepted, State, load_state
 
@@ -414,100 +411,3 @@ def test_run_ends_when_nothing_is_left_to_do(lake: StreamLake) -> None:
     before = log_of(lake)
     assert run(lake.lake, lake.name, lambda: (lake.state(), None), "test") is None
     assert log_of(lake) == before
-
-
-@pytest.mark.usefixtures("no_pause")
-def test_run_gives_up_after_its_time_with_nothing_published_and_the_turn_given_back(lake: StreamLake) -> None:
-    staged, turns = lake.stage(ROWS), []
-
-    def decide() -> tuple[State, Publish | None]:
-        state = lake.state()
-        turns.append(state.table.properties.get(TURN))
-        if len(turns) > 5:
-            time.sleep(max(0.0, ends - time.monotonic()))
-        lake.move("batch")
-        return state, lake.speed(staged, {0: 3}, state)
-
-    ends = time.monotonic() + 3
-    with pytest.raises(Transient, match=r"test: expected a publish within 0:00:03, found \d+ refusals; try again"):
-        run(lake.lake, lake.name, decide, "test", take_turns=True, timeout=timedelta(seconds=3))
-    assert lake.rows("main") == []
-    assert turns[:3] == [None, None, None]
-    assert turns[3] is not None
-    assert TURN not in lake.table().properties
-
-
-@pytest.mark.usefixtures("no_pause")
-def test_a_publish_takes_its_turn_back_when_it_lands(lake: StreamLake) -> None:
-    staged, turns = lake.stage(ROWS), []
-
-    def decide() -> tuple[State, Publish | None]:
-        state = lake.state()
-        turns.append(state.table.properties.get(TURN))
-        if turns[-1] is None:
-            lake.move("speed")
-        return state, lake.speed(staged, {0: 3}, state)
-
-    assert run(lake.lake, lake.name, decide, "test", take_turns=True) is not None
-    assert [t is None for t in turns] == [True, True, True, False]
-    assert TURN not in lake.table().properties
-
-
-@pytest.mark.usefixtures("no_pause")
-def test_a_turn_that_somebody_else_took_back_does_not_stop_a_publish(lake: StreamLake) -> None:
-    """The hazard: two batch runs ask for turns, and the first to land takes back the other's."""
-    staged, count = lake.stage(ROWS), [0]
-
-    def decide() -> tuple[State, Publish | None]:
-        count[0] += 1
-        turn = lake.table().properties.get(TURN)
-        if turn is None and count[0] <= 3:
-            state = lake.state()
-            lake.move("speed")
-            return state, lake.speed(staged, {0: 3}, state)
-        if turn is not None:
-            give_back_turn(lake.again(), lake.name, turn)
-        state = lake.state()
-        return state, lake.speed(staged, {0: 3}, state)
-
-    assert run(lake.lake, lake.name, decide, "test", take_turns=True, timeout=timedelta(seconds=5)) is not None
-    assert count == [4]
-    assert lake.rows("main") == ROWS
-
-
-def test_a_turn_asked_for_against_the_speed_layer_is_really_set(lake: StreamLake) -> None:
-    """The hazard: the speed layer publishes while the turn is asked for, and the asking itself is refused."""
-    with failing(lake, after=False, error=CommitFailedException, times=2) as left:
-        turn = ask_for_turn(lake.lake, lake.name)
-    assert left == [0]
-    assert lake.table().properties.get(TURN) == turn
-    with failing(lake, after=False, error=CommitFailedException, times=2):
-        give_back_turn(lake.lake, lake.name, turn)
-    assert TURN not in lake.table().properties
-
-
-def test_a_turn_is_waited_for_once_until_it_is_given_back(lake: StreamLake) -> None:
-    turn = ask_for_turn(lake.lake, lake.name)
-    began, other = time.monotonic(), lake.again()
-    timer = threading.Timer(0.3, give_back_turn, (other, lake.name, turn))
-    timer.start()
-    assert wait_for_turn(lake.lake, lake.name, turn, None, timedelta(seconds=30)) == turn
-    assert 0.3 <= time.monotonic() - began < 20
-    timer.join()
-    began = time.monotonic()
-    assert wait_for_turn(lake.lake, lake.name, turn, turn, timedelta(seconds=30)) == turn
-    assert wait_for_turn(lake.lake, lake.name, None, turn, timedelta(seconds=30)) is None
-    assert time.monotonic() - began < 1
-
-
-def test_a_turn_that_nobody_gives_back_holds_nobody_for_ever(lake: StreamLake) -> None:
-    turn = ask_for_turn(lake.lake, lake.name)
-    began = time.monotonic()
-    assert wait_for_turn(lake.lake, lake.name, turn, None, timedelta(seconds=0.3)) == turn
-    assert 0.3 <= time.monotonic() - began < 10
-
-
-def test_giving_back_anothers_turn_does_nothing(lake: StreamLake) -> None:
-    turn = ask_for_turn(lake.lake, lake.name)
-    give_back_turn(lake.lake, lake.name, "mine")
-    assert lake.table().properties.get(TURN) == turn
