@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 
 from pyiceberg.manifest import DataFile
@@ -88,9 +89,10 @@ class Prepared:
     written: tuple[str, ...]
 
 
-def prepare(table: Table, commit: Commit) -> Prepared:
-    """Write the commit's manifests and say what it changes. Nothing is visible yet. Raises Transient."""
-    writer = SnapshotWriter(table)
+def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
+    """Write the commit's manifests and say what it changes, stamped with `now`, or a moment later than the table's last
+    update if that is ahead. Nothing is visible yet. Raises Transient."""
+    writer = SnapshotWriter(table, max(int(now.timestamp() * 1000), table.metadata.last_updated_ms + 1))
     updates: list[TableUpdate] = []
     try:
         # What the branches share is written for `main`, which readers may follow by its snapshots.

@@ -254,8 +254,7 @@ class Lake:
         what cannot land any more. A commit without changes makes no snapshot to be known by: ask for it again.
         Raises Transient when the outcome stays unknown: nothing that the commit names may be discarded then.
         """
-        self.clock.now(table.metadata.last_updated_ms)
-        prepared = prepare(table, commit)
+        prepared = prepare(table, commit, self.clock.now(table.metadata.last_updated_ms))
         # A transaction of PyIceberg keeps one requirement of each type, so it would watch one branch only.
         requirements: tuple[TableRequirement, ...] = (
             AssertTableUUID(uuid=table.metadata.table_uuid),
@@ -342,7 +341,7 @@ class Lake:
 
     def _fence(self, table: Table, fence: Commit) -> bool:
         """Whether an empty commit landed that keeps another from landing. Raises Transient when that is not known."""
-        updates = prepare(table, fence).updates
+        updates = prepare(table, fence, self.clock.now(table.metadata.last_updated_ms)).updates
         reach(Step.COMMIT_DOUBTED)
         try:
             landed = self.catalog.commit_table(

@@ -60,10 +60,10 @@ class _Content:
 
 
 class SnapshotWriter:
-    """Writes the snapshots of one commit. `written` are the paths of all that was written so far."""
+    """Writes the snapshots of one commit, stamped alike. `written` are the paths of all that was written so far."""
 
-    def __init__(self, table: Table) -> None:
-        self._table = table
+    def __init__(self, table: Table, timestamp_ms: int) -> None:
+        self._table, self._timestamp_ms = table, timestamp_ms
         self._commit = uuid.uuid4()
         self._provider = table.location_provider()
         properties = table.metadata.properties
@@ -96,6 +96,7 @@ class SnapshotWriter:
             snapshot_id=self._snapshot_id,
             parent_snapshot_id=parent.snapshot_id,
             sequence_number=self._sequence,
+            timestamp_ms=self._timestamp_ms,
             manifest_list=self._write_list(parent.snapshot_id, content),
             summary=summary,
             schema_id=metadata.current_schema_id,
