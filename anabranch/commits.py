@@ -16,7 +16,7 @@ from pyiceberg.table.update import RemoveSnapshotRefUpdate, RemoveSnapshotsUpdat
 from pyiceberg.table.update.snapshot import _SnapshotProducer
 
 from anabranch.neighbours import explain
-from anabranch.snapshots import carried
+from anabranch.snapshots import carried, written
 
 
 class Outcome(Enum):
@@ -65,7 +65,7 @@ def prepare(table: Table, commit: Commit) -> tuple[list[_SnapshotProducer[Any]],
     producers: list[_SnapshotProducer[Any]] = []
     try:
         for change in commit.changes:
-            said = carried(table, change.branch, change.properties, commit.id)
+            said = written(table, change.branch, carried(table, change.branch, change.properties, commit.id))
             update = tx.update_snapshot(snapshot_properties=said, branch=change.branch)
             producer = update.overwrite() if change.remove else update.fast_append()
             _evaluate_apart(producer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from anabranch.publish import Publish, new_id, to_commit, wait_for_turn
 from anabranch.sealing import Decided, HourClock
 from anabranch.snapshots import hour_of_file
 from anabranch.staging import stage
-from anabranch.state import LOST, TURN, State, load_state
+from anabranch.state import LOST, TURN, State, load_state, plan_lost
 from anabranch.tables import require_columns
 from serving_layer import merger
 from serving_layer.recovery import recover
@@ -140,7 +139,7 @@ class MicroBatches:
             "ranges": ranges_to_keys(lost),
             "hours": sorted(hours),
         }
-        entries = [*json.loads(decided.state.said["speed"].get(LOST, "[]")), entry]
+        said = {LOST: plan_lost(decided.state, [entry])}
         timeline = replace(decided.timeline, skipped=tuple(sorted({*decided.timeline.skipped, *hours})))
         LOG.error(
             "stream %s: retention took %d offsets before they were read: %s; recorded as a gap", self._stream.name,
@@ -148,7 +147,7 @@ class MicroBatches:
         )  # fmt: skip
         publish = Publish(
             id=new_id(),
-            changes=(Change("speed", properties={LOST: json.dumps(entries)}),),
+            changes=(Change("speed", properties=said),),
             timeline=timeline,
             position=advance(position, lost),
             confirmed=self._confirmed,

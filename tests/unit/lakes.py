@@ -12,12 +12,14 @@ from urllib.parse import urlparse
 
 import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.update import AssertTableUUID
+from pyiceberg.typedef import Record
 
 from anabranch import config, lake, tables
 from anabranch.commits import Change, Outcome
-from anabranch.hours import Timeline
+from anabranch.hours import Timeline, start_of
 from anabranch.lake import Lake
 from anabranch.position import Position
 from anabranch.publish import Publish, new_id, to_commit
@@ -165,6 +167,24 @@ def stage(lake_: Lake, name: str, frame: pa.Table, wap_id: str | None = None) ->
     staged = find_staged(lake_.load(name), wap_id)
     assert staged is not None
     return staged
+
+
+def named_file(table: Table, hour: str, rows: int = 1000) -> DataFile:
+    """A data file that is named and not there, for tests of what a commit costs."""
+    day = start_of(hour).date()
+    bounds = {6: hour.encode()}
+    made = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=f"{table.location()}/data/event_date={day}/ingest_hour={hour}/{new_id()}.parquet",
+        file_format=FileFormat.PARQUET,
+        partition=Record((day - date(1970, 1, 1)).days, hour),
+        record_count=rows,
+        file_size_in_bytes=60 * rows,
+        lower_bounds=bounds,
+        upper_bounds=bounds,
+    )
+    made.spec_id = 0
+    return made
 
 
 def rows(lake_: Lake, name: str, branch: str) -> list[Row]:
