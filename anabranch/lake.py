@@ -40,6 +40,7 @@ from anabranch.config import Environment
 from anabranch.errors import MetadataGone, Terminal, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.neighbours import asked, explain, said_by
+from anabranch.side_files import set_aside
 from anabranch.snapshots import BRANCHES, PUBLISH_ID, STAGING, Staged, has_landed
 
 LOG = logging.getLogger(__name__)
@@ -207,7 +208,7 @@ class Lake:
             return []
         if table.current_snapshot() is None:
             with asked(f"write the first snapshot of {name}"):
-                first = {**properties, PUBLISH_ID: uuid.uuid4().hex}
+                first = set_aside(table, {**properties, PUBLISH_ID: uuid.uuid4().hex}, {})
                 tx.update_snapshot(snapshot_properties=first).fast_append().commit()
         head = tx.table_metadata.refs["main"].snapshot_id
         updates = list(tx._updates)

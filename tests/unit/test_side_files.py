@@ -40,6 +40,7 @@ from anabranch.state import (
     read_state,
 )
 from serving_layer import maintenance
+from serving_layer.merger import merge
 
 FIRST = "2025-11-21T00"
 TOPIC = "sGxWg7BPQGCxLYLVTZZ5zg"
@@ -105,12 +106,13 @@ def said_long(lake: StreamLake, cuts: dict[str, Cut]) -> StreamLake:
 
 
 @pytest.mark.parametrize(
-    ("hours", "partitions"), [(744, 12), (8_760, 12), (744, 100), (48, 500), (48, 1_000), (1, 1_500)]
+    ("hours", "partitions"), [(744, 12), (8_760, 12), (744, 100), (48, 500), (48, 1_000), (1, 3_000)]
 )
 def test_however_many_hours_wait_to_be_sealed_a_snapshot_stays_small(
     tmp_path: Path, hours: int, partitions: int
 ) -> None:
-    lake = new_lake(tmp_path, partitions=partitions, timeline=Timeline(FIRST, FIRST, {0: 0}))
+    lake = new_lake(tmp_path, partitions, Timeline(FIRST, FIRST, offsets_at(0, partitions)))
+    assert max(sizes(lake.table()).values()) <= ALLOWED
     ends = {h: c.ends for h, c in cuts_of(hours, partitions).items()}
     timeline = Timeline(FIRST, FIRST, offsets_at(0, partitions), boundaries=ends)
     table = publish(lake, Position(TOPIC, offsets_at(1, partitions)), timeline=timeline)
@@ -364,6 +366,45 @@ def test_a_branch_that_is_lost_begins_again_with_what_main_says(long: StreamLake
     assert long.lake.add_branches(long.name, {}) == ["speed"]
     forget_what_was_read()
     assert long.state().timeline == before.timeline
+
+
+@pytest.mark.parametrize("branch", ["speed", "batch"])
+def test_a_branch_whose_side_file_is_gone_is_brought_back(long: StreamLake, branch: str) -> None:
+    publish(long, changes=(Change("batch"), Change("main")))
+    before = long.state()
+    name = named_by(long.table(), branch)
+    assert name != named_by(long.table(), "main")
+    side_files_of(long)[name].unlink()
+    forget_what_was_read()
+    with pytest.raises(side_files.SideFileGone, match=name):
+        long.state()
+    long.table().manage_snapshots().remove_branch(branch).commit()
+    assert long.lake.add_branches(long.name, {}) == [branch]
+    assert (long.state().timeline, long.state().position) == (before.timeline, before.position)
+
+
+def test_main_whose_side_file_is_gone_is_set_back_and_merged(long: StreamLake) -> None:
+    hour = shift(FIRST, 100)
+    publish(long, Position(TOPIC, offsets_at(1, 12)))
+    back = long.state().heads["main"]
+    other = replace(long.state().timeline, skipped=tuple(shift(FIRST, i) for i in range(200)))
+    rows = long.stage([(hour, 0, 7)])
+    changes = (Change("speed", rows.files), Change("main", rows.files))
+    publish(long, Position(TOPIC, offsets_at(2, 12)), timeline=other, changes=changes)
+    side_files_of(long)[named_by(long.table(), "main")].unlink()
+    forget_what_was_read()
+    with pytest.raises(side_files.SideFileGone):
+        long.state()
+    long.table().manage_snapshots().rollback_to_snapshot(back).commit()
+    merge(long.lake, long.stream)
+    assert long.rows("main") == long.rows("speed") == [(hour, 0, 7)]
+    assert (long.state().timeline, long.state().is_merged) == (other, True)
+
+
+def named_by(table: Table, branch: str) -> str:
+    name = side_files.named(snapshots._said_itself(snapshots.head(table, branch)))
+    assert name is not None
+    return name
 
 
 def test_a_metadata_file_whose_side_file_is_gone_is_not_registered(long: StreamLake) -> None:
