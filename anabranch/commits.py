@@ -4,19 +4,26 @@ it is written before the catalog is asked. `anabranch.lake` makes it land.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
-from pyiceberg.manifest import DataFile, ManifestFile
-from pyiceberg.table import Table, Transaction
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.table.update import RemoveSnapshotRefUpdate, RemoveSnapshotsUpdate, SetSnapshotRefUpdate, TableUpdate
-from pyiceberg.table.update.snapshot import _SnapshotProducer
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    RemovePropertiesUpdate,
+    RemoveSnapshotRefUpdate,
+    RemoveSnapshotsUpdate,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+    TableUpdate,
+)
 
 from anabranch.neighbours import explain
-from anabranch.snapshots import carried, written
+from anabranch.snapshot_writer import SnapshotWriter, delete_quietly
+from anabranch.snapshots import carried, summary_of
 
 
 class Outcome(Enum):
@@ -28,12 +35,25 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Change:
-    """What a commit does to one branch. Properties not named here are carried forward from the head."""
+    """What a commit does to one branch: files and whole hours leave it, then files come.
+
+    `clear` names hours all of whose files leave; `copy` names hours that become what another branch holds of them, as
+    the commit's heads have it. Neither reads the files' entries where manifests hold one hour each. Properties not
+    named here are carried forward from the head. `rewrites` says that the rows stay what they were.
+    """
 
     branch: str
     add: tuple[DataFile, ...] = ()
     remove: tuple[DataFile, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
+    clear: tuple[str, ...] = ()
+    copy: Mapping[str, str] = field(default_factory=dict)
+    rewrites: bool = False
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether rows may come to the branch or leave it."""
+        return bool(self.add or self.remove or self.clear or self.copy) and not self.rewrites
 
 
 @dataclass(frozen=True)
@@ -59,36 +79,38 @@ class Commit:
     remove_properties: tuple[str, ...] = ()
 
 
-def prepare(table: Table, commit: Commit) -> tuple[list[_SnapshotProducer[Any]], tuple[TableUpdate, ...]]:
+@dataclass(frozen=True)
+class Prepared:
+    """A commit as the catalog is asked for it, and the files that were written for it and that nothing refers to when
+    it is refused."""
+
+    updates: tuple[TableUpdate, ...]
+    written: tuple[str, ...]
+
+
+def prepare(table: Table, commit: Commit) -> Prepared:
     """Write the commit's manifests and say what it changes. Nothing is visible yet. Raises Transient."""
-    tx = Transaction(table)
-    producers: list[_SnapshotProducer[Any]] = []
+    writer = SnapshotWriter(table)
+    updates: list[TableUpdate] = []
     try:
-        for change in commit.changes:
-            said = written(table, change.branch, carried(table, change.branch, change.properties, commit.id))
-            update = tx.update_snapshot(snapshot_properties=said, branch=change.branch)
-            producer = update.overwrite() if change.remove else update.fast_append()
-            _evaluate_apart(producer)
-            producers.append(producer)
-            for data_file in change.add:
-                producer.append_data_file(data_file)
-            for data_file in change.remove:
-                producer.delete_data_file(data_file)
-            producer.commit()
+        # What the branches share is written for `main`, which readers may follow by its snapshots.
+        for change in sorted(commit.changes, key=lambda c: c.branch != "main"):
+            said = carried(table, change.branch, change.properties, commit.id)
+            snapshot = writer.write(change, summary_of(table, change.branch, said))
+            updates.append(AddSnapshotUpdate(snapshot=snapshot))
+            updates.append(set_ref(change.branch, snapshot.snapshot_id, SnapshotRefType.BRANCH))
     except OSError as error:
-        for started in producers:
-            started._clean_all_uncommitted()
+        delete_quietly(table, writer.written)
         raise explain(f"write the manifests of commit {commit.id} of {'.'.join(table.name())}", error) from error
     if commit.set_properties:
-        tx.set_properties(dict(commit.set_properties))
+        updates.append(SetPropertiesUpdate(updates=dict(commit.set_properties)))
     if commit.remove_properties:
-        tx.remove_properties(*commit.remove_properties)
-    updates = list(tx._updates)
+        updates.append(RemovePropertiesUpdate(removals=list(commit.remove_properties)))
     if commit.expire:
         updates.append(RemoveSnapshotsUpdate(snapshot_ids=list(commit.expire)))
     updates += [set_ref(t.name, t.snapshot_id, SnapshotRefType.TAG, t.max_age_ms) for t in commit.tags]
     updates += [RemoveSnapshotRefUpdate(ref_name=name) for name in commit.drop_tags]
-    return producers, tuple(updates)
+    return Prepared(tuple(updates), tuple(writer.written))
 
 
 def set_ref(name: str, snapshot_id: int, kind: str, max_age_ms: int | None = None) -> SetSnapshotRefUpdate:
@@ -100,17 +122,3 @@ def set_ref(name: str, snapshot_id: int, kind: str, max_age_ms: int | None = Non
         max_snapshot_age_ms=None,
         min_snapshots_to_keep=None,
     )
-
-
-def _evaluate_apart(producer: _SnapshotProducer[Any]) -> None:
-    """Have each manifest judged by an evaluator of its own.
-
-    PyIceberg 0.12 shares one among the threads that look for the files to be removed, and it remembers the manifest at
-    hand: so a manifest is judged by the bounds of another, and a file that is there is said to be missing.
-    """
-    build = producer._build_manifest_evaluator
-
-    def build_apart(spec_id: int) -> Callable[[ManifestFile], bool]:
-        return lambda manifest: build(spec_id)(manifest)
-
-    producer._build_manifest_evaluator = build_apart  # type: ignore[method-assign]

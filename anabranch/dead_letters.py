@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,9 @@ from pyiceberg.manifest import DataFile
 from anabranch.commits import Change, Commit, Outcome
 from anabranch.errors import Transient
 from anabranch.lake import Lake
+from anabranch.manifests import hour_of_file
 from anabranch.publish import new_id
-from anabranch.snapshots import Staged, branch_properties, files_of, find_staged, heads, hour_of_file, plan_expiry
+from anabranch.snapshots import Staged, branch_properties, find_staged, heads, plan_expiry
 from anabranch.state import Layer, State, load_state
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ LOG = logging.getLogger(__name__)
 DONE = "anabranch.dead-letters-done"
 _REMEMBERED = 200
 _Remembered = Mapping[str, list[str]]
-_Files = tuple[tuple[DataFile, ...], tuple[DataFile, ...]]
 
 
 def waiting_speed(staged: Staged, now: datetime) -> dict[str, Any]:
@@ -105,13 +106,12 @@ def _publish(lake: Lake, table_name: str, rows_table: str, item: Mapping[str, An
         )
     files: tuple[DataFile, ...] = staged.files if staged is not None else ()
     if hour:
-        old = {b: files_of(table, b, hour) for b in ("batch", "main")}
-        changes = {b: (files, old[b]) for b in ("batch", "main")}
-        if state.serving_layer(hour) != "batch":
-            changes.pop("main")
+        changes = [Change("batch", files, clear=(hour,))]
+        if state.serving_layer(hour) == "batch":
+            changes.append(Change("main", files, clear=(hour,)))
     else:
         served = tuple(f for f in files if state.serving_layer(hour_of_file(table, f)) == "speed")
-        changes = {"speed": (files, ()), "main": (served, ())}
+        changes = [Change("speed", files), Change("main", served)]
     landed = _commit(lake, table, item, remembered, changes)
     if landed:
         LOG.info(
@@ -126,22 +126,19 @@ def _swap(lake: Lake, table: Table, state: State, item: Mapping[str, Any], remem
     if state.serving_layer(hour) != served:
         LOG.info("dead letters %s: hour %s is served by %s since", item["id"], hour, state.serving_layer(hour))
         return True
-    wanted, have = ({f.file_path: f for f in files_of(table, branch, hour)} for branch in (served, "main"))
-    add = tuple(f for path, f in wanted.items() if path not in have)
-    remove = tuple(f for path, f in have.items() if path not in wanted)
-    return _commit(lake, table, item, remembered, {"main": (add, remove)})
+    return _commit(lake, table, item, remembered, [Change("main", copy={hour: served})])
 
 
 def _commit(
-    lake: Lake, table: Table, item: Mapping[str, Any], remembered: _Remembered, changes: Mapping[str, _Files]
+    lake: Lake, table: Table, item: Mapping[str, Any], remembered: _Remembered, changes: Sequence[Change]
 ) -> bool:
-    """Publish an item's changes by branch, files added and files removed; the branches remember it as done."""
+    """Publish an item's changes; the branches remember it as done."""
     commit = Commit(
         id=str(item["id"]),
         heads=heads(table),
         changes=tuple(
-            Change(b, add, remove, {DONE: json.dumps([*remembered[b], item["id"]][-_REMEMBERED:])})
-            for b, (add, remove) in changes.items()
+            replace(c, properties={DONE: json.dumps([*remembered[c.branch], item["id"]][-_REMEMBERED:])})
+            for c in changes
         ),
         expire=plan_expiry(table, str(item["id"]), datetime.now(UTC)),
     )

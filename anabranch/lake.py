@@ -41,6 +41,7 @@ from anabranch.errors import MetadataGone, Terminal, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.neighbours import asked, explain, said_by
 from anabranch.side_files import set_aside
+from anabranch.snapshot_writer import delete_quietly
 from anabranch.snapshots import BRANCHES, PUBLISH_ID, STAGING, Staged, has_landed
 
 LOG = logging.getLogger(__name__)
@@ -234,7 +235,7 @@ class Lake:
         whether a snapshot carries the commit's id.
         Raises Transient when the table cannot be read for half a minute, with the outcome still unknown.
         """
-        producers, updates = prepare(table, commit)
+        prepared = prepare(table, commit)
         # A transaction of PyIceberg keeps one requirement of each type, so it would watch one branch only.
         requirements: tuple[TableRequirement, ...] = (
             AssertTableUUID(uuid=table.metadata.table_uuid),
@@ -243,7 +244,7 @@ class Lake:
         reach(Step.COMMIT_PREPARED)
         try:
             reach(Step.COMMIT_REQUEST_LOST)
-            landed = self.catalog.commit_table(table, requirements, updates)
+            landed = self.catalog.commit_table(table, requirements, prepared.updates)
             reach(Step.COMMIT_ANSWER_LOST)
             reach(Step.COMMIT_LANDED)
             _delete_old_metadata(table, landed)
@@ -271,8 +272,7 @@ class Lake:
             said = "had landed" if outcome is Outcome.LANDED else "had not landed"
             LOG.warning("commit %s of %s %s", commit.id, table.name(), said)
             return outcome
-        for producer in producers:
-            producer._clean_all_uncommitted()
+        delete_quietly(table, prepared.written)
         return Outcome.REFUSED
 
     def append(self, name: str, rows: Callable[[int], pa.Table | None]) -> None:
@@ -343,11 +343,7 @@ def _delete_old_metadata(before: Table, landed: CommitTableResponse) -> None:
     """Delete the metadata files that a commit dropped from the log, as `write.metadata.delete-after-commit.enabled`
     promises: the catalog alone does not. What is left over by a failure is an orphan."""
     kept = {entry.metadata_file for entry in landed.metadata.metadata_log}
-    for gone in [e.metadata_file for e in before.metadata.metadata_log if e.metadata_file not in kept]:
-        try:
-            before.io.delete(gone)
-        except Exception as error:
-            LOG.debug("delete %s: %s: %s", gone, type(error).__name__, error)
+    delete_quietly(before, [e.metadata_file for e in before.metadata.metadata_log if e.metadata_file not in kept])
 
 
 class _Tables(Mapping[str, Table]):

@@ -77,7 +77,7 @@ def new_tag(state: State, name: str, branch: str, now: datetime) -> Tag:
 def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
     """The commit of a publish: properties carried on each branch, expiry, and the three heads it rests on. Pure."""
     content = dict(state.content)
-    content |= {c.branch: publish.id for c in publish.changes if c.branch != "main" and (c.add or c.remove)}
+    content |= {c.branch: publish.id for c in publish.changes if c.branch != "main" and c.changes_rows}
     merged = any(c.branch == "main" for c in publish.changes)
     changes = []
     by_batch = {k: v for c in publish.changes if c.branch == "batch" for k, v in c.properties.items()}

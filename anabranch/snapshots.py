@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
 from anabranch import side_files
 from anabranch.errors import ConfigurationError, Terminal
+from anabranch.manifests import hour_of_file, list_manifests, read_entries
 from anabranch.neighbours import asked
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def carried(table: Table, branch: str, properties: Mapping[str, str], commit_id:
     return branch_properties(table, branch) | dict(properties) | {PUBLISH_ID: commit_id}
 
 
-def written(table: Table, branch: str, said: Mapping[str, str]) -> dict[str, str]:
+def summary_of(table: Table, branch: str, said: Mapping[str, str]) -> dict[str, str]:
     """What the snapshot's summary has of what it says (`carried`): the rest is in a side file, written here. Raises
     OSError."""
     before = last_publish(table, branch)
@@ -191,17 +192,76 @@ def find_staged(table: Table, wap_id: str) -> Staged | None:
 
 
 def files_of(table: Table, branch: str, hour: str) -> tuple[DataFile, ...]:
-    """The data files of one ingest hour on one branch."""
-    scan = table.scan(row_filter=f"ingest_hour = '{hour}'", snapshot_id=heads(table)[branch])
+    """The data files of one ingest hour on one branch. Opens the manifests that may hold the hour, and no other."""
+    return tuple(files_by_hour(table, branch, (hour,)).get(hour, {}).values())
+
+
+def files_by_hour(
+    table: Table, branch: str, hours: Collection[str] | None = None
+) -> dict[str, dict[str, DataFile]]:  # fmt: skip
+    """The data files of a branch, all or those of `hours`: hour -> path -> file."""
+    found: dict[str, dict[str, DataFile]] = {}
     with asked(f"read the manifests of {'.'.join(table.name())}"):
-        return tuple(task.file for task in scan.plan_files())
+        listed, _ = list_manifests(table, head(table, branch))
+        wanted = [m.manifest for m in listed if hours is None or any(m.may_hold(h) for h in hours)]
+        for entries in read_entries(table.io, wanted):
+            for entry in entries:
+                hour = hour_of_file(table, entry.data_file)
+                if hours is None or hour in hours:
+                    found.setdefault(hour, {})[entry.data_file.file_path] = entry.data_file
+    return found
 
 
-def hour_of_file(table: Table, data_file: DataFile) -> str:
-    """Which ingest hour a data file belongs to, from its partition."""
-    spec = table.specs()[data_file.spec_id]
-    index = [f.name for f in spec.fields].index("ingest_hour")
-    return str(data_file.partition[index])
+@dataclass(frozen=True)
+class HourContent:
+    """What a branch holds of an hour: how many files and rows, and the manifests that hold that hour alone.
+
+    `manifests` is None where some manifest holds other hours too, so that they do not tell which files these are.
+    """
+
+    files: int
+    rows: int
+    manifests: frozenset[str] | None
+
+
+def hours_apart(table: Table, one: str, other: str) -> set[str]:
+    """The hours of which two branches may hold different files: all that manifests which are on one of them hold."""
+    with asked(f"read the manifests of {'.'.join(table.name())}"):
+        here, there = (
+            {m.manifest.manifest_path: m for m in list_manifests(table, head(table, b))[0]} for b in (one, other)
+        )
+        both = here.keys() & there.keys()
+        alone = [m for path, m in (here | there).items() if path not in both]
+        hours = {m.hour for m in alone if m.hour is not None}
+        for entries in read_entries(table.io, [m.manifest for m in alone if m.hour is None]):
+            hours |= {hour_of_file(table, e.data_file) for e in entries}
+    return hours
+
+
+def content_by_hour(table: Table, branch: str, hours: Collection[str] | None = None) -> dict[str, HourContent]:
+    """What a branch holds of each hour, or of `hours`. Opens only manifests of several hours, which are old ones."""
+    counted: dict[str, list[tuple[int, int]]] = {}
+    names: dict[str, set[str]] = {}
+    mixed: set[str] = set()
+    with asked(f"read the manifests of {'.'.join(table.name())}"):
+        listed, _ = list_manifests(table, head(table, branch))
+        wanted = [m for m in listed if hours is None or any(m.may_hold(h) for h in hours)]
+        for manifest in wanted:
+            if manifest.hour is not None:
+                counted.setdefault(manifest.hour, []).append((manifest.files, manifest.rows))
+                names.setdefault(manifest.hour, set()).add(manifest.manifest.manifest_path)
+        for entries in read_entries(table.io, [m.manifest for m in wanted if m.hour is None]):
+            for entry in entries:
+                hour = hour_of_file(table, entry.data_file)
+                mixed.add(hour)
+                counted.setdefault(hour, []).append((1, entry.data_file.record_count))
+    return {
+        h: HourContent(
+            sum(f for f, _ in counts), sum(r for _, r in counts), None if h in mixed else frozenset(names[h])
+        )
+        for h, counts in sorted(counted.items())
+        if hours is None or h in hours
+    }
 
 
 def plan_expiry(table: Table, publishing: str | None, now: datetime, keep: int = 100) -> tuple[int, ...]:
@@ -246,13 +306,3 @@ def expired_tags(table: Table, now: datetime) -> tuple[str, ...]:
         if snapshot is None or snapshot.timestamp_ms + ref.max_ref_age_ms < now.timestamp() * 1000:
             ended.append(name)
     return tuple(ended)
-
-
-def files_by_hour(table: Table, branch: str) -> dict[str, dict[str, DataFile]]:
-    """All data files of a branch: hour -> path -> file."""
-    found: dict[str, dict[str, DataFile]] = {}
-    with asked(f"read the manifests of {'.'.join(table.name())}"):
-        tasks = list(table.scan(snapshot_id=heads(table)[branch]).plan_files())
-    for task in tasks:
-        found.setdefault(hour_of_file(table, task.file), {})[task.file.file_path] = task.file
-    return found

@@ -83,6 +83,23 @@ def revision_now(state: State, hour: str, before: int) -> int:
     return before if state.is_accepted(hour) else 0
 
 
+def fingerprint(
+    state: State, hours: Iterable[str], files: Mapping[str, Iterable[str]], rows: Mapping[str, int]
+) -> frozenset[str]:
+    """What tells whether the rows that `main` serves of some hours are still the same. Pure.
+
+    Of an hour that the batch layer serves, its files: `files` are needed of such hours alone. Of one that the speed
+    layer serves, how many rows there are: it only ever adds to them, and may put many small files into one.
+    """
+    found = set()
+    for hour in hours:
+        if state.serving_layer(hour) == "batch":
+            found |= {f"{hour} {path}" for path in files.get(hour, ())}
+        else:
+            found.add(f"{hour} speed {rows.get(hour, 0)}")
+    return frozenset(found)
+
+
 def plan_acceptance(
     state: State,
     hour: str,
@@ -92,7 +109,8 @@ def plan_acceptance(
     lookback: frozenset[str],
     staged_lookback: frozenset[str],
 ) -> Verdict:
-    """Whether an hour that was staged over revision `before` and the look-back's files may be published now."""
+    """Whether an hour that was staged over revision `before` and the look-back as `fingerprint` saw it may be
+    published now."""
     if revision_now(state, hour, before) != before or state.cuts.get(hour, cut) != cut:
         return Verdict.OVERTAKEN
     # A speed branch that was set back takes its newest seals with it.
@@ -107,30 +125,29 @@ def plan_acceptance(
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A staged hour that may be published: as what, in place of which files of `batch` and `main`, and what is said."""
+    """A staged hour that may be published: as what, and what is said of it."""
 
     hour: str
     accepted: Accepted
     staged: Staged
-    batch: tuple[DataFile, ...]
-    main: tuple[DataFile, ...]
     letters: tuple[Mapping[str, Any], ...]
     said: Mapping[str, Any]
 
 
 def plan_publish(state: State, rebuilt: Sequence[Rebuilt], now: datetime, confirmed: frozenset[str]) -> Publish:
-    """One publish of an hour, first, and of those that had to be decided again because of it: on `batch` and, unless
-    an operator gave an hour to the speed layer, on `main`. The revisions that it replaces are tagged."""
+    """One publish of an hour, first, and of those that had to be decided again because of it: in place of all that
+    `batch` and, unless an operator gave an hour to the speed layer, `main` held of them. The revisions that it replaces
+    are tagged."""
     by_batch = {r.hour for r in rebuilt if state.overrides.get(r.hour, "batch") == "batch"}
     properties = plan_accepted(state, {r.hour: r.accepted for r in rebuilt})
     changes = (
-        Change("batch", _files(r.staged.files for r in rebuilt), _files(r.batch for r in rebuilt), properties),
+        Change("batch", _files(rebuilt), properties=properties, clear=tuple(r.hour for r in rebuilt)),
         Change(
             "main",
-            _files(r.staged.files for r in rebuilt if r.hour in by_batch),
-            _files(r.main for r in rebuilt if r.hour in by_batch),
+            _files(r for r in rebuilt if r.hour in by_batch),
             # In the place of these hours' files, whatever a merge kept of them is gone.
-            {KEPT: json.dumps([h for h in state.kept if h not in by_batch])},
+            properties={KEPT: json.dumps([h for h in state.kept if h not in by_batch])},
+            clear=tuple(r.hour for r in rebuilt if r.hour in by_batch),
         ),
     )
     rows = tuple(
@@ -165,5 +182,5 @@ def plan_publish(state: State, rebuilt: Sequence[Rebuilt], now: datetime, confir
     )
 
 
-def _files(of: Iterable[tuple[DataFile, ...]]) -> tuple[DataFile, ...]:
-    return tuple(f for files in of for f in files)
+def _files(rebuilt: Iterable[Rebuilt]) -> tuple[DataFile, ...]:
+    return tuple(f for r in rebuilt for f in r.staged.files)

@@ -31,7 +31,7 @@ from anabranch.jvm import explain_spark
 from anabranch.publish import Publish, new_id, run
 from anabranch.sealing import require_sealed
 from anabranch.session import Job
-from anabranch.snapshots import files_of, has_landed
+from anabranch.snapshots import content_by_hour, files_by_hour, has_landed
 from anabranch.state import Accepted, State, load_state
 from anabranch.tables import require_columns
 from batch_layer.hour import Built, HourBuilder
@@ -40,6 +40,7 @@ from batch_layer.plan import (
     EMPTY,
     Rebuilt,
     Verdict,
+    fingerprint,
     plan_acceptance,
     plan_acceptance_of_empty,
     plan_empty,
@@ -227,11 +228,15 @@ class Rebuilder:
         return [h for h in hours.hours_between(hours.shift(first, 1), behind) if state.is_accepted(h)]
 
     def _surroundings(self, built: Sequence[Built], state: State) -> frozenset[str]:
-        """The files, in `main`, of what the hours' duplicates were dropped against, and of what was left as it is."""
+        """What `main` serves of the hours that duplicates were dropped against, and of those that were left as they
+        are."""
         rebuilt = {b.hour for b in built}
         around = {h for b in built for h in self._hours.lookback(b.hour)}
-        around |= set(self._after(built[0].hour, max(rebuilt), state))
-        return frozenset(f.file_path for h in sorted(around - rebuilt) for f in files_of(state.table, "main", h))
+        around = (around | set(self._after(built[0].hour, max(rebuilt), state))) - rebuilt
+        by_batch = {h for h in around if state.serving_layer(h) == "batch"}
+        files = files_by_hour(state.table, "main", by_batch)
+        content = content_by_hour(state.table, "main", around - by_batch)
+        return fingerprint(state, around, files, {h: c.rows for h, c in content.items()})
 
     def _refuse(self, hour: str, cut: Cut, before: int, reason: str, said: Mapping[str, Any]) -> Result:
         reach(Step.BATCH_REFUSED)
@@ -277,8 +282,6 @@ class Rebuilder:
                     b.hour,
                     Accepted(b.before + 1, b.cut, by_choice=bool(b.objections)),
                     b.rows,
-                    batch=files_of(state.table, "batch", b.hour),
-                    main=files_of(state.table, "main", b.hour),
                     letters=(dead_letters.waiting_batch(b.dead, b.hour, b.before + 1, now),),
                     said=dict(b.said) | {"reason": reasons[b.hour]},
                 )

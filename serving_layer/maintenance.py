@@ -1,28 +1,30 @@
-"""Maintenance: what nobody needs any more goes, in steps of which each is safe alone and may be cut short anywhere.
+"""Maintenance: what is not needed any more goes, in steps of which each is safe alone and may be cut short anywhere.
 
-1. The speed layer's files of hours that the batch layer has served for long leave the `speed` branch; `main` is as it
-   was. The publish expires snapshots and tags, as every publish does.
+1. The speed layer's files of hours that the batch layer has served for long leave the `speed` branch, some hours in a
+   commit; `main` is as it was. The publish expires snapshots and tags, as every publish does.
 2. The same for the dead letters; the ledger's snapshots are expired.
 3. Files that nothing refers to are deleted, after their age.
+
+A step that fails does not keep the next from its work.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from anabranch import ledger
 from anabranch.commits import Change, Commit, Outcome
-from anabranch.errors import Transient
+from anabranch.errors import AnabranchError, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Timeline, end_of, shift
 from anabranch.orphans import list_table, plan_orphans, references
 from anabranch.publish import Publish, new_id, run
 from anabranch.sealing import check_clock
-from anabranch.snapshots import expired_tags, files_by_hour, find_staged, heads, plan_expiry, plan_plain_expiry
+from anabranch.snapshots import content_by_hour, expired_tags, find_staged, heads, plan_expiry, plan_plain_expiry
 from anabranch.state import State, load_state
 from anabranch.storage import Stored, delete_files
 from serving_layer import merger
@@ -32,7 +34,11 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _ATTEMPTS = 20
+# So many hours leave a branch in one commit: few manifests each, so that it takes well under a second.
+_HOURS_A_COMMIT = 48
 
 
 @dataclass(frozen=True)
@@ -45,10 +51,14 @@ class Maintained:
 
 
 def plan_drop(
-    state: State, speed_hours: Iterable[str], served_since: Mapping[str, datetime], before: datetime
+    state: State,
+    speed_hours: Iterable[str],
+    served_since: Mapping[str, datetime],
+    before: datetime,
+    at_most: int | None = None,
 ) -> tuple[tuple[str, ...], Timeline]:
-    """Of the hours that the speed branch has files of, those to drop, and the timeline that counts them as not covered
-    by the speed layer. Pure.
+    """Of the hours that the speed branch has files of, those to drop, the oldest `at_most` of them, and the timeline
+    that counts them as not covered by the speed layer. Pure.
 
     Only hours that the batch layer has accepted, and served since before the moment given; never one that an operator
     gave to the speed layer. A long past costs the timeline nothing: before `covered_from` it names what is kept.
@@ -61,7 +71,7 @@ def plan_drop(
         if state.is_accepted(h)
         and state.serving_layer(h) == "batch"
         and max(end_of(h), served_since.get(h, late)) <= before
-    )
+    )[:at_most]
     if not drop:
         return (), timeline
     covered_from = max(timeline.covered_from, shift(drop[-1], 1))
@@ -74,30 +84,71 @@ def plan_drop(
 def maintain(
     job: Job, now: datetime, dry_run: bool = False, confirmed: frozenset[str] = frozenset()
 ) -> Maintained:  # fmt: skip
-    """Clear away what nobody needs; with `dry_run` only say what. Run again, there is nothing left to do.
+    """Clear away what is not needed; with `dry_run` only say what. Run again, there is nothing left to do.
 
-    Raises Transient when a neighbour does not answer or others are always first, Refused when paths are not what they
-    seem; what is done by then is done.
+    Every step is tried, whatever became of those before it. Raises the first step's error, if any: Transient when a
+    service does not answer or others are always first, Refused when paths are not what they seem; what is done by then
+    is done.
     """
     lake, stream = job.lake, job.stream
     check_clock(job.environment, load_state(lake, stream.table))
-    dropped, expired = _drop_hours(job, now, dry_run, confirmed)
+    steps = _Steps()
+    nothing: tuple[tuple[str, ...], int] = ((), 0)
+    dropped, expired = steps.run(lambda: _drop_hours(job, now, dry_run, confirmed), nothing)
     reach(Step.MAINTAIN_DROPPED)
-    found = {stream.table: expired}
-    found[stream.dead_letters_table] = _maintain_dead_letters(job, now, dry_run)
-    found[stream.hours_table] = _expire_ledger(job, dry_run)
+    found = {
+        stream.table: expired,
+        stream.dead_letters_table: steps.run(lambda: _maintain_dead_letters(job, now, dry_run), 0),
+        stream.hours_table: steps.run(lambda: _expire_ledger(job, dry_run), 0),
+    }
     reach(Step.MAINTAIN_EXPIRED)
-    orphans = _orphans(job, now - stream.maintain.orphans_after)
+    none: dict[str, list[Stored]] = {}
+    orphans = steps.run(lambda: _delete_orphans(job, now, dry_run), none)
+    reach(Step.MAINTAIN_DELETED)
+    if steps.failed:
+        raise steps.failed[0]
+    return Maintained(dropped, found, orphans)
+
+
+class _Steps:
+    """Runs steps of which none needs the one before it, and remembers what failed."""
+
+    def __init__(self) -> None:
+        self.failed: list[AnabranchError] = []
+
+    def run(self, step: Callable[[], T], otherwise: T) -> T:
+        try:
+            return step()
+        except AnabranchError as error:
+            LOG.warning("maintenance: a step failed, going on with the next: %s", error)
+            self.failed.append(error)
+            return otherwise
+
+
+def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> dict[str, list[Stored]]:
+    orphans = _orphans(job, now - job.stream.maintain.orphans_after)
     reach(Step.MAINTAIN_LISTED)
     for name, files in orphans.items():
         if files and not dry_run:
             delete_files(job.environment, [f.path for f in files])
             LOG.info("table %s: %d orphan files deleted, %d bytes", name, len(files), sum(f.size for f in files))
-    reach(Step.MAINTAIN_DELETED)
-    return Maintained(dropped, found, orphans)
+    return orphans
 
 
 def _drop_hours(
+    job: Job, now: datetime, dry_run: bool, confirmed: frozenset[str]
+) -> tuple[tuple[str, ...], int]:  # fmt: skip
+    """Drop hours, commit by commit, until none is left; returns them and how many snapshots and tags were expired."""
+    dropped: tuple[str, ...] = ()
+    expired = 0
+    while True:
+        found, gone = _drop_some(job, now, dry_run, confirmed)
+        dropped, expired = (*dropped, *found), expired + gone
+        if dry_run or len(found) < _HOURS_A_COMMIT:
+            return dropped, expired
+
+
+def _drop_some(
     job: Job, now: datetime, dry_run: bool, confirmed: frozenset[str]
 ) -> tuple[tuple[str, ...], int]:  # fmt: skip
     lake, stream = job.lake, job.stream
@@ -110,17 +161,17 @@ def _drop_hours(
         if merger.needs_merge(state) and not dry_run:
             merger.merge(lake, stream)
             return decide()
-        files = files_by_hour(state.table, "speed")
+        have = content_by_hour(state.table, "speed")
         served_since: dict[str, datetime] = {}
         for row in ledger.history(lake, stream.hours_table):
             if row["decision"] in ("accepted", "served"):
                 served_since[row["hour"]] = row["recorded_at"]
-        drop, timeline = plan_drop(state, files, served_since, now - stream.maintain.speed_hours)
+        at_most = None if dry_run else _HOURS_A_COMMIT
+        drop, timeline = plan_drop(state, have, served_since, now - stream.maintain.speed_hours, at_most)
         expired = len(plan_expiry(state.table, None, now)) + len(expired_tags(state.table, now))
         if dry_run or not (drop or expired):
             return state, None
-        gone = tuple(f for h in drop for f in files[h].values())
-        changes = (Change("speed", remove=gone), Change("main"))
+        changes = (Change("speed", clear=drop), Change("main"))
         return state, Publish(new_id(), changes, timeline, confirmed=confirmed)
 
     run(lake, stream.table, decide, f"maintain {stream.name}", take_turns=True)
@@ -136,16 +187,15 @@ def _maintain_dead_letters(job: Job, now: datetime, dry_run: bool) -> int:
         table, state = lake.load(stream.dead_letters_table), load_state(lake, stream.table)
         timeline = state.timeline
         gone = tuple(
-            f
-            for hour, files in files_by_hour(table, "speed").items()
+            hour
+            for hour in content_by_hour(table, "speed")
             if hour < timeline.covered_from and timeline.is_skipped(hour) and state.serving_layer(hour) == "batch"
-            for f in files.values()
         )
         waiting = {s.snapshot_id for item in state.dead_letters if (s := find_staged(table, str(item["id"])))}
         expire = tuple(i for i in plan_expiry(table, None, now) if i not in waiting)
         if dry_run or not (gone or expire):
             return len(expire)
-        commit = Commit(new_id(), heads(table), (Change("speed", remove=gone),), expire=expire)
+        commit = Commit(new_id(), heads(table), (Change("speed", clear=gone),), expire=expire)
         if lake.commit(table, commit) is Outcome.LANDED:
             return len(expire)
     raise Transient(f"maintain {stream.dead_letters_table}: expected to land in {_ATTEMPTS} attempts; try again")

@@ -18,7 +18,7 @@ from anabranch.fail_points import Step, reach
 from anabranch.lake import Lake
 from anabranch.position import Offsets
 from anabranch.publish import Publish, new_id, run
-from anabranch.snapshots import files_by_hour
+from anabranch.snapshots import files_by_hour, hours_apart
 from anabranch.state import KEPT, Layer, State, load_state
 
 if TYPE_CHECKING:
@@ -92,14 +92,15 @@ def plan_swaps(state: State, swaps: Sequence[Swap], id: str) -> Publish | None:
 
 
 def _swap(swaps: Sequence[Swap]) -> Change:
-    todo = [s for s in swaps if s.refused is None]
     kept = [s.hour for s in swaps if s.refused is not None]
-    return Change(
-        "main",
-        add=tuple(f for s in todo for f in s.add),
-        remove=tuple(f for s in todo for f in s.remove),
-        properties={KEPT: json.dumps(kept)},
-    )
+    layers = {s.hour: s.layer for s in swaps if s.refused is None}
+    return Change("main", properties={KEPT: json.dumps(kept)}, copy=layers)
+
+
+def _hours_to_compare(state: State) -> set[str]:
+    """The hours in which `main` may differ from the layer that should serve them."""
+    layers: tuple[Layer, ...] = ("speed", "batch")
+    return {h for b in layers for h in hours_apart(state.table, "main", b) if state.serving_layer(h) == b}
 
 
 def needs_merge(state: State) -> bool:
@@ -121,7 +122,8 @@ def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = 
         found = []
         if not everything and not needs_merge(state):
             return state, None
-        found = plan_merge(state, *(files_by_hour(state.table, b) for b in ("main", "speed", "batch")))
+        hours = _hours_to_compare(state)
+        found = plan_merge(state, *(files_by_hour(state.table, b, hours) for b in ("main", "speed", "batch")))
         publish = None if dry_run else plan_swaps(state, found, new_id())
         if publish is not None:
             reach(Step.MERGE_PLANNED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
@@ -16,7 +15,6 @@ from anabranch.errors import Refused
 from anabranch.lake import Lake
 from anabranch.publish import Publish, new_id, run
 from anabranch.sealing import require_sealed
-from anabranch.snapshots import files_of
 from anabranch.state import KEPT, OVERRIDES, Accepted, Layer, State, load_state, plan_accepted
 from serving_layer import merger
 
@@ -53,20 +51,16 @@ def plan_override(state: State, hour: str, choice: Choice) -> tuple[dict[str, La
 
 
 def plan_served(
-    state: State, hour: str, overrides: dict[str, Layer], layer: Layer, files: Sequence[merger.Files],
-    accepted: Accepted | None, id: str, now: datetime, why: str, confirmed: frozenset[str],
+    state: State, hour: str, overrides: dict[str, Layer], layer: Layer, accepted: Accepted | None, id: str,
+    now: datetime, why: str, confirmed: frozenset[str],
 ) -> Publish:  # fmt: skip
     """The publish of an override that `plan_override` let pass: the word and the swap in one. Pure.
 
-    `files` are those of the hour on `main`, `speed` and `batch`; `accepted` is what is accepted of it.
+    `accepted` is what is accepted of the hour.
     """
-    main, speed, batch = files
-    swaps = merger.plan_merge(replace(state, overrides=overrides), main, speed, batch)
-    add = tuple(f for s in swaps for f in s.add)
-    remove = tuple(f for s in swaps for f in s.remove)
     kept = [h for h in state.kept if h != hour]
     said = {OVERRIDES: json.dumps(overrides, sort_keys=True), KEPT: json.dumps(kept)}
-    changes = [Change("main", add, remove, said)]
+    changes = [Change("main", properties=said, copy={hour: layer})]
     if accepted is not None and layer == "speed":
         # Remembered one by one from now on: a batch branch that is lost could not tell it from the others.
         changes.append(Change("batch", properties=plan_accepted(state, {hour: accepted})))
@@ -99,13 +93,9 @@ def serve_hour(
         if merger.needs_merge(state):
             merger.merge(lake, stream)
             return decide()
-        files = tuple(
-            {hour: {f.file_path: f for f in files_of(state.table, branch, hour)}}
-            for branch in ("main", "speed", "batch")
-        )
         accepted = ledger.accepted(lake, stream.hours_table, state, hour)
         now = datetime.now(UTC)
-        return state, plan_served(state, hour, overrides, layer, files, accepted, new_id(), now, why, confirmed)
+        return state, plan_served(state, hour, overrides, layer, accepted, new_id(), now, why, confirmed)
 
     published = run(lake, stream.table, decide, f"serve hour {hour} of {stream.name}", take_turns=True)
     assert served is not None

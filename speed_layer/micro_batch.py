@@ -20,10 +20,10 @@ from anabranch.formats import open_format
 from anabranch.hours import hour_ranges
 from anabranch.kafka import KafkaAdapter
 from anabranch.lake import Lake
+from anabranch.manifests import hour_of_file
 from anabranch.position import Ranges, advance, ranges_to_keys, size
 from anabranch.publish import Publish, new_id, to_commit, wait_for_turn
 from anabranch.sealing import Decided, HourClock
-from anabranch.snapshots import hour_of_file
 from anabranch.staging import stage
 from anabranch.state import LOST, TURN, State, load_state, plan_lost
 from anabranch.tables import require_columns

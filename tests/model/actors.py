@@ -225,10 +225,9 @@ class Operator(Publisher):
             overrides, serving = override.plan_override(state, hour, layer or "auto")
         except Refused as refused:
             return str(refused)
-        files = [{hour: found.get(hour, {})} for found in files_by_hour(lake)]
         return replace(
             override.plan_served(
-                state, hour, overrides, serving, files, state.accepted.get(hour), self.id, NOW, "", frozenset()
+                state, hour, overrides, serving, state.accepted.get(hour), self.id, NOW, "", frozenset()
             ),
             # The ledger and the dead letters are not in the model.
             decisions=(), dead_letters=(),

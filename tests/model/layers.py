@@ -246,7 +246,13 @@ class Batch(Publisher):
 
     def lookback_files(self, lake: Lake) -> frozenset[str]:
         hours = [shift(self.todo[0], -i) for i in range(1, LOOKBACK + 1)]
-        return frozenset(f.file_path for h in hours for f in lake.files_of("main", h))
+        files = {h: lake.files_of("main", h) for h in hours}
+        return batch_plan.fingerprint(
+            lake.state,
+            hours,
+            {h: [f.file_path for f in found] for h, found in files.items()},
+            {h: sum(f.record_count for f in found) for h, found in files.items()},
+        )
 
     def rebuild(self, world: World) -> Iterator[Step]:
         state, hour = world.lake.state, self.todo[0]
@@ -303,13 +309,12 @@ class Batch(Publisher):
     def accept(self, world: World) -> Iterator[Step]:
         assert self.lake is not None and self.staged is not None
         hour, state = self.todo[0], self.lake.state
-        files = {b: self.lake.files_of(b, hour) for b in ("batch", "main")}
         accepted = Accepted(self.before + 1, Cut("t", dict(self.cut)))
         yield from self.publish(
             world,
             batch_plan.plan_publish(
                 state,
-                [batch_plan.Rebuilt(hour, accepted, self.staged, **files, letters=(), said={})],  # type: ignore[arg-type]
+                [batch_plan.Rebuilt(hour, accepted, self.staged, letters=(), said={})],
                 world.kafka.now,
                 frozenset(),
             ),

@@ -233,8 +233,10 @@ class Lake:
             head = loaded._by_id[loaded.heads[change.branch]]
             said = carried(loaded.table, change.branch, change.properties, commit.id)
             said.pop(DECISIONS, None)  # they wait for the ledger, which the model leaves out
-            kept = tuple(f for f in head.files if f not in change.remove)
-            made = new_version(change.branch, head.id, said, (*kept, *change.add), change.add)
+            gone = {*change.clear, *change.copy}
+            kept = tuple(f for f in head.files if f not in change.remove and f.hour not in gone)
+            copied = tuple(f for h, branch in change.copy.items() for f in loaded.files_of(branch, h))
+            made = new_version(change.branch, head.id, said, (*kept, *copied, *change.add), change.add)
             versions.append(made)
             refs[change.branch] = Ref(change.branch, made.id)
         refs |= {t.name: Ref(t.name, t.snapshot_id, t.max_age_ms) for t in commit.tags}

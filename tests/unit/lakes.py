@@ -12,19 +12,17 @@ from urllib.parse import urlparse
 
 import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.update import AssertTableUUID
-from pyiceberg.typedef import Record
 
 from anabranch import config, lake, tables
 from anabranch.commits import Change, Outcome
-from anabranch.hours import Timeline, start_of
+from anabranch.hours import Timeline
 from anabranch.lake import Lake
 from anabranch.position import Position
 from anabranch.publish import Publish, new_id, to_commit
 from anabranch.schema import parse_columns
-from anabranch.snapshots import WAP_ID, Staged, files_of, find_staged, heads
+from anabranch.snapshots import WAP_ID, Staged, find_staged, heads
 from anabranch.state import POSITION, TIMELINE, Accepted, State, load_state, plan_accepted
 
 FIRST = "2026-11-21T00"
@@ -113,8 +111,8 @@ class StreamLake:
         """What the batch layer publishes: an hour's rows to `batch` and `main`, for those that were there."""
         state = state or self.state()
         changes = (
-            Change("batch", staged.files, files_of(state.table, "batch", hour), plan_accepted(state, {hour: accepted})),
-            Change("main", staged.files, files_of(state.table, "main", hour)),
+            Change("batch", staged.files, properties=plan_accepted(state, {hour: accepted}), clear=(hour,)),
+            Change("main", staged.files, clear=(hour,)),
         )
         return Publish(staged.wap_id, changes, v.pop("timeline", state.timeline), **v)
 
@@ -167,24 +165,6 @@ def stage(lake_: Lake, name: str, frame: pa.Table, wap_id: str | None = None) ->
     staged = find_staged(lake_.load(name), wap_id)
     assert staged is not None
     return staged
-
-
-def named_file(table: Table, hour: str, rows: int = 1000) -> DataFile:
-    """A data file that is named and not there, for tests of what a commit costs."""
-    day = start_of(hour).date()
-    bounds = {6: hour.encode()}
-    made = DataFile.from_args(
-        content=DataFileContent.DATA,
-        file_path=f"{table.location()}/data/event_date={day}/ingest_hour={hour}/{new_id()}.parquet",
-        file_format=FileFormat.PARQUET,
-        partition=Record((day - date(1970, 1, 1)).days, hour),
-        record_count=rows,
-        file_size_in_bytes=60 * rows,
-        lower_bounds=bounds,
-        upper_bounds=bounds,
-    )
-    made.spec_id = 0
-    return made
 
 
 def rows(lake_: Lake, name: str, branch: str) -> list[Row]:

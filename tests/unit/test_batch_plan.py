@@ -14,7 +14,7 @@ from anabranch import ledger
 from anabranch.commits import Outcome
 from anabranch.hours import Cut, Timeline, shift
 from anabranch.session import Job
-from anabranch.snapshots import Staged, files_of
+from anabranch.snapshots import Staged
 from anabranch.state import Accepted
 from batch_layer.plan import (
     ACCEPTED_AT_ONCE,
@@ -51,8 +51,7 @@ def verdict(lake: StreamLake, staged: Staged, before: int = 0, lookback: frozens
 
 def accept(lake: StreamLake, staged: Staged, revision: int) -> Outcome:
     state = lake.state()
-    batch, main = (files_of(state.table, b, H0) for b in ("batch", "main"))
-    rebuilt = Rebuilt(H0, Accepted(revision, CUT), staged, batch, main, (), {})
+    rebuilt = Rebuilt(H0, Accepted(revision, CUT), staged, (), {})
     return lake.publish(plan_publish(state, [rebuilt], NOW, frozenset()), state)
 
 
@@ -129,7 +128,7 @@ def test_a_replaced_revision_is_tagged_where_it_is_for_a_week_from_now(lake: Str
     later = NOW + timedelta(days=30)
     for overrides, branch in (({}, "main"), ({H0: "speed"}, "batch")):
         chosen = replace(state, overrides=overrides)
-        rebuilt = Rebuilt(H0, Accepted(2, CUT), lake.stage(ROWS), (), (), (), {})
+        rebuilt = Rebuilt(H0, Accepted(2, CUT), lake.stage(ROWS), (), {})
         [tag] = plan_publish(chosen, [rebuilt], later, frozenset()).tags
         assert (tag.name, tag.snapshot_id) == (f"{H0}-r1", state.heads[branch])
         made = state.table.metadata.snapshot_by_id(tag.snapshot_id)

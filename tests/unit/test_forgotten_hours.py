@@ -17,7 +17,6 @@ from anabranch.dead_letters import is_due, roll_forward, waiting_batch
 from anabranch.hours import Cut, Timeline, shift
 from anabranch.publish import Publish, new_id
 from anabranch.session import Job
-from anabranch.snapshots import files_of
 from anabranch.state import Accepted, State
 from batch_layer.hour import Built
 from batch_layer.plan import Rebuilt, plan_publish, plan_reason
@@ -70,9 +69,8 @@ def accept(
     rows = lake.stage([(H[i], 0, o) for o in offsets])
     staged = lake.stage_dead([(H[i], 0, o) for o in dead], "batch") if dead else None
     state = lake.state()
-    files = [files_of(state.table, b, H[i]) for b in ("batch", "main")]
     letters = (waiting_batch(staged, H[i], revision, NOW),)
-    rebuilt = Rebuilt(H[i], Accepted(revision, CUTS[H[i]]), rows, files[0], files[1], letters, {"reason": reason})
+    rebuilt = Rebuilt(H[i], Accepted(revision, CUTS[H[i]]), rows, letters, {"reason": reason})
     confirmed = ledger.record_waiting(lake.lake, lake.stream.hours_table, state)
     confirmed |= roll(lake)
     assert lake.publish(plan_publish(state, [rebuilt], NOW, confirmed), state) is Outcome.LANDED

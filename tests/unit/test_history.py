@@ -14,7 +14,7 @@ from anabranch import ledger
 from anabranch.commits import Outcome
 from anabranch.errors import ConfigurationError
 from anabranch.hours import Cut
-from anabranch.snapshots import files_of, find_snapshot
+from anabranch.snapshots import find_snapshot
 from anabranch.state import Accepted
 from batch_layer.plan import Rebuilt, plan_publish
 from serving_layer import history, override
@@ -30,9 +30,8 @@ def rebuild(one: StreamLake, revision: int, rows: list[dict[str, Any]], **said: 
     """What the batch layer does with an hour: its own publish, tags and all, then the ledger."""
     staged = stage_rows(one, rows)
     state = one.state()
-    files = {b: files_of(state.table, b, NEXT) for b in ("batch", "main")}
     counts = {"good": len(rows), "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "speed_rows": 0}
-    built = Rebuilt(NEXT, Accepted(revision, CUT), staged, files["batch"], files["main"], (), counts | said)
+    built = Rebuilt(NEXT, Accepted(revision, CUT), staged, (), counts | said)
     publish = plan_publish(state, [built], NOW, frozenset())
     assert one.publish(publish, state) is Outcome.LANDED
     record(one, *publish.decisions)

@@ -18,7 +18,7 @@ from anabranch import ledger, snapshots, tables
 from anabranch.cli import main
 from anabranch.commits import Change, Outcome, Tag
 from anabranch.dead_letters import roll_forward, waiting_speed
-from anabranch.errors import Refused
+from anabranch.errors import Refused, Transient
 from anabranch.hours import Cut, Timeline, hour_of, shift
 from anabranch.orphans import plan_orphans, references
 from anabranch.publish import Publish, new_id
@@ -282,6 +282,34 @@ def test_dropped_hours_leave_the_speed_branch_alone_and_count_as_not_covered(lak
     heads = lake.state().heads
     assert maintain(lake).speed_hours == ()
     assert lake.state().heads == heads
+
+
+def test_hours_are_dropped_some_in_a_commit_until_none_is_left(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: one commit for all of a day, which is overtaken for as long as it takes."""
+    monkeypatch.setattr(maintenance, "_HOURS_A_COMMIT", 1)
+    before = len(lake.table().snapshots())
+    assert maintain(lake).speed_hours == (H[0], H[1])
+    assert len(lake.table().snapshots()) == before + 2 * 2, "expected a commit of two branches for each hour"
+    assert lake.rows("speed") == SPEED[2]
+    assert lake.rows("main") == [r for hour in SPEED.values() for r in hour]
+
+
+def test_a_drop_that_never_lands_keeps_no_other_step_from_its_work(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overtaken(*_: object, **__: object) -> None:
+        raise Transient("maintain: expected a publish, found refusals")
+
+    lost = lake.stage([(H[3], 0, 9)])
+    lake.lake.discard(lake.name, lost)
+    path = Path(lost.files[0].file_path.removeprefix("file://"))
+    os.utime(path, (0, 0))
+    monkeypatch.setattr(maintenance, "run", overtaken)
+    with pytest.raises(Transient, match="found refusals"):
+        maintain(lake)
+    assert not path.exists(), "an orphan waits for the drop of hours"
 
 
 def test_an_hour_chosen_for_the_speed_layer_keeps_its_files(lake: StreamLake) -> None:

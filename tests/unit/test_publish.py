@@ -15,15 +15,13 @@ from urllib.parse import urlparse
 import pytest
 from lakes import FIRST, StreamLake, new_lake, waiting
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.expressions import visitors
-from pyiceberg.manifest import ManifestFile
 from pyiceberg.table.refs import SnapshotRefType
 
 from anabranch import publish as publish_module
 from anabranch import snapshots
 from anabranch.commits import Change, Outcome, Tag
 from anabranch.errors import Terminal, Transient
-from anabranch.hours import Cut, shift
+from anabranch.hours import Cut
 from anabranch.publish import Publish, ask_for_turn, give_back_turn, new_id, run, to_commit, wait_for_turn
 from anabranch.snapshots import STAGING
 from anabranch.state import DECISIONS, POSITION, TURN, Accepted, State, load_state
@@ -130,36 +128,6 @@ def test_a_refused_swap_that_replaces_files_leaves_nothing(lake: StreamLake) -> 
     assert (lake.rows("main"), lake.rows("batch"), lake.rows("speed")) == (ROWS, ROWS, ROWS)
     (main,) = snapshots.files_of(lake.table(), "main", FIRST)
     assert main.file_path == staged.files[0].file_path
-
-
-def test_a_file_to_be_removed_is_found_while_threads_judge_other_manifests(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The hazard: PyIceberg's threads share an evaluator that holds the manifest at hand, and the one that waits here
-    would judge by the bounds of the other's."""
-    hours = [FIRST, shift(FIRST, 1)]
-    staged = {}
-    for i, hour in enumerate(hours):
-        staged[hour] = lake.stage([(hour, 0, i)])
-        assert lake.publish(lake.speed(staged[hour], {0: i + 1})) is Outcome.LANDED
-    wanted = staged[hours[0]].files[0].file_path
-    wanted_begun, other_judged = threading.Event(), threading.Event()
-
-    def evaluate(self: Any, manifest: ManifestFile) -> bool:
-        is_wanted = wanted in [e.data_file.file_path for e in manifest.fetch_manifest_entry(lake.table().io)]
-        is_alone = threading.current_thread() is threading.main_thread()
-        assert is_wanted or is_alone or wanted_begun.wait(20)
-        self.partition_fields = manifest.partitions
-        (wanted_begun if is_wanted else other_judged).set()
-        assert not is_wanted or is_alone or other_judged.wait(20)
-        return bool(visitors.visit(self.partition_filter, self))
-
-    monkeypatch.setattr(visitors._ManifestEvalVisitor, "eval", evaluate)
-    state = lake.state()
-    change = Change("main", remove=staged[hours[0]].files)
-    assert lake.publish(Publish(new_id(), (change,), state.timeline), state) is Outcome.LANDED
-    assert wanted_begun.is_set() and other_judged.is_set(), "the hazard did not happen"
-    assert lake.rows("main") == [(hours[1], 0, 1)]
 
 
 def test_two_publishers_of_the_same_range_never_both_land(lake: StreamLake) -> None:

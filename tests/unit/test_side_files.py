@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from brokers import Broker
-from lakes import StreamLake, named_file, new_environment, new_lake, new_state
+from lakes import StreamLake, new_environment, new_lake, new_state
+from named_files import named_files
 from pyiceberg.table import Table
 
 from anabranch import ledger, orphans, registration, side_files, snapshots
@@ -209,7 +210,7 @@ def test_in_health_the_metadata_stays_small(tmp_path: Path, partitions: int, mos
     )  # fmt: skip
     written, keep = [], snapshots.plan_expiry.__defaults__[0]  # type: ignore[index]
     for i in range(4):
-        files = (named_file(lake.table(), last),)
+        files = named_files(lake, last, 1)
         at = Position(TOPIC, offsets_at(REMEMBERED_HOURS + i, partitions))
         head = lake.state().heads["main"]
         tag = Tag(f"main-2026-11-2{i}T00", head, 604_800_000)
