@@ -23,7 +23,7 @@ from anabranch.position import Offsets, Position, Ranges, Stamped, Topic, clip, 
 from anabranch.publish import Publish, new_id, run
 from anabranch.sealing import check_clock
 from anabranch.snapshots import published_since
-from anabranch.state import LOST, POSITION, State, load_state
+from anabranch.state import LOST, POSITION, State, load_state, plan_lost
 
 LOG = logging.getLogger(__name__)
 
@@ -159,12 +159,11 @@ def _to_publish(state: State, adopted: Adopted, now: datetime, confirmed: frozen
         )
         for h in adopted.sealed
     )
-    entries = json.loads(state.said["speed"].get(LOST, "[]"))
-    entries += [
+    lost = [
         {"at": now.isoformat(), "class": "retention", "ranges": ranges_to_keys(part), "hours": [hour]}
         for hour, part in adopted.lost.items()
     ]
-    said = {LOST: json.dumps(entries)} if adopted.lost else {}
+    said = {LOST: plan_lost(state, lost)} if lost else {}
     # On `main` too: a speed branch that is lost begins again there, and must not fall back to the old log.
     changes = (Change("speed", properties=said), Change("main"))
     return Publish(new_id(), changes, adopted.timeline, adopted.position, decisions=rows, confirmed=confirmed)

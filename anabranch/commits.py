@@ -24,7 +24,7 @@ from pyiceberg.table.update import (
 
 from anabranch.neighbours import explain
 from anabranch.snapshot_writer import SnapshotWriter, delete_quietly
-from anabranch.snapshots import carried
+from anabranch.snapshots import carried, summary_of
 
 
 class Outcome(Enum):
@@ -98,7 +98,7 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
         # What the branches share is written for `main`, which readers may follow by its snapshots.
         for change in sorted(commit.changes, key=lambda c: c.branch != "main"):
             said = carried(table, change.branch, change.properties, commit.id)
-            snapshot = writer.write(change, said)
+            snapshot = writer.write(change, summary_of(table, change.branch, said))
             updates.append(AddSnapshotUpdate(snapshot=snapshot))
             updates.append(set_ref(change.branch, snapshot.snapshot_id, SnapshotRefType.BRANCH))
     except OSError as error:

@@ -59,6 +59,22 @@ def waiting_served(hour: str, layer: Layer, now: datetime) -> dict[str, Any]:
     return {"id": new_id(), "at": now.isoformat(), "layer": "main", "hour": hour, "served": layer, "paths": []}
 
 
+def is_due(state: State, item: Mapping[str, Any]) -> bool:
+    """Whether a set of dead letters is to be published: the rows' table, loaded after that of the dead letters, still
+    names it, and for no revision that was replaced since. Pure.
+
+    One that is not named any more was published, or is of a rows' publish that was taken back.
+    """
+    waiting, hour = {i["id"]: i for i in state.dead_letters}, item.get("hour")
+    if item["id"] not in waiting or item["layer"] != "batch":
+        return item["id"] in waiting
+    if (accepted := state.accepted.get(str(hour))) is not None:
+        return bool(accepted.revision == item["revision"])
+    # No hour is forgotten while dead letters of it wait; by older versions it was.
+    newest = max(i["revision"] for i in waiting.values() if i.get("hour") == hour and i["layer"] == "batch")
+    return state.is_accepted(str(hour)) and bool(item["revision"] == newest)
+
+
 def roll_forward(lake: Lake, table_name: str, state: State) -> frozenset[str]:
     """Publish every set of dead letters that a rows' publish named; returns the ids that are published now.
 
@@ -101,12 +117,11 @@ def _publish(lake: Lake, table_name: str, rows_table: str, item: Mapping[str, An
     # The rows' state after the dead letters' table: what an acceptance since then publishes refuses this one.
     state = load_state(lake, rows_table)
     waiting = frozenset(str(other["id"]) for other in state.dead_letters) - {item["id"]}
+    if not is_due(state, item):
+        LOG.info("dead letters %s: of layer %s, hour %s: done or replaced since", item["id"], layer, hour)
+        return True
     if layer == "main":
         return _swap(lake, table, state, item, remembered, waiting)
-    accepted = state.accepted.get(hour) if hour else None
-    if hour and (accepted is None or accepted.revision != item["revision"]):
-        LOG.info("dead letters %s: revision %s of %s was replaced", item["id"], item["revision"], hour)
-        return True
     files, gone = _files(table, item)
     if files and not hour and _is_published(table, layer, files):
         LOG.info("dead letters %s: layer %s has them", item["id"], layer)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from anabranch.errors import ConfigurationError
@@ -53,6 +53,7 @@ def end_of(hour: str) -> datetime:
     return start_of(hour) + timedelta(hours=1)
 
 
+@lru_cache(maxsize=10_000)
 def shift(hour: str, by: int) -> str:
     return hour_of(start_of(hour) + timedelta(hours=by))
 
@@ -130,6 +131,11 @@ class Timeline:
         return hour in self.skipped or (hour < self.covered_from and hour not in self.kept)
 
     def to_json(self) -> str:
+        return self._json
+
+    # Every publish says it, and it seldom changes: with a long backlog it is megabytes.
+    @cached_property
+    def _json(self) -> str:
         return json.dumps(
             {
                 "first": self.first,
@@ -149,18 +155,23 @@ class Timeline:
 
     @staticmethod
     def from_json(text: str) -> Timeline:
-        data = json.loads(text)
-        return Timeline(
-            data["first"],
-            data["open"],
-            from_keys(data["start"]),
-            {h: from_keys(b) for h, b in data["boundaries"].items()},
-            {h: Cut.from_dict(c) for h, c in data["sealed"].items()},
-            tuple(data["skipped"]),
-            data.get("covered_from", ""),
-            tuple(data.get("kept", ())),
-            tuple(Adoption(a["hour"], a["topic_id"], from_keys(a["begins"])) for a in data.get("adoptions", ())),
-        )
+        return _timeline_of(text)
+
+
+@lru_cache(maxsize=4)
+def _timeline_of(text: str) -> Timeline:
+    data = json.loads(text)
+    return Timeline(
+        data["first"],
+        data["open"],
+        from_keys(data["start"]),
+        {h: from_keys(b) for h, b in data["boundaries"].items()},
+        {h: Cut.from_dict(c) for h, c in data["sealed"].items()},
+        tuple(data["skipped"]),
+        data.get("covered_from", ""),
+        tuple(data.get("kept", ())),
+        tuple(Adoption(a["hour"], a["topic_id"], from_keys(a["begins"])) for a in data.get("adoptions", ())),
+    )
 
 
 @dataclass(frozen=True)
@@ -204,14 +215,15 @@ def plan_first_hour(timeline: Timeline, position: Position, earliest: Stamped | 
 
 def _ended(timeline: Timeline, until: datetime) -> list[str]:
     """The unsealed hours that ended by `until`, or whose end somebody with a clock ahead has used already."""
-    running = max([hour_of(until), *(shift(h, 1) for h in timeline.boundaries)])
+    used = [shift(max(timeline.boundaries), 1)] if timeline.boundaries else []
+    running = max([hour_of(until), *used])
     return hours_between(timeline.open, running)
 
 
 def undecided(timeline: Timeline, partitions: Iterable[int], until: datetime) -> list[str]:
     """The unsealed hours that have ended and whose end is not yet known for every partition, oldest first."""
     wanted = set(partitions) | set(timeline.start)
-    return [h for h in _ended(timeline, until) if not wanted <= set(timeline.boundaries.get(h, {}))]
+    return [h for h in _ended(timeline, until) if not wanted <= timeline.boundaries.get(h, {}).keys()]
 
 
 def plan_boundaries(
@@ -226,6 +238,8 @@ def plan_boundaries(
 
     Ends never fall from one hour to the next, and never below the position in the oldest hour that has none yet.
     """
+    if not answers:
+        return timeline
     partitions = sorted(set(stable_ends) | set(timeline.start) | set(position))
     boundaries = dict(timeline.boundaries)
     floor = {p: timeline.start.get(p, 0) for p in partitions}
@@ -245,11 +259,14 @@ def plan_boundaries(
     return replace(timeline, boundaries=boundaries)
 
 
-def plan_seal(timeline: Timeline, topic_id: str, until: datetime) -> tuple[Timeline, list[str]]:
-    """Seal every hour that has ended by `until` and whose ends are decided; returns the hours sealed, oldest first."""
+def plan_seal(
+    timeline: Timeline, topic_id: str, until: datetime, at_most: int | None = None
+) -> tuple[Timeline, list[str]]:
+    """Seal the hours that have ended by `until` and whose ends are decided, oldest first and `at_most` of them; returns
+    those sealed."""
     sealed, boundaries = dict(timeline.sealed), dict(timeline.boundaries)
-    start, hour, done = dict(timeline.start), timeline.open, []
-    while end_of(hour) <= until and hour in boundaries:
+    start, hour, done = dict(timeline.start), timeline.open, list[str]()
+    while end_of(hour) <= until and hour in boundaries and (at_most is None or len(done) < at_most):
         ends = boundaries.pop(hour)
         sealed[hour] = Cut(topic_id, ranges_between(start, ends))
         start |= ends

@@ -45,6 +45,7 @@ from anabranch.fail_points import Step, reach
 from anabranch.ledger_files import MergeStep
 from anabranch.neighbours import asked, explain, said_by
 from anabranch.outcomes import Standing, plan_fence, plan_standing
+from anabranch.side_files import set_aside
 from anabranch.snapshot_writer import delete_quietly
 from anabranch.snapshots import BRANCHES, PUBLISH_ID, STAGING, Staged, has_landed
 
@@ -228,7 +229,7 @@ class Lake:
         self.clock.now(table.metadata.last_updated_ms)
         if table.current_snapshot() is None:
             with asked(f"write the first snapshot of {name}"):
-                first = {**properties, PUBLISH_ID: uuid.uuid4().hex}
+                first = set_aside(table, {**properties, PUBLISH_ID: uuid.uuid4().hex}, {})
                 tx.update_snapshot(snapshot_properties=first).fast_append().commit()
         head = tx.table_metadata.refs["main"].snapshot_id
         updates = list(tx._updates)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 LOG = logging.getLogger(__name__)
+
+# How the reason of an hour begins that an operator accepted in spite of its rules.
+BY_CHOICE = "accepted by choice"
 
 LEDGER_SCHEMA = Schema(
     NestedField(1, "sequence", LongType(), required=True, doc="order of the decisions, no clock's"),
@@ -196,7 +200,17 @@ def accepted(lake: Lake, table_name: str, state: State, hour: str) -> Accepted |
     last = max(found, key=lambda r: int(r["revision"]))
     cut = cut_of(last)
     assert cut is not None
-    return Accepted(last["revision"], cut)
+    return Accepted(last["revision"], cut, by_choice=str(last["reason"] or "").startswith(BY_CHOICE))
+
+
+def remembering(lake: Lake, table_name: str, state: State, hours: Iterable[str]) -> State:
+    """The state in which each accepted one of `hours` is remembered one by one, forgotten ones as the ledger has them.
+
+    Raises Refused when the ledger has not.
+    """
+    forgotten = [h for h in hours if h not in state.accepted and state.is_accepted(h)]
+    found = {h: a for h in forgotten if (a := accepted(lake, table_name, state, h)) is not None}
+    return replace(state, accepted=state.accepted | found) if found else state
 
 
 def accepted_partitions(lake: Lake, table_name: str, hour: str) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from anabranch.storage import Stored, list_files, same_file
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-_METADATA = r"metadata/[^/]+\.(metadata\.json|avro|stats|puffin)"
+_METADATA = r"metadata/[^/]+\.(metadata\.json|avro|stats|puffin|anabranch)"
 _FOLDERS = ("data", "metadata")
 
 

@@ -33,7 +33,6 @@ from anabranch.state import (
     SETTLED,
     TIMELINE,
     State,
-    pack,
 )
 from anabranch.turns import in_line
 
@@ -86,7 +85,7 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
         if change.branch == "main":
             # A batch branch that is lost begins again there, and what it had accepted stays accepted.
             properties |= {SETTLED: by_batch[SETTLED]} if SETTLED in by_batch else {}
-            properties |= {ACCEPTED: pack(by_batch[ACCEPTED])} if ACCEPTED in by_batch else {}
+            properties |= {ACCEPTED: by_batch[ACCEPTED]} if ACCEPTED in by_batch else {}
         # A branch that moved without `main` is not merged by a publish that knows nothing of it.
         if change.branch == "main" and (publish.merges or state.is_merged):
             properties[MERGED] = json.dumps(content, sort_keys=True)

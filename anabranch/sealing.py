@@ -22,6 +22,9 @@ from anabranch.state import State, check_log_end, check_topic, load_state
 
 LOG = logging.getLogger(__name__)
 
+# Of a long backlog each commit seals so many hours, so that what waits for the ledger stays small.
+SEALED_AT_ONCE = 48
+
 
 def check_clock(lake: Lake, state: State) -> None:
     """Compare this machine's clock with the object store's and the table's last update, now.
@@ -129,12 +132,13 @@ class HourClock:
 
 
 def plan_sealing(decided: Decided, grace: timedelta, id: str, confirmed: frozenset[str]) -> Publish | None:
-    """The publish that seals every hour whose end and grace have passed; its decisions name them, oldest first. Pure.
+    """The publish that seals the hours whose end and grace have passed, SEALED_AT_ONCE at most; its decisions name
+    them, oldest first. Pure.
 
     None when there is none.
     """
     state, position, now = decided.state, decided.position, decided.now
-    planned, sealed = hours.plan_seal(decided.timeline, position.topic_id, now - grace)
+    planned, sealed = hours.plan_seal(decided.timeline, position.topic_id, now - grace, SEALED_AT_ONCE)
     if not sealed:
         return None
     rows = tuple(
@@ -153,9 +157,11 @@ def _fits(position: Position, topic: Topic) -> bool:
 
 
 def seal(environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
-    """Seal every hour whose end and grace have passed, in one commit; returns the hours sealed, oldest first.
+    """Seal every hour whose end and grace have passed, in commits of bounded size; returns the hours sealed, oldest
+    first.
 
-    Waiting decisions of earlier publishes are written to the ledger first, those of this one after it.
+    Waiting decisions are written to the ledger before each commit and after the last. Cut short anywhere, it goes on
+    where it ended.
     """
     before = load_state(lake, stream.table)
     check_clock(lake, before)
@@ -169,14 +175,16 @@ def seal(environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapt
             reach(Step.SEAL_DECIDED)
         return decided.state, publish
 
-    published = run(lake, stream.table, decide, f"seal {stream.name}", take_turns=True)
-    if published is None:
-        return []
-    reach(Step.SEAL_PUBLISHED)
-    sealed = [str(row["hour"]) for row in published.decisions]
-    LOG.info("stream %s: sealed %s", stream.name, f"{sealed[0]} to {sealed[-1]}" if len(sealed) > 1 else sealed[0])
-    ledger.record_waiting(lake, stream.hours_table, load_state(lake, stream.table))
-    reach(Step.SEAL_RECORDED)
+    sealed: list[str] = []
+    while (published := run(lake, stream.table, decide, f"seal {stream.name}", take_turns=True)) is not None:
+        reach(Step.SEAL_PUBLISHED)
+        done = [str(row["hour"]) for row in published.decisions]
+        sealed += done
+        LOG.info("stream %s: sealed %s", stream.name, f"{done[0]} to {done[-1]}" if len(done) > 1 else done[0])
+        confirmed = ledger.record_waiting(lake, stream.hours_table, load_state(lake, stream.table))
+        reach(Step.SEAL_RECORDED)
+        if len(done) < SEALED_AT_ONCE:
+            break
     return sealed
 
 

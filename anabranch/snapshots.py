@@ -11,6 +11,7 @@ from pyiceberg.manifest import DataFile, ManifestEntryStatus
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
+from anabranch import side_files
 from anabranch.errors import ConfigurationError, Terminal
 from anabranch.manifests import hour_of_file, list_manifests, read_entries
 from anabranch.neighbours import asked
@@ -97,10 +98,13 @@ def find_snapshot(table: Table, at: str) -> int:
 def branch_properties(table: Table, branch: str) -> dict[str, str]:
     """What a branch says in our words (`anabranch.*`), but for the id of its last publish."""
     snapshot = last_publish(table, branch)
-    summary = snapshot.summary if snapshot is not None else None
-    if summary is None:
-        return {}
-    return {k: v for k, v in summary.additional_properties.items() if k.startswith(PREFIX) and k != PUBLISH_ID}
+    return side_files.whole(table, _said_itself(snapshot)) if snapshot is not None else {}
+
+
+def _said_itself(snapshot: Snapshot) -> dict[str, str]:
+    """What a snapshot says in our words without its side file, but for the id of its publish."""
+    said = snapshot.summary.additional_properties if snapshot.summary is not None else {}
+    return {k: v for k, v in said.items() if k.startswith(PREFIX) and k != PUBLISH_ID}
 
 
 def published_since(table: Table, branch: str, key: str) -> datetime:
@@ -112,7 +116,7 @@ def published_since(table: Table, branch: str, key: str) -> datetime:
         if parent is None:
             break
         snapshot = parent
-        if snapshot.summary is not None and (before := snapshot.summary.get(key)) is not None:
+        if (before := side_files.look_up(table, _said_itself(snapshot), key)) is not None:
             if before != said:
                 break
             found = snapshot
@@ -144,11 +148,13 @@ def snapshots_by_commit(table: Table) -> dict[str, int]:
 
 
 def reachable(table: Table, snapshots: Iterable[Snapshot]) -> Iterator[str]:
-    """The files that snapshots are made of, each before what it leads to: manifest lists, manifests, live data files.
-    Raises OSError, ValueError when one cannot be read."""
+    """The files that snapshots are made of, each before what it leads to: manifest lists, side files, manifests, live
+    data files. Raises OSError, ValueError when one cannot be read."""
     seen: set[str] = set()
     for snapshot in snapshots:
         yield snapshot.manifest_list
+        if (name := side_files.named(_said_itself(snapshot))) is not None:
+            yield side_files.path_of(table, name)
         for manifest in snapshot.manifests(table.io):
             if manifest.manifest_path in seen:
                 continue
@@ -158,8 +164,15 @@ def reachable(table: Table, snapshots: Iterable[Snapshot]) -> Iterator[str]:
 
 
 def carried(table: Table, branch: str, properties: Mapping[str, str], commit_id: str) -> dict[str, str]:
-    """What a commit's snapshot of a branch says: what the branch said, what the commit says anew, and its id. Pure."""
+    """All that a commit's snapshot of a branch says: what the branch said, what the commit says anew, and its id."""
     return branch_properties(table, branch) | dict(properties) | {PUBLISH_ID: commit_id}
+
+
+def summary_of(table: Table, branch: str, said: Mapping[str, str]) -> dict[str, str]:
+    """What the snapshot's summary has of what it says (`carried`): the rest is in a side file, written here. Raises
+    OSError."""
+    before = last_publish(table, branch)
+    return side_files.set_aside(table, said, _said_itself(before) if before is not None else {})
 
 
 def find_staged(table: Table, wap_id: str) -> Staged | None:
@@ -252,7 +265,7 @@ def content_by_hour(table: Table, branch: str, hours: Collection[str] | None = N
 
 
 def plan_expiry(
-    table: Table, publishing: str | None, now: datetime, keep: int = 200, *, waiting: Collection[str] = ()
+    table: Table, publishing: str | None, now: datetime, keep: int = 100, *, waiting: Collection[str] = ()
 ) -> tuple[int, ...]:
     """Which snapshots the next commit removes: staged ones that are published or abandoned, and all but the newest.
 

@@ -7,17 +7,17 @@ with every publish, and the newest one counts.
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from anabranch import snapshots
 from anabranch.errors import PositionError, Terminal
 from anabranch.hours import Cut, Timeline, shift
 from anabranch.position import Offsets, Position, Topic
+from anabranch.side_files import SideFileGone
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -79,7 +79,7 @@ class State:
     content: dict[str, str]
     said: dict[str, dict[str, str]]
 
-    @property
+    @cached_property
     def cuts(self) -> dict[str, Cut]:
         """The cuts of all sealed hours that are still remembered."""
         return {h: a.cut for h, a in self.accepted.items()} | self.timeline.sealed
@@ -104,7 +104,15 @@ class State:
 
 def load_state(lake_: Lake, table_name: str) -> State:
     """Load and read a stream's table. Raises Terminal when it carries no position, Transient when the lake is away."""
-    return read_state(lake_.load(table_name))
+    table = lake_.load(table_name)
+    try:
+        return read_state(table)
+    except SideFileGone:
+        # Of a table that others published to since, it may have been deleted by its age.
+        fresh = lake_.load(table_name)
+        if fresh.metadata_location == table.metadata_location:
+            raise
+        return read_state(fresh)
 
 
 def read_state(table: Table) -> State:
@@ -153,19 +161,12 @@ def plan_held(said: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, Accepted
 
 
 def _accepted(said: Mapping[str, str]) -> dict[str, Accepted]:
-    text = said.get(ACCEPTED, "{}")
-    if text.startswith(_PACKED):
-        text = zlib.decompress(base64.b85decode(text.removeprefix(_PACKED))).decode()
+    return dict(_accepted_of(said.get(ACCEPTED, "{}")))
+
+
+@lru_cache(maxsize=4)
+def _accepted_of(text: str) -> Mapping[str, Accepted]:
     return {h: Accepted.from_dict(a) for h, a in json.loads(text).items()}
-
-
-# Every publish of the speed layer repeats what `main` says, so the accepted hours are packed there, to a tenth.
-_PACKED = "zlib:"
-
-
-def pack(text: str) -> str:
-    """`plan_accepted`'s list of hours as `main` carries it; either form is read on any branch."""
-    return _PACKED + base64.b85encode(zlib.compress(text.encode(), 9)).decode()
 
 
 # How many accepted hours a branch remembers one by one; the ledger holds all.
@@ -176,12 +177,14 @@ def plan_accepted(state: State, hours: Mapping[str, Accepted]) -> dict[str, str]
     """The batch branch's properties after it accepted `hours`: what is accepted, and before which hour it is forgotten.
 
     An hour is forgotten once it is two days behind, and the speed layer is past it; not by the publish that accepts or
-    restates it, since its dead letters follow; and not while an override gives it to the speed layer, since a batch
-    branch made again from `main` then lacks its rows.
+    restates it, nor while dead letters or decisions of it wait, which follow that publish: whoever asks for a forgotten
+    hour's revision finds it in the ledger; and not while an override gives it to the speed layer, since a batch branch
+    made again from `main` then lacks its rows.
     """
     accepted = state.accepted | dict(hours)
     settled = state.settled_before
-    old = [h for h in sorted(accepted)[:-REMEMBERED_HOURS] if h not in hours and state.overrides.get(h) != "speed"]
+    waits = {str(item.get("hour")) for item in (*state.dead_letters, *state.decisions)} | set(hours)
+    old = [h for h in sorted(accepted)[:-REMEMBERED_HOURS] if h not in waits and state.overrides.get(h) != "speed"]
     for hour in old:
         ends = accepted[hour].cut.ends
         behind = hour >= state.timeline.since and any(state.position.offsets.get(p, 0) < e for p, e in ends.items())
@@ -191,6 +194,30 @@ def plan_accepted(state: State, hours: Mapping[str, Accepted]) -> dict[str, str]
         settled = max(settled, shift(hour, 1))
     written = {h: accepted[h].as_dict() for h in sorted(accepted)}
     return {ACCEPTED: json.dumps(written, separators=(",", ":")), SETTLED: settled}
+
+
+# How many losses a branch tells one by one.
+REMEMBERED_LOSSES = 200
+
+
+def plan_lost(state: State, new: Sequence[Mapping[str, Any]]) -> str:
+    """What the speed branch says is lost, with what is lost now, oldest first.
+
+    However long records are lost, it stays short: of older losses it says one for the same hours, with the span and the
+    count of their offsets, and none of accepted hours, whose account is in the ledger. Pure.
+    """
+    entries = [*json.loads(state.said["speed"].get(LOST, "[]")), *new]
+    folded: dict[tuple[str, ...], dict[str, Any]] = {}
+    for entry in entries[:-REMEMBERED_LOSSES]:
+        hours = tuple(entry["hours"])
+        if hours and all(state.is_accepted(h) for h in hours):
+            continue
+        known = folded.setdefault((entry["class"], *hours), {**entry, "ranges": {}, "offsets": 0})
+        known["offsets"] += entry.get("offsets", sum(e - s for s, e in entry["ranges"].values()))
+        for p, (start, end) in entry["ranges"].items():
+            low, high = known["ranges"].get(p, (start, end))
+            known["ranges"][p] = [min(low, start), max(high, end)]
+    return json.dumps([*folded.values(), *entries[-REMEMBERED_LOSSES:]])
 
 
 def _union(said: Iterable[Mapping[str, str]], key: str) -> tuple[dict[str, Any], ...]:

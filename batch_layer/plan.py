@@ -27,6 +27,9 @@ EMPTY: Mapping[str, Any] = Balance(Cut("", {}), Counted(), Counted(), {}, {}).co
     "served": "batch",
 }
 
+# Of a long run of empty hours each commit accepts so many, so that what waits for the ledger stays small.
+ACCEPTED_AT_ONCE = 48
+
 
 class Verdict(Enum):
     """What is to be done with a staged hour, by the state as it is now."""
@@ -53,8 +56,10 @@ def plan_empty(state: State, candidates: Sequence[str]) -> list[str]:
 def plan_acceptance_of_empty(
     state: State, candidates: Sequence[str], id: str, now: datetime, confirmed: frozenset[str]
 ) -> Publish | None:
-    """The one publish that accepts those of `candidates`, hours without records, that wait; None when none does."""
-    todo = {h: state.timeline.sealed[h] for h in candidates if h in plan_waiting(state)}
+    """The publish that accepts those of `candidates`, hours without records, that wait, ACCEPTED_AT_ONCE at most; None
+    when none does."""
+    waiting = set(plan_waiting(state))
+    todo = {h: state.timeline.sealed[h] for h in [h for h in candidates if h in waiting][:ACCEPTED_AT_ONCE]}
     if not todo:
         return None
     rows = tuple(ledger.decision(h, "accepted", 1, cut, now, id=f"{id}-{h}", **EMPTY) for h, cut in todo.items())
@@ -67,12 +72,12 @@ def plan_acceptance_of_empty(
 def plan_reason(objections: Sequence[str], accept: bool, why: str | None) -> str | None:
     """What the ledger says of why an hour is accepted; nothing for one that passed by itself."""
     if accept and objections:
-        return f"accepted by choice: {why}; in spite of: {'; '.join(objections)}"
+        return f"{ledger.BY_CHOICE}: {why}; in spite of: {'; '.join(objections)}"
     return why
 
 
 def revision_now(state: State, hour: str, before: int) -> int:
-    """The accepted revision of an hour, 0 for none. An hour that is no longer remembered one by one is as `before`."""
+    """The accepted revision of an hour, 0 for none; of one that is no longer remembered one by one, `before`."""
     if hour in state.accepted:
         return state.accepted[hour].revision
     return before if state.is_accepted(hour) else 0

@@ -33,6 +33,7 @@ from anabranch.tables import require_columns
 from batch_layer import standing
 from batch_layer.hour import Built, HourBuilder
 from batch_layer.plan import (
+    ACCEPTED_AT_ONCE,
     EMPTY,
     Rebuilt,
     Verdict,
@@ -154,7 +155,7 @@ class Rebuilder:
         return plan_empty(load_state(self._job.lake, self._stream.table), candidates)
 
     def accept_empty(self, candidates: Sequence[str]) -> list[Result]:
-        """Accept hours without records, all in one commit."""
+        """Accept hours without records, in commits of bounded size."""
 
         def decide() -> tuple[State, Publish | None]:
             state = load_state(self._job.lake, self._stream.table)
@@ -162,13 +163,15 @@ class Rebuilder:
                 state, candidates, new_id(), self._job.lake.clock.now(), self._confirmed
             )
 
-        published = run(self._job.lake, self._stream.table, decide, f"accept empty hours of {self._stream.name}", True)
-        if published is None:
-            return []
-        reach(Step.BATCH_EMPTY_ACCEPTED)
-        state = load_state(self._job.lake, self._stream.table)
-        self._confirmed |= ledger.record_waiting(self._job.lake, self._stream.hours_table, state)
-        return [Result(str(row["hour"]), "accepted", 1, said=EMPTY) for row in published.decisions]
+        doing, results = f"accept empty hours of {self._stream.name}", list[Result]()
+        while (published := run(self._job.lake, self._stream.table, decide, doing, True)) is not None:
+            reach(Step.BATCH_EMPTY_ACCEPTED)
+            state = load_state(self._job.lake, self._stream.table)
+            self._confirmed |= ledger.record_waiting(self._job.lake, self._stream.hours_table, state)
+            results += [Result(str(row["hour"]), "accepted", 1, said=EMPTY) for row in published.decisions]
+            if len(published.decisions) < ACCEPTED_AT_ONCE:
+                break
+        return results
 
     def repairable(self) -> dict[str, int]:
         """By accepted hour, how many of its dead letters would be rows by the stream as it is now."""
@@ -218,7 +221,8 @@ class Rebuilder:
         built = [first]
         try:
             if not _refusals(first, order.accept):
-                built += self._following(first, state)
+                state, following = self._following(first, state)
+                built += following
             if refusals := _refusals(first, order.accept) + [
                 f"{b.hour}, decided again: {refusal}"
                 for b in built[1:]
@@ -228,20 +232,22 @@ class Rebuilder:
                 return self._refuse(state, hour, cut, before, "; ".join(refusals), first.said)
             # Step 6: publish.
             reasons = {hour: plan_reason(first.objections, order.accept, order.why)}
-            reasons |= {b.hour: f"decided again after {hour}" for b in built[1:]}
+            reasons |= {b.hour: plan_reason(b.objections, True, f"decided again after {hour}") for b in built[1:]}
             return self._publish(built, reasons, state)
         except _Moved:
             self._discard(built)
             raise
 
-    def _following(self, first: Built, state: State) -> list[Built]:
-        """The accepted hours after it that have to drop, or to take back, events because of it; oldest first."""
-        reach_of = self._stream.batch.lookback_hours
-        after = [h for h in state.accepted if first.hour < h <= hours.shift(first.hour, reach_of)]
-        if not after or state.overrides.get(first.hour) == "speed" or not self._hours.changes_events(first, state):
-            return []
+    def _following(self, first: Built, state: State) -> tuple[State, list[Built]]:
+        """The accepted hours after it that have to drop, or to take back, events because of it, oldest first; and the
+        state in which they are remembered one by one, however long ago they were accepted."""
+        if not self._after(first.hour, first.hour, state) or state.overrides.get(first.hour) == "speed":
+            return state, []
+        if not self._hours.changes_events(first, state):
+            return state, []
         together, last, hour = {first.hour: first}, first.hour, hours.shift(first.hour, 1)
-        while hour <= hours.shift(last, reach_of):
+        while hour <= hours.shift(last, self._stream.batch.lookback_hours):
+            state = ledger.remembering(self._job.lake, self._stream.hours_table, state, [hour])
             accepted = state.accepted.get(hour)
             if accepted is not None and accepted.cut.offsets:
                 again = self._hours.decide_again(hour, accepted.cut, accepted.revision, state, together)
@@ -249,15 +255,19 @@ class Rebuilder:
                     LOG.info("stream %s: hour %s is decided again after %s", self._stream.name, hour, first.hour)
                     together[hour], last = again, hour
             hour = hours.shift(hour, 1)
-        return list(together.values())[1:]
+        return state, list(together.values())[1:]
+
+    def _after(self, first: str, last: str, state: State) -> list[str]:
+        """The accepted hours behind `first` that look back on one up to `last`."""
+        behind = hours.shift(last, self._stream.batch.lookback_hours + 1)
+        return [h for h in hours.hours_between(hours.shift(first, 1), behind) if state.is_accepted(h)]
 
     def _surroundings(self, built: Sequence[Built], state: State) -> frozenset[str]:
         """What `main` serves of the hours that duplicates were dropped against, and of those that were left as they
         are."""
         rebuilt = {b.hour for b in built}
-        last = hours.shift(max(rebuilt), self._stream.batch.lookback_hours)
-        after = [h for h in state.accepted if built[0].hour < h <= last]
-        around = ({h for b in built for h in self._hours.lookback(b.hour)} | set(after)) - rebuilt
+        around = {h for b in built for h in self._hours.lookback(b.hour)}
+        around = (around | set(self._after(built[0].hour, max(rebuilt), state))) - rebuilt
         by_batch = {h for h in around if state.serving_layer(h) == "batch"}
         files = files_by_hour(state.table, "main", by_batch)
         content = content_by_hour(state.table, "main", around - by_batch)
@@ -284,6 +294,8 @@ class Rebuilder:
         def decide() -> tuple[State, Publish | None]:
             state = load_state(lake, stream.table)
             require_columns(state.table, stream)
+            # Somebody may have restated one of them since, and others have let it be forgotten again.
+            state = ledger.remembering(lake, stream.hours_table, state, [b.hour for b in built])
             around = self._surroundings(built, state)
             for b in built:
                 verdict = plan_acceptance(state, b.hour, b.cut, b.before, b.rows.wap_id, around, surroundings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -27,7 +26,7 @@ from anabranch.position import Position, Ranges, advance, ranges_to_keys, size
 from anabranch.publish import Publish, new_id, to_commit
 from anabranch.sealing import Decided, HourClock
 from anabranch.staging import stage
-from anabranch.state import LOST, State, load_state
+from anabranch.state import LOST, State, load_state, plan_lost
 from anabranch.tables import require_columns, rows_columns
 from anabranch.turns import Holding
 from serving_layer import merger
@@ -152,7 +151,7 @@ class MicroBatches:
             "ranges": ranges_to_keys(lost),
             "hours": sorted(hours),
         }
-        entries = [*json.loads(decided.state.said["speed"].get(LOST, "[]")), entry]
+        said = {LOST: plan_lost(decided.state, [entry])}
         timeline = replace(decided.timeline, skipped=tuple(sorted({*decided.timeline.skipped, *hours})))
         LOG.error(
             "stream %s: retention took %d offsets before they were read: %s; recorded as a gap", self._stream.name,
@@ -160,7 +159,7 @@ class MicroBatches:
         )  # fmt: skip
         publish = Publish(
             id=new_id(),
-            changes=(Change("speed", properties={LOST: json.dumps(entries)}),),
+            changes=(Change("speed", properties=said),),
             timeline=timeline,
             position=advance(position, lost),
             confirmed=self._confirmed,

@@ -148,15 +148,15 @@ class Read:
 def assign(ranges: Ranges, hours: Sequence[HourRange]) -> dict[str, Ranges]:
     """Split a micro-batch's ranges by ingest hour; `hours` oldest first, the last one open."""
     assigned: dict[str, Ranges] = {}
-    floor: Offsets = {}
+    left = {p: (s, e) for p, (s, e) in ranges.items() if s < e}
     for entry in hours:
-        within = {
-            p: (floor.get(p, 0), e if entry.ends is None else entry.ends.get(p, 0)) for p, (_, e) in ranges.items()
-        }
-        if part := clip(ranges, within):
+        if not left:
+            break  # a long backlog has many hours behind the micro-batch's
+        ends = entry.ends
+        until = {p: e if ends is None else min(e, ends.get(p, 0)) for p, (_, e) in left.items()}
+        if part := {p: (s, until[p]) for p, (s, _) in left.items() if s < until[p]}:
             assigned[entry.hour] = part
-        if entry.ends is not None:
-            floor |= {p: max(e, floor.get(p, 0)) for p, e in entry.ends.items()}
+        left = {p: (max(s, until[p]), e) for p, (s, e) in left.items() if until[p] < e}
     return assigned
 
 

@@ -7,13 +7,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from lakes import FIRST, StreamLake, new_lake
+from brokers import Broker
+from lakes import FIRST, StreamLake, new_environment, new_lake
 
+from anabranch import ledger
 from anabranch.commits import Outcome
 from anabranch.hours import Cut, Timeline, shift
+from anabranch.session import Job
 from anabranch.snapshots import Staged
 from anabranch.state import Accepted
 from batch_layer.plan import (
+    ACCEPTED_AT_ONCE,
     Rebuilt,
     Verdict,
     plan_acceptance,
@@ -24,6 +28,7 @@ from batch_layer.plan import (
     plan_waiting,
     revision_now,
 )
+from batch_layer.rebuild import Rebuilder
 
 H0, H1 = FIRST, shift(FIRST, 1)
 NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)
@@ -93,6 +98,20 @@ def test_hours_without_records_are_accepted_together_and_once(lake: StreamLake) 
     assert lake.publish(publish, state) is Outcome.LANDED
     assert lake.state().accepted == {H1: Accepted(1, EMPTY)}
     assert plan_acceptance_of_empty(lake.state(), [H1], "id", NOW, frozenset()) is None
+
+
+def test_a_long_run_of_hours_without_records_is_accepted_so_many_at_a_time(tmp_path: Path) -> None:
+    run = [shift(H0, i) for i in range(2 * ACCEPTED_AT_ONCE + 1)]
+    timeline = Timeline(H0, shift(run[-1], 1), {0: 0}, sealed=dict.fromkeys(run, EMPTY))
+    lake = new_lake(tmp_path, timeline=timeline)
+    job = Job(new_environment(tmp_path), lake.stream, lake.lake, Broker().adapter)
+    results = Rebuilder(job, None).accept_empty(run)  # type: ignore[arg-type]
+    assert [r.hour for r in results] == run
+    state = lake.state()
+    assert plan_waiting(state) == []
+    assert len(state.decisions) == 1, "expected those of the last commit alone to wait"
+    rows = ledger.history(lake.lake, lake.stream.hours_table)
+    assert [(r["hour"], r["decision"], r["revision"]) for r in rows] == [(h, "accepted", 1) for h in run]
 
 
 def test_an_hour_accepted_in_spite_of_its_rules_says_of_which_and_why() -> None:

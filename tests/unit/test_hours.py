@@ -137,3 +137,23 @@ HOURS = st.integers(0, 99).map(lambda n: hours.shift(H3, n))
 )  # fmt: skip
 def test_a_timeline_comes_back_from_json_as_it_was(timeline: Timeline) -> None:
     assert Timeline.from_json(timeline.to_json()) == timeline
+
+
+def test_a_long_backlog_is_looked_at_and_not_built_again_by_each_micro_batch() -> None:
+    ends = {hours.shift(H3, i): {0: i + 1} for i in range(8_760)}
+    timeline = Timeline(H3, H3, {0: 0}, ends)
+    now = hours.start_of(hours.shift(H3, 8_760))
+    assert hours.undecided(timeline, [0], now) == []
+    assert hours.plan_boundaries(timeline, {0: 0}, {}, {0: 9_000}, now, now) is timeline
+    assert Timeline.from_json(timeline.to_json()) == timeline
+    assert Timeline.from_json(timeline.to_json()) is Timeline.from_json(timeline.to_json())
+
+
+def test_of_a_long_backlog_so_many_hours_are_sealed_as_are_asked_for() -> None:
+    ends = {hours.shift(H3, i): {0: i + 1} for i in range(10)}
+    timeline = Timeline(H3, H3, {0: 0}, ends)
+    now = hours.start_of(hours.shift(H3, 10))
+    first, done = hours.plan_seal(timeline, "t", now, at_most=4)
+    assert done == [hours.shift(H3, i) for i in range(4)]
+    rest, more = hours.plan_seal(first, "t", now)
+    assert (rest, done + more) == hours.plan_seal(timeline, "t", now)

@@ -259,8 +259,8 @@ def test_the_way_back_to_the_last_publish_survives_expiry(lake: StreamLake) -> N
     assert lake.state().said["main"] == said
 
 
-def test_a_publish_keeps_about_two_hundred_snapshots(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert snapshots.plan_expiry.__defaults__ == (200,)
+def test_a_publish_keeps_about_a_hundred_snapshots(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert snapshots.plan_expiry.__defaults__ == (100,)
     monkeypatch.setattr(snapshots.plan_expiry, "__defaults__", (10,))
     for _ in range(15):
         lake.move("speed")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
-from lakes import new_state
+from brokers import Broker
+from lakes import new_environment, new_lake, new_state
 
+from anabranch import ledger, sealing
 from anabranch.errors import PositionError
-from anabranch.hours import Timeline
+from anabranch.fail_points import Step
+from anabranch.hours import Timeline, hour_of, shift
 from anabranch.position import Position, Stamped, Topic
 from anabranch.sealing import Asked, ask, plan_decided, plan_sealing
 from anabranch.state import State
@@ -68,6 +72,34 @@ def test_hours_that_ended_since_are_asked_for_again() -> None:
     old = Asked(Topic("events", "t", (0,)), NOW, NOW, {}, {}, {})
     assert plan_decided(state_of({0: 2}), old) is None
     assert plan_decided(state_of({0: 2}, sealed), old) is not None
+
+
+def test_a_long_backlog_is_sealed_in_commits_of_bounded_size_and_written_down_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: what waits for the ledger is as long as the backlog, in every snapshot of the branch."""
+    monkeypatch.setattr(sealing, "SEALED_AT_ONCE", 3)
+    first = hour_of(datetime.now(UTC) - timedelta(hours=8))
+    lake = new_lake(tmp_path, timeline=Timeline(first, first, {0: 0}))
+    waited: list[int] = []
+
+    def watched(name: Step) -> None:
+        if name is Step.SEAL_PUBLISHED:
+            waited.append(len(lake.state().decisions))
+        if name is Step.SEAL_RECORDED and len(waited) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sealing, "reach", watched)
+    environment, kafka = new_environment(tmp_path), Broker(log={0: []}).adapter
+    with pytest.raises(KeyboardInterrupt):
+        sealing.seal(environment, lake.stream, lake.lake, kafka)
+    assert lake.state().timeline.open == shift(first, 6), "cut short after two commits"
+    sealed = sealing.seal(environment, lake.stream, lake.lake, kafka)
+    assert sealed[0] == shift(first, 6)
+    assert waited[:2] == [3, 3]
+    assert max(waited) <= 3
+    rows = ledger.history(lake.lake, lake.stream.hours_table)
+    assert [r["hour"] for r in rows] == [shift(first, i) for i in range(6 + len(sealed))]
 
 
 def test_nothing_to_seal_is_no_publish() -> None:

@@ -1,0 +1,224 @@
+"""What is promised without an age is kept without an age: hours that the branches no longer remember one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import Broker
+from lakes import FIRST, Row, StreamLake, new_environment, new_lake
+
+from anabranch import ledger, state
+from anabranch.commits import Change, Outcome
+from anabranch.dead_letters import is_due, roll_forward, waiting_batch
+from anabranch.hours import Cut, Timeline, shift
+from anabranch.publish import Publish, new_id
+from anabranch.session import Job
+from anabranch.state import Accepted, State
+from batch_layer.hour import Built
+from batch_layer.plan import Rebuilt, plan_publish, plan_reason
+from batch_layer.rebuild import Order, Rebuilder, Result
+
+HOURS = 5
+H = [shift(FIRST, i) for i in range(HOURS)]
+CUTS = {h: Cut("t", {0: (10 * i, 10 * i + 10)}) for i, h in enumerate(H)}
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+class Hours:
+    """Stands where Spark reads and stages hours: the hour rebuilt has an event that the next one has to drop."""
+
+    def __init__(self, lake: StreamLake) -> None:
+        self._lake = lake
+        self.again: list[str] = []
+
+    def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
+        return Built(hour, cut, before, self._lake.stage([(hour, 0, cut.starts[0])]), None, said=account(cut))
+
+    def changes_events(self, built: Built, state: State) -> bool:
+        return True
+
+    def decide_again(self, hour: str, cut: Cut, before: int, state: State, together: Mapping[str, Built]) -> Built:
+        self.again.append(hour)
+        return self.build(hour, cut, before, state)
+
+    def lookback(self, hour: str) -> list[str]:
+        return [shift(hour, -1)]
+
+
+def account(cut: Cut) -> dict[str, Any]:
+    return {"good": 1, "dead": 0, "duplicate": 0, "gap": cut.offsets - 1}
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamLake:
+    """Hours of which the batch layer remembers two; the speed layer is past all of them."""
+    monkeypatch.setattr(state, "REMEMBERED_HOURS", 2)
+    made = new_lake(tmp_path, timeline=Timeline(FIRST, shift(H[-1], 1), {0: 10 * HOURS}, sealed=dict(CUTS)))
+    assert made.publish(made.speed(made.stage([]), {0: 10 * HOURS})) is Outcome.LANDED
+    return made
+
+
+def accept(
+    lake: StreamLake, i: int, offsets: list[int], dead: list[int], revision: int = 1, reason: str | None = None
+) -> None:
+    """What the batch layer publishes of an hour, and the ledger's row; the dead letters are yet to follow."""
+    rows = lake.stage([(H[i], 0, o) for o in offsets])
+    staged = lake.stage_dead([(H[i], 0, o) for o in dead], "batch") if dead else None
+    state = lake.state()
+    letters = (waiting_batch(staged, H[i], revision, NOW),)
+    rebuilt = Rebuilt(H[i], Accepted(revision, CUTS[H[i]]), rows, letters, {"reason": reason})
+    confirmed = ledger.record_waiting(lake.lake, lake.stream.hours_table, state)
+    confirmed |= roll(lake)
+    assert lake.publish(plan_publish(state, [rebuilt], NOW, confirmed), state) is Outcome.LANDED
+    ledger.record_waiting(lake.lake, lake.stream.hours_table, lake.state())
+
+
+def roll(lake: StreamLake) -> frozenset[str]:
+    return roll_forward(lake.lake, lake.stream.dead_letters_table, lake.state())
+
+
+def settle(lake: StreamLake) -> None:
+    """A publish of somebody who has seen all that waited through."""
+    confirmed = ledger.record_waiting(lake.lake, lake.stream.hours_table, lake.state()) | roll(lake)
+    state = lake.state()
+    changes = (Change("batch", properties=state_said(state)), Change("main"))
+    assert lake.publish(Publish(new_id(), changes, state.timeline, confirmed=confirmed), state) is Outcome.LANDED
+
+
+def state_said(of: State) -> dict[str, str]:
+    return state.plan_accepted(of, {})
+
+
+def accept_all(lake: StreamLake, but: tuple[int, ...] = ()) -> None:
+    for i in range(HOURS):
+        if i not in but:
+            accept(lake, i, [10 * i, 10 * i + 1, 10 * i + 2], [10 * i + 7, 10 * i + 8])
+    settle(lake)
+    settle(lake)
+
+
+def of_hour(rows: list[Row], i: int) -> list[int]:
+    return [o for h, _, o in rows if h == H[i]]
+
+
+def rebuilder(lake: StreamLake) -> tuple[Rebuilder, Hours]:
+    job = Job(new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter)
+    made, built = Rebuilder(job, None), Hours(lake)  # type: ignore[arg-type]
+    made._hours = built  # type: ignore[assignment]
+    return made, built
+
+
+def test_an_offset_of_a_forgotten_hour_is_a_row_or_a_dead_letter_whoever_publishes_in_between(
+    lake: StreamLake,
+) -> None:
+    """The hazard: a later acceptance forgets the hour again, and its dead letters are taken for replaced ones."""
+    accept_all(lake, but=(3, 4))
+    assert H[0] not in lake.state().accepted, "the hazard did not happen"
+    accept(lake, 0, [0, 1, 2, 7], [8], revision=2)
+    # The process stands still; others accept hours and restate, and never get to its dead letters.
+    for i in (3, 4):
+        rows = lake.stage([(H[i], 0, 10 * i)])
+        assert lake.publish(lake.accept(rows, H[i], Accepted(1, CUTS[H[i]]))) is Outcome.LANDED
+    assert H[0] in lake.state().accepted, "an hour whose dead letters wait was forgotten"
+    roll(lake)
+    assert (of_hour(lake.rows("main"), 0), of_hour(lake.dead("main"), 0)) == ([0, 1, 2, 7], [8])
+    settle(lake)
+    settle(lake)
+    assert H[0] not in lake.state().accepted, "an hour of which nothing waits is remembered for ever"
+
+
+def test_dead_letters_of_an_hour_that_an_older_version_forgot_are_published(lake: StreamLake) -> None:
+    accept_all(lake)
+    accept(lake, 0, [0, 1, 2, 7], [8], revision=2)
+    state = lake.state()
+    forgotten = {h: a for h, a in state.accepted.items() if h != H[0]}
+    [item] = [i for i in state.dead_letters if i["hour"] == H[0]]
+    older = {**item, "id": "older", "revision": 1}
+    was = State(**{**of_fields(state), "accepted": forgotten, "dead_letters": (older, item)})
+    assert was.is_accepted(H[0])
+    assert [is_due(was, i) for i in (older, item)] == [False, True]
+
+
+def of_fields(state: State) -> dict[str, Any]:
+    return {name: getattr(state, name) for name in State.__dataclass_fields__}
+
+
+def test_dead_letters_that_the_rows_no_longer_name_are_left_alone(lake: StreamLake) -> None:
+    """The hazard: a process that slept for days publishes once more what was done long ago."""
+    accept_all(lake)
+    accept(lake, 0, [0, 1, 2, 7], [8], revision=2)
+    stale = lake.state()
+    settle(lake)
+    settle(lake)
+    assert [is_due(lake.state(), item) for item in stale.dead_letters] == [False] * len(stale.dead_letters)
+    before = lake.lake.load(lake.stream.dead_letters_table).metadata_location
+    roll_forward(lake.lake, lake.stream.dead_letters_table, stale)
+    assert lake.lake.load(lake.stream.dead_letters_table).metadata_location == before
+
+
+def test_the_hour_after_a_forgotten_one_is_decided_again(lake: StreamLake) -> None:
+    accept_all(lake)
+    assert not {H[0], H[1]} & set(lake.state().accepted), "the hazard did not happen"
+    ours, hours = rebuilder(lake)
+    built = hours.build(H[0], CUTS[H[0]], 1, lake.state())
+    known, following = ours._following(built, lake.state())
+    assert [(b.hour, b.before, b.cut) for b in following][:1] == [(H[1], 1, CUTS[H[1]])]
+    assert known.accepted[H[1]] == Accepted(1, CUTS[H[1]])
+    result = restate(ours, 0)
+    assert (result.decision, result.revision) == ("accepted", 2)
+    newest = ledger.newest(ledger.history(lake.lake, lake.stream.hours_table))
+    assert [newest[h]["revision"] for h in H[:2]] == [2, 2]
+    assert newest[H[1]]["reason"] == f"decided again after {H[0]}"
+
+
+def test_the_hour_after_one_that_is_accepted_late_is_decided_again(lake: StreamLake) -> None:
+    accept_all(lake, but=(0,))
+    assert H[1] not in lake.state().accepted, "the hazard did not happen"
+    ours, hours = rebuilder(lake)
+    result = ours._rebuild(H[0], CUTS[H[0]], 0, Order())
+    assert (result.decision, result.revision) == ("accepted", 1)
+    assert hours.again[0] == H[1]
+
+
+def restate(rebuilder: Rebuilder, i: int) -> Result:
+    return rebuilder._rebuild(H[i], CUTS[H[i]], 1, Order(restate=True))
+
+
+def test_of_two_restatements_of_a_forgotten_hour_the_second_finds_the_first(lake: StreamLake) -> None:
+    """The hazard: both make revision 2, since the first is forgotten again before the second looks."""
+    accept_all(lake)
+    mine, hours = rebuilder(lake)
+    build = hours.build
+
+    def meanwhile(hour: str, cut: Cut, before: int, state: State) -> Built:
+        hours.build = build  # type: ignore[method-assign]
+        made = build(hour, cut, before, state)
+        assert restate(rebuilder(lake)[0], 3).revision == 2
+        settle(lake)
+        accept(lake, 0, [0, 1], [8], revision=2)
+        settle(lake)
+        settle(lake)
+        assert H[0] not in lake.state().accepted, "the hazard did not happen"
+        return made
+
+    hours.build = meanwhile  # type: ignore[method-assign]
+    result = restate(mine, 0)
+    assert (result.decision, result.revision) == ("unchanged", 2)
+    assert of_hour(lake.rows("main"), 0) == [0, 1]
+
+
+def test_that_an_operator_accepted_a_forgotten_hour_is_known_from_the_ledger(lake: StreamLake) -> None:
+    """The hazard: decided again, it would be refused for what the operator had accepted."""
+    said = plan_reason(["quality: too few"], True, "known")
+    accept(lake, 0, [0], [], reason=said)
+    accept(lake, 1, [10], [])
+    for i in range(2, HOURS):
+        accept(lake, i, [10 * i], [])
+    settle(lake)
+    settle(lake)
+    state = ledger.remembering(lake.lake, lake.stream.hours_table, lake.state(), H[:2])
+    assert [state.accepted[h].by_choice for h in H[:2]] == [True, False]
