@@ -21,7 +21,7 @@ from anabranch.kafka import KafkaAdapter
 from anabranch.lake import Lake
 from anabranch.position import Offsets, Position, Ranges, Stamped, Topic, clip, ranges_to_keys, size
 from anabranch.publish import Publish, new_id, run
-from anabranch.sealing import check_clock
+from anabranch.sealing import check_clock, first_after
 from anabranch.snapshots import published_since
 from anabranch.state import LOST, POSITION, State, load_state
 
@@ -126,7 +126,7 @@ def adopt(
                 "stream's file, then run `anabranch adopt` again"
             )
         since = published_since(state.table, "speed", POSITION)
-        begins = plan_begins(position, topic, kafka.stable_ends(topic), kafka.first_from(topic, since))
+        begins = plan_begins(position, topic, kafka.stable_ends(topic), first_after(kafka, topic, since))
         if begins is None:
             return state, None
         accepted = {h: a.cut for h, a in state.accepted.items()}

@@ -135,6 +135,7 @@ class KafkaAdapter:
     def __init__(self, kafka: config.Kafka) -> None:
         self._kafka = kafka
         self._admin: Any = None
+        self._consumer: Any = None
 
     def __enter__(self) -> KafkaAdapter:
         return self
@@ -146,6 +147,9 @@ class KafkaAdapter:
         if self._admin is not None:
             self._admin.close()
             self._admin = None
+        if self._consumer is not None:
+            self._consumer.close(autocommit=False)
+            self._consumer = None
 
     def describe(self, topic: str) -> Topic | None:
         """The topic, or None when the brokers do not know it."""
@@ -174,6 +178,59 @@ class KafkaAdapter:
         millis = max(0, int(when.timestamp() * 1000))
         found = self._offsets(topic, millis)
         return {p: s if s.offset >= 0 else None for p, s in found.items()}
+
+    def stamps_from(
+        self, topic: Topic, starts: Mapping[int, int], ends: Mapping[int, int], count: int
+    ) -> dict[int, tuple[Stamped, ...]]:
+        """By partition of `starts`, the first `count` records that a consumer is given from there on and below `ends`
+        (decided offsets), with their timestamps; fewer where there are no more. Cheap for a few."""
+        found: dict[int, list[Stamped]] = {p: [] for p in starts}
+        ranges = {p: (s, ends.get(p, 0)) for p, s in starts.items() if s < ends.get(p, 0)}
+        for p, records in self._few(topic.name, ranges, count):
+            found[p] += [Stamped(r.offset, r.timestamp) for r in records]
+        return {p: tuple(stamps[:count]) for p, stamps in found.items()}
+
+    def _few(self, topic: str, ranges: Ranges, count: int) -> Iterator[tuple[int, list[Any]]]:
+        """Records of each range, in order, until there are `count` of it or no more. One connection for all calls."""
+        if not ranges:
+            return
+        began = heard = time.monotonic()
+        doing = f"look at records of topic {topic}"
+        open_ = {TopicPartition(topic, p): count for p in ranges}
+        try:
+            if self._consumer is None:
+                # What was deleted meanwhile is passed over: the log's start is asked for where it matters.
+                self._consumer = KafkaConsumer(
+                    **client_settings(self._kafka), group_id=None, enable_auto_commit=False,
+                    auto_offset_reset="earliest", isolation_level="read_committed",
+                    max_partition_fetch_bytes=16 << 10, fetch_max_wait_ms=100,
+                )  # fmt: skip
+            consumer = self._consumer
+            consumer.assign(list(open_))
+            for tp in open_:
+                consumer.seek(tp, ranges[tp.partition][0])
+            while open_:
+                for tp, records in consumer.poll(timeout_ms=1000, max_records=count * len(open_)).items():
+                    heard = time.monotonic()
+                    if tp in open_:
+                        start, end = ranges[tp.partition]
+                        given = [r for r in records if start <= r.offset < end]
+                        open_[tp] -= len(given)
+                        yield tp.partition, given
+                done = [
+                    tp for tp, left in open_.items()
+                    if left <= 0 or consumer.position(tp, timeout_ms=_REQUEST_MS) >= ranges[tp.partition][1]
+                ]  # fmt: skip
+                if done:
+                    consumer.pause(*done)
+                    open_ = {tp: left for tp, left in open_.items() if tp not in done}
+                    heard = time.monotonic()
+                if time.monotonic() - heard > _SILENCE_S:
+                    raise Transient(f"{doing}: expected records of {ranges}, found none in {_SILENCE_S} s; try again")
+            consumer.assign([])
+        except (errors.KafkaError, OSError) as error:
+            self.close_quietly()
+            raise _explained(self._kafka, doing, error, began) from error
 
     def is_compacted(self, topic: str) -> bool:
         resource = ConfigResource(ConfigResourceType.TOPIC, topic)
@@ -265,10 +322,11 @@ class KafkaAdapter:
 
     def close_quietly(self) -> None:
         """Drop a connection in doubt; the next question opens another."""
-        admin, self._admin = self._admin, None
-        if admin is not None:
+        broken, self._admin, self._consumer = (self._admin, self._consumer), None, None
+        for connection in broken:
             try:
-                admin.close()
+                if connection is not None:
+                    connection.close()
             except Exception:
                 logging.getLogger(__name__).debug("closing a broken Kafka connection failed", exc_info=True)
 

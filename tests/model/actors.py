@@ -30,9 +30,14 @@ NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
 @cache
-def decide(lake: Lake, asked: Kafka, last: Lake, grace: timedelta) -> Decided | None:
+def decide(
+    lake: Lake, asked: Kafka, last: Lake, grace: timedelta, needed: tuple[tuple[int, int], ...], at_once: int | None
+) -> Decided | None:
     """What `HourClock.decide` makes of Kafka, asked for the needs of the version `last`, and of the version loaded."""
-    return sealing.plan_decided(lake.state, sealing.ask(asked, TOPIC, last.state, asked.now, grace))
+    upto = dict(needed) or None
+    return sealing.plan_decided(
+        lake.state, sealing.ask(asked, TOPIC, last.state, asked.now, grace, upto, at_most=at_once)
+    )
 
 
 def files_by_hour(lake: Lake) -> Any:
@@ -92,9 +97,10 @@ class Publisher(Actor):
     lost: str | None = None
     skew: timedelta = timedelta(0)
     grace: timedelta = timedelta(0)
+    at_once: int | None = None
 
     def restarted(self) -> Actor:
-        return type(self)(self.name, skew=self.skew, grace=self.grace, **self.kept())  # type: ignore[call-arg]
+        return type(self)(self.name, skew=self.skew, grace=self.grace, at_once=self.at_once, **self.kept())  # type: ignore[call-arg]
 
     def kept(self) -> dict[str, Any]:
         """What a process is started with again."""
@@ -107,7 +113,12 @@ class Publisher(Actor):
 
     def decided(self, lake: Lake) -> Decided | None:
         assert self.asked is not None and self.last is not None
-        return decide(lake, self.asked, self.last, self.grace)
+        return decide(lake, self.asked, self.last, self.grace, self.needed, self.at_once)
+
+    @property
+    def needed(self) -> tuple[tuple[int, int], ...]:
+        """Up to where it is about to publish, by partition; nothing: it wants all hours that ended."""
+        return ()
 
     @property
     def id(self) -> str:

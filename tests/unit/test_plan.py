@@ -12,7 +12,7 @@ from anabranch.hours import Cut, HourRange, Timeline, shift
 from anabranch.position import Position, Ranges, size
 from anabranch.sealing import Decided
 from anabranch.state import Accepted, State
-from speed_layer.plan import Next, Read, Skip, assign, chunks, plan_micro_batch, plan_return, plan_skip
+from speed_layer.plan import Next, Read, Skip, assign, chunks, plan_ends, plan_micro_batch, plan_return, plan_skip
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
 FIRST = "2026-11-21T00"
@@ -144,3 +144,16 @@ def test_a_partition_that_kafka_did_not_tell_of_is_not_published() -> None:
     decided = Decided(state, Position("t", {0: 50, 1: 5}), state.timeline, NOW - timedelta(minutes=30))
     assert plan_micro_batch(decided, {0: (50, 51)}, None).next is Next.STAGE
     assert plan_micro_batch(decided, {0: (50, 51), 2: (0, 1)}, None).next is Next.RESTART
+
+
+def test_a_micro_batch_is_published_as_far_as_its_hours_are_decided() -> None:
+    """The hazard: offsets of hours that are not decided yet, published under the hour at hand."""
+    timeline = Timeline("2026-11-21T03", "2026-11-21T03", {0: 0}, boundaries={"2026-11-21T03": {0: 4}})
+    state = new_state(timeline, {0: 0})
+    decided = Decided(state, state.position, timeline, start_of("2026-11-21T09"))
+    plan = plan_micro_batch(decided, {0: (0, 9)}, None)
+    assert (plan.next, plan.todo, plan.trimmed, plan.whole) == (Next.STAGE, {0: (0, 4)}, True, False)
+    behind = replace(decided, state=new_state(timeline, {0: 4}), position=Position("t", {0: 4}))
+    plan = plan_micro_batch(behind, {0: (0, 9)}, None)
+    assert (plan.next, plan.todo, plan.whole) == (Next.DECIDE, {}, False)
+    assert plan_ends(behind, "id", frozenset()).timeline == timeline

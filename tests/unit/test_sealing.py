@@ -7,9 +7,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from lakes import new_state
 
+from anabranch.cuts import Window
 from anabranch.errors import PositionError
 from anabranch.hours import Timeline
-from anabranch.position import Position, Stamped, Topic
+from anabranch.position import Offsets, Position, Stamped, Topic
 from anabranch.sealing import Asked, ask, plan_decided, plan_sealing
 from anabranch.state import State
 
@@ -31,6 +32,9 @@ class Kafka:
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
         return dict.fromkeys(self._ends)
+
+    def stamps_from(self, topic: Topic, starts: Offsets, ends: Offsets, count: int) -> dict[int, Window]:
+        return dict.fromkeys(starts, ())
 
 
 def state_of(offsets: dict[int, int], timeline: Timeline | None = None) -> State:
