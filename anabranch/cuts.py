@@ -24,7 +24,7 @@ WITNESSES = 3
 REACH = timedelta(days=31)
 """How far what fewer than `WITNESSES` records say reaches behind what the others say."""
 
-_PROBES = 200
+_BISECTIONS = 64
 _KAFKA_BEGAN = int(datetime(2011, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 
@@ -79,7 +79,7 @@ def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Windo
     """The offset in `[low, end)` from which on the log was received at `moment` or later; None when nothing there was.
 
     Yields each offset that it has to see and is sent the window from there. `seen` are windows known already. What
-    nothing usable is known of belongs to the time before. At most `_PROBES` windows are asked for.
+    nothing usable is known of belongs to the time before.
     """
     left = yield low
     if tell(left, moment, now) is Told.LATER:
@@ -93,19 +93,13 @@ def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Windo
             break
         if told is Told.EARLIER:
             low, left = offset, seen[offset]
-    probes = 0
     # Left of `high` nothing is left to look at once the window there reaches it.
-    while len(left) == WINDOW and left[-1].offset < high - 1 and probes < _PROBES:
-        at = middle = (max(low, left[-1].offset) + high) // 2
-        step, told = WINDOW, Told.NOTHING
-        # A stretch that tells nothing is passed in growing steps.
-        while told is Told.NOTHING and at < high:
-            window = tuple(r for r in (yield at) if r.offset < high)
-            told, probes = tell(window, moment, now), probes + 1
-            if not window:
-                break
-            if told is Told.NOTHING:
-                at, step = window[-1].offset + step, 2 * step
+    for _ in range(_BISECTIONS):
+        if len(left) < WINDOW or left[-1].offset >= high - 1:
+            break
+        middle = (left[-1].offset + high) // 2
+        at, window = yield from _first_telling(middle, high, now)
+        told = tell(window, moment, now)
         if told is Told.EARLIER:
             low, left = at, window
         else:
@@ -116,10 +110,39 @@ def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Windo
     return later if split is None else split
 
 
+def _first_telling(start: int, high: int, now: int) -> Generator[int, Window, tuple[int, Window]]:
+    """Where, from `start` on, the log begins to tell anything, and the window there; an empty one when it does not
+    below `high`. A stretch that tells nothing is passed in growing steps, and its end is then bisected."""
+    window = yield start
+    if _telling(window, high, now) or not window:
+        return start, tuple(r for r in window if r.offset < high)
+    silent, step = start, WINDOW
+    ahead = window[-1].offset + 1
+    while ahead < high:
+        window = yield ahead
+        if not window or _telling(window, high, now):
+            break
+        silent, ahead, step = ahead, window[-1].offset + step, 2 * step
+    found = min(ahead, high)
+    while found - silent > WINDOW:
+        middle = (silent + found) // 2
+        window = yield middle
+        if not window or _telling(window, high, now):
+            found = middle
+        else:
+            silent = middle
+    window = (yield found) if found < high else ()
+    return found, tuple(r for r in window if r.offset < high)
+
+
+def _telling(window: Window, high: int, now: int) -> bool:
+    return any(r.offset < high and _usable(r.timestamp_ms, now) for r in window)
+
+
 def find_ends(
     searches: Mapping[int, Search],
     look: Callable[[Offsets], Mapping[int, Window]],
-    keep: Callable[[int, int, Window], None],
+    keep: Callable[[int, int, Window], object],
 ) -> dict[int, int | None]:
     """Run the searches of all partitions side by side: one look answers one question of each.
 

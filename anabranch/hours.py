@@ -195,7 +195,7 @@ def is_untouched(timeline: Timeline, position: Position) -> bool:
 
 
 def plan_first_hour(timeline: Timeline, position: Position, earliest: Stamped | None, now: datetime) -> Timeline:
-    """Begin at the hour of the oldest record that waits (`cuts.plan_oldest`), while nothing is published, cut or sealed.
+    """Begin at the hour of the oldest record that waits (`cuts.plan_oldest`), while nothing is published or decided.
 
     So a topic that already holds hours of records is cut into those hours, not squeezed into one.
     """

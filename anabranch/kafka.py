@@ -249,13 +249,19 @@ class KafkaAdapter:
         """The offsets that a consumer is given (`read_committed`) of `ranges` (none empty, all decided): by partition,
         in order, piece by piece. Some 20,000 records a second on a core that others use too. Raises Transient when the
         brokers fall silent, or no longer hold a range."""
+        for p, records in self.read_records(topic, ranges):
+            yield p, [r.offset for r in records]
+
+    def read_records(self, topic: str, ranges: Ranges, uncommitted: bool = False) -> Iterator[tuple[int, list[Any]]]:
+        """The same as kafka-python's records; with `uncommitted` also those of aborted and open transactions."""
         ends = {TopicPartition(topic, p): e for p, (_, e) in ranges.items()}
         began = time.monotonic()
         doing = f"read topic {topic}"
         try:
             consumer = KafkaConsumer(
                 **client_settings(self._kafka), group_id=None, enable_auto_commit=False, auto_offset_reset="none",
-                isolation_level="read_committed", max_poll_records=20_000, max_partition_fetch_bytes=4 << 20,
+                isolation_level="read_uncommitted" if uncommitted else "read_committed", max_poll_records=20_000,
+                max_partition_fetch_bytes=4 << 20,
             )  # fmt: skip
         except errors.KafkaError as error:
             raise _explained(self._kafka, doing, error, began) from error
@@ -267,7 +273,7 @@ class KafkaAdapter:
             while ends:
                 for tp, records in consumer.poll(timeout_ms=1000).items():
                     heard = time.monotonic()
-                    yield tp.partition, [r.offset for r in records if r.offset < ends[tp]]
+                    yield tp.partition, [r for r in records if r.offset < ends[tp]]
                 # The position also moves over what no consumer is given.
                 done = [tp for tp, end in ends.items() if consumer.position(tp, timeout_ms=_REQUEST_MS) >= end]
                 if done:

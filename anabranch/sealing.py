@@ -157,9 +157,7 @@ def _look_behind(
     known = {p: seen.setdefault((topic.id, p), {}) for p in topic.partitions}
     starts = {p: max(s.offset, lows.get(p, 0)) for p, s in said.items() if s is not None}
     at, clock = cuts.millis(moment), cuts.millis(now)
-    searches = {
-        p: cuts.find_end(at, o, ends[p], clock, known[p]) for p, o in starts.items() if o < ends.get(p, 0)
-    }
+    searches = {p: cuts.find_end(at, o, ends[p], clock, known[p]) for p, o in starts.items() if o < ends.get(p, 0)}
     found = cuts.find_ends(
         searches,
         lambda wants: kafka.stamps_from(topic, wants, ends, cuts.WINDOW),

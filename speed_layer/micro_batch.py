@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
@@ -20,6 +22,7 @@ from anabranch.fail_points import Step, reach
 from anabranch.formats import open_format
 from anabranch.hours import hour_ranges
 from anabranch.kafka import KafkaAdapter
+from anabranch.kafka_frames import is_unreadable, read_around
 from anabranch.lake import Lake
 from anabranch.position import Ranges, advance, ranges_to_keys, size
 from anabranch.publish import Publish, new_id, to_commit, wait_for_turn
@@ -115,7 +118,14 @@ class MicroBatches:
                 self._discard(staged)
                 turn = state.table.properties.get(TURN)
                 self._turn_waited = wait_for_turn(self._lake, self._stream.table, turn, self._turn_waited)
-                staged = self._stage(frame(), plan, position.topic_id)
+                try:
+                    staged = self._stage(frame(), plan, position.topic_id)
+                except (PySparkException, Py4JError) as error:
+                    if not is_unreadable(error):
+                        raise
+                    session, topic = frame().sparkSession, self._stream.topic
+                    around = read_around(session, self._environment.kafka, self._kafka, topic, plan.todo)
+                    staged = self._stage(around, plan, position.topic_id)
                 continue
             # Step 3: publish.
             if plan.next is Next.MERGE:

@@ -64,8 +64,8 @@ def plan_micro_batch(decided: Decided, ranges: Ranges, staged: StagedBatch | Non
         return Plan(Next.RESTART, {}, False, [], {})
     standing = classify(ranges, position.offsets)
     if standing in (Standing.PUBLISHED, Standing.AHEAD):
-        left = Next.LEAVE if standing is Standing.PUBLISHED else Next.RESTART
-        return Plan(left, {}, False, [], {})
+        step = Next.LEAVE if standing is Standing.PUBLISHED else Next.RESTART
+        return Plan(step, {}, False, [], {})
     left = trim(ranges, position.offsets)
     hours = hour_ranges(decided.timeline, state.cuts, position.offsets, decided.now)
     todo = within_hours(left, hours)

@@ -115,7 +115,12 @@ SETTINGS = {
     ),
     "a backlog of hours, cut one at a time": Setting(
         (Speed("speed", at_most=3, at_once=1), Batch("batch", at_once=1)),
-        ("speed decides to publish ends alone", "speed is refused", "speed is killed at move", "batch is killed at seal"),
+        (
+            "speed decides to publish ends alone",
+            "speed is refused",
+            "speed is killed at move",
+            "batch is killed at seal",
+        ),
         before=(broker(RECORD, ("tick", 210), RECORD),),
         world={"crashes": 1},
     ),

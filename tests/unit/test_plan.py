@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
 from lakes import new_state
 
-from anabranch.hours import Cut, HourRange, Timeline, shift
+from anabranch.hours import Cut, HourRange, Timeline, shift, start_of
 from anabranch.position import Position, Ranges, size
 from anabranch.sealing import Decided
 from anabranch.state import Accepted, State
