@@ -32,6 +32,8 @@ _BOOTSTRAP_MS = 10_000
 _REQUEST_MS = 15_000
 # A consumer that is given nothing new for so long is cut off from the brokers.
 _SILENCE_S = 30
+# One that is to look at a few records, which are there, is made anew after so long.
+_STUCK_S = 3
 
 
 class _Failures(logging.Handler):
@@ -147,9 +149,7 @@ class KafkaAdapter:
         if self._admin is not None:
             self._admin.close()
             self._admin = None
-        if self._consumer is not None:
-            self._consumer.close(autocommit=False)
-            self._consumer = None
+        self._drop_consumer()
 
     def describe(self, topic: str) -> Topic | None:
         """The topic, or None when the brokers do not know it."""
@@ -196,41 +196,54 @@ class KafkaAdapter:
             return
         began = heard = time.monotonic()
         doing = f"look at records of topic {topic}"
-        open_ = {TopicPartition(topic, p): count for p in ranges}
+        open_ = {TopicPartition(topic, p): s for p, (s, _) in ranges.items()}
+        left = dict.fromkeys(open_, count)
         try:
-            if self._consumer is None:
-                # What was deleted meanwhile is passed over: the log's start is asked for where it matters.
-                self._consumer = KafkaConsumer(
-                    **client_settings(self._kafka), group_id=None, enable_auto_commit=False,
-                    auto_offset_reset="earliest", isolation_level="read_committed",
-                    max_partition_fetch_bytes=16 << 10, fetch_max_wait_ms=100,
-                )  # fmt: skip
-            consumer = self._consumer
-            consumer.assign(list(open_))
-            for tp in open_:
-                consumer.seek(tp, ranges[tp.partition][0])
+            consumer = self._at(open_)
             while open_:
-                for tp, records in consumer.poll(timeout_ms=1000, max_records=count * len(open_)).items():
-                    heard = time.monotonic()
-                    if tp in open_:
-                        start, end = ranges[tp.partition]
-                        given = [r for r in records if start <= r.offset < end]
-                        open_[tp] -= len(given)
+                # What is done is not paused: after a pause, kafka-python 3.0.12 may give nothing for the others.
+                for tp, records in consumer.poll(timeout_ms=1000).items():
+                    if tp in open_ and records:
+                        heard = time.monotonic()
+                        given = [r for r in records if open_[tp] <= r.offset < ranges[tp.partition][1]]
+                        left[tp] -= len(given)
                         yield tp.partition, given
-                done = [
-                    tp for tp, left in open_.items()
-                    if left <= 0 or consumer.position(tp, timeout_ms=_REQUEST_MS) >= ranges[tp.partition][1]
-                ]  # fmt: skip
-                if done:
-                    consumer.pause(*done)
-                    open_ = {tp: left for tp, left in open_.items() if tp not in done}
-                    heard = time.monotonic()
-                if time.monotonic() - heard > _SILENCE_S:
-                    raise Transient(f"{doing}: expected records of {ranges}, found none in {_SILENCE_S} s; try again")
+                for tp, end in ((tp, ranges[tp.partition][1]) for tp in list(open_)):
+                    # The position also moves over what no consumer is given.
+                    open_[tp] = max(open_[tp], consumer.position(tp, timeout_ms=_REQUEST_MS))
+                    if left[tp] <= 0 or open_[tp] >= end:
+                        del open_[tp]
+                        heard = time.monotonic()
+                silent = time.monotonic() - heard
+                if silent > _SILENCE_S:
+                    waiting = ", ".join(f"partition {tp.partition} from {at}" for tp, at in sorted(open_.items()))
+                    raise Transient(f"{doing}: expected records of {waiting}, found none in {_SILENCE_S} s; try again")
+                if silent > _STUCK_S:
+                    self._drop_consumer()
+                    consumer = self._at(open_)
             consumer.assign([])
         except (errors.KafkaError, OSError) as error:
             self.close_quietly()
             raise _explained(self._kafka, doing, error, began) from error
+
+    def _at(self, starts: Mapping[Any, int]) -> Any:
+        """The consumer for looking at few records, at these positions."""
+        if self._consumer is None:
+            # What was deleted meanwhile is passed over: the log's start is asked for where it matters.
+            self._consumer = KafkaConsumer(
+                **client_settings(self._kafka), group_id=None, enable_auto_commit=False,
+                auto_offset_reset="earliest", isolation_level="read_committed",
+                max_partition_fetch_bytes=16 << 10, fetch_max_wait_ms=100,
+            )  # fmt: skip
+        self._consumer.assign(list(starts))
+        for tp, at in starts.items():
+            self._consumer.seek(tp, at)
+        return self._consumer
+
+    def _drop_consumer(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close(autocommit=False)
 
     def is_compacted(self, topic: str) -> bool:
         resource = ConfigResource(ConfigResourceType.TOPIC, topic)

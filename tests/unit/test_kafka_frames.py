@@ -15,7 +15,7 @@ ODD = st.dictionaries(st.integers(0, 3), st.sets(st.integers(0, 5000), max_size=
 
 @given(ODD, st.integers(1, 8))
 def test_stretches_and_the_rest_are_every_offset_once(odd: dict[int, list[int]], at_most: int) -> None:
-    ranges = {p: (0, 5001) for p in range(4)}
+    ranges = dict.fromkeys(range(4), (0, 5001))
     taken = plan_stretches(odd, at_most)
     assert len(taken) <= max(at_most, len(odd))
     parts = [*taken, *plan_rest(ranges, taken)]
