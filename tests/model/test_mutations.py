@@ -141,6 +141,11 @@ MUTANTS = [
         speed_plan, "plan_skip", skipping_blindly, broker(RECORD), *speeds(), finds="the position moved back",
         name="the skip's look at where the table is by now", before=(broker(*ONE_HOUR), Batch("batch")),
     ),
+    mutant(
+        speed_plan, "within_hours", lambda real: lambda ranges, hours: ranges, Speed("speed", at_most=3, at_once=1),
+        finds="main lacks", name="the hours of a micro-batch that are decided",
+        before=(broker(RECORD, ("tick", 210), RECORD),),
+    ),
 ]  # fmt: skip
 
 
