@@ -32,6 +32,8 @@ from speed_layer.micro_batch import LOST
 Make = Callable[..., World]
 # Kafka 4 turns away what is stamped more than an hour ahead; older brokers and other topics do not.
 ANY_TIME = {"message.timestamp.after.max.ms": "9223372036854775807"}
+# Kafka deletes by the stamps too.
+FOR_EVER = {"retention.ms": "-1"}
 
 
 def now_values(count: int, prefix: str, partitions: int = 1) -> list[tuple[int, datetime, bytes | None]]:
@@ -237,7 +239,7 @@ def test_a_record_stamped_years_ahead_hides_no_hour(world: Make, speed_is_alive:
     """The hazard: Kafka's time index answers for every later hour with that record, so all fall into one hour, whose
     bounds of event time make good records dead letters."""
     one = world()
-    one.topic(2, **ANY_TIME)
+    one.topic(2, **ANY_TIME, **FOR_EVER)
     ahead = datetime(2036, 1, 1, tzinfo=UTC)
     first = start_of(past_hour(6))
     one.send([(0, ahead, event("lie", first))])
@@ -290,7 +292,7 @@ ODD_STAMPS = {
 def test_any_timestamp_that_a_broker_holds_is_served_by_both_layers(world: Make, speed_is_alive: bool) -> None:
     """The hazard: a record that Spark's Kafka reader throws at, for ever, whoever reads it."""
     one = world(batch={"grace": "0 seconds", "lookback_hours": 1, "allow_gaps": ["control", "aborted"]})
-    one.topic(2, **ANY_TIME)
+    one.topic(2, **ANY_TIME, **FOR_EVER)
     one.send(spread(past_hour(1), 20, "before"))
     send_stamped(one, [(i % 2, stamp, name) for i, (name, stamp) in enumerate(ODD_STAMPS.items())])
     with pytest.raises(PySparkException, match="long overflow"):
@@ -315,7 +317,7 @@ def test_any_timestamp_that_a_broker_holds_is_served_by_both_layers(world: Make,
 def test_a_long_past_is_cut_into_all_its_hours_in_commits_of_bounded_size(world: Make) -> None:
     """The hazard: what is older than a month falls into the first hour, whose bounds of event time refuse it."""
     one = world()
-    one.topic(1)
+    one.topic(1, **FOR_EVER)
     ago = [24 * 40, 24 * 35, 24 * 34, 24 * 33, 24 * 2, 1]
     for hours_ago in ago:
         one.send(spread(past_hour(hours_ago), 5, f"h{hours_ago}", partitions=1))
