@@ -79,7 +79,8 @@ def no_records(spark: SparkSession) -> DataFrame:
 
 def is_unreadable(error: BaseException) -> bool:
     """Whether Spark's reader threw because a record's timestamp is none that it can hold. Pure."""
-    text = str(error) + str(getattr(error, "java_exception", ""))
+    # PySpark makes some of Java's exceptions its own: then the name is that of the type, and the trace apart.
+    text = f"{type(error).__name__}: {error} {getattr(error, '_stackTrace', '')}"
     return "ArithmeticException" in text and "long overflow" in text
 
 

@@ -48,5 +48,6 @@ def test_a_timestamp_that_no_date_holds_is_none(millis: int, moment: datetime | 
 
 def test_only_an_overflow_of_the_reader_is_read_around() -> None:
     assert is_unreadable(Exception("Caused by: java.lang.ArithmeticException: long overflow"))
+    assert is_unreadable(type("ArithmeticException", (Exception,), {})("long overflow"))
     assert not is_unreadable(Exception("java.lang.ArithmeticException: divide by zero"))
     assert not is_unreadable(Exception("org.apache.kafka.common.errors.TimeoutException"))
