@@ -21,7 +21,7 @@ from anabranch.kafka import KafkaAdapter
 from anabranch.lake import Lake
 from anabranch.position import Offsets, Position, Ranges, Stamped, Topic, clip, ranges_to_keys, size
 from anabranch.publish import Publish, new_id, run
-from anabranch.sealing import check_clock
+from anabranch.sealing import check_clock, first_after
 from anabranch.snapshots import published_since
 from anabranch.state import LOST, POSITION, State, load_state, plan_lost
 
@@ -127,7 +127,7 @@ def adopt(
             )
         since = published_since(state.table, "speed", POSITION)
         begins = plan_begins(
-            position, topic, kafka.stable_ends(topic, position.offsets), kafka.first_from(topic, since)
+            position, topic, kafka.stable_ends(topic, position.offsets), first_after(kafka, topic, since)
         )
         if begins is None:
             return state, None

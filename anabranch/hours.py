@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, lru_cache
+from itertools import takewhile
 from typing import Any
 
+from anabranch.cuts import millis
 from anabranch.errors import ConfigurationError
 from anabranch.position import (
     Offsets,
@@ -27,8 +29,9 @@ from anabranch.position import (
 )
 
 _FORMAT = "%Y-%m-%dT%H"
-# A record stamped longer ago than this does not open hours of its own: it belongs to the first hour.
-FIRST_HOUR_REACH = timedelta(days=31)
+# How many hours one commit decides at most, and how many ends (an hour and a partition) they have together.
+_HOURS_AT_ONCE = 240
+_ENDS_AT_ONCE = 24_000
 
 
 def hour_of(when: datetime) -> str:
@@ -54,6 +57,7 @@ def end_of(hour: str) -> datetime:
 
 
 @lru_cache(maxsize=10_000)
+@lru_cache(maxsize=20_000)
 def shift(hour: str, by: int) -> str:
     return hour_of(start_of(hour) + timedelta(hours=by))
 
@@ -190,7 +194,7 @@ def plan_boundary(found: Stamped | None, stable_end: int, floor: int, now: datet
     belongs to the hour. Never below `floor`, what is already published for the hour.
     """
     boundary = stable_end
-    if found is not None and found.timestamp_ms <= now.timestamp() * 1000:
+    if found is not None and found.timestamp_ms <= millis(now):
         boundary = min(found.offset, stable_end)
     return max(boundary, floor)
 
@@ -202,14 +206,13 @@ def is_untouched(timeline: Timeline, position: Position) -> bool:
 
 
 def plan_first_hour(timeline: Timeline, position: Position, earliest: Stamped | None, now: datetime) -> Timeline:
-    """Begin at the hour of the oldest record that waits, while nothing is published, cut or sealed.
+    """Begin at the hour of the oldest record that waits (`cuts.plan_oldest`), while nothing is published or decided.
 
     So a topic that already holds hours of records is cut into those hours, not squeezed into one.
     """
-    if earliest is None or not is_untouched(timeline, position):
+    if earliest is None or earliest.timestamp_ms > millis(now) or not is_untouched(timeline, position):
         return timeline
-    stamped = max(earliest.timestamp_ms / 1000, (now - FIRST_HOUR_REACH).timestamp())
-    hour = hour_of(datetime.fromtimestamp(stamped, UTC))
+    hour = hour_of(datetime.fromtimestamp(earliest.timestamp_ms / 1000, UTC))
     return replace(timeline, first=hour, open=hour) if hour < timeline.open else timeline
 
 
@@ -224,6 +227,35 @@ def undecided(timeline: Timeline, partitions: Iterable[int], until: datetime) ->
     """The unsealed hours that have ended and whose end is not yet known for every partition, oldest first."""
     wanted = set(partitions) | set(timeline.start)
     return [h for h in _ended(timeline, until) if not wanted <= timeline.boundaries.get(h, {}).keys()]
+
+
+def at_once(partitions: int) -> int:
+    """How many hours one commit decides at most, so that a year of them is many commits of bounded size."""
+    return max(1, min(_HOURS_AT_ONCE, _ENDS_AT_ONCE // max(1, partitions)))
+
+
+def decided_ends(timeline: Timeline, partitions: Iterable[int], until: datetime) -> list[HourRange]:
+    """The unsealed hours that ended by `until`, oldest first, up to the first whose end is not known everywhere."""
+    wanted = set(partitions) | set(timeline.start)
+    known = ((h, timeline.boundaries.get(h, {})) for h in _ended(timeline, until))
+    return [HourRange(h, ends) for h, ends in takewhile(lambda entry: wanted <= set(entry[1]), known)]
+
+
+def plan_wanted(
+    timeline: Timeline, position: Offsets, until: datetime, needed: Offsets | None, at_most: int
+) -> list[str]:
+    """The hours to be decided next, oldest first, `at_most` so many.
+
+    Empty while what somebody is about to publish (up to `needed`) lies inside the hours that are decided: so a backlog
+    of many hours is decided as it is read, not all at once.
+    """
+    waiting = undecided(timeline, position, until)
+    if waiting and needed is not None:
+        before = decided_ends(timeline, position, until)
+        ends = (before[-1].ends if before else None) or timeline.start
+        if all(e <= ends.get(p, 0) for p, e in needed.items()):
+            return []
+    return waiting[:at_most]
 
 
 def plan_boundaries(
@@ -267,6 +299,9 @@ def plan_seal(
     sealed, boundaries = dict(timeline.sealed), dict(timeline.boundaries)
     start, hour, done = dict(timeline.start), timeline.open, list[str]()
     while end_of(hour) <= until and hour in boundaries and (at_most is None or len(done) < at_most):
+        # An hour may know its end for old partitions alone, when many are decided step by step.
+        if not set(start) <= set(boundaries[hour]):
+            break
         ends = boundaries.pop(hour)
         sealed[hour] = Cut(topic_id, ranges_between(start, ends))
         start |= ends
@@ -276,16 +311,18 @@ def plan_seal(
 
 
 def hour_ranges(timeline: Timeline, cuts: Mapping[str, Cut], position: Offsets, now: datetime) -> list[HourRange]:
-    """Which hour the offsets from the position on belong to: `cuts` of sealed hours, then ended hours, then the
-    running one.
+    """Which hour the offsets from the position on belong to: `cuts` of sealed hours, then the ended hours whose ends
+    are decided, then, when all are, the running one.
 
-    Precondition: the ends of all ended hours are decided (`undecided` is empty).
+    Without the running one, nothing behind the last hour's ends may be published yet.
     """
     ranges = [
         HourRange(hour, cut.ends)
         for hour, cut in sorted(cuts.items())
         if hour >= timeline.since and any(e > position.get(p, 0) for p, e in cut.ends.items())
     ]
-    ended = _ended(timeline, now)
-    ranges += [HourRange(h, timeline.boundaries[h]) for h in ended]
+    ended, decided = _ended(timeline, now), decided_ends(timeline, position, now)
+    ranges += decided
+    if len(decided) < len(ended):
+        return ranges
     return [*ranges, HourRange(shift(ended[-1], 1) if ended else timeline.open, None)]

@@ -39,6 +39,8 @@ _SILENCE_S = 30
 # What contradicts a position is believed when it is still so after so long.
 _BELIEVED_AFTER_S = 5.0
 _ASKED_AGAIN_AFTER_S = 0.5
+# One that is to look at a few records, which are there, is made anew after so long.
+_STUCK_S = 3
 
 
 class _Failures(logging.Handler):
@@ -142,6 +144,7 @@ class KafkaAdapter:
     def __init__(self, kafka: config.Kafka) -> None:
         self._kafka = kafka
         self._admin: Any = None
+        self._consumer: Any = None
 
     def __enter__(self) -> KafkaAdapter:
         return self
@@ -153,6 +156,7 @@ class KafkaAdapter:
         if self._admin is not None:
             self._admin.close()
             self._admin = None
+        self._drop_consumer()
 
     def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
         """The topic, or None when the brokers do not know it.
@@ -209,6 +213,72 @@ class KafkaAdapter:
         found = self._offsets(topic, millis)
         return {p: s if s.offset >= 0 else None for p, s in found.items()}
 
+    def stamps_from(
+        self, topic: Topic, starts: Mapping[int, int], ends: Mapping[int, int], count: int
+    ) -> dict[int, tuple[Stamped, ...]]:
+        """By partition of `starts`, the first `count` records that a consumer is given from there on and below `ends`
+        (decided offsets), with their timestamps; fewer where there are no more. Cheap for a few."""
+        found: dict[int, list[Stamped]] = {p: [] for p in starts}
+        ranges = {p: (s, ends.get(p, 0)) for p, s in starts.items() if s < ends.get(p, 0)}
+        for p, records in self._few(topic.name, ranges, count):
+            found[p] += [Stamped(r.offset, r.timestamp) for r in records]
+        return {p: tuple(stamps[:count]) for p, stamps in found.items()}
+
+    def _few(self, topic: str, ranges: Ranges, count: int) -> Iterator[tuple[int, list[Any]]]:
+        """Records of each range, in order, until there are `count` of it or no more. One connection for all calls."""
+        if not ranges:
+            return
+        began = heard = time.monotonic()
+        doing = f"look at records of topic {topic}"
+        open_ = {TopicPartition(topic, p): s for p, (s, _) in ranges.items()}
+        left = dict.fromkeys(open_, count)
+        try:
+            consumer = self._at(open_)
+            while open_:
+                # What is done is not paused: after a pause, kafka-python 3.0.12 may give nothing for the others.
+                for tp, records in consumer.poll(timeout_ms=1000).items():
+                    if tp in open_ and records:
+                        heard = time.monotonic()
+                        given = [r for r in records if open_[tp] <= r.offset < ranges[tp.partition][1]]
+                        left[tp] -= len(given)
+                        yield tp.partition, given
+                for tp, end in ((tp, ranges[tp.partition][1]) for tp in list(open_)):
+                    # The position also moves over what no consumer is given.
+                    open_[tp] = max(open_[tp], consumer.position(tp, timeout_ms=_REQUEST_MS))
+                    if left[tp] <= 0 or open_[tp] >= end:
+                        del open_[tp]
+                        heard = time.monotonic()
+                silent = time.monotonic() - heard
+                if silent > _SILENCE_S:
+                    waiting = ", ".join(f"partition {tp.partition} from {at}" for tp, at in sorted(open_.items()))
+                    raise Transient(f"{doing}: expected records of {waiting}, found none in {_SILENCE_S} s; try again")
+                if silent > _STUCK_S:
+                    self._drop_consumer()
+                    consumer = self._at(open_)
+            consumer.assign([])
+        except (errors.KafkaError, OSError) as error:
+            self.close_quietly()
+            raise _explained(self._kafka, doing, error, began) from error
+
+    def _at(self, starts: Mapping[Any, int]) -> Any:
+        """The consumer for looking at few records, at these positions."""
+        if self._consumer is None:
+            # What was deleted meanwhile is passed over: the log's start is asked for where it matters.
+            self._consumer = KafkaConsumer(
+                **client_settings(self._kafka), group_id=None, enable_auto_commit=False,
+                auto_offset_reset="earliest", isolation_level="read_committed",
+                max_partition_fetch_bytes=16 << 10, fetch_max_wait_ms=100,
+            )  # fmt: skip
+        self._consumer.assign(list(starts))
+        for tp, at in starts.items():
+            self._consumer.seek(tp, at)
+        return self._consumer
+
+    def _drop_consumer(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close(autocommit=False)
+
     def is_compacted(self, topic: str) -> bool:
         resource = ConfigResource(ConfigResourceType.TOPIC, topic)
         found = self._ask(
@@ -226,13 +296,19 @@ class KafkaAdapter:
         """The offsets that a consumer is given (`read_committed`) of `ranges` (none empty, all decided): by partition,
         in order, piece by piece. Some 20,000 records a second on a core that others use too. Raises Transient when the
         brokers fall silent, or no longer hold a range."""
+        for p, records in self.read_records(topic, ranges):
+            yield p, [r.offset for r in records]
+
+    def read_records(self, topic: str, ranges: Ranges, uncommitted: bool = False) -> Iterator[tuple[int, list[Any]]]:
+        """The same as kafka-python's records; with `uncommitted` also those of aborted and open transactions."""
         ends = {TopicPartition(topic, p): e for p, (_, e) in ranges.items()}
         began = time.monotonic()
         doing = f"read topic {topic}"
         try:
             consumer = KafkaConsumer(
                 **client_settings(self._kafka), group_id=None, enable_auto_commit=False, auto_offset_reset="none",
-                isolation_level="read_committed", max_poll_records=20_000, max_partition_fetch_bytes=4 << 20,
+                isolation_level="read_uncommitted" if uncommitted else "read_committed", max_poll_records=20_000,
+                max_partition_fetch_bytes=4 << 20,
             )  # fmt: skip
         except errors.KafkaError as error:
             raise _explained(self._kafka, doing, error, began) from error
@@ -244,7 +320,7 @@ class KafkaAdapter:
             while ends:
                 for tp, records in consumer.poll(timeout_ms=1000).items():
                     heard = time.monotonic()
-                    yield tp.partition, [r.offset for r in records if r.offset < ends[tp]]
+                    yield tp.partition, [r for r in records if r.offset < ends[tp]]
                 # The position also moves over what no consumer is given.
                 done = [tp for tp, end in ends.items() if consumer.position(tp, timeout_ms=_REQUEST_MS) >= end]
                 if done:
@@ -299,10 +375,11 @@ class KafkaAdapter:
 
     def close_quietly(self) -> None:
         """Drop a connection in doubt; the next question opens another."""
-        admin, self._admin = self._admin, None
-        if admin is not None:
+        broken, self._admin, self._consumer = (self._admin, self._consumer), None, None
+        for connection in broken:
             try:
-                admin.close()
+                if connection is not None:
+                    connection.close()
             except Exception:
                 LOG.debug("closing a broken Kafka connection failed", exc_info=True)
 

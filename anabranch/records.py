@@ -22,7 +22,7 @@ from anabranch.formats import Format
 from anabranch.hours import HourRange
 from anabranch.lookups import MAX_OFFSET, arrays, inside, texts
 from anabranch.position import Ranges
-from anabranch.verdicts import judge, utc_date
+from anabranch.verdicts import in_the_calendar, judge, utc_date
 
 ERROR_TEXT_LENGTH = 300
 _KAFKA_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour")
@@ -101,7 +101,9 @@ def decode(frame: DataFrame, stream: Stream, form: Format) -> DataFrame:
     records = frame.selectExpr(
         "CAST(partition AS INT) AS kafka_partition",
         "CAST(offset AS BIGINT) AS kafka_offset",
-        "CAST(timestamp AS TIMESTAMP) AS kafka_timestamp",
+        # Dates of Python, and so of most readers, hold no other years.
+        f"IF({in_the_calendar('unix_micros(CAST(timestamp AS TIMESTAMP))')}, CAST(timestamp AS TIMESTAMP), NULL) "
+        "AS kafka_timestamp",
         "ingest_hour",
         "key AS kafka_key",
         "value AS kafka_value",
@@ -113,9 +115,9 @@ def decode(frame: DataFrame, stream: Stream, form: Format) -> DataFrame:
     verdict = judge(stream, reading.checks, reading.shown)
     # Not deterministic in name only: so that no filter on the verdict is pushed below, to parse every value twice.
     judged = reading.frame.selectExpr("*", f"IF(spark_partition_id() < 0, NULL, {verdict}) AS _error")
-    event_time = "kafka_timestamp"
+    event_time = "coalesce(kafka_timestamp, timestamp_micros(_hour_start))"
     if stream.event_time is not None:
-        event_time = f"coalesce(`_row_{stream.event_time.column}`, kafka_timestamp)"
+        event_time = f"coalesce(`_row_{stream.event_time.column}`, kafka_timestamp, timestamp_micros(_hour_start))"
     return judged.selectExpr(
         *(f"`_row_{name}` AS `{name}`" for name in types),
         *_KAFKA_COLUMNS,

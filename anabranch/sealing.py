@@ -6,9 +6,10 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import takewhile
 from typing import Protocol
 
-from anabranch import hours, ledger
+from anabranch import cuts, hours, ledger
 from anabranch.commits import Change
 from anabranch.config import Environment, Stream
 from anabranch.errors import ConfigurationError, NotYet, PositionError
@@ -38,7 +39,11 @@ def check_clock(lake: Lake, state: State) -> None:
 
 @dataclass(frozen=True)
 class Asked:
-    """What Kafka said to a publisher whose clock said `now`, about the hours that ended by `until`."""
+    """What Kafka said to a publisher whose clock said `now`, about the hours that ended by `until`.
+
+    `answers` are of the hours that were wanted (`hours.plan_wanted`) for offsets up to `needed`: by partition the
+    record that begins the next hour.
+    """
 
     topic: Topic
     now: datetime
@@ -46,6 +51,7 @@ class Asked:
     oldest: Mapping[int, Stamped | None]
     answers: Mapping[str, Mapping[int, Stamped | None]]
     ends: Offsets
+    needed: Offsets | None = None
 
 
 @dataclass(frozen=True)
@@ -64,25 +70,99 @@ class Questions(Protocol):
     def describe(self, topic: str, expected: Position | None = None) -> Topic | None: ...
     def stable_ends(self, topic: Topic, reached: Offsets | None = None) -> dict[int, int]: ...
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]: ...
+    def stamps_from(self, topic: Topic, starts: Offsets, ends: Offsets, count: int) -> dict[int, cuts.Window]: ...
 
 
-def ask(kafka: Questions, topic_name: str, state: State, now: datetime, grace: timedelta) -> Asked:
-    """Ask Kafka where the hours that `state` needs to have ended, end. Raises PositionError, Transient."""
+Seen = dict[tuple[str, int], dict[int, cuts.Window]]
+"""By topic id and partition, the windows of the log that were looked at and cannot change any more."""
+
+_SEEN_AT_MOST = 20_000
+
+
+def ask(
+    kafka: Questions,
+    topic_name: str,
+    state: State,
+    now: datetime,
+    grace: timedelta,
+    needed: Offsets | None = None,
+    seen: Seen | None = None,
+    at_most: int | None = None,
+) -> Asked:
+    """Ask Kafka where the hours that `state` needs to have ended, end: those that offsets up to `needed` belong to, or
+    all; at most `at_most` at once. Raises PositionError, Transient."""
     topic = kafka.describe(topic_name, state.position)
     position = check_topic(state.position, topic, topic_name)
     assert topic is not None
-    asked = Asked(topic, now, now - grace, {}, {}, {})
+    asked = Asked(topic, now, now - grace, {}, {}, {}, needed)
     if hours.is_untouched(state.timeline, position):
-        asked = replace(asked, oldest=kafka.first_from(topic, datetime.fromtimestamp(0, UTC)))
-    if wanted := hours.undecided(_with_first_hour(state, position, asked), position.offsets, asked.until):
-        answers = {h: kafka.first_from(topic, hours.end_of(h)) for h in wanted}
-        asked = replace(asked, answers=answers, ends=kafka.stable_ends(topic, position.offsets))
-        check_log_end(position, asked.ends, topic_name)
-    return asked
+        windows = kafka.stamps_from(topic, position.offsets, kafka.stable_ends(topic, position.offsets), cuts.WINDOW)
+        asked = replace(asked, oldest={p: cuts.plan_oldest(w, cuts.millis(now)) for p, w in windows.items()})
+    timeline = _with_first_hour(state, position, asked)
+    at_most = at_most or hours.at_once(len(topic.partitions))
+    wanted = hours.plan_wanted(timeline, position.offsets, asked.until, needed, at_most)
+    if not wanted:
+        return asked
+    ends = kafka.stable_ends(topic, position.offsets)
+    check_log_end(position, ends, topic_name)
+    # What is published, and the hours before, end below.
+    before = [e.ends or {} for e in hours.decided_ends(timeline, position.offsets, asked.until) if e.hour < wanted[0]]
+    start = before[-1] if before else timeline.start
+    lows = {p: max(o, start.get(p, 0)) for p, o in position.offsets.items()}
+    answers: dict[str, Mapping[int, Stamped | None]] = {}
+    said: Mapping[int, Stamped | None] = {}
+    for hour in wanted:
+        # The first record from a moment on answers for every moment up to its own stamp.
+        moment = cuts.millis(hours.end_of(hour))
+        if not said or not all(s is not None and s.timestamp_ms >= moment for s in said.values()):
+            said = kafka.first_from(topic, hours.end_of(hour))
+        answers[hour] = _look_behind(kafka, topic, hours.end_of(hour), said, lows, ends, now, seen)
+        known = timeline.boundaries.get(hour, {})
+        for p, low in lows.items():
+            lows[p] = known[p] if p in known else hours.plan_boundary(answers[hour].get(p), ends.get(p, 0), low, now)
+    return replace(asked, answers=answers, ends=ends)
+
+
+def _look_behind(
+    kafka: Questions,
+    topic: Topic,
+    moment: datetime,
+    said: Mapping[int, Stamped | None],
+    lows: Offsets,
+    ends: Offsets,
+    now: datetime,
+    seen: Seen | None,
+) -> dict[int, Stamped | None]:
+    """By partition, the record from which on the log was received at `moment` or later, as most stamps there say.
+
+    `said` is what Kafka's time index says; what lies below `lows` is decided, and what lies behind `ends` is not.
+    """
+    seen = {} if seen is None else seen
+    if sum(map(len, seen.values())) > _SEEN_AT_MOST:
+        seen.clear()
+    known = {p: seen.setdefault((topic.id, p), {}) for p in topic.partitions}
+    starts = {p: max(s.offset, lows.get(p, 0)) for p, s in said.items() if s is not None}
+    at, clock = cuts.millis(moment), cuts.millis(now)
+    searches = {p: cuts.find_end(at, o, ends[p], clock, known[p]) for p, o in starts.items() if o < ends.get(p, 0)}
+    found = cuts.find_ends(
+        searches,
+        lambda wants: kafka.stamps_from(topic, wants, ends, cuts.WINDOW),
+        lambda p, offset, window: known[p].setdefault(offset, window),
+    )
+    return {p: None if (o := found.get(p)) is None else Stamped(o, at) for p in said}
+
+
+def first_after(kafka: Questions, topic: Topic, moment: datetime) -> dict[int, Stamped | None]:
+    """By partition, the record from which on the whole log was received at `moment` or later, as most stamps say.
+
+    A stamp later than the clock counts too: a record that came since must not be passed over.
+    """
+    ends, clock = kafka.stable_ends(topic), datetime.max.replace(tzinfo=UTC)
+    return _look_behind(kafka, topic, moment, kafka.first_from(topic, moment), {}, ends, clock, None)
 
 
 def plan_decided(state: State, asked: Asked) -> Decided | None:
-    """The state as loaded after Kafka was asked, in which every hour that ended has its ends. Pure.
+    """The state as loaded after Kafka was asked, in which the hours that were wanted have their ends. Pure.
 
     None when the table moved on so far that it needs answers which were not asked for.
     """
@@ -90,9 +170,12 @@ def plan_decided(state: State, asked: Asked) -> Decided | None:
         return None  # Somebody published what is newer than the answers: `ask` tells whether Kafka contradicts it.
     position = check_topic(state.position, asked.topic, asked.topic.name)
     timeline = _with_first_hour(state, position, asked)
-    if not set(hours.undecided(timeline, position.offsets, asked.until)) <= set(asked.answers):
+    wanted = hours.plan_wanted(timeline, position.offsets, asked.until, asked.needed, len(asked.answers) or 1)
+    # Never an hour before those ahead of it.
+    told = {h: asked.answers[h] for h in takewhile(asked.answers.__contains__, wanted)}
+    if wanted and not told:
         return None
-    planned = hours.plan_boundaries(timeline, position.offsets, asked.answers, asked.ends, asked.until, asked.now)
+    planned = hours.plan_boundaries(timeline, position.offsets, told, asked.ends, asked.until, asked.now)
     return Decided(state, position, planned, asked.now)
 
 
@@ -108,9 +191,11 @@ class HourClock:
     def __init__(self, stream: Stream, lake: Lake, kafka: KafkaAdapter) -> None:
         self._stream, self._lake, self._kafka = stream, lake, kafka
         self._last: State | None = None
+        self._seen: Seen = {}
 
-    def decide(self, grace: timedelta = timedelta(0)) -> Decided:
-        """A fresh state in which every hour that ended `grace` ago has its ends. Nothing is published here.
+    def decide(self, grace: timedelta = timedelta(0), needed: Offsets | None = None) -> Decided:
+        """A fresh state in which the hours that ended `grace` ago have their ends: the oldest `hours.at_once` that have
+        none yet, unless offsets up to `needed` belong to hours that have theirs. Nothing is published here.
 
         Raises PositionError for a recreated topic, Transient when a neighbour does not answer.
         """
@@ -118,7 +203,8 @@ class HourClock:
         state = self._last or load_state(self._lake, self._stream.table)
         while True:
             try:
-                asked = ask(self._kafka, self._stream.topic, state, self._lake.clock.now(), grace)
+                now = self._lake.clock.now()
+                asked = ask(self._kafka, self._stream.topic, state, now, grace, needed, self._seen)
             except PositionError:
                 # The state may be older than an adoption: only a topic described after a fresh load contradicts it.
                 if fresh:
@@ -160,9 +246,16 @@ def seal(environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapt
     """Seal every hour whose end and grace have passed, in commits of bounded size; returns the hours sealed, oldest
     first.
 
-    Waiting decisions are written to the ledger before each commit and after the last. Cut short anywhere, it goes on
-    where it ended.
+    Waiting decisions are written to the ledger before each commit and after it. Cut short anywhere, it goes on where it
+    ended.
     """
+    sealed: list[str] = []
+    while more := _seal_next(environment, stream, lake, kafka):
+        sealed += more
+    return sealed
+
+
+def _seal_next(environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
     before = load_state(lake, stream.table)
     check_clock(lake, before)
     confirmed = ledger.record_waiting(lake, stream.hours_table, before)
@@ -175,16 +268,14 @@ def seal(environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapt
             reach(Step.SEAL_DECIDED)
         return decided.state, publish
 
-    sealed: list[str] = []
-    while (published := run(lake, stream.table, decide, f"seal {stream.name}", take_turns=True)) is not None:
-        reach(Step.SEAL_PUBLISHED)
-        done = [str(row["hour"]) for row in published.decisions]
-        sealed += done
-        LOG.info("stream %s: sealed %s", stream.name, f"{done[0]} to {done[-1]}" if len(done) > 1 else done[0])
-        confirmed = ledger.record_waiting(lake, stream.hours_table, load_state(lake, stream.table))
-        reach(Step.SEAL_RECORDED)
-        if len(done) < SEALED_AT_ONCE:
-            break
+    published = run(lake, stream.table, decide, f"seal {stream.name}", take_turns=True)
+    if published is None:
+        return []
+    reach(Step.SEAL_PUBLISHED)
+    sealed = [str(row["hour"]) for row in published.decisions]
+    LOG.info("stream %s: sealed %s", stream.name, f"{sealed[0]} to {sealed[-1]}" if len(sealed) > 1 else sealed[0])
+    ledger.record_waiting(lake, stream.hours_table, load_state(lake, stream.table))
+    reach(Step.SEAL_RECORDED)
     return sealed
 
 

@@ -18,6 +18,7 @@ CODES = ("missing_required", "event_time_out_of_bounds")
 
 _FOUND_LENGTH = 80
 _HOUR_MICROS = 3_600_000_000
+_FIRST_MICROS, _LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
 _CLOCK = ((86_400, 3_600), (3_600, 60), (60, 1))  # hours, minutes, seconds: of how many seconds, in how many
 _NO_VERDICT = "CAST(NULL AS STRUCT<code: STRING, text: STRING>)"
 
@@ -58,6 +59,11 @@ def utc_date(moment: str) -> str:
     return f"date_from_unix_date(CAST(({seconds} - pmod({seconds}, 86400)) div 86400 AS INT))"
 
 
+def in_the_calendar(micros: str) -> str:
+    """SQL for whether a moment lies in the years 1 to 9999 (UTC), which every reader's dates can hold."""
+    return f"({micros} BETWEEN {_FIRST_MICROS}L AND {_LAST_MICROS}L)"
+
+
 def judge(stream: Stream, checks: Sequence[Check], shown: Callable[[str], str]) -> str:
     """The verdict on a record, null or a struct of code and text: the first check that holds."""
     every = [
@@ -81,6 +87,8 @@ def _judge_event_time(bounds: EventTime, shown: Callable[[str], str]) -> Iterato
     at = f"unix_micros(`_row_{bounds.column}`)"
     text = found(f"{bounds.column}: expected a time near the ingest hour", shown(bounds.column))
     verdict = error("event_time_out_of_bounds", text)
+    # A date behind the calendar could be written by Spark, and read or published by nobody else.
+    yield Check(f"NOT {in_the_calendar(at)}", verdict)
     if bounds.past is not None:
         yield Check(f"{at} < _hour_start - {_micros(bounds.past)}L", verdict)
     if bounds.future is not None:

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from anabranch import hours, ledger, records
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Cut
-from anabranch.kafka_frames import read_ranges
+from anabranch.kafka_frames import using
 from anabranch.position import Offsets
 from anabranch.publish import new_id
 from anabranch.session import Job
@@ -224,7 +224,9 @@ class HourBuilder:
             return {}
         kafka, topic = self._job.environment.kafka, self._stream.topic
         span = span_of_missing(read.decoded, {p: read.held[p] for p in missing})
-        aborted = count_aborted(read.decoded, read_ranges(self._spark, kafka, topic, span, uncommitted=True))
+        aborted = using(
+            self._spark, kafka, self._job.kafka, topic, span, lambda raw: count_aborted(read.decoded, raw), True
+        )
         compacted = self._job.kafka.is_compacted(topic)
         self._reader.require_topic(cut)
         return classify_gaps(missing, aborted, compacted)

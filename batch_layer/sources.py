@@ -18,7 +18,7 @@ from anabranch.adoption import gone_from_kafka
 from anabranch.errors import PositionError
 from anabranch.formats import open_format
 from anabranch.hours import Cut
-from anabranch.kafka_frames import no_records, read_ranges
+from anabranch.kafka_frames import no_records, using
 from anabranch.lookups import inside
 from anabranch.position import Position, Ranges, Topic, without
 from anabranch.session import Job
@@ -63,12 +63,16 @@ class HourReader:
         # Step 1: what Kafka holds.
         gone = gone_from_kafka(state.timeline, hour, cut) is not None
         ranges: Ranges = {} if gone else held(cut.ranges, self._job.kafka.log_starts(self.require_topic(cut)))
-        raw = (
-            read_ranges(self._spark, self._job.environment.kafka, self._stream.topic, ranges)
+        kafka, topic = self._job.environment.kafka, self._stream.topic
+
+        def decode(raw: DataFrame) -> DataFrame:
+            return self._decode(raw.withColumn("ingest_hour", F.lit(hour)), KAFKA).localCheckpoint()
+
+        decoded = (
+            using(self._spark, kafka, self._job.kafka, topic, ranges, decode)
             if ranges
-            else no_records(self._spark)
+            else decode(no_records(self._spark))
         )
-        decoded = self._decode(raw.withColumn("ingest_hour", F.lit(hour)), KAFKA).localCheckpoint()
         # Step 2: what it does not hold, asked after the read: retention may have gone on while it ran.
         ranges = {} if gone else held(cut.ranges, self._job.kafka.log_starts(self.require_topic(cut)))
         missing = without(cut.ranges, ranges)

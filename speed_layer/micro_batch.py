@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
@@ -20,6 +22,7 @@ from anabranch.fail_points import Step, reach
 from anabranch.formats import open_format
 from anabranch.hours import hour_ranges
 from anabranch.kafka import KafkaAdapter
+from anabranch.kafka_frames import is_unreadable, read_around
 from anabranch.lake import Lake
 from anabranch.manifests import hour_of_file
 from anabranch.position import Position, Ranges, advance, ranges_to_keys, size
@@ -38,10 +41,12 @@ from speed_layer.plan import (
     Skip,
     StagedBatch,
     assign,
+    plan_ends,
     plan_micro_batch,
     plan_publish,
     plan_skip,
     plan_write,
+    within_hours,
 )
 
 if TYPE_CHECKING:
@@ -76,16 +81,26 @@ class MicroBatches:
     def publish(self, frame: Callable[[], DataFrame], ranges: Ranges) -> int:
         """Publish the records of `ranges`, which `frame` reads from Kafka; returns how many offsets it published.
 
-        What is published already is skipped, what overlaps is trimmed. Raises Transient when the range lies ahead of
-        the position (start again from the table) or a neighbour does not answer, PositionError for a recreated topic,
-        Terminal when the table was evolved meanwhile.
+        What is published already is skipped, what overlaps is trimmed, and what belongs to hours that are not decided
+        yet follows in a publish of its own. Raises Transient when the range lies ahead of the position (start again
+        from the table) or a neighbour does not answer, PositionError for a recreated topic, Terminal when the table was
+        evolved meanwhile.
         """
+        published, whole = 0, False
+        while not whole:
+            part, whole = self._publish_next(frame, ranges)
+            published += part
+        return published
+
+    def _publish_next(self, frame: Callable[[], DataFrame], ranges: Ranges) -> tuple[int, bool]:
+        """Publish what of `ranges` belongs to hours that are decided; how many offsets, and whether that was all."""
         began = time.monotonic()
         staged: StagedBatch | None = None
         refusals = 0
+        needed = {p: e for p, (_, e) in ranges.items()}
         while True:
             # Step 1: decide from the table as it is now.
-            decided = self._clock.decide()
+            decided = self._clock.decide(needed=needed)
             state, position = decided.state, decided.position
             require_columns(state.table, self._stream)
             self._table = state.table
@@ -95,7 +110,7 @@ class MicroBatches:
                     "stream %s: offsets %s are already published; skipped", self._stream.name, ranges_to_keys(ranges)
                 )
                 self._discard(staged)
-                return 0
+                return 0, True
             if plan.next is Next.RESTART:
                 self._discard(staged)
                 raise Transient(
@@ -103,6 +118,10 @@ class MicroBatches:
                     f"{ranges_to_keys(ranges)}: the position was moved back, or a partition is new; starting again "
                     "from the table"
                 )
+            if plan.next is Next.DECIDE:
+                self._discard(staged)
+                self._publish_ends(decided)
+                return 0, False
             reach(Step.SPEED_DECIDED)
             # Whoever has its turn goes first, also before rows that are staged: they stay the right ones meanwhile.
             if self._turns.holds(state.table.properties):
@@ -110,7 +129,14 @@ class MicroBatches:
             # Step 2: stage, unless the rows that are staged are still the right ones.
             if staged is None or plan.next is Next.STAGE:
                 self._discard(staged)
-                staged = self._stage(frame(), plan, position.topic_id)
+                try:
+                    staged = self._stage(frame(), plan, position.topic_id)
+                except (PySparkException, Py4JError) as error:
+                    if not is_unreadable(error):
+                        raise
+                    session, topic = frame().sparkSession, self._stream.topic
+                    around = read_around(session, self._environment.kafka, self._kafka, topic, plan.todo)
+                    staged = self._stage(around, plan, position.topic_id)
                 continue
             # Step 3: publish.
             if plan.next is Next.MERGE:
@@ -129,7 +155,15 @@ class MicroBatches:
             self._stream.name, size(plan.todo), staged.rows.rows if staged.rows else 0,
             staged.dead.rows if staged.dead else 0, ", ".join(plan.by_hour), time.monotonic() - began,
         )  # fmt: skip
-        return size(plan.todo)
+        return size(plan.todo), plan.whole
+
+    def _publish_ends(self, decided: Decided) -> bool:
+        publish = plan_ends(decided, new_id(), self._confirmed)
+        if self._lake.commit(decided.state.table, to_commit(decided.state, publish, decided.now)) is Outcome.REFUSED:
+            return False
+        ended = max(decided.timeline.boundaries, default=decided.timeline.open)
+        LOG.info("stream %s: hours are cut up to %s; cutting on", self._stream.name, ended)
+        return True
 
     def skip(self, skip: Skip) -> bool:
         """Move the position behind hours that the batch layer serves; False when the table moved meanwhile."""
@@ -144,7 +178,12 @@ class MicroBatches:
         decided = self._clock.decide()
         position = decided.position
         lost = {p: (position.offsets.get(p, 0), s) for p, s in log_starts.items() if s > position.offsets.get(p, 0)}
-        hours = assign(lost, hour_ranges(decided.timeline, decided.state.cuts, position.offsets, decided.now))
+        known = hour_ranges(decided.timeline, decided.state.cuts, position.offsets, decided.now)
+        # What belongs to hours that are not decided yet is recorded under them by the next call.
+        lost = within_hours(lost, known)
+        if not lost:
+            return self._publish_ends(decided)
+        hours = assign(lost, known)
         entry = {
             "at": decided.now.isoformat(),
             "class": "retention",

@@ -40,19 +40,24 @@ class Next(Enum):
     LEAVE = "its offsets are already published"
     RESTART = "it lies ahead of the position, or in a partition that nobody has told of yet"
     STAGE = "nothing is staged, or not as it has to be by now"
+    DECIDE = "the hours that it belongs to are not decided yet: those before it are, and are published first"
     MERGE = "main has to be made right first"
     PUBLISH = "what is staged can be published"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A micro-batch's next step, and for STAGE and PUBLISH the offsets that are left of it, by hour."""
+    """A micro-batch's next step, and for STAGE and PUBLISH the offsets that are left of it, by hour.
+
+    Not `whole`: what lies behind the hours that are decided so far is for a publish after this one.
+    """
 
     next: Next
     todo: Ranges
     trimmed: bool
     hours: list[HourRange]
     by_hour: dict[str, Ranges]
+    whole: bool = True
 
 
 def plan_micro_batch(decided: Decided, ranges: Ranges, staged: StagedBatch | None) -> Plan:
@@ -63,10 +68,13 @@ def plan_micro_batch(decided: Decided, ranges: Ranges, staged: StagedBatch | Non
         return Plan(Next.RESTART, {}, False, [], {})
     standing = classify(ranges, position.offsets)
     if standing in (Standing.PUBLISHED, Standing.AHEAD):
-        left = Next.LEAVE if standing is Standing.PUBLISHED else Next.RESTART
-        return Plan(left, {}, False, [], {})
-    todo = trim(ranges, position.offsets)
+        step = Next.LEAVE if standing is Standing.PUBLISHED else Next.RESTART
+        return Plan(step, {}, False, [], {})
+    left = trim(ranges, position.offsets)
     hours = hour_ranges(decided.timeline, state.cuts, position.offsets, decided.now)
+    todo = within_hours(left, hours)
+    if not todo:
+        return Plan(Next.DECIDE, {}, False, hours, {}, whole=False)
     by_hour = assign(todo, hours)
     # Only the hours that it has offsets of: the usual micro-batch has one, and each more costs every record a look.
     hours = [h for h in hours if h.ends is None or h.hour in by_hour]
@@ -74,7 +82,7 @@ def plan_micro_batch(decided: Decided, ranges: Ranges, staged: StagedBatch | Non
         step = Next.STAGE
     else:
         step = Next.MERGE if needs_merge(state) else Next.PUBLISH
-    return Plan(step, todo, standing is Standing.OVERLAPPING, hours, by_hour)
+    return Plan(step, todo, standing is Standing.OVERLAPPING or todo != left, hours, by_hour, todo == left)
 
 
 def plan_write(dates: int | None, hours: int) -> dict[str, str]:
@@ -116,6 +124,17 @@ def plan_publish(
         dead_letters=(waiting_speed(staged.dead, decided.now),) if staged.dead else (),
         confirmed=confirmed,
     )
+
+
+def plan_ends(decided: Decided, id: str, confirmed: frozenset[str]) -> Publish:
+    """The publish of ends alone, of hours that a micro-batch lies behind."""
+    return Publish(id, (Change("speed"),), decided.timeline, decided.position, confirmed=confirmed)
+
+
+def within_hours(ranges: Ranges, hours: Sequence[HourRange]) -> Ranges:
+    """The part of `ranges` that belongs to `hours` (oldest first): all of it when the last one is still running."""
+    ends = hours[-1].ends if hours else {}
+    return ranges if ends is None else clip(ranges, {p: (0, ends.get(p, 0)) for p in ranges})
 
 
 @dataclass(frozen=True)

@@ -6,24 +6,35 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from commands import started
 from kafka import KafkaProducer
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from world import Record, World, event, past_hour, spread
 
+from anabranch.commits import Change, Outcome
 from anabranch.errors import PositionError
-from anabranch.hours import end_of, start_of
+from anabranch.hours import Timeline, at_once, end_of, start_of
+from anabranch.kafka import new_producer
 from anabranch.kafka_frames import read_ranges
+from anabranch.position import Position
+from anabranch.publish import Publish, new_id, to_commit
 from anabranch.sealing import seal
+from anabranch.state import TIMELINE
 from serving_layer import status as views
 from speed_layer.micro_batch import LOST
 
 Make = Callable[..., World]
 # Kafka 4 turns away what is stamped more than an hour ahead; older brokers and other topics do not.
 ANY_TIME = {"message.timestamp.after.max.ms": "9223372036854775807"}
+# Kafka deletes by the stamps too.
+FOR_EVER = {"retention.ms": "-1"}
 
 
 def now_values(count: int, prefix: str, partitions: int = 1) -> list[tuple[int, datetime, bytes | None]]:
@@ -222,6 +233,134 @@ def test_a_producer_whose_clock_is_wrong_stops_no_hour(world: Make, ahead: timed
     assert one.state.timeline.open == datetime.now(UTC).strftime("%Y-%m-%dT%H")
     one.speed()
     assert one.contents() == one.acknowledged()
+
+
+@pytest.mark.parametrize("speed_is_alive", [True, False], ids=["speed first", "batch first"])
+def test_a_record_stamped_years_ahead_hides_no_hour(world: Make, speed_is_alive: bool) -> None:
+    """The hazard: Kafka's time index answers for every later hour with that record, so all fall into one hour, whose
+    bounds of event time make good records dead letters."""
+    one = world()
+    one.topic(2, **ANY_TIME, **FOR_EVER)
+    ahead = datetime(2036, 1, 1, tzinfo=UTC)
+    first = start_of(past_hour(6))
+    one.send([(0, ahead, event("lie", first))])
+    for ago in (6, 5, 4, 3, 2, 1):
+        one.send(spread(past_hour(ago), 60, f"h{ago}"))
+        one.send([(1, first - timedelta(days=9), event(f"late-{ago}", start_of(past_hour(ago))))])
+    topic = one.kafka.describe(one.name)
+    assert topic is not None
+    answer = one.kafka.first_from(topic, end_of(past_hour(6)))[0]
+    assert answer is not None and answer.offset == 0, "the hazard did not happen"
+    one.apply()
+    if speed_is_alive:
+        one.speed()
+    assert {r.decision for r in one.batch()} == {"accepted"}
+    one.speed()
+    assert one.contents() == one.acknowledged()
+    assert one.dead() == []
+    rightly = [r for r in one.rows() if r["event_id"].startswith("h")]
+    assert {(r["event_id"].split("-")[0], r["ingest_hour"]) for r in rightly} == {
+        (f"h{ago}", past_hour(ago)) for ago in (6, 5, 4, 3, 2, 1)
+    }
+
+
+def send_stamped(one: World, records: list[tuple[int, int, str]]) -> None:
+    """Good events by partition, Kafka's timestamp in milliseconds, and name: each in a batch of its own."""
+    now = datetime.now(UTC)
+    producer = new_producer(one.job.environment.kafka)
+    try:
+        for partition, millis, name in records:
+            future = producer.send(one.name, event(name, now), b"k", [], partition, millis)
+            one.sent.append(Record(partition, future.get(timeout=30).offset, event(name, now)))
+    finally:
+        producer.close()
+
+
+ODD_STAMPS = {
+    "micros": 1_790_000_000_000_000,
+    "nanos": 1_790_000_000_000_000_000,
+    "the last that Spark holds": 9_223_372_036_854_775,
+    "the first that Spark does not hold": 9_223_372_036_854_776,
+    "the last of all": 2**63 - 1,
+    "negative": -86_400_000,
+    "far negative": -9_223_372_036_854_775,
+    "the first of all": -(2**63),
+    "seconds": 1_790_000_000,
+}
+
+
+@pytest.mark.parametrize("speed_is_alive", [True, False], ids=["speed first", "batch first"])
+def test_any_timestamp_that_a_broker_holds_is_served_by_both_layers(world: Make, speed_is_alive: bool) -> None:
+    """The hazard: a record that Spark's Kafka reader throws at, for ever, whoever reads it."""
+    one = world(batch={"grace": "0 seconds", "lookback_hours": 1, "allow_gaps": ["control", "aborted"]})
+    one.topic(2, **ANY_TIME, **FOR_EVER)
+    one.send(spread(past_hour(1), 20, "before"))
+    send_stamped(one, [(i % 2, stamp, name) for i, (name, stamp) in enumerate(ODD_STAMPS.items())])
+    with pytest.raises((PySparkException, Py4JError), match="long overflow"):
+        read_ranges(one.spark, one.job.environment.kafka, one.name, {0: (10, 15), 1: (10, 14)}).collect()
+    one.send(spread(past_hour(1), 20, "after"))
+    one.apply()
+    if speed_is_alive:
+        one.speed()
+        assert one.contents() == one.acknowledged()
+    assert {r.decision for r in one.batch()} == {"accepted"}
+    one.speed()
+    assert one.contents() == one.acknowledged()
+    assert one.dead() == []
+    held = {r["event_id"]: r["kafka_timestamp"] for r in one.rows()}
+    assert held["nanos"] is held["micros"] is held["the first of all"] is None
+    assert held["negative"] == datetime(1969, 12, 31, tzinfo=UTC)
+    if speed_is_alive:
+        [hour] = [h for h in views.hours(one.job) if h["state"] == "accepted"]
+        assert hour["diff"] == {"missing": 0, "extra": 0, "changed": 0}
+
+
+def test_a_long_past_is_cut_into_all_its_hours_in_commits_of_bounded_size(world: Make) -> None:
+    """The hazard: what is older than a month falls into the first hour, whose bounds of event time refuse it."""
+    one = world()
+    one.topic(1, **FOR_EVER)
+    ago = [24 * 40, 24 * 35, 24 * 34, 24 * 33, 24 * 2, 1]
+    for hours_ago in ago:
+        one.send(spread(past_hour(hours_ago), 5, f"h{hours_ago}", partitions=1))
+    one.apply()
+    one.speed()
+    assert one.contents() == one.acknowledged()
+    assert {r["ingest_hour"] for r in one.rows()} == {past_hour(hours_ago) for hours_ago in ago}
+    table = one.lake.load(one.job.stream.table)
+    steps = sorted(len(Timeline.from_json(t).boundaries) for s in table.snapshots() if (t := _said(s, TIMELINE)))
+    assert max(b - a for a, b in pairwise(steps)) <= at_once(1) < 24 * 40 <= steps[-1]
+    assert {r.decision for r in one.batch()} == {"accepted"}
+    assert one.contents("batch") == one.contents() == one.acknowledged()
+    assert one.dead() == []
+    assert one.state.timeline.open == datetime.now(UTC).strftime("%Y-%m-%dT%H")
+
+
+def _said(snapshot: Any, key: str) -> str | None:
+    return snapshot.summary.get(key) if snapshot.summary is not None else None
+
+
+def test_an_hour_that_took_in_others_is_mended_by_wider_bounds_and_a_replay(world: Make) -> None:
+    """What a version before this one made of a record stamped ahead: hours on end in one, most of it dead letters."""
+    one = world()
+    one.topic(1)
+    for ago in (6, 5, 4, 3, 2, 1):
+        one.send(spread(past_hour(ago), 10, f"h{ago}", partitions=1))
+    one.apply()
+    state, topic = one.state, one.kafka.describe(one.name)
+    assert topic is not None
+    ends = {past_hour(ago): one.kafka.stable_ends(topic) for ago in (6, 5, 4, 3, 2, 1)}
+    timeline = replace(state.timeline, first=past_hour(6), open=past_hour(6), boundaries=ends)
+    publish = Publish(new_id(), (Change("speed"),), timeline, Position(topic.id, {0: 0}))
+    assert one.lake.commit(state.table, to_commit(state, publish, datetime.now(UTC))) is Outcome.LANDED
+    one.speed()
+    one.batch()
+    assert len(one.contents()) == 20 and len(one.dead()) == 40, "the hazard did not happen"
+    one.configure(event_time={"column": "event_time", "past": "30 days", "future": "6 hours"})
+    one.reopen()
+    [restated] = one.replay()
+    assert (restated.decision, restated.revision) == ("accepted", 2)
+    assert one.contents() == one.acknowledged()
+    assert one.dead() == []
 
 
 def test_empty_partitions_and_an_idle_topic_cost_nothing_and_stop_nothing(world: Make) -> None:

@@ -22,7 +22,7 @@ from running import PUBLISHED, TRIED_AGAIN, lines, publishes, speed_running
 from waiting import wait_for
 from world import World, past_hour, spread
 
-from anabranch import catalogs, config, ledger
+from anabranch import catalogs, config, kafka_frames, ledger
 from anabranch.cli import main
 from anabranch.errors import ConfigurationError, Transient
 from anabranch.fail_points import Step
@@ -127,13 +127,13 @@ def test_kafka_cut_while_the_batch_job_reads_an_hour(
     hour = past_hour(2)
     one.send(spread(hour, 200, "h"))
     cuts = _once(proxied_kafka.proxy.cut)
-    real = hours_of_batch.read_ranges
+    real = kafka_frames.read_ranges
 
     def read_ranges(*arguments: object, **named: object) -> object:
         cuts()
         return real(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(hours_of_batch, "read_ranges", read_ranges)
+    monkeypatch.setattr(kafka_frames, "read_ranges", read_ranges)
     with _mended_after_a_failure(proxied_kafka.proxy, caplog):
         results = one.batch()
     assert [r.decision for r in results if r.hour == hour] == ["accepted"]
@@ -233,7 +233,7 @@ def test_s3_failing_in_the_quality_gate_refuses_no_hour(
         fails()
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(hours_of_batch, "run_suite", run_suite)
+    monkeypatch.setattr(kafka_frames, "run_suite", run_suite)
     with _mended_after_a_failure(flaky_s3, caplog):
         results = one.batch()
     assert flaky_s3.counts["503"] > 0

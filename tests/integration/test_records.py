@@ -182,6 +182,29 @@ def test_bounds_follow_the_ingest_hour(spark: SparkSession) -> None:
     assert codes == [bad, None, None, bad, bad]
 
 
+@pytest.mark.parametrize("micros", [259_166_304_000_000_000, 2**63 - 1, -62_135_596_800_000_001, -(2**62)])
+def test_an_event_time_outside_the_calendar_is_a_dead_letter_without_bounds_too(
+    spark: SparkSession, micros: int
+) -> None:
+    """The hazard: a row of the year 10183, which no publish gets through PyIceberg."""
+    stream = make_stream("id STRING, at TIMESTAMP", "id", {"column": "at"})
+    verdict = verdicts.judge(stream, (), lambda name: f"CAST(unix_micros(`_row_{name}`) AS STRING)")
+    moments = spark.createDataFrame([(micros,), (0,), (None,)], "micros BIGINT")
+    frame = moments.selectExpr("timestamp_micros(micros) AS _row_at", "0L AS _hour_start", "micros")
+    found = frame.selectExpr("micros", f"({verdict}).code AS code").collect()
+    assert {row.micros: row.code for row in found} == {micros: "event_time_out_of_bounds", 0: None, None: None}
+
+
+@pytest.mark.parametrize("micros", [1_790_000_000_000_000_000, 2**63 - 1, -(2**62)])
+def test_a_kafka_timestamp_outside_the_calendar_is_unknown_and_the_record_served(
+    spark: SparkSession, micros: int
+) -> None:
+    stream = make_stream("id STRING, at TIMESTAMP", "id")
+    odd = kafka(spark, [b"{}"]).withColumn("timestamp", F.expr(f"timestamp_micros({micros}L)"))
+    [row] = decode(odd, stream).collect()
+    assert (row.error_code, row.kafka_timestamp, row.event_date) == (None, None, START.date())
+
+
 def test_strings_take_other_values_as_text(spark: SparkSession) -> None:
     stream = make_stream("s STRING", "s")
     values = [b'{"s":5}', b'{"s":true}', b'{"s":{"a": [1]}}', b'{"s":[1, 2]}', b'{"s":""}', b'{"s":"null"}']

@@ -32,9 +32,14 @@ NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
 @cache
-def decide(lake: Lake, asked: Kafka, last: Lake, grace: timedelta) -> Decided | None:
+def decide(
+    lake: Lake, asked: Kafka, last: Lake, grace: timedelta, needed: tuple[tuple[int, int], ...], at_once: int | None
+) -> Decided | None:
     """What `HourClock.decide` makes of Kafka, asked for the needs of the version `last`, and of the version loaded."""
-    return sealing.plan_decided(lake.state, sealing.ask(asked, TOPIC, last.state, asked.now, grace))
+    upto = dict(needed) or None
+    return sealing.plan_decided(
+        lake.state, sealing.ask(asked, TOPIC, last.state, asked.now, grace, upto, at_most=at_once)
+    )
 
 
 def files_by_hour(lake: Lake) -> Any:
@@ -117,12 +122,13 @@ class Publisher(Actor):
     beaten: int = 0
     skew: timedelta = timedelta(0)
     grace: timedelta = timedelta(0)
+    at_once: int | None = None
 
     # The steps whose decisions make a merge first where it is needed.
     nesting: ClassVar[tuple[str, ...]] = ()
 
     def restarted(self) -> Publisher:
-        return type(self)(self.name, skew=self.skew, grace=self.grace, **self.kept())  # type: ignore[call-arg]
+        return type(self)(self.name, skew=self.skew, grace=self.grace, at_once=self.at_once, **self.kept())  # type: ignore[call-arg]
 
     def kept(self) -> dict[str, Any]:
         """What a process is started with again."""
@@ -135,7 +141,12 @@ class Publisher(Actor):
 
     def decided(self, lake: Lake) -> Decided | None:
         assert self.asked is not None and self.last is not None
-        return decide(lake, self.asked, self.last, self.grace)
+        return decide(lake, self.asked, self.last, self.grace, self.needed, self.at_once)
+
+    @property
+    def needed(self) -> tuple[tuple[int, int], ...]:
+        """Up to where it is about to publish, by partition; nothing: it wants all hours that ended."""
+        return ()
 
     @property
     def id(self) -> str:

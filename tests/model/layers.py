@@ -94,6 +94,8 @@ class Speed(Publisher):
             yield f"finds that {turn.id} has the way", world, holding
         elif plan.next is Next.PUBLISH:
             yield f"decides to publish {plan.by_hour}", world, replace(self, at="move")
+        elif plan.next is Next.DECIDE:
+            yield "decides to publish ends alone", world.discard(self.staged), replace(self, at="move", staged=None)
         elif plan.next is Next.MERGE:
             yield "has to merge", world, replace(self, at="merge", back="ask")
         else:
@@ -127,11 +129,15 @@ class Speed(Publisher):
             assert planned is not None
             yield from self.publish(world, planned, decided.now, in_line=False)
             return
+        plan = self.plan(decided)
+        if plan.next is Next.DECIDE:
+            yield from self.publish(world, speed_plan.plan_ends(decided, self.id, frozenset()), decided.now)
+            return
         assert self.batch is not None and self.staged is not None
         hour_of_file = {f.file_path: f.hour for f in self.files}
         yield from self.publish(
             world,
-            speed_plan.plan_publish(decided, self.plan(decided), self.batch, hour_of_file, "", frozenset()),
+            speed_plan.plan_publish(decided, plan, self.batch, hour_of_file, "", frozenset()),
             decided.now,
             in_line=False,
         )
@@ -154,9 +160,16 @@ class Speed(Publisher):
             return None
         return StagedBatch({f.hour: dict(f.ranges) for f in self.files}, self.staged, None)
 
+    @property
+    def needed(self) -> tuple[tuple[int, int], ...]:
+        return tuple((p, e) for p, (_, e) in self.ranges) if self.doing != "skip" else ()
+
     def landed(self) -> Publisher:
         assert self.lake is not None
         done = self.done()
+        if self.doing != "skip" and not self.plan(self.decided(self.lake)).whole:
+            # The rest of its offsets belongs to hours that are still to be decided.
+            done = replace(self, at="ask", staged=None, lake=None, asked=None, last=None)
         return replace(done, at="merge", back=done.at) if self.lake.state.kept else done
 
     def refused(self) -> Publisher:

@@ -36,10 +36,11 @@ def at_random(seed: int) -> tuple[World, list[Actor]]:
     hours = [shift(H0, i) for i in range(4)]
     wishes = tuple((chance.choice(hours), chance.choice(["speed", "batch", None])) for _ in range(chance.randrange(5)))
     at_most = chance.choice([1, 2, 5])
+    at_once = chance.choice([None, 1, 2])
     actors: list[Actor] = [
         Broker("kafka", script=script_at_random(chance)),
-        Speed("speed", at_most=at_most, skew=skew(chance)),
-        Batch("batch", grace=grace, restates=chance.choice([0, 1, 3]), skew=skew(chance)),
+        Speed("speed", at_most=at_most, at_once=at_once, skew=skew(chance)),
+        Batch("batch", grace=grace, at_once=at_once, restates=chance.choice([0, 1, 3]), skew=skew(chance)),
     ]
     others = [
         Speed("rival", at_most=at_most, skew=skew(chance)),

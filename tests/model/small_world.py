@@ -73,6 +73,14 @@ class Kafka:
             for p, stamps in enumerate(self.log)
         }
 
+    def stamps_from(
+        self, topic: Topic, starts: Mapping[int, int], ends: Mapping[int, int], count: int
+    ) -> dict[int, tuple[Stamped, ...]]:
+        return {
+            p: tuple(Stamped(o, ts) for o, ts in enumerate(self.log[p]) if start <= o < ends[p])[:count]
+            for p, start in starts.items()
+        }
+
 
 @dataclass(frozen=True)
 class File:

@@ -142,6 +142,22 @@ SETTINGS = {
         ("its staged snapshot is gone", "maintenance removes ['speed-0/T00']", "maintenance removes ['batch-"),
         world={"crashes": 1, "orphans": True},
     ),
+    "a backlog of hours, cut one at a time": Setting(
+        (Speed("speed", at_most=3, at_once=1), Batch("batch", at_once=1)),
+        (
+            "speed decides to publish ends alone",
+            "speed is refused",
+            "speed is killed at move",
+            "batch is killed at seal",
+        ),
+        before=(broker(RECORD, ("tick", 210), RECORD),),
+        world={"crashes": 1},
+    ),
+    "hours behind a record stamped years ahead": Setting(
+        (Speed("speed", at_most=3), Batch("batch")),
+        ("reads 2026-11-21T00: {0: (0, 2)}", "reads 2026-11-21T01: {0: (2, 3)}"),
+        before=(broker(("record", 0, 60 * 24 * 365), RECORD, ("tick", 60), RECORD, ("tick", 60)),),
+    ),
     "a record stamped ahead that the speed layer has published": Setting(
         (broker(("record", 0, 45), ("tick", 60), RECORD), Speed("speed"), Batch("batch")),
         ("reads 2026-11-21T00: {0: (0, 1)}",),

@@ -185,6 +185,11 @@ MUTANTS = [
         Speed("speed"), Batch("batch", restates=1), finds="were not taken back", name="a turn's end with its publish",
         before=ACCEPTED, turns=1,
     ),
+    mutant(
+        speed_plan, "within_hours", lambda real: lambda ranges, hours: ranges, Speed("speed", at_most=3, at_once=1),
+        finds="main lacks", name="the hours of a micro-batch that are decided",
+        before=(broker(RECORD, ("tick", 210), RECORD),),
+    ),
 ]  # fmt: skip
 
 

@@ -39,5 +39,13 @@ class Broker:
             for p in topic.partitions
         }
 
+    def stamps_from(
+        self, topic: Topic, starts: dict[int, int], ends: dict[int, int], count: int
+    ) -> dict[int, tuple[Stamped, ...]]:
+        return {
+            p: tuple(Stamped(o, ts) for o, ts in enumerate(self.log[p]) if start <= o < ends[p])[:count]
+            for p, start in starts.items()
+        }
+
     def close(self) -> None:
         pass

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from anabranch import hours
 from anabranch.errors import ConfigurationError
-from anabranch.hours import FIRST_HOUR_REACH, Cut, HourRange, Timeline
+from anabranch.hours import Cut, HourRange, Timeline
 from anabranch.position import Position, Stamped
 
 H3, H4, H5 = "2026-11-21T03", "2026-11-21T04", "2026-11-21T05"
@@ -68,12 +68,6 @@ def test_the_first_hour_is_that_of_the_oldest_record_that_waits() -> None:
     assert hours.plan_first_hour(timeline, position, stamped(4, NOW + timedelta(hours=4)), NOW) == timeline
 
 
-def test_a_record_of_long_ago_opens_no_years_of_hours() -> None:
-    timeline, position = Timeline(H5, H5, {0: 0}), Position("t", {0: 0})
-    planned = hours.plan_first_hour(timeline, position, Stamped(0, 0), NOW)
-    assert planned.first == hours.hour_of(NOW - FIRST_HOUR_REACH)
-
-
 @pytest.mark.parametrize(
     ("timeline", "offsets"),
     [
@@ -105,6 +99,34 @@ def test_sealing_stops_at_the_first_hour_that_is_not_decided_or_has_not_ended() 
     assert (sealed.open, sealed.start, sealed.boundaries) == (H5, {0: 6, 1: 2}, {H5: {0: 6, 1: 2}})
     assert hours.plan_seal(Timeline(H3, H3, {0: 1}, boundaries={H4: {0: 6}}), "t", NOW)[1] == []
     assert hours.plan_seal(sealed, "t", NOW) == (sealed, []), "sealing again seals nothing"
+
+
+def test_sealing_stops_where_an_hour_lacks_the_end_of_a_partition_that_was_added() -> None:
+    timeline = Timeline(H3, H3, {0: 1}, boundaries={H3: {0: 4, 1: 2}, H4: {0: 6}})
+    sealed, done = hours.plan_seal(timeline, "t", NOW)
+    assert (done, sealed.open, sealed.boundaries) == ([H3], H4, {H4: {0: 6}})
+
+
+def test_what_lies_behind_the_hours_that_are_decided_belongs_to_none_yet() -> None:
+    timeline = Timeline(H3, H3, {0: 0}, boundaries={H3: {0: 4}})
+    assert hours.hour_ranges(timeline, {}, {0: 0}, NOW) == [HourRange(H3, {0: 4})]
+    assert hours.hour_ranges(timeline, {}, {0: 0, 1: 0}, NOW) == [], "a partition whose end is not known"
+
+
+@pytest.mark.parametrize(
+    ("needed", "at_most", "wanted"),
+    [
+        (None, 9, [H4]),
+        ({0: 4}, 9, []),
+        ({0: 5}, 9, [H4]),
+        ({0: 4, 1: 1}, 9, [H4]),
+    ],
+)
+def test_hours_are_decided_as_they_are_needed(needed: dict[int, int] | None, at_most: int, wanted: list[str]) -> None:
+    timeline = Timeline(H3, H3, {0: 0}, boundaries={H3: {0: 4}})
+    assert hours.plan_wanted(timeline, {0: 0}, NOW, needed, at_most) == wanted
+    assert hours.plan_wanted(Timeline(H3, H3, {0: 2}), {0: 0}, NOW, {0: 2}, 1) == [], "inside what is sealed"
+    assert hours.plan_wanted(Timeline(H3, H3, {0: 2}), {0: 0}, NOW, None, 1) == [H3], "one at a time"
 
 
 def test_an_empty_hour_is_sealed_like_any_other() -> None:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
 from lakes import new_state
 
-from anabranch.hours import Cut, HourRange, Timeline, shift
+from anabranch.hours import Cut, HourRange, Timeline, shift, start_of
 from anabranch.position import Position, Ranges, size
 from anabranch.sealing import Decided
 from anabranch.state import Accepted, State
-from speed_layer.plan import Next, Read, Skip, assign, chunks, plan_micro_batch, plan_return, plan_skip, plan_write
+from speed_layer.plan import (
+    Next,
+    Read,
+    Skip,
+    assign,
+    chunks,
+    plan_ends,
+    plan_micro_batch,
+    plan_return,
+    plan_skip,
+    plan_write,
+)
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
 FIRST = "2026-11-21T00"
@@ -152,3 +164,16 @@ def test_files_are_open_side_by_side_only_while_they_are_few() -> None:
 
     assert is_at_once(32, 1) and is_at_once(32, 2) and is_at_once(1, 64)
     assert not is_at_once(32, 3) and not is_at_once(1, 65) and not is_at_once(None, 1)
+
+
+def test_a_micro_batch_is_published_as_far_as_its_hours_are_decided() -> None:
+    """The hazard: offsets of hours that are not decided yet, published under the hour at hand."""
+    timeline = Timeline("2026-11-21T03", "2026-11-21T03", {0: 0}, boundaries={"2026-11-21T03": {0: 4}})
+    state = new_state(timeline, {0: 0})
+    decided = Decided(state, state.position, timeline, start_of("2026-11-21T09"))
+    plan = plan_micro_batch(decided, {0: (0, 9)}, None)
+    assert (plan.next, plan.todo, plan.trimmed, plan.whole) == (Next.STAGE, {0: (0, 4)}, True, False)
+    behind = replace(decided, state=new_state(timeline, {0: 4}), position=Position("t", {0: 4}))
+    plan = plan_micro_batch(behind, {0: (0, 9)}, None)
+    assert (plan.next, plan.todo, plan.whole) == (Next.DECIDE, {}, False)
+    assert plan_ends(behind, "id", frozenset()).timeline == timeline

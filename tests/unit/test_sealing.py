@@ -10,10 +10,11 @@ from brokers import Broker
 from lakes import new_environment, new_lake, new_state
 
 from anabranch import ledger, sealing
+from anabranch.cuts import Window
 from anabranch.errors import PositionError
 from anabranch.fail_points import Step
 from anabranch.hours import Timeline, hour_of, shift
-from anabranch.position import Position, Stamped, Topic
+from anabranch.position import Offsets, Position, Stamped, Topic
 from anabranch.sealing import Asked, ask, plan_decided, plan_sealing
 from anabranch.state import State
 
@@ -35,6 +36,9 @@ class Kafka:
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
         return dict.fromkeys(self._ends)
+
+    def stamps_from(self, topic: Topic, starts: Offsets, ends: Offsets, count: int) -> dict[int, Window]:
+        return dict.fromkeys(starts, ())
 
 
 def state_of(offsets: dict[int, int], timeline: Timeline | None = None) -> State:

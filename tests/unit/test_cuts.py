@@ -1,0 +1,286 @@
+"""Cuts through logs in which some records are stamped wrongly, in the past and in the future.
+
+The central property: a record that is stamped rightly lies in the hour of its own stamp, whatever its neighbours say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lakes import new_state
+
+from anabranch import cuts, hours, sealing
+from anabranch.cuts import REACH, WINDOW, Told, Window, millis
+from anabranch.hours import Timeline, end_of, hour_of, start_of
+from anabranch.position import Offsets, Stamped, Topic
+from anabranch.sealing import Seen
+from anabranch.state import State
+from speed_layer.plan import assign
+
+NOW = datetime(2026, 11, 21, 12, 0, 5, tzinfo=UTC)
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+MICROS, NANOS = 1_790_000_000_000_000, 1_790_000_000_000_000_000
+IN_2036 = millis(datetime(2036, 1, 1, tzinfo=UTC))
+# Stamps of producers that are wrong: unknown, seconds for milliseconds, other units, clocks that are far off.
+LIES = [-1, -NANOS, 0, 1_790_000_000, MICROS, NANOS, 2**63 - 1, -(2**63), IN_2036]
+
+
+def stamped(stamps: Sequence[int], start: int = 0) -> Window:
+    return tuple(Stamped(start + i, stamp) for i, stamp in enumerate(stamps))
+
+
+@dataclass
+class Kafka:
+    """A topic that counts what it is asked."""
+
+    log: dict[int, list[int]]
+    asked: int = 0
+    looks: int = 0
+
+    def describe(self, topic: str) -> Topic | None:
+        return Topic(topic, "t", tuple(self.log))
+
+    def stable_ends(self, topic: Topic) -> dict[int, int]:
+        return {p: len(stamps) for p, stamps in self.log.items()}
+
+    def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
+        self.asked += 1
+        at = millis(when)
+        return {
+            p: next((Stamped(o, ts) for o, ts in enumerate(stamps) if ts >= at), None) for p, stamps in self.log.items()
+        }
+
+    def stamps_from(self, topic: Topic, starts: Offsets, ends: Offsets, count: int) -> dict[int, Window]:
+        self.looks += 1
+        return {p: stamped(self.log[p][s : min(s + count, ends[p])], s) for p, s in starts.items()}
+
+
+def begun() -> State:
+    """As `apply` leaves a stream: the hour at hand, position 0."""
+    return new_state(Timeline(hour_of(NOW), hour_of(NOW), {}), {})
+
+
+def decide(kafka: Kafka, state: State | None = None, seen: Seen | None = None) -> list[hours.HourRange]:
+    """The hours of the whole log, decided step by step as by a batch layer that is run for the first time."""
+    state, seen = state or begun(), {} if seen is None else seen
+    for _ in range(10_000):
+        asked = sealing.ask(kafka, "events", state, NOW, timedelta(0), seen=seen)
+        decided = sealing.plan_decided(state, asked)
+        assert decided is not None
+        state = replace(state, timeline=decided.timeline, position=decided.position)
+        known = hours.hour_ranges(decided.timeline, {}, decided.position.offsets, NOW)
+        if known and known[-1].ends is None:
+            return known
+    raise AssertionError("the hours never end")
+
+
+def hours_of(kafka: Kafka, **given: object) -> dict[tuple[int, int], str]:
+    ranges = {p: (0, len(stamps)) for p, stamps in kafka.log.items()}
+    by_hour = assign(ranges, decide(kafka, **given))  # type: ignore[arg-type]
+    return {(p, o): h for h, part in by_hour.items() for p, (s, e) in part.items() for o in range(s, e)}
+
+
+def a_record_a_minute(back: timedelta, every: timedelta = MINUTE) -> list[int]:
+    begin = start_of(hour_of(NOW - back))
+    return [millis(begin + i * every) for i in range((NOW - begin) // every + 1)]
+
+
+def expected(stamps: list[int], partition: int = 0) -> dict[tuple[int, int], str]:
+    return {(partition, o): hour_of(datetime.fromtimestamp(ts / 1000, UTC)) for o, ts in enumerate(stamps)}
+
+
+@pytest.mark.parametrize("lie", [*LIES, millis(NOW - 2 * HOUR), millis(NOW - timedelta(days=900))])
+@pytest.mark.parametrize("back", [5 * HOUR, timedelta(days=10)], ids=["down for five hours", "ten days of history"])
+def test_one_record_stamped_wrongly_hides_no_hour(lie: int, back: timedelta) -> None:
+    """The hazard: the time index answers for every hour behind a record of the future with that record."""
+    log = a_record_a_minute(back)
+    kafka = Kafka({0: [*log[:10], lie, *log[10:]], 1: list(log), 2: []})
+    found = hours_of(kafka)
+    right = expected(log[:10], 0) | {(0, o + 1): h for (_, o), h in expected(log).items() if o >= 10} | expected(log, 1)
+    assert {at: found[at] for at in right} == right
+    assert kafka.looks <= 15 * len(set(found.values())), "more windows are looked at than a bisection needs"
+
+
+def test_hours_of_a_healthy_log_cost_one_look_each() -> None:
+    kafka = Kafka({0: a_record_a_minute(50 * HOUR), 1: []})
+    assert hours_of(kafka) == expected(kafka.log[0])
+    assert kafka.looks <= kafka.asked + 2 <= 55
+
+
+def test_what_was_looked_at_is_not_looked_at_again() -> None:
+    kafka = Kafka({0: [IN_2036, *a_record_a_minute(50 * HOUR)]})
+    seen: Seen = {}
+    decide(kafka, seen=seen)
+    before, kafka.looks = kafka.looks, 0
+    decide(kafka, seen=seen)
+    assert kafka.looks < before / 2
+    assert all(len(window) == WINDOW for known in seen.values() for window in known.values())
+
+
+def test_hours_without_a_record_cost_no_question() -> None:
+    log = a_record_a_minute(2 * HOUR)
+    long_ago = [millis(NOW - timedelta(days=90)) + i for i in range(5)]
+    kafka = Kafka({0: long_ago + log})
+    found = hours_of(kafka)
+    assert found[0, 0] == hour_of(NOW - timedelta(days=90))
+    assert {at: h for at, h in found.items() if at[1] >= 5} == {(0, o + 5): h for (_, o), h in expected(log).items()}
+    assert kafka.asked < 40
+
+
+@pytest.mark.parametrize("days", [20, 90, 200])
+def test_a_long_history_is_cut_into_all_its_hours(days: int) -> None:
+    kafka = Kafka({0: a_record_a_minute(timedelta(days=days), HOUR)})
+    assert hours_of(kafka) == expected(kafka.log[0])
+
+
+def test_a_commit_decides_a_bounded_number_of_hours_and_the_next_goes_on() -> None:
+    kafka = Kafka({p: a_record_a_minute(timedelta(days=60), HOUR) for p in range(300)})
+    state = begun()
+    asked = sealing.ask(kafka, "events", state, NOW, timedelta(0))
+    decided = sealing.plan_decided(state, asked)
+    assert decided is not None
+    assert len(decided.timeline.boundaries) == hours.at_once(300) == 80
+    assert hours.at_once(1) == 240 and hours.at_once(100_000) == 1
+    on = replace(state, timeline=decided.timeline, position=decided.position)
+    last = max(decided.timeline.boundaries)
+    again = sealing.ask(kafka, "events", on, NOW, timedelta(0))
+    assert min(again.answers) == hours.shift(last, 1)
+    # What somebody is about to publish lies in the hours that are decided: nothing more has to be.
+    needed = dict(decided.timeline.boundaries[last])
+    assert sealing.ask(kafka, "events", on, NOW, timedelta(0), needed).answers == {}
+    beyond = needed | {0: needed[0] + 1}
+    assert sealing.ask(kafka, "events", on, NOW, timedelta(0), beyond).answers != {}
+
+
+FAR = st.one_of(st.sampled_from(LIES), st.integers(-(2**63), 2**63 - 1))
+# Off by days, so that the stamp as such is plausible, but by more than any lull: else nobody can tell who is wrong.
+OFF = st.integers(3 * 24 * 60, 40 * 24 * 60).map(lambda minutes: minutes * 60_000)
+LIE = st.tuples(st.just(False), FAR) | st.tuples(st.just(True), OFF | OFF.map(lambda ms: -ms))
+LOGS = st.tuples(
+    st.lists(st.sampled_from([1, 1, 1, 7, 60, 200, 900]), min_size=30, max_size=150),
+    st.lists(st.tuples(st.integers(8, 40), LIE), max_size=8),
+)
+
+
+Outlier = tuple[int, tuple[bool, int]]
+
+
+def with_outliers(gaps: list[int], outliers: list[Outlier]) -> tuple[list[int], set[int]]:
+    """A log that ends now, `gaps` in minutes, and where its outliers lie, 8 records from another."""
+    stamps, at = [], NOW
+    for gap in gaps:
+        stamps.append(millis(at))
+        at -= gap * MINUTE
+    log, where, next_at = stamps[::-1], set(), 4
+    for distance, (off, lie) in outliers:
+        next_at += distance
+        if next_at >= len(log) - 8:
+            break
+        log.insert(next_at, log[next_at] + lie if off else lie)
+        where.add(next_at)
+    return log, where
+
+
+@settings(max_examples=150, deadline=None)
+@given(LOGS, st.integers(1, 3))
+def test_outliers_on_both_sides_move_no_other_record(parts: tuple[list[int], list[Outlier]], partitions: int) -> None:
+    log, where = with_outliers(*parts)
+    clean = [ts for o, ts in enumerate(log) if o not in where]
+    kafka = Kafka({p: list(log) if p % 2 == 0 else list(clean) for p in range(partitions)} | {9: []})
+    found = hours_of(kafka)
+    for p in range(partitions):
+        stamps = kafka.log[p]
+        rightly = {(p, o): h for (_, o), h in expected_of(stamps).items() if o not in where or p % 2}
+        assert {at: found[at] for at in rightly} == rightly
+
+
+def expected_of(stamps: list[int]) -> dict[tuple[int, int], str]:
+    usable = {o: ts for o, ts in enumerate(stamps) if 0 <= ts <= millis(NOW)}
+    return {(0, o): hour_of(datetime.fromtimestamp(ts / 1000, UTC)) for o, ts in usable.items()}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(FAR | st.integers(millis(NOW) - 10**9, millis(NOW) + 10**7), max_size=60), max_size=3))
+def test_any_log_is_cut_in_order_and_whole(logs: list[list[int]]) -> None:
+    kafka = Kafka(dict(enumerate(logs)))
+    known = decide(kafka)
+    for before, after in pairwise(known):
+        assert before.ends is not None
+        assert after.ends is None or all(after.ends[p] >= e for p, e in before.ends.items())
+    assert len(hours_of(kafka)) == sum(map(len, logs))
+
+
+def test_a_window_is_told_by_most_of_its_usable_stamps() -> None:
+    at, now = millis(NOW - HOUR), millis(NOW)
+    assert cuts.tell(stamped([at - 1, at - 1, at]), at, now) is Told.EARLIER
+    assert cuts.tell(stamped([at - 1, at, IN_2036]), at, now) is Told.LATER
+    assert cuts.tell(stamped(LIES), at, now) is Told.NOTHING
+    assert cuts.tell((), at, now) is Told.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("around", "split"),
+    [
+        ([-2, -1, 0, 1], 2),
+        ([0, 1, 2], 0),
+        ([-3, -2, -1], None),
+        ([-2, 900, -1, 0, 1], 3),  # far ahead, directly before the end
+        ([-2, -1, 0, -900, 1], 2),  # far behind, directly after it
+        ([-2, 1, -1, 2, 3], 1),  # out of order: either is one record off
+    ],
+)
+def test_an_hour_ends_where_fewest_records_lie_on_the_wrong_side(around: list[int], split: int | None) -> None:
+    at = millis(NOW - HOUR)
+    assert cuts.plan_split(stamped([at + 1000 * seconds for seconds in around]), at, millis(NOW)) == split
+
+
+def test_a_stretch_that_tells_nothing_belongs_to_the_hour_before() -> None:
+    log = a_record_a_minute(4 * HOUR)
+    silent = [IN_2036] * 500
+    kafka = Kafka({0: [*log[:90], *silent, *log[90:]]})
+    found = hours_of(kafka)
+    assert [found[0, o] for o in range(90)] == [h for _, h in sorted(expected(log).items())][:90]
+    assert {at: h for at, h in found.items() if at[1] >= 590} == {
+        (0, o + 500): h for (_, o), h in expected(log).items() if o >= 90
+    }
+    # At the end of the log nothing tells of a later hour.
+    tail = Kafka({0: log[:90] + silent})
+    assert set(hours_of(tail).values()) == set(expected(log[:90]).values()) | {max(hours_of(tail).values())}
+
+
+@pytest.mark.parametrize("lie", [0, 1_790_000_000, -1, NANOS])
+def test_a_topic_whose_only_record_is_stamped_wrongly_opens_no_years_of_hours(lie: int) -> None:
+    found = hours_of(Kafka({0: [lie]}))
+    assert found == {(0, 0): hour_of(NOW)}
+
+
+def test_what_few_records_say_reaches_a_month_behind_the_others() -> None:
+    now, month = millis(NOW), millis(NOW - REACH)
+    long_ago = millis(datetime(2013, 1, 1, tzinfo=UTC))
+    assert cuts.plan_oldest(stamped([]), now) is None
+    assert cuts.plan_oldest(stamped(LIES), now) is None
+    assert cuts.plan_oldest(stamped([long_ago]), now) == Stamped(0, month)
+    assert cuts.plan_oldest(stamped([long_ago, now - 5, now - 3, now]), now) == Stamped(1, now - 5)
+    assert cuts.plan_oldest(stamped([now - 10, now - 5, now - 3, long_ago]), now) == Stamped(0, now - 10)
+    assert cuts.plan_oldest(stamped([long_ago + 2, long_ago, long_ago + 9, now]), now) == Stamped(1, long_ago)
+
+
+def test_a_search_ends_though_the_log_is_read_with_holes() -> None:
+    """Compaction and aborted transactions leave offsets that no consumer is given."""
+    log = a_record_a_minute(5 * HOUR)
+    at, now = millis(end_of(hour_of(NOW - 4 * HOUR))), millis(NOW)
+    offsets = [i * 1000 for i in range(len(log))]
+    records = tuple(Stamped(o, ts) for o, ts in zip(offsets, log, strict=True))
+
+    def look(wants: Offsets) -> dict[int, Window]:
+        return {p: tuple(r for r in records if r.offset >= o)[:WINDOW] for p, o in wants.items()}
+
+    search = cuts.find_end(at, 0, offsets[-1] + 1, now, {})
+    found = cuts.find_ends({0: search}, look, lambda *_: None)
+    assert found == {0: next(r.offset for r in records if r.timestamp_ms >= at)}

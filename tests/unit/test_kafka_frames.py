@@ -1,0 +1,53 @@
+"""What is read around: the stretches that hold every record that Spark cannot pass, and the rest in few parts."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.kafka_frames import _moment, is_unreadable, plan_rest, plan_stretches
+
+ODD = st.dictionaries(st.integers(0, 3), st.sets(st.integers(0, 999), max_size=60).map(sorted))
+
+
+@settings(max_examples=30, deadline=None)
+@given(ODD, st.integers(1, 8))
+def test_stretches_and_the_rest_are_every_offset_once(odd: dict[int, list[int]], at_most: int) -> None:
+    ranges = dict.fromkeys(range(4), (0, 1000))
+    taken = plan_stretches(odd, at_most)
+    assert len(taken) <= max(at_most, len(odd))
+    parts = [*taken, *plan_rest(ranges, taken)]
+    offsets = sorted((p, o) for part in parts for p, (s, e) in part.items() for o in range(s, e))
+    assert offsets == [(p, o) for p in range(4) for o in range(1000)]
+    held = {(p, o) for part in taken for p, (s, e) in part.items() for o in range(s, e)}
+    assert {(p, o) for p, found in odd.items() for o in found} <= held
+
+
+def test_a_record_alone_is_taken_alone() -> None:
+    taken = plan_stretches({0: [7, 3], 2: [5]}, 32)
+    assert taken == [{0: (3, 4)}, {0: (7, 8)}, {2: (5, 6)}]
+    assert plan_rest({0: (3, 9), 1: (0, 2), 2: (5, 6)}, taken) == [{0: (4, 7), 1: (0, 2)}, {0: (8, 9)}]
+
+
+@pytest.mark.parametrize(
+    ("millis", "moment"),
+    [
+        (0, datetime(1970, 1, 1, tzinfo=UTC)),
+        (1_700_000_000_123, datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)),
+        (1_790_000_000_000_000, None),
+        (2**63 - 1, None),
+        (-(2**63), None),
+    ],
+)
+def test_a_timestamp_that_no_date_holds_is_none(millis: int, moment: datetime | None) -> None:
+    assert _moment(millis) == moment
+
+
+def test_only_an_overflow_of_the_reader_is_read_around() -> None:
+    assert is_unreadable(Exception("Caused by: java.lang.ArithmeticException: long overflow"))
+    assert is_unreadable(type("ArithmeticException", (Exception,), {})("long overflow"))
+    assert not is_unreadable(Exception("java.lang.ArithmeticException: divide by zero"))
+    assert not is_unreadable(Exception("org.apache.kafka.common.errors.TimeoutException"))
