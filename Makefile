@@ -27,7 +27,7 @@ unit: $(READY) ## unit tests alone: no JVM, seconds
 	@$(BIN)/python -m pytest tests/unit
 
 model: $(READY) ## explore the protocol's model; MODEL_WALKS=5000 MODEL_SEED=1 for more random walks
-	@MODEL_WALKS=$(or $(MODEL_WALKS),200) MODEL_SEED=$(or $(MODEL_SEED),1) $(BIN)/python -m pytest tests/model
+	@MODEL_WALKS=$(or $(MODEL_WALKS),400) MODEL_SEED=$(or $(MODEL_SEED),1) $(BIN)/python -m pytest tests/model
 
 integration: $(READY) ## integration tests alone
 	@$(BIN)/python -m pytest tests/integration

@@ -18,7 +18,7 @@ from lakes import new_state
 from anabranch import cuts, hours, sealing
 from anabranch.cuts import REACH, WINDOW, Told, Window, millis
 from anabranch.hours import Timeline, end_of, hour_of, start_of
-from anabranch.position import Offsets, Stamped, Topic
+from anabranch.position import Offsets, Position, Stamped, Topic
 from anabranch.sealing import Seen
 from anabranch.state import State
 from speed_layer.plan import assign
@@ -43,10 +43,10 @@ class Kafka:
     asked: int = 0
     looks: int = 0
 
-    def describe(self, topic: str) -> Topic | None:
+    def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
         return Topic(topic, "t", tuple(self.log))
 
-    def stable_ends(self, topic: Topic) -> dict[int, int]:
+    def stable_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
         return {p: len(stamps) for p, stamps in self.log.items()}
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:

@@ -29,7 +29,7 @@ from anabranch.dead_letters import roll_forward, waiting_speed
 from anabranch.errors import ConfigurationError, Transient
 from anabranch.fail_points import FAIL_AT, Step
 from anabranch.hours import Cut, Timeline, hour_of, shift
-from anabranch.position import Topic
+from anabranch.position import Position, Topic
 from anabranch.publish import Publish, new_id, to_commit
 from anabranch.snapshots import BRANCHES, has_landed, heads
 from anabranch.state import read_state
@@ -254,10 +254,10 @@ def test_the_table_says_how_a_commit_stands(lake: StreamLake) -> None:
 class Kafka:
     """A topic of ten records, for what only asks where it stands."""
 
-    def describe(self, topic: str) -> Topic:
+    def describe(self, topic: str, expected: Position | None = None) -> Topic:
         return Topic(topic, "t", (0,))
 
-    def stable_ends(self, topic: Topic) -> dict[int, int]:
+    def stable_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
         return {0: 10}
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, None]:

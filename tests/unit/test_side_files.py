@@ -300,7 +300,7 @@ def test_a_refused_commit_leaves_an_orphan_and_changes_nothing(long: StreamLake)
     state = long.state()
     other = replace(state.timeline, skipped=tuple(shift(FIRST, i) for i in range(200)))
     commit = to_commit(state, Publish(new_id(), (Change("speed"), Change("main")), other), NOW)
-    prepare(state.table, commit)
+    prepare(state.table, commit, NOW)
     long.move("speed")
     assert long.lake.commit(state.table, commit) is Outcome.REFUSED
     assert long.state().timeline == state.timeline
@@ -311,7 +311,8 @@ def test_orphan_removal_spares_what_any_kept_snapshot_names(long: StreamLake) ->
     tag = Tag("kept", tagged, 3_600_000_000)
     other = replace(long.state().timeline, skipped=tuple(shift(FIRST, i) for i in range(200)))
     publish(long, timeline=other, tags=(tag,))
-    prepare(long.table(), to_commit(long.state(), Publish(new_id(), (Change("main"),), long.state().timeline), NOW))
+    refused = Publish(new_id(), (Change("main"),), long.state().timeline)
+    prepare(long.table(), to_commit(long.state(), refused, NOW), NOW)
     lost = replace(other, skipped=other.skipped[1:])
     prepare(long.table(), to_commit(long.state(), Publish(new_id(), (Change("speed"),), lost), NOW))
     named = {n for s in long.table().snapshots() if (n := side_files.named(snapshots._said_itself(s)))}

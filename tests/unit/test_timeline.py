@@ -54,7 +54,7 @@ class World:
 
     # Kafka
 
-    def describe(self, topic: str) -> Topic | None:
+    def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
         return Topic(topic, "t", tuple(self.log))
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
@@ -70,7 +70,7 @@ class World:
             for p, start in starts.items()
         }
 
-    def stable_ends(self, topic: Topic) -> dict[int, int]:
+    def stable_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
         return {p: self.stable(p) for p in self.log}
 
     def stable(self, partition: int) -> int:
