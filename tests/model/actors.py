@@ -253,7 +253,8 @@ class Maintenance(Publisher):
 
     def idle(self, world: World) -> Iterator[Step]:
         if self.runs:
-            yield "loads", world, replace(self, at="expire", lake=world.lake, runs=self.runs - 1)
+            later = replace(world, ages=world.ages + 1)
+            yield "loads", later, replace(self, at="expire", lake=world.lake, runs=self.runs - 1)
 
     def expire(self, world: World) -> Iterator[Step]:
         assert self.lake is not None

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+import layers
 import pytest
 from actors import Actor, Maintenance, Operator
 from exploration import explore, forget, settle
-from layers import Batch, Speed
+from layers import Batch, RollUp, Speed
 from settings import H0, ONE_HOUR, RECORD, broker
 from small_world import Violation, new_world
 
@@ -21,6 +22,7 @@ from anabranch.publish import Publish
 from batch_layer import plan as batch_plan
 from serving_layer import merger
 from speed_layer import plan as speed_plan
+from speed_layer import rollup
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,17 @@ def forgetting_what_was_kept(real: Callable[..., Change]) -> Callable[..., Chang
     return lambda swaps: replace(real(swaps), properties={})
 
 
+def without_a_look(real: Callable[..., Any]) -> Callable[..., Any]:
+    def plan_replacement(state: Any, done: Any, there: Any, *rest: Any) -> Any:
+        return real(state, done, {f.hour: {f.file_path: f} for one in done for f in one.sources}, *rest)
+
+    return plan_replacement
+
+
+def of_the_first_file(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda path, files: real(path, files[:1])
+
+
 def always(value: Any) -> Callable[[Any], Any]:
     return lambda real: lambda *given, **named: value
 
@@ -140,6 +153,19 @@ MUTANTS = [
     mutant(
         speed_plan, "plan_skip", skipping_blindly, broker(RECORD), *speeds(), finds="the position moved back",
         name="the skip's look at where the table is by now", before=(broker(*ONE_HOUR), Batch("batch")),
+    ),
+    mutant(
+        rollup, "plan_replacement", without_a_look, RollUp("rollup"), RollUp("rival"), finds="more than once",
+        name="the roll-up's look whether its files are still there", before=(broker(RECORD, RECORD), Speed("before")),
+    ),
+    mutant(
+        layers, "rolled_up", of_the_first_file, RollUp("rollup"), finds="main lacks",
+        name="a file of those that are rolled up", before=(broker(RECORD, RECORD), Speed("before")),
+    ),
+    mutant(
+        rollup, "is_stale", always(False), RollUp("rollup"), Maintenance("maintenance"),
+        finds="which storage does not hold", name="the age of a file that is rolled up",
+        before=(broker(RECORD, RECORD), Speed("before")), orphans=True,
     ),
 ]  # fmt: skip
 
