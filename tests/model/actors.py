@@ -253,8 +253,7 @@ class Maintenance(Publisher):
 
     def idle(self, world: World) -> Iterator[Step]:
         if self.runs:
-            later = replace(world, ages=world.ages + 1)
-            yield "loads", later, replace(self, at="expire", lake=world.lake, runs=self.runs - 1)
+            yield "loads", world, replace(self, at="expire", lake=world.lake, runs=self.runs - 1)
 
     def expire(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
@@ -263,14 +262,21 @@ class Maintenance(Publisher):
         yield from self.publish(world, publish, world.kafka.now + timedelta(hours=25))
 
     def landed(self) -> Actor:
-        return replace(self, at="find", lake=None)
+        return replace(self, at="find" if self.at == "expire" else "remove", lake=None)
 
     def refused(self) -> Actor:
-        return replace(self, at="find", lake=None)
+        # Whoever refused it has moved the head that it was to move.
+        return self.landed()
 
     def find(self, world: World) -> Iterator[Step]:
         orphans = world.storage - world.lake.held
-        yield f"finds {len(orphans)} orphans", world, replace(self, at="remove" if orphans else "idle", orphans=orphans)
+        later = replace(world, ages=world.ages + 1)
+        found = replace(self, at="fence", lake=world.lake, orphans=orphans) if orphans else replace(self, at="idle")
+        yield f"finds {len(orphans)} orphans", later, found
+
+    def fence(self, world: World) -> Iterator[Step]:
+        assert self.lake is not None
+        yield from self.publish(world, Publish(self.id, (Change("speed"),), self.lake.state.timeline))
 
     def remove(self, world: World) -> Iterator[Step]:
         left = replace(world, storage=world.storage - self.orphans)

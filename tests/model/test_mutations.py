@@ -94,6 +94,10 @@ def without_a_look(real: Callable[..., Any]) -> Callable[..., Any]:
     return plan_replacement
 
 
+def deleting_at_once(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, world: iter([("moves no head", world, replace(self, at="remove", lake=None))])
+
+
 def of_the_first_file(real: Callable[..., Any]) -> Callable[..., Any]:
     return lambda path, files: real(path, files[:1])
 
@@ -165,6 +169,11 @@ MUTANTS = [
     mutant(
         rollup, "is_stale", always(False), RollUp("rollup"), Maintenance("maintenance"),
         finds="which storage does not hold", name="the age of a file that is rolled up",
+        before=(broker(RECORD, RECORD), Speed("before")), orphans=True,
+    ),
+    mutant(
+        Maintenance, "fence", deleting_at_once, RollUp("rollup"), Maintenance("maintenance"),
+        finds="which storage does not hold", name="the head that moves before orphans are deleted",
         before=(broker(RECORD, RECORD), Speed("before")), orphans=True,
     ),
 ]  # fmt: skip
