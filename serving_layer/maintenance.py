@@ -90,6 +90,8 @@ def maintain(
     orphans = _orphans(job, now - stream.maintain.orphans_after)
     if orphans[stream.table] and not dry_run:
         _move_head(job)
+        # What was published of them up to there is spared.
+        orphans = _orphans(job, now - stream.maintain.orphans_after)
     reach(Step.MAINTAIN_LISTED)
     for name, files in orphans.items():
         if files and not dry_run:

@@ -262,7 +262,7 @@ class Maintenance(Publisher):
         yield from self.publish(world, publish, world.kafka.now + timedelta(hours=25))
 
     def landed(self) -> Actor:
-        return replace(self, at="find" if self.at == "expire" else "remove", lake=None)
+        return replace(self, at="find" if self.at == "expire" else "find_again", lake=None)
 
     def refused(self) -> Actor:
         # Whoever refused it has moved the head that it was to move.
@@ -273,6 +273,10 @@ class Maintenance(Publisher):
         later = replace(world, ages=world.ages + 1)
         found = replace(self, at="fence", lake=world.lake, orphans=orphans) if orphans else replace(self, at="idle")
         yield f"finds {len(orphans)} orphans", later, found
+
+    def find_again(self, world: World) -> Iterator[Step]:
+        left = self.orphans - world.lake.held
+        yield f"finds {len(left)} of them again", world, replace(self, at="remove" if left else "idle", orphans=left)
 
     def fence(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
