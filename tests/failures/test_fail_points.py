@@ -187,6 +187,7 @@ def test_speed(stream: World, case: Case) -> None:
 def test_rollup(stream: World, case: Case) -> None:
     one = stream
     one.configure(speed={"max_offsets_per_trigger": 2})
+    one.reopen()
     one.apply()
     send(one, datetime.now(UTC), "first")
     send(one, datetime.now(UTC), "second")
