@@ -63,7 +63,9 @@ def requiring_no_head(real: Callable[..., Commit]) -> Callable[..., Commit]:
 def expiring_outside_a_publish(real: Callable[..., Commit]) -> Callable[..., Commit]:
     def to_commit(state: Any, planned: Any, now: datetime) -> Commit:
         commit = real(state, planned, now)
-        return replace(commit, changes=(), heads={}) if "expire" in commit.id else commit
+        # Nor does the removal of orphans move a head: it would stop in time who had decided before.
+        of_maintenance = "expire" in commit.id or "fence" in commit.id
+        return replace(commit, changes=(), heads={}) if of_maintenance else commit
 
     return to_commit
 
@@ -89,7 +91,7 @@ def forgetting_what_was_kept(real: Callable[..., Change]) -> Callable[..., Chang
 
 def without_a_look(real: Callable[..., Any]) -> Callable[..., Any]:
     def plan_replacement(state: Any, done: Any, there: Any, *rest: Any) -> Any:
-        return real(state, done, {f.hour: {f.file_path: f} for one in done for f in one.sources}, *rest)
+        return real(state, done, {one.file.hour: {f.file_path: f for f in one.sources} for one in done}, *rest)
 
     return plan_replacement
 
