@@ -199,13 +199,15 @@ class EventTime(_Frozen):
 class Speed(_Frozen):
     """How the speed layer runs. `lost_offsets`: what to do when retention has overtaken the position.
 
-    `retry_for`: how long a transient error is tried again while nothing is published; None is for ever.
+    `retry_for`: how long a transient error is tried again while nothing is published; None is for ever. `roll_up`:
+    whether the small files of an hour are put together while it runs.
     """
 
     trigger: Duration = timedelta(seconds=2)
     max_offsets_per_trigger: int = Field(default=250_000, gt=0)
     lost_offsets: Literal["stop", "continue"] = "stop"
     retry_for: RetryFor = None
+    roll_up: bool = True
 
 
 Gap = Literal["control", "aborted", "compacted", "retention"]

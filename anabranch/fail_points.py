@@ -35,6 +35,8 @@ class Step(Enum):
     SPEED_PUBLISHED = "speed.published", "rows and position are published, the dead letters are not"
     SPEED_DEAD_LETTERS = "speed.dead-letters", "the dead letters are published, the consumer group is not told"
     SPEED_OFFSETS_COMMITTED = "speed.offsets-committed", "the consumer group is told, Spark does not know yet"
+    ROLLUP_WRITTEN = "rollup.written", "an hour's files are written again as few, nothing of that is published"
+    ROLLUP_PUBLISHED = "rollup.published", "the few are published in the place of the many"
     # Sealing.
     SEAL_DECIDED = "seal.decided", "the cuts are decided, nothing is published"
     SEAL_PUBLISHED = "seal.published", "the cuts are published, the ledger does not know them"

@@ -70,6 +70,8 @@ class SpeedJob:
         except Transient:
             if not self._stop.is_set():
                 raise
+        finally:
+            self._batches.close()
 
     def _try(self) -> None:
         with explained(self._spark, f"run stream {self._job.stream.name}"):
@@ -90,6 +92,8 @@ class SpeedJob:
             self._stream(position, checkpoint)
         finally:
             shutil.rmtree(checkpoint, ignore_errors=True)
+        if not self._stop.is_set():
+            self._batches.finish()
 
     def _come_back(self) -> Offsets:
         """Skip or read whole sealed hours until what is left is for the stream; returns where it begins."""

@@ -48,6 +48,7 @@ from speed_layer.plan import (
     plan_write,
     within_hours,
 )
+from speed_layer.rollup import Rollup
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -73,10 +74,20 @@ class MicroBatches:
         self._confirmed: frozenset[str] = frozenset()
         self._turns = Holding(lake, stream.table, stop)
         self._table: Table | None = None
+        self._rollup = Rollup(lake, stream)
 
     def recover(self) -> None:
         """Finish what an earlier publisher left half done: the merge, dead letters, ledger rows."""
         self._confirmed |= recover(self._lake, self._stream)
+        self._rollup.begin()
+
+    def finish(self) -> None:
+        """At the end of a job that ends by itself: roll up what is due."""
+        self._rollup.finish()
+
+    def close(self) -> None:
+        """Stop what runs beside the micro-batches."""
+        self._rollup.close()
 
     def publish(self, frame: Callable[[], DataFrame], ranges: Ranges) -> int:
         """Publish the records of `ranges`, which `frame` reads from Kafka; returns how many offsets it published.
@@ -155,6 +166,7 @@ class MicroBatches:
             self._stream.name, size(plan.todo), staged.rows.rows if staged.rows else 0,
             staged.dead.rows if staged.dead else 0, ", ".join(plan.by_hour), time.monotonic() - began,
         )  # fmt: skip
+        self._rollup.published(len(staged.rows.files) if staged.rows else 0)
         return size(plan.todo), plan.whole
 
     def _publish_ends(self, decided: Decided) -> bool:

@@ -23,6 +23,7 @@ from anabranch.commits import Change
 from anabranch.fail_points import Step
 from anabranch.hours import start_of
 from anabranch.publish import Publish, new_id, to_commit
+from anabranch.snapshots import files_by_hour
 from serving_layer import status as views
 
 Make = Callable[..., World]
@@ -67,6 +68,15 @@ SPEED = [
     Case(Step.COMMIT_LANDED, True, 2),
     Case(Step.SPEED_DEAD_LETTERS, True),
     Case(Step.SPEED_OFFSETS_COMMITTED, True),
+]
+# The rows are published long before; what lands is the roll-up of their files.
+ROLLUP = [
+    Case(Step.ROLLUP_WRITTEN, False),
+    Case(Step.COMMIT_PREPARED, False),
+    Case(Step.COMMIT_REQUEST_LOST, True),
+    Case(Step.COMMIT_ANSWER_LOST, True),
+    Case(Step.COMMIT_LANDED, True),
+    Case(Step.ROLLUP_PUBLISHED, True),
 ]
 SKIP = [Case(Step.SPEED_SKIPPED, True)]
 SEAL = [
@@ -124,7 +134,7 @@ MAINTAIN = [
 
 
 def test_every_step_has_a_case() -> None:
-    cases = [*SPEED, *SKIP, *SEAL, *BATCH, *EMPTY, *REFUSE, *MERGE, *LEDGER, *MAINTAIN]
+    cases = [*SPEED, *ROLLUP, *SKIP, *SEAL, *BATCH, *EMPTY, *REFUSE, *MERGE, *LEDGER, *MAINTAIN]
     assert {case.step for case in cases} == set(Step)
 
 
@@ -182,6 +192,35 @@ def test_speed(stream: World, case: Case) -> None:
     assert_exact(one, duplicates=True)
     assert len(publishes(one, "main")) == (2 if case.lands else 1)
     assert one.state.dead_letters == () or one.state.position.offsets == {0: 10, 1: 10}
+
+
+@pytest.mark.parametrize("case", ROLLUP, ids=str)
+def test_rollup(stream: World, case: Case) -> None:
+    one = stream
+    one.configure(speed={"max_offsets_per_trigger": 2})
+    one.reopen()
+    one.apply()
+    send(one, datetime.now(UTC), "first")
+    send(one, datetime.now(UTC), "second")
+    one.speed()
+    position, many = one.state.position, small_files(one)
+    assert many >= 10
+    for _ in range(2):
+        if small_files(one) < many:
+            break
+        run_into(one, case.fail_at, "speed", one.name, "--available-now")
+        # The hazard: the files are written, and either none is in its place or all are.
+        assert (small_files(one) < many) == case.lands
+        assert_exact(one, duplicates=True)
+    run(one, "speed", one.name, "--available-now")
+    assert small_files(one) <= many - 7
+    assert small_files(one) == small_files(one, "speed")
+    assert_exact(one, duplicates=True)
+    assert one.state.position == position
+
+
+def small_files(one: World, branch: str = "main") -> int:
+    return sum(len(found) for found in files_by_hour(one.state.table, branch).values())
 
 
 @pytest.mark.parametrize("case", SKIP, ids=str)

@@ -396,14 +396,27 @@ class Maintenance(Publisher):
         yield from self.publish(world, publish, world.kafka.now + timedelta(hours=25))
 
     def landed(self) -> Publisher:
-        return replace(self, at="find", lake=None)
+        return replace(self, at="find" if self.at == "expire" else "find_again", lake=None)
 
     def refused(self) -> Publisher:
-        return replace(self, at="load", lake=None)
+        return replace(self, at="load" if self.at == "expire" else "aim", lake=None)
+
+    def aim(self, world: World) -> Iterator[Step]:
+        yield "loads to move a head", world, replace(self, at="fence", lake=world.lake)
 
     def find(self, world: World) -> Iterator[Step]:
         orphans = world.storage - world.lake.held
-        yield f"finds {len(orphans)} orphans", world, replace(self, at="remove" if orphans else "idle", orphans=orphans)
+        later = replace(world, ages=world.ages + 1)
+        found = replace(self, at="fence", lake=world.lake, orphans=orphans) if orphans else replace(self, at="idle")
+        yield f"finds {len(orphans)} orphans", later, found
+
+    def find_again(self, world: World) -> Iterator[Step]:
+        left = self.orphans - world.lake.held
+        yield f"finds {len(left)} of them again", world, replace(self, at="remove" if left else "idle", orphans=left)
+
+    def fence(self, world: World) -> Iterator[Step]:
+        assert self.lake is not None
+        yield from self.publish(world, Publish(self.id, (Change("speed"),), self.lake.state.timeline))
 
     def remove(self, world: World) -> Iterator[Step]:
         left = replace(world, storage=world.storage - self.orphans)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, ClassVar
 
-from actors import Publisher, Step
-from small_world import TOPIC, File, Lake, World, new_files
+from actors import NOW, Publisher, Step
+from small_world import TOPIC, File, Lake, World, new_files, rolled_up
 
 from anabranch import sealing, turns
 from anabranch.hours import Cut, hour_of, shift
@@ -23,7 +24,9 @@ from batch_layer import plan as batch_plan
 from batch_layer.balance import Balance, Counted
 from serving_layer.merger import needs_merge
 from speed_layer import plan as speed_plan
+from speed_layer import rollup
 from speed_layer.plan import Next, Plan, Read, Skip, StagedBatch
+from speed_layer.rewriting import Rewritten
 
 Pieces = tuple[tuple[int, tuple[int, int]], ...]
 LOOKBACK = 1
@@ -183,6 +186,65 @@ class Speed(Publisher):
         if self.doing == "read" and self.rest:
             return replace(ended, at="ask", ranges=self.rest[0], rest=self.rest[1:])
         return replace(ended, at="come_back")
+
+
+@dataclass(frozen=True)
+class RollUp(Publisher):
+    """The speed job between its micro-batches, or another speed job: puts an hour's files together, `runs` times.
+
+    Any two files are enough; of many, all become one.
+    """
+
+    at: str = "idle"
+    runs: int = 1
+    began: int = 0
+    checked: int = 0
+    done: tuple[Rewritten, ...] = ()
+
+    def kept(self) -> dict[str, Any]:
+        return {"runs": self.runs}
+
+    def idle(self, world: World) -> Iterator[Step]:
+        state = world.lake.state
+        for hour, files in sorted(self.there(world.lake).items()):
+            if not self.runs or len(files) < 2 or not rollup.is_served(state, hour):
+                continue
+            new = rolled_up(f"{world.new_id(self.name)}/{hour[-3:]}", tuple(files.values()))
+            done: Any = (Rewritten(new, tuple(files.values())),)  # type: ignore[arg-type]
+            begun = replace(self, at="check", runs=self.runs - 1, began=world.ages, done=done)
+            yield f"writes {new}", world.write(new) if world.orphans else world, begun
+
+    def check(self, world: World) -> Iterator[Step]:
+        loaded = replace(self, lake=world.lake, checked=world.ages)
+        if loaded.replacing() is None:
+            yield "gives it up", world, self.landed()
+        else:
+            yield "decides to put it in place", world, replace(loaded, at="swap_files")
+
+    def swap_files(self, world: World) -> Iterator[Step]:
+        publish = self.replacing()
+        assert publish is not None
+        # Without orphans a file is in storage from its commit on.
+        there = world if world.orphans else world.write(self.done[0].file)  # type: ignore[arg-type]
+        yield from self.publish(there, publish, in_line=False)
+
+    def replacing(self) -> Publish | None:
+        assert self.lake is not None
+        now = NOW + (self.checked - self.began) * timedelta(hours=25)
+        id = self.lake.new_id(f"{self.name}-{self.at}")
+        return rollup.plan_replacement(self.lake.state, self.done, self.there(self.lake), NOW, now, id)
+
+    def there(self, lake: Lake) -> Any:
+        main = set(lake.files("main"))
+        return {
+            h: {path: f for path, f in files.items() if f in main} for h, files in lake.files_by_hour("speed").items()
+        }
+
+    def landed(self) -> Publisher:
+        return replace(self, at="idle", lake=None, began=0, checked=0, done=())
+
+    def refused(self) -> Publisher:
+        return replace(self, at="check", lake=None, checked=0)
 
 
 @dataclass(frozen=True)

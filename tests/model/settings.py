@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from actors import Actor, Broker, Maintenance, Merger, Network, Operator
-from layers import Batch, Speed
+from layers import Batch, RollUp, Speed
 from small_world import BEGIN, World, new_world
 
 from anabranch.hours import hour_of, shift
@@ -47,6 +47,7 @@ def at_random(seed: int) -> tuple[World, list[Actor]]:
         Batch("backlog", grace=grace, restates=chance.choice([0, 1]), skew=skew(chance)),
         Operator("operator", wishes=wishes, patient=chance.random() < 0.8),  # type: ignore[arg-type]
         Merger("merger", runs=2),
+        RollUp("rollup", runs=4),
         Maintenance("maintenance", runs=3),
     ]
     actors += [other for other in others if chance.random() < 0.6]

@@ -107,6 +107,12 @@ def new_files(wap_id: str, by_hour: Mapping[str, Ranges]) -> tuple[File, ...]:
     return tuple(File(f"{wap_id}/{h[-3:]}", h, tuple(sorted(r.items()))) for h, r in sorted(by_hour.items()))
 
 
+def rolled_up(path: str, files: tuple[File, ...]) -> File:
+    """One file that holds the rows of files of one hour."""
+    pieces = tuple(sorted(piece for f in files for piece in f.ranges))
+    return File(path, files[0].hour, pieces)
+
+
 @dataclass(frozen=True)
 class Version:
     """A snapshot and the files that it holds, each as often as it was added."""
@@ -313,6 +319,8 @@ class World:
     discarded: frozenset[str] = frozenset()
     turns: int = 0
     abandoned: frozenset[str] = frozenset()
+    # How often maintenance came, each time so late that whatever was written before may be an orphan.
+    ages: int = 0
 
     def new_id(self, name: str) -> str:
         """An id for an attempt's staged files."""
@@ -323,6 +331,11 @@ class World:
         staged = new_version("staged", self.lake.heads["main"], {WAP_ID: wap_id}, (), files)
         world = replace(self, attempts=self.attempts + 1) if self.orphans or self.late else self
         return world._with((*self.lake.versions, staged), frozenset(files))
+
+    def write(self, file: File) -> World:
+        """A file that no snapshot knows of."""
+        left = replace(self, storage=self.storage | {file})
+        return replace(left, attempts=self.attempts + 1) if self.orphans else left
 
     def discard(self, staged: Staged | None) -> World:
         """Forget a staged snapshot of one's own, if it is there."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from actors import Actor, Maintenance, Merger, Network, Operator
 from exploration import explore, settle
-from layers import Batch, Speed
+from layers import Batch, RollUp, Speed
 from settings import H0, H1, ONE_HOUR, RECORD, THREE_HOURS, TWO_HOURS, broker
 from small_world import new_world
 
@@ -201,6 +201,28 @@ SETTINGS = {
         ("finds batch-3 before it", "finds maintenance-3 before it", "finds operator-3 before it"),
         before=(broker(*ONE_HOUR), Speed("before"), Batch("accepts")),
         world={"turns": 3},
+    ),
+    "files put together while both layers are at work": Setting(
+        (broker(RECORD, ("tick", 60)), Speed("speed"), Batch("batch"), RollUp("rollup")),
+        ("rollup writes", "rollup is refused", "rollup publishes", "rollup gives it up", "speed is refused"),
+        before=(broker(RECORD, RECORD), Speed("before")),
+    ),
+    "files put together by a process that is killed or loses an answer, and by another": Setting(
+        (RollUp("rollup"), RollUp("rival"), Batch("batch")),
+        ("rollup is killed at swap_files", "rollup finds that it had landed", "rival gives it up", "batch is refused"),
+        before=(broker(RECORD, RECORD, ("tick", 60)), Speed("before")),
+        world={"crashes": 1, "answers_to_lose": 1},
+    ),
+    "files put together of an hour that is given to the speed layer and taken back": Setting(
+        (RollUp("rollup", runs=2), Batch("batch"), Operator("operator", wishes=((H0, "speed"), (H0, None)))),
+        ("rollup publishes", "rollup gives it up", "operator publishes", "operator is refused"),
+        before=(broker(RECORD, RECORD, ("tick", 60)), Speed("before")),
+    ),
+    "files put together, and orphans removed before they are in place": Setting(
+        (RollUp("rollup"), Maintenance("maintenance")),
+        ("maintenance removes ['rollup-", "rollup gives it up", "rollup is refused", "rollup publishes"),
+        before=(broker(RECORD, RECORD), Speed("before")),
+        world={"crashes": 1, "orphans": True},
     ),
 }
 

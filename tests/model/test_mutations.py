@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+import layers
 import pytest
 from actors import Actor, Maintenance, Network, Operator
 from exploration import explore, forget, settle
-from layers import Batch, Speed
+from layers import Batch, RollUp, Speed
 from settings import H0, ONE_HOUR, RECORD, broker
 from small_world import Violation, new_world
 
@@ -21,6 +22,7 @@ from anabranch.publish import Publish
 from batch_layer import plan as batch_plan
 from serving_layer import merger
 from speed_layer import plan as speed_plan
+from speed_layer import rollup
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ def requiring_no_head(real: Callable[..., Commit]) -> Callable[..., Commit]:
 def expiring_outside_a_publish(real: Callable[..., Commit]) -> Callable[..., Commit]:
     def to_commit(state: Any, planned: Any, now: datetime) -> Commit:
         commit = real(state, planned, now)
-        return replace(commit, changes=(), heads={}) if "expire" in commit.id else commit
+        # Nor does the removal of orphans move a head: it would stop in time who had decided before.
+        of_maintenance = "expire" in commit.id or "fence" in commit.id
+        return replace(commit, changes=(), heads={}) if of_maintenance else commit
 
     return to_commit
 
@@ -92,6 +96,21 @@ def looking_once(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def over_batch(real: Callable[..., Commit]) -> Callable[..., Commit]:
     return lambda *given: replace(real(*given), changes=(Change("batch"),))
+
+
+def without_a_look(real: Callable[..., Any]) -> Callable[..., Any]:
+    def plan_replacement(state: Any, done: Any, there: Any, *rest: Any) -> Any:
+        return real(state, done, {one.file.hour: {f.file_path: f for f in one.sources} for one in done}, *rest)
+
+    return plan_replacement
+
+
+def deleting_at_once(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, world: iter([("moves no head", world, replace(self, at="remove", lake=None))])
+
+
+def of_the_first_file(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda path, files: real(path, files[:1])
 
 
 def always(value: Any) -> Callable[[Any], Any]:
@@ -189,6 +208,24 @@ MUTANTS = [
         speed_plan, "within_hours", lambda real: lambda ranges, hours: ranges, Speed("speed", at_most=3, at_once=1),
         finds="main lacks", name="the hours of a micro-batch that are decided",
         before=(broker(RECORD, ("tick", 210), RECORD),),
+    ),
+    mutant(
+        rollup, "plan_replacement", without_a_look, RollUp("rollup"), RollUp("rival"), finds="more than once",
+        name="the roll-up's look whether its files are still there", before=(broker(RECORD, RECORD), Speed("before")),
+    ),
+    mutant(
+        layers, "rolled_up", of_the_first_file, RollUp("rollup"), finds="main lacks",
+        name="a file of those that are rolled up", before=(broker(RECORD, RECORD), Speed("before")),
+    ),
+    mutant(
+        rollup, "is_stale", always(False), RollUp("rollup"), Maintenance("maintenance"),
+        finds="which storage does not hold", name="the age of a file that is rolled up",
+        before=(broker(RECORD, RECORD), Speed("before")), orphans=True,
+    ),
+    mutant(
+        Maintenance, "fence", deleting_at_once, RollUp("rollup"), Maintenance("maintenance"),
+        finds="which storage does not hold", name="the head that moves before orphans are deleted",
+        before=(broker(RECORD, RECORD), Speed("before")), orphans=True,
     ),
 ]  # fmt: skip
 

@@ -115,6 +115,11 @@ def test_how_long_each_layer_tries_again(conf: Path) -> None:
     assert (loaded.speed.retry_for, loaded.batch.retry_for) == (timedelta(hours=1), None)
 
 
+def test_small_files_are_rolled_up_unless_it_is_switched_off(conf: Path) -> None:
+    assert stream(conf).speed.roll_up
+    assert not stream(conf, speed="{roll_up: false}").speed.roll_up
+
+
 def test_nothing_changes_after_the_start(conf: Path) -> None:
     loaded = stream(conf)
     with pytest.raises(ValidationError, match="frozen"):

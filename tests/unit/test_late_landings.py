@@ -263,6 +263,11 @@ class Kafka:
     def first_from(self, topic: Topic, when: datetime) -> dict[int, None]:
         return {0: None}
 
+    def stamps_from(
+        self, topic: Topic, starts: dict[int, int], ends: dict[int, int], count: int
+    ) -> dict[int, tuple[()]]:
+        return dict.fromkeys(starts, ())
+
     def commit_lag(self, *_: object) -> None:
         pass
 

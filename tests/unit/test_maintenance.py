@@ -126,6 +126,21 @@ def test_what_nothing_refers_to_is_deleted_after_its_age_and_nothing_else(lake: 
     assert not any(maintain(lake).orphans.values()), "run again, it finds more"
 
 
+def test_who_was_paused_before_orphans_are_deleted_publishes_none_of_them(lake: StreamLake) -> None:
+    """A file that is rolled up is named by no snapshot until its commit."""
+    left = orphan(lake)
+    # Nothing is left to expire, so that the head moves for the orphans alone.
+    maintain(lake)
+    age(paths_of(left))
+    state = lake.state()
+    assert paths_of(left) <= files(lake)
+    assert maintain(lake).orphans[lake.name]
+    assert not paths_of(left) & files(lake)
+    paused = Publish(new_id(), (Change("speed", left.files, rewrites=True),), state.timeline)
+    assert lake.publish(paused, state) is Outcome.REFUSED
+    assert all_readable(lake)
+
+
 def test_a_file_written_a_second_ago_is_spared(lake: StreamLake) -> None:
     """The hazard: a writer that is at work has files that no snapshot refers to yet."""
     young, old = paths_of(orphan(lake)), paths_of(orphan(lake))

@@ -1,0 +1,249 @@
+"""One data file out of many: the same rows in the same physical schema, read back before anybody relies on it.
+
+The files are read and written by PyArrow in the job's driver, batch by batch on one core, so that memory is bounded and
+Spark keeps the rest.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    pyarrow_to_schema,
+)
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+
+from anabranch.errors import Terminal
+from anabranch.neighbours import asked
+from anabranch.snapshot_writer import delete_quietly
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+_BATCH_ROWS = 65_536
+# A row group is written once its rows take so much memory.
+_ROW_GROUP_BYTES = 32 * 2**20
+# A file up to this size is read in one request.
+_WHOLE = 8 * 2**20
+_COMPRESSION = "write.parquet.compression-codec"
+# How Parquet's library tells an annotation says nothing of the file.
+_ASIDE = re.compile(r", is_from_converted_type=\w+|, force_set_converted_type=\w+")
+
+
+class Stopped(Exception):
+    """The job is to end, so the file is not written to its end."""
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A file that holds the rows of `sources`, in their order. No commit knows of it yet."""
+
+    file: DataFile
+    sources: tuple[DataFile, ...]
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Files that can become one, and by path the kind of those that are of another physical schema than these."""
+
+    alike: tuple[DataFile, ...]
+    apart: dict[str, str]
+
+
+def sort_out(table: Table, files: Sequence[DataFile]) -> Sorted:
+    """Which of `files` have the schema that most of them have, and one that PyArrow writes as it found it.
+
+    A file holds the columns, and the types, that its writer knew. Files of different schemas are not put together:
+    what a file holds tells old rows from new ones (`serving_layer.comparable`). Raises Transient.
+    """
+    kinds: dict[str, str] = {}
+    for data_file in files:
+        with _opened(table, data_file) as parquet:
+            kinds[data_file.file_path] = kind_of(parquet)
+            if kind_of(_written_empty(parquet.schema_arrow)) != kinds[data_file.file_path]:
+                kinds[data_file.file_path] = f"alone: {data_file.file_path}"
+    most, _ = Counter(kinds.values()).most_common(1)[0]
+    alike = tuple(f for f in files if kinds[f.file_path] == most and not most.startswith("alone: "))
+    return Sorted(alike, {f.file_path: kinds[f.file_path] for f in files if f not in alike})
+
+
+def kind_of(parquet: pq.ParquetFile) -> str:
+    """A file's physical schema, field ids included, as text."""
+    # The first line is the object's address, the second the schema's own name.
+    return _ASIDE.sub("", "\n".join(str(parquet.schema).splitlines()[2:]))
+
+
+def rewrite(table: Table, sources: Sequence[DataFile], is_stopped: Callable[[], bool] = lambda: False) -> Rewritten:
+    """Write the rows of `sources`, which are of one partition and one kind, to a new file, and read it back.
+
+    Raises Terminal when what is read back is anything but the rows of the sources: the file is deleted then, and
+    nothing is published. Raises Transient when storage does not answer, Stopped when `is_stopped` says so.
+    """
+    first = sources[0]
+    path = f"{first.file_path.rsplit('/', 1)[0]}/rolled-{uuid.uuid4().hex}.parquet"
+    try:
+        with asked(f"roll {len(sources)} files up into {path}"):
+            _write(table, path, sources, is_stopped)
+            made = _described(table, path, first)
+            _require_same(table, made, sources, is_stopped)
+    except BaseException:
+        delete_quietly(table, [path])
+        raise
+    return Rewritten(made, tuple(sources))
+
+
+def _write(table: Table, path: str, sources: Sequence[DataFile], is_stopped: Callable[[], bool]) -> None:
+    with _opened(table, sources[0]) as parquet:
+        schema, said = parquet.schema_arrow, parquet.metadata.metadata or {}
+    codec = table.metadata.properties.get(_COMPRESSION, "zstd")
+    with (
+        table.io.new_output(path).create() as sink,
+        _writer(sink, schema, compression="none" if codec == "uncompressed" else codec) as writer,
+    ):
+        # What Iceberg's writer says of the schema stays; Arrow's own word on it is of no use to others.
+        writer.add_key_value_metadata({k: v for k, v in said.items() if k != b"ARROW:schema"})
+        for group in _row_groups(_batches(table, sources, is_stopped)):
+            rows = pa.Table.from_batches(group)
+            writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+
+
+def _writer(sink: Any, schema: pa.Schema, **values: Any) -> pq.ParquetWriter:
+    return pq.ParquetWriter(sink, schema, store_schema=False, store_decimal_as_integer=True, **values)
+
+
+def _written_empty(schema: pa.Schema) -> pq.ParquetFile:
+    """A file without rows, as PyArrow would write one of this schema."""
+    sink = io.BytesIO()
+    with _writer(sink, schema):
+        pass
+    return pq.ParquetFile(sink)
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    group: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        group.append(batch)
+        size += batch.nbytes
+        if size >= _ROW_GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _described(table: Table, path: str, like: DataFile) -> DataFile:
+    """The new file as a manifest names it, with the statistics that its footer gives."""
+    with table.io.new_input(path).open() as source:
+        parquet = pq.ParquetFile(source)
+        metadata, schema = parquet.metadata, pyarrow_to_schema(parquet.schema_arrow)
+    statistics = data_file_statistics_from_parquet_metadata(
+        metadata, compute_statistics_plan(schema, table.metadata.properties), parquet_path_to_id_mapping(schema)
+    )
+    made = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=like.partition,
+        file_size_in_bytes=len(table.io.new_input(path)),
+        sort_order_id=None,
+        equality_ids=None,
+        key_metadata=None,
+        **statistics.to_serialized_dict(),
+    )
+    made.spec_id = like.spec_id
+    return made
+
+
+def _require_same(
+    table: Table, made: DataFile, sources: Sequence[DataFile], is_stopped: Callable[[], bool]
+) -> None:  # fmt: skip
+    rows = sum(f.record_count for f in sources)
+    if made.record_count == rows and is_same(
+        _batches(table, (made,), is_stopped), _batches(table, sources, is_stopped)
+    ):
+        return
+    raise Terminal(
+        f"roll up {len(sources)} files of {'.'.join(table.name())}: expected to read the {rows} rows of "
+        f"{sources[0].file_path} and others again from {made.file_path}, found {made.record_count} rows or other "
+        "values; the file is deleted and nothing is published; set `speed: {roll_up: false}` in the stream's file, "
+        "start the speed layer again, and report this"
+    )
+
+
+def is_same(ones: Iterable[pa.RecordBatch], others: Iterable[pa.RecordBatch]) -> bool:
+    """Whether two streams of batches hold the same rows in the same order, every value bit by bit."""
+    ahead = [iter(ones), iter(others)]
+    left: list[pa.RecordBatch | None] = [None, None]
+    while True:
+        for side, batches in enumerate(ahead):
+            if left[side] is None:
+                left[side] = next((b for b in batches if b.num_rows), None)
+        one, other = left
+        if one is None or other is None:
+            return one is other
+        rows = min(one.num_rows, other.num_rows)
+        if not _equal(one.slice(0, rows), other.slice(0, rows)):
+            return False
+        left = [b.slice(rows) if b.num_rows > rows else None for b in (one, other)]
+
+
+def _equal(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:
+    if one.schema.names != other.schema.names:
+        return False
+    for mine, theirs in zip(one.columns, other.columns, strict=True):
+        # Arrow's own schema in a file may name larger types for the same text; Parquet has one.
+        alike = theirs if theirs.type == mine.type else theirs.cast(mine.type)
+        if not mine.view(_as_bits(mine.type)).equals(alike.view(_as_bits(alike.type))):
+            return False
+    return True
+
+
+def _as_bits(kind: pa.DataType) -> pa.DataType:
+    """A type with whole numbers in the place of floating ones: a NaN equals no NaN, and -0.0 equals 0.0."""
+    if pa.types.is_float64(kind):
+        return pa.int64()
+    if pa.types.is_float32(kind):
+        return pa.int32()
+    if pa.types.is_struct(kind):
+        return pa.struct([kind.field(i).with_type(_as_bits(kind.field(i).type)) for i in range(kind.num_fields)])
+    if pa.types.is_map(kind):
+        return pa.map_(
+            kind.key_field.with_type(_as_bits(kind.key_type)), kind.item_field.with_type(_as_bits(kind.item_type))
+        )
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_as_bits(kind.value_type)))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_as_bits(kind.value_type)))
+    return kind
+
+
+def _batches(
+    table: Table, files: Sequence[DataFile], is_stopped: Callable[[], bool]
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    for data_file in files:
+        with _opened(table, data_file) as parquet:
+            for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+                if is_stopped():
+                    raise Stopped
+                yield batch
+
+
+def _opened(table: Table, data_file: DataFile) -> pq.ParquetFile:
+    with asked(f"read {data_file.file_path}"):
+        source = table.io.new_input(data_file.file_path).open()
+        if data_file.file_size_in_bytes <= _WHOLE:
+            with source:
+                return pq.ParquetFile(pa.BufferReader(source.read()))
+        return pq.ParquetFile(source)

@@ -1,0 +1,92 @@
+"""The roll-up of a running hour's files with the real Spark: few files, the same rows, read alike by every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from world import World, event, past_hour, spread
+
+from anabranch.snapshots import files_by_hour
+from serving_layer import status as views
+from serving_layer.auditor import audit
+from speed_layer import rewriting
+
+Make = Callable[..., World]
+
+SCHEMA = (
+    "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, small DECIMAL(9,2), mid DECIMAL(18,3), "
+    "large DECIMAL(38,4), day DATE, raw BINARY, f FLOAT, d DOUBLE, yes BOOLEAN, i INT, l BIGINT, "
+    "list ARRAY<DOUBLE>, map MAP<STRING, STRUCT<x: FLOAT, y: ARRAY<STRING>>>, "
+    "deep STRUCT<a: STRUCT<b: DOUBLE>, c: ARRAY<ARRAY<INT>>>"
+)
+MORE = SCHEMA + ", more STRING"
+VALUES = {
+    "small": 1.25, "mid": -3.125, "large": 12345678901234567890, "day": "2026-11-01", "raw": "eA==", "f": 0.1,
+    "d": -0.0, "yes": True, "i": 7, "l": -5, "list": [1.5, None], "map": {"k": {"x": 0.5, "y": ["z", None]}, "n": None},
+    "deep": {"a": {"b": 2.5}, "c": [[1, None], [], None]}, "more": "later",
+}  # fmt: skip
+
+
+def files(one: World, branch: str = "main") -> int:
+    return sum(len(found) for found in files_by_hour(one.state.table, branch).values())
+
+
+def by_spark(one: World) -> list[str]:
+    return sorted(str(row) for row in one.spark.table(f"lake.{one.job.stream.table}").collect())
+
+
+def by_pyiceberg(one: World) -> list[str]:
+    return sorted(repr(row) for row in one.rows())
+
+
+def test_many_micro_batches_leave_few_files_that_the_batch_layer_accepts(world: Make) -> None:
+    one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 4})
+    one.topic()
+    one.send(spread(past_hour(1), 60, "before"))
+    one.send_now(60, "now")
+    one.apply()
+
+    one.speed()
+    one.speed()
+
+    # Of 30 micro-batches with a file for each partition: one in the hour that has ended, few in the running one.
+    ended = files_by_hour(one.state.table, "main")[past_hour(1)]
+    assert len(ended) == 1
+    assert "/rolled-" in next(iter(ended))
+    assert files(one) == files(one, "speed") <= 16
+    assert one.contents() == one.contents("speed") == one.acknowledged()
+    assert [(r.decision, r.revision) for r in one.batch()] == [("accepted", 1)]
+    assert views.hours(one.job)[0]["diff"] == {"missing": 0, "extra": 0, "changed": 0}
+    counted = audit(one.job, None, with_kafka=True)
+    assert counted["hours"]
+    assert counted["agrees"]
+    assert one.batch() == []
+    assert one.contents() == one.acknowledged()
+
+
+def test_rolled_up_files_are_read_by_spark_and_pyiceberg_as_those_that_spark_wrote(world: Make) -> None:
+    one = world(schema=SCHEMA, speed={"trigger": "1 second", "max_offsets_per_trigger": 1, "roll_up": False})
+    one.topic(1)
+    one.apply()
+    now = datetime.now(UTC)
+    for prefix, schema in (("old", SCHEMA), ("new", MORE)):
+        one.configure(schema=schema)
+        one.reopen()
+        one.apply()
+        one.send([(0, now, event(f"{prefix}-{i}", now, **(VALUES if i % 3 else {}))) for i in range(9)])
+        one.speed()
+    spark, pyiceberg, many = by_spark(one), by_pyiceberg(one), files(one)
+    assert many >= 18
+
+    one.configure(speed={"trigger": "1 second"})
+    one.reopen()
+    one.speed()
+
+    table = one.state.table
+    left = [f for found in files_by_hour(table, "main").values() for f in found.values()]
+    assert 2 <= len(left) <= many - 14, "files of the two schemas are not put together"
+    kinds = {rewriting.kind_of(rewriting._opened(table, f)) for f in left}
+    assert len(kinds) == 2
+    assert by_spark(one) == spark
+    assert by_pyiceberg(one) == pyiceberg

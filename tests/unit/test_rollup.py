@@ -1,0 +1,505 @@
+"""The roll-up of small files: what becomes one file, that the one holds the same rows, and when it is committed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lakes import FIRST, StreamLake, new_lake, new_state, new_stream
+from lakes import stage as stage_rows
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import DataFile
+
+from anabranch import tables
+from anabranch.commits import Outcome
+from anabranch.errors import Terminal, Transient
+from anabranch.evolution import evolve
+from anabranch.hours import Cut, Timeline, shift
+from anabranch.publish import ask_for_turn, give_back_turn, new_id, to_commit
+from anabranch.schema import parse_columns
+from anabranch.snapshots import files_of
+from anabranch.state import Accepted
+from speed_layer import rewriting, rollup
+from speed_layer.rewriting import is_same, kind_of, rewrite, sort_out
+from speed_layer.rollup import (
+    LOOK_AFTER,
+    Rollup,
+    has_ended,
+    is_stale,
+    plan_replacement,
+    plan_rollup,
+    should_wait,
+)
+
+NEXT = shift(FIRST, 1)
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+MB = 2**20
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    return new_lake(tmp_path)
+
+
+# What becomes one file
+
+
+@dataclass(frozen=True)
+class Small:
+    """Stands where PyIceberg's DataFile would."""
+
+    file_path: str
+    record_count: int
+    partition: tuple[object, ...] = (date(2026, 11, 21), FIRST)
+    bytes_a_row: int = 60
+    spec_id: int = 0
+    column_sizes: dict[int, int] = field(default_factory=lambda: {1: 1})
+    value_counts: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def file_size_in_bytes(self) -> int:
+        return self.record_count * self.bytes_a_row
+
+
+def plan(files: list[Small], has_ended: bool = False, apart: dict[str, str] | None = None) -> list[tuple[Small, ...]]:
+    return [*plan_rollup(files, has_ended, apart)]  # type: ignore[arg-type, list-item]
+
+
+def step(files: list[Small], has_ended: bool, written: Counter[str], whence: dict[str, list[str]]) -> list[Small]:
+    """The files after one step. `whence`: which first files a file was made of; `written`: how often each of those."""
+    for group in plan(files, has_ended):
+        name = new_id()
+        whence[name] = [first for f in group for first in whence.get(f.file_path, [f.file_path])]
+        written.update(whence[name])
+        gone = {f.file_path for f in group}
+        files = [f for f in files if f.file_path not in gone]
+        files.append(replace(group[0], file_path=name, record_count=sum(f.record_count for f in group)))
+    return files
+
+
+@pytest.mark.parametrize(("dates", "each"), [(1, 12), (3, 4)])
+@pytest.mark.parametrize("rows", [3, 800])
+def test_a_reader_of_the_running_hour_opens_at_most_a_hundred_files(dates: int, each: int, rows: int) -> None:
+    files: list[Small] = []
+    written: Counter[str] = Counter()
+    whence: dict[str, list[str]] = {}
+    most, new = 0, 0
+    for batch in range(900):
+        for back in range(dates):
+            partition = (date(2026, 11, 21 - back), FIRST)
+            files += [Small(f"{batch}-{back}-{i}", rows + i, partition) for i in range(each)]
+        new += dates * each
+        most = max(most, len(files))
+        if new >= LOOK_AFTER:
+            files, new = step(files, False, written, whence), 0
+    assert most <= 100 - dates * each, "a look takes a micro-batch to be committed"
+    assert max(written.values()) <= math.log(sum(f.record_count for f in files), rollup._GROWTH_OF_MANY)
+    while len(after := step(files, True, written, whence)) < len(files):
+        files = after
+    size = sum(f.file_size_in_bytes for f in files)
+    assert len(files) <= dates + size // (rollup._TARGET_BYTES // 2), "an hour that has ended is left in few files"
+
+
+@given(
+    rows=st.lists(st.integers(1, 3_000_000), max_size=150),
+    seed=st.integers(0, 9),
+    has_ended=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_each_file_is_in_one_group_of_one_kind_that_is_not_too_large(
+    rows: list[int], seed: int, has_ended: bool
+) -> None:
+    chance = random.Random(seed)
+    files = [
+        Small(
+            str(i), n, (date(2026, 11, chance.choice([20, 21])), FIRST), spec_id=chance.choice([0, 0, 1]),
+            column_sizes=chance.choice([{1: 1}, {1: 1}, {1: 1, 2: 1}]),
+        )
+        for i, n in enumerate(rows)
+    ]  # fmt: skip
+    apart = {str(i): "other" for i in range(0, len(rows), 7)}
+    groups = plan(files, has_ended, apart)
+    taken = [f.file_path for group in groups for f in group]
+    assert len(taken) == len(set(taken))
+    assert sum(map(len, groups)) <= 128
+    for group in groups:
+        assert len(group) > 1
+        kinds = {(f.partition, f.spec_id, tuple(f.column_sizes), apart.get(f.file_path)) for f in group}
+        assert len(kinds) == 1
+        assert all(f.file_size_in_bytes < 64 * MB for f in group)
+        assert sum(f.file_size_in_bytes for f in group) <= 128 * MB
+
+
+@given(st.lists(st.integers(1, 100_000), min_size=2, max_size=120), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_what_is_left_while_an_hour_runs_is_a_few_files_of_each_size(rows: list[int], many: bool) -> None:
+    growth = rollup._GROWTH_OF_MANY if len(rows) > rollup._MANY else rollup._GROWTH
+    files = [Small(str(i), n, bytes_a_row=1) for i, n in enumerate(rows)]
+    groups = plan(files)
+    gone = {f.file_path for group in groups for f in group}
+    left = [f for f in files if f.file_path not in gone]
+    for group in groups:
+        together = sum(f.record_count for f in group)
+        assert all(rollup._size_class(together, growth) > rollup._size_class(f.record_count, growth) for f in group)
+    by_size = Counter(rollup._size_class(f.record_count, growth) for f in left)
+    assert all(count < growth for count in by_size.values())
+
+
+def test_an_hour_that_an_older_version_left_is_done_in_few_steps() -> None:
+    files = [Small(str(i), 800) for i in range(20_000)]
+    written: Counter[str] = Counter()
+    whence: dict[str, list[str]] = {}
+    steps = 0
+    while plan(files, True):
+        files = step(files, True, written, whence)
+        steps += 1
+    assert steps <= 40
+    assert len(files) <= 20_000 * 800 * 60 // (64 * MB) + 1
+
+
+# One file out of many
+
+
+ALL_TYPES = (
+    "id STRING NOT NULL, small DECIMAL(9,2), mid DECIMAL(18,3), large DECIMAL(38,4), at TIMESTAMP, day DATE, "
+    "raw BINARY, f FLOAT, d DOUBLE, yes BOOLEAN, i INT, l BIGINT, list ARRAY<DOUBLE>, "
+    "map MAP<STRING, STRUCT<x: FLOAT, y: ARRAY<BINARY>>>, deep STRUCT<a: STRUCT<b: DOUBLE>, c: ARRAY<ARRAY<INT>>>"
+)
+
+
+def value(i: int) -> dict[str, Any]:
+    """A row of all types, with what compares badly: NaN, the negative zero, nulls, empty lists."""
+    double = [math.nan, -0.0, 0.0, 1.5, None][i % 5]
+    return {
+        "id": f"{i}", "small": Decimal(i).scaleb(-2), "mid": Decimal(-i).scaleb(-3), "large": Decimal(10**20 + i),
+        "at": datetime(2026, 11, 21, 1, 2, 3, i, tzinfo=UTC), "day": date(2026, 11, 1), "raw": bytes([i % 256, 0]),
+        "f": double, "d": double, "yes": i % 3 == 0 if i % 4 else None, "i": i, "l": -(2**40) * i,
+        "list": [double, None, 2.0][: i % 4] if i % 6 else None,
+        "map": [(f"k{j}", {"x": double, "y": [b"z", None]} if j % 2 else None) for j in range(i % 3)],
+        "deep": {"a": {"b": double} if i % 2 else None, "c": [[1, None], [], None][: i % 4]} if i % 7 else None,
+        "kafka_partition": 0, "kafka_offset": i, "kafka_timestamp": None, "ingest_hour": FIRST,
+        "event_date": date(2026, 11, 21),
+    }  # fmt: skip
+
+
+def of_all_types(lake: StreamLake) -> tuple[str, tuple[DataFile, ...]]:
+    stream = new_stream(columns=parse_columns(ALL_TYPES), table="games.all_types")
+    name, schema = stream.table, tables.rows_schema(stream)
+    lake.lake.create(name, schema, ("event_date", "ingest_hour"), {"format-version": "2"})
+    arrow = schema_to_pyarrow(lake.lake.load(name).schema())
+    files: list[DataFile] = []
+    for start in range(0, 60, 12):
+        rows = [value(i) for i in range(start, start + 12)]
+        files += stage_rows(lake.lake, name, pa.Table.from_pylist(rows, schema=arrow)).files
+    return name, tuple(files)
+
+
+def read(lake: StreamLake, table: Any, data_file: DataFile) -> pq.ParquetFile:
+    return rewriting._opened(table, data_file)
+
+
+def test_one_file_holds_the_rows_of_many_in_every_type_and_is_described_as_they_are(lake: StreamLake) -> None:
+    name, files = of_all_types(lake)
+    table = lake.lake.load(name)
+    assert sort_out(table, files).alike == files
+    made = rewrite(table, files).file
+    assert made.record_count == 60
+    before = [row for f in files for row in read(lake, table, f).read().to_pylist()]
+    assert repr(read(lake, table, made).read().to_pylist()) == repr(before)
+    assert kind_of(read(lake, table, made)) == kind_of(read(lake, table, files[0]))
+    assert (made.partition, made.spec_id) == (files[0].partition, files[0].spec_id)
+    for counts in ("value_counts", "null_value_counts"):
+        expected = {id: sum(getattr(f, counts)[id] for f in files) for id in getattr(files[0], counts)}
+        assert getattr(made, counts) == expected
+    assert made.column_sizes.keys() == files[0].column_sizes.keys()
+    offset = table.schema().find_field("kafka_offset").field_id
+    assert made.lower_bounds[offset] == files[0].lower_bounds[offset]
+    assert made.upper_bounds[offset] == files[-1].upper_bounds[offset]
+    assert made.lower_bounds.keys() == files[0].lower_bounds.keys()
+
+
+@pytest.mark.parametrize("changed", ["d", "f", "list", "map", "deep"])
+def test_values_are_compared_bit_by_bit(lake: StreamLake, changed: str) -> None:
+    name, files = of_all_types(lake)
+    rows = read(lake, lake.lake.load(name), files[0]).read()
+    assert is_same(rows.to_batches(max_chunksize=5), rows.to_batches(max_chunksize=7))
+    assert not is_same(rows.to_batches(), rows.slice(1).to_batches())
+    values = rows.to_pylist()
+    # The eleventh row has the negative zero.
+    values[11] |= {
+        changed: {
+            "d": 0.0, "f": None, "list": [0.0, None, 2.0], "map": [("k0", None), ("k1", {"x": 0.0, "y": [b"z", None]})],
+            "deep": {"a": {"b": 0.0}, "c": [[1, None], [], None]},
+        }[changed]
+    }  # fmt: skip
+    other = pa.Table.from_pylist(values, schema=rows.schema)
+    assert not is_same(rows.to_batches(), other.to_batches())
+
+
+def test_files_of_different_columns_or_types_are_not_put_together(lake: StreamLake) -> None:
+    before = [lake.stage([(FIRST, 0, i)]).files[0] for i in range(2)]
+    stream = new_stream(columns=parse_columns("id STRING NOT NULL, n BIGINT, more STRING"))
+    evolve(lake.lake, lake.name, tables.rows_columns(stream))
+    after = [lake.stage([(FIRST, 0, i)]).files[0] for i in range(2, 5)]
+    table = lake.table()
+    found = sort_out(table, [*before, *after])
+    assert found.alike == tuple(after)
+    assert found.apart.keys() == {f.file_path for f in before}
+    assert sort_out(table, before).alike == tuple(before)
+    assert rewrite(table, before).file.column_sizes.keys() == before[0].column_sizes.keys()
+
+
+# What is committed
+
+
+def publish(lake: StreamLake, count: int, hour: str = FIRST) -> None:
+    """So many micro-batches of one row and one file each."""
+    for _ in range(count):
+        state = lake.state()
+        at = state.position.offsets[0]
+        assert lake.publish(lake.speed(lake.stage([(hour, 0, at)]), {0: at + 1})) is Outcome.LANDED
+
+
+def files(lake: StreamLake, branch: str = "main", hour: str = FIRST) -> set[str]:
+    return {f.file_path for f in files_of(lake.table(), branch, hour)}
+
+
+def stored(lake: StreamLake) -> set[str]:
+    return {p.name for p in (lake.folder / "warehouse").rglob("rolled-*.parquet")}
+
+
+@pytest.fixture
+def rolling(lake: StreamLake) -> Iterator[Rollup]:
+    made = Rollup(lake.lake, lake.stream)
+    yield made
+    made.close()
+
+
+def written(rolling: Rollup) -> None:
+    """Look, and have written what is due; nothing is committed."""
+    rolling.begin()
+    rolling._look()
+    assert rolling._work is not None
+    rolling._work.result()
+    rolling._take()
+    assert rolling._waiting
+
+
+def test_many_micro_batches_leave_few_files_and_nothing_else_changes(lake: StreamLake, rolling: Rollup) -> None:
+    most = 0
+    for _ in range(5):
+        publish(lake, 10)
+        for _ in range(10):
+            rolling.published(1)
+        most = max(most, len(files(lake)))
+    rolling.finish()
+    publish(lake, 1)
+    before = lake.state()
+    rolling.begin()
+    rolling.finish()
+    state = lake.state()
+    expected = [(FIRST, 0, i) for i in range(51)]
+    assert lake.rows("main") == lake.rows("speed") == expected
+    assert files(lake) == files(lake, "speed")
+    assert len(files(lake)) < 16
+    assert len(stored(lake)) >= 1
+    assert (state.position, state.timeline, state.content, state.merged, state.accepted) == (
+        before.position, before.timeline, before.content, before.merged, before.accepted,
+    )  # fmt: skip
+    assert state.is_merged
+
+
+def test_an_hour_that_has_ended_and_waits_is_left_in_one_file(lake: StreamLake, rolling: Rollup) -> None:
+    publish(lake, 5)
+    state = lake.state()
+    sealed = replace(state.timeline, open=NEXT, start={0: 5}, sealed={FIRST: Cut("t", {0: (0, 5)})})
+    assert lake.publish(lake.speed(lake.stage([(NEXT, 0, 5)]), {0: 6}, timeline=sealed)) is Outcome.LANDED
+    assert has_ended(lake.state(), FIRST)
+    assert not has_ended(lake.state(), NEXT)
+    rolling.finish()
+    assert len(files(lake)) == len(files(lake, "speed")) == 1
+    assert lake.rows("main") == [*((FIRST, 0, i) for i in range(5)), (NEXT, 0, 5)]
+
+
+def test_an_hour_accepted_meanwhile_is_not_rolled_up(lake: StreamLake, rolling: Rollup) -> None:
+    publish(lake, 10)
+    written(rolling)
+    assert stored(lake)
+    accepted = lake.stage([(FIRST, 0, i) for i in range(10)])
+    assert lake.publish(lake.accept(accepted, FIRST, Accepted(1, Cut("t", {0: (0, 10)})))) is Outcome.LANDED
+    rolling.published(0)
+    assert not stored(lake), "no commit knows of it"
+    assert files(lake) == {accepted.files[0].file_path}
+    assert lake.rows("main") == lake.rows("speed") == [(FIRST, 0, i) for i in range(10)]
+
+
+def test_of_two_that_roll_up_the_same_hour_one_lands(lake: StreamLake, rolling: Rollup) -> None:
+    publish(lake, 10)
+    other = Rollup(lake.again(), lake.stream)
+    written(rolling)
+    written(other)
+    assert len(stored(lake)) == 2
+    other.published(0)
+    rolling.published(0)
+    other.close()
+    assert len(files(lake)) == len(stored(lake)) == 1
+    assert lake.rows("main") == lake.rows("speed") == [(FIRST, 0, i) for i in range(10)]
+
+
+def test_refused_by_a_moved_head_it_is_committed_later_over_what_came(
+    lake: StreamLake, rolling: Rollup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(lake, 10)
+    written(rolling)
+    moved = iter([True])
+
+    def first_somebody_else(*given: Any) -> Any:
+        if next(moved, False):
+            publish(lake, 1)
+        return to_commit(*given)
+
+    monkeypatch.setattr(rollup, "to_commit", first_somebody_else)
+    rolling.published(1)
+    assert len(files(lake)) == 11
+    rolling.published(0)
+    assert len(files(lake)) == 2
+    assert lake.rows("main") == lake.rows("speed") == [(FIRST, 0, i) for i in range(11)]
+
+
+@pytest.mark.parametrize("lands", [True, False])
+@pytest.mark.parametrize("is_found", [True, False])
+def test_a_file_that_a_commit_was_asked_for_is_never_deleted(
+    lake: StreamLake, rolling: Rollup, monkeypatch: pytest.MonkeyPatch, lands: bool, is_found: bool
+) -> None:
+    publish(lake, 10)
+    written(rolling)
+    with monkeypatch.context() as patch:
+        real: Callable[..., Any] = lake.lake.catalog.commit_table
+
+        def lose(*given: Any) -> Any:
+            if lands:
+                real(*given)
+            raise ConnectionError("the answer is lost")
+
+        def away(*given: Any) -> Any:
+            raise Transient("the lake does not answer")
+
+        patch.setattr(lake.lake.catalog, "commit_table", lose)
+        if not is_found:
+            patch.setattr(lake.lake, "_resolve", away)
+        rolling.published(0)
+    assert len(files(lake)) == (1 if lands else 10)
+    rolling.published(0)
+    assert len(files(lake)) == len(stored(lake)) == 1
+    rolling.close()
+    assert lake.rows("main") == lake.rows("speed") == [(FIRST, 0, i) for i in range(10)]
+
+
+def test_rows_that_are_not_read_back_are_not_published(
+    lake: StreamLake, rolling: Rollup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(lake, 10)
+    before = files(lake)
+    real = rewriting._row_groups
+    monkeypatch.setattr(rewriting, "_row_groups", lambda batches: ([b.slice(1)] for b, *_ in real(batches)))
+    with pytest.raises(Terminal, match=r"expected to read the 10 rows of .*roll_up: false"):
+        rolling.finish()
+    assert files(lake) == before
+    assert not stored(lake)
+
+
+def test_other_values_are_an_error_too(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(lake, 3)
+    sources = files_of(lake.table(), "speed", FIRST)
+    real = rewriting._row_groups
+
+    def turned(batches: Any) -> Iterator[list[pa.RecordBatch]]:
+        for group in real(batches):
+            yield pa.Table.from_batches(group).take([2, 1, 0]).to_batches()
+
+    monkeypatch.setattr(rewriting, "_row_groups", turned)
+    with pytest.raises(Terminal, match=r"or other values"):
+        rewrite(lake.table(), sources)
+    assert not stored(lake)
+
+
+def test_what_cannot_be_read_or_written_does_not_stop_the_stream(
+    lake: StreamLake, rolling: Rollup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(lake, 10)
+
+    def fail(*given: Any) -> Any:
+        raise pa.ArrowInvalid("no such encoding")
+
+    monkeypatch.setattr(rewriting, "_row_groups", fail)
+    rolling.finish()
+    rolling.published(LOOK_AFTER)
+    assert rolling._work is None, "it looks no more"
+    assert len(files(lake)) == 10
+    assert not stored(lake)
+
+
+def test_switched_off_nothing_is_rolled_up(lake: StreamLake) -> None:
+    publish(lake, 10)
+    speed = lake.stream.speed.model_copy(update={"roll_up": False})
+    rolling = Rollup(lake.lake, lake.stream.model_copy(update={"speed": speed}))
+    rolling.published(LOOK_AFTER)
+    rolling.finish()
+    rolling.close()
+    assert len(files(lake)) == 10
+
+
+def test_what_waited_too_long_is_given_up(lake: StreamLake, rolling: Rollup) -> None:
+    publish(lake, 10)
+    written(rolling)
+    rolling._began -= timedelta(minutes=10)
+    rolling.published(0)
+    assert not stored(lake)
+    assert len(files(lake)) == 10
+    assert is_stale(NOW, NOW + timedelta(minutes=10))
+    assert is_stale(NOW, NOW - timedelta(seconds=1)), "a clock that was set back says nothing"
+    assert not is_stale(NOW, NOW + timedelta(minutes=9))
+
+
+def test_it_waits_while_the_batch_layer_has_its_turn_or_main_is_not_right(lake: StreamLake, rolling: Rollup) -> None:
+    publish(lake, 10)
+    written(rolling)
+    turn = ask_for_turn(lake.lake, lake.name)
+    assert should_wait(lake.state(), rolling._began, datetime.now(UTC))
+    rolling.published(0)
+    assert len(files(lake)) == 10
+    give_back_turn(lake.lake, lake.name, turn)
+    rolling.published(0)
+    assert len(files(lake)) == 1
+
+
+def test_an_hour_that_main_serves_otherwise_or_keeps_is_left_alone() -> None:
+    timeline = Timeline(FIRST, NEXT, {0: 5}, sealed={FIRST: Cut("t", {0: (0, 5)})})
+    said: dict[str, Any] = {"content": {"speed": "a", "batch": "b"}, "merged": {"speed": "a", "batch": "b"}}
+    source = Small("source", 5)
+    there: Any = {FIRST: {"source": source}}
+    done: Any = [rewriting.Rewritten(Small("new", 5), (source,))]  # type: ignore[arg-type]
+
+    def planned(**values: Any) -> Any:
+        state = new_state(timeline, {0: 5}, **(said | values))
+        return plan_replacement(state, done, there, NOW, NOW, "id")
+
+    assert planned() is not None
+    assert planned(kept=(FIRST,)) is None
+    assert planned(overrides={FIRST: "batch"}) is None
+    assert planned(merged={}) is None
+    assert planned(accepted={FIRST: Accepted(1, Cut("t", {0: (0, 5)}))}) is None
+    there = {FIRST: {}}
+    assert planned() is None
