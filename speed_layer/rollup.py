@@ -28,7 +28,8 @@ from anabranch.neighbours import asked
 from anabranch.publish import Publish, new_id, to_commit
 from anabranch.snapshot_writer import delete_quietly
 from anabranch.snapshots import content_by_hour, head
-from anabranch.state import TURN, State, load_state
+from anabranch.state import State, load_state
+from anabranch.turns import read_line
 from speed_layer.rewriting import Rewritten, rewrite, sort_out
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def is_served(state: State, hour: str) -> bool:
 def should_wait(state: State, began: datetime, now: datetime) -> bool:
     """Whether what is written is to be committed after a later micro-batch: the batch layer has its turn, or `main` has
     to be made right first. Pure."""
-    return not is_stale(began, now) and (not state.is_merged or state.table.properties.get(TURN) is not None)
+    return not is_stale(began, now) and (not state.is_merged or bool(read_line(state.table.properties)))
 
 
 def is_stale(began: datetime, now: datetime) -> bool:

@@ -27,10 +27,11 @@ from anabranch.commits import Outcome
 from anabranch.errors import Terminal, Transient
 from anabranch.evolution import evolve
 from anabranch.hours import Cut, Timeline, shift
-from anabranch.publish import ask_for_turn, give_back_turn, new_id, to_commit
+from anabranch.publish import new_id, to_commit
 from anabranch.schema import parse_columns
 from anabranch.snapshots import files_of
 from anabranch.state import Accepted
+from anabranch.turns import ask_for_turn, take_back_turn
 from speed_layer import rewriting, rollup
 from speed_layer.rewriting import is_same, kind_of, rewrite, sort_out
 from speed_layer.rollup import (
@@ -476,11 +477,12 @@ def test_what_waited_too_long_is_given_up(lake: StreamLake, rolling: Rollup) -> 
 def test_it_waits_while_the_batch_layer_has_its_turn_or_main_is_not_right(lake: StreamLake, rolling: Rollup) -> None:
     publish(lake, 10)
     written(rolling)
-    turn = ask_for_turn(lake.lake, lake.name)
+    turn = ask_for_turn(lake.lake, lake.name, "batch")
+    assert turn is not None
     assert should_wait(lake.state(), rolling._began, datetime.now(UTC))
     rolling.published(0)
     assert len(files(lake)) == 10
-    give_back_turn(lake.lake, lake.name, turn)
+    take_back_turn(lake.lake, lake.name, turn.id)
     rolling.published(0)
     assert len(files(lake)) == 1
 
