@@ -321,7 +321,7 @@ def test_a_drop_that_never_lands_keeps_no_other_step_from_its_work(
     lake.lake.discard(lake.name, lost)
     path = Path(lost.files[0].file_path.removeprefix("file://"))
     os.utime(path, (0, 0))
-    monkeypatch.setattr(maintenance, "run", overtaken)
+    monkeypatch.setattr(maintenance, "_drop_some", overtaken)
     with pytest.raises(Transient, match="found refusals"):
         maintain(lake)
     assert not path.exists(), "an orphan waits for the drop of hours"

@@ -399,7 +399,7 @@ def test_a_file_that_a_commit_was_asked_for_is_never_deleted(
 
         patch.setattr(lake.lake.catalog, "commit_table", lose)
         if not is_found:
-            patch.setattr(lake.lake, "_resolve", away)
+            patch.setattr(lake.lake, "_settle", away)
         rolling.published(0)
     assert len(files(lake)) == (1 if lands else 10)
     rolling.published(0)

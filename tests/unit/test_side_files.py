@@ -314,7 +314,7 @@ def test_orphan_removal_spares_what_any_kept_snapshot_names(long: StreamLake) ->
     refused = Publish(new_id(), (Change("main"),), long.state().timeline)
     prepare(long.table(), to_commit(long.state(), refused, NOW), NOW)
     lost = replace(other, skipped=other.skipped[1:])
-    prepare(long.table(), to_commit(long.state(), Publish(new_id(), (Change("speed"),), lost), NOW))
+    prepare(long.table(), to_commit(long.state(), Publish(new_id(), (Change("speed"),), lost), NOW), NOW)
     named = {n for s in long.table().snapshots() if (n := side_files.named(snapshots._said_itself(s)))}
     assert len(named) == 4
     assert len(side_files_of(long)) == 5, "expected the file of a commit that was never made"
