@@ -188,9 +188,8 @@ def test_a_file_that_was_rolled_back_goes_on_beside_a_newer_table(world: Make) -
     one.reopen()
     assert len(one.apply()) == 12
     first, second = past_hour(2), past_hour(1)
-    one.send(records(first, "a"))
-    one.speed()
-    one.send(records(second, "b"))
+    # Nobody reads the second hour yet, but it is cut.
+    one.send([*records(first, "a"), *records(second, "b")])
     assert [r.decision for r in one.batch(first)] == ["accepted"]
     # The older file is put back: every job ends, and says what to run; what it says is so.
     one.configure(schema=EARLIER)
@@ -208,7 +207,7 @@ def test_a_file_that_was_rolled_back_goes_on_beside_a_newer_table(world: Make) -
     assert (result.decision, result.said["good"], result.said["dead"], diff(result)) == (
         "accepted", 3, 3, {"missing": 0, "extra": 0, "changed": 0},
     )  # fmt: skip
-    assert [r["event_id"] for r in one.rows() if r["event_id"].startswith("a-")] == [
+    assert sorted(r["event_id"] for r in one.rows() if r["event_id"].startswith("a-")) == [
         "a-0", "a-1", "a-2", "a-items", "a-level", "a-nobody",
     ]  # fmt: skip
     for rows in readings(one):
