@@ -101,8 +101,10 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
             snapshot = writer.write(change, summary_of(table, change.branch, said))
             updates.append(AddSnapshotUpdate(snapshot=snapshot))
             updates.append(set_ref(change.branch, snapshot.snapshot_id, SnapshotRefType.BRANCH))
-    except OSError as error:
+    except Exception as error:
         delete_quietly(table, writer.written)
+        if not isinstance(error, OSError):
+            raise
         raise explain(f"write the manifests of commit {commit.id} of {'.'.join(table.name())}", error) from error
     if commit.set_properties:
         updates.append(SetPropertiesUpdate(updates=dict(commit.set_properties)))

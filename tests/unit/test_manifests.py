@@ -145,8 +145,10 @@ def test_files_are_removed_out_of_many_manifests_and_one_that_is_missing_is_said
     left = sorted([f[1].file_path for f in batches] + names(new))
     assert paths(lake, "main") == paths(lake, "speed") == left
     assert manifests(lake, "main") == manifests(lake, "speed")
+    before = lake.metadata_files()
     with pytest.raises(ValueError, match=r"expected to remove .* found it is not there"):
         commit(lake, *changes)
+    assert lake.metadata_files() == before
 
 
 def test_merged_entries_keep_the_snapshot_and_the_number_that_they_came_with(lake: StreamLake) -> None:
