@@ -18,6 +18,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from world import Record, World, event, past_hour, spread
 
+from anabranch import side_files
 from anabranch.commits import Change, Outcome
 from anabranch.errors import PositionError
 from anabranch.hours import Timeline, at_once, end_of, start_of
@@ -327,16 +328,14 @@ def test_a_long_past_is_cut_into_all_its_hours_in_commits_of_bounded_size(world:
     assert one.contents() == one.acknowledged()
     assert {r["ingest_hour"] for r in one.rows()} == {past_hour(hours_ago) for hours_ago in ago}
     table = one.lake.load(one.job.stream.table)
-    steps = sorted(len(Timeline.from_json(t).boundaries) for s in table.snapshots() if (t := _said(s, TIMELINE)))
+    told = [dict(s.summary.additional_properties) for s in table.snapshots() if s.summary is not None]
+    timelines = [text for said in told if (text := side_files.look_up(table, said, TIMELINE)) is not None]
+    steps = sorted(len(Timeline.from_json(text).boundaries) for text in timelines)
     assert max(b - a for a, b in pairwise(steps)) <= at_once(1) < 24 * 40 <= steps[-1]
     assert {r.decision for r in one.batch()} == {"accepted"}
     assert one.contents("batch") == one.contents() == one.acknowledged()
     assert one.dead() == []
     assert one.state.timeline.open == datetime.now(UTC).strftime("%Y-%m-%dT%H")
-
-
-def _said(snapshot: Any, key: str) -> str | None:
-    return snapshot.summary.get(key) if snapshot.summary is not None else None
 
 
 def test_an_hour_that_took_in_others_is_mended_by_wider_bounds_and_a_replay(world: Make) -> None:
