@@ -233,7 +233,7 @@ def test_s3_failing_in_the_quality_gate_refuses_no_hour(
         fails()
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(kafka_frames, "run_suite", run_suite)
+    monkeypatch.setattr(hours_of_batch, "run_suite", run_suite)
     with _mended_after_a_failure(flaky_s3, caplog):
         results = one.batch()
     assert flaky_s3.counts["503"] > 0
