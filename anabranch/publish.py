@@ -36,9 +36,6 @@ from anabranch.state import (
 )
 from anabranch.turns import in_line
 
-# For whoever publishes without `run`: it waits by itself.
-from anabranch.turns import wait_for_turn as wait_for_turn
-
 LOG = logging.getLogger(__name__)
 
 # A tag of a replaced revision and the hourly tag of `main` end after a week.

@@ -250,12 +250,12 @@ def seal(environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapt
     ended.
     """
     sealed: list[str] = []
-    while more := _seal_next(environment, stream, lake, kafka):
+    while more := _seal_next(stream, lake, kafka):
         sealed += more
     return sealed
 
 
-def _seal_next(environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
+def _seal_next(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
     before = load_state(lake, stream.table)
     check_clock(lake, before)
     confirmed = ledger.record_waiting(lake, stream.hours_table, before)

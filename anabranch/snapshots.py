@@ -214,14 +214,10 @@ def files_by_hour(
 
 @dataclass(frozen=True)
 class HourContent:
-    """What a branch holds of an hour: how many files and rows, and the manifests that hold that hour alone.
-
-    `manifests` is None where some manifest holds other hours too, so that they do not tell which files these are.
-    """
+    """How many files and rows a branch holds of an hour."""
 
     files: int
     rows: int
-    manifests: frozenset[str] | None
 
 
 def hours_apart(table: Table, one: str, other: str) -> set[str]:
@@ -241,24 +237,18 @@ def hours_apart(table: Table, one: str, other: str) -> set[str]:
 def content_by_hour(table: Table, branch: str, hours: Collection[str] | None = None) -> dict[str, HourContent]:
     """What a branch holds of each hour, or of `hours`. Opens only manifests of several hours, which are old ones."""
     counted: dict[str, list[tuple[int, int]]] = {}
-    names: dict[str, set[str]] = {}
-    mixed: set[str] = set()
     with asked(f"read the manifests of {'.'.join(table.name())}"):
         listed, _ = list_manifests(table, head(table, branch))
         wanted = [m for m in listed if hours is None or any(m.may_hold(h) for h in hours)]
         for manifest in wanted:
             if manifest.hour is not None:
                 counted.setdefault(manifest.hour, []).append((manifest.files, manifest.rows))
-                names.setdefault(manifest.hour, set()).add(manifest.manifest.manifest_path)
         for entries in read_entries(table.io, [m.manifest for m in wanted if m.hour is None]):
             for entry in entries:
                 hour = hour_of_file(table, entry.data_file)
-                mixed.add(hour)
                 counted.setdefault(hour, []).append((1, entry.data_file.record_count))
     return {
-        h: HourContent(
-            sum(f for f, _ in counts), sum(r for _, r in counts), None if h in mixed else frozenset(names[h])
-        )
+        h: HourContent(sum(files for files, _ in counts), sum(rows for _, rows in counts))
         for h, counts in sorted(counted.items())
         if hours is None or h in hours
     }

@@ -120,7 +120,7 @@ class Rebuilder:
         if not candidates:
             return []
         state, now = load_state(self._job.lake, self._stream.table), self._job.lake.clock.now()
-        rows = ledger.history(self._job.lake, self._stream.hours_table)
+        rows = ledger.history(self._job.lake, self._stream.hours_table, candidates)
         found = []
         for hour in (h for h in candidates if h in state.timeline.sealed):
             refusal = standing.last_refusal(rows, hour)
@@ -142,7 +142,7 @@ class Rebuilder:
         those whose restatement was refused, since trying again changes nothing."""
         state = load_state(self._job.lake, self._stream.table)
         found = dead_letters.lost_hours(self._job.lake, self._stream, state)
-        rows = ledger.history(self._job.lake, self._stream.hours_table) if found else []
+        rows = ledger.history(self._job.lake, self._stream.hours_table, found, ledger.BULKY)
         refused = {(row["hour"], row["revision"]) for row in rows if row["decision"] == "refused"}
         return {
             h: Order(True, state.accepted[h].by_choice, f"the dead letters of revision {revision} were lost")
@@ -277,7 +277,7 @@ class Rebuilder:
         """Record a refusal that was decided by the state `seen`, unless the ledger says the same already."""
         reach(Step.BATCH_REFUSED)
         now, basis = self._job.lake.clock.now(), self._basis(seen, hour, cut)
-        refusal = standing.last_refusal(ledger.history(self._job.lake, self._stream.hours_table), hour)
+        refusal = standing.last_refusal(ledger.history(self._job.lake, self._stream.hours_table, [hour]), hour)
         if standing.should_record(refusal, basis, before + 1, reason, now):
             state = load_state(self._job.lake, self._stream.table)
             served, id = state.serving_layer(hour), standing.decision_id(new_id(), basis)
