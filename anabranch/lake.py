@@ -273,8 +273,11 @@ class Lake:
         except (CommitFailedException, ValidationException) as error:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
             # A client over HTTP asks again by itself, and is then told that somebody else was first: that was itself.
-            if self._environment.catalog.type != "sql":
-                return self._settle(table, commit, refused=True)
+            if (
+                self._environment.catalog.type != "sql"
+                and self._settle(table, commit, refused=True) is Outcome.LANDED
+            ):
+                return Outcome.LANDED
         except ValueError as error:
             # Another commit took the sequence number between this decision and its publish, or discarded what this one
             # would have expired.
@@ -289,8 +292,8 @@ class Lake:
                 said_by(error),
             )
             return self._settle(table, commit)
-        # Refused in this process, by its own comparison: no request is under way and no snapshot refers to what was
-        # written. In every other case the files are left to maintenance.
+        # The catalog said no, and no snapshot refers to what was written nor ever will. Where only the answer was lost,
+        # the files are left to maintenance.
         delete_quietly(table, prepared.written)
         return Outcome.REFUSED
 
