@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/anabranch.stamp
 CODE := anabranch speed_layer batch_layer serving_layer dags tests
 
-.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy test-scale soak sizing bench-metadata lint types format docs dist clean
+.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy test-scale test-scale-long soak sizing bench-metadata lint types format docs dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -38,8 +38,11 @@ test-failures: $(READY) ## every row of the failure table, on real services: kil
 test-deploy: $(READY) ## packaging, and what a deployment is made of (needs Go)
 	@$(BIN)/python -m pytest tests/deploy
 
-test-scale: $(READY) ## hours of 3,600 micro-batches, a year of hours, all publishers at once
+test-scale: $(READY) ## hours of 3,600 micro-batches, a year of hours, all publishers at once; 900 with everything real
 	@$(BIN)/python -m pytest tests/scale
+
+test-scale-long: $(READY) ## 3,600 micro-batches in an hour, everything real, kills: fewer with SCALE_MICRO_BATCHES=900
+	@$(BIN)/python -m pytest -s tests/long
 
 soak: $(READY) ## everything together and faults at random: make soak MINUTES=10 SEED=1
 	@$(BIN)/python -m anabranch.dev.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)

@@ -1,0 +1,89 @@
+"""An hour of 3,600 micro-batches with everything real, for most of an hour: `make test-scale-long`.
+
+The batch layer accepts the hours before it meanwhile, maintenance runs, the speed layer is killed twice and the batch
+layer once. What a micro-batch costs at the hour's end is compared with its beginning by S3 requests; CPU and wall
+seconds are printed.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+
+import pytest
+from real_hours import MOST_FILES, STREAM, RealHours, real_hours
+
+from anabranch.hours import shift
+from anabranch.snapshots import content_by_hour
+
+# Fewer for a quick look: `SCALE_MICRO_BATCHES=300`.
+MICRO_BATCHES = int(os.environ.get("SCALE_MICRO_BATCHES", "3600"))
+WINDOW = MICRO_BATCHES // 12
+BEFORE, AFTER = MICRO_BATCHES // 30, max(60, MICRO_BATCHES // 12)
+# What a micro-batch at the end may ask of S3, by what one at the beginning asks.
+GROWTH = 1.1
+
+
+@pytest.mark.timeout(6 * 3600)
+def test_an_hour_of_3600_micro_batches_through_kills_and_maintenance_is_exact_and_costs_no_more_at_its_end() -> None:
+    with real_hours() as one:
+        after = one.newest
+        oldest, old, hour = (shift(after, -n) for n in (3, 2, 1))
+        for h, count in ((oldest, BEFORE), (old, BEFORE), (hour, MICRO_BATCHES), (after, AFTER)):
+            one.send(h, count)
+        one.apply()
+        one.start_speed()
+
+        one.until_in(hour, 0.1, MICRO_BATCHES)
+        one.run_beside("batch", STREAM, "--hour", oldest)
+        _kill_batch(one, old)
+        one.until_in(hour, 0.3, MICRO_BATCHES)
+        one.run_beside("maintain", STREAM)
+        _kill_speed(one, hour, 0.35)
+        one.until_in(hour, 0.5, MICRO_BATCHES)
+        one.run_beside("batch", STREAM, "--hour", old)
+        one.run_beside("maintain", STREAM)
+        assert not content_by_hour(one.state.table, "speed", (oldest, old)), "the speed layer's files of them are left"
+        _kill_speed(one, hour, 0.6)
+        one.until_in(hour, 0.8, MICRO_BATCHES)
+        one.run_beside("maintain", STREAM)
+        assert {h: one.hours()[h]["state"] for h in (oldest, old)} == {oldest: "accepted", old: "accepted"}
+
+        one.until_behind(hour)
+        one.tell_looks(hour)
+        windows = one.windows(hour, WINDOW)
+        one.tell_windows(windows)
+        assert len(one.micro_batches(hour)) >= MICRO_BATCHES
+        assert max(x.files for x in one.looks) <= MOST_FILES
+        beginning, end = (statistics.mean(w.requests for w in some) for some in (windows[:3], windows[-3:]))
+        assert end <= GROWTH * beginning
+
+        one.run_beside("batch", STREAM, "--hour", hour)
+        view = one.hours()[hour]
+        assert (view["state"], view["served"], view["revision"]) == ("accepted", "batch", 1)
+        assert view["diff"] == {"missing": 0, "extra": 0, "changed": 0}
+        one.drain()
+        one.space.run("batch", STREAM)
+        one.space.run("maintain", STREAM)
+        one.require_exact()
+
+
+def _kill_speed(one: RealHours, hour: str, share: float) -> None:
+    """kill -9 in the middle of the hour, wherever it is in a micro-batch; then a start, as an operator would."""
+    one.until_in(hour, share, MICRO_BATCHES)
+    running = one.speed
+    assert running.code is None
+    running.kill()
+    one.space.story.say(f"kill -9 for the speed layer after {len(one.micro_batches(hour))} micro-batches of {hour}")
+    one.tell_windows(one.windows(hour, WINDOW))
+    assert one.lag > 0
+    one.start_speed()
+
+
+def _kill_batch(one: RealHours, hour: str) -> None:
+    """kill -9 for a batch run that is at work on the hour."""
+    running = one.space.start("batch", STREAM, "--hour", hour, log="batch-killed")
+    one.until(lambda: any("rebuilding hour" in e for e in running.events()), f"hour {hour} to be rebuilt", running)
+    running.kill()
+    assert one.hours()[hour]["state"] != "accepted"
+    one.space.story.say(f"kill -9 for the batch layer at work on {hour}")

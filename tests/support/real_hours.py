@@ -1,0 +1,340 @@
+"""Hours of very many micro-batches with everything real: Kafka, S3, both layers and maintenance as processes.
+
+The records are stamped in hours that are over, so that hundreds of micro-batches of one hour need no hour of waiting.
+The speed layer reaches S3 through a front that counts its requests: what a micro-batch costs is told by counts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psutil
+import yaml
+from flaky_s3 import FlakyS3, running_flaky_s3
+
+from anabranch.dev import audit
+from anabranch.dev.events import Ack
+from anabranch.dev.processes import HOST
+from anabranch.dev.produce import STREAM, produce_events
+from anabranch.dev.story import Story, poll
+from anabranch.dev.workspace import Running, Workspace, open_workspace
+from anabranch.hours import hour_of, shift, start_of
+from anabranch.manifests import list_manifests
+from anabranch.position import size
+from anabranch.session import Job
+from anabranch.snapshots import content_by_hour, head
+from anabranch.state import State, load_state
+from serving_layer import status as views
+
+# What a micro-batch reads at most.
+OFFSETS, PARTITIONS = 30, 3
+# An hour's records are sent in slices. Of every fifth, about one micro-batch in three has a dead letter, a late record
+# of another event date, and one that was sent twice: so much that a tenth of an hour has some of it, like any other.
+_SLICES, _DIRTY = 60, 5
+# What a reader of the running hour is promised to open at most.
+MOST_FILES = 100
+# How often a publisher may be refused before its turn has it land.
+MOST_REFUSALS = 3
+
+_PUBLISHED = re.compile(r"published (\d+) offsets as .* of hour ([^ ]+(?:, [^ ]+)*) in ([\d.]+) s$")
+_REFUSED = re.compile(r"publish refused because a head of")
+_SECONDS = 4 * 3600.0
+# A look reads a dozen files; more often it would be a part of what is measured.
+_LOOK_EVERY_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One publish of the speed layer, as its log tells it: wall seconds from its decision to after its commit."""
+
+    offsets: int
+    hours: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at the stream while it runs: what the speed layer has published and spent since its last start, and what
+    a reader of the hour that it is in would open."""
+
+    start: int
+    micro_batches: int
+    hour: str
+    files: int
+    manifests: int
+    metadata_bytes: int
+    requests: int
+    cpu: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Window:
+    """What each of some micro-batches in a row cost, of one hour and one process: S3 requests, CPU seconds of the
+    driver's Python and of its JVM, wall seconds (the median)."""
+
+    first: int
+    last: int
+    requests: float
+    python: float
+    jvm: float
+    seconds: float
+
+
+class Start:
+    """One start of the speed layer, and what it has logged; of a long log only what is new is read."""
+
+    def __init__(self, running: Running) -> None:
+        self.running = running
+        self._read = 0
+        self._found: list[MicroBatch] = []
+
+    def micro_batches(self) -> list[MicroBatch]:
+        """What it has published so far."""
+        with self.running.log.open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read += len(whole)
+        found = (_PUBLISHED.search(line) for line in whole.decode("utf-8", "replace").splitlines())
+        self._found += [MicroBatch(int(m[1]), tuple(m[2].split(", ")), float(m[3])) for m in found if m is not None]
+        return self._found
+
+
+class RealHours:
+    """One stream in a workspace of its own, and what a producer and an operator do with it."""
+
+    def __init__(self, space: Workspace, job: Job, front: FlakyS3) -> None:
+        self.space, self.job, self._front = space, job, front
+        # Of hours that can be sealed: the newest of them.
+        self.newest = shift(hour_of(datetime.now(UTC) - job.stream.batch.grace), -1)
+        self.acks: list[Ack] = []
+        self.starts: list[Start] = []
+        self.looks: list[Look] = []
+        self._metered = space.folder / "conf-metered"
+        self._before = 0
+
+    def send(self, hour: str, micro_batches: int) -> None:
+        """Send what makes so many micro-batches, stamped within the hour; hours have to be sent oldest first."""
+        events = math.ceil(micro_batches * OFFSETS / _SLICES)
+        for number in range(_SLICES):
+            sent = produce_events(
+                self.job.environment.kafka, self.job.stream.topic, events=events, seed=len(self.acks),
+                dirty=number % _DIRTY == _DIRTY // 2, partitions=PARTITIONS, hours=1 / _SLICES,
+                until=start_of(hour) + timedelta(hours=1) * (number + 1) / _SLICES,
+            )  # fmt: skip
+            assert not sent.failed, sent.first_error
+            self.acks += sent.acks
+
+    def apply(self) -> None:
+        """Make the tables, have micro-batches follow each other at once, and drop the speed layer's accepted hours
+        whenever maintenance runs."""
+        self.space.set_speed(STREAM, trigger="0 seconds", max_offsets_per_trigger=OFFSETS)
+        file = self.space.conf / "streams" / f"{STREAM}.yaml"
+        told = yaml.safe_load(file.read_text())
+        file.write_text(yaml.safe_dump(told | {"maintain": {"speed_hours": "0 seconds"}}))
+        shutil.copytree(self.space.conf, self._metered)
+        environment = yaml.safe_load((self.space.conf / "anabranch.yaml").read_text())
+        environment["s3"]["endpoint"] = f"http://{HOST}:{self._front.port}"
+        (self._metered / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+        self.space.run("apply", STREAM, show=False)
+
+    @property
+    def speed(self) -> Running:
+        """The speed layer as it was started last."""
+        return self.starts[-1].running
+
+    def start_speed(self) -> None:
+        """The speed layer, whose requests of S3 are counted."""
+        log = f"speed-{len(self.starts) + 1}"
+        self._before = self._front.methods.total()
+        running = self.space.start("speed", STREAM, log=log, ANABRANCH_CONF=str(self._metered))
+        self.starts.append(Start(running))
+
+    @property
+    def state(self) -> State:
+        return load_state(self.job.lake, self.job.stream.table)
+
+    @property
+    def lag(self) -> int:
+        """How many acknowledged offsets the speed layer has not published."""
+        offsets = self.state.position.offsets
+        ends: dict[int, int] = {}
+        for ack in self.acks:
+            ends[ack.partition] = max(ends.get(ack.partition, 0), ack.offset + 1)
+        return size({p: (offsets.get(p, 0), end) for p, end in ends.items()})
+
+    def micro_batches(self, hour: str | None = None) -> list[MicroBatch]:
+        """What the speed layer published, of one hour or of all, over all its starts."""
+        return [m for start in self.starts for m in start.micro_batches() if hour is None or hour in m.hours]
+
+    def look(self) -> Look:
+        """Look at the stream, and remember what was seen."""
+        table = self.job.lake.load(self.job.stream.table)
+        start = self.starts[-1]
+        published = start.micro_batches()
+        hour = published[-1].hours[-1] if published else self.state.timeline.open
+        content = content_by_hour(table, "main", (hour,)).get(hour)
+        seen = Look(
+            start=len(self.starts),
+            micro_batches=len(published),
+            hour=hour,
+            files=content.files if content is not None else 0,
+            manifests=len(list_manifests(table, head(table, "main"))[0]),
+            metadata_bytes=len(table.io.new_input(table.metadata_location)),
+            requests=self._front.methods.total() - self._before,
+            cpu=_cpu(start.running),
+        )
+        self.looks.append(seen)
+        return seen
+
+    def until(self, condition: Callable[[], bool], what: str, *alive: Running) -> None:
+        """Wait for a condition, looking at the stream every few seconds; `alive` must not end before it."""
+        due = 0.0
+
+        def check() -> None:
+            for running in alive:
+                running.require_alive()
+
+        def ask() -> bool | None:
+            nonlocal due
+            if time.monotonic() >= due:
+                seen, due = self.look(), time.monotonic() + _LOOK_EVERY_SECONDS
+                tell(f"hour {seen.hour}, micro-batch {seen.micro_batches} of start {seen.start}, {seen.files} files")
+            return True if condition() else None
+
+        with self.space.story.awaiting(what) as tell:
+            poll(ask, what, _SECONDS, check)
+
+    def until_in(self, hour: str, share: float, of: int) -> None:
+        """Wait until the speed layer has published such a share of the micro-batches that an hour was sent for."""
+        self.until(
+            lambda: len(self.micro_batches(hour)) >= share * of, f"{share:.0%} of hour {hour}", self.speed
+        )  # fmt: skip
+
+    def until_behind(self, hour: str) -> None:
+        """Wait until the speed layer has published all of an hour, and some of the next."""
+
+        def is_behind() -> bool:
+            published = self.micro_batches()
+            return bool(published) and min(published[-1].hours) > hour
+
+        self.until(is_behind, f"hour {hour} to end", self.speed)
+
+    def run_beside(self, *arguments: str) -> str:
+        """Run a command to its end while the speed layer goes on; returns its log. Fails unless it ends with 0 and the
+        speed layer has published meanwhile, and when it was refused too often."""
+        before = len(self.micro_batches())
+        running = self.space.start(*arguments, log=f"{arguments[0]}-{len(self.looks)}")
+        self.space.story.command(arguments)
+        self.until(lambda: running.code is not None, f"anabranch {' '.join(arguments)} to end", self.speed)
+        log = "\n".join(running.log_lines())
+        assert running.code == 0, log[-4000:]
+        # The hazard: heads moved while it was at work.
+        meanwhile = len(self.micro_batches()) - before
+        refusals = len(_REFUSED.findall(log))
+        self.space.story.say(f"done beside {meanwhile} micro-batches, refused {refusals} times")
+        assert meanwhile > 0, "expected the speed layer to go on beside it"
+        assert refusals <= MOST_REFUSALS, log[-4000:]
+        return log
+
+    def drain(self) -> None:
+        """Wait until all is published, and end the speed layer as an operator does."""
+        self.until(lambda: self.lag == 0, "the speed layer to be at the end", self.speed)
+        assert self.speed.terminate() == 0, self.speed.log_tail(20)
+
+    def hours(self) -> dict[str, dict[str, Any]]:
+        return {view["hour"]: view for view in views.hours(self.job)}
+
+    def require_exact(self) -> None:
+        """Every acknowledged record is in `main` once, or accounted for by name; and the audit agrees."""
+        comparison = audit.audit(self.job, self.acks, audit.game_event_as_sent)
+        for line in comparison.sentences():
+            self.space.story.say(line)
+        assert comparison.is_exact, comparison.sentences()
+        assert comparison.acknowledged == len(self.acks) == comparison.rows + comparison.dead + comparison.duplicate
+        self.space.run("audit", STREAM)
+
+    def windows(self, hour: str, length: int) -> list[Window]:
+        """The micro-batches of an hour in windows of about `length`, each of one start of the speed layer."""
+        found, done = [], 0
+        for start, published in enumerate((s.micro_batches() for s in self.starts), 1):
+            looks = [x for x in self.looks if x.start == start and x.hour == hour and x.cpu]
+            while looks:
+                one = looks[0]
+                later = [x for x in looks if x.micro_batches - one.micro_batches >= length]
+                if not later:
+                    break
+                other = later[0]
+                number = other.micro_batches - one.micro_batches
+                first = sum(hour in m.hours for m in published[: one.micro_batches])
+                found.append(
+                    Window(
+                        done + first + 1,
+                        done + first + number,
+                        (other.requests - one.requests) / number,
+                        (other.cpu["python"] - one.cpu["python"]) / number,
+                        (other.cpu["java"] - one.cpu["java"]) / number,
+                        statistics.median(m.seconds for m in published[one.micro_batches : other.micro_batches]),
+                    )
+                )
+                looks = later
+            done += sum(hour in m.hours for m in published)
+        return found
+
+    def tell_windows(self, windows: list[Window]) -> None:
+        """Print what a micro-batch cost, window by window."""
+        columns = ("micro-batches", "S3 requests", "CPU s driver", "CPU s JVM", "seconds (median)")
+        self.space.story.table(
+            columns,
+            [
+                (f"{w.first} to {w.last}", f"{w.requests:.1f}", f"{w.python:.3f}", f"{w.jvm:.3f}", f"{w.seconds:.2f}")
+                for w in windows
+            ],
+        )
+
+    def tell_looks(self, hour: str) -> None:
+        """Print what readers would have found in an hour, at most."""
+        looks = [x for x in self.looks if x.hour == hour]
+        self.space.story.say(
+            f"hour {hour}: {len(self.micro_batches(hour))} micro-batches; in {len(looks)} looks at most "
+            f"{max(x.files for x in looks)} files of it, {max(x.manifests for x in looks)} manifests and "
+            f"{max(x.metadata_bytes for x in looks) // 1000} KB of metadata"
+        )
+
+
+def _cpu(running: Running) -> dict[str, float]:
+    """CPU seconds so far of a command's processes, by the program's name; nothing once it has ended."""
+    used: dict[str, float] = {}
+    for process in running._members():
+        with suppress(psutil.Error):
+            times, name = process.cpu_times(), process.name().rstrip("0123456789.")
+            used[name] = used.get(name, 0.0) + times.user + times.system
+    return used if {"python", "java"} <= used.keys() else {}
+
+
+@contextmanager
+def real_hours() -> Iterator[RealHours]:
+    """A stream with running services; at the end of the `with` nothing of it is alive."""
+    # A workspace's end has signals ignored, as befits the end of a process.
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    try:
+        with open_workspace(Story(), [STREAM]) as space, running_flaky_s3(space.services.s3_port, seed=0) as front:
+            job = space.job(STREAM)
+            try:
+                yield RealHours(space, job, front)
+            finally:
+                job.kafka.close()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
