@@ -39,7 +39,7 @@ def rebuild_hours(
     not ended, Transient when the time is over or `stop` is set.
     """
     name, retry = f"stream {job.stream.name}", _retry(job, stop)
-    retry.call(name, lambda: seal(job.environment, job.stream, job.lake, job.kafka))
+    retry.call(name, lambda: seal(job.stream, job.lake, job.kafka))
     if hour is not None:
         retry.call(name, lambda: require_sealed(job.lake, job.stream, hour))
     retry.call(name, rebuilder.recover)
