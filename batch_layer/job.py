@@ -7,13 +7,23 @@ is 1 when any was refused.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+if __name__ == "__main__":
+    # What cannot be imported below is no refusal, which Python's own exit code 1 would say.
+    try:
+        importlib.import_module("batch_layer.job").start()
+    except ImportError:
+        traceback.print_exc()
+        sys.exit(70)
 
 from anabranch.errors import Unexpected
 from anabranch.jvm import open_session, stop_on_signal
@@ -165,5 +175,6 @@ def run(arguments: Sequence[str]) -> int:
     return 1 if any(r.refused for r in results if parsed.hour in (None, r.hour)) else 0
 
 
-if __name__ == "__main__":
+def start() -> None:
+    """Run the job and end the process with its exit code."""
     main(run, sys.argv[1:])
