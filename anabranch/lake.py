@@ -273,10 +273,7 @@ class Lake:
         except (CommitFailedException, ValidationException) as error:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
             # A client over HTTP asks again by itself, and is then told that somebody else was first: that was itself.
-            if (
-                self._environment.catalog.type != "sql"
-                and self._settle(table, commit, refused=True) is Outcome.LANDED
-            ):
+            if self._environment.catalog.type != "sql" and self._settle(table, commit, refused=True) is Outcome.LANDED:
                 return Outcome.LANDED
         except ValueError as error:
             # Another commit took the sequence number between this decision and its publish, or discarded what this one
@@ -415,6 +412,22 @@ class Lake:
             LOG.debug("merging files of %s: left for the next time (%s)", name, said_by(error))
             return MergeStep.REFUSED
         return MergeStep.LANDED
+
+    def touch(self, name: str) -> bool:
+        """Move the head of a plain table (the ledger), and no row; False when somebody else was first. Raises
+        Transient."""
+        table = self.load(name)
+        self.clock.now(table.metadata.last_updated_ms)
+        with asked(f"move the head of {name}"):
+            updates = ledger_files.touch(table, uuid.uuid4().hex)
+        try:
+            _delete_old_metadata(table, self.catalog.commit_table(table, _require_main(table), updates))
+        except CommitFailedException as error:
+            LOG.debug("moving the head of %s: somebody else was first (%s)", name, error)
+            return False
+        except Exception as error:
+            raise explain(f"move the head of {name}", error) from error
+        return True
 
     def discard(self, name: str, staged: Staged) -> None:
         """Forget a staged snapshot that its own publisher will not publish; its files become orphans."""
