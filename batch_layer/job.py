@@ -133,6 +133,11 @@ def _stopped_by_signal(spark: SparkSession, stream: str) -> Iterator[threading.E
         stop.set()
 
 
+def exit_code(results: Sequence[Result], hour: str | None) -> int:
+    """1 when an hour was refused. What was restated beside one that was asked for is no verdict on that one. Pure."""
+    return 1 if any(r.refused for r in results if hour in (None, r.hour)) else 0
+
+
 def _view(stream: str, results: Sequence[Result]) -> dict[str, Any]:
     rows = [
         {"hour": r.hour, "state": r.decision, "revision": r.revision, "reason": r.reason, **r.said} for r in results
@@ -171,8 +176,7 @@ def run(arguments: Sequence[str]) -> int:
     else:
         waits = "holds dead letters that could be read by now" if parsed.replay else "waits to be rebuilt"
         print(f"{job.stream.name}: no hour {waits}")
-    # What was restated beside the hour that was asked for is said, and is no verdict on that hour.
-    return 1 if any(r.refused for r in results if parsed.hour in (None, r.hour)) else 0
+    return exit_code(results, parsed.hour)
 
 
 def start() -> None:

@@ -26,6 +26,8 @@ from anabranch.errors import (
 )
 from anabranch.retry import Retry
 from anabranch.submit import submit
+from batch_layer.job import exit_code
+from batch_layer.rebuild import Result
 
 ROOT = Path(__file__).parents[2]
 ENDS = [
@@ -96,6 +98,14 @@ def test_a_machine_without_java_is_no_refused_hour(tmp_path: Path, monkeypatch: 
     with pytest.raises(ConfigurationError, match="No Java found") as raised:
         submit(new_environment(tmp_path), "batch_layer", [])
     assert raised.value.exit_code == 2
+
+
+def test_what_is_restated_beside_an_hour_is_no_verdict_on_it() -> None:
+    results = [Result("2026-11-21T01", "refused", 2), Result("2026-11-21T02", "accepted", 1)]
+    assert exit_code(results, "2026-11-21T02") == 0
+    assert exit_code(results, "2026-11-21T01") == 1
+    assert exit_code(results, None) == 1
+    assert exit_code(results[1:], None) == 0
 
 
 @pytest.mark.parametrize(
