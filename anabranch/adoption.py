@@ -14,7 +14,7 @@ from datetime import datetime
 
 from anabranch import hours, ledger
 from anabranch.commits import Change
-from anabranch.config import Environment, Stream
+from anabranch.config import Stream
 from anabranch.errors import PositionError
 from anabranch.hours import Adoption, Cut, Timeline, end_of, hours_between, shift
 from anabranch.kafka import KafkaAdapter
@@ -104,9 +104,7 @@ def gone_from_kafka(timeline: Timeline, hour: str, cut: Cut) -> str | None:
     return None
 
 
-def adopt(
-    environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapter, confirmed: frozenset[str] = frozenset()
-) -> Adopted | None:
+def adopt(stream: Stream, lake: Lake, kafka: KafkaAdapter, confirmed: frozenset[str] = frozenset()) -> Adopted | None:
     """Go on with the topic as Kafka has it now, in one commit; None when there is nothing to adopt. Idempotent.
 
     Raises PositionError when the topic does not exist, Transient when a neighbour does not answer.

@@ -154,7 +154,7 @@ def _seal(stream: str, hour: str | None, conf: str | None, output: str) -> None:
 
     job = open_stream(stream, conf)
     try:
-        sealed = sealing.seal(job.environment, job.stream, job.lake, job.kafka)
+        sealed = sealing.seal(job.stream, job.lake, job.kafka)
         if hour is not None:
             sealing.require_sealed(job.lake, job.stream, hour)
     finally:

@@ -413,6 +413,22 @@ class Lake:
             return MergeStep.REFUSED
         return MergeStep.LANDED
 
+    def touch(self, name: str) -> bool:
+        """Move the head of a plain table (the ledger), and no row; False when somebody else was first. Raises
+        Transient."""
+        table = self.load(name)
+        self.clock.now(table.metadata.last_updated_ms)
+        with asked(f"move the head of {name}"):
+            updates = ledger_files.touch(table, uuid.uuid4().hex)
+        try:
+            _delete_old_metadata(table, self.catalog.commit_table(table, _require_main(table), updates))
+        except CommitFailedException as error:
+            LOG.debug("moving the head of %s: somebody else was first (%s)", name, error)
+            return False
+        except Exception as error:
+            raise explain(f"move the head of {name}", error) from error
+        return True
+
     def discard(self, name: str, staged: Staged) -> None:
         """Forget a staged snapshot that its own publisher will not publish; its files become orphans."""
         table = self.load(name)

@@ -189,11 +189,19 @@ def has_many(table: Table) -> bool:
 
 def append(table: Table, rows: pa.Table, commit_id: str) -> tuple[TableUpdate, ...]:
     """Write a file of `rows`, and say what a commit changes that appends it. Raises OSError."""
+    return _commit(table, _said(table, commit_id), (), _write(table, rows))
+
+
+def _said(table: Table, commit_id: str) -> dict[str, str]:
+    """What a snapshot that merges nothing says."""
     snapshot = table.current_snapshot()
-    said = {PUBLISH_ID: commit_id}
-    if snapshot is not None and _number(snapshot, MERGED):
-        said[MERGED] = str(_number(snapshot, MERGED))
-    return _commit(table, said, (), _write(table, rows))
+    merged = _number(snapshot, MERGED) if snapshot is not None else 0
+    return {PUBLISH_ID: commit_id} | ({MERGED: str(merged)} if merged else {})
+
+
+def touch(table: Table, commit_id: str) -> tuple[TableUpdate, ...]:
+    """What a commit changes that moves the head, and no row. Raises OSError."""
+    return _commit(table, _said(table, commit_id), (), ())
 
 
 def merge(table: Table, commit_id: str, idle: bool = False) -> tuple[TableUpdate, ...]:

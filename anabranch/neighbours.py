@@ -110,6 +110,17 @@ _TERMINAL_BY_TYPE = (
     SyntaxError, RecursionError,
 )  # fmt: skip
 
+# What Spark's analysis says of a plan stays, since plans are made of our code and the stream's file; but for these: a
+# table that changed between two looks at it, or that a catalog did not have for a moment. The next try looks anew, and
+# says by name what is wrong if that is so still.
+_ANALYSIS = re.compile(r"(?:AnalysisException|\bParseException):\s+\[(\w+)")
+_CHANGED_MEANWHILE = frozenset({
+    "UNRESOLVED_COLUMN", "UNRESOLVED_FIELD", "UNRESOLVED_USING_COLUMN_FOR_JOIN", "COLUMN_NOT_FOUND", "FIELD_NOT_FOUND",
+    "DATATYPE_MISMATCH", "CANNOT_UP_CAST_DATATYPE", "INCOMPATIBLE_COLUMN_TYPE", "INCOMPATIBLE_DATA_FOR_TABLE",
+    "INCOMPATIBLE_TABLE_CHANGE_AFTER_ANALYSIS", "INSERT_COLUMN_ARITY_MISMATCH", "NUM_COLUMNS_MISMATCH",
+    "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND",
+})  # fmt: skip
+
 # A line of a Java stack trace: it names what was running, not what went wrong.
 _FRAME = re.compile(r"^\s+(?:at |\.\.\. \d+ more).*$", re.MULTILINE)
 
@@ -129,7 +140,10 @@ def classify_text(text: str) -> Meaning:
         return Meaning.STAYS
     if any(name in said for name in _JAVA_DOUBTFUL):
         return Meaning.UNKNOWN
-    return Meaning.PASSES if any(word in said for word in (*_AWAY, *_PASSES)) else Meaning.UNKNOWN
+    if any(word in said for word in (*_AWAY, *_PASSES)):
+        return Meaning.PASSES
+    refused = {name for name in _ANALYSIS.findall(said) if not name.startswith("_LEGACY")}
+    return Meaning.STAYS if refused - _CHANGED_MEANWHILE else Meaning.UNKNOWN
 
 
 def classify(error: BaseException) -> Meaning:

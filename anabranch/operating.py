@@ -28,7 +28,7 @@ def adopt(stream: str, conf: str | None, output: str) -> None:
     job = open_stream(stream, conf)
     try:
         confirmed = recover(job.lake, job.stream)
-        adopted = adoption.adopt(job.environment, job.stream, job.lake, job.kafka, confirmed)
+        adopted = adoption.adopt(job.stream, job.lake, job.kafka, confirmed)
     finally:
         job.kafka.close()
     if output == "json":

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from anabranch import cuts, hours, ledger
 from anabranch.commits import Change
-from anabranch.config import Environment, Stream
+from anabranch.config import Stream
 from anabranch.errors import ConfigurationError, NotYet, PositionError
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Timeline
@@ -242,7 +242,7 @@ def _fits(position: Position, topic: Topic) -> bool:
     return position.topic_id in ("", topic.id) and set(position.offsets) <= set(topic.partitions)
 
 
-def seal(environment: Environment, stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
+def seal(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
     """Seal every hour whose end and grace have passed, in commits of bounded size; returns the hours sealed, oldest
     first.
 

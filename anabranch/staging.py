@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from anabranch.errors import Terminal, Transient
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
+# Until its snapshot is there, nothing refers to a file that is written: orphan removal, which spares what is younger
+# than a day, may take it.
+WITHIN = timedelta(hours=12)
+
 
 def stage(
     frame: DataFrame, lake: Lake, catalog: str, table_name: str, wap_id: str, options: Mapping[str, str] | None = None
@@ -24,10 +29,11 @@ def stage(
     """Write `frame` (columns of the table, by name) under `wap_id`; nobody sees the rows.
 
     `wap_id` must be new: exactly one snapshot carries it. Nullability is the decoder's promise, not checked again.
-    Raises Transient when the snapshot is not there after a successful write (somebody expired it meanwhile).
+    Raises Transient when the snapshot is not there after a successful write (somebody expired it meanwhile), and when
+    that took longer than WITHIN, as of a process that slept.
     """
     # The JVM stamps the snapshot by the same machine's clock.
-    lake.clock.now()
+    first = lake.clock.now()
     session = frame.sparkSession
     began = time.monotonic()
     session.conf.set("spark.wap.id", wap_id)
@@ -42,6 +48,12 @@ def stage(
     staged = find_staged(lake.load(table_name), wap_id)
     if staged is None:
         raise Transient(f"stage {wap_id} in {table_name}: expected its snapshot, found none; try again")
+    if (took := lake.clock.now() - first) > WITHIN:
+        lake.discard(table_name, staged)
+        raise Transient(
+            f"stage {wap_id} in {table_name}: expected it within {WITHIN}, found that it took {took}: its files may be "
+            "gone as orphans by now; try again"
+        )
     LOG.debug(
         "staged %s: %d rows in %d files, %.2f s", wap_id, staged.rows, len(staged.files), time.monotonic() - began
     )

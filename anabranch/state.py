@@ -42,19 +42,24 @@ LOST = "anabranch.lost"
 
 @dataclass(frozen=True)
 class Accepted:
-    """An hour that the batch branch holds. `by_choice`: an operator accepted it in spite of its rules."""
+    """An hour that the batch branch holds. `by_choice`: an operator accepted it in spite of its rules. `unread` are
+    the hours of its look-back that the speed layer served, and had not read to their ends, when its duplicates were
+    dropped: it is decided again once they are read."""
 
     revision: int
     cut: Cut
     by_choice: bool = False
+    unread: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         chosen = {"by_choice": True} if self.by_choice else {}
-        return {"revision": self.revision, "cut": self.cut.as_dict()} | chosen
+        unread = {"unread": list(self.unread)} if self.unread else {}
+        return {"revision": self.revision, "cut": self.cut.as_dict()} | chosen | unread
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Accepted:
-        return Accepted(data["revision"], Cut.from_dict(data["cut"]), data.get("by_choice", False))
+        unread = tuple(data.get("unread", ()))
+        return Accepted(data["revision"], Cut.from_dict(data["cut"]), data.get("by_choice", False), unread)
 
 
 @dataclass(frozen=True)
@@ -178,13 +183,15 @@ def plan_accepted(state: State, hours: Mapping[str, Accepted]) -> dict[str, str]
 
     An hour is forgotten once it is two days behind, and the speed layer is past it; not by the publish that accepts or
     restates it, nor while dead letters or decisions of it wait, which follow that publish: whoever asks for a forgotten
-    hour's revision finds it in the ledger; and not while an override gives it to the speed layer, since a batch branch
-    made again from `main` then lacks its rows.
+    hour's revision finds it in the ledger; not while an override gives it to the speed layer, since a batch branch
+    made again from `main` then lacks its rows; and not while it waits to be decided again, which the ledger does not
+    say.
     """
     accepted = state.accepted | dict(hours)
     settled = state.settled_before
     waits = {str(item.get("hour")) for item in (*state.dead_letters, *state.decisions)} | set(hours)
-    old = [h for h in sorted(accepted)[:-REMEMBERED_HOURS] if h not in waits and state.overrides.get(h) != "speed"]
+    waits |= {h for h, a in accepted.items() if a.unread or state.overrides.get(h) == "speed"}
+    old = [h for h in sorted(accepted)[:-REMEMBERED_HOURS] if h not in waits]
     for hour in old:
         ends = accepted[hour].cut.ends
         behind = hour >= state.timeline.since and any(state.position.offsets.get(p, 0) < e for p, e in ends.items())

@@ -7,13 +7,23 @@ is 1 when any was refused.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+if __name__ == "__main__":
+    # What cannot be imported below is no refusal, which Python's own exit code 1 would say.
+    try:
+        importlib.import_module("batch_layer.job").start()
+    except ImportError:
+        traceback.print_exc()
+        sys.exit(70)
 
 from anabranch.errors import Unexpected
 from anabranch.jvm import open_session, stop_on_signal
@@ -35,39 +45,44 @@ def rebuild_hours(
     """Seal, then rebuild one hour or all that wait; each step is tried again for as long as `batch.retry_for` says.
 
     Of those that wait, a refused hour is rebuilt once something that its refusal rests on has changed, and once a day.
-    An hour that breaks the job holds back no other: Unexpected is raised at the end. Raises NotYet for an hour that has
-    not ended, Transient when the time is over or `stop` is set.
+    Either way, accepted hours whose dead letters were lost, or whose look-back was not read yet, are restated at the
+    end; of what becomes of these the result of one hour does not depend. An hour that breaks the job holds back no
+    other: Unexpected is raised at the end. Raises NotYet for an hour that has not ended, Transient when the time is
+    over or `stop` is set.
     """
     name, retry = f"stream {job.stream.name}", _retry(job, stop)
-    retry.call(name, lambda: seal(job.environment, job.stream, job.lake, job.kafka))
+    retry.call(name, lambda: seal(job.stream, job.lake, job.kafka))
     if hour is not None:
         retry.call(name, lambda: require_sealed(job.lake, job.stream, hour))
     retry.call(name, rebuilder.recover)
 
-    def rebuild(h: str) -> Result:
+    def rebuild(h: str, order: Order) -> Result:
         return retry.call(f"{name}: hour {h}", lambda: rebuilder.rebuild(h, order))
 
-    if hour is not None:
-        return [rebuild(hour)]
-    waiting = retry.call(name, rebuilder.waiting)
-    results = retry.call(name, lambda: rebuilder.accept_empty(rebuilder.empty(waiting)))
-    results += retry.call(name, lambda: rebuilder.standing(waiting))
-    done = {result.hour for result in results}
     broken: list[Unexpected] = []
+    results: list[Result] = []
 
     def attempt(h: str, again: Order) -> None:
         try:
-            results.append(retry.call(f"{name}: hour {h}", lambda: rebuilder.rebuild(h, again)))
+            results.append(rebuild(h, again))
         except Unexpected as error:
             LOG.error("%s: hour %s: %s", name, h, error)
             broken.append(error)
 
-    for h in waiting:
-        if h not in done:
-            attempt(h, order)
-    for h, again in retry.call(name, rebuilder.lost).items():
-        attempt(h, again)
-    if broken:
+    if hour is not None:
+        results.append(rebuild(hour, order))
+    else:
+        waiting = retry.call(name, rebuilder.waiting)
+        results += retry.call(name, lambda: rebuilder.accept_empty(rebuilder.empty(waiting)))
+        results += retry.call(name, lambda: rebuilder.standing(waiting))
+        done = {result.hour for result in results}
+        for h in waiting:
+            if h not in done:
+                attempt(h, order)
+    for restatements in (rebuilder.lost, rebuilder.again):
+        for h, again in retry.call(name, restatements).items():
+            attempt(h, again)
+    if broken and hour is None:
         more = f" (and {len(broken) - 1} more hours, in the lines above)" if len(broken) > 1 else ""
         raise Unexpected(f"{broken[0]}{more}") from broken[0]
     return sorted(results, key=lambda result: result.hour)
@@ -118,6 +133,11 @@ def _stopped_by_signal(spark: SparkSession, stream: str) -> Iterator[threading.E
         stop.set()
 
 
+def exit_code(results: Sequence[Result], hour: str | None) -> int:
+    """1 when an hour was refused. What was restated beside one that was asked for is no verdict on that one. Pure."""
+    return 1 if any(r.refused for r in results if hour in (None, r.hour)) else 0
+
+
 def _view(stream: str, results: Sequence[Result]) -> dict[str, Any]:
     rows = [
         {"hour": r.hour, "state": r.decision, "revision": r.revision, "reason": r.reason, **r.said} for r in results
@@ -156,8 +176,9 @@ def run(arguments: Sequence[str]) -> int:
     else:
         waits = "holds dead letters that could be read by now" if parsed.replay else "waits to be rebuilt"
         print(f"{job.stream.name}: no hour {waits}")
-    return 1 if any(r.refused for r in results) else 0
+    return exit_code(results, parsed.hour)
 
 
-if __name__ == "__main__":
+def start() -> None:
+    """Run the job and end the process with its exit code."""
     main(run, sys.argv[1:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
@@ -16,6 +16,7 @@ from anabranch.publish import Publish, new_tag
 from anabranch.snapshots import Staged, staged_snapshot
 from anabranch.state import KEPT, Accepted, State, plan_accepted
 from batch_layer.balance import Balance, Counted
+from serving_layer.difference import plan_unread
 from serving_layer.merger import needs_merge
 
 if TYPE_CHECKING:
@@ -83,18 +84,44 @@ def revision_now(state: State, hour: str, before: int) -> int:
     return before if state.is_accepted(hour) else 0
 
 
+def plan_unread_hours(state: State, hours: Iterable[str]) -> frozenset[str]:
+    """Those of `hours` of which `main` has yet to get rows: the speed layer serves them, and is not at their ends.
+
+    Not those that it jumped over, or that are of a log which was given up: nothing more comes of them. Pure.
+    """
+    timeline, cuts = state.timeline, state.cuts
+    of_speed = [h for h in hours if h in cuts and state.serving_layer(h) == "speed" and not timeline.is_skipped(h)]
+    return frozenset(h for h in of_speed if plan_unread(state, h, cuts[h]))
+
+
+def plan_again(state: State) -> dict[str, tuple[str, ...]]:
+    """The accepted hours whose duplicates were dropped before `main` had all of their look-back, and of whose look-back
+    nothing more is awaited: by hour, what it has not seen. Pure."""
+    found = {h: a.unread for h, a in sorted(state.accepted.items()) if a.unread}
+    return {h: unread for h, unread in found.items() if not plan_unread_hours(state, unread)}
+
+
 def fingerprint(
-    state: State, hours: Iterable[str], files: Mapping[str, Iterable[str]], rows: Mapping[str, int]
+    state: State,
+    hours: Iterable[str],
+    files: Mapping[str, Iterable[str]],
+    rows: Mapping[str, int],
+    unread: Collection[str] = (),
 ) -> frozenset[str]:
-    """What tells whether the rows that `main` serves of some hours are still the same. Pure.
+    """What tells whether the rows that `main` serves of some hours are still those that duplicates are dropped against.
+    Pure.
 
     Of an hour that the batch layer serves, its files: `files` are needed of such hours alone. Of one that the speed
-    layer serves, how many rows there are: it only ever adds to them, and may put many small files into one.
+    layer serves, how many rows there are: it only ever adds to them, and may put many small files into one. Of one that
+    was `unread` when duplicates were dropped, only that the speed layer still serves it: the hours behind it are
+    decided again once it is read, so it may grow meanwhile.
     """
     found = set()
     for hour in hours:
         if state.serving_layer(hour) == "batch":
             found |= {f"{hour} {path}" for path in files.get(hour, ())}
+        elif hour in unread:
+            found.add(f"{hour} speed, in part")
         else:
             found.add(f"{hour} speed {rows.get(hour, 0)}")
     return frozenset(found)
@@ -137,9 +164,14 @@ class Rebuilt:
 def plan_publish(state: State, rebuilt: Sequence[Rebuilt], now: datetime, confirmed: frozenset[str]) -> Publish:
     """One publish of an hour, first, and of those that had to be decided again because of it: in place of all that
     `batch` and, unless an operator gave an hour to the speed layer, `main` held of them. The revisions that it replaces
-    are tagged."""
+    are tagged. The hours after it that keep their rows were looked at too: they wait for it no more."""
     by_batch = {r.hour for r in rebuilt if state.overrides.get(r.hour, "batch") == "batch"}
-    properties = plan_accepted(state, {r.hour: r.accepted for r in rebuilt})
+    looked_at = {
+        h: replace(a, unread=tuple(u for u in a.unread if u not in by_batch))
+        for h, a in state.accepted.items()
+        if by_batch & set(a.unread)
+    }
+    properties = plan_accepted(state, looked_at | {r.hour: r.accepted for r in rebuilt})
     changes = (
         Change("batch", _files(rebuilt), properties=properties, clear=tuple(r.hour for r in rebuilt)),
         Change(

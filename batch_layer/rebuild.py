@@ -40,9 +40,11 @@ from batch_layer.plan import (
     fingerprint,
     plan_acceptance,
     plan_acceptance_of_empty,
+    plan_again,
     plan_empty,
     plan_publish,
     plan_reason,
+    plan_unread_hours,
     plan_waiting,
     revision_now,
 )
@@ -142,12 +144,24 @@ class Rebuilder:
         those whose restatement was refused, since trying again changes nothing."""
         state = load_state(self._job.lake, self._stream.table)
         found = dead_letters.lost_hours(self._job.lake, self._stream, state)
-        rows = ledger.history(self._job.lake, self._stream.hours_table, found, ledger.BULKY)
+        why = {h: f"the dead letters of revision {revision} were lost" for h, revision in sorted(found.items())}
+        return self._restatements(state, why)
+
+    def again(self) -> dict[str, Order]:
+        """The accepted hours whose look-back the speed layer has read to its end since, and how to restate each; not
+        those whose restatement was refused, since trying again changes nothing."""
+        state = load_state(self._job.lake, self._stream.table)
+        why = {h: _said_of_unread(unread) for h, unread in plan_again(state).items()}
+        return self._restatements(state, why)
+
+    def _restatements(self, state: State, why: Mapping[str, str]) -> dict[str, Order]:
+        rows = ledger.history(self._job.lake, self._stream.hours_table, why, ledger.BULKY) if why else []
         refused = {(row["hour"], row["revision"]) for row in rows if row["decision"] == "refused"}
+        accepted = {h: state.accepted[h] for h in why}
         return {
-            h: Order(True, state.accepted[h].by_choice, f"the dead letters of revision {revision} were lost")
-            for h, revision in sorted(found.items())
-            if (h, revision + 1) not in refused
+            h: Order(True, accepted[h].by_choice, reason)
+            for h, reason in why.items()
+            if (h, accepted[h].revision + 1) not in refused
         }
 
     def empty(self, candidates: Sequence[str]) -> list[str]:
@@ -241,9 +255,12 @@ class Rebuilder:
     def _following(self, first: Built, state: State) -> tuple[State, list[Built]]:
         """The accepted hours after it that have to drop, or to take back, events because of it, oldest first; and the
         state in which they are remembered one by one, however long ago they were accepted."""
-        if not self._after(first.hour, first.hour, state) or state.overrides.get(first.hour) == "speed":
+        after = self._after(first.hour, first.hour, state)
+        if not after or state.overrides.get(first.hour) == "speed":
             return state, []
-        if not self._hours.changes_events(first, state):
+        # What `main` serves of it now is not what an hour has seen that was accepted while it was being read.
+        seen_whole = all(h not in state.accepted or first.hour not in state.accepted[h].unread for h in after)
+        if seen_whole and not self._hours.changes_events(first, state):
             return state, []
         together, last, hour = {first.hour: first}, first.hour, hours.shift(first.hour, 1)
         while hour <= hours.shift(last, self._stream.batch.lookback_hours):
@@ -262,16 +279,21 @@ class Rebuilder:
         behind = hours.shift(last, self._stream.batch.lookback_hours + 1)
         return [h for h in hours.hours_between(hours.shift(first, 1), behind) if state.is_accepted(h)]
 
-    def _surroundings(self, built: Sequence[Built], state: State) -> frozenset[str]:
-        """What `main` serves of the hours that duplicates were dropped against, and of those that were left as they
-        are."""
+    def _unread(self, built: Sequence[Built], state: State) -> frozenset[str]:
+        """The hours of their look-back of which `main` has yet to get rows."""
+        around = {h for b in built for h in self._hours.lookback(b.hour)}
+        return plan_unread_hours(state, around - {b.hour for b in built})
+
+    def _surroundings(self, built: Sequence[Built], state: State, unread: frozenset[str]) -> frozenset[str]:
+        """What `main` serves of the hours that duplicates were dropped against, when those of `unread` were not all
+        there yet, and of those that were left as they are."""
         rebuilt = {b.hour for b in built}
         around = {h for b in built for h in self._hours.lookback(b.hour)}
         around = (around | set(self._after(built[0].hour, max(rebuilt), state))) - rebuilt
         by_batch = {h for h in around if state.serving_layer(h) == "batch"}
         files = files_by_hour(state.table, "main", by_batch)
         content = content_by_hour(state.table, "main", around - by_batch)
-        return fingerprint(state, around, files, {h: c.rows for h, c in content.items()})
+        return fingerprint(state, around, files, {h: c.rows for h, c in content.items()}, unread)
 
     def _refuse(self, seen: State, hour: str, cut: Cut, before: int, reason: str, said: Mapping[str, Any]) -> Result:
         """Record a refusal that was decided by the state `seen`, unless the ledger says the same already."""
@@ -288,7 +310,8 @@ class Rebuilder:
 
     def _publish(self, built: Sequence[Built], reasons: Mapping[str, str | None], seen: State) -> Result:
         lake, stream, hour = self._job.lake, self._stream, built[0].hour
-        surroundings = self._surroundings(built, seen)
+        unread = self._unread(built, seen)
+        surroundings = self._surroundings(built, seen, unread)
         overtaken: list[int] = []
 
         def decide() -> tuple[State, Publish | None]:
@@ -296,7 +319,7 @@ class Rebuilder:
             require_columns(state.table, stream)
             # Somebody may have restated one of them since, and others have let it be forgotten again.
             state = ledger.remembering(lake, stream.hours_table, state, [b.hour for b in built])
-            around = self._surroundings(built, state)
+            around = self._surroundings(built, state, unread)
             for b in built:
                 verdict = plan_acceptance(state, b.hour, b.cut, b.before, b.rows.wap_id, around, surroundings)
                 if verdict is Verdict.OVERTAKEN and b is built[0]:
@@ -318,7 +341,7 @@ class Rebuilder:
             rebuilt = [
                 Rebuilt(
                     b.hour,
-                    Accepted(b.before + 1, b.cut, by_choice=bool(b.objections)),
+                    Accepted(b.before + 1, b.cut, bool(b.objections), self._unread_by(b, unread)),
                     b.rows,
                     letters=(dead_letters.waiting_batch(b.dead, b.hour, b.before + 1, now),),
                     said=dict(b.said) | {"reason": reasons[b.hour]},
@@ -340,18 +363,33 @@ class Rebuilder:
         reach(Step.BATCH_RECORDED)
         self._confirmed |= dead_letters.roll_forward(lake, stream.dead_letters_table, state)
         reach(Step.BATCH_DEAD_LETTERS)
+        # All of it is done: what is asked of the hour from here on is another restatement.
+        del self._begun[hour]
         for b in built:
             LOG.info(
                 "stream %s: hour %s accepted as revision %d: %d rows, %d dead, %d duplicate, %d in gaps", stream.name,
                 b.hour, b.before + 1, b.said["good"], b.said["dead"], b.said["duplicate"], b.said["gap"],
             )  # fmt: skip
+            if missing := self._unread_by(b, unread):
+                LOG.warning(
+                    "stream %s: hour %s: the speed layer has yet to read %s, which it serves; a run after that decides "
+                    "the hour again, so that no event of both is kept twice", stream.name, b.hour, ", ".join(missing),
+                )  # fmt: skip
         return result
+
+    def _unread_by(self, built: Built, unread: frozenset[str]) -> tuple[str, ...]:
+        return tuple(h for h in self._hours.lookback(built.hour) if h in unread)
 
     def _discard(self, built: Sequence[Built]) -> None:
         for b in built:
             self._job.lake.discard(self._stream.table, b.rows)
             if b.dead is not None:
                 dead_letters.discard(self._job.lake, self._stream, b.dead)
+
+
+def _said_of_unread(hours: Sequence[str]) -> str:
+    ends = "its end" if len(hours) == 1 else "their ends"
+    return f"decided again: the speed layer has read {', '.join(hours)} to {ends} since"
 
 
 def _refusals(built: Built, accept: bool) -> list[str]:

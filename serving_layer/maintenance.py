@@ -11,7 +11,7 @@ A step that fails does not keep the next from its work.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -129,8 +129,8 @@ class _Steps:
 def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> dict[str, list[Stored]]:
     before = now - job.stream.maintain.orphans_after
     orphans = _orphans(job, before)
-    if orphans[job.stream.table] and not dry_run:
-        _move_head(job)
+    if any(orphans.values()) and not dry_run:
+        _move_heads(job, {name for name, files in orphans.items() if files})
         # What was published of them up to there is spared.
         orphans = _orphans(job, before)
     reach(Step.MAINTAIN_LISTED)
@@ -223,16 +223,32 @@ def _expire_ledger(job: Job, dry_run: bool) -> int:
     return sum(s.snapshot_id not in left for s in before.snapshots())
 
 
-def _move_head(job: Job) -> None:
-    """Publish nothing. Who was paused, since before the orphans were listed, between its check and a publish of one of
-    them (`speed_layer.rollup`) is refused; who checks again finds it too old."""
+def _move_heads(job: Job, names: Collection[str]) -> None:
+    """Publish nothing, in each table of `names`. Who was paused, since before the orphans were listed, between writing
+    one of them and the commit that names it, is refused; who then writes or checks again has a newer one, or finds it
+    too old (`speed_layer.rollup`). Raises Transient."""
     lake, stream = job.lake, job.stream
 
     def decide() -> tuple[State, Publish]:
         state = load_state(lake, stream.table)
         return state, Publish(new_id(), (Change("speed"),), state.timeline)
 
-    run(lake, stream.table, decide, f"maintain {stream.name}", take_turns=True)
+    if stream.table in names:
+        run(lake, stream.table, decide, f"maintain {stream.name}", take_turns=True)
+    if stream.dead_letters_table in names:
+        _until_landed(stream.dead_letters_table, lambda: _move_dead_letters(job))
+    if stream.hours_table in names:
+        _until_landed(stream.hours_table, lambda: lake.touch(stream.hours_table))
+
+
+def _move_dead_letters(job: Job) -> bool:
+    table = job.lake.load(job.stream.dead_letters_table)
+    return job.lake.commit(table, Commit(new_id(), heads(table), (Change("speed"),))) is Outcome.LANDED
+
+
+def _until_landed(name: str, attempt: Callable[[], bool]) -> None:
+    if not any(attempt() for _ in range(_ATTEMPTS)):
+        raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
 
 
 def _orphans(job: Job, before: datetime) -> dict[str, list[Stored]]:

@@ -6,6 +6,7 @@ table's position with a fresh checkpoint in a temporary folder, so there is no c
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import shutil
@@ -13,9 +14,18 @@ import signal
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+if __name__ == "__main__":
+    # What cannot be imported below is no refusal, which Python's own exit code 1 would say.
+    try:
+        importlib.import_module("speed_layer.job").start()
+    except ImportError:
+        traceback.print_exc()
+        sys.exit(70)
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -220,5 +230,6 @@ def run(arguments: Sequence[str]) -> int:
         spark.stop()
 
 
-if __name__ == "__main__":
+def start() -> None:
+    """Run the job and end the process with its exit code."""
     main(run, sys.argv[1:])

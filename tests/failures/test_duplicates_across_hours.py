@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
+from waiting import wait_for
 from world import World, event, past_hour
 
 from anabranch import ledger
 from anabranch.hours import start_of
 from serving_layer import status as views
+from speed_layer.job import SpeedJob
 
 Make = Callable[..., World]
 A, B, C = (past_hour(ago) for ago in (3, 2, 1))
@@ -117,3 +121,88 @@ def test_a_restatement_whose_following_hour_fails_its_gate_is_refused_and_change
     assert f"{C}, decided again" in (result.reason or "")
     assert where(one) == before
     assert revisions(one)[B] == 1
+
+
+# Hours that the speed layer serves, since they were refused, and has not read yet.
+
+
+def refuse_first_hour(one: World, count: int = 3) -> None:
+    """The hour A has `count` records, x among them, and is refused; B has x too."""
+    send(one, A, "x", *(f"a{i}" for i in range(1, count)))
+    send(one, B, "x", "b")
+    one.expect({"type": "expect_column_values_to_not_be_in_set", "kwargs": {"column": "player", "value_set": [A]}})
+    one.apply()
+
+
+def twice(one: World) -> list[str]:
+    return [name for name, count in Counter(row["event_id"] for row in one.rows()).items() if count > 1]
+
+
+@contextmanager
+def running_speed_job(one: World) -> Iterator[None]:
+    job = SpeedJob(one.job, one.spark, available_now=False)
+    thread = threading.Thread(target=job.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        job.stop()
+        thread.join(120)
+        assert not thread.is_alive()
+
+
+def test_an_hour_is_accepted_while_the_speed_layer_works_off_its_look_back_and_decided_again_after_it(
+    world: Make,
+) -> None:
+    """The hazard: each micro-batch changes what duplicates were dropped against, and the hour is rebuilt for ever."""
+    one = world(
+        batch={"grace": "0 seconds", "lookback_hours": 1, "retry_for": "1 second"},
+        speed={"trigger": "1 second", "max_offsets_per_trigger": 2},
+    )
+    one.topic(1)
+    refuse_first_hour(one, count=300)
+    with running_speed_job(one):
+        wait_for(lambda: one.published > 0, "the first micro-batch")
+        results = one.batch(A), one.batch(B)
+        assert [r.decision for (r,) in results] == ["refused", "accepted"]
+        state = one.state
+        assert 0 < state.position.offsets[0] < 300, "the hazard did not happen"
+        assert state.accepted[B].unread == (A,)
+    one.configure(speed={"trigger": "1 second", "max_offsets_per_trigger": 1000})
+    one.reopen()
+    one.speed()
+    # Whichever hour a run is about, it decides B again.
+    again, current = one.batch(C)
+    assert (current.hour, current.decision) == (C, "accepted")
+    assert (again.hour, again.decision, again.revision) == (B, "accepted", 2)
+    assert again.reason == f"decided again: the speed layer has read {A} to its end since"
+    assert where(one) == {"x": A, "b": B} | {f"a{i}": A for i in range(1, 300)}
+    assert one.state.accepted[B].unread == ()
+    assert [r.decision for r in one.batch()] == ["refused"], "nothing else is left to do"
+
+
+def test_a_speed_layer_that_is_down_holds_nothing_back_and_its_return_leaves_no_event_twice(world: Make) -> None:
+    one = world()
+    one.topic(1)
+    refuse_first_hour(one)
+    assert [(r.hour, r.decision) for r in one.batch()] == [(A, "refused"), (B, "accepted"), (C, "accepted")]
+    assert where(one) == {"x": B, "b": B}
+    one.speed()
+    assert twice(one) == ["x"], "the hazard did not happen"
+    assert [(r.hour, r.decision, r.revision) for r in one.batch()] == [(A, "refused", 1), (B, "accepted", 2)]
+    assert where(one) == {"x": A, "a1": A, "a2": A, "b": B}
+
+
+def test_an_hour_accepted_once_the_speed_layer_has_read_it_has_the_next_one_decided_again(world: Make) -> None:
+    """The hazard: `main` serves the same events of it before and after, so nothing seems to have changed."""
+    one = world()
+    one.topic(1)
+    refuse_first_hour(one)
+    one.batch()
+    one.speed()
+    assert twice(one) == ["x"], "the hazard did not happen"
+    [result] = one.batch(A, accept=True, why="known")
+    assert result.decision == "accepted"
+    assert where(one) == {"x": A, "a1": A, "a2": A, "b": B}
+    assert revisions(one) == {A: 1, B: 2, C: 1}
+    assert one.batch() == []

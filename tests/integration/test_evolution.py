@@ -147,7 +147,7 @@ def test_an_hour_built_while_apply_evolves_its_table_is_not_published_without_th
     one.send([(0, start_of(hour), event("e", start_of(hour), colour="red"))])
     one.apply()
     one.speed()
-    sealing.seal(one.job.environment, one.job.stream, one.lake, one.kafka)
+    sealing.seal(one.job.stream, one.lake, one.kafka)
     rebuilder = Rebuilder(one.job, one.spark)
     state = one.state
     built = rebuilder._hours.build(hour, state.cuts[hour], 0, state)

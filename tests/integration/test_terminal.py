@@ -72,9 +72,17 @@ def test_what_spark_itself_throws_is_told_apart(spark: SparkSession) -> None:
     rows = spark.range(1, 3)
     with pytest.raises(Unexpected, match="ARITHMETIC_OVERFLOW"), explained(spark, "count"):
         rows.select(F.expr("9223372036854775807 + id")).collect()
-    # Another try loads the table anew, so a schema that changed meanwhile is said by its own name.
+    # Another try loads the table anew, so a schema that changed meanwhile, or a table that was not there for a moment,
+    # is said by its own name.
     with pytest.raises(Unexplained, match=r"UNRESOLVED_COLUMN|nope"), explained(spark, "select"):
         rows.select("nope")
+    with pytest.raises(Unexplained, match="TABLE_OR_VIEW_NOT_FOUND"), explained(spark, "load"):
+        spark.table("lake.nowhere.to_be_found").count()
+    # What else Spark finds wrong with a plan, it finds each time.
+    with pytest.raises(Unexpected, match="UNRESOLVED_ROUTINE"), explained(spark, "select"):
+        rows.select(F.expr("nope(id)"))
+    with pytest.raises(Unexpected, match="PARSE_SYNTAX_ERROR"), explained(spark, "select"):
+        rows.selectExpr("id +")
 
 
 def test_a_context_that_spark_stopped_is_no_reason_to_try_again_in_this_process(tmp_path: Path) -> None:

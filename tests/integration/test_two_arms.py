@@ -171,7 +171,7 @@ def test_a_seal_during_a_micro_batch_makes_it_decide_again(three_hours: World) -
     def sealed_meanwhile():  # type: ignore[no-untyped-def]
         from anabranch.kafka_frames import read_ranges
 
-        sealing.seal(job.environment, job.stream, job.lake, job.kafka)
+        sealing.seal(job.stream, job.lake, job.kafka)
         return read_ranges(one.spark, job.environment.kafka, one.name, ranges)
 
     arm.publish(sealed_meanwhile, ranges)

@@ -13,10 +13,11 @@ from functools import cache
 from typing import Any, TypeVar
 
 from actors import Actor, Publisher, Step, decide
-from layers import Speed
+from layers import Speed, lookback
 from small_world import Lake, Violation, World
 
 from anabranch.snapshots import BRANCHES
+from batch_layer.plan import plan_again
 from serving_layer.merger import needs_merge
 
 T = TypeVar("T")
@@ -103,6 +104,11 @@ def check_version(lake: Lake) -> None:
         served = {row for row in main if row[0] == hour}
         if served != cut:
             raise Violation(f"{hour} is accepted as {accepted.cut.ranges}, main serves {sorted(served)}")
+        # Rows of its look-back that it was not compared with may repeat its events.
+        seen = {row for f in lake.files("batch") if f.hour == hour for row in f.seen}
+        waits = {h for h in lookback(hour) if h not in accepted.unread and not state.is_accepted(h)}
+        if served and (unseen := {(p, o) for h, p, o in main if h in waits} - seen):
+            raise Violation(f"{hour} was not compared with {sorted(unseen)} of its look-back, and nothing says so")
     read = {(p, o) for p, end in state.position.offsets.items() for o in range(end)}
     # What a merge kept gives way to the speed layer's rows at once, when these cover the hour.
     if not state.kept and (missing := read - {(p, o) for _, p, o in main}):
@@ -154,6 +160,8 @@ def check_rest(world: World) -> None:
         raise Violation(f"at rest, {waiting} are not accepted")
     if left := {t.id for t in world.lake.line} - world.abandoned:
         raise Violation(f"at rest, {sorted(left)} were not taken back")
+    if again := [h for h in plan_again(state) if h not in world.bad]:
+        raise Violation(f"at rest, {again} have yet to be decided again")
     if needs_merge(state):
         raise Violation("at rest, main is not made from the other branches as they are")
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from actors import NOW, Publisher, Step
-from small_world import TOPIC, File, Lake, World, new_files, rolled_up
+from small_world import TOPIC, File, Lake, Offset, World, new_files, rolled_up
 
 from anabranch import sealing, turns
 from anabranch.hours import Cut, hour_of, shift
@@ -30,6 +30,11 @@ from speed_layer.rewriting import Rewritten
 
 Pieces = tuple[tuple[int, tuple[int, int]], ...]
 LOOKBACK = 1
+
+
+def lookback(hour: str) -> list[str]:
+    """The hours that an hour's duplicates are looked for in."""
+    return [shift(hour, -i) for i in range(1, LOOKBACK + 1)]
 
 
 @dataclass(frozen=True)
@@ -258,6 +263,8 @@ class Batch(Publisher):
     cut: tuple[tuple[int, tuple[int, int]], ...] = ()
     before: int = 0
     lookback: frozenset[str] = frozenset()
+    unread: tuple[str, ...] = ()
+    seen: frozenset[Offset] = frozenset()
     given_up: frozenset[str] = frozenset()
 
     nesting: ClassVar[tuple[str, ...]] = ("verdict",)
@@ -274,6 +281,9 @@ class Batch(Publisher):
         fresh = replace(self, last=None, lake=None, asked=None, staged=None)
         if hour_of(world.kafka.now + self.skew - self.grace) > state.timeline.open or self.waiting(world):
             yield "starts", world, replace(fresh, at="ask")
+        for hour in batch_plan.plan_again(state):
+            if hour not in self.given_up & world.bad:
+                yield f"decides {hour} again", world, replace(fresh, at="rebuild", todo=(hour,), restating=True)
         if self.restates:
             for hour in sorted(state.accepted):
                 begun = replace(fresh, at="rebuild", todo=(hour,), restating=True, restates=self.restates - 1)
@@ -330,18 +340,20 @@ class Batch(Publisher):
     # Rebuild
 
     def following(self, todo: tuple[str, ...]) -> Publisher:
-        ended = replace(self, todo=todo, staged=None, lake=None, cut=(), before=0, lookback=frozenset())
+        forgotten: dict[str, Any] = {"cut": (), "before": 0, "lookback": frozenset(), "unread": (), "seen": frozenset()}
+        ended = replace(self, todo=todo, staged=None, lake=None, **forgotten)
         ended = ended if todo else replace(ended, restating=False)
         return replace(ended, at="rebuild" if todo else "idle")
 
-    def lookback_files(self, lake: Lake) -> frozenset[str]:
-        hours = [shift(self.todo[0], -i) for i in range(1, LOOKBACK + 1)]
+    def lookback_files(self, lake: Lake, unread: tuple[str, ...]) -> frozenset[str]:
+        hours = lookback(self.todo[0])
         files = {h: lake.files_of("main", h) for h in hours}
         return batch_plan.fingerprint(
             lake.state,
             hours,
             {h: [f.file_path for f in found] for h, found in files.items()},
             {h: sum(f.record_count for f in found) for h, found in files.items()},
+            unread,
         )
 
     def rebuild(self, world: World) -> Iterator[Step]:
@@ -350,6 +362,7 @@ class Batch(Publisher):
         if cut is None or (state.is_accepted(hour) and not self.restating):
             yield f"leaves {hour}", world, self.following(self.todo[1:])
             return
+        unread = tuple(sorted(batch_plan.plan_unread_hours(state, lookback(hour))))
         yield (
             f"reads {hour}: {cut.ranges}",
             world,
@@ -358,7 +371,9 @@ class Batch(Publisher):
                 at="stage",
                 cut=tuple(sorted(cut.ranges.items())),
                 before=batch_plan.revision_now(state, hour, 0),
-                lookback=self.lookback_files(world.lake),
+                lookback=self.lookback_files(world.lake, unread),
+                unread=unread,
+                seen=frozenset(row for h in lookback(hour) for f in world.lake.files_of("main", h) for row in f.rows),
             ),
         )
 
@@ -366,6 +381,7 @@ class Batch(Publisher):
         hour, cut = self.todo[0], Cut("t", dict(self.cut))
         id = world.new_id(self.name)
         files = new_files(id, {hour: {p: r for p, r in cut.ranges.items() if size({p: r})}})
+        files = tuple(replace(f, seen=self.seen) for f in files)
         after = world.stage(id, files)
         staged = after.lake.find_staged(id)
         distinct = {p: sum(1 for q, _ in files[0].rows if q == p) for p in cut.ranges}
@@ -382,7 +398,7 @@ class Batch(Publisher):
         hour, state = self.todo[0], world.lake.state
         found = batch_plan.plan_acceptance(
             state, hour, Cut("t", dict(self.cut)), self.before, self.staged.wap_id,
-            self.lookback_files(world.lake), self.lookback,
+            self.lookback_files(world.lake, self.unread), self.lookback,
         )  # fmt: skip
         said = f"{hour}: {found.value}"
         if found is batch_plan.Verdict.PUBLISH:
@@ -399,7 +415,7 @@ class Batch(Publisher):
     def accept(self, world: World) -> Iterator[Step]:
         assert self.lake is not None and self.staged is not None
         hour, state = self.todo[0], self.lake.state
-        accepted = Accepted(self.before + 1, Cut("t", dict(self.cut)))
+        accepted = Accepted(self.before + 1, Cut("t", dict(self.cut)), unread=self.unread)
         yield from self.publish(
             world,
             batch_plan.plan_publish(

@@ -84,11 +84,15 @@ class Kafka:
 
 @dataclass(frozen=True)
 class File:
-    """A data file: an hour's rows, by partition one range of offsets. Stands where PyIceberg's DataFile would."""
+    """A data file: an hour's rows, by partition one range of offsets. Stands where PyIceberg's DataFile would.
+
+    `seen` are the rows of other hours that its own were compared with for duplicates.
+    """
 
     file_path: str
     hour: str
     ranges: tuple[tuple[int, tuple[int, int]], ...]
+    seen: frozenset[Offset] = frozenset()
 
     @property
     def rows(self) -> list[Offset]:

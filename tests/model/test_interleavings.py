@@ -202,6 +202,18 @@ SETTINGS = {
         before=(broker(*ONE_HOUR), Speed("before"), Batch("accepts")),
         world={"turns": 3},
     ),
+    "an hour accepted while the speed layer works off the refused one before it": Setting(
+        (broker(("mend",)), Speed("speed"), Batch("batch")),
+        (
+            "speed publishes",
+            "batch reads 2026-11-21T01",
+            "batch decides 2026-11-21T01 again",
+            "batch publishes",
+            "batch reads 2026-11-21T00",
+        ),
+        before=(broker(RECORD, RECORD, ("tick", 60), RECORD, ("tick", 60)),),
+        world={"bad": frozenset({H0})},
+    ),
     "files put together while both layers are at work": Setting(
         (broker(RECORD, ("tick", 60)), Speed("speed"), Batch("batch"), RollUp("rollup")),
         ("rollup writes", "rollup is refused", "rollup publishes", "rollup gives it up", "speed is refused"),

@@ -127,6 +127,8 @@ def holding_again(real: Callable[..., Any]) -> Callable[..., Any]:
 
 # An hour that both layers hold.
 ACCEPTED = (broker(*ONE_HOUR), Speed("before"), Batch("accepts"))
+# Two hours of which the first is refused, and nothing is read.
+REFUSED_AND_UNREAD = (broker(RECORD, RECORD, ("tick", 60), RECORD, ("tick", 60)),)
 TO_SPEED = Operator("operator", wishes=((H0, "speed"),))
 
 MUTANTS = [
@@ -203,6 +205,15 @@ MUTANTS = [
         turns, "plan_taking_back", lambda real: lambda properties, id, commit: commit, broker(RECORD, RECORD),
         Speed("speed"), Batch("batch", restates=1), finds="were not taken back", name="a turn's end with its publish",
         before=ACCEPTED, turns=1,
+    ),
+    mutant(
+        batch_plan, "plan_unread_hours", always(frozenset()), Speed("speed"), Batch("batch"),
+        finds="was not compared with", name="the hours of a look-back that are yet to be read",
+        before=REFUSED_AND_UNREAD, bad=frozenset({H0}),
+    ),
+    mutant(
+        batch_plan, "plan_again", always({}), Speed("speed"), Batch("batch"), finds="have yet to be decided again",
+        name="deciding an hour again once its look-back is read", before=REFUSED_AND_UNREAD, bad=frozenset({H0}),
     ),
     mutant(
         speed_plan, "within_hours", lambda real: lambda ranges, hours: ranges, Speed("speed", at_most=3, at_once=1),

@@ -128,7 +128,7 @@ def lake(tmp_path: Path) -> StreamLake:
 
 
 def run(lake: StreamLake, broker: Broker) -> Adopted | None:
-    return adopt(new_environment(lake.folder), lake.stream, lake.lake, broker.adapter)
+    return adopt(lake.stream, lake.lake, broker.adapter)
 
 
 def later() -> int:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +26,10 @@ from anabranch.errors import (
 )
 from anabranch.retry import Retry
 from anabranch.submit import submit
+from batch_layer.job import exit_code
+from batch_layer.rebuild import Result
 
+ROOT = Path(__file__).parents[2]
 ENDS = [
     (Refused("no"), 1),
     (PositionError("no"), 1),
@@ -91,3 +98,35 @@ def test_a_machine_without_java_is_no_refused_hour(tmp_path: Path, monkeypatch: 
     with pytest.raises(ConfigurationError, match="No Java found") as raised:
         submit(new_environment(tmp_path), "batch_layer", [])
     assert raised.value.exit_code == 2
+
+
+def test_what_is_restated_beside_an_hour_is_no_verdict_on_it() -> None:
+    results = [Result("2026-11-21T01", "refused", 2), Result("2026-11-21T02", "accepted", 1)]
+    assert exit_code(results, "2026-11-21T02") == 0
+    assert exit_code(results, "2026-11-21T01") == 1
+    assert exit_code(results, None) == 1
+    assert exit_code(results[1:], None) == 0
+
+
+@pytest.mark.parametrize(
+    ("library", "begin"),
+    [
+        ("click", ["-c", "from anabranch.entry import main; main()"]),
+        ("kafka", [str(ROOT / "batch_layer" / "job.py")]),
+        ("kafka", [str(ROOT / "speed_layer" / "job.py")]),
+        ("batch_layer", [str(ROOT / "batch_layer" / "job.py")]),
+    ],
+)
+def test_a_broken_installation_is_no_refusal(tmp_path: Path, library: str, begin: list[str]) -> None:
+    (tmp_path / f"{library}.py").write_text("import a_library_that_is_not_there\n")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, *begin], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 70, done.stderr
+    assert "a_library_that_is_not_there" in done.stderr
+
+
+def test_the_command_begins_where_imports_are_looked_after() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["scripts"] == {"anabranch": "anabranch.entry:main"}

@@ -170,6 +170,8 @@ _IN_A_TASK = (
         "Caused by: org.apache.kafka.common.errors.RecordTooLargeException: There are some messages at "
         "[Partition=Offset]: {t-0=3} whose size is larger than the fetch size 1048576 and hence cannot be returned.",
         "java.lang.StackOverflowError\n\tat org.apache.spark.sql.catalyst.expressions.Or.x(Or.scala:1)",
+        "org.apache.spark.sql.catalyst.ExtendedAnalysisException: [UNRESOLVED_ROUTINE] Cannot resolve `from_avro`",
+        "org.apache.spark.sql.catalyst.parser.ParseException: \n[PARSE_SYNTAX_ERROR] Syntax error at or near 'FROM'",
     ],
 )
 def test_what_the_same_records_throw_each_time_is_not_tried_again(text: str) -> None:
@@ -194,6 +196,12 @@ def test_what_the_program_itself_throws_is_not_tried_again(error: Exception) -> 
             "org.apache.spark.sql.AnalysisException: [UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `nope` "
             "cannot be resolved. SQLSTATE: 42703"
         ),
+        RuntimeError(
+            "org.apache.spark.sql.AnalysisException: [INCOMPATIBLE_DATA_FOR_TABLE.CANNOT_FIND_DATA] Cannot write "
+            "incompatible data for the table `lake`.`games`.`events`: Cannot find data for the output column `level`."
+        ),
+        RuntimeError("org.apache.spark.sql.AnalysisException: [TABLE_OR_VIEW_NOT_FOUND] The table cannot be found."),
+        RuntimeError("org.apache.spark.sql.AnalysisException: [_LEGACY_ERROR_TEMP_1181] Stream-stream join"),
         RuntimeError(
             "org.apache.spark.SparkException: Job aborted\nCaused by: java.lang.OutOfMemoryError: Java heap space"
         ),
@@ -263,6 +271,11 @@ def test_a_connection_that_was_cut_may_come_back_whatever_the_driver_calls_it() 
     assert type(explain("load table t", cut)) is Unexplained
     cut.connection_invalidated = True  # type: ignore[attr-defined]
     assert type(explain("load table t", cut)) is Transient
+
+
+def test_an_analysis_that_failed_for_a_catalog_that_is_away_may_pass() -> None:
+    text = "org.apache.spark.sql.AnalysisException: [UNRESOLVED_ROUTINE] no\nCaused by: java.net.ConnectException: no\n"
+    assert classify_text(text) is Meaning.PASSES
 
 
 def test_a_frame_of_a_stack_trace_is_no_cause() -> None:

@@ -14,11 +14,13 @@ from brokers import Broker
 from click.testing import CliRunner
 from lakes import StreamLake, new_environment, new_lake, new_state
 
+from anabranch import lake as lakes_module
 from anabranch import ledger, ledger_files, snapshots, tables
 from anabranch.cli import main
 from anabranch.commits import Change, Outcome, Tag
 from anabranch.dead_letters import roll_forward, waiting_speed
 from anabranch.errors import Refused, Transient
+from anabranch.fail_points import Step
 from anabranch.hours import Cut, Timeline, hour_of, shift
 from anabranch.orphans import plan_orphans, references
 from anabranch.publish import Publish, new_id
@@ -139,6 +141,39 @@ def test_who_was_paused_before_orphans_are_deleted_publishes_none_of_them(lake: 
     paused = Publish(new_id(), (Change("speed", left.files, rewrites=True),), state.timeline)
     assert lake.publish(paused, state) is Outcome.REFUSED
     assert all_readable(lake)
+
+
+@pytest.mark.parametrize("paused_at", [Step.LEDGER_PREPARED, Step.COMMIT_PREPARED], ids=["ledger", "dead letters"])
+def test_who_was_paused_before_a_commit_to_the_other_tables_names_no_file_that_is_gone(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch, paused_at: Step
+) -> None:
+    """The hazard: no snapshot knows the files of a commit that is under way, and nothing moves these tables' heads."""
+    staged = lake.stage_dead([(H[3], 0, 9)], "speed")
+    letters = (waiting_speed(staged, NOW),)
+    publish = Publish(new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=letters)
+    assert lake.publish(publish) is Outcome.LANDED
+    maintain(lake)
+    paused: list[int] = []
+
+    def reached(step: Step) -> None:
+        if step is paused_at and not paused:
+            paused.append(len(files(lake)))
+            age(files(lake))
+            done = maintain(lake)
+            paused.append(sum(map(len, done.orphans.values())))
+
+    monkeypatch.setattr(lakes_module, "reach", reached)
+    if paused_at is Step.LEDGER_PREPARED:
+        row = ledger.decision(H[3], "sealed", 0, CUTS[3], NOW, "late")
+        assert ledger.record(lake.lake, lake.stream.hours_table, [row]) == {"late"}
+    else:
+        roll_forward(lake.lake, lake.stream.dead_letters_table, lake.state())
+        assert (H[3], 0, 9) in lake.dead("main")
+    assert paused[1:] and paused[1] > 0, "the hazard did not happen"
+    assert all_readable(lake)
+    assert {r["decision_id"] for r in ledger.history(lake.lake, lake.stream.hours_table)} >= (
+        {"late"} if paused_at is Step.LEDGER_PREPARED else set()
+    )
 
 
 def test_a_file_written_a_second_ago_is_spared(lake: StreamLake) -> None:

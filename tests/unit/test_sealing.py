@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from brokers import Broker
-from lakes import new_environment, new_lake, new_state
+from lakes import new_lake, new_state
 
 from anabranch import ledger, sealing
 from anabranch.cuts import Window
@@ -94,11 +94,11 @@ def test_a_long_backlog_is_sealed_in_commits_of_bounded_size_and_written_down_be
             raise KeyboardInterrupt
 
     monkeypatch.setattr(sealing, "reach", watched)
-    environment, kafka = new_environment(tmp_path), Broker(log={0: []}).adapter
+    kafka = Broker(log={0: []}).adapter
     with pytest.raises(KeyboardInterrupt):
-        sealing.seal(environment, lake.stream, lake.lake, kafka)
+        sealing.seal(lake.stream, lake.lake, kafka)
     assert lake.state().timeline.open == shift(first, 6), "cut short after two commits"
-    sealed = sealing.seal(environment, lake.stream, lake.lake, kafka)
+    sealed = sealing.seal(lake.stream, lake.lake, kafka)
     assert sealed[0] == shift(first, 6)
     assert waited[:2] == [3, 3]
     assert max(waited) <= 3

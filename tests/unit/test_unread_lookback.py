@@ -1,0 +1,220 @@
+"""An hour whose look-back the speed layer has yet to read: accepted as things stand, and decided again once it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import Broker
+from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
+
+from anabranch import ledger, state
+from anabranch.commits import Outcome
+from anabranch.hours import Cut, Timeline, shift
+from anabranch.session import Job
+from anabranch.state import Accepted, State, plan_accepted
+from batch_layer.hour import Built
+from batch_layer.plan import fingerprint, plan_again, plan_unread_hours
+from batch_layer.rebuild import Order, Rebuilder
+
+H0, H1, H2 = (shift(FIRST, i) for i in range(3))
+CUTS = {H0: Cut("t", {0: (0, 10)}), H1: Cut("t", {0: (10, 20)}), H2: Cut("t", {0: (20, 30)})}
+TIMELINE = Timeline(H0, shift(H2, 1), {0: 30}, sealed=dict(CUTS))
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+class Hours:
+    """Stands where Spark reads and stages hours; `meanwhile` happens while it does."""
+
+    def __init__(self, lake: StreamLake, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self._lake, self.meanwhile = lake, meanwhile
+        self.built: list[str] = []
+        self.again: list[str] = []
+
+    def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
+        self.built.append(hour)
+        rows = self._lake.stage([(hour, 0, o) for o in range(*cut.ranges[0])])
+        self.meanwhile()
+        said = {"good": 10, "dead": 0, "duplicate": 0, "gap": 0}
+        return Built(hour, cut, before, rows, None, said=said)
+
+    def changes_events(self, built: Built, state: State) -> bool:
+        return False
+
+    def decide_again(
+        self, hour: str, cut: Cut, before: int, state: State, together: Mapping[str, Built]
+    ) -> Built | None:
+        self.again.append(hour)
+        return None
+
+    def lookback(self, hour: str) -> list[str]:
+        return [shift(hour, -1)]
+
+
+def rebuilder(lake: StreamLake, meanwhile: Callable[[], None] = lambda: None) -> tuple[Rebuilder, Hours]:
+    job = Job(new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter)
+    made, hours = Rebuilder(job, None), Hours(lake, meanwhile)  # type: ignore[arg-type]
+    made._hours = hours  # type: ignore[assignment]
+    return made, hours
+
+
+def read(lake: StreamLake, upto: int) -> None:
+    """A micro-batch of the speed layer: everything from its position up to `upto`, each offset under its hour."""
+    start = lake.state().position.offsets[0]
+    rows = [(h, 0, o) for h, c in CUTS.items() for o in range(*c.ranges[0]) if start <= o < upto]
+    assert lake.publish(lake.speed(lake.stage(rows), {0: upto})) is Outcome.LANDED
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    """Three sealed hours, of which the first is refused: the speed layer serves it, and is amid it."""
+    made = new_lake(tmp_path, timeline=TIMELINE)
+    read(made, 4)
+    return made
+
+
+def micro_batches(lake: StreamLake) -> Callable[[], None]:
+    """A speed layer that goes on amid the first hour while another is rebuilt."""
+    return lambda: read(lake, lake.state().position.offsets[0] + 1)
+
+
+def test_an_hour_is_accepted_while_the_speed_layer_works_off_its_look_back(lake: StreamLake) -> None:
+    """The hazard: every micro-batch changes what duplicates were dropped against, and the hour is built for ever."""
+    made, hours = rebuilder(lake, micro_batches(lake))
+    result = made.rebuild(H1)
+    assert (result.decision, result.revision, hours.built) == ("accepted", 1, [H1])
+    assert lake.state().position.offsets == {0: 5}, "the hazard did not happen"
+    assert lake.state().accepted[H1] == Accepted(1, CUTS[H1], unread=(H0,))
+
+
+def test_it_is_decided_again_by_the_next_run_once_its_look_back_is_read(lake: StreamLake) -> None:
+    made, hours = rebuilder(lake)
+    made.rebuild(H1)
+    assert made.again() == {}, "not before"
+    read(lake, 10)
+    why = f"decided again: the speed layer has read {H0} to its end since"
+    assert made.again() == {H1: Order(restate=True, why=why)}
+    hours.built.clear()
+    result = made.rebuild(H1, made.again()[H1])
+    assert (result.decision, result.revision, result.reason, hours.built) == ("accepted", 2, why, [H1])
+    assert lake.state().accepted[H1] == Accepted(2, CUTS[H1])
+    assert made.again() == {}
+
+
+def test_a_refused_restatement_of_it_is_not_tried_by_every_run(lake: StreamLake) -> None:
+    made, _ = rebuilder(lake)
+    made.rebuild(H1)
+    read(lake, 10)
+    row = ledger.decision(H1, "refused", 2, CUTS[H1], NOW, "id", reason="no")
+    ledger.record(lake.lake, lake.stream.hours_table, [row])
+    assert made.again() == {}
+
+
+def test_an_hour_accepted_by_choice_stays_so(lake: StreamLake) -> None:
+    made, hours = rebuilder(lake)
+    real = hours.build
+    hours.build = lambda *given: replace(real(*given), objections=("too few",))  # type: ignore[method-assign]
+    made.rebuild(H1, Order(accept=True, why="known"))
+    read(lake, 10)
+    assert made.again()[H1].accept
+
+
+def test_accepting_the_hour_before_decides_it_again_in_the_same_publish(lake: StreamLake) -> None:
+    """The hazard: the speed layer has read the rest by then, so nothing tells that the hour never saw it."""
+    made, hours = rebuilder(lake)
+    made.rebuild(H1)
+    read(lake, 10)
+    made.rebuild(H0)
+    assert hours.again == [H1]
+    # It keeps the same rows, and rests on all of its look-back now.
+    assert lake.state().accepted == {H0: Accepted(1, CUTS[H0]), H1: Accepted(1, CUTS[H1])}
+    assert made.again() == {}
+
+
+def test_a_look_back_that_was_read_whole_still_has_to_hold_still(lake: StreamLake) -> None:
+    """Rows that come where none are awaited are compared: the hour is built again, and then holds."""
+    read(lake, 10)
+    came: list[bool] = []
+
+    def meanwhile() -> None:
+        if not came:
+            came.append(True)
+            assert lake.publish(lake.speed(lake.stage([(H0, 0, 99)]), {0: 10})) is Outcome.LANDED
+
+    made, hours = rebuilder(lake, meanwhile)
+    assert made.rebuild(H1).decision == "accepted"
+    assert hours.built == [H1, H1]
+    assert lake.state().accepted[H1].unread == ()
+
+
+def test_an_hour_that_is_accepted_meanwhile_is_noticed(lake: StreamLake) -> None:
+    accepted: list[bool] = []
+
+    def meanwhile() -> None:
+        if not accepted:
+            accepted.append(True)
+            staged = lake.stage([(H0, 0, o) for o in range(10)])
+            rest = replace(lake.state().timeline, sealed={H1: CUTS[H1], H2: CUTS[H2]})
+            publish = lake.accept(staged, H0, Accepted(1, CUTS[H0]), timeline=rest)
+            assert lake.publish(publish) is Outcome.LANDED
+
+    made, hours = rebuilder(lake, meanwhile)
+    made.rebuild(H1)
+    assert hours.built == [H1, H1]
+    assert lake.state().accepted[H1].unread == ()
+
+
+# Which hours more is to come of
+
+
+def of(offset: int, timeline: Timeline = TIMELINE, **values: Any) -> State:
+    return new_state(timeline, {0: offset}, **values)
+
+
+def test_more_is_to_come_of_what_the_speed_layer_serves_and_has_not_read() -> None:
+    assert plan_unread_hours(of(4), [H0]) == {H0}
+    assert plan_unread_hours(of(0), [H0, H1]) == {H0, H1}
+    assert plan_unread_hours(of(10), [H0, H1]) == {H1}
+    assert plan_unread_hours(of(10), [H0]) == set()
+
+
+def test_nothing_more_comes_of_other_hours() -> None:
+    accepted = {H0: Accepted(1, CUTS[H0])}
+    assert plan_unread_hours(of(4, accepted=accepted), [H0]) == set(), "batch serves it"
+    assert plan_unread_hours(of(4, accepted=accepted, overrides={H0: "speed"}), [H0]) == {H0}
+    assert plan_unread_hours(of(4, replace(TIMELINE, skipped=(H0,))), [H0]) == set(), "jumped over"
+    assert plan_unread_hours(of(4), [shift(H0, -1)]) == set(), "before the stream began"
+
+
+def test_a_fingerprint_leaves_out_how_many_rows_there_are_of_what_is_unread() -> None:
+    assert fingerprint(of(4), [H0], {}, {H0: 4}, {H0}) == fingerprint(of(5), [H0], {}, {H0: 5}, {H0})
+    assert fingerprint(of(4), [H0], {}, {H0: 4}) != fingerprint(of(5), [H0], {}, {H0: 5})
+    by_batch = of(10, accepted={H0: Accepted(1, CUTS[H0])})
+    assert fingerprint(of(4), [H0], {}, {H0: 4}, {H0}) != fingerprint(by_batch, [H0], {H0: ["f"]}, {}, {H0})
+
+
+def test_an_hour_waits_for_all_that_it_has_not_seen() -> None:
+    accepted = {H2: Accepted(1, CUTS[H2], unread=(H0, H1))}
+    assert plan_again(of(4, accepted=accepted)) == {}
+    assert plan_again(of(10, accepted=accepted)) == {}
+    assert plan_again(of(20, accepted=accepted)) == {H2: (H0, H1)}
+
+
+def test_an_hour_that_waits_to_be_decided_again_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hazard: the ledger, which is asked for a forgotten hour, does not say what it had not seen."""
+    monkeypatch.setattr(state, "REMEMBERED_HOURS", 1)
+    timeline = replace(TIMELINE, sealed={})
+    accepted = {H0: Accepted(1, CUTS[H0], unread=(shift(H0, -1),)), H1: Accepted(1, CUTS[H1])}
+    said = plan_accepted(of(30, timeline, accepted=accepted, said={}), {H2: Accepted(1, CUTS[H2])})
+    assert H0 in said[state.ACCEPTED]
+    assert H1 not in said[state.ACCEPTED]
+
+
+def test_what_a_branch_says_of_it_is_read_back() -> None:
+    one = Accepted(3, CUTS[H0], True, (H1, H2))
+    assert Accepted.from_dict(one.as_dict()) == one
+    assert "unread" not in Accepted(1, CUTS[H0]).as_dict()
