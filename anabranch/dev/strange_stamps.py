@@ -48,7 +48,8 @@ def strange_stamp(now_ms: int, dice: random.Random) -> int:
 
 
 def send_strange(job: Job, events: int, seed: int, sent: Sent) -> None:
-    """Send good events, each with a strange stamp, some of them again with another or the same; add to the account.
+    """Send events, some of them cut off, each with a strange stamp, some again with another or the same; add to the
+    account.
 
     Each is a batch of its own: beside others, it would be further from the first of them than a batch can say. Raises
     Terminal for one that is not acknowledged.
@@ -60,18 +61,20 @@ def send_strange(job: Job, events: int, seed: int, sent: Sent) -> None:
         for record in generate(events, seed, now - timedelta(seconds=2), now, False):
             partition, stamp = dice.randrange(partitions), strange_stamp(record.timestamp_ms, dice)
             again = {0: [], 1: [stamp], 2: [strange_stamp(record.timestamp_ms, dice)]}[dice.choice((0, 0, 1, 2))]
+            is_whole = dice.random() < 0.8
+            value = record.value if is_whole or record.value is None else record.value[:-25]
             for number, millis in enumerate([stamp, *again]):
-                kind: Kind = "duplicate" if number else "good"
+                kind: Kind = "malformed" if not is_whole else "duplicate" if number else "good"
                 sent.sent[kind] += 1
                 future = producer.send(
-                    sent.topic, key=record.key, value=record.value, timestamp_ms=millis, partition=partition
+                    sent.topic, key=record.key, value=value, timestamp_ms=millis, partition=partition
                 )
                 try:
                     done = future.get(timeout=_ACK_SECONDS)
                 except Exception as error:
                     sent.fail(error)
                     raise Terminal(f"a record stamped {millis}: expected an acknowledgement, found {error}") from error
-                sent.acks.append(Ack(done.partition, done.offset, kind, sha256(record.value), millis))
+                sent.acks.append(Ack(done.partition, done.offset, kind, sha256(value), millis))
                 time.sleep(_PAUSE_SECONDS)
     finally:
         producer.close(timeout=5)
