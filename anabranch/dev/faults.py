@@ -103,7 +103,8 @@ class Faults:
             number += 1
             self._keep_alive()
             time.sleep(self._dice.uniform(0, 8))
-            fault, layer = self._dice.choice(self._faults)
+            # Two that stop nobody follow each that does, while whoever was stopped comes up again.
+            fault, layer = self._dice.choice([f for f in self._faults if (f[1] is None) == (number % 3 != 0)])
             if layer is not None:
                 self._await_progress(layer)
             fault()
