@@ -93,12 +93,14 @@ def up(
     progress: Progress | None = None,
     access_key: str | None = None,
     secret_key: str | None = None,
+    advertised_port: int | None = None,
 ) -> Services:
     """Both services run and answer when this returns; what already runs is left alone.
 
     Ports default to those that a service of this home has or had before it died, else to 19092 and 19000; keys to
-    AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, else to `anabranch` and `anabranch-local`. Whatever this call started
-    is stopped again if it fails or is interrupted. Raises ConfigurationError if a port is taken or a running service
+    AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, else to `anabranch` and `anabranch-local`. With `advertised_port` Kafka
+    sends its clients there: to a front of it. Whatever this call started is stopped again if it fails or is
+    interrupted. Raises ConfigurationError if a port is taken or a running service
     has other settings than asked for, Terminal if Java is missing or a service ends, Transient if one does not answer.
     """
     progress = progress or (lambda _: None)
@@ -126,7 +128,9 @@ def up(
         if kafka_process is None:
             undo.callback(_stop, kafka)
             progress(f"starting Kafka on port {kafka_port}")
-            kafka_process = kafka_broker.start(kafka, java, jars.broker, kafka_port, s3_port)
+            kafka_process = kafka_broker.start(
+                kafka, java, jars.broker, kafka_port, s3_port, advertised_port=advertised_port
+            )
             started.append(kafka.name)
         # Step 3: ask both.
         s3.await_answer(s3_process, lambda: s3_server.answers(s3_port), s3_server.READY_SECONDS)
@@ -169,7 +173,9 @@ def status(home: Home) -> tuple[ServiceStatus, ...]:
 
 
 @contextmanager
-def running(path: Path, jars: Jars | None = None, progress: Progress | None = None) -> Iterator[Services]:
+def running(
+    path: Path, jars: Jars | None = None, progress: Progress | None = None, advertised_port: int | None = None
+) -> Iterator[Services]:
     """Fresh services on free ports for the length of a `with`; for tests and demonstrations.
 
     The keys are the fixed local ones, whatever the process environment says.
@@ -177,7 +183,7 @@ def running(path: Path, jars: Jars | None = None, progress: Progress | None = No
     home = Home(path)
     kafka_port = free_port()
     try:
-        yield up(home, kafka_port, free_port(kafka_port), jars, progress, ACCESS_KEY, SECRET_KEY)
+        yield up(home, kafka_port, free_port(kafka_port), jars, progress, ACCESS_KEY, SECRET_KEY, advertised_port)
     finally:
         down(home)
 

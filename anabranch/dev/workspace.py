@@ -28,8 +28,9 @@ import yaml
 from anabranch.config import load_environment
 from anabranch.dev import services
 from anabranch.dev.jars import jvm_folder
-from anabranch.dev.processes import is_alive
+from anabranch.dev.processes import HOST, is_alive
 from anabranch.dev.story import Story, poll
+from anabranch.dev.wire import Wire
 from anabranch.errors import AnabranchError, Terminal, Transient
 from anabranch.lake import Lake
 from anabranch.session import Job, open_job
@@ -126,10 +127,13 @@ class Running:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What is not of the workspace: a Spark master, a catalog's address; None for the workspace's own."""
+    """What is not of the workspace: a Spark master, a catalog's address; None for the workspace's own. The fronts are
+    running, and everything of the workspace reaches Kafka and S3 through them."""
 
     master: str | None = None
     catalog: str | None = None
+    kafka_front: Wire | None = None
+    s3_front: Wire | None = None
 
 
 _NOTHING_ELSEWHERE = Elsewhere()
@@ -151,6 +155,7 @@ class Workspace:
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
         self._started: list[Running] = []
+        self._changes: dict[str, dict[str, Any]] = {}
         self._write_configuration(streams)
         # In a JVM that lives for a minute the second compiler costs more than it gives: a third of all CPU.
         java = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -Djava.io.tmpdir={self.temporary} -XX:TieredStopAtLevel=1"
@@ -201,8 +206,17 @@ class Workspace:
 
     def set_speed(self, stream: str, **speed: Any) -> None:
         """Change how the speed layer runs from its next start on; without arguments, back to what ships."""
-        shipped = _read(_shipped() / "streams" / f"{stream}.yaml")
-        _write(self.conf / "streams" / f"{stream}.yaml", shipped | {"speed": shipped["speed"] | speed})
+        self.set_stream(stream, speed=self.shipped(stream)["speed"] | speed)
+
+    def set_stream(self, stream: str, **keys: Any) -> None:
+        """Change keys of the stream's file, beside those that were changed before."""
+        changes = self._changes.setdefault(stream, {})
+        changes |= keys
+        _write(self.conf / "streams" / f"{stream}.yaml", self.shipped(stream) | changes)
+
+    def shipped(self, stream: str) -> dict[str, Any]:
+        """The stream's file as it ships."""
+        return _read(_shipped() / "streams" / f"{stream}.yaml")
 
     def close(self) -> None:
         for running in self._started:
@@ -224,12 +238,15 @@ class Workspace:
             for file in (_shipped() / "streams").glob(f"{stream}.*"):
                 shutil.copy(file, self.conf / "streams" / file.name)
         environment = _read(_shipped() / "anabranch.yaml")
-        environment["kafka"]["bootstrap_servers"] = self.services.bootstrap_servers
+        kafka, s3 = self._elsewhere.kafka_front, self._elsewhere.s3_front
+        bootstrap_servers = f"{HOST}:{kafka.port}" if kafka is not None else self.services.bootstrap_servers
+        environment["kafka"]["bootstrap_servers"] = bootstrap_servers
         environment["catalog"] |= {
             "uri": f"sqlite:///{self.folder}/.anabranch/catalog.db", "warehouse": "s3://anabranch/warehouse",
         }  # fmt: skip
+        endpoint = f"http://{HOST}:{s3.port}" if s3 is not None else self.services.s3_endpoint
         environment["s3"] |= {
-            "endpoint": self.services.s3_endpoint, "access_key": self.services.access_key,
+            "endpoint": endpoint, "access_key": self.services.access_key,
             "secret_key": self.services.secret_key,
         }  # fmt: skip
         environment["spark"]["master"] = self._elsewhere.master or "local[*]"
@@ -249,7 +266,12 @@ def open_workspace(
     folder = Path(tempfile.mkdtemp(prefix="anabranch-demo-")).resolve()
     failed = False
     try:
-        with services.running(folder / ".anabranch", progress=lambda text: None) as found:
+        kafka, s3 = elsewhere.kafka_front, elsewhere.s3_front
+        advertised = kafka.port if kafka is not None else None
+        with services.running(folder / ".anabranch", progress=lambda text: None, advertised_port=advertised) as found:
+            for front, port in ((kafka, found.kafka_port), (s3, found.s3_port)):
+                if front is not None:
+                    front.upstream_port = port
             space = Workspace(folder, found, streams, story, elsewhere)
             try:
                 yield space
@@ -300,4 +322,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    # Whole at once: a command that starts meanwhile reads it.
+    part = file.with_suffix(".part")
+    part.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    part.replace(file)

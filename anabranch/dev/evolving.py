@@ -1,0 +1,61 @@
+"""How a stream's file changes at random, each time to one that the contract says is taken. Pure but for its dice."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+_WIDER = {"INT": "BIGINT", "FLOAT": "DOUBLE", "DECIMAL(6, 2)": "DECIMAL(9, 2)"}
+_NEW = (*_WIDER, "STRING", "TIMESTAMP", "ARRAY<INT>", "MAP<STRING, INT>", "STRUCT<x: INT, name: STRING>")
+
+Columns = tuple[tuple[str, str], ...]
+
+
+@dataclass
+class Evolving:
+    """Every version of a stream's columns that its table has seen, oldest first, and which one its file is."""
+
+    versions: list[Columns]
+    dice: random.Random
+    at: int = field(default=0)
+
+    @property
+    def schema(self) -> str:
+        """The file's columns, as its key `schema` has them."""
+        return ", ".join(f"{name} {kind}" for name, kind in self.versions[self.at])
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the file is an older one than its table's."""
+        return self.at < len(self.versions) - 1
+
+    def step(self) -> str:
+        """Change the file: forward to its table's, back to an older one, or on to a new one. Says what was done."""
+        if self.is_behind:
+            self.at = len(self.versions) - 1
+            return "the newest file put in its place again"
+        if self.at > 0 and self.dice.random() < 0.4:
+            self.at = self.dice.randrange(self.at)
+            return f"the file rolled back to its version {self.at + 1} of {len(self.versions)}"
+        columns, words = next_columns(self.versions[-1], self.dice)
+        self.versions.append(columns)
+        self.at = len(self.versions) - 1
+        return words
+
+
+def next_columns(columns: Columns, dice: random.Random) -> tuple[Columns, str]:
+    """The columns with one added at any place, or one widened, and what that is in words."""
+    wide = [i for i, (_, kind) in enumerate(columns) if kind in _WIDER]
+    if wide and dice.random() < 0.5:
+        place = dice.choice(wide)
+        name, kind = columns[place]
+        return (*columns[:place], (name, _WIDER[kind]), *columns[place + 1 :]), f"{name} widened to {_WIDER[kind]}"
+    name, kind = f"added_{len(columns)}", dice.choice(_NEW)
+    place = dice.randint(0, len(columns))
+    return (*columns[:place], (name, kind), *columns[place:]), f"column {name} {kind} added"
+
+
+def columns_of(schema: str) -> Columns:
+    """The columns of a stream's file whose types have no comma: the first version."""
+    pairs = (column.strip().split(" ", 1) for column in schema.split(","))
+    return tuple((name, kind) for name, kind in pairs)

@@ -1,0 +1,107 @@
+"""The front that cuts connections in the midst of what they carry."""
+
+from __future__ import annotations
+
+import random
+import socket
+import socketserver
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from anabranch.dev.processes import HOST, free_port
+from anabranch.dev.wire import Wire
+
+ASKED, TOLD = b"a" * 100_000, random.Random(1).randbytes(300_000)
+
+
+class Service(socketserver.BaseRequestHandler):
+    """Answers each whole request; `got` says how many bytes of each came."""
+
+    got: list[int]
+
+    def handle(self) -> None:
+        while True:
+            found = 0
+            while found < len(ASKED):
+                data = self.request.recv(65_536)
+                if not data:
+                    if found:
+                        self.got.append(found)
+                    return
+                found += len(data)
+            self.got.append(found)
+            self.request.sendall(TOLD)
+
+
+@pytest.fixture
+def service() -> Iterator[socketserver.ThreadingTCPServer]:
+    handler = type("Handler", (Service,), {"got": []})
+    with socketserver.ThreadingTCPServer((HOST, 0), handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join(10)
+
+
+@pytest.fixture
+def wire(service: socketserver.ThreadingTCPServer) -> Iterator[Wire]:
+    with Wire(7).running() as front:
+        front.upstream_port = service.server_address[1]
+        yield front
+
+
+def ask(port: int) -> bytes:
+    """What comes of an answer, until it is whole or the connection ends."""
+    found = b""
+    try:
+        with socket.create_connection((HOST, port), timeout=30) as client:
+            client.sendall(ASKED)
+            while len(found) < len(TOLD):
+                data = client.recv(65_536)
+                if not data:
+                    break
+                found += data
+    except (ConnectionError, BrokenPipeError):
+        pass
+    return found
+
+
+def test_bytes_are_passed_on_as_they_are(wire: Wire) -> None:
+    assert ask(wire.port) == ask(wire.port) == TOLD
+    assert wire.cuts == 0
+
+
+def test_connections_end_in_the_midst_of_bodies_and_answers(
+    wire: Wire, service: socketserver.ThreadingTCPServer
+) -> None:
+    with wire.cutting(0.2):
+        found = [ask(wire.port) for _ in range(60)]
+    assert all(TOLD.startswith(part) for part in found)
+    assert wire.bodies > 0 and wire.answers > 0
+    assert wire.cuts == sum(part != TOLD for part in found)
+    assert any(0 < len(part) < len(TOLD) for part in found), "a part of an answer came through"
+    got = service.RequestHandlerClass.got  # type: ignore[attr-defined]
+    assert any(0 < count < len(ASKED) for count in got), "a part of a body came through"
+    assert ask(wire.port) == TOLD, "it cuts no longer"
+
+
+def test_a_service_that_is_away_ends_the_connection_and_comes_back(wire: Wire) -> None:
+    port, wire.upstream_port = wire.upstream_port, free_port()
+    assert ask(wire.port) == b""
+    wire.upstream_port = port
+    assert ask(wire.port) == TOLD
+
+
+def test_its_end_ends_open_connections(service: socketserver.ThreadingTCPServer) -> None:
+    with Wire(7).running() as front:
+        front.upstream_port = service.server_address[1]
+        client = socket.create_connection((HOST, front.port), timeout=30)
+        client.sendall(ASKED)
+        assert client.recv(1) == TOLD[:1]
+    with client:
+        while client.recv(65_536):
+            pass
