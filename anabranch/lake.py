@@ -273,10 +273,7 @@ class Lake:
         except (CommitFailedException, ValidationException) as error:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
             # A client over HTTP asks again by itself, and is then told that somebody else was first: that was itself.
-            if (
-                self._environment.catalog.type != "sql"
-                and self._settle(table, commit, refused=True) is Outcome.LANDED
-            ):
+            if self._environment.catalog.type != "sql" and self._settle(table, commit, refused=True) is Outcome.LANDED:
                 return Outcome.LANDED
         except ValueError as error:
             # Another commit took the sequence number between this decision and its publish, or discarded what this one
