@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from anabranch import ledger
+from anabranch import dead_letters, ledger
 from anabranch.commits import Change, Commit, Outcome
 from anabranch.errors import AnabranchError, Transient
 from anabranch.fail_points import Step, reach
@@ -31,6 +31,8 @@ from anabranch.storage import Stored, delete_files
 from serving_layer import merger
 
 if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
     from anabranch.session import Job
 
 LOG = logging.getLogger(__name__)
@@ -186,23 +188,29 @@ def _drop_some(
     return drop, expired
 
 
+def plan_dead_letters(table: Table, state: State, hours: Iterable[str], id: str, now: datetime) -> Commit:
+    """The commit that takes the speed layer's dead letters of hours whose rows it dropped, of `hours` that it has any
+    of, off its branch, and expires snapshots: none that a publish of rows names. Pure."""
+    timeline = state.timeline
+    gone = tuple(
+        hour
+        for hour in hours
+        if hour < timeline.covered_from and timeline.is_skipped(hour) and state.serving_layer(hour) == "batch"
+    )
+    expire = plan_expiry(table, None, now, waiting=frozenset(str(item["id"]) for item in state.dead_letters))
+    return Commit(id, heads(table), (Change("speed", clear=gone),), expire=expire)
+
+
 def _maintain_dead_letters(job: Job, now: datetime, dry_run: bool) -> int:
     """Drop the speed layer's dead letters of hours whose rows it dropped, and expire snapshots; returns how many."""
     lake, stream = job.lake, job.stream
     for _ in range(_ATTEMPTS):
         table, state = lake.load(stream.dead_letters_table), load_state(lake, stream.table)
-        timeline = state.timeline
-        gone = tuple(
-            hour
-            for hour in content_by_hour(table, "speed")
-            if hour < timeline.covered_from and timeline.is_skipped(hour) and state.serving_layer(hour) == "batch"
-        )
-        expire = plan_expiry(table, None, now, waiting=frozenset(str(item["id"]) for item in state.dead_letters))
-        if dry_run or not (gone or expire):
-            return len(expire)
-        commit = Commit(new_id(), heads(table), (Change("speed", clear=gone),), expire=expire)
+        commit = plan_dead_letters(table, state, content_by_hour(table, "speed"), new_id(), now)
+        if dry_run or not (commit.changes[0].clear or commit.expire):
+            return len(commit.expire)
         if lake.commit(table, commit) is Outcome.LANDED:
-            return len(expire)
+            return len(commit.expire)
     raise Transient(f"maintain {stream.dead_letters_table}: expected to land in {_ATTEMPTS} attempts; try again")
 
 
@@ -241,7 +249,7 @@ def _orphans(job: Job, before: datetime) -> dict[str, list[Stored]]:
     # Listed first: what is published from here on is seen as referenced, or is not listed at all.
     listed = {name: list_table(job.environment, lake.load(name)) for name in names}
     referenced = {path for name in names for path in references(lake.load(name))}
-    waiting = {path for item in load_state(lake, stream.table).dead_letters for path in item["paths"]}
+    waiting = dead_letters.named_files(load_state(lake, stream.table))
     return {name: plan_orphans(files, referenced | waiting, before) for name, files in listed.items()}
 
 
