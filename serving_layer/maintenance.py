@@ -11,7 +11,7 @@ A step that fails does not keep the next from its work.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -131,7 +131,7 @@ class _Steps:
 def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> dict[str, list[Stored]]:
     before = now - job.stream.maintain.orphans_after
     orphans = _orphans(job, before)
-    if orphans[job.stream.table] and not dry_run:
+    if should_move_head(orphans[job.stream.table], orphans[job.stream.dead_letters_table]) and not dry_run:
         _move_head(job)
         # What was published of them up to there is spared.
         orphans = _orphans(job, before)
@@ -231,9 +231,16 @@ def _expire_ledger(job: Job, dry_run: bool) -> int:
     return sum(s.snapshot_id not in left for s in before.snapshots())
 
 
+def should_move_head(rows: Collection[object], letters: Collection[object]) -> bool:
+    """Whether a head has to move before orphans of the rows and of the dead letters are deleted: a publish of rows may
+    be about to name either. Pure."""
+    return bool(rows or letters)
+
+
 def _move_head(job: Job) -> None:
     """Publish nothing. Who was paused, since before the orphans were listed, between its check and a publish of one of
-    them (`speed_layer.rollup`) is refused; who checks again finds it too old."""
+    them (`speed_layer.rollup`), or of rows whose dead letters are among them, is refused; who checks again finds it too
+    old, or its staged rows expired."""
     lake, stream = job.lake, job.stream
 
     def decide() -> tuple[State, Publish]:
