@@ -131,7 +131,7 @@ def adopt(stream: Stream, lake: Lake, kafka: KafkaAdapter, confirmed: frozenset[
             return state, None
         accepted = {h: a.cut for h, a in state.accepted.items()}
         adopted = plan_adopt(state.timeline, position, topic.id, begins, accepted)
-        return state, _to_publish(state, adopted, lake.clock.now(), confirmed)
+        return state, plan_publish(state, adopted, new_id(), lake.clock.now(), confirmed)
 
     published = run(lake, stream.table, decide, f"adopt topic {stream.topic}", take_turns=True)
     if published is None or adopted is None:
@@ -150,13 +150,15 @@ def adopt(stream: Stream, lake: Lake, kafka: KafkaAdapter, confirmed: frozenset[
     return adopted
 
 
-def _to_publish(state: State, adopted: Adopted, now: datetime, confirmed: frozenset[str]) -> Publish:
+def plan_publish(state: State, adopted: Adopted, id: str, now: datetime, confirmed: frozenset[str]) -> Publish:
+    """The publish of an adoption: what it seals and where it goes on, and what is lost, in one commit. Pure."""
     rows = tuple(
         ledger.decision(
-            h, "sealed", 0, adopted.timeline.sealed[h], now, served=state.serving_layer(h), reason=_reason(adopted, h)
+            h, "sealed", 0, adopted.timeline.sealed[h], now, id=f"{id}-{h}", served=state.serving_layer(h),
+            reason=_reason(adopted, h),
         )
         for h in adopted.sealed
-    )
+    )  # fmt: skip
     lost = [
         {"at": now.isoformat(), "class": "retention", "ranges": ranges_to_keys(part), "hours": [hour]}
         for hour, part in adopted.lost.items()
@@ -164,7 +166,7 @@ def _to_publish(state: State, adopted: Adopted, now: datetime, confirmed: frozen
     said = {LOST: plan_lost(state, lost)} if lost else {}
     # On `main` too: a speed branch that is lost begins again there, and must not fall back to the old log.
     changes = (Change("speed", properties=said), Change("main"))
-    return Publish(new_id(), changes, adopted.timeline, adopted.position, decisions=rows, confirmed=confirmed)
+    return Publish(id, changes, adopted.timeline, adopted.position, decisions=rows, confirmed=confirmed)
 
 
 def _reason(adopted: Adopted, hour: str) -> str:

@@ -24,7 +24,7 @@ from anabranch.lake import Lake
 from anabranch.manifests import hour_of_file
 from anabranch.neighbours import asked
 from anabranch.publish import new_id
-from anabranch.snapshots import Staged, branch_properties, files_by_hour, find_staged, heads, plan_expiry
+from anabranch.snapshots import BRANCHES, Staged, branch_properties, files_by_hour, find_staged, heads, plan_expiry
 from anabranch.state import Layer, State, load_state
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ LOG = logging.getLogger(__name__)
 DONE = "anabranch.dead-letters-done"
 LOST = "anabranch.dead-letters-lost"
 _REMEMBERED = 200
-_Remembered = Mapping[str, list[str]]
 
 
 def waiting_speed(staged: Staged, now: datetime) -> dict[str, Any]:
@@ -45,18 +44,21 @@ def waiting_speed(staged: Staged, now: datetime) -> dict[str, Any]:
     return {"id": staged.wap_id, "at": now.isoformat(), "layer": "speed", "paths": [f.file_path for f in staged.files]}
 
 
-def waiting_batch(staged: Staged | None, hour: str, revision: int, now: datetime) -> dict[str, Any]:
-    """What the batch layer's rows publish says about the dead letters of its hour; without any, the hour is emptied."""
+def waiting_batch(
+    staged: Staged | None, hour: str, revision: int, now: datetime, id: str | None = None
+) -> dict[str, Any]:
+    """What the batch layer's rows publish says about the dead letters of its hour; without any, the hour is emptied,
+    under `id`."""
     paths = [f.file_path for f in staged.files] if staged is not None else []
-    wap_id = staged.wap_id if staged is not None else new_id()
+    wap_id = staged.wap_id if staged is not None else id or new_id()
     return {
         "id": wap_id, "at": now.isoformat(), "layer": "batch", "hour": hour, "revision": revision, "paths": paths,
     }  # fmt: skip
 
 
-def waiting_served(hour: str, layer: Layer, now: datetime) -> dict[str, Any]:
+def waiting_served(hour: str, layer: Layer, now: datetime, id: str | None = None) -> dict[str, Any]:
     """What a swap of an hour to another layer says: its dead letters in `main` become that layer's."""
-    return {"id": new_id(), "at": now.isoformat(), "layer": "main", "hour": hour, "served": layer, "paths": []}
+    return {"id": id or new_id(), "at": now.isoformat(), "layer": "main", "hour": hour, "served": layer, "paths": []}
 
 
 def is_due(state: State, item: Mapping[str, Any]) -> bool:
@@ -92,9 +94,65 @@ def roll_forward(lake: Lake, table_name: str, state: State) -> frozenset[str]:
     return frozenset(done)
 
 
+def is_done(table: Table, item: Mapping[str, Any]) -> bool:
+    """Whether the dead letters' table remembers a set of them as published. Pure."""
+    return item["id"] in _remembered(table)[item["layer"]]
+
+
+def plan_changes(
+    state: State, item: Mapping[str, Any], files: tuple[DataFile, ...], hour_of: Mapping[str, str]
+) -> tuple[Change, ...]:
+    """What a set of dead letters that is due changes: `files` are its own, `hour_of` names their hours by path. Pure.
+
+    Nothing for a swap of an hour that another layer serves by now: the swap since then stands for this.
+    """
+    layer, hour = item["layer"], item.get("hour")
+    if layer == "main":
+        served = state.serving_layer(str(hour)) == item["served"]
+        return (Change("main", copy={str(hour): item["served"]}),) if served else ()
+    if hour:
+        batch = Change("batch", files, clear=(hour,))
+        return (batch, Change("main", files, clear=(hour,))) if state.serving_layer(hour) == "batch" else (batch,)
+    by_speed = tuple(f for f in files if state.serving_layer(hour_of[f.file_path]) == "speed")
+    return Change("speed", files), Change("main", by_speed)
+
+
+def plan_commit(
+    table: Table, state: State, item: Mapping[str, Any], changes: Sequence[Change], lacks: bool, now: datetime
+) -> Commit:
+    """The commit of a set's changes; the branches remember it as done. What other sets wait for stays staged, however
+    long. `lacks`: files of it are gone. Pure."""
+    id, hour = str(item["id"]), item.get("hour")
+    remembered = _remembered(table)
+    waiting = frozenset(str(other["id"]) for other in state.dead_letters) - {id}
+    lost: dict[str, int] = json.loads(branch_properties(table, "batch").get(LOST, "{}"))
+    now_lost = {h: r for h, r in lost.items() if h != hour} | ({str(hour): item["revision"]} if hour and lacks else {})
+
+    def said(branch: str) -> dict[str, str]:
+        done = {DONE: json.dumps(plan_remembered(remembered[branch], id, waiting))}
+        return done | ({LOST: json.dumps(now_lost)} if branch == "batch" and now_lost != lost else {})
+
+    return Commit(
+        id=id,
+        heads=heads(table),
+        changes=tuple(replace(c, properties=said(c.branch)) for c in changes),
+        expire=plan_expiry(table, id, now, waiting=waiting),
+    )
+
+
+def named_files(state: State) -> frozenset[str]:
+    """The paths of the files that publishes of rows name, and that wait to be published. Pure."""
+    return frozenset(path for item in state.dead_letters for path in item["paths"])
+
+
+def is_named(state: State, staged: Staged) -> bool:
+    """Whether a publish of rows names what is staged. Pure."""
+    return any(item["id"] == staged.wap_id for item in state.dead_letters)
+
+
 def discard(lake: Lake, stream: Stream, staged: Staged) -> None:
     """Forget staged dead letters that their publisher will not publish, unless a publish of rows names them."""
-    if any(item["id"] == staged.wap_id for item in load_state(lake, stream.table).dead_letters):
+    if is_named(load_state(lake, stream.table), staged):
         LOG.info("dead letters %s of %s: a publish names them, they stay", staged.wap_id, stream.dead_letters_table)
         return
     lake.discard(stream.dead_letters_table, staged)
@@ -110,46 +168,41 @@ def lost_hours(lake: Lake, stream: Stream, state: State) -> dict[str, int]:
 
 def _publish(lake: Lake, table_name: str, rows_table: str, item: Mapping[str, Any]) -> bool:
     table = lake.load(table_name)
-    remembered = {b: json.loads(branch_properties(table, b).get(DONE, "[]")) for b in ("speed", "batch", "main")}
     layer, hour = item["layer"], item.get("hour")
-    if item["id"] in remembered[layer]:
+    if is_done(table, item):
         return True
     # The rows' state after the dead letters' table: what an acceptance since then publishes refuses this one.
     state = load_state(lake, rows_table)
-    waiting = frozenset(str(other["id"]) for other in state.dead_letters) - {item["id"]}
     if not is_due(state, item):
         LOG.info("dead letters %s: of layer %s, hour %s: done or replaced since", item["id"], layer, hour)
         return True
-    if layer == "main":
-        return _swap(lake, table, state, item, remembered, waiting)
     files, gone = _files(table, item)
     if files and not hour and _is_published(table, layer, files):
         LOG.info("dead letters %s: layer %s has them", item["id"], layer)
         return True
-    said = {}
-    if hour:
-        changes = [Change("batch", files, clear=(hour,))]
-        if state.serving_layer(hour) == "batch":
-            changes.append(Change("main", files, clear=(hour,)))
-        lost = json.loads(branch_properties(table, "batch").get(LOST, "{}"))
-        now_lost = {h: r for h, r in lost.items() if h != hour} | ({hour: item["revision"]} if gone else {})
-        said = {LOST: json.dumps(now_lost)} if now_lost != lost else {}
-    else:
-        served = tuple(f for f in files if state.serving_layer(hour_of_file(table, f)) == "speed")
-        changes = [Change("speed", files), Change("main", served)]
-    landed = _commit(lake, table, item, remembered, changes, waiting, said)
-    if landed and gone:
+    changes = plan_changes(state, item, files, {f.file_path: hour_of_file(table, f) for f in files})
+    if not changes:
+        LOG.info("dead letters %s: hour %s is served by %s since", item["id"], hour, state.serving_layer(str(hour)))
+        return True
+    landed = lake.commit(table, plan_commit(table, state, item, changes, bool(gone), datetime.now(UTC)))
+    if landed is not Outcome.LANDED:
+        return False
+    if gone:
         LOG.error(
             "dead letters %s of %s: expected %d files, found %d gone (%s); published without them: %s", item["id"],
             table_name, len(item["paths"]), len(gone), gone[0],
             f"the batch layer restates hour {hour} at its next run (at once: `anabranch batch STREAM --hour {hour} "
             "--restate`)" if hour else "the batch layer has them again once it has rebuilt their hours",
         )  # fmt: skip
-    if landed:
+    if layer != "main":
         LOG.info(
             "dead letters %s: %d records of layer %s published", item["id"], sum(f.record_count for f in files), layer
         )
-    return landed
+    return True
+
+
+def _remembered(table: Table) -> dict[str, list[str]]:
+    return {b: json.loads(branch_properties(table, b).get(DONE, "[]")) for b in BRANCHES}
 
 
 def _files(table: Table, item: Mapping[str, Any]) -> tuple[tuple[DataFile, ...], tuple[str, ...]]:
@@ -197,48 +250,7 @@ def _is_published(table: Table, branch: str, files: tuple[DataFile, ...]) -> boo
     return any(f.file_path in of_hour for of_hour in have.values() for f in files)
 
 
-def _swap(
-    lake: Lake,
-    table: Table,
-    state: State,
-    item: Mapping[str, Any],
-    remembered: _Remembered,
-    waiting: Collection[str],
-) -> bool:
-    """The hour's dead letters in `main` become those of the layer that serves it; a swap since then stands for this."""
-    hour, served = item["hour"], item["served"]
-    if state.serving_layer(hour) != served:
-        LOG.info("dead letters %s: hour %s is served by %s since", item["id"], hour, state.serving_layer(hour))
-        return True
-    return _commit(lake, table, item, remembered, [Change("main", copy={hour: served})], waiting)
-
-
 def plan_remembered(before: list[str], id: str, waiting: Collection[str]) -> list[str]:
     """The ids that a branch remembers as done once `id` is: those that still wait are never forgotten. Pure."""
     ids = [*before, id]
     return [i for n, i in enumerate(ids) if i in waiting or n >= len(ids) - _REMEMBERED]
-
-
-def _commit(
-    lake: Lake,
-    table: Table,
-    item: Mapping[str, Any],
-    remembered: _Remembered,
-    changes: Sequence[Change],
-    waiting: Collection[str],
-    said_of_batch: Mapping[str, str] | None = None,
-) -> bool:
-    """Publish an item's changes; the branches remember it as done. What other
-    items wait for stays staged, however long."""
-
-    def said(branch: str) -> dict[str, str]:
-        done = json.dumps(plan_remembered(remembered[branch], item["id"], waiting))
-        return {DONE: done} | (dict(said_of_batch or {}) if branch == "batch" else {})
-
-    commit = Commit(
-        id=str(item["id"]),
-        heads=heads(table),
-        changes=tuple(replace(c, properties=said(c.branch)) for c in changes),
-        expire=plan_expiry(table, str(item["id"]), datetime.now(UTC), waiting=waiting),
-    )
-    return lake.commit(table, commit) is Outcome.LANDED

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -107,11 +107,15 @@ def record(lake: Lake, table_name: str, waiting: Iterable[Mapping[str, Any]]) ->
     return frozenset[str]().union(*(_record(lake, table_name, {str(d["id"]): d for d in part}) for part in parts))
 
 
+def plan_missing(wanted: Mapping[str, Mapping[str, Any]], known: Collection[str]) -> list[Mapping[str, Any]]:
+    """The decisions, of `wanted` by id, that a ledger which knows these ids lacks. Pure."""
+    return [item for id, item in wanted.items() if id not in known]
+
+
 def _record(lake: Lake, table_name: str, wanted: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
     def missing(sequence: int) -> pa.Table | None:
         # Asked again by every attempt: whoever was first may have restored the same rows.
-        known = _known(lake.load(table_name), wanted)
-        items = [item for id, item in wanted.items() if id not in known]
+        items = plan_missing(wanted, _known(lake.load(table_name), wanted))
         for item in items:
             LOG.debug("ledger %s: %s %s revision %s", table_name, item["hour"], item["decision"], item["revision"])
         return _to_arrow(items, sequence) if items else None
@@ -193,10 +197,17 @@ def accepted(lake: Lake, table_name: str, state: State, hour: str) -> Accepted |
     """
     if not state.is_accepted(hour) or hour in state.accepted:
         return state.accepted.get(hour)
-    rows = history(lake, table_name, [hour])
+    found = last_accepted(history(lake, table_name, [hour]))
+    if found is None:
+        raise Refused(f"hour {hour}: expected its cut in the ledger {table_name}, found none; it stays as it is")
+    return found
+
+
+def last_accepted(rows: Iterable[Mapping[str, Any]]) -> Accepted | None:
+    """The newest accepted revision that rows of one hour tell of, with its cut. Pure."""
     found = [r for r in rows if r["decision"] == "accepted" and r["cut"]]
     if not found:
-        raise Refused(f"hour {hour}: expected its cut in the ledger {table_name}, found none; it stays as it is")
+        return None
     last = max(found, key=lambda r: int(r["revision"]))
     cut = cut_of(last)
     assert cut is not None
@@ -208,8 +219,13 @@ def remembering(lake: Lake, table_name: str, state: State, hours: Iterable[str])
 
     Raises Refused when the ledger has not.
     """
+    return plan_remembering(state, hours, lambda hour: accepted(lake, table_name, state, hour))
+
+
+def plan_remembering(state: State, hours: Iterable[str], read: Callable[[str], Accepted | None]) -> State:
+    """The state in which each accepted one of `hours` is remembered: `read` is asked for those that are forgotten."""
     forgotten = [h for h in hours if h not in state.accepted and state.is_accepted(h)]
-    found = {h: a for h in forgotten if (a := accepted(lake, table_name, state, h)) is not None}
+    found = {h: a for h in forgotten if (a := read(h)) is not None}
     return replace(state, accepted=state.accepted | found) if found else state
 
 

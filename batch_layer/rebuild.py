@@ -343,7 +343,9 @@ class Rebuilder:
                     b.hour,
                     Accepted(b.before + 1, b.cut, bool(b.objections), self._unread_by(b, unread)),
                     b.rows,
-                    letters=(dead_letters.waiting_batch(b.dead, b.hour, b.before + 1, now),),
+                    letters=(
+                        dead_letters.waiting_batch(b.dead, b.hour, b.before + 1, now, f"{b.rows.wap_id}-{b.hour}"),
+                    ),
                     said=dict(b.said) | {"reason": reasons[b.hour]},
                 )
                 for b in built

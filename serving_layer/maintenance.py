@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from anabranch import ledger
+from anabranch import dead_letters, ledger
 from anabranch.commits import Change, Commit, Outcome
 from anabranch.errors import AnabranchError, Transient
 from anabranch.fail_points import Step, reach
@@ -31,6 +31,8 @@ from anabranch.storage import Stored, delete_files
 from serving_layer import merger
 
 if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
     from anabranch.session import Job
 
 LOG = logging.getLogger(__name__)
@@ -129,8 +131,11 @@ class _Steps:
 def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> dict[str, list[Stored]]:
     before = now - job.stream.maintain.orphans_after
     orphans = _orphans(job, before)
-    if any(orphans.values()) and not dry_run:
-        _move_heads(job, {name for name, files in orphans.items() if files})
+    names = {name for name, files in orphans.items() if files}
+    if should_move_head(orphans[job.stream.table], orphans[job.stream.dead_letters_table]):
+        names.add(job.stream.table)
+    if names and not dry_run:
+        _move_heads(job, names)
         # What was published of them up to there is spared.
         orphans = _orphans(job, before)
     reach(Step.MAINTAIN_LISTED)
@@ -186,23 +191,29 @@ def _drop_some(
     return drop, expired
 
 
+def plan_dead_letters(table: Table, state: State, hours: Iterable[str], id: str, now: datetime) -> Commit:
+    """The commit that takes the speed layer's dead letters of hours whose rows it dropped, of `hours` that it has any
+    of, off its branch, and expires snapshots: none that a publish of rows names. Pure."""
+    timeline = state.timeline
+    gone = tuple(
+        hour
+        for hour in hours
+        if hour < timeline.covered_from and timeline.is_skipped(hour) and state.serving_layer(hour) == "batch"
+    )
+    expire = plan_expiry(table, None, now, waiting=frozenset(str(item["id"]) for item in state.dead_letters))
+    return Commit(id, heads(table), (Change("speed", clear=gone),), expire=expire)
+
+
 def _maintain_dead_letters(job: Job, now: datetime, dry_run: bool) -> int:
     """Drop the speed layer's dead letters of hours whose rows it dropped, and expire snapshots; returns how many."""
     lake, stream = job.lake, job.stream
     for _ in range(_ATTEMPTS):
         table, state = lake.load(stream.dead_letters_table), load_state(lake, stream.table)
-        timeline = state.timeline
-        gone = tuple(
-            hour
-            for hour in content_by_hour(table, "speed")
-            if hour < timeline.covered_from and timeline.is_skipped(hour) and state.serving_layer(hour) == "batch"
-        )
-        expire = plan_expiry(table, None, now, waiting=frozenset(str(item["id"]) for item in state.dead_letters))
-        if dry_run or not (gone or expire):
-            return len(expire)
-        commit = Commit(new_id(), heads(table), (Change("speed", clear=gone),), expire=expire)
+        commit = plan_dead_letters(table, state, content_by_hour(table, "speed"), new_id(), now)
+        if dry_run or not (commit.changes[0].clear or commit.expire):
+            return len(commit.expire)
         if lake.commit(table, commit) is Outcome.LANDED:
-            return len(expire)
+            return len(commit.expire)
     raise Transient(f"maintain {stream.dead_letters_table}: expected to land in {_ATTEMPTS} attempts; try again")
 
 
@@ -223,10 +234,16 @@ def _expire_ledger(job: Job, dry_run: bool) -> int:
     return sum(s.snapshot_id not in left for s in before.snapshots())
 
 
+def should_move_head(rows: Collection[object], letters: Collection[object]) -> bool:
+    """Whether the rows' head has to move before orphans of the rows and of the dead letters are deleted: a publish of
+    rows may be about to name either. Pure."""
+    return bool(rows or letters)
+
+
 def _move_heads(job: Job, names: Collection[str]) -> None:
     """Publish nothing, in each table of `names`. Who was paused, since before the orphans were listed, between writing
     one of them and the commit that names it, is refused; who then writes or checks again has a newer one, or finds it
-    too old (`speed_layer.rollup`). Raises Transient."""
+    too old (`speed_layer.rollup`), or its staged rows expired. Raises Transient."""
     lake, stream = job.lake, job.stream
 
     def decide() -> tuple[State, Publish]:
@@ -257,7 +274,7 @@ def _orphans(job: Job, before: datetime) -> dict[str, list[Stored]]:
     # Listed first: what is published from here on is seen as referenced, or is not listed at all.
     listed = {name: list_table(job.environment, lake.load(name)) for name in names}
     referenced = {path for name in names for path in references(lake.load(name))}
-    waiting = {path for item in load_state(lake, stream.table).dead_letters for path in item["paths"]}
+    waiting = dead_letters.named_files(load_state(lake, stream.table))
     return {name: plan_orphans(files, referenced | waiting, before) for name, files in listed.items()}
 
 

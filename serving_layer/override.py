@@ -67,7 +67,7 @@ def plan_served(
     revision = accepted.revision if accepted is not None else 0
     cut = accepted.cut if accepted is not None else state.cuts.get(hour)
     row = ledger.decision(hour, "served", revision, cut, now, id=f"{id}-{hour}", served=layer, reason=why)
-    letters = dead_letters.waiting_served(hour, layer, now)
+    letters = dead_letters.waiting_served(hour, layer, now, f"{id}-{hour}")
     return Publish(id, tuple(changes), state.timeline, decisions=(row,), dead_letters=(letters,), confirmed=confirmed)
 
 

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
@@ -15,21 +14,20 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from anabranch import dead_letters, records
-from anabranch.commits import Change, Outcome
+from anabranch.commits import Outcome
 from anabranch.config import Environment, Stream
 from anabranch.errors import PositionError, Transient, Unexpected
 from anabranch.fail_points import Step, reach
 from anabranch.formats import open_format
-from anabranch.hours import hour_ranges
 from anabranch.kafka import KafkaAdapter
 from anabranch.kafka_frames import is_unreadable, read_around
 from anabranch.lake import Lake
 from anabranch.manifests import hour_of_file
-from anabranch.position import Position, Ranges, advance, ranges_to_keys, size
+from anabranch.position import Position, Ranges, ranges_to_keys, size
 from anabranch.publish import Publish, new_id, to_commit
 from anabranch.sealing import Decided, HourClock
 from anabranch.staging import stage
-from anabranch.state import LOST, State, load_state, plan_lost
+from anabranch.state import State, load_state
 from anabranch.tables import require_columns, rows_columns
 from anabranch.turns import Holding
 from serving_layer import merger
@@ -40,13 +38,12 @@ from speed_layer.plan import (
     Plan,
     Skip,
     StagedBatch,
-    assign,
     plan_ends,
     plan_micro_batch,
     plan_publish,
     plan_skip,
+    plan_skip_lost,
     plan_write,
-    within_hours,
 )
 from speed_layer.rollup import Rollup
 
@@ -188,33 +185,14 @@ class MicroBatches:
     def skip_lost(self, log_starts: dict[int, int]) -> bool:
         """Move the position to the log's start, recording the range that retention took. Loud on purpose."""
         decided = self._clock.decide()
-        position = decided.position
-        lost = {p: (position.offsets.get(p, 0), s) for p, s in log_starts.items() if s > position.offsets.get(p, 0)}
-        known = hour_ranges(decided.timeline, decided.state.cuts, position.offsets, decided.now)
-        # What belongs to hours that are not decided yet is recorded under them by the next call.
-        lost = within_hours(lost, known)
-        if not lost:
+        planned = plan_skip_lost(decided, log_starts, new_id(), self._confirmed)
+        if planned is None:
             return self._publish_ends(decided)
-        hours = assign(lost, known)
-        entry = {
-            "at": decided.now.isoformat(),
-            "class": "retention",
-            "ranges": ranges_to_keys(lost),
-            "hours": sorted(hours),
-        }
-        said = {LOST: plan_lost(decided.state, [entry])}
-        timeline = replace(decided.timeline, skipped=tuple(sorted({*decided.timeline.skipped, *hours})))
+        publish, lost = planned
         LOG.error(
             "stream %s: retention took %d offsets before they were read: %s; recorded as a gap", self._stream.name,
             size(lost), ranges_to_keys(lost),
         )  # fmt: skip
-        publish = Publish(
-            id=new_id(),
-            changes=(Change("speed", properties=said),),
-            timeline=timeline,
-            position=advance(position, lost),
-            confirmed=self._confirmed,
-        )
         return self._move(decided, publish, "retention took them")
 
     def _move(self, decided: Decided, publish: Publish, why: str) -> bool:

@@ -10,11 +10,22 @@ from typing import TYPE_CHECKING
 from anabranch.commits import Change
 from anabranch.dead_letters import waiting_speed
 from anabranch.hours import Cut, HourRange, hour_ranges
-from anabranch.position import Offsets, Position, Ranges, Standing, advance, classify, clip, size, trim
+from anabranch.position import (
+    Offsets,
+    Position,
+    Ranges,
+    Standing,
+    advance,
+    classify,
+    clip,
+    ranges_to_keys,
+    size,
+    trim,
+)
 from anabranch.publish import Publish
 from anabranch.sealing import Decided
 from anabranch.snapshots import Staged, staged_snapshot
-from anabranch.state import State
+from anabranch.state import LOST, State, plan_lost
 from serving_layer.merger import needs_merge
 
 if TYPE_CHECKING:
@@ -215,6 +226,33 @@ def plan_skip(decided: Decided, skip: Skip, id: str, confirmed: frozenset[str]) 
     to = Position(decided.position.topic_id, skip.to)
     timeline = replace(decided.timeline, skipped=tuple(sorted({*decided.timeline.skipped, *skip.hours})))
     return Publish(id, (Change("speed"),), timeline, to, confirmed=confirmed)
+
+
+def plan_skip_lost(
+    decided: Decided, log_starts: Offsets, id: str, confirmed: frozenset[str]
+) -> tuple[Publish, Ranges] | None:
+    """The publish that moves the position to the log's starts, and records what retention took; and what that is.
+
+    None when all of it belongs to hours that are not decided yet: their ends are published first. Pure.
+    """
+    position = decided.position
+    lost = {p: (position.offsets.get(p, 0), s) for p, s in log_starts.items() if s > position.offsets.get(p, 0)}
+    known = hour_ranges(decided.timeline, decided.state.cuts, position.offsets, decided.now)
+    # What belongs to hours that are not decided yet is recorded under them by the next call.
+    lost = within_hours(lost, known)
+    if not lost:
+        return None
+    hours = assign(lost, known)
+    entry = {
+        "at": decided.now.isoformat(),
+        "class": "retention",
+        "ranges": ranges_to_keys(lost),
+        "hours": sorted(hours),
+    }
+    said = {LOST: plan_lost(decided.state, [entry])}
+    timeline = replace(decided.timeline, skipped=tuple(sorted({*decided.timeline.skipped, *hours})))
+    moved = advance(position, lost)
+    return Publish(id, (Change("speed", properties=said),), timeline, moved, confirmed=confirmed), lost
 
 
 def _comparable_cuts(state: State) -> list[tuple[str, Cut]]:

@@ -13,18 +13,19 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, ClassVar
 
-from small_world import MINUTE, TOPIC, File, Kafka, Lake, Request, World
+from small_world import MINUTE, TOPIC, File, Kafka, Lake, Request, World, ledger_row, millis
 
-from anabranch import outcomes, sealing, turns
+from anabranch import adoption, dead_letters, ledger, outcomes, sealing, turns
 from anabranch import publish as publishing
+from anabranch.clock import Clock, Compared
 from anabranch.commits import Change, Commit
-from anabranch.errors import Refused
+from anabranch.errors import PositionError, Refused, Transient
 from anabranch.outcomes import Standing
 from anabranch.publish import Publish
 from anabranch.sealing import Decided
-from anabranch.snapshots import Staged
-from anabranch.state import Layer
-from serving_layer import merger, override
+from anabranch.snapshots import Staged, published_since
+from anabranch.state import POSITION, Layer, check_log_end, check_topic
+from serving_layer import maintenance, merger, override
 
 Step = tuple[str, World, "Actor"]
 # No decision of the model rests on when an operator spoke.
@@ -39,6 +40,29 @@ def decide(
     upto = dict(needed) or None
     return sealing.plan_decided(
         lake.state, sealing.ask(asked, TOPIC, last.state, asked.now, grace, upto, at_most=at_once)
+    )
+
+
+def is_stopped(world: World, lake: Lake) -> str | None:
+    """Why every job ends that starts from a version of the table, for somebody to run `anabranch adopt`; or None."""
+    try:
+        topic = world.kafka.describe(TOPIC)
+        check_topic(lake.state.position, topic, TOPIC)
+        assert topic is not None
+        check_log_end(lake.state.position, world.kafka.stable_ends(topic), TOPIC)
+    except PositionError as error:
+        return str(error)
+    return None
+
+
+def is_waiting(world: World) -> bool:
+    """Whether a decision lacks its ledger row, or dead letters that a publish named are not published."""
+    if world.letters is None:
+        return False
+    state, known = world.lake.state, {row["id"] for row in map(ledger_row, world.ledger)}
+    table = world.letters.table
+    return any(d["id"] not in known for d in state.decisions) or any(
+        dead_letters.is_due(state, item) and not dead_letters.is_done(table, item) for item in state.dead_letters
     )
 
 
@@ -73,11 +97,22 @@ class Broker(Actor):
         if not self.script:
             return
         (kind, *values), rest = self.script[0], replace(self, script=self.script[1:])
-        if kind == "record":
-            yield f"gets a record {values}", replace(world, kafka=world.kafka.append(*values)), rest
+        changes = {
+            "record": world.kafka.append,
+            "retain": world.kafka.expire,
+            "make anew": world.kafka.made_anew,
+            "lose end": world.kafka.without_end,
+        }
+        if kind in changes:
+            yield f"sees {kind} {values}", replace(world, kafka=changes[kind](*values)), rest
+        elif kind == "widen":
+            yield "sees rules that read every record", replace(world, kafka=world.kafka.readable()), rest
         elif kind == "tick":
             kafka = replace(world.kafka, now=world.kafka.now + values[0] * MINUTE)
             yield f"sees {kafka.now:%H:%M}", replace(world, kafka=kafka), rest
+        elif kind == "adopted":
+            if len(world.lake.state.timeline.adoptions) == world.kafka.ended:
+                yield "sees the log adopted", world, rest
         elif kind == "mend":
             yield "sees all hours mended", replace(world, bad=frozenset()), rest
         else:
@@ -96,7 +131,7 @@ class Network(Actor):
         for i, request in enumerate(world.under_way):
             left = replace(world, under_way=(*world.under_way[:i], *world.under_way[i + 1 :]))
             yield f"loses {request} for good", left, self
-            after = left.commit(request.loaded, request.commit)
+            after = left.commit(request.loaded, request.commit, request.made_ms)
             if after is None:
                 yield f"brings {request} at last, and it is refused", left, self
             else:
@@ -123,21 +158,77 @@ class Publisher(Actor):
     skew: timedelta = timedelta(0)
     grace: timedelta = timedelta(0)
     at_once: int | None = None
+    # What its machine's clock is set to, one after the other, whenever it likes; and when its process compared it last.
+    jumps: tuple[timedelta, ...] = ()
+    watched: bool = False
+    compared: datetime | None = None
+    # What follows a publish: the table as it was read for that, dead letters that wait, and what is done by now.
+    seen: Lake | None = None
+    letters: Lake | None = None
+    decided_by: Lake | None = None
+    items: tuple[str, ...] = ()
+    after: str = ""
+    confirmed: frozenset[str] = frozenset()
 
     # The steps whose decisions make a merge first where it is needed.
     nesting: ClassVar[tuple[str, ...]] = ()
 
+    def steps(self, world: World) -> list[Step]:
+        found: list[Step] = []
+        if self.jumps:
+            jumped = replace(self, skew=self.jumps[0], jumps=self.jumps[1:])
+            found.append((f"{self.name}'s clock is set {jumped.skew} off", world, jumped))
+        # Who is told that its clock is wrong begins again, and waits until it is right.
+        fresh = type(self).__dataclass_fields__["at"].default
+        if self.watched and self.at == fresh and self.told_time(world) is None:
+            return found
+        return found + super().steps(world)
+
     def restarted(self) -> Publisher:
-        return type(self)(self.name, skew=self.skew, grace=self.grace, at_once=self.at_once, **self.kept())  # type: ignore[call-arg]
+        machine: dict[str, Any] = {"skew": self.skew, "jumps": self.jumps, "watched": self.watched}
+        return type(self)(self.name, grace=self.grace, at_once=self.at_once, **machine, **self.kept())  # type: ignore[call-arg]
 
     def kept(self) -> dict[str, Any]:
         """What a process is started with again."""
         return {}
 
+    def told_time(self, world: World) -> Compared | None:
+        """When its clock was compared last, once it told the time; None when it is wrong by now."""
+        now = world.kafka.now
+        # The object store's clock is right, and so is the one that nobody sets.
+        clock = Clock(lambda: now, lambda: now + self.skew, lambda: now.timestamp())
+        clock._last = Compared(self.compared, self.compared.timestamp()) if self.compared else None
+        try:
+            clock.now(world.lake.updated_ms or None)
+        except Transient:
+            return None
+        return clock._last
+
+    def by_clock(self, world: World) -> Publisher | None:
+        """Itself after it asked its clock, which it does before it stages, decides or commits; None when that is wrong.
+
+        A clock that nobody sets is not asked, which saves moments.
+        """
+        if not self.watched:
+            return self
+        compared = self.told_time(world)
+        if compared is None:
+            return None
+        return self if compared.said == self.compared else replace(self, compared=compared.said)
+
     def asking(self, world: World, **values: Any) -> Any:
         """Ask Kafka for the needs of the version loaded last, on this publisher's own clock."""
+        told = self.by_clock(world)
+        if told is None:
+            return self.restarted()
         asked = replace(world.kafka, now=world.kafka.now + self.skew)
-        return replace(self, at="check", asked=asked, last=self.last or world.lake, lake=None, **values)
+        return replace(told, at="check", asked=asked, last=self.last or world.lake, lake=None, **values)
+
+    def doubting(self, world: World, error: PositionError) -> Step:
+        """Kafka contradicts the version that it was asked for: by a newer one it is asked again, else the job ends."""
+        if self.last is not world.lake:
+            return "asks again, in doubt", world, replace(self, at="ask", last=world.lake, lake=None)
+        return f"stops: {error}", world, self.restarted()
 
     def decided(self, lake: Lake) -> Decided | None:
         assert self.asked is not None and self.last is not None
@@ -165,13 +256,20 @@ class Publisher(Actor):
         mine = self.turn if in_line and self.turn in {t.id for t in self.lake.line} else None
         if in_line and (first := turns.turn_before(self.lake.line, mine, self.over)) is not None:
             again = self.told(False)
-            waiting = {"at": "wait" if mine else "join", "then": again.at, "waits": first.id}
-            yield f"finds {first.id} before it", world, replace(again, turn=mine, beaten=0, **waiting)
+            waiting = replace(again, at="wait" if mine else "join", then=again.at, waits=first.id)
+            yield f"finds {first.id} before it", world, replace(waiting, turn=mine, beaten=0)
+            return
+        told = self.by_clock(world)
+        if told is None:
+            yield "finds its clock wrong", world, self.restarted()
+            return
+        if told is not self:
+            yield from told.publish(world, publish, now, in_line)
             return
         commit = publishing.to_commit(self.lake.state, publish, now or world.kafka.now)
         if mine is not None and not self.is_within:
             commit = turns.plan_taking_back(self.lake.table.properties, mine, commit)
-        request = Request(self.lake, commit)
+        request = Request(self.lake, commit, self.stamped(world))
         looking = replace(self, at="look", was=self.at, lost=request)
         # A turn whose bound passed meanwhile gave it no way any more.
         beaten = self.beaten + 1 if mine in {t.id for t in world.lake.line} else 0
@@ -181,7 +279,7 @@ class Publisher(Actor):
         yield from self.asks(world, request, self.told(True), refused, looking)
 
     def asks(self, world: World, request: Request, landed: Actor, refused: Actor, looking: Actor) -> Iterator[Step]:
-        after = world.commit(request.loaded, request.commit)
+        after = world.commit(request.loaded, request.commit, request.made_ms)
         what = "moves a head in its way" if self.at == "fence" else "publishes"
         if after is None:
             yield "is refused", world, refused
@@ -256,7 +354,8 @@ class Publisher(Actor):
         """An empty publish after which what was asked for cannot land."""
         assert self.lost is not None and self.doubt is not None
         fence = outcomes.plan_fence(self.doubt.table, self.lost.commit)
-        request = Request(self.doubt, replace(fence, id=self.doubt.new_id(f"{self.name}-fence")))
+        named = replace(fence, id=self.doubt.new_id(f"{self.name}-fence"))
+        request = Request(self.doubt, named, self.stamped(world))
         again = replace(self, at="look", doubt=None)
         settled = replace(self, at=self.was, was="", lost=None, doubt=None).told(False)
         yield from self.asks(world, request, settled, again, again)
@@ -264,10 +363,112 @@ class Publisher(Actor):
     def told(self, landed: bool) -> Publisher:
         """Itself once it knows what became of its publish."""
         own = replace(self, turn=None, over=None, beaten=0) if landed and not self.is_within else self
+        own = replace(own, confirmed=frozenset()) if landed else own
         if self.at == "swap":
             known = replace(own, lake=None)
             return replace(known, at=self.back, back="") if landed else replace(known, at="merge")
-        return own.landed() if landed else own.refused()
+        if not landed:
+            return own.refused()
+        return own.followed_by(own.landed()) if self.lake is not None and self.lake.accounts else own.landed()
+
+    def stamped(self, world: World) -> int:
+        """What a commit is stamped with: this machine's clock."""
+        return millis(world.kafka.now + self.skew)
+
+    # What follows a publish: the ledger's rows, then the dead letters
+
+    def followed_by(self, then: Publisher) -> Publisher:
+        """What its publish is followed by, and `then`."""
+        return then.finishing()
+
+    def should_recover(self, world: World) -> bool:
+        """Whether something is named of which it has not seen that it is done."""
+        state = world.lake.state
+        named = {str(item["id"]) for item in (*state.decisions, *state.dead_letters)}
+        return world.lake.accounts and not named <= self.confirmed
+
+    def finishing(self) -> Publisher:
+        """Itself before it finishes what waits, by its own publish or another's, and goes on."""
+        return replace(self, at="follow", after=self.at)
+
+    def follow(self, world: World) -> Iterator[Step]:
+        state = world.lake.state
+        items = tuple(str(item["id"]) for item in state.dead_letters)
+        loaded = replace(self, at="record", seen=world.lake, items=items)
+        if state.decisions:
+            yield "loads what waits for the ledger", world, loaded
+        else:
+            yield f"loads what waits: {items}", world, loaded.following_letters()
+
+    def record(self, world: World) -> Iterator[Step]:
+        assert self.seen is not None
+        waiting = self.seen.state.decisions
+        after = world.record(waiting)
+        done = replace(self, confirmed=self.confirmed | {str(d["id"]) for d in waiting})
+        yield f"records {[d['id'] for d in waiting]}", after, done.following_letters()
+
+    def following_letters(self) -> Publisher:
+        """Itself before the next of the dead letters that wait, or behind the last one."""
+        if self.items:
+            return replace(self, at="open_letters", letters=None, decided_by=None)
+        return replace(self, at=self.after, after="", seen=None, letters=None, decided_by=None)
+
+    @property
+    def item(self) -> Any:
+        """What the table said, as it was loaded, of the dead letters that come next."""
+        assert self.seen is not None
+        return next(item for item in self.seen.state.dead_letters if item["id"] == self.items[0])
+
+    def done_letters(self) -> Publisher:
+        done = replace(self, items=self.items[1:], confirmed=self.confirmed | {self.items[0]})
+        return done.following_letters()
+
+    def open_letters(self, world: World) -> Iterator[Step]:
+        assert world.letters is not None
+        if dead_letters.is_done(world.letters.table, self.item):
+            yield f"finds the dead letters {self.items[0]} done", world, self.done_letters()
+        else:
+            yield "loads the dead letters' table", world, replace(self, at="judge_letters", letters=world.letters)
+
+    def judge_letters(self, world: World) -> Iterator[Step]:
+        assert self.letters is not None
+        loaded = replace(self, at="send_letters", decided_by=world.lake)
+        if not dead_letters.is_due(world.lake.state, self.item):
+            yield f"finds the dead letters {self.items[0]} not due", world, self.done_letters()
+        elif not loaded.changes_of_letters(world):
+            yield f"finds the dead letters {self.items[0]} swapped since", world, self.done_letters()
+        else:
+            yield f"decides to publish the dead letters {self.items[0]}", world, loaded
+
+    def changes_of_letters(self, world: World) -> tuple[Change, ...]:
+        assert self.decided_by is not None
+        files = self.files_of_letters(world)
+        hours = {f.file_path: f.hour for f in files}
+        return dead_letters.plan_changes(self.decided_by.state, self.item, files, hours)  # type: ignore[arg-type]
+
+    def files_of_letters(self, world: World) -> tuple[File, ...]:
+        """As they were staged, or else as storage has them by the paths that are named."""
+        assert self.letters is not None
+        staged = self.letters.find_staged(self.items[0])
+        if staged is not None:
+            return staged.files  # type: ignore[return-value]
+        return tuple(sorted((f for f in world.storage if f.file_path in self.item["paths"]), key=lambda f: f.hour))
+
+    def send_letters(self, world: World) -> Iterator[Step]:
+        assert self.letters is not None and self.decided_by is not None
+        lacks = {*self.item["paths"]} != {f.file_path for f in self.files_of_letters(world)}
+        changes = self.changes_of_letters(world)
+        now = world.kafka.now
+        commit = dead_letters.plan_commit(self.letters.table, self.decided_by.state, self.item, changes, lacks, now)
+        after = world.commit_letters(self.letters, commit, self.stamped(world))
+        again = replace(self, at="open_letters", letters=None, decided_by=None)
+        if after is None:
+            yield f"is refused with the dead letters {self.items[0]}", world, again
+            return
+        yield f"publishes the dead letters {self.items[0]}", after, self.done_letters()
+        if world.answers_to_lose:
+            left = replace(after, answers_to_lose=world.answers_to_lose - 1)
+            yield f"publishes the dead letters {self.items[0]}, and the answer is lost", left, again
 
     def landed(self) -> Publisher:
         raise NotImplementedError
@@ -333,7 +534,7 @@ class Operator(Publisher):
             return
         if not merger.needs_merge(world.lake.state):
             loaded = replace(self, at="override", lake=world.lake)
-            planned = loaded.overriding(world.lake)
+            planned = loaded.overriding(world)
             if isinstance(planned, str):
                 told = replace(self, wishes=self.wishes[1:])
                 yield f"is told of {self.wishes[0]}: {planned}", world, self.leaving(told)
@@ -344,25 +545,23 @@ class Operator(Publisher):
 
     def override(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
-        publish = self.overriding(self.lake)
+        publish = self.overriding(world)
         assert isinstance(publish, Publish)
         yield from self.publish(world, publish)
 
-    def overriding(self, lake: Lake) -> Publish | str:
-        (hour, layer), state = self.wishes[0], lake.state
+    def overriding(self, world: World) -> Publish | str:
+        assert self.lake is not None
+        (hour, layer), state = self.wishes[0], self.lake.state
         if not state.is_sealed(hour):
             return "it is not sealed"
         try:
             overrides, serving = override.plan_override(state, hour, layer or "auto")
         except Refused as refused:
             return str(refused)
-        return replace(
-            override.plan_served(
-                state, hour, overrides, serving, state.accepted.get(hour), self.id, NOW, "", frozenset()
-            ),
-            # The ledger and the dead letters are not in the model.
-            decisions=(), dead_letters=(),
-        )  # fmt: skip
+        accepted = state.accepted.get(hour)
+        if accepted is None and world.letters is not None and state.is_accepted(hour):
+            accepted = ledger.last_accepted(world.recorded(hour))
+        return override.plan_served(state, hour, overrides, serving, accepted, self.id, NOW, "", self.confirmed)
 
     def landed(self) -> Publisher:
         return replace(self, at="wish", lake=None, wishes=self.wishes[1:])
@@ -373,14 +572,15 @@ class Operator(Publisher):
 
 @dataclass(frozen=True)
 class Maintenance(Publisher):
-    """Expires a day later, inside a publish, what is published or abandoned; then removes the files nobody holds."""
+    """Expires a day `later`, inside a publish, what is published or abandoned; then removes the files nobody holds."""
 
     at: str = "idle"
     runs: int = 1
     orphans: frozenset[File] = frozenset()
+    later: timedelta = timedelta(hours=25)
 
     def kept(self) -> dict[str, Any]:
-        return {"runs": self.runs}
+        return {"runs": self.runs, "later": self.later}
 
     def idle(self, world: World) -> Iterator[Step]:
         if self.runs:
@@ -393,10 +593,30 @@ class Maintenance(Publisher):
         assert self.lake is not None
         state = self.lake.state
         publish = Publish(self.id, (Change("speed"),), state.timeline)
-        yield from self.publish(world, publish, world.kafka.now + timedelta(hours=25))
+        yield from self.publish(world, publish, world.kafka.now + self.later)
 
     def landed(self) -> Publisher:
-        return replace(self, at="find" if self.at == "expire" else "find_again", lake=None)
+        expired = "load_letters" if self.lake is not None and self.lake.accounts else "find"
+        return replace(self, at=expired if self.at == "expire" else "find_again", lake=None)
+
+    def followed_by(self, then: Publisher) -> Publisher:
+        return then
+
+    def load_letters(self, world: World) -> Iterator[Step]:
+        yield "loads the dead letters", world, replace(self, at="expire_letters", letters=world.letters)
+
+    def expire_letters(self, world: World) -> Iterator[Step]:
+        assert self.letters is not None
+        state, id = world.lake.state, self.letters.new_id(f"{self.name}-{self.at}")
+        hours = {f.hour for f in self.letters.files("speed")}
+        now = world.kafka.now + self.later
+        commit = maintenance.plan_dead_letters(self.letters.table, state, hours, id, now)
+        after = world.commit_letters(self.letters, commit) if commit.expire else world
+        found = replace(self, at="find", letters=None)
+        if after is None:
+            yield "is refused with dead letters", world, replace(found, at="load_letters")
+        else:
+            yield f"expires {len(commit.expire)} snapshots of dead letters", after, found
 
     def refused(self) -> Publisher:
         return replace(self, at="load" if self.at == "expire" else "aim", lake=None)
@@ -405,18 +625,24 @@ class Maintenance(Publisher):
         yield "loads to move a head", world, replace(self, at="fence", lake=world.lake)
 
     def find(self, world: World) -> Iterator[Step]:
-        orphans = world.storage - world.lake.held
+        orphans = world.unreferenced
         later = replace(world, ages=world.ages + 1)
-        found = replace(self, at="fence", lake=world.lake, orphans=orphans) if orphans else replace(self, at="idle")
-        yield f"finds {len(orphans)} orphans", later, found
+        tags = sum(ref.max_age_ms is not None for ref in world.lake.refs)
+        letters = [f for f in orphans if "-dead/" in f.file_path]
+        following = "remove" if orphans else "idle"
+        if maintenance.should_move_head(orphans - set(letters), letters):
+            following = "fence"
+        found = replace(self, at=following, lake=world.lake if following == "fence" else None, orphans=orphans)
+        yield f"finds {len(orphans)} orphans and {tags} tags", later, found
 
     def find_again(self, world: World) -> Iterator[Step]:
-        left = self.orphans - world.lake.held
+        left = self.orphans & world.unreferenced
         yield f"finds {len(left)} of them again", world, replace(self, at="remove" if left else "idle", orphans=left)
 
     def fence(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
-        yield from self.publish(world, Publish(self.id, (Change("speed"),), self.lake.state.timeline))
+        publish = Publish(self.id, (Change("speed"),), self.lake.state.timeline)
+        yield from self.publish(world, publish, world.kafka.now + self.later)
 
     def remove(self, world: World) -> Iterator[Step]:
         left = replace(world, storage=world.storage - self.orphans)
@@ -425,3 +651,44 @@ class Maintenance(Publisher):
             left,
             replace(self, at="idle", orphans=frozenset()),
         )
+
+
+@dataclass(frozen=True)
+class Adopter(Publisher):
+    """`anabranch adopt`, run whenever the jobs stop and ask for it."""
+
+    at: str = "idle"
+
+    def idle(self, world: World) -> Iterator[Step]:
+        if is_stopped(world, world.lake) is not None:
+            yield "loads to adopt", world, replace(self, at="ask_log", lake=world.lake)
+
+    def ask_log(self, world: World) -> Iterator[Step]:
+        yield "asks where offsets begin anew", world, replace(self, at="adopt", asked=world.kafka)
+
+    def adopt(self, world: World) -> Iterator[Step]:
+        planned = self.adopting()
+        if planned is None:
+            yield "has nothing to adopt", world, self.restarted()
+        else:
+            yield from self.publish(world, planned)
+
+    def adopting(self) -> Publish | None:
+        assert self.lake is not None and self.asked is not None
+        state, kafka = self.lake.state, self.asked
+        topic = kafka.describe(TOPIC)
+        assert topic is not None
+        since = published_since(state.table, "speed", POSITION)
+        unpublished = sealing.first_after(kafka, topic, since)
+        begins = adoption.plan_begins(state.position, topic, kafka.stable_ends(topic), unpublished)
+        if begins is None:
+            return None
+        accepted = {h: a.cut for h, a in state.accepted.items()}
+        adopted = adoption.plan_adopt(state.timeline, state.position, topic.id, begins, accepted)
+        return adoption.plan_publish(state, adopted, self.id, kafka.now, self.confirmed)
+
+    def landed(self) -> Publisher:
+        return replace(self, at="idle", lake=None, asked=None)
+
+    def refused(self) -> Publisher:
+        return replace(self, at="idle", lake=None, asked=None)

@@ -1,4 +1,4 @@
-"""What all explorations share: few snapshots and few remembered hours, so that forgetting happens in a small world."""
+"""What all explorations share: few snapshots, hours and ids are remembered, so that forgetting happens in them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Iterator
 import pytest
 from exploration import forget
 
-from anabranch import snapshots, state
+from anabranch import dead_letters, snapshots, state
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(snapshots.plan_expiry, "__defaults__", (3,))
     monkeypatch.setattr(state, "REMEMBERED_HOURS", 1)
+    monkeypatch.setattr(dead_letters, "_REMEMBERED", 1)
     forget()
     gc.disable()  # millions of small values without a cycle: looking through them takes a fifth of the time
     yield

@@ -12,11 +12,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
 
+import account
 from actors import Actor, Publisher, Step, decide
 from layers import Speed, lookback
-from small_world import Lake, Violation, World
+from small_world import Lake, Violation, World, ledger_row, millis
 
-from anabranch.snapshots import BRANCHES
+from anabranch.clock import MAX_CLOCK_SKEW
+from anabranch.hours import shift, start_of
+from anabranch.snapshots import BRANCHES, WAP_ID, plan_expiry
 from batch_layer.plan import plan_again
 from serving_layer.merger import needs_merge
 
@@ -98,14 +101,16 @@ def check_version(lake: Lake) -> None:
     for branch in BRANCHES:
         if twice := [row for row, count in Counter(lake.rows(branch)).items() if count > 1]:
             raise Violation(f"{branch} holds {twice} more than once: {lake.files(branch)}")
-    main = {(f.hour, *row) for f in lake.files("main") for row in f.rows}
+    if lake.accounts:
+        return  # `check_account` says more
+    main = {(f.hour, *row[:2]) for f in lake.files("main") for row in f.rows}
     for hour, accepted in state.accepted.items():
         cut = {(hour, p, o) for p, (s, e) in accepted.cut.ranges.items() for o in range(s, e)}
         served = {row for row in main if row[0] == hour}
         if served != cut:
             raise Violation(f"{hour} is accepted as {accepted.cut.ranges}, main serves {sorted(served)}")
         # Rows of its look-back that it was not compared with may repeat its events.
-        seen = {row for f in lake.files("batch") if f.hour == hour for row in f.seen}
+        seen = {row[:2] for f in lake.files("batch") if f.hour == hour for row in f.seen}
         waits = {h for h in lookback(hour) if h not in accepted.unread and not state.is_accepted(h)}
         if served and (unseen := {(p, o) for h, p, o in main if h in waits} - seen):
             raise Violation(f"{hour} was not compared with {sorted(unseen)} of its look-back, and nothing says so")
@@ -119,13 +124,16 @@ def check_step(before: World, after: World) -> None:
     """Promises from one version to the next, and of the files in storage."""
     if after.discarded and (named := after.discarded & after.lake.ids_of_publishes):
         raise Violation(f"{sorted(named)} landed, and what it names was discarded")
+    if after.letters is not None:
+        account.check(after)
     if after.lake is before.lake and after.storage == before.storage:
         return
     if after.lake is not before.lake:
         check_version(after.lake)
     if after.lake is not before.lake and after.restored == before.restored:
         old, new = before.lake.state, after.lake.state
-        if any(new.position.offsets.get(p, 0) < o for p, o in old.position.offsets.items()):
+        same_log = old.timeline.adoptions == new.timeline.adoptions
+        if same_log and any(new.position.offsets.get(p, 0) < o for p, o in old.position.offsets.items()):
             raise Violation(f"the position moved back from {old.position.offsets} to {new.position.offsets}")
         for hour, cut in old.cuts.items():
             if new.cuts.get(hour, cut) != cut:
@@ -135,9 +143,38 @@ def check_step(before: World, after: World) -> None:
         for hour in old.accepted.keys() & new.accepted.keys():
             if new.accepted[hour].revision < old.accepted[hour].revision:
                 raise Violation(f"the revision of {hour} fell")
-    for branch in BRANCHES:
-        if gone := set(after.lake.files(branch)) - after.storage:
-            raise Violation(f"{branch} refers to {gone}, which storage does not hold")
+    check_clocks(before, after)
+    for lake in (after.lake, after.letters):
+        for branch in BRANCHES if lake is not None else ():
+            if gone := set(lake.files(branch)) - after.storage:
+                raise Violation(f"{branch} refers to {gone}, which storage does not hold")
+    check_lifetimes(before, after)
+
+
+def check_clocks(before: World, after: World) -> None:
+    """Promises of time: whatever a machine's clock says, nothing is stamped or decided ahead of the time by more than
+    two clocks may be apart."""
+    latest = millis(after.kafka.now + MAX_CLOCK_SKEW)
+    if after.lake is not before.lake and after.lake.updated_ms > latest:
+        raise Violation(f"the table is stamped {(after.lake.updated_ms - latest) / 1000} s ahead")
+    timeline = after.lake.state.timeline
+    running = shift(max([*timeline.boundaries, shift(timeline.open, -1)]), 1)
+    # An adoption ends the hour at hand before its time.
+    if not timeline.adoptions and start_of(running) > after.kafka.now + MAX_CLOCK_SKEW:
+        raise Violation(f"hours before {running} have ends at {after.kafka.now:%F %T}")
+
+
+def check_lifetimes(before: World, after: World) -> None:
+    """Promises of what the table remembers: what has a name stays readable, and the rest does not grow."""
+    lake = after.lake
+    for ref in lake.refs:
+        if ref.id not in lake.known or (gone := set(lake.known[ref.id].files) - after.storage):
+            raise Violation(f"{ref.name} cannot be read any more: {gone if ref.id in lake.known else 'no snapshot'}")
+    staged = {dict(v.said).get(WAP_ID) for v in lake.versions} - lake.ids_of_publishes - {None}
+    # Those that it keeps, what has a name, what is staged with its parent, what a publish makes, and fences.
+    most = plan_expiry.__defaults__[0] + len(lake.refs) + 2 * len(staged) + len(BRANCHES) + 3
+    if len(lake.versions) > most and after.restored == before.restored:
+        raise Violation(f"the table remembers {len(lake.versions)} snapshots")
 
 
 def check_actors(actors: Sequence[Actor]) -> None:
@@ -152,11 +189,15 @@ def check_actors(actors: Sequence[Actor]) -> None:
 
 def check_rest(world: World) -> None:
     """Promises once everybody is at rest."""
-    main = Counter(world.lake.rows("main"))
-    if missing := [row for row in world.kafka.offsets if main[row] != 1]:
-        raise Violation(f"at rest, main lacks {missing}")
     state = world.lake.state
-    if waiting := [h for h in state.timeline.sealed if h not in world.bad]:
+    if world.letters is not None:
+        account.check_rest(world)
+    else:
+        main = Counter(world.lake.rows("main"))
+        if missing := [row for row in world.kafka.rows if main[row] != 1]:
+            raise Violation(f"at rest, main lacks {missing}")
+    refused = {row["hour"] for row in map(ledger_row, world.ledger) if row["decision"] == "refused"}
+    if waiting := [h for h in state.timeline.sealed if h not in world.bad and h not in refused]:
         raise Violation(f"at rest, {waiting} are not accepted")
     if left := {t.id for t in world.lake.line} - world.abandoned:
         raise Violation(f"at rest, {sorted(left)} were not taken back")
@@ -264,6 +305,7 @@ def forget() -> None:
     Lake.forget()
     decide.cache_clear()
     check_version.cache_clear()
+    account.forget()
     _ONE.clear()
     _STEPS.clear()
 

@@ -6,22 +6,25 @@ so that a memory is a small value.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from actors import NOW, Publisher, Step
-from small_world import TOPIC, File, Lake, Offset, World, new_files, rolled_up
+from actors import NOW, Publisher, Step, is_stopped, is_waiting
+from rebuilt import read_hour
+from small_world import TOPIC, File, Lake, Row, World, ledger_row, new_files, rolled_up
 
-from anabranch import sealing, turns
+from anabranch import adoption, dead_letters, ledger, sealing, turns
+from anabranch.errors import PositionError
 from anabranch.hours import Cut, hour_of, shift
-from anabranch.position import size
+from anabranch.position import Ranges, size
 from anabranch.publish import Publish
 from anabranch.sealing import Decided
-from anabranch.state import Accepted, check_topic
+from anabranch.snapshots import Staged
+from anabranch.state import Accepted, State, check_topic
 from batch_layer import plan as batch_plan
-from batch_layer.balance import Balance, Counted
 from serving_layer.merger import needs_merge
 from speed_layer import plan as speed_plan
 from speed_layer import rollup
@@ -46,6 +49,8 @@ class Speed(Publisher):
     doing: str = ""
     ranges: Pieces = ()
     rest: tuple[Pieces, ...] = ()
+    split: tuple[tuple[str, Pieces], ...] = ()
+    dead: Staged | None = None
     starts: tuple[tuple[int, int], ...] = ()
     behind: tuple[tuple[str, ...], tuple[tuple[int, int], ...]] = ((), ())
     waited: str | None = None
@@ -55,12 +60,28 @@ class Speed(Publisher):
         return {"at_most": self.at_most}
 
     def come_back(self, world: World) -> Iterator[Step]:
-        fresh, state = replace(self, last=None, staged=None, lake=None), world.lake.state
+        fresh, state = replace(self, last=None, staged=None, split=(), dead=None, lake=None), world.lake.state
         if needs_merge(state):
             yield "has to merge", world, replace(fresh, at="merge", back="come_back")
             return
-        position = check_topic(state.position, world.kafka.describe(TOPIC), TOPIC).offsets
+        if self.should_recover(world):
+            yield "has something to finish", world, fresh.finishing()
+            return
+        if is_stopped(world, world.lake) is not None:
+            return
+        topic = world.kafka.describe(TOPIC)
+        assert topic is not None
+        position = check_topic(state.position, topic, TOPIC).offsets
         step = speed_plan.plan_return(state, position)
+        log_starts = world.kafka.log_starts(topic)
+        if not isinstance(step, Skip) and any(s > position[p] for p, s in log_starts.items()):
+            behind: tuple[tuple[str, ...], tuple[tuple[int, int], ...]] = ((), tuple(sorted(log_starts.items())))
+            yield (
+                f"finds the log to begin at {log_starts}",
+                world,
+                replace(fresh, at="ask", doing="lost", behind=behind),
+            )
+            return
         if isinstance(step, Skip):
             behind = (step.hours, tuple(sorted(step.to.items())))
             yield f"wants to skip to {step.to}", world, replace(fresh, at="ask", doing="skip", behind=behind)
@@ -76,7 +97,10 @@ class Speed(Publisher):
         starts = dict(self.starts)
         ends = {p: len(stamps) for p, stamps in enumerate(world.kafka.log)}
         ranges = {p: (starts.get(p, 0), min(e, starts.get(p, 0) + self.at_most)) for p, e in ends.items()}
-        if size(ranges):
+        if any(starts.get(p, 0) > e for p, e in ends.items()):
+            # Spark's source ends the query then.
+            yield "finds the log shorter than it was", world, self.restarted()
+        elif size(ranges):
             yield f"takes {ranges}", world, self.asking(world, ranges=tuple(sorted(ranges.items())))
 
     def ask(self, world: World) -> Iterator[Step]:
@@ -84,9 +108,17 @@ class Speed(Publisher):
 
     def check(self, world: World) -> Iterator[Step]:
         loaded = replace(self, lake=world.lake)
-        decided = self.decided(world.lake)
+        try:
+            decided = self.decided(world.lake)
+        except PositionError as error:
+            yield self.doubting(world, error)
+            return
         if decided is None:
             yield "has to ask again", world, replace(loaded, at="ask", last=world.lake)
+        elif self.doing == "lost":
+            planned = loaded.skipping_lost(decided)
+            said = f"decides to record {planned[1]} as lost" if planned else "decides to publish ends alone"
+            yield said, world, replace(loaded, at="move")
         elif self.doing == "skip":
             if loaded.skipping(decided) is None:
                 yield "gives up its skip", world, replace(self, at="come_back")
@@ -103,11 +135,11 @@ class Speed(Publisher):
         elif plan.next is Next.PUBLISH:
             yield f"decides to publish {plan.by_hour}", world, replace(self, at="move")
         elif plan.next is Next.DECIDE:
-            yield "decides to publish ends alone", world.discard(self.staged), replace(self, at="move", staged=None)
+            yield "decides to publish ends alone", self.discarding(world), replace(self.bare(), at="move")
         elif plan.next is Next.MERGE:
             yield "has to merge", world, replace(self, at="merge", back="ask")
         else:
-            left, alone = world.discard(self.staged), replace(self, staged=None)
+            left, alone = self.discarding(world), self.bare()
             if plan.next is Next.STAGE:
                 yield f"decides to stage {plan.by_hour}", left, replace(alone, at="stage")
             elif plan.next is Next.LEAVE:
@@ -121,12 +153,37 @@ class Speed(Publisher):
 
     def stage(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
-        plan = self.plan(self.decided(self.lake))
-        id = world.new_id(self.name)
-        files = new_files(id, plan.by_hour)
-        after = world.stage(id, files)
+        decided = self.decided(self.lake)
+        plan, told = self.plan(decided), self.by_clock(world)
+        if told is None:
+            yield "finds its clock wrong", world, self.restarted()
+            return
+        if decided is None or world.kafka.id != decided.position.topic_id or not world.kafka.holds(plan.todo):
+            yield f"finds records of {plan.todo} gone", world, self.restarted()
+            return
+        id, kafka, now = world.new_id(self.name), world.kafka, self.stamped(world)
+        read = {h: kafka.read(ranges) for h, ranges in plan.by_hour.items()}
+        files = new_files(id, {h: [r for r in rows if r[2] not in kafka.malformed] for h, rows in read.items()})
+        after = world.stage(id, files, now)
+        letters = new_files(f"{id}-dead", {h: [r for r in rows if r[2] in kafka.malformed] for h, rows in read.items()})
+        if letters and after.letters is not None:
+            after = after.stage_letters(f"{id}-dead", letters, now)
+            assert after.letters is not None
+            told = replace(told, dead=after.letters.find_staged(f"{id}-dead"))
+        split = tuple((h, tuple(sorted(ranges.items()))) for h, ranges in plan.by_hour.items())
         staged = after.lake.find_staged(id)
-        yield f"stages {[*files]}", after, replace(self, at="ask", staged=staged, last=self.lake, lake=None)
+        yield (
+            f"stages {[*files, *letters]}",
+            after,
+            replace(told, at="ask", staged=staged, split=split, last=self.lake, lake=None),
+        )
+
+    def discarding(self, world: World) -> World:
+        return world.discard(self.staged).discard_letters(self.dead)
+
+    def bare(self) -> Speed:
+        """Itself without what it staged."""
+        return replace(self, staged=None, split=(), dead=None)
 
     def move(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
@@ -137,15 +194,20 @@ class Speed(Publisher):
             assert planned is not None
             yield from self.publish(world, planned, decided.now, in_line=False)
             return
+        if self.doing == "lost":
+            found = self.skipping_lost(decided)
+            lost = found[0] if found else speed_plan.plan_ends(decided, self.id, self.confirmed)
+            yield from self.publish(world, lost, decided.now, in_line=False)
+            return
         plan = self.plan(decided)
         if plan.next is Next.DECIDE:
-            yield from self.publish(world, speed_plan.plan_ends(decided, self.id, frozenset()), decided.now)
+            yield from self.publish(world, speed_plan.plan_ends(decided, self.id, self.confirmed), decided.now)
             return
         assert self.batch is not None and self.staged is not None
         hour_of_file = {f.file_path: f.hour for f in self.files}
         yield from self.publish(
             world,
-            speed_plan.plan_publish(decided, plan, self.batch, hour_of_file, "", frozenset()),
+            speed_plan.plan_publish(decided, plan, self.batch, hour_of_file, "", self.confirmed),
             decided.now,
             in_line=False,
         )
@@ -156,7 +218,10 @@ class Speed(Publisher):
 
     def skipping(self, decided: Decided) -> Publish | None:
         hours, to = self.behind
-        return speed_plan.plan_skip(decided, Skip(hours, dict(to)), self.id, frozenset())
+        return speed_plan.plan_skip(decided, Skip(hours, dict(to)), self.id, self.confirmed)
+
+    def skipping_lost(self, decided: Decided) -> tuple[Publish, Ranges] | None:
+        return speed_plan.plan_skip_lost(decided, dict(self.behind[1]), self.id, self.confirmed)
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -166,26 +231,30 @@ class Speed(Publisher):
     def batch(self) -> StagedBatch | None:
         if self.staged is None:
             return None
-        return StagedBatch({f.hour: dict(f.ranges) for f in self.files}, self.staged, None)
+        return StagedBatch({h: dict(ranges) for h, ranges in self.split}, self.staged, self.dead)
 
     @property
     def needed(self) -> tuple[tuple[int, int], ...]:
-        return tuple((p, e) for p, (_, e) in self.ranges) if self.doing != "skip" else ()
+        return tuple((p, e) for p, (_, e) in self.ranges) if self.doing not in ("skip", "lost") else ()
 
     def landed(self) -> Publisher:
         assert self.lake is not None
         done = self.done()
-        if self.doing != "skip" and not self.plan(self.decided(self.lake)).whole:
+        if self.doing not in ("skip", "lost") and not self.plan(self.decided(self.lake)).whole:
             # The rest of its offsets belongs to hours that are still to be decided.
-            done = replace(self, at="ask", staged=None, lake=None, asked=None, last=None)
+            done = replace(self.bare(), at="ask", lake=None, asked=None, last=None)
         return replace(done, at="merge", back=done.at) if self.lake.state.kept else done
 
+    def followed_by(self, then: Publisher) -> Publisher:
+        return then.finishing() if self.dead is not None else then
+
     def refused(self) -> Publisher:
-        return replace(self, at="come_back" if self.doing == "skip" else "ask", last=self.lake, lake=None)
+        back = "come_back" if self.doing in ("skip", "lost") else "ask"
+        return replace(self, at=back, last=self.lake, lake=None)
 
     def done(self) -> Publisher:
         """After a micro-batch or a skip: the next piece, the next micro-batch, or back to the table."""
-        ended = replace(self, staged=None, lake=None, asked=None, last=None, ranges=(), behind=((), ()), holds=0)
+        ended = replace(self.bare(), lake=None, asked=None, last=None, ranges=(), behind=((), ()), holds=0)
         if self.doing == "stream":
             return replace(ended, at="stream", starts=tuple((p, e) for p, (_, e) in self.ranges))
         if self.doing == "read" and self.rest:
@@ -248,45 +317,69 @@ class RollUp(Publisher):
     def landed(self) -> Publisher:
         return replace(self, at="idle", lake=None, began=0, checked=0, done=())
 
+    def followed_by(self, then: Publisher) -> Publisher:
+        return then
+
     def refused(self) -> Publisher:
         return replace(self, at="check", lake=None, checked=0)
 
 
 @dataclass(frozen=True)
 class Batch(Publisher):
-    """The batch job: seals what has ended, accepts what is empty, rebuilds what waits; restates up to `restates`."""
+    """The batch job: seals what has ended, accepts what is empty, rebuilds what waits; restates up to `restates` hours,
+    any, or those of `choice` in its order."""
 
     at: str = "idle"
     restates: int = 0
+    choice: tuple[str, ...] = ()
     restating: bool = False
     todo: tuple[str, ...] = ()
-    cut: tuple[tuple[int, tuple[int, int]], ...] = ()
+    cut: Pieces = ()
+    topic_id: str = "t"
     before: int = 0
     lookback: frozenset[str] = frozenset()
     unread: tuple[str, ...] = ()
-    seen: frozenset[Offset] = frozenset()
+    seen: frozenset[Row] = frozenset()
     given_up: frozenset[str] = frozenset()
+    # The classes of gaps that it may accept, the account of what it staged, and its dead letters.
+    allow_gaps: tuple[str, ...] = ()
+    counts: str = "{}"
+    dead: Staged | None = None
 
     nesting: ClassVar[tuple[str, ...]] = ("verdict",)
 
     def kept(self) -> dict[str, Any]:
-        return {"restates": self.restates, "given_up": self.given_up}
+        return {
+            "restates": self.restates,
+            "choice": self.choice,
+            "given_up": self.given_up,
+            "allow_gaps": self.allow_gaps,
+        }
 
     def waiting(self, world: World) -> list[str]:
-        hopeless = self.given_up & world.bad
+        lost = {row["hour"] for row in map(ledger_row, world.ledger) if row["decision"] == "refused"}
+        hopeless = self.given_up & world.bad | lost - world.bad
         return [h for h in batch_plan.plan_waiting(world.lake.state) if h not in hopeless]
 
     def idle(self, world: World) -> Iterator[Step]:
         state = world.lake.state
+        if is_stopped(world, world.lake) is not None:
+            return
         fresh = replace(self, last=None, lake=None, asked=None, staged=None)
-        if hour_of(world.kafka.now + self.skew - self.grace) > state.timeline.open or self.waiting(world):
+        due = hour_of(world.kafka.now + self.skew - self.grace) > state.timeline.open
+        if due or self.waiting(world) or is_waiting(world):
             yield "starts", world, replace(fresh, at="ask")
         for hour in batch_plan.plan_again(state):
             if hour not in self.given_up & world.bad:
                 yield f"decides {hour} again", world, replace(fresh, at="rebuild", todo=(hour,), restating=True)
         if self.restates:
-            for hour in sorted(state.accepted):
+            # Also those that are no longer remembered one by one, which the ledger knows.
+            forgotten = {row["hour"] for row in map(ledger_row, world.ledger) if state.is_accepted(row["hour"])}
+            for hour in sorted(forgotten.union(state.accepted)):
+                if hour not in (self.choice[:1] or (hour,)):
+                    continue
                 begun = replace(fresh, at="rebuild", todo=(hour,), restating=True, restates=self.restates - 1)
+                begun = replace(begun, choice=self.choice[1:])
                 yield f"restates {hour}", world, begun
 
     # Seal
@@ -296,7 +389,11 @@ class Batch(Publisher):
 
     def check(self, world: World) -> Iterator[Step]:
         loaded = replace(self, lake=world.lake)
-        decided = self.decided(world.lake)
+        try:
+            decided = self.decided(world.lake)
+        except PositionError as error:
+            yield self.doubting(world, error)
+            return
         if decided is None:
             yield "has to ask again", world, replace(loaded, at="ask", last=world.lake)
         elif loaded.sealing(decided) is None:
@@ -306,7 +403,7 @@ class Batch(Publisher):
             yield "decides to seal", world, replace(loaded, at="seal")
 
     def sealing(self, decided: Decided) -> Publish | None:
-        return sealing.plan_sealing(decided, self.grace, self.id, frozenset())
+        return sealing.plan_sealing(decided, self.grace, self.id, self.confirmed)
 
     def seal(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
@@ -319,7 +416,9 @@ class Batch(Publisher):
     # Accept what is empty, list what waits
 
     def recover(self, world: World) -> Iterator[Step]:
-        if not needs_merge(world.lake.state):
+        if not needs_merge(world.lake.state) and self.should_recover(world):
+            yield "has something to finish", world, self.finishing()
+        elif not needs_merge(world.lake.state):
             hours = tuple(self.waiting(world))
             empty = batch_plan.plan_empty(world.lake.state, hours)
             rest = tuple(h for h in hours if h not in empty)
@@ -333,7 +432,7 @@ class Batch(Publisher):
         assert self.lake is not None
         state = self.lake.state
         candidates = batch_plan.plan_empty(state, batch_plan.plan_waiting(state))
-        publish = batch_plan.plan_acceptance_of_empty(state, candidates, self.id, world.kafka.now, frozenset())
+        publish = batch_plan.plan_acceptance_of_empty(state, candidates, self.id, world.kafka.now, self.confirmed)
         assert publish is not None
         yield from self.publish(world, publish)
 
@@ -342,6 +441,7 @@ class Batch(Publisher):
     def following(self, todo: tuple[str, ...]) -> Publisher:
         forgotten: dict[str, Any] = {"cut": (), "before": 0, "lookback": frozenset(), "unread": (), "seen": frozenset()}
         ended = replace(self, todo=todo, staged=None, lake=None, **forgotten)
+        ended = replace(ended, topic_id="t", counts="{}", dead=None)
         ended = ended if todo else replace(ended, restating=False)
         return replace(ended, at="rebuild" if todo else "idle")
 
@@ -356,48 +456,80 @@ class Batch(Publisher):
             unread,
         )
 
+    def remembering(self, world: World, state: State) -> State:
+        """The state in which the hour is remembered: of one that is not any more, the ledger says what is accepted."""
+        return ledger.plan_remembering(
+            state, self.todo[:1], lambda hour: ledger.last_accepted(world.recorded(hour)) if world.letters else None
+        )
+
     def rebuild(self, world: World) -> Iterator[Step]:
-        state, hour = world.lake.state, self.todo[0]
-        cut = state.cuts.get(hour)
+        hour, state = self.todo[0], world.lake.state
+        accepted = state.accepted.get(hour)
+        if accepted is None and world.letters is not None and state.is_accepted(hour):
+            accepted = ledger.last_accepted(world.recorded(hour))
+        cut = accepted.cut if accepted is not None else state.cuts.get(hour)
         if cut is None or (state.is_accepted(hour) and not self.restating):
             yield f"leaves {hour}", world, self.following(self.todo[1:])
             return
         unread = tuple(sorted(batch_plan.plan_unread_hours(state, lookback(hour))))
-        yield (
-            f"reads {hour}: {cut.ranges}",
-            world,
-            replace(
-                self,
-                at="stage",
-                cut=tuple(sorted(cut.ranges.items())),
-                before=batch_plan.revision_now(state, hour, 0),
-                lookback=self.lookback_files(world.lake, unread),
-                unread=unread,
-                seen=frozenset(row for h in lookback(hour) for f in world.lake.files_of("main", h) for row in f.rows),
-            ),
+        loaded = replace(
+            self,
+            at="stage",
+            cut=tuple(sorted(cut.ranges.items())),
+            topic_id=cut.topic_id,
+            before=accepted.revision if accepted is not None else 0,
+            lookback=self.lookback_files(world.lake, unread),
+            unread=unread,
+            seen=frozenset(row for h in lookback(hour) for f in world.lake.files_of("main", h) for row in f.rows),
+            lake=world.lake if world.letters else None,
         )
+        gone = adoption.gone_from_kafka(state.timeline, hour, cut)
+        if gone and not loaded.before:
+            yield from loaded.refusing(world, f"{loaded.name}-{world.lake.commits}", gone)
+        else:
+            yield f"reads {hour}: {cut.ranges}", world, loaded
+
+    def refusing(self, world: World, id: str, reason: str) -> Iterator[Step]:
+        """The ledger's row of a refusal, in a step of its own as in the product."""
+        hour, cut = self.todo[0], Cut(self.topic_id, dict(self.cut))
+        row = ledger.decision(hour, "refused", self.before + 1, cut, world.kafka.now, f"{id}-{hour}", reason=reason)
+        yield f"refuses {hour}: {reason}", world.record([row]), self.following(self.todo[1:])
 
     def stage(self, world: World) -> Iterator[Step]:
-        hour, cut = self.todo[0], Cut("t", dict(self.cut))
-        id = world.new_id(self.name)
-        files = new_files(id, {hour: {p: r for p, r in cut.ranges.items() if size({p: r})}})
-        files = tuple(replace(f, seen=self.seen) for f in files)
-        after = world.stage(id, files)
+        hour, cut, told = self.todo[0], Cut(self.topic_id, dict(self.cut)), self.by_clock(world)
+        if told is None:
+            yield "finds its clock wrong", world, self.restarted()
+            return
+        read = read_hour(world, self.lake or world.lake, hour, cut, self.before)
+        if read is None:
+            yield "stops: the log is another one", world, self.restarted()
+            return
+        id, now = world.new_id(self.name), self.stamped(world)
+        files = tuple(replace(f, seen=self.seen) for f in new_files(id, {hour: read.good}))
+        after = world.stage(id, files, now)
+        if read.dead and after.letters is not None:
+            after = after.stage_letters(f"{id}-dead", new_files(f"{id}-dead", {hour: read.dead}), now)
         staged = after.lake.find_staged(id)
-        distinct = {p: sum(1 for q, _ in files[0].rows if q == p) for p in cut.ranges}
-        balance = Balance(cut, Counted(distinct, files[0].record_count), Counted(), {}, {})
-        assert not (problems := [*balance.problems(), *balance.disallowed(())]), problems
+        staged_dead = after.letters.find_staged(f"{id}-dead") if after.letters is not None else None
         if hour in world.bad:
             refused = replace(self, given_up=self.given_up | {hour}).following(self.todo[1:])
-            yield f"refuses {hour}", after.discard(staged), refused
+            yield f"refuses {hour}", after.discard(staged).discard_letters(staged_dead), refused
+        elif objections := read.balance.disallowed(self.allow_gaps):
+            yield from self.refusing(after.discard(staged).discard_letters(staged_dead), id, "; ".join(objections))
         else:
-            yield f"stages {[*files]}", after, replace(self, at="verdict", staged=staged)
+            accounts = {str(p): account.as_dict() for p, account in read.balance.partitions.items()}
+            counts = json.dumps(read.balance.counts | {"partitions": accounts}) if world.letters else "{}"
+            done = replace(told, at="verdict", staged=staged, dead=staged_dead, counts=counts, lake=None)
+            yield f"stages {[*files]}", after, done
+
+    def discarding(self, world: World) -> World:
+        return world.discard(self.staged).discard_letters(self.dead)
 
     def verdict(self, world: World) -> Iterator[Step]:
         assert self.staged is not None
-        hour, state = self.todo[0], world.lake.state
+        hour, state = self.todo[0], self.remembering(world, world.lake.state)
         found = batch_plan.plan_acceptance(
-            state, hour, Cut("t", dict(self.cut)), self.before, self.staged.wap_id,
+            state, hour, Cut(self.topic_id, dict(self.cut)), self.before, self.staged.wap_id,
             self.lookback_files(world.lake, self.unread), self.lookback,
         )  # fmt: skip
         said = f"{hour}: {found.value}"
@@ -406,25 +538,21 @@ class Batch(Publisher):
         elif found is batch_plan.Verdict.MERGE:
             yield said, world, replace(self, at="merge", back="verdict")
         elif found is batch_plan.Verdict.MOVED:
-            yield said, world.discard(self.staged), self.leaving(replace(self, at="rebuild", staged=None))
+            again = replace(self, at="rebuild", staged=None, dead=None, counts="{}")
+            yield said, self.discarding(world), self.leaving(again)
         elif found is batch_plan.Verdict.OVERTAKEN:
-            yield said, world.discard(self.staged), self.leaving(self.following(self.todo[1:]))
+            yield said, self.discarding(world), self.leaving(self.following(self.todo[1:]))
         else:
             yield said, world, self.leaving(self.restarted())
 
     def accept(self, world: World) -> Iterator[Step]:
         assert self.lake is not None and self.staged is not None
-        hour, state = self.todo[0], self.lake.state
-        accepted = Accepted(self.before + 1, Cut("t", dict(self.cut)), unread=self.unread)
-        yield from self.publish(
-            world,
-            batch_plan.plan_publish(
-                state,
-                [batch_plan.Rebuilt(hour, accepted, self.staged, letters=(), said={})],
-                world.kafka.now,
-                frozenset(),
-            ),
-        )  # fmt: skip
+        hour, state, now = self.todo[0], self.remembering(world, self.lake.state), world.kafka.now
+        accepted = Accepted(self.before + 1, Cut(self.topic_id, dict(self.cut)), unread=self.unread)
+        id = f"{self.staged.wap_id}-{hour}"
+        letters = (dead_letters.waiting_batch(self.dead, hour, accepted.revision, now, id),)
+        rebuilt = batch_plan.Rebuilt(hour, accepted, self.staged, letters, json.loads(self.counts))
+        yield from self.publish(world, batch_plan.plan_publish(state, [rebuilt], now, self.confirmed))
 
     def landed(self) -> Publisher:
         fresh = replace(self, lake=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,13 @@ TWO_HOURS: tuple[Event, ...] = (("record", 0, 0), ("tick", 40), ("record", 0, 0)
 # A record in each of three hours; the fourth has begun.
 THREE_HOURS: tuple[Event, ...] = (*TWO_HOURS, ("record", 0, 0), ("tick", 60))
 RECORD: Event = ("record", 0, 0)
+MALFORMED: Event = ("record", 0, 0, True)
+# An hour of a record that the rules cannot read, and of one that they can.
+DEAD_AND_GOOD: tuple[Event, ...] = (MALFORMED, *ONE_HOUR)
+MADE_ANEW: Event = ("make anew",)
+MINUTES = ("tick", 1)
+# A log that lost two of three published records, and got another one in their place.
+LOST_ITS_END: tuple[Event, ...] = (("lose end", 0, 1), MINUTES, RECORD, MINUTES)
 
 
 def broker(*script: Event) -> Broker:
@@ -60,7 +68,28 @@ def at_random(seed: int) -> tuple[World, list[Actor]]:
         late=chance.random() < 0.5,
         turns=chance.choice([0, 0, 1, 4]),
     )
+    if chance.random() < 0.4:
+        world, actors = with_accounts(chance, world, actors)
     return world, [*actors, Network("network")]
+
+
+def with_accounts(chance: random.Random, world: World, actors: list[Actor]) -> tuple[World, list[Actor]]:
+    """The same with dead letters and the ledger, and with records that are malformed or that retention takes."""
+    fresh = new_world(partitions=2, accounts=True)
+    world = replace(world, lake=fresh.lake, letters=fresh.letters)
+    script, records = list[Event](), 0
+    for event in actors[0].script:  # type: ignore[attr-defined]
+        if event[0] == "record":
+            records += event[1] == 0
+            event = (*event, chance.random() < 0.3)
+        if event[0] != "restore":
+            script.append(event)
+        if records and chance.random() < 0.05:
+            script.append(("retain", 0, chance.randrange(records + 1)))
+        if chance.random() < 0.05:
+            script.append(("widen",))
+    changed = [replace(a, allow_gaps=("retention",)) if isinstance(a, Batch) else a for a in actors[1:]]
+    return world, [Broker("kafka", script=tuple(script)), *changed]
 
 
 def skew(chance: random.Random) -> timedelta:

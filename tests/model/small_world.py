@@ -6,11 +6,13 @@ heads, and is refused otherwise. It is read by the product's own `read_state`, f
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import count
+from typing import Any, NamedTuple
 
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
@@ -20,17 +22,20 @@ from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
-from anabranch import turns
+from anabranch import dead_letters, ledger, turns
 from anabranch.commits import Commit
 from anabranch.hours import Timeline, hour_of
 from anabranch.position import Position, Ranges, Stamped, Topic
 from anabranch.snapshots import BRANCHES, PUBLISH_ID, WAP_ID, Staged, carried
-from anabranch.state import DECISIONS, POSITION, TIMELINE, State, read_state
+from anabranch.state import DEAD_LETTERS, DECISIONS, POSITION, TIMELINE, State, read_state
 
 BEGIN = datetime(2026, 11, 21, 0, 30, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 TOPIC = "events"
-Offset = tuple[int, int]
+COMMITS = "model.commits"
+"""A property of a table whose commits are counted."""
+Row = tuple[int, int, int]
+"""A record: its partition, its offset, and its number, since offsets may begin anew."""
 Properties = frozenset[tuple[str, str]]
 
 
@@ -42,79 +47,142 @@ class Violation(AssertionError):
     """A promise of the table that a step broke."""
 
 
+class Record(NamedTuple):
+    """A record of the log: its timestamp, and which of all records that Kafka ever accepted it is."""
+
+    stamp: int
+    number: int
+
+
 @dataclass(frozen=True)
 class Kafka:
-    """The topic's log by partition (each record its timestamp), and a clock that reads it."""
+    """The topic's log by partition, from `starts` on what can still be read of it, and a clock that reads it.
 
-    log: tuple[tuple[int, ...], ...]
+    `malformed` records are none that the stream's rules can read. `past` are the records of logs that ended, with their
+    topic's id: of a topic that was made anew, or behind the place where a log lost its end. So many logs `ended`.
+    """
+
+    log: tuple[tuple[Record, ...], ...]
     now: datetime
+    id: str = "t"
+    starts: tuple[int, ...] = ()
+    accepted: int = 0
+    malformed: frozenset[int] = frozenset()
+    past: tuple[tuple[Row, str], ...] = ()
+    ended: int = 0
 
-    def append(self, partition: int, minutes: int) -> Kafka:
+    def append(self, partition: int, minutes: int, malformed: bool = False) -> Kafka:
         """One record, stamped `minutes` from now; to a partition that is not there yet, with that partition."""
         log = [*self.log, *(() for _ in range(len(self.log), partition + 1))]
-        log[partition] = (*log[partition], millis(self.now + minutes * MINUTE))
-        return replace(self, log=tuple(log))
+        log[partition] = (*log[partition], Record(millis(self.now + minutes * MINUTE), self.accepted))
+        known = self.malformed | {self.accepted} if malformed else self.malformed
+        return replace(self, log=tuple(log), accepted=self.accepted + 1, malformed=known)
 
-    @property
-    def offsets(self) -> list[Offset]:
-        return [(p, o) for p, stamps in enumerate(self.log) for o in range(len(stamps))]
+    def expire(self, partition: int, start: int) -> Kafka:
+        """Retention took what lies before an offset."""
+        starts = {p: self.start(p) for p in range(len(self.log))}
+        starts[partition] = max(start, starts[partition])
+        return replace(self, starts=tuple(starts[p] for p in sorted(starts)))
+
+    def readable(self) -> Kafka:
+        """The same records under rules that can read all of them."""
+        return replace(self, malformed=frozenset())
+
+    def made_anew(self) -> Kafka:
+        """The topic deleted and made again, empty."""
+        past = (*self.past, *((row, self.id) for row in self._rows(self.log)))
+        id = chr(ord(self.id) + 1)
+        return replace(self, log=((),) * len(self.log), id=id, starts=(), past=past, ended=self.ended + 1)
+
+    def without_end(self, partition: int, end: int) -> Kafka:
+        """The same topic after a partition lost all that lay behind an offset."""
+        log = tuple(records[:end] if p == partition else records for p, records in enumerate(self.log))
+        left = set(self._rows(log))
+        past = (*self.past, *((row, self.id) for row in self._rows(self.log) if row not in left))
+        return replace(self, log=log, past=past, ended=self.ended + 1)
+
+    def start(self, partition: int) -> int:
+        return self.starts[partition] if partition < len(self.starts) else 0
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """Every record that Kafka ever accepted."""
+        return (*(row for row, _ in self.past), *self._rows(self.log))
+
+    @cached_property
+    def taken(self) -> frozenset[Row]:
+        """Those of them that cannot be read any more."""
+        expired = (row for row in self._rows(self.log) if row[1] < self.start(row[0]))
+        return frozenset((*expired, *(row for row, _ in self.past)))
+
+    @staticmethod
+    def _rows(log: tuple[tuple[Record, ...], ...]) -> list[Row]:
+        return [(p, o, record.number) for p, records in enumerate(log) for o, record in enumerate(records)]
+
+    def holds(self, ranges: Ranges) -> bool:
+        """Whether all of some ranges can be read."""
+        ends = {p: len(records) for p, records in enumerate(self.log)}
+        return all(s >= e or (s >= self.start(p) and e <= ends.get(p, 0)) for p, (s, e) in ranges.items())
+
+    def read(self, ranges: Ranges) -> tuple[Row, ...]:
+        """The records of some ranges."""
+        return tuple((p, o, self.log[p][o].number) for p, (s, e) in sorted(ranges.items()) for o in range(s, e))
 
     # What the product asks of its Kafka adapter.
 
     def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
-        return Topic(topic, "t", tuple(range(len(self.log))))
+        return Topic(topic, self.id, tuple(range(len(self.log))))
 
-    def stable_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
-        return {p: len(stamps) for p, stamps in enumerate(self.log)}
+    def log_starts(self, topic: Topic) -> dict[int, int]:
+        return {p: self.start(p) for p in range(len(self.log))}
+
+    def stable_ends(self, topic: Topic, reached: Mapping[int, int] | None = None) -> dict[int, int]:
+        return {p: len(records) for p, records in enumerate(self.log)}
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
-        return {
-            p: next((Stamped(o, stamp) for o, stamp in enumerate(stamps) if stamp >= millis(when)), None)
-            for p, stamps in enumerate(self.log)
-        }
+        ends = self.stable_ends(topic)
+        held = self.stamps_from(topic, dict.fromkeys(ends, 0), ends, max(ends.values(), default=0))
+        return {p: next((s for s in found if s.timestamp_ms >= millis(when)), None) for p, found in held.items()}
 
     def stamps_from(
         self, topic: Topic, starts: Mapping[int, int], ends: Mapping[int, int], count: int
     ) -> dict[int, tuple[Stamped, ...]]:
-        return {
-            p: tuple(Stamped(o, ts) for o, ts in enumerate(self.log[p]) if start <= o < ends[p])[:count]
-            for p, start in starts.items()
-        }
+        found = {}
+        for p, start in starts.items():
+            low = max(start, self.start(p))
+            found[p] = tuple(Stamped(o, r.stamp) for o, r in enumerate(self.log[p]) if low <= o < ends[p])[:count]
+        return found
 
 
 @dataclass(frozen=True)
 class File:
-    """A data file: an hour's rows, by partition one range of offsets. Stands where PyIceberg's DataFile would.
+    """A data file: an hour's rows, or its dead letters. Stands where PyIceberg's DataFile would.
 
     `seen` are the rows of other hours that its own were compared with for duplicates.
     """
 
     file_path: str
     hour: str
-    ranges: tuple[tuple[int, tuple[int, int]], ...]
-    seen: frozenset[Offset] = frozenset()
-
-    @property
-    def rows(self) -> list[Offset]:
-        return [(p, o) for p, (s, e) in self.ranges for o in range(s, e)]
+    rows: tuple[Row, ...]
+    seen: frozenset[Row] = frozenset()
 
     @property
     def record_count(self) -> int:
         return len(self.rows)
 
     def __repr__(self) -> str:
-        return f"{self.file_path}{dict(self.ranges)}"
+        return f"{self.file_path}{[row[:2] for row in self.rows]}"
 
 
-def new_files(wap_id: str, by_hour: Mapping[str, Ranges]) -> tuple[File, ...]:
-    """An attempt's files, one for each hour."""
-    return tuple(File(f"{wap_id}/{h[-3:]}", h, tuple(sorted(r.items()))) for h, r in sorted(by_hour.items()))
+def new_files(wap_id: str, by_hour: Mapping[str, Iterable[Row]]) -> tuple[File, ...]:
+    """An attempt's files, one for each hour that has any rows."""
+    found = {h: tuple(sorted(rows)) for h, rows in sorted(by_hour.items())}
+    return tuple(File(f"{wap_id}/{h[-3:]}", h, rows) for h, rows in found.items() if rows)
 
 
 def rolled_up(path: str, files: tuple[File, ...]) -> File:
     """One file that holds the rows of files of one hour."""
-    pieces = tuple(sorted(piece for f in files for piece in f.ranges))
-    return File(path, files[0].hour, pieces)
+    return File(path, files[0].hour, tuple(sorted(row for f in files for row in f.rows)))
 
 
 @dataclass(frozen=True)
@@ -126,6 +194,7 @@ class Version:
     said: tuple[tuple[str, str], ...]
     files: tuple[File, ...]
     added: tuple[File, ...] = ()
+    made_ms: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,10 +209,15 @@ _IDS: dict[tuple[object, ...], int] = {}
 
 
 def new_version(
-    branch: str, parent: int | None, said: Mapping[str, str], files: tuple[File, ...], added: tuple[File, ...]
+    branch: str,
+    parent: int | None,
+    said: Mapping[str, str],
+    files: tuple[File, ...],
+    added: tuple[File, ...],
+    made_ms: int = 0,
 ) -> Version:
     """The same snapshot over the same parent has the same id, so that two ways to it meet; no id comes back later."""
-    content = (parent, tuple(sorted(said.items())), tuple(sorted(files, key=lambda f: f.file_path)), added)
+    content = (parent, tuple(sorted(said.items())), tuple(sorted(files, key=lambda f: f.file_path)), added, made_ms)
     return Version(_IDS.setdefault((branch, *content), len(_IDS) + 1), *content)
 
 
@@ -153,23 +227,23 @@ class Lake:
     Made by `Lake.of` only: equal versions are one object, so that what is read from them is read once.
     """
 
-    _known: dict[tuple[tuple[Version, ...], frozenset[Ref], Properties], Lake] = {}  # noqa: RUF012
+    _all: dict[tuple[tuple[Version, ...], frozenset[Ref], Properties], Lake] = {}  # noqa: RUF012
 
     def __init__(self, versions: tuple[Version, ...], refs: frozenset[Ref], properties: Properties) -> None:
         self.versions, self.refs, self.properties = versions, refs, properties
-        self._by_id = {v.id: v for v in versions}
+        self.known = {v.id: v for v in versions}
         self.heads = {r.name: r.id for r in refs}
 
     @classmethod
     def of(cls, versions: tuple[Version, ...], refs: Iterable[Ref], properties: Properties = frozenset()) -> Lake:
         key = (versions, frozenset(refs), properties)
-        if key not in cls._known:
-            cls._known[key] = Lake(*key)
-        return cls._known[key]
+        if key not in cls._all:
+            cls._all[key] = Lake(*key)
+        return cls._all[key]
 
     @classmethod
     def forget(cls) -> None:
-        cls._known.clear()
+        cls._all.clear()
 
     @cached_property
     def table(self) -> Table:
@@ -178,7 +252,7 @@ class Lake:
                 snapshot_id=v.id,
                 parent_snapshot_id=v.parent,
                 sequence_number=number,
-                timestamp_ms=millis(BEGIN),
+                timestamp_ms=v.made_ms or millis(BEGIN),
                 manifest_list="",
                 summary=Summary(Operation.APPEND, **dict(v.said)),
             )
@@ -202,8 +276,8 @@ class Lake:
     def way(self, id: int | None) -> list[Version]:
         """A version and those that it was made from, newest first."""
         found = []
-        while id in self._by_id:
-            found.append(self._by_id[id])
+        while id in self.known:
+            found.append(self.known[id])
             id = found[-1].parent
         return found
 
@@ -213,9 +287,9 @@ class Lake:
         return turns.read_line(self.table.properties)
 
     def files(self, branch: str) -> tuple[File, ...]:
-        return self._by_id[self.heads[branch]].files
+        return self.known[self.heads[branch]].files
 
-    def rows(self, branch: str) -> list[Offset]:
+    def rows(self, branch: str) -> list[Row]:
         return sorted(row for f in self.files(branch) for row in f.rows)
 
     def files_of(self, branch: str, hour: str) -> tuple[File, ...]:
@@ -244,7 +318,10 @@ class Lake:
         return frozenset(id for v in self.versions for key, id in v.said if key == PUBLISH_ID)
 
     def new_id(self, name: str) -> str:
-        """An id that is not in use. Not counted on for ever, so that two ways to the same table meet."""
+        """An id that is not in use. Not counted on for ever, so that two ways to the same table meet; but where ids are
+        remembered beside the table."""
+        if self.accounts:
+            return f"{name}-{self.commits}"
         return next(id for i in count(1) if (id := f"{name}-{i}") not in self.ids)
 
     @cached_property
@@ -252,24 +329,47 @@ class Lake:
         """The files that any snapshot holds."""
         return frozenset(f for v in self.versions for f in (*v.files, *v.added))
 
-    def commit(self, loaded: Lake, commit: Commit) -> Lake | None:
+    @cached_property
+    def accounts(self) -> bool:
+        """Whether decisions and dead letters are followed."""
+        return COMMITS in dict(self.properties)
+
+    @property
+    def commits(self) -> int:
+        return int(dict(self.properties)[COMMITS])
+
+    @cached_property
+    def updated_ms(self) -> int:
+        """When it was last changed, where snapshots are stamped; else 0."""
+        return max(v.made_ms for v in self.versions)
+
+    def stamp(self, made_ms: int) -> int:
+        """What a snapshot is stamped with by a clock that says `made_ms`, as `commits.prepare` does; else 0."""
+        return max(made_ms, self.updated_ms) if self.updated_ms else 0
+
+    def commit(self, loaded: Lake, commit: Commit, made_ms: int) -> Lake | None:
         """What becomes of this version by a commit that was prepared over `loaded`; None when it is refused."""
         if any(self.heads.get(ref) != id for ref, id in commit.heads.items()):
             return None
         versions = [v for v in self.versions if v.id not in commit.expire]
         refs = {r.name: r for r in self.refs if r.name not in commit.drop_tags}
         for change in commit.changes:
-            head = loaded._by_id[loaded.heads[change.branch]]
+            head = loaded.known[loaded.heads[change.branch]]
             said = carried(loaded.table, change.branch, change.properties, commit.id)
-            said.pop(DECISIONS, None)  # they wait for the ledger, which the model leaves out
+            if not self.accounts:
+                said.pop(DECISIONS, None)  # they wait for the ledger
+                said.pop(DEAD_LETTERS, None)
             gone = {*change.clear, *change.copy}
             kept = tuple(f for f in head.files if f not in change.remove and f.hour not in gone)
             copied = tuple(f for h, branch in change.copy.items() for f in loaded.files_of(branch, h))
-            made = new_version(change.branch, head.id, said, (*kept, *copied, *change.add), change.add)
+            files = (*kept, *copied, *change.add)
+            made = new_version(change.branch, head.id, said, files, change.add, loaded.stamp(made_ms))
             versions.append(made)
             refs[change.branch] = Ref(change.branch, made.id)
         refs |= {t.name: Ref(t.name, t.snapshot_id, t.max_age_ms) for t in commit.tags}
         properties = {**dict(self.properties), **commit.set_properties}
+        if self.accounts:
+            properties[COMMITS] = str(self.commits + 1)
         left = frozenset((k, v) for k, v in properties.items() if k not in commit.remove_properties)
         return Lake.of(tuple(versions), refs.values(), left)
 
@@ -280,12 +380,14 @@ class Request:
 
     loaded: Lake
     commit: Commit
+    made_ms: int = 0
 
     @cached_property
     def _key(self) -> tuple[object, ...]:
         said = self.commit
         changes = tuple((c.branch, c.add, c.remove, tuple(sorted(c.properties.items()))) for c in said.changes)
-        return (id(self.loaded), said.id, changes, tuple(sorted(said.heads.items())), said.tags, said.expire)
+        heads = tuple(sorted(said.heads.items()))
+        return (id(self.loaded), said.id, changes, heads, said.tags, said.expire, self.made_ms)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Request) and self._key == other._key
@@ -304,6 +406,8 @@ class World:
     With `late`, a lost answer says nothing of the request: it is `under_way`, and lands at any later step, or never.
 
     So often may somebody ask for a turn as `turns` says; `abandoned` are those whose asker was killed.
+
+    With `accounts` there are the dead letters' table and the ledger, whose rows stand in the order of its sequence.
 
     Only with `orphans` does storage keep the files that no snapshot holds, and is no id ever used again: that is what
     maintenance lives on, and it makes many more worlds out of few.
@@ -325,16 +429,28 @@ class World:
     abandoned: frozenset[str] = frozenset()
     # How often maintenance came, each time so late that whatever was written before may be an orphan.
     ages: int = 0
+    letters: Lake | None = None
+    ledger: tuple[str, ...] = ()
 
     def new_id(self, name: str) -> str:
         """An id for an attempt's staged files."""
-        return f"{name}-{self.attempts}" if self.orphans or self.late else self.lake.new_id(name)
+        return f"{name}-{self.attempts}" if self._counts else self.lake.new_id(name)
 
-    def stage(self, wap_id: str, files: tuple[File, ...]) -> World:
+    @property
+    def _counts(self) -> bool:
+        return self.orphans or self.late or self.lake.accounts
+
+    def stage(self, wap_id: str, files: tuple[File, ...], made_ms: int = 0) -> World:
         """Files, and one snapshot that no branch points to; as Spark makes it, over `main`."""
-        staged = new_version("staged", self.lake.heads["main"], {WAP_ID: wap_id}, (), files)
-        world = replace(self, attempts=self.attempts + 1) if self.orphans or self.late else self
-        return world._with((*self.lake.versions, staged), frozenset(files))
+        world = replace(self, attempts=self.attempts + 1) if self._counts else self
+        return world._with((*self.lake.versions, _staged(self.lake, wap_id, files, made_ms)), frozenset(files))
+
+    def stage_letters(self, wap_id: str, files: tuple[File, ...], made_ms: int = 0) -> World:
+        """The same in the dead letters' table."""
+        assert self.letters is not None
+        staged = _staged(self.letters, wap_id, files, made_ms)
+        lake = Lake.of((*self.letters.versions, staged), self.letters.refs, self.letters.properties)
+        return self._over(self.lake, frozenset(files), lake)
 
     def write(self, file: File) -> World:
         """A file that no snapshot knows of."""
@@ -350,10 +466,35 @@ class World:
         world = replace(self, discarded=gone)
         return world._with(tuple(v for v in self.lake.versions if v.id != staged.snapshot_id))
 
-    def commit(self, loaded: Lake, commit: Commit) -> World | None:
+    def commit(self, loaded: Lake, commit: Commit, made_ms: int = 0) -> World | None:
         """The world once a commit landed, or None when it is refused."""
-        lake = self.lake.commit(loaded, commit)
+        lake = self.lake.commit(loaded, commit, made_ms)
         return None if lake is None else self._over(lake)
+
+    def commit_letters(self, loaded: Lake, commit: Commit, made_ms: int = 0) -> World | None:
+        """The same for a commit of the dead letters' table."""
+        assert self.letters is not None
+        letters = self.letters.commit(loaded, commit, made_ms)
+        return None if letters is None else self._over(self.lake, letters=letters)
+
+    def discard_letters(self, staged: Staged | None) -> World:
+        """Forget staged dead letters of one's own, unless a publish of rows names them."""
+        if staged is None or dead_letters.is_named(self.lake.state, staged):
+            return self
+        assert self.letters is not None
+        versions = tuple(v for v in self.letters.versions if v.id != staged.snapshot_id)
+        return self._over(self.lake, letters=Lake.of(versions, self.letters.refs, self.letters.properties))
+
+    def record(self, decisions: Iterable[Mapping[str, Any]]) -> World:
+        """The world once the ledger holds some decisions: one append, by somebody who read what it lacks."""
+        wanted = {str(d["id"]): d for d in decisions}
+        known = {str(row["id"]) for row in map(ledger_row, self.ledger)}
+        rows = [json.dumps(dict(d), sort_keys=True, default=str) for d in ledger.plan_missing(wanted, known)]
+        return replace(self, ledger=(*self.ledger, *rows))
+
+    def recorded(self, hour: str) -> list[Mapping[str, Any]]:
+        """The ledger's rows of an hour, oldest first."""
+        return [row for row in map(ledger_row, self.ledger) if row["hour"] == hour]
 
     def restore(self, branch: str, id: int) -> World:
         """The world once somebody set a branch to a version, with no commit of ours."""
@@ -364,16 +505,45 @@ class World:
     def _with(self, versions: tuple[Version, ...], files: frozenset[File] = frozenset()) -> World:
         return self._over(Lake.of(versions, self.lake.refs, self.lake.properties), files)
 
-    def _over(self, lake: Lake, files: frozenset[File] = frozenset()) -> World:
-        storage = self.storage | files
-        return replace(self, lake=lake, storage=storage if self.orphans else storage & lake.held)
+    def _over(self, lake: Lake, files: frozenset[File] = frozenset(), letters: Lake | None = None) -> World:
+        world = replace(self, lake=lake, letters=letters or self.letters, storage=self.storage | files)
+        return world if self.orphans else replace(world, storage=world.storage - world.unreferenced)
+
+    @property
+    def unreferenced(self) -> frozenset[File]:
+        """The files that nothing refers to."""
+        if self.letters is None:
+            return self.storage - self.lake.held
+        named = dead_letters.named_files(self.lake.state)
+        return frozenset(f for f in self.storage - self.lake.held - self.letters.held if f.file_path not in named)
 
 
-def new_world(partitions: int = 1, **values: object) -> World:
-    """As `apply` leaves it: an empty log, three branches at one snapshot without rows, position 0."""
+def _staged(lake: Lake, wap_id: str, files: tuple[File, ...], made_ms: int) -> Version:
+    return new_version("staged", lake.heads["main"], {WAP_ID: wap_id}, (), files, lake.stamp(made_ms))
+
+
+@cache
+def ledger_row(text: str) -> Mapping[str, Any]:
+    """A row as `ledger.history` gives it: what it does not speak of is None."""
+    row: dict[str, Any] = {"cut": None, "reason": None, **json.loads(text)}
+    return row
+
+
+def new_world(partitions: int = 1, accounts: bool = False, stamped: bool = False, **values: object) -> World:
+    """As `apply` leaves it: an empty log, three branches at one snapshot without rows, position 0.
+
+    With `accounts`, the ledger and the dead letters' table too. Without `stamped` all snapshots are made at one moment,
+    so that more ways to a table meet.
+    """
     offsets = dict.fromkeys(range(partitions), 0)
     timeline = Timeline(hour_of(BEGIN), hour_of(BEGIN), offsets)
     said = {POSITION: Position("t", offsets).to_json(), TIMELINE: timeline.to_json(), PUBLISH_ID: "apply"}
-    first = new_version("main", None, said, (), ())
-    kafka = Kafka(((),) * partitions, BEGIN)
-    return World(kafka, Lake.of((first,), [Ref(b, first.id) for b in BRANCHES]), **values)  # type: ignore[arg-type]
+    made_ms = millis(BEGIN) if stamped else 0
+    properties = frozenset({(COMMITS, "0")}) if accounts else frozenset()
+
+    def table(said: Mapping[str, str]) -> Lake:
+        first = new_version("main", None, said, (), (), made_ms)
+        return Lake.of((first,), [Ref(b, first.id) for b in BRANCHES], properties)
+
+    letters = table({PUBLISH_ID: "apply"}) if accounts else None
+    return World(Kafka(((),) * partitions, BEGIN), table(said), letters=letters, **values)  # type: ignore[arg-type]

@@ -10,11 +10,24 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from actors import Actor, Maintenance, Merger, Network, Operator
+from actors import Actor, Adopter, Maintenance, Merger, Network, Operator
 from exploration import explore, settle
 from layers import Batch, RollUp, Speed
-from settings import H0, H1, ONE_HOUR, RECORD, THREE_HOURS, TWO_HOURS, broker
-from small_world import new_world
+from settings import (
+    DEAD_AND_GOOD,
+    H0,
+    H1,
+    LOST_ITS_END,
+    MADE_ANEW,
+    MALFORMED,
+    MINUTES,
+    ONE_HOUR,
+    RECORD,
+    THREE_HOURS,
+    TWO_HOURS,
+    broker,
+)
+from small_world import MINUTE, new_world
 
 
 @dataclass(frozen=True)
@@ -229,6 +242,137 @@ SETTINGS = {
         (RollUp("rollup", runs=2), Batch("batch"), Operator("operator", wishes=((H0, "speed"), (H0, None)))),
         ("rollup publishes", "rollup gives it up", "operator publishes", "operator is refused"),
         before=(broker(RECORD, RECORD, ("tick", 60)), Speed("before")),
+    ),
+    "dead letters of both layers": Setting(
+        (broker(*DEAD_AND_GOOD), Speed("speed", at_most=2), Batch("batch")),
+        (
+            "speed publishes the dead letters speed-",
+            "batch publishes the dead letters batch-",
+            "is refused with the dead letters",
+            "not due",
+            "batch records ['batch-seal",
+        ),
+        world={"accounts": True},
+    ),
+    "a speed layer with dead letters that is killed or loses an answer": Setting(
+        (broker(MALFORMED, MALFORMED, RECORD), Speed("speed")),
+        (
+            "speed is killed at send_letters",
+            "speed has something to finish",
+            "speed finds the dead letters speed-",
+            "publishes the dead letters speed-0-dead, and the answer is lost",
+        ),
+        world={"accounts": True, "crashes": 1, "answers_to_lose": 1},
+    ),
+    "a batch job with dead letters that is killed anywhere": Setting(
+        (broker(MALFORMED), Batch("batch"), Speed("speed")),
+        ("batch is killed at record", "batch is killed at send_letters", "batch has something to finish"),
+        before=(broker(*DEAD_AND_GOOD), Speed("before", at_most=2)),
+        world={"accounts": True, "crashes": 1},
+    ),
+    "dead letters that become rows, by two restatements at once": Setting(
+        (broker(("widen",)), Batch("batch", restates=1), Batch("rival", restates=1)),
+        ("another run was first", "rival is refused with the dead letters", "not due", "stages [batch-2/T00[(0, 0)"),
+        before=(broker(*DEAD_AND_GOOD), Speed("before", at_most=2), Batch("accepts")),
+        world={"accounts": True},
+    ),
+    "dead letters of an hour that is given to the speed layer and taken back": Setting(
+        (Operator("operator", wishes=((H0, "speed"), (H0, None))), Batch("batch", restates=1)),
+        ("operator publishes the dead letters operator-", "swapped since", "batch publishes the dead letters"),
+        before=(broker(*DEAD_AND_GOOD), Speed("before", at_most=2), Batch("accepts")),
+        world={"accounts": True},
+    ),
+    "dead letters that wait while what is old is expired and removed": Setting(
+        (broker(MALFORMED), Speed("speed"), Maintenance("maintenance")),
+        ("maintenance expires 1 snapshots of dead letters", "maintenance removes ['speed-0-dead/T00']"),
+        world={"accounts": True, "orphans": True, "crashes": 1},
+    ),
+    "hours that are no longer remembered, restated by two at once": Setting(
+        (Batch("batch", restates=1), Batch("rival", restates=1)),
+        (
+            "batch restates 2026-11-21T00",
+            "batch 2026-11-21T00: another run was first",
+            "batch stages [batch-4/T00[(0, 0)]]",
+            "rival publishes the dead letters rival-",
+        ),
+        before=(
+            broker(MALFORMED, *TWO_HOURS[1:]),
+            Batch("accepts"),
+            broker(RECORD, ("widen",)),
+            Speed("after"),
+        ),
+        world={"accounts": True},
+    ),
+    "retention that overtakes both layers": Setting(
+        (
+            broker(RECORD, RECORD, ("retain", 0, 1), ("tick", 60)),
+            Speed("speed"),
+            Batch("batch", allow_gaps=("retention",)),
+        ),
+        (
+            "speed finds the log to begin at {0: 1}",
+            "speed decides to record {0: (0, 1)} as lost",
+            "speed finds records of {0: (0, 1)} gone",
+            "speed is refused",
+            "batch publishes",
+        ),
+        world={"accounts": True},
+    ),
+    "retention that overtakes an hour that may have no gap": Setting(
+        (broker(("retain", 0, 2)), Speed("speed", at_most=2), Batch("batch")),
+        ("batch refuses 2026-11-21T00: gaps", "batch stages [batch-", "speed publishes the dead letters"),
+        before=(broker(*DEAD_AND_GOOD),),
+        world={"accounts": True},
+    ),
+    "an hour that Kafka lost, restated from what is accepted": Setting(
+        (broker(("retain", 0, 2), RECORD), Speed("speed"), Batch("batch", restates=2)),
+        ("batch restates 2026-11-21T00", "batch stages [batch-", "batch publishes the dead letters"),
+        before=(broker(*DEAD_AND_GOOD), Batch("accepts")),
+        world={"accounts": True},
+    ),
+    "a topic made anew under both layers": Setting(
+        (broker(RECORD, MADE_ANEW, RECORD, RECORD), Speed("speed"), Batch("batch"), Adopter("adopter")),
+        (
+            "speed stops: ",
+            "speed finds records of {0: (0, 1)} gone",
+            "finds the log shorter",
+            "adopter is refused",
+            "Kafka no longer holds it",
+        ),
+        world={"accounts": True, "stamped": True},
+    ),
+    "a topic made anew behind a backlog of the batch layer": Setting(
+        (broker(RECORD), Speed("speed"), Batch("batch"), Adopter("adopter"), Adopter("other")),
+        ("batch refuses 2026-11-21T00: Kafka no longer", "other is refused", "adopter is killed at adopt"),
+        before=(broker(RECORD, ("tick", 60), RECORD), Speed("before"), broker(MADE_ANEW)),
+        world={"accounts": True, "stamped": True, "crashes": 1},
+    ),
+    "a topic made anew behind a backlog of the speed layer": Setting(
+        (broker(RECORD), Speed("speed"), Batch("batch"), Adopter("adopter")),
+        ("adopter publishes", "speed streams from {0: 0}"),
+        before=(broker(RECORD, ("tick", 60), RECORD), Batch("before"), broker(MADE_ANEW)),
+        world={"accounts": True, "stamped": True, "crashes": 1},
+    ),
+    "a log that lost its end, and that got records before it was adopted": Setting(
+        (broker(("adopted",), ("tick", 60), RECORD), Speed("speed"), Batch("batch"), Adopter("adopter")),
+        ("speed streams from {0: 1}", "batch refuses 2026-11-21T00: Kafka no longer", "adopter is killed at adopt"),
+        before=(broker(*[MINUTES, RECORD] * 3, MINUTES), Speed("before", at_most=3), broker(*LOST_ITS_END)),
+        world={"accounts": True, "stamped": True, "crashes": 1},
+    ),
+    "a clock that is set while a job runs": Setting(
+        (
+            broker(("tick", 15), RECORD, ("tick", 20)),
+            Speed("speed", watched=True, jumps=(10 * MINUTE, -10 * MINUTE, timedelta(0))),
+            Batch("batch", watched=True, jumps=(10 * MINUTE, timedelta(0))),
+        ),
+        ("speed finds its clock wrong", "batch's clock is set 0:10:00 off", "batch finds its clock wrong"),
+        world={"stamped": True},
+    ),
+    "snapshots and tags that expire by their age": Setting(
+        (broker(("tick", 60)), Batch("batch", restates=1), Maintenance("maintenance", later=timedelta(days=8))),
+        ("maintenance finds 0 orphans and 0 tags", "maintenance finds 0 orphans and 1 tags"),
+        before=(broker(*ONE_HOUR), Speed("before"), Batch("accepts")),
+        world={"stamped": True},
     ),
     "files put together, and orphans removed before they are in place": Setting(
         (RollUp("rollup"), Maintenance("maintenance")),

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import layers
 import pytest
-from actors import Actor, Maintenance, Network, Operator
+from actors import Actor, Adopter, Maintenance, Network, Operator, Publisher
 from exploration import explore, forget, settle
 from layers import Batch, RollUp, Speed
-from settings import H0, ONE_HOUR, RECORD, broker
+from pyiceberg.table import Table
+from settings import H0, H1, LOST_ITS_END, MALFORMED, MINUTES, ONE_HOUR, RECORD, TWO_HOURS, broker
 from small_world import Violation, new_world
 
-from anabranch import hours, outcomes, publish, turns
+from anabranch import adoption, clock, dead_letters, hours, ledger, outcomes, publish, turns
 from anabranch.commits import Change, Commit
 from anabranch.position import Position, Standing
 from anabranch.publish import Publish
+from anabranch.snapshots import BRANCHES
 from batch_layer import plan as batch_plan
-from serving_layer import merger
+from serving_layer import maintenance, merger
 from speed_layer import plan as speed_plan
 from speed_layer import rollup
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A decision, what takes its place, and who has to take part for that to show."""
+    """A decision, what takes its place, and who has to take part for that to show.
+
+    `also` are decisions that guard the same a second time.
+    """
 
     name: str
     module: Any
@@ -37,6 +42,7 @@ class Mutant:
     finds: str
     before: tuple[Actor, ...]
     world: dict[str, Any]
+    also: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = ()
 
     def explore(self) -> None:
         forget()
@@ -51,9 +57,10 @@ def mutant(
     finds: str,
     name: str,
     before: tuple[Actor, ...] = (),
+    also: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (),
     **world: Any,
 ) -> Any:
-    return pytest.param(Mutant(name, module, decision, instead, actors, finds, before, world), id=name)
+    return pytest.param(Mutant(name, module, decision, instead, actors, finds, before, world, also), id=name)
 
 
 def requiring_no_head(real: Callable[..., Commit]) -> Callable[..., Commit]:
@@ -125,11 +132,55 @@ def holding_again(real: Callable[..., Any]) -> Callable[..., Any]:
     return lambda line, waited, has_held: real(line, waited, False)
 
 
+def writing_all(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda wanted, known: list(wanted.values())
+
+
+def confirming_at_once(real: Callable[..., Commit]) -> Callable[..., Commit]:
+    def to_commit(state: Any, planned: Publish, now: datetime) -> Commit:
+        return real(state, replace(planned, confirmed=frozenset(d["id"] for d in state.decisions)), now)
+
+    return to_commit
+
+
+def naming_no_letters(real: Callable[..., Publish]) -> Callable[..., Publish]:
+    return lambda *given: replace(real(*given), dead_letters=())
+
+
+def by_what_was_seen(real: Callable[..., Any]) -> Callable[..., Any]:
+    def judge_letters(self: Any, world: Any) -> Any:
+        return iter([("trusts what it saw", world, replace(self, at="send_letters", decided_by=self.seen))])
+
+    return judge_letters
+
+
+def without_waiting(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda table, state, *rest: real(table, replace(state, dead_letters=()), *rest)
+
+
+def from_the_beginning(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *given: dict.fromkeys(begins, 0) if (begins := real(*given)) is not None else None
+
+
+def without_tags(real: Callable[..., Any]) -> Callable[..., Any]:
+    def plan_expiry(table: Any, *rest: Any, **named: Any) -> Any:
+        branches = {name: ref for name, ref in table.metadata.refs.items() if name in BRANCHES}
+        metadata = table.metadata.model_copy(update={"refs": branches})
+        return real(Table(table.name(), metadata, "", table.io, table.catalog), *rest, **named)
+
+    return plan_expiry
+
+
 # An hour that both layers hold.
 ACCEPTED = (broker(*ONE_HOUR), Speed("before"), Batch("accepts"))
 # Two hours of which the first is refused, and nothing is read.
 REFUSED_AND_UNREAD = (broker(RECORD, RECORD, ("tick", 60), RECORD, ("tick", 60)),)
 TO_SPEED = Operator("operator", wishes=((H0, "speed"),))
+# Two hours that both layers hold, of which one is forgotten.
+PAST_BOTH = (broker(*TWO_HOURS), Batch("accepts"), broker(RECORD), Speed("after"))
+# A log that lost two of three published records, and has another one by now.
+TRUNCATED = (broker(*[MINUTES, RECORD] * 3, MINUTES), Speed("before", at_most=3), broker(*LOST_ITS_END))
+AHEAD = (timedelta(minutes=10), timedelta(0))
 
 MUTANTS = [
     mutant(
@@ -170,7 +221,7 @@ MUTANTS = [
     ),
     mutant(
         merger, "_swap", forgetting_what_was_kept, broker(("restore",), RECORD, ("mend",)), Speed("speed"),
-        Batch("batch"), finds="main holds [(0, 0)] more than once", name="the hours that a merge kept",
+        Batch("batch"), finds="main holds [(0, 0, 0)] more than once", name="the hours that a merge kept",
         before=(broker(*ONE_HOUR), Speed("speed"), Batch("before")), bad=frozenset({H0}),
     ),
     mutant(
@@ -238,14 +289,85 @@ MUTANTS = [
         finds="which storage does not hold", name="the head that moves before orphans are deleted",
         before=(broker(RECORD, RECORD), Speed("before")), orphans=True,
     ),
+    mutant(
+        ledger, "plan_missing", writing_all, Batch("batch"), finds="the ledger holds", name="the ledger's look",
+        before=(broker(*ONE_HOUR),), accounts=True,
+    ),
+    mutant(
+        publish, "to_commit", confirming_at_once, broker(RECORD), Speed("speed"), Batch("batch"),
+        finds="is sealed, the ledger says so 0 times", name="decisions that wait until they are read back",
+        before=(broker(*ONE_HOUR),), accounts=True,
+    ),
+    mutant(
+        speed_plan, "plan_publish", naming_no_letters, broker(MALFORMED), Speed("speed"), finds="dead letters lack",
+        name="the dead letters that a publish names", accounts=True,
+    ),
+    mutant(
+        dead_letters, "is_done", always(False), broker(MALFORMED), Speed("speed"), finds="more than once",
+        name="the dead letters' look whether they are done", accounts=True, answers_to_lose=1,
+    ),
+    mutant(
+        dead_letters, "plan_remembered", always([]), broker(MALFORMED), Speed("speed"), finds="more than once",
+        name="the ids that the dead letters' table remembers", accounts=True, answers_to_lose=1,
+    ),
+    mutant(
+        dead_letters, "is_due", always(True), broker(MALFORMED, MALFORMED), Speed("speed"), Batch("batch"),
+        finds="more than once", name="dead letters that are done and forgotten", accounts=True,
+    ),
+    mutant(
+        Publisher, "judge_letters", by_what_was_seen, broker(MALFORMED, MALFORMED), Speed("speed"), Batch("batch"),
+        finds="more than once", name="the rows' state after the dead letters' table", accounts=True,
+    ),
+    mutant(
+        maintenance, "plan_dead_letters", without_waiting, broker(MALFORMED), Speed("speed"),
+        Maintenance("maintenance"), finds="dead letters lack", name="what waits and is never expired",
+        also=((dead_letters, "named_files", always(frozenset())),), accounts=True, orphans=True,
+    ),
+    mutant(
+        maintenance, "should_move_head", lambda real: lambda rows, letters: bool(rows), broker(MALFORMED),
+        Speed("speed"), Maintenance("maintenance"), finds="dead letters lack",
+        name="the head that moves before orphans of the dead letters are deleted", accounts=True, orphans=True,
+    ),
+    mutant(
+        ledger, "plan_remembering", lambda real: lambda state, hours, read: state,
+        Batch("batch", restates=1, choice=(H0,)), Batch("rival", restates=3, choice=(H0, H1, H1)),
+        finds="the ledger says [1, 2, 2]", name="the revision of an hour that is forgotten", before=PAST_BOTH,
+        accounts=True,
+    ),
+    mutant(
+        speed_plan, "plan_lost", always("[]"), broker(RECORD, ("retain", 0, 1)), Speed("speed"),
+        finds="dead letters lack", name="the gap that retention leaves", accounts=True,
+    ),
+    mutant(
+        adoption, "plan_begins", from_the_beginning, Speed("speed"), Batch("batch"), Adopter("adopter"),
+        finds="more than once", name="where offsets begin anew", before=TRUNCATED, accounts=True, stamped=True,
+    ),
+    mutant(
+        adoption, "gone_from_kafka", always(None), broker(("adopted",), RECORD), Speed("speed"), Batch("batch"),
+        Adopter("adopter"), finds="more than once", name="what Kafka cannot give any more", before=TRUNCATED,
+        accounts=True, stamped=True,
+    ),
+    mutant(
+        clock, "should_compare", lambda real: lambda last, wall, elapsed: last is None,
+        broker(RECORD), Speed("speed", watched=True, jumps=AHEAD), finds="the table is stamped",
+        name="the comparison of a clock that was set", stamped=True,
+    ),
+    mutant(
+        publish, "plan_expiry", without_tags, Batch("batch", restates=1), Maintenance("maintenance"),
+        finds="cannot be read any more", name="the tags that keep a snapshot", before=ACCEPTED, stamped=True,
+    ),
+    mutant(
+        publish, "plan_expiry", always(()), broker(*[RECORD] * 6), Speed("speed"), finds="the table remembers",
+        name="expiry by count",
+    ),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_decision_that_is_taken_out_is_missed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.explore()
-    real = getattr(mutant.module, mutant.decision)
-    monkeypatch.setattr(mutant.module, mutant.decision, mutant.instead(real))
+    for module, decision, instead in ((mutant.module, mutant.decision, mutant.instead), *mutant.also):
+        monkeypatch.setattr(module, decision, instead(getattr(module, decision)))
     with pytest.raises(Violation) as found:
         mutant.explore()
     assert mutant.finds in str(found.value)

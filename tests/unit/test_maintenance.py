@@ -176,6 +176,22 @@ def test_who_was_paused_before_a_commit_to_the_other_tables_names_no_file_that_i
     )
 
 
+def test_who_was_paused_before_orphans_of_dead_letters_are_deleted_names_none_of_them(lake: StreamLake) -> None:
+    """The hazard: a micro-batch of dead letters alone has no file of rows, so that none of these is an orphan."""
+    # Nothing is left to expire, so that the head moves for the orphans alone.
+    maintain(lake)
+    staged, table = lake.stage_dead([(H[3], 0, 9)], "speed"), lake.stream.dead_letters_table
+    letters = (waiting_speed(staged, NOW),)
+    lake.lake.discard(table, staged)
+    age(paths_of(staged))
+    state = lake.state()
+    done = maintain(lake)
+    assert {f.path for f in done.orphans[table]} and not done.orphans[lake.name]
+    assert not paths_of(staged) & files(lake)
+    paused = Publish(new_id(), (Change("speed"), Change("main")), state.timeline, dead_letters=letters)
+    assert lake.publish(paused, state) is Outcome.REFUSED
+
+
 def test_a_file_written_a_second_ago_is_spared(lake: StreamLake) -> None:
     """The hazard: a writer that is at work has files that no snapshot refers to yet."""
     young, old = paths_of(orphan(lake)), paths_of(orphan(lake))

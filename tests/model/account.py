@@ -1,0 +1,172 @@
+"""The account of the model: where every record is, what is decided of every hour, and what is lost and said to be.
+
+These promises are of worlds that follow decisions and dead letters. What a publish of rows names counts as done, as it
+will be by whoever runs next: so an offset is a row or a dead letter, never both and never neither, at every moment.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from small_world import File, Kafka, Lake, Row, Violation, World, ledger_row
+
+from anabranch import dead_letters
+from anabranch.hours import Cut, hours_between
+from anabranch.position import Ranges, ranges_from_keys
+from anabranch.snapshots import BRANCHES
+from anabranch.state import LOST
+
+Place = tuple[int, int]
+
+
+def check(world: World) -> None:
+    """What holds at every moment. Raises Violation."""
+    assert world.letters is not None
+    named = frozenset(f for f in world.storage if f.file_path in dead_letters.named_files(world.lake.state))
+    _check_letters(world.letters)
+    _check_decisions(world.lake, world.ledger, world.restored > 0)
+    _check_offsets(world.lake, world.letters, named, world.ledger, world.kafka)
+
+
+def check_rest(world: World) -> None:
+    """What holds once everybody is at rest. Raises Violation."""
+    lake, letters, known = world.lake, world.letters, {row["id"] for row in map(ledger_row, world.ledger)}
+    assert letters is not None
+    if left := [d["id"] for d in lake.state.decisions if d["id"] not in known]:
+        raise Violation(f"at rest, the ledger lacks {left}")
+    if left := [item["id"] for item in _outstanding(lake, letters)]:
+        raise Violation(f"at rest, the dead letters {left} are not published")
+    main = served(lake, letters, frozenset())
+    lacks = {row for row in world.kafka.rows if row not in {row for rows in main.values() for row in rows}}
+    if not_taken := lacks - world.kafka.taken:
+        raise Violation(f"at rest, main and its dead letters lack {sorted(not_taken)}")
+    said = _said_lost(lake, main, world.ledger)
+    # Of a log that ended, nobody knows how much lay behind the last cut: the adoption itself says that it is lost.
+    seals = [row for row in map(ledger_row, world.ledger) if row["decision"] == "sealed"]
+    cut = {(row["topic_id"], place) for row in seals for place in _places(_cut(row))}
+    unknown = {row for row, id in world.kafka.past if (id, row[:2]) not in cut}
+    if untold := [row for row in sorted(lacks - unknown) if row[:2] not in said]:
+        raise Violation(f"at rest, {untold} are lost, and nothing says so")
+
+
+@cache
+def served(lake: Lake, letters: Lake, named: frozenset[File]) -> dict[str, list[Row]]:
+    """By hour, the rows of `main` and its dead letters, once those that wait are published from the files `named`."""
+    state = lake.state
+    branches = {b: {h: list(fs.values()) for h, fs in letters.files_by_hour(b).items()} for b in BRANCHES}
+    for item in _outstanding(lake, letters):
+        files = tuple(f for f in named if f.file_path in item["paths"])
+        hour_of = {f.file_path: f.hour for f in files}
+        for change in dead_letters.plan_changes(state, item, files, hour_of):  # type: ignore[arg-type]
+            branch = branches[change.branch]
+            copied = {hour: list(branches[source].get(hour, [])) for hour, source in change.copy.items()}
+            branch.update({hour: [] for hour in change.clear} | copied)
+            for file in change.add:
+                known = branch.get(file.hour, [])  # type: ignore[attr-defined]
+                branch[file.hour] = [*known, file]  # type: ignore[attr-defined, list-item]
+    found: dict[str, list[Row]] = {}
+    for file in (*lake.files("main"), *(f for fs in branches["main"].values() for f in fs)):
+        found.setdefault(file.hour, []).extend(file.rows)
+    return found
+
+
+def _outstanding(lake: Lake, letters: Lake) -> list[Mapping[str, Any]]:
+    """The dead letters that a publish of rows named, and that their own table has not."""
+    waiting = lake.state.dead_letters
+    return [i for i in waiting if dead_letters.is_due(lake.state, i) and not dead_letters.is_done(letters.table, i)]
+
+
+@cache
+def _check_letters(letters: Lake) -> None:
+    for branch in BRANCHES:
+        if twice := [row for row, count in Counter(letters.rows(branch)).items() if count > 1]:
+            raise Violation(f"the dead letters of {branch} hold {twice} more than once: {letters.files(branch)}")
+
+
+@cache
+def _check_decisions(lake: Lake, ledger: tuple[str, ...], restored: bool) -> None:
+    """Every decision has its row once, in the ledger or waiting for it: a seal and each revision of every hour."""
+    state, recorded = lake.state, [ledger_row(text) for text in ledger]
+    if twice := [id for id, count in Counter(row["id"] for row in recorded).items() if count > 1]:
+        raise Violation(f"the ledger holds {twice} more than once")
+    waiting = [d for d in state.decisions if d["id"] not in {row["id"] for row in recorded}]
+    rows = [*recorded, *waiting]
+    for hour in hours_between(state.timeline.first, state.timeline.open):
+        of_hour = [row for row in rows if row["hour"] == hour]
+        revisions = sorted(row["revision"] for row in of_hour if row["decision"] == "accepted")
+        accepted = state.accepted[hour].revision if hour in state.accepted else len(revisions)
+        if revisions != list(range(1, accepted + 1)) or bool(revisions) != state.is_accepted(hour):
+            raise Violation(f"{hour} is accepted as revision {accepted}, the ledger says {revisions}")
+        seals = [row["cut"] for row in of_hour if row["decision"] == "sealed"]
+        if len(seals) != 1 and not restored:
+            raise Violation(f"{hour} is sealed, the ledger says so {len(seals)} times")
+        if any(row["cut"] != seals[0] for row in of_hour if row["decision"] == "accepted" and seals):
+            raise Violation(f"{hour} is accepted by another cut than {seals[0]}")
+
+
+@cache
+def _check_offsets(
+    lake: Lake, letters: Lake, named: frozenset[File], ledger: tuple[str, ...], kafka: Kafka
+) -> None:  # fmt: skip
+    """Every offset is a row or a dead letter of `main`, or said to be lost."""
+    state, main = lake.state, served(lake, letters, named)
+    if state.kept:
+        return  # What a merge kept gives way to the speed layer's rows at once, when these cover the hour.
+    held = Counter(row for rows in main.values() for row in rows)
+    if twice := [row for row, count in held.items() if count > 1]:
+        raise Violation(f"main and its dead letters hold {twice} more than once: {main}")
+    for hour, row in _newest_accepted(lake, ledger).items():
+        if state.serving_layer(hour) != "batch":
+            continue
+        cut, found = _places(_cut(row)), {row[:2] for row in main.get(hour, ())}
+        if found - cut or len(cut - found) != row.get("gap", 0):
+            raise Violation(
+                f"{hour} is accepted as {sorted(cut)} with {row.get('gap', 0)} in gaps, main and its dead letters hold "
+                f"{sorted(found)}"
+            )
+    # Before an adoption the position says nothing of a log that is another one.
+    if len(state.timeline.adoptions) == kafka.ended:
+        past = {row for row, _ in kafka.past}
+        read = [row for row in kafka.rows if row not in past and row[1] < state.position.offsets.get(row[0], 0)]
+        said = _said_lost(lake, main, ledger)
+        if missing := [row for row in read if row not in held and row[:2] not in said]:
+            raise Violation(f"the position is {state.position.offsets}, main and its dead letters lack {missing}")
+
+
+def _said_lost(lake: Lake, main: Mapping[str, Iterable[Row]], ledger: tuple[str, ...]) -> set[Place]:
+    """The places that are said to be lost: by the speed layer, and where the ledger counts as many gaps of retention in
+    an hour as `main` lacks of it."""
+    lost = json.loads(lake.state.said["speed"].get(LOST, "[]"))
+    said = {place for entry in lost for place in _places(ranges_from_keys(entry["ranges"]))}
+    for hour, row in _newest_accepted(lake, ledger).items():
+        lacks = _places(_cut(row)) - {row[:2] for row in main.get(hour, ())}
+        if len(lacks) == row.get("gap", 0):
+            said |= lacks
+    return said
+
+
+def _newest_accepted(lake: Lake, ledger: tuple[str, ...]) -> dict[str, Mapping[str, Any]]:
+    """By accepted hour, what was decided of its newest revision, recorded or not."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for row in (*map(ledger_row, ledger), *lake.state.decisions):
+        if row["decision"] == "accepted" and row["revision"] >= found.get(row["hour"], row)["revision"]:
+            found[row["hour"]] = row
+    return found
+
+
+def _cut(row: Mapping[str, Any]) -> Ranges:
+    return Cut.from_dict({"topic_id": "", "ranges": row["cut"]}).ranges
+
+
+def _places(ranges: Ranges) -> set[Place]:
+    return {(p, o) for p, (s, e) in ranges.items() for o in range(s, e)}
+
+
+def forget() -> None:
+    """Forget what was computed."""
+    for computed in (served, _check_letters, _check_decisions, _check_offsets):
+        computed.cache_clear()

@@ -1,0 +1,77 @@
+"""What a rebuild of the model reads of an hour, as `HourReader` does, and the account that it closes over it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from small_world import TOPIC, Lake, Row, World
+
+from anabranch import adoption, ledger
+from anabranch.hours import Cut
+from anabranch.position import Offsets, Ranges, Topic, size, without
+from anabranch.state import Layer
+from batch_layer.balance import Account, Balance, Counted, classify_lost
+from batch_layer.counting import held
+
+
+@dataclass(frozen=True)
+class Read:
+    """An hour's records by the rules of now, and their account."""
+
+    good: list[Row]
+    dead: list[Row]
+    balance: Balance
+
+
+def read_hour(world: World, lake: Lake, hour: str, cut: Cut, before: int) -> Read | None:
+    """Each record of the cut that anybody holds, over revision `before`; None where Kafka has another log."""
+    gone = adoption.gone_from_kafka(lake.state.timeline, hour, cut) is not None
+    starts = world.kafka.log_starts(Topic(TOPIC, cut.topic_id, ()))
+    there = {} if gone else held(cut.ranges, starts)
+    if size(there) and (world.kafka.id != cut.topic_id or not world.kafka.holds(there)):
+        return None
+    lost = without(cut.ranges, there)
+    read = world.kafka.read(there)
+    good = [row for row in read if row[2] not in world.kafka.malformed]
+    dead = [row for row in read if row[2] in world.kafka.malformed]
+    # Each offset from the first that holds it: Kafka, the accepted revision, the speed layer.
+    stored: Offsets = {}
+    branches: tuple[Layer, ...] = ("batch", "speed") if lake.state.is_accepted(hour) else ("speed",)
+    for branch in branches if size(lost) else ():
+        rows, letters = _rows(lake, branch, hour), _rows(world.letters, branch, hour)
+        if branch == "batch":
+            stored = _by_partition([*rows, *letters])
+        found = {row[:2] for row in (*good, *dead)}
+        good += [row for row in rows if _is_in(row, lost) and row[:2] not in found]
+        found = {row[:2] for row in (*good, *dead)}
+        for row in (row for row in letters if _is_in(row, lost) and row[:2] not in found):
+            # Its bytes are decoded anew; a row was judged when it was accepted.
+            (dead if row[2] in world.kafka.malformed else good).append(row)
+    filled = _by_partition([row for row in (*good, *dead) if _is_in(row, lost)])
+    left = {p: n for p, (s, e) in lost.items() if (n := e - s - filled.get(p, 0))}
+    said = ledger.newest(world.recorded(hour)).get(hour, {}).get("partitions") or {}
+    accounts = {int(p): Account(**account) for p, account in said.items()} if before else {}
+    duplicate, gaps = classify_lost(left, accounts, stored, {}) if left else ({}, {})
+    balance = Balance(cut, _counted(good, cut.ranges), _counted(dead, cut.ranges), duplicate, gaps)
+    assert not (problems := balance.problems()), problems
+    return Read(good, dead, balance)
+
+
+def _rows(lake: Lake | None, branch: Layer, hour: str) -> list[Row]:
+    return [row for f in lake.files_of(branch, hour) for row in f.rows] if lake is not None else []
+
+
+def _is_in(row: Row, ranges: Ranges) -> bool:
+    start, end = ranges.get(row[0], (0, 0))
+    return start <= row[1] < end
+
+
+def _by_partition(rows: list[Row]) -> Offsets:
+    return dict(Counter(row[0] for row in rows))
+
+
+def _counted(rows: list[Row], ranges: Ranges) -> Counted:
+    """As `counting.count` counts staged files."""
+    inside = {row[:2] for row in rows if _is_in(row, ranges)}
+    return Counted(dict(Counter(p for p, _ in inside)), len(rows), sum(not _is_in(row, ranges) for row in rows))
