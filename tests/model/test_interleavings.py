@@ -150,10 +150,22 @@ SETTINGS = {
         ),
         ("the batch layer has not accepted it", "it is not sealed", "operator publishes"),
     ),
-    "expiry and orphan removal around whatever is staged": Setting(
-        (broker(*ONE_HOUR), Speed("speed"), Batch("batch"), Maintenance("maintenance")),
-        ("its staged snapshot is gone", "maintenance removes ['speed-0/T00']", "maintenance removes ['batch-"),
+    "expiry and orphan removal around what the speed layer stages": Setting(
+        (broker(*ONE_HOUR), Speed("speed"), Maintenance("maintenance", runs=2)),
+        ("maintenance removes ['speed-0/T00']", "speed is killed at move", "speed is refused"),
         world={"crashes": 1, "orphans": True},
+    ),
+    "expiry and orphan removal around what the batch layer stages": Setting(
+        (Batch("batch"), Maintenance("maintenance")),
+        ("its staged snapshot is gone", "maintenance removes ['batch-", "batch is killed at accept"),
+        before=(broker(*ONE_HOUR),),
+        world={"crashes": 1, "orphans": True},
+    ),
+    "expiry and orphan removal around both layers": Setting(
+        (Speed("speed"), Batch("batch"), Maintenance("maintenance")),
+        ("its staged snapshot is gone", "maintenance removes ['speed-0/T00']", "maintenance removes ['batch-"),
+        before=(broker(*ONE_HOUR),),
+        world={"orphans": True},
     ),
     "a backlog of hours, cut one at a time": Setting(
         (Speed("speed", at_most=3, at_once=1), Batch("batch", at_once=1)),
