@@ -18,7 +18,7 @@ demo: $(READY) ## the story, to an exact end; on a cluster: make demo MASTER=spa
 	@$(BIN)/python -m anabranch.dev.demo --master '$(MASTER)' --catalog '$(CATALOG)'
 
 demo-flights: $(READY) ## a second stream: 336,776 real flights
-	@$(BIN)/python -m anabranch.dev.flights
+	@$(BIN)/python -m anabranch.dev.demo.flights
 
 test: $(READY) ## unit tests, the model, and integration tests on real services
 	@$(BIN)/python -m pytest tests/unit tests/model tests/integration
@@ -65,7 +65,7 @@ types: $(READY) ## mypy, strict
 	@$(BIN)/mypy
 
 docs: $(READY) ## write docs/cli.md from the command line itself
-	@$(BIN)/python -m anabranch.docs
+	@$(BIN)/python -m anabranch.cli.reference
 
 dist: $(READY) ## the wheel, the source distribution, and the same code as a zip for spark-submit --py-files
 	@rm -rf dist

@@ -21,7 +21,7 @@ from tenacity.stop import stop_never
 from tenacity.wait import wait_random_exponential
 
 from anabranch.errors import AnabranchError, NotYet, Transient, Unexpected, Unexplained
-from anabranch.neighbours import explain
+from anabranch.remote_errors import explain
 
 LOG = logging.getLogger(__name__)
 

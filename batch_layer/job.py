@@ -26,11 +26,11 @@ if __name__ == "__main__":
         sys.exit(70)
 
 from anabranch.errors import Unexpected
-from anabranch.jvm import open_session, stop_on_signal
+from anabranch.job import Job, main, open_job, parser
 from anabranch.output import print_json, print_table
+from anabranch.protocol.sealing import require_sealed, seal
 from anabranch.retry import Retry
-from anabranch.sealing import require_sealed, seal
-from anabranch.session import Job, main, open_job, parser
+from anabranch.spark.session import open_session, stop_on_signal
 from batch_layer.rebuild import Order, Rebuilder, Result
 
 if TYPE_CHECKING:

@@ -9,15 +9,15 @@ from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from anabranch import ledger
-from anabranch.commits import Change
 from anabranch.hours import Cut
-from anabranch.publish import Publish, new_tag
-from anabranch.snapshots import Staged, staged_snapshot
-from anabranch.state import KEPT, Accepted, State, plan_accepted
+from anabranch.protocol import ledger
+from anabranch.protocol.publish import Publish, new_tag
+from anabranch.protocol.state import KEPT, Accepted, State, plan_accepted
+from anabranch.table.commits import Change
+from anabranch.table.snapshots import Staged, staged_snapshot
 from batch_layer.balance import Balance, Counted
-from serving_layer.difference import plan_unread
-from serving_layer.merger import needs_merge
+from serving_layer.diff.kinds import plan_unread
+from serving_layer.merge import needs_merge
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile

@@ -18,20 +18,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from anabranch import dead_letters, hours, ledger
-from anabranch.adoption import gone_from_kafka
+from anabranch import hours
 from anabranch.errors import AnabranchError, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Cut
-from anabranch.jvm import explain_spark, explained
-from anabranch.publish import Publish, new_id, run
-from anabranch.sealing import require_sealed
-from anabranch.session import Job
-from anabranch.snapshots import content_by_hour, files_by_hour, has_landed
-from anabranch.state import Accepted, State, load_state
-from anabranch.tables import require_columns
+from anabranch.job import Job
+from anabranch.protocol import dead_letters, ledger
+from anabranch.protocol.adoption import gone_from_kafka
+from anabranch.protocol.apply import require_columns
+from anabranch.protocol.publish import Publish, new_id, run
+from anabranch.protocol.sealing import require_sealed
+from anabranch.protocol.state import Accepted, State, load_state
+from anabranch.spark.session import explain_spark, explained
+from anabranch.table.snapshots import content_by_hour, files_by_hour, has_landed
 from batch_layer import standing
-from batch_layer.hour import Built, HourBuilder
+from batch_layer.build import Built, HourBuilder
 from batch_layer.plan import (
     ACCEPTED_AT_ONCE,
     EMPTY,
@@ -48,7 +49,7 @@ from batch_layer.plan import (
     plan_waiting,
     revision_now,
 )
-from serving_layer import merger
+from serving_layer import merge
 from serving_layer.recovery import recover
 
 if TYPE_CHECKING:
@@ -333,7 +334,7 @@ class Rebuilder:
                 if verdict is Verdict.GONE:
                     raise Transient(f"hour {b.hour}: expected its staged snapshot, found it gone; try again")
                 if verdict is Verdict.MERGE:
-                    merger.merge(lake, stream)
+                    merge.merge(lake, stream)
                     return decide()
                 if verdict in (Verdict.MOVED, Verdict.OVERTAKEN):
                     raise _Moved

@@ -14,18 +14,18 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from anabranch import records
-from anabranch.adoption import gone_from_kafka
 from anabranch.errors import PositionError
-from anabranch.formats import open_format
 from anabranch.hours import Cut
-from anabranch.kafka_frames import no_records, using
+from anabranch.job import Job
+from anabranch.kafka.source import no_records, using
 from anabranch.lookups import inside
 from anabranch.position import Position, Ranges, Topic, without
-from anabranch.session import Job
-from anabranch.snapshots import heads
-from anabranch.staging import read_snapshot
-from anabranch.state import State
-from batch_layer.counting import held
+from anabranch.protocol.adoption import gone_from_kafka
+from anabranch.protocol.state import State
+from anabranch.records.formats import open_format
+from anabranch.table.snapshots import heads
+from anabranch.table.staging import read_snapshot
+from batch_layer.offset_counts import held
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

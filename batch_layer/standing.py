@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from anabranch import __version__, hours
 from anabranch.hours import Cut
 from anabranch.position import ranges_to_keys
-from anabranch.state import State
-from serving_layer.difference import plan_unread
+from anabranch.protocol.state import State
+from serving_layer.diff.kinds import plan_unread
 
 if TYPE_CHECKING:
     from anabranch.config import Stream

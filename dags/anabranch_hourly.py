@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.sdk import DAG, CronDataIntervalTimetable, Param
-from anabranch_tasks import (
+from anabranch_operators import (
     AnabranchOperator,
     RebuildOperator,
     SealOperator,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from airflow.sdk import DAG
-from anabranch_tasks import AnabranchOperator, default_args, streams
+from anabranch_operators import AnabranchOperator, default_args, streams
 
 DOC = """\
 `anabranch maintain {stream}`: expires snapshots, drops the speed layer's rows of hours that the batch layer has served

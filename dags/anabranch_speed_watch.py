@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import DAG
-from anabranch_tasks import AnabranchOperator, default_args, settings, streams
+from anabranch_operators import AnabranchOperator, default_args, settings, streams
 
 DOC = """\
 Fails when records of `{stream}` wait and the speed layer has published nothing for `airflow.speed_late_after`

@@ -16,24 +16,24 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from anabranch import dead_letters, ledger
-from anabranch.commits import Change, Commit, Outcome
 from anabranch.errors import AnabranchError, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Timeline, end_of, shift
-from anabranch.ledger_files import SNAPSHOTS_KEPT, MergeStep
-from anabranch.orphans import list_table, plan_orphans, references
-from anabranch.publish import Publish, new_id, run
-from anabranch.sealing import check_clock
-from anabranch.snapshots import content_by_hour, expired_tags, heads, plan_expiry, plan_plain_expiry
-from anabranch.state import State, load_state
-from anabranch.storage import Stored, delete_files
-from serving_layer import merger
+from anabranch.protocol import dead_letters, ledger
+from anabranch.protocol.publish import Publish, new_id, run
+from anabranch.protocol.sealing import check_clock
+from anabranch.protocol.state import State, load_state
+from anabranch.table.commits import Change, Commit, Outcome
+from anabranch.table.files import Stored, delete_files
+from anabranch.table.ledger_files import SNAPSHOTS_KEPT, MergeStep
+from anabranch.table.orphans import list_table, plan_orphans, references
+from anabranch.table.snapshots import content_by_hour, expired_tags, heads, plan_expiry, plan_plain_expiry
+from serving_layer import merge
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from anabranch.session import Job
+    from anabranch.job import Job
 
 LOG = logging.getLogger(__name__)
 
@@ -169,8 +169,8 @@ def _drop_some(
     def decide() -> tuple[State, Publish | None]:
         nonlocal drop, expired
         state = load_state(lake, stream.table)
-        if merger.needs_merge(state) and not dry_run:
-            merger.merge(lake, stream)
+        if merge.needs_merge(state) and not dry_run:
+            merge.merge(lake, stream)
             return decide()
         have = content_by_hour(state.table, "speed")
         served_since: dict[str, datetime] = {}

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
-from anabranch import dead_letters, ledger
-from anabranch.commits import Change
 from anabranch.config import Stream
 from anabranch.errors import Refused
-from anabranch.lake import Lake
-from anabranch.publish import Publish, new_id, run
-from anabranch.sealing import require_sealed
-from anabranch.state import KEPT, OVERRIDES, Accepted, Layer, State, load_state, plan_accepted
-from serving_layer import merger
+from anabranch.protocol import dead_letters, ledger
+from anabranch.protocol.publish import Publish, new_id, run
+from anabranch.protocol.sealing import require_sealed
+from anabranch.protocol.state import KEPT, OVERRIDES, Accepted, Layer, State, load_state, plan_accepted
+from anabranch.table.commits import Change
+from anabranch.table.lake import Lake
+from serving_layer import merge
 
 LOG = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def plan_override(state: State, hour: str, choice: Choice) -> tuple[dict[str, La
     if choice != "auto":
         overrides[hour] = choice
     layer = replace(state, overrides=overrides).serving_layer(hour)
-    if overrides != state.overrides and (reason := merger.covers(state, layer, hour)) is not None:
+    if overrides != state.overrides and (reason := merge.covers(state, layer, hour)) is not None:
         raise Refused(
             f"hour {hour}: expected the {layer} layer's rows to cover its cut, found that {reason}; "
             f"{state.serving_layer(hour)} goes on serving it"
@@ -90,8 +90,8 @@ def serve_hour(
         served = Served(hour, layer, overrides.get(hour), overrides != state.overrides)
         if not served.changed:
             return state, None
-        if merger.needs_merge(state):
-            merger.merge(lake, stream)
+        if merge.needs_merge(state):
+            merge.merge(lake, stream)
             return decide()
         accepted = ledger.accepted(lake, stream.hours_table, state, hour)
         now = datetime.now(UTC)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from anabranch import dead_letters, ledger
 from anabranch.config import Stream
-from anabranch.lake import Lake
-from anabranch.state import load_state
-from serving_layer import merger
+from anabranch.protocol import dead_letters, ledger
+from anabranch.protocol.state import load_state
+from anabranch.table.lake import Lake
+from serving_layer import merge
 
 
 def recover(lake: Lake, stream: Stream) -> frozenset[str]:
@@ -14,7 +14,7 @@ def recover(lake: Lake, stream: Stream) -> frozenset[str]:
 
     Returns the ids of what waited and is done now; the next publish drops them from its branches. Raises Transient.
     """
-    merger.merge(lake, stream)
+    merge.merge(lake, stream)
     state = load_state(lake, stream.table)
     published = dead_letters.roll_forward(lake, stream.dead_letters_table, state)
     return published | ledger.record_waiting(lake, stream.hours_table, state)

@@ -32,14 +32,14 @@ from pyspark.sql import SparkSession
 
 from anabranch.errors import AnabranchError, PositionError, Transient
 from anabranch.fail_points import Step, reach
-from anabranch.jvm import explain_spark, explained, open_session, stop_on_signal
-from anabranch.kafka_frames import read_ranges, read_stream
+from anabranch.job import Job, main, open_job, parser
+from anabranch.kafka.source import read_ranges, read_stream
 from anabranch.position import Offsets, Ranges, from_keys, to_keys
+from anabranch.protocol.apply import require_columns
+from anabranch.protocol.sealing import check_clock
+from anabranch.protocol.state import check_log_end, check_topic, load_state
 from anabranch.retry import Retry
-from anabranch.sealing import check_clock
-from anabranch.session import Job, main, open_job, parser
-from anabranch.state import check_log_end, check_topic, load_state
-from anabranch.tables import require_columns
+from anabranch.spark.session import explain_spark, explained, open_session, stop_on_signal
 from speed_layer.micro_batch import MicroBatches
 from speed_layer.plan import Skip, chunks, plan_return
 

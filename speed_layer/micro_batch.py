@@ -13,25 +13,26 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
-from anabranch import dead_letters, records
-from anabranch.commits import Outcome
+from anabranch import records
 from anabranch.config import Environment, Stream
 from anabranch.errors import PositionError, Transient, Unexpected
 from anabranch.fail_points import Step, reach
-from anabranch.formats import open_format
-from anabranch.kafka import KafkaAdapter
-from anabranch.kafka_frames import is_unreadable, read_around
-from anabranch.lake import Lake
-from anabranch.manifests import hour_of_file
+from anabranch.kafka.client import KafkaAdapter
+from anabranch.kafka.source import is_unreadable, read_around
 from anabranch.position import Position, Ranges, ranges_to_keys, size
-from anabranch.publish import Publish, new_id, to_commit
-from anabranch.sealing import Decided, HourClock
-from anabranch.staging import stage
-from anabranch.state import State, load_state
-from anabranch.tables import require_columns, rows_columns
-from anabranch.turns import Holding
-from serving_layer import merger
-from serving_layer.comparable import fitted
+from anabranch.protocol import dead_letters
+from anabranch.protocol.apply import require_columns, rows_columns
+from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.sealing import Decided, HourClock
+from anabranch.protocol.state import State, load_state
+from anabranch.protocol.turns import Holding
+from anabranch.records.formats import open_format
+from anabranch.table.commits import Outcome
+from anabranch.table.lake import Lake
+from anabranch.table.manifests import hour_of_file
+from anabranch.table.staging import stage
+from serving_layer import merge
+from serving_layer.diff.spark import fitted
 from serving_layer.recovery import recover
 from speed_layer.plan import (
     Next,
@@ -148,7 +149,7 @@ class MicroBatches:
                 continue
             # Step 3: publish.
             if plan.next is Next.MERGE:
-                merger.merge(self._lake, self._stream)
+                merge.merge(self._lake, self._stream)
                 continue
             publish = plan_publish(decided, plan, staged, _hours_of(state, staged), new_id(), self._confirmed)
             if self._lake.commit(state.table, to_commit(state, publish, decided.now)) is Outcome.LANDED:
@@ -156,7 +157,7 @@ class MicroBatches:
             refusals += 1
             LOG.info("stream %s: publish refused (%d): a head moved; deciding again", self._stream.name, refusals)
         if state.kept:
-            merger.merge(self._lake, self._stream)
+            merge.merge(self._lake, self._stream)
         self._after(publish, staged)
         LOG.info(
             "stream %s: published %d offsets as %d rows and %d dead letters of hour %s in %.2f s",

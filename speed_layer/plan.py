@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from anabranch.commits import Change
-from anabranch.dead_letters import waiting_speed
 from anabranch.hours import Cut, HourRange, hour_ranges
 from anabranch.position import (
     Offsets,
@@ -22,11 +20,13 @@ from anabranch.position import (
     size,
     trim,
 )
-from anabranch.publish import Publish
-from anabranch.sealing import Decided
-from anabranch.snapshots import Staged, staged_snapshot
-from anabranch.state import LOST, State, plan_lost
-from serving_layer.merger import needs_merge
+from anabranch.protocol.dead_letters import waiting_speed
+from anabranch.protocol.publish import Publish
+from anabranch.protocol.sealing import Decided
+from anabranch.protocol.state import LOST, State, plan_lost
+from anabranch.table.commits import Change
+from anabranch.table.snapshots import Staged, staged_snapshot
+from serving_layer.merge import needs_merge
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile

@@ -25,8 +25,8 @@ from pyiceberg.io.pyarrow import (
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 
 from anabranch.errors import Terminal
-from anabranch.neighbours import asked
-from anabranch.snapshot_writer import delete_quietly
+from anabranch.remote_errors import asked
+from anabranch.table.snapshot_writer import delete_quietly
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -65,7 +65,7 @@ def sort_out(table: Table, files: Sequence[DataFile]) -> Sorted:
     """Which of `files` have the schema that most of them have, and one that PyArrow writes as it found it.
 
     A file holds the columns, and the types, that its writer knew. Files of different schemas are not put together:
-    what a file holds tells old rows from new ones (`serving_layer.comparable`). Raises Transient.
+    what a file holds tells old rows from new ones (`serving_layer.diff.spark`). Raises Transient.
     """
     kinds: dict[str, str] = {}
     for data_file in files:

@@ -18,18 +18,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from anabranch.commits import Change, Outcome
 from anabranch.config import Stream
 from anabranch.errors import AnabranchError, Transient
 from anabranch.fail_points import Step, reach
-from anabranch.lake import Lake
-from anabranch.manifests import HourManifest, hour_of_file, list_manifests, read_entries
-from anabranch.neighbours import asked
-from anabranch.publish import Publish, new_id, to_commit
-from anabranch.snapshot_writer import delete_quietly
-from anabranch.snapshots import content_by_hour, head
-from anabranch.state import State, load_state
-from anabranch.turns import read_line
+from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.state import State, load_state
+from anabranch.protocol.turns import read_line
+from anabranch.remote_errors import asked
+from anabranch.table.commits import Change, Outcome
+from anabranch.table.lake import Lake
+from anabranch.table.manifests import HourManifest, hour_of_file, list_manifests, read_entries
+from anabranch.table.snapshot_writer import delete_quietly
+from anabranch.table.snapshots import content_by_hour, head
 from speed_layer.rewriting import Rewritten, rewrite, sort_out
 
 if TYPE_CHECKING:

@@ -80,8 +80,8 @@ def spark(environment: dict[str, Any], tmp_path_factory: pytest.TempPathFactory)
     from pyspark.sql import SparkSession
 
     from anabranch import config
-    from anabranch.dev.jars import ensure_jars, jvm_folder
-    from anabranch.spark import AVRO_OPTIONS, session_settings
+    from anabranch.spark.jars import ensure_jars, jvm_folder
+    from anabranch.spark.settings import AVRO_OPTIONS, session_settings
 
     folder = tmp_path_factory.mktemp("conf")
     (folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))

@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from anabranch.dev.comparison import Comparison, Served, compare
-from anabranch.dev.events import Ack, sha256
-from anabranch.dev.story import Story
+from anabranch.dev.demo.story import Story
+from anabranch.dev.producers.events import Ack, sha256
 from anabranch.errors import Refused
-from anabranch.state import load_state
+from anabranch.protocol.state import load_state
 
 if TYPE_CHECKING:
-    from anabranch.session import Job
+    from anabranch.job import Job
 
 # The bytes of the event that a row came from, so that their hash can be compared with the acknowledged one's.
 AsSent = Callable[[Mapping[str, Any]], bytes]

@@ -17,7 +17,7 @@ import click
 if TYPE_CHECKING:
     from anabranch.dev.services import ServiceStatus
 
-_LATER = {"produce": ("anabranch.dev.produce", "produce")}
+_LATER = {"produce": ("anabranch.dev.producers.produce", "produce")}
 
 
 class LazyGroup(click.Group):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from anabranch.dev.events import Ack
+from anabranch.dev.producers.events import Ack
 
 At = tuple[int, int]
 

@@ -20,13 +20,13 @@ import yaml
 from click.testing import CliRunner
 from world import World, add_catalog, event, past_hour, spread, wait_out_the_hours_end
 
-from anabranch import ledger
 from anabranch.cli import main
-from anabranch.commits import Change, Outcome
 from anabranch.errors import MetadataGone
-from anabranch.lake import Lake
-from anabranch.publish import Publish, new_id, to_commit
-from anabranch.storage import delete_files
+from anabranch.protocol import ledger
+from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.table.commits import Change, Outcome
+from anabranch.table.files import delete_files
+from anabranch.table.lake import Lake
 from serving_layer import maintenance
 
 if TYPE_CHECKING:

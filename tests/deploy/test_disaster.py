@@ -21,11 +21,11 @@ import pytest
 from click.testing import CliRunner
 from world import World, add_catalog, closed_at_the_end, past_hour, spread, wait_out_the_hours_end
 
-from anabranch import ledger
 from anabranch.cli import main
 from anabranch.errors import MetadataGone, Terminal
-from anabranch.orphans import references
-from anabranch.side_files import SUFFIX
+from anabranch.protocol import ledger
+from anabranch.table.orphans import references
+from anabranch.table.side_files import SUFFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

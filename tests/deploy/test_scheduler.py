@@ -12,7 +12,7 @@ from postgres import running_postgres
 from scheduler import Scheduler, running_airflow
 from world import World, past_hour, spread
 
-from anabranch import ledger
+from anabranch.protocol import ledger
 
 PATIENCE = 600
 

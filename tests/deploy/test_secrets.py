@@ -18,7 +18,7 @@ from secure_broker import PASSWORD as KAFKA_PASSWORD
 from secure_broker import running_secure_broker
 from world import World, past_hour, spread
 
-from anabranch.dev.processes import HOST, free_port
+from anabranch.dev.services.processes import HOST, free_port
 
 REGISTRY_PASSWORD = "of-the-registry"
 CONFIGURED = "of-spark-itself"

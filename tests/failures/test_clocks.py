@@ -14,7 +14,7 @@ import pytest
 from commands import started
 from world import World, past_hour, spread
 
-from anabranch.sealing import check_clock
+from anabranch.protocol.sealing import check_clock
 
 Make = Callable[..., World]
 

@@ -12,9 +12,9 @@ import pytest
 from waiting import wait_for
 from world import World, event, past_hour
 
-from anabranch import ledger
 from anabranch.hours import start_of
-from serving_layer import status as views
+from anabranch.protocol import ledger
+from serving_layer.views import status as views
 from speed_layer.job import SpeedJob
 
 Make = Callable[..., World]

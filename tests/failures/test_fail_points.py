@@ -18,13 +18,14 @@ from commands import run, run_into
 from running import publishes
 from world import Record, World, event, past_hour
 
-from anabranch import ledger, ledger_files
-from anabranch.commits import Change
 from anabranch.fail_points import Step
 from anabranch.hours import start_of
-from anabranch.publish import Publish, new_id, to_commit
-from anabranch.snapshots import files_by_hour
-from serving_layer import status as views
+from anabranch.protocol import ledger
+from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.table import ledger_files
+from anabranch.table.commits import Change
+from anabranch.table.snapshots import files_by_hour
+from serving_layer.views import status as views
 
 Make = Callable[..., World]
 

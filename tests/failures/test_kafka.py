@@ -18,17 +18,17 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from world import Record, World, event, past_hour, spread
 
-from anabranch import side_files
-from anabranch.commits import Change, Outcome
 from anabranch.errors import PositionError
 from anabranch.hours import Timeline, at_once, end_of, start_of
-from anabranch.kafka import new_producer
-from anabranch.kafka_frames import read_ranges
+from anabranch.kafka.client import new_producer
+from anabranch.kafka.source import read_ranges
 from anabranch.position import Position
-from anabranch.publish import Publish, new_id, to_commit
-from anabranch.sealing import seal
-from anabranch.state import TIMELINE
-from serving_layer import status as views
+from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.sealing import seal
+from anabranch.protocol.state import TIMELINE
+from anabranch.table import side_files
+from anabranch.table.commits import Change, Outcome
+from serving_layer.views import status as views
 from speed_layer.micro_batch import LOST
 
 Make = Callable[..., World]

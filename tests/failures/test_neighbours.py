@@ -22,12 +22,15 @@ from running import PUBLISHED, TRIED_AGAIN, lines, publishes, speed_running
 from waiting import wait_for
 from world import World, past_hour, spread
 
-from anabranch import catalogs, config, kafka_frames, ledger
+from anabranch import config
 from anabranch.cli import main
 from anabranch.errors import ConfigurationError, Transient
 from anabranch.fail_points import Step
-from anabranch.lake import Lake
-from batch_layer import hour as hours_of_batch
+from anabranch.kafka import source
+from anabranch.protocol import ledger
+from anabranch.table import catalog_settings
+from anabranch.table.lake import Lake
+from batch_layer import build as hours_of_batch
 from batch_layer import rebuild
 
 if TYPE_CHECKING:
@@ -127,13 +130,13 @@ def test_kafka_cut_while_the_batch_job_reads_an_hour(
     hour = past_hour(2)
     one.send(spread(hour, 200, "h"))
     cuts = _once(proxied_kafka.proxy.cut)
-    real = kafka_frames.read_ranges
+    real = source.read_ranges
 
     def read_ranges(*arguments: object, **named: object) -> object:
         cuts()
         return real(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(kafka_frames, "read_ranges", read_ranges)
+    monkeypatch.setattr(source, "read_ranges", read_ranges)
     with _mended_after_a_failure(proxied_kafka.proxy, caplog):
         results = one.batch()
     assert [r.decision for r in results if r.hour == hour] == ["accepted"]
@@ -345,7 +348,7 @@ def test_postgres_publish_that_lands_and_whose_answer_is_lost(
 def test_postgres_that_accepts_and_says_nothing(
     postgres: Postgres, proxied_postgres: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(catalogs, "PATIENCE_SECONDS", 1)
+    monkeypatch.setattr(catalog_settings, "PATIENCE_SECONDS", 1)
     uri = f"postgresql+psycopg2://lake:lake-local@127.0.0.1:{proxied_postgres.port}/catalog"
     catalog = config.Catalog(name="lake", uri=uri, warehouse=f"file://{tmp_path}")
     lake = Lake(config.Environment(kafka=config.Kafka(bootstrap_servers="127.0.0.1:1"), catalog=catalog))

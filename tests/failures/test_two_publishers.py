@@ -13,8 +13,8 @@ import pytest
 from commands import paused_at, run, started
 from world import World, past_hour, spread
 
-from anabranch import ledger
 from anabranch.fail_points import Step
+from anabranch.protocol import ledger
 
 Make = Callable[..., World]
 
@@ -84,7 +84,8 @@ def test_a_speed_job_that_hangs_while_another_takes_over_publishes_nothing_twice
 def test_a_publisher_paused_across_an_expiry_is_refused_and_stages_again(
     stream: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from anabranch import publish, snapshots
+    from anabranch.protocol import publish
+    from anabranch.table import snapshots
 
     one = stream
     one.send_now(50, "before")

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame
 from world import World, event, past_hour, spread
 
 from anabranch.hours import start_of
-from anabranch.staging import stage
-from batch_layer import hour as building
+from anabranch.table.staging import stage
+from batch_layer import build as building
 
 Make = Callable[..., World]
 

@@ -19,10 +19,10 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
 
 from anabranch.dev import services
-from anabranch.dev.jars import Jars, ensure_jars, jvm_folder, verify
-from anabranch.dev.processes import HOST, free_port
 from anabranch.dev.services import Home, Services
+from anabranch.dev.services.processes import HOST, free_port
 from anabranch.errors import ConfigurationError, Terminal
+from anabranch.spark.jars import Jars, ensure_jars, jvm_folder, verify
 
 OLD = 1_000_000_000_000  # 2001-09-09, in milliseconds
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from world import World, event, past_hour
 
 from anabranch.hours import start_of
-from anabranch.snapshots import files_of
+from anabranch.table.snapshots import files_of
 
 Make = Callable[..., World]
 DATES = 80

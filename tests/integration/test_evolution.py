@@ -12,10 +12,10 @@ from running import speed_running
 from waiting import wait_for
 from world import World, event, past_hour
 
-from anabranch import sealing, tables
 from anabranch.errors import Refused, Terminal
 from anabranch.hours import start_of
-from anabranch.state import load_state
+from anabranch.protocol import apply, sealing
+from anabranch.protocol.state import load_state
 from batch_layer.rebuild import Rebuilder, Result
 from serving_layer.query import run_query
 
@@ -200,7 +200,7 @@ def test_a_file_that_was_rolled_back_goes_on_beside_a_newer_table(world: Make) -
     with pytest.raises(Refused, match=f"`anabranch apply {one.name} --rolled-back` leaves the table ahead"):
         one.apply()
     job = one.job
-    said = tables.apply(job.environment, job.stream, one.lake, one.kafka, rolled_back=True)
+    said = apply.apply(job.environment, job.stream, one.lake, one.kafka, rolled_back=True)
     assert len(said) == 1 and "ahead of the stream's file in" in said[0] and one.apply() == []
     one.speed()
     [result] = one.batch(second)

@@ -20,12 +20,12 @@ from sessions import with_settings
 from wire import encode, varint, wired
 from world import World, past_hour
 
-from anabranch import config, verdicts
-from anabranch.formats import Format, avro, csv, json_schema, raw, wire
+from anabranch import config
+from anabranch.config.columns import parse_columns
 from anabranch.hours import start_of
-from anabranch.records import decode
-from anabranch.registry import Registry
-from anabranch.schema import parse_columns
+from anabranch.kafka.schema_registry import Registry
+from anabranch.records import checks, decode
+from anabranch.records.formats import Format, avro, csv, json_schema, raw, wire
 
 Make = Callable[..., World]
 # The record's value, its verdict's code (None: it is good), and what the verdict's text must name.
@@ -295,7 +295,7 @@ def test_avro_by_bytes(session: SparkSession, registry: SchemaRegistry) -> None:
     cases = avro_cases(session, ids, START)
     stream = make_stream(DDL, {"type": "avro", "subject": ids.subject})
     expect(session, stream, avro.AvroFormat(stream, Registry(config.Registry(url=registry.url))), cases)
-    assert {code for _, code, _ in cases.values()} - {None} == {*verdicts.CODES, *wire.CODES, *avro.CODES}
+    assert {code for _, code, _ in cases.values()} - {None} == {*checks.CODES, *wire.CODES, *avro.CODES}
 
 
 def test_avro_values(session: SparkSession, registry: SchemaRegistry) -> None:
@@ -376,7 +376,7 @@ def test_csv_by_bytes(session: SparkSession) -> None:
     cases = csv_cases(START)
     stream = make_stream(CSV_DDL, {"type": "csv", "delimiter": ";"})
     expect(session, stream, csv.CsvFormat(";"), cases)
-    assert {code for _, code, _ in cases.values()} - {None} == {*verdicts.CODES, *csv.CODES}
+    assert {code for _, code, _ in cases.values()} - {None} == {*checks.CODES, *csv.CODES}
 
 
 def test_csv_values(spark: SparkSession) -> None:

@@ -15,8 +15,8 @@ from anabranch.hours import HourRange, shift
 from anabranch.lookups import inside
 from anabranch.position import Ranges, size
 from anabranch.records import assign_hours, trim
-from batch_layer.counting import count, span_of_missing
-from serving_layer.difference import compare
+from batch_layer.offset_counts import count, span_of_missing
+from serving_layer.diff.kinds import compare
 from speed_layer.plan import assign
 
 FIRST = "2026-01-01T00"

@@ -8,8 +8,8 @@ from typing import Any
 
 from world import World, event, past_hour, spread
 
-from anabranch import adoption, ledger
 from anabranch.hours import start_of
+from anabranch.protocol import adoption, ledger
 
 Make = Callable[..., World]
 WIDE = {"column": "event_time", "past": "90 days", "future": "1 hour"}

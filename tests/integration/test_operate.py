@@ -11,14 +11,14 @@ from click.testing import CliRunner
 from world import World, event, past_hour, spread
 
 from anabranch.cli import main
-from anabranch.commits import Change, Outcome
 from anabranch.errors import PositionError
 from anabranch.hours import shift
-from anabranch.publish import Publish, new_id, to_commit
-from anabranch.snapshots import files_of
-from anabranch.staging import stage
-from serving_layer import maintenance, merger
-from serving_layer import status as views
+from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.table.commits import Change, Outcome
+from anabranch.table.snapshots import files_of
+from anabranch.table.staging import stage
+from serving_layer import maintenance, merge
+from serving_layer.views import status as views
 
 Make = Callable[..., World]
 
@@ -85,7 +85,7 @@ def test_a_recreated_topic_is_adopted_and_every_record_of_both_is_there_once(two
     said = {h["hour"]: h for h in views.hours(one.job)}
     assert [said[past_hour(ago)]["served"] for ago in (2, 1, 0)] == ["batch", "speed", "speed"]
     assert "Kafka no longer holds it" in said[past_hour(1)]["reason"]
-    assert merger.merge(one.lake, one.job.stream, everything=True) == []
+    assert merge.merge(one.lake, one.job.stream, everything=True) == []
     assert ids(one) == sorted([*before, *(f"new-{i}" for i in range(9))])
 
 

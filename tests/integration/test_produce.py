@@ -20,11 +20,11 @@ import pytest
 from click.testing import CliRunner
 
 from anabranch import config
-from anabranch.dev import flights_data
-from anabranch.dev.events import Ack, expected, sha256
-from anabranch.dev.produce import produce, produce_events
+from anabranch.dev.producers import flights_data
+from anabranch.dev.producers.events import Ack, expected, sha256
+from anabranch.dev.producers.produce import produce, produce_events
 from anabranch.errors import ConfigurationError, Transient
-from anabranch.kafka import create_topic
+from anabranch.kafka.client import create_topic
 
 CONF = Path(__file__).parents[2] / "conf"
 Found = tuple[int, int, str | None, int]
@@ -179,12 +179,12 @@ def test_another_stream_is_refused_with_a_pointer_to_the_flights(conf: Path) -> 
     result = CliRunner().invoke(produce, ["flights", "--events", "5", "--conf", str(conf)])
     assert isinstance(result.exception, ConfigurationError)
     assert "found 'flights'" in str(result.exception)
-    assert "anabranch.dev.flights" in str(result.exception)
+    assert "anabranch.dev.demo.flights" in str(result.exception)
 
 
 def test_ctrl_c_flushes_prints_the_account_and_exits_130(conf: Path, kafka: config.Kafka, topic: str) -> None:
     acks = conf.parent / "acks.jsonl"
-    code = "from anabranch.dev.produce import produce; produce()"
+    code = "from anabranch.dev.producers.produce import produce; produce()"
     arguments = ["game_events", "--events", "1000000", "--rate", "300", "--acks", str(acks), "--output", "json"]
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments, "--conf", str(conf)],

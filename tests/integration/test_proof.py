@@ -13,12 +13,12 @@ import pytest
 from click.testing import CliRunner
 from world import World, event, past_hour, spread
 
-from anabranch import ledger
 from anabranch.cli import main
-from anabranch.commits import Change, Outcome
 from anabranch.hours import start_of
-from anabranch.publish import Publish, new_id, to_commit
-from anabranch.snapshots import files_of
+from anabranch.protocol import ledger
+from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.table.commits import Change, Outcome
+from anabranch.table.snapshots import files_of
 
 Make = Callable[..., World]
 GOOD, DUPLICATE, MALFORMED, ABORTED, CONTROL = 5, 2, 2, 3, 3

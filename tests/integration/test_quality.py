@@ -14,8 +14,8 @@ import pytest
 import yaml
 from pyspark.sql import DataFrame, SparkSession
 
-from batch_layer.quality import run_suite
-from batch_layer.row_counts import SPEED, Known
+from batch_layer.quality.gate import run_suite
+from batch_layer.quality.row_counts import SPEED, Known
 
 GAME_EVENTS = Path(__file__).parents[2] / "conf" / "streams" / "game_events.expectations.yaml"
 AT = datetime(2026, 11, 21, tzinfo=UTC)
@@ -214,7 +214,7 @@ def test_the_gate_leaves_nothing_behind_and_is_quiet(
     with caplog.at_level(logging.INFO):
         assert not run_suite(frame, GAME_EVENTS).passed
     ours = [r.name for r in caplog.records if r.name.startswith(("batch_layer", "great_expectations"))]
-    assert ours == ["batch_layer.quality"]  # the one line of the one failed expectation
+    assert ours == ["batch_layer.quality.gate"]  # the one line of the one failed expectation
     assert tuple(capsys.readouterr()) == ("", "")
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["home", "temporary"]
     assert spark.sparkContext._jsc.getPersistentRDDs().size() == persistent

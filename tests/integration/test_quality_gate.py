@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 from world import World, past_hour, spread
 
-from anabranch import ledger
 from anabranch.cli import main
-from anabranch.s3 import ObjectStore
-from batch_layer.row_counts import PREVIOUS, SPEED
+from anabranch.protocol import ledger
+from anabranch.table.s3 import ObjectStore
+from batch_layer.quality.row_counts import PREVIOUS, SPEED
 
 Make = Callable[..., World]
 

@@ -14,12 +14,12 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from sessions import with_settings
 
-from anabranch import records, verdicts
+from anabranch import records
 from anabranch.config import Stream
-from anabranch.formats import json
+from anabranch.config.columns import parse_columns
 from anabranch.hours import HourRange
-from anabranch.records import ERROR_TEXT_LENGTH, assign_hours, dead, good, trim
-from anabranch.schema import parse_columns
+from anabranch.records import ERROR_TEXT_LENGTH, assign_hours, checks, dead, good, trim
+from anabranch.records.formats import json
 
 HOUR = "2026-11-21T03"
 START = datetime(2026, 11, 21, 3, tzinfo=UTC)
@@ -90,7 +90,7 @@ def test_verdict_by_bytes(session: SparkSession) -> None:
         told = partial or row.error_text != "expected the types of the schema, found another"
         assert not told or words in (row.error_text or ""), (name, row.error_text)
         assert len(row.error_text or "") <= ERROR_TEXT_LENGTH
-    assert set(found.values()) - {None} == {*verdicts.CODES, *json.CODES}
+    assert set(found.values()) - {None} == {*checks.CODES, *json.CODES}
 
 
 def test_columns_and_values(session: SparkSession) -> None:
@@ -188,7 +188,7 @@ def test_an_event_time_outside_the_calendar_is_a_dead_letter_without_bounds_too(
 ) -> None:
     """The hazard: a row of the year 10183, which no publish gets through PyIceberg."""
     stream = make_stream("id STRING, at TIMESTAMP", "id", {"column": "at"})
-    verdict = verdicts.judge(stream, (), lambda name: f"CAST(unix_micros(`_row_{name}`) AS STRING)")
+    verdict = checks.judge(stream, (), lambda name: f"CAST(unix_micros(`_row_{name}`) AS STRING)")
     moments = spark.createDataFrame([(micros,), (0,), (None,)], "micros BIGINT")
     frame = moments.selectExpr("timestamp_micros(micros) AS _row_at", "0L AS _hour_start", "micros")
     found = frame.selectExpr("micros", f"({verdict}).code AS code").collect()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from world import World, past_hour, spread
 
-from anabranch import ledger
-from serving_layer import status as views
+from anabranch.protocol import ledger
+from serving_layer.views import status as views
 
 
 def refusals(one: World) -> int:

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 from world import World, event, past_hour, spread
 
-from anabranch.snapshots import files_by_hour
-from serving_layer import status as views
-from serving_layer.auditor import audit
+from anabranch.table.snapshots import files_by_hour
+from serving_layer.audit import audit
+from serving_layer.views import status as views
 from speed_layer import rewriting
 
 Make = Callable[..., World]

@@ -12,9 +12,11 @@ import pytest
 from pyspark.sql import functions as F
 from world import World, past_hour, spread
 
-from anabranch import ledger, records, session
+from anabranch import job as session
+from anabranch import records
 from anabranch.errors import JvmGone, Unexpected, Unexplained
-from anabranch.jvm import explain_spark, explained
+from anabranch.protocol import ledger
+from anabranch.spark.session import explain_spark, explained
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -89,7 +91,7 @@ def test_a_context_that_spark_stopped_is_no_reason_to_try_again_in_this_process(
     """The hazard: a master that gives an application up stops its context; the JVM answers on, no try works again."""
     script = (
         "from pyspark.sql import SparkSession\n"
-        "from anabranch.jvm import explain_spark\n"
+        "from anabranch.spark.session import explain_spark\n"
         "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false').getOrCreate()\n"
         "spark.sparkContext._jsc.sc().stop()\n"
         "try:\n"

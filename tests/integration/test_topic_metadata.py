@@ -13,9 +13,9 @@ import pytest
 from kafka import KafkaAdminClient
 
 from anabranch import config
-from anabranch.kafka import KafkaAdapter, create_topic, new_producer
+from anabranch.kafka.client import KafkaAdapter, create_topic, new_producer
 from anabranch.position import Position, Topic, is_contradicted
-from anabranch.state import check_topic
+from anabranch.protocol.state import check_topic
 
 T = TypeVar("T")
 

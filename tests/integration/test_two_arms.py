@@ -11,14 +11,14 @@ import pytest
 from pyiceberg.table.snapshots import ancestors_of
 from world import Record, World, event, past_hour, spread
 
-from anabranch import sealing
-from anabranch.commits import Change, Outcome
 from anabranch.errors import ConfigurationError, PositionError, Transient
 from anabranch.position import Standing, classify
-from anabranch.publish import Publish, new_id, to_commit
-from anabranch.snapshots import head
-from serving_layer import merger
-from serving_layer import status as views
+from anabranch.protocol import sealing
+from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.table.commits import Change, Outcome
+from anabranch.table.snapshots import head
+from serving_layer import merge
+from serving_layer.views import status as views
 from speed_layer.micro_batch import MicroBatches
 
 Make = Callable[..., World]
@@ -138,7 +138,7 @@ def test_two_speed_layers_publish_each_offset_once(three_hours: World) -> None:
     half = {p: (0, e // 2) for p, e in ends.items()}
 
     def frame(ranges: dict[int, tuple[int, int]]):  # type: ignore[no-untyped-def]
-        from anabranch.kafka_frames import read_ranges
+        from anabranch.kafka.source import read_ranges
 
         return lambda: read_ranges(spark, job.environment.kafka, one.name, ranges)
 
@@ -169,7 +169,7 @@ def test_a_seal_during_a_micro_batch_makes_it_decide_again(three_hours: World) -
     ranges = {p: (0, e) for p, e in ends.items()}
 
     def sealed_meanwhile():  # type: ignore[no-untyped-def]
-        from anabranch.kafka_frames import read_ranges
+        from anabranch.kafka.source import read_ranges
 
         sealing.seal(job.stream, job.lake, job.kafka)
         return read_ranges(one.spark, job.environment.kafka, one.name, ranges)
@@ -210,7 +210,7 @@ def test_the_merger_repairs_main(three_hours: World) -> None:
     one.lake.commit(state.table, to_commit(state, damage, datetime.now(UTC)))
     assert len(one.rows()) == 10
 
-    swaps = merger.merge(one.lake, one.job.stream, everything=True)
+    swaps = merge.merge(one.lake, one.job.stream, everything=True)
 
     assert [(s.hour, s.layer) for s in swaps] == [
         (past_hour(3), "batch"),
@@ -218,11 +218,11 @@ def test_the_merger_repairs_main(three_hours: World) -> None:
         (past_hour(1), "speed"),
     ]
     assert one.contents() == one.acknowledged()
-    assert merger.merge(one.lake, one.job.stream, everything=True) == []
+    assert merge.merge(one.lake, one.job.stream, everything=True) == []
 
 
 def _files(one: World, hour: str) -> tuple[object, ...]:
-    from anabranch.snapshots import files_of
+    from anabranch.table.snapshots import files_of
 
     return files_of(one.state.table, "main", hour)
 

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 
 from anabranch import records
 from anabranch.config import Environment, Stream
-from anabranch.formats import open_format
-from anabranch.schema import parse_columns
+from anabranch.config.columns import parse_columns
+from anabranch.records.formats import open_format
 
 HOUR = "2026-11-21T03"
 SOURCE = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"

@@ -17,13 +17,13 @@ import yaml
 from flaky_s3 import FlakyS3, running_flaky_s3
 from running import PUBLISHED
 
-from anabranch.dev.processes import HOST
-from anabranch.dev.produce import STREAM, produce_events
-from anabranch.dev.story import Story, poll
-from anabranch.dev.workspace import Workspace, main, open_workspace
+from anabranch.dev.demo.story import Story, poll
+from anabranch.dev.demo.workspace import Workspace, main, open_workspace
+from anabranch.dev.producers.produce import STREAM, produce_events
+from anabranch.dev.services.processes import HOST
 from anabranch.errors import Terminal
 from anabranch.hours import end_of, hour_of, shift
-from anabranch.snapshots import heads
+from anabranch.table.snapshots import heads
 
 FEW, MANY = 50_000, 1_050_000
 SMALL, LARGE = 1_000, 250_000

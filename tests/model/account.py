@@ -14,11 +14,11 @@ from typing import Any
 
 from small_world import File, Kafka, Lake, Row, Violation, World, ledger_row
 
-from anabranch import dead_letters
 from anabranch.hours import Cut, hours_between
 from anabranch.position import Ranges, ranges_from_keys
-from anabranch.snapshots import BRANCHES
-from anabranch.state import LOST
+from anabranch.protocol import dead_letters
+from anabranch.protocol.state import LOST
+from anabranch.table.snapshots import BRANCHES
 
 Place = tuple[int, int]
 

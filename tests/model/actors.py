@@ -15,17 +15,18 @@ from typing import Any, ClassVar
 
 from small_world import MINUTE, TOPIC, File, Kafka, Lake, Request, World, ledger_row, millis
 
-from anabranch import adoption, dead_letters, ledger, outcomes, sealing, turns
-from anabranch import publish as publishing
-from anabranch.clock import Clock, Compared
-from anabranch.commits import Change, Commit
 from anabranch.errors import PositionError, Refused, Transient
-from anabranch.outcomes import Standing
-from anabranch.publish import Publish
-from anabranch.sealing import Decided
-from anabranch.snapshots import Staged, published_since
-from anabranch.state import POSITION, Layer, check_log_end, check_topic
-from serving_layer import maintenance, merger, override
+from anabranch.protocol import adoption, dead_letters, ledger, sealing, turns
+from anabranch.protocol import publish as publishing
+from anabranch.protocol.publish import Publish
+from anabranch.protocol.sealing import Decided
+from anabranch.protocol.state import POSITION, Layer, check_log_end, check_topic
+from anabranch.table import outcomes
+from anabranch.table.clock import Clock, Compared
+from anabranch.table.commits import Change, Commit
+from anabranch.table.outcomes import Standing
+from anabranch.table.snapshots import Staged, published_since
+from serving_layer import maintenance, merge, override
 
 Step = tuple[str, World, "Actor"]
 # No decision of the model rests on when an operator spoke.
@@ -481,7 +482,7 @@ class Publisher(Actor):
     def merge(self, world: World, everything: bool = False) -> Iterator[Step]:
         state = world.lake.state
         loaded = replace(self, at="swap", lake=world.lake)
-        if not (everything or merger.needs_merge(state)) or loaded.swapping(world.lake) is None:
+        if not (everything or merge.needs_merge(state)) or loaded.swapping(world.lake) is None:
             rest = replace(self, at=self.back, back="")
             yield "has nothing to merge", world, rest if self.is_within else self.leaving(rest)
         else:
@@ -494,8 +495,8 @@ class Publisher(Actor):
         yield from self.publish(world, publish)
 
     def swapping(self, lake: Lake) -> Publish | None:
-        swaps = merger.plan_merge(lake.state, *files_by_hour(lake))
-        return merger.plan_swaps(lake.state, swaps, self.id)
+        swaps = merge.plan_merge(lake.state, *files_by_hour(lake))
+        return merge.plan_swaps(lake.state, swaps, self.id)
 
 
 @dataclass(frozen=True)
@@ -532,7 +533,7 @@ class Operator(Publisher):
     def wish(self, world: World) -> Iterator[Step]:
         if not self.wishes or (self.patient and not world.lake.state.is_accepted(self.wishes[0][0])):
             return
-        if not merger.needs_merge(world.lake.state):
+        if not merge.needs_merge(world.lake.state):
             loaded = replace(self, at="override", lake=world.lake)
             planned = loaded.overriding(world)
             if isinstance(planned, str):

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 from exploration import forget
 
-from anabranch import dead_letters, snapshots, state
+from anabranch.protocol import dead_letters, state
+from anabranch.table import snapshots
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,11 @@ from actors import Actor, Publisher, Step, decide
 from layers import Speed, lookback
 from small_world import Lake, Violation, World, ledger_row, millis
 
-from anabranch.clock import MAX_CLOCK_SKEW
 from anabranch.hours import shift, start_of
-from anabranch.snapshots import BRANCHES, WAP_ID, plan_expiry
+from anabranch.table.clock import MAX_CLOCK_SKEW
+from anabranch.table.snapshots import BRANCHES, WAP_ID, plan_expiry
 from batch_layer.plan import plan_again
-from serving_layer.merger import needs_merge
+from serving_layer.merge import needs_merge
 
 T = TypeVar("T")
 _ONE: dict[object, Any] = {}

@@ -16,16 +16,16 @@ from actors import NOW, Publisher, Step, is_stopped, is_waiting
 from rebuilt import read_hour
 from small_world import TOPIC, File, Lake, Row, World, ledger_row, new_files, rolled_up
 
-from anabranch import adoption, dead_letters, ledger, sealing, turns
 from anabranch.errors import PositionError
 from anabranch.hours import Cut, hour_of, shift
 from anabranch.position import Ranges, size
-from anabranch.publish import Publish
-from anabranch.sealing import Decided
-from anabranch.snapshots import Staged
-from anabranch.state import Accepted, State, check_topic
+from anabranch.protocol import adoption, dead_letters, ledger, sealing, turns
+from anabranch.protocol.publish import Publish
+from anabranch.protocol.sealing import Decided
+from anabranch.protocol.state import Accepted, State, check_topic
+from anabranch.table.snapshots import Staged
 from batch_layer import plan as batch_plan
-from serving_layer.merger import needs_merge
+from serving_layer.merge import needs_merge
 from speed_layer import plan as speed_plan
 from speed_layer import rollup
 from speed_layer.plan import Next, Plan, Read, Skip, StagedBatch

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from small_world import TOPIC, Lake, Row, World
 
-from anabranch import adoption, ledger
 from anabranch.hours import Cut
 from anabranch.position import Offsets, Ranges, Topic, size, without
-from anabranch.state import Layer
+from anabranch.protocol import adoption, ledger
+from anabranch.protocol.state import Layer
 from batch_layer.balance import Account, Balance, Counted, classify_lost
-from batch_layer.counting import held
+from batch_layer.offset_counts import held
 
 
 @dataclass(frozen=True)

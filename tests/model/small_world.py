@@ -22,12 +22,12 @@ from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
-from anabranch import dead_letters, ledger, turns
-from anabranch.commits import Commit
 from anabranch.hours import Timeline, hour_of
 from anabranch.position import Position, Ranges, Stamped, Topic
-from anabranch.snapshots import BRANCHES, PUBLISH_ID, WAP_ID, Staged, carried
-from anabranch.state import DEAD_LETTERS, DECISIONS, POSITION, TIMELINE, State, read_state
+from anabranch.protocol import dead_letters, ledger, turns
+from anabranch.protocol.state import DEAD_LETTERS, DECISIONS, POSITION, TIMELINE, State, read_state
+from anabranch.table.commits import Commit
+from anabranch.table.snapshots import BRANCHES, PUBLISH_ID, WAP_ID, Staged, carried
 
 BEGIN = datetime(2026, 11, 21, 0, 30, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

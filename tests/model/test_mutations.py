@@ -16,13 +16,15 @@ from pyiceberg.table import Table
 from settings import H0, H1, LOST_ITS_END, MALFORMED, MINUTES, ONE_HOUR, RECORD, TWO_HOURS, broker
 from small_world import Violation, new_world
 
-from anabranch import adoption, clock, dead_letters, hours, ledger, outcomes, publish, turns
-from anabranch.commits import Change, Commit
+from anabranch import hours
 from anabranch.position import Position, Standing
-from anabranch.publish import Publish
-from anabranch.snapshots import BRANCHES
+from anabranch.protocol import adoption, dead_letters, ledger, publish, turns
+from anabranch.protocol.publish import Publish
+from anabranch.table import clock, outcomes
+from anabranch.table.commits import Change, Commit
+from anabranch.table.snapshots import BRANCHES
 from batch_layer import plan as batch_plan
-from serving_layer import maintenance, merger
+from serving_layer import maintenance, merge
 from speed_layer import plan as speed_plan
 from speed_layer import rollup
 
@@ -216,11 +218,11 @@ MUTANTS = [
         finds="which storage does not hold", name="expiry inside a publish", orphans=True,
     ),
     mutant(
-        merger, "covers", always(None), broker(*ONE_HOUR), Speed("speed"), Batch("batch"), TO_SPEED,
+        merge, "covers", always(None), broker(*ONE_HOUR), Speed("speed"), Batch("batch"), TO_SPEED,
         finds="main serves []", name="the merger's look at coverage",
     ),
     mutant(
-        merger, "_swap", forgetting_what_was_kept, broker(("restore",), RECORD, ("mend",)), Speed("speed"),
+        merge, "_swap", forgetting_what_was_kept, broker(("restore",), RECORD, ("mend",)), Speed("speed"),
         Batch("batch"), finds="main holds [(0, 0, 0)] more than once", name="the hours that a merge kept",
         before=(broker(*ONE_HOUR), Speed("speed"), Batch("before")), bad=frozenset({H0}),
     ),

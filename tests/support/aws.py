@@ -14,7 +14,7 @@ from typing import Any
 import boto3
 from servers import serving
 
-from anabranch.dev.processes import HOST, free_port
+from anabranch.dev.services.processes import HOST, free_port
 
 _ROOT = ("root", "root")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from toxiproxy import Proxy, Toxiproxy
 
-from anabranch.dev import kafka_broker
-from anabranch.dev.jars import ensure_jars
-from anabranch.dev.java import require_java
-from anabranch.dev.processes import HOST, Daemon, free_port, stop_all
+from anabranch.dev.services import kafka_broker
+from anabranch.dev.services.processes import HOST, Daemon, free_port, stop_all
+from anabranch.spark.jars import ensure_jars
+from anabranch.spark.java import require_java
 
 
 @dataclass(frozen=True)

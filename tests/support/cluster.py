@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 
-from anabranch.dev.processes import free_port
-from anabranch.dev.spark_home import spark_home
+from anabranch.dev.services.processes import free_port
+from anabranch.spark.home import spark_home
 
 # Spark never runs two attempts of a task on one host, so the workers need two names.
 HOSTS = ("localhost", "127.0.0.1")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from container import Box, User, ensure_programs
 
-from anabranch.dev.jars import cache_folder
+from anabranch.spark.jars import cache_folder
 
 # An engine's build has the proxies and authorities of the machine; so has this one.
 _PASSED = ("SSL_CERT_FILE", "PIP_CERT", "PIP_INDEX_URL", "UV_DEFAULT_INDEX", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")

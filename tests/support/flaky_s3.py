@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 
-from anabranch.dev.processes import HOST
+from anabranch.dev.services.processes import HOST
 
 Fault = Literal["500", "503", "silence", "lost"]
 

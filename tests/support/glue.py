@@ -17,7 +17,7 @@ from typing import Any
 
 from werkzeug.serving import make_server
 
-from anabranch.dev.processes import HOST
+from anabranch.dev.services.processes import HOST
 
 _ACCOUNT, REGION = "123456789012", "us-east-1"  # moto's
 

@@ -9,8 +9,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from anabranch.dev.jars import cache_folder
-from anabranch.dev.lock import locked
+from anabranch.file_lock import locked
+from anabranch.spark.jars import cache_folder
 
 _SECONDS = 1800
 

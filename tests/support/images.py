@@ -14,9 +14,9 @@ from container import User
 from dockerfile import Built
 from postgres import find_server
 
-from anabranch.dev.jars import Jars, cache_folder, ensure_jars, jvm_folder
-from anabranch.dev.java import require_java
-from anabranch.dev.spark_home import spark_home
+from anabranch.spark.home import spark_home
+from anabranch.spark.jars import Jars, cache_folder, ensure_jars, jvm_folder
+from anabranch.spark.java import require_java
 
 KAFKA = "4.2.0"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from anabranch.dev.jars import cache_folder
-from anabranch.dev.java import require_java
-from anabranch.dev.spark_home import spark_home
+from anabranch.spark.home import spark_home
+from anabranch.spark.jars import cache_folder
+from anabranch.spark.java import require_java
 
 
 def retrieve(ivy_xml: str, into: Path, pattern: str) -> None:

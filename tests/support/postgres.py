@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg2
 
-from anabranch.dev.processes import HOST, free_port
+from anabranch.dev.services.processes import HOST, free_port
 
 USER, PASSWORD, DATABASE = "lake", "lake-local", "catalog"
 _GATE = 4711  # the advisory lock that a held commit waits for

@@ -23,18 +23,18 @@ import yaml
 from flaky_s3 import FlakyS3, running_flaky_s3
 
 from anabranch.dev import audit
-from anabranch.dev.events import Ack
-from anabranch.dev.processes import HOST
-from anabranch.dev.produce import STREAM, produce_events
-from anabranch.dev.story import Story, poll
-from anabranch.dev.workspace import Running, Workspace, open_workspace
+from anabranch.dev.demo.story import Story, poll
+from anabranch.dev.demo.workspace import Running, Workspace, open_workspace
+from anabranch.dev.producers.events import Ack
+from anabranch.dev.producers.produce import STREAM, produce_events
+from anabranch.dev.services.processes import HOST
 from anabranch.hours import hour_of, shift, start_of
-from anabranch.manifests import list_manifests
+from anabranch.job import Job
 from anabranch.position import size
-from anabranch.session import Job
-from anabranch.snapshots import content_by_hour, head
-from anabranch.state import State, load_state
-from serving_layer import status as views
+from anabranch.protocol.state import State, load_state
+from anabranch.table.manifests import list_manifests
+from anabranch.table.snapshots import content_by_hour, head
+from serving_layer.views import status as views
 
 # What a micro-batch reads at most.
 OFFSETS, PARTITIONS = 30, 3

@@ -18,10 +18,10 @@ import requests
 from maven import retrieve
 from servers import serving
 
-from anabranch.dev.jars import cache_folder
-from anabranch.dev.java import require_java
-from anabranch.dev.lock import locked
-from anabranch.dev.processes import HOST, free_port
+from anabranch.dev.services.processes import HOST, free_port
+from anabranch.file_lock import locked
+from anabranch.spark.jars import cache_folder
+from anabranch.spark.java import require_java
 
 VERSION = "2.6.13.Final"  # later ones need Java 21
 _SHA256 = "3cda1b34aa020fb4ac4dd6a66018d757e81e437f97e20a1f92d366b70091c6ba"

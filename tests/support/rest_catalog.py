@@ -13,11 +13,11 @@ import requests
 from maven import retrieve
 from servers import serving
 
-from anabranch.dev.jars import cache_folder, differences, ensure_jars
-from anabranch.dev.java import require_java
-from anabranch.dev.lock import locked
-from anabranch.dev.processes import HOST, free_port
-from anabranch.dev.spark_home import spark_home
+from anabranch.dev.services.processes import HOST, free_port
+from anabranch.file_lock import locked
+from anabranch.spark.home import spark_home
+from anabranch.spark.jars import cache_folder, differences, ensure_jars
+from anabranch.spark.java import require_java
 
 VERSION = "1.11.0"  # the newest whose server is on every mirror; the clients are 1.12
 _SUMS = Path(__file__).with_name("rest_catalog.sha256")

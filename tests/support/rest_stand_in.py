@@ -21,7 +21,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableRequest, Table
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from anabranch.dev.processes import HOST
+from anabranch.dev.services.processes import HOST
 
 
 @dataclass

@@ -18,15 +18,15 @@ from lakes import StreamLake, new_environment, new_lake, new_stream
 from named_files import named_files
 from pyiceberg.io.pyarrow import PyArrowFile
 
-from anabranch import ledger
-from anabranch.commits import Change, Outcome
 from anabranch.hours import Timeline, end_of, plan_seal, shift
-from anabranch.lake import Lake
-from anabranch.manifests import list_manifests
 from anabranch.position import Position
-from anabranch.publish import Publish, new_id, new_tag, run, to_commit
-from anabranch.snapshots import BRANCHES, Staged, head
-from anabranch.state import Accepted, State
+from anabranch.protocol import ledger
+from anabranch.protocol.publish import Publish, new_id, new_tag, run, to_commit
+from anabranch.protocol.state import Accepted, State
+from anabranch.table.commits import Change, Outcome
+from anabranch.table.lake import Lake
+from anabranch.table.manifests import list_manifests
+from anabranch.table.snapshots import BRANCHES, Staged, head
 from batch_layer.plan import Rebuilt, plan_publish
 
 PER_PARTITION = 1000

@@ -18,7 +18,7 @@ import psutil
 import psycopg2
 from postgres import PASSWORD, USER, Postgres
 
-from anabranch.dev.processes import HOST, free_port
+from anabranch.dev.services.processes import HOST, free_port
 from anabranch.hours import hour_of
 
 ROOT = Path(__file__).resolve().parents[2]

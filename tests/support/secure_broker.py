@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives import serialization
 from kafka import KafkaAdminClient
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 
-from anabranch.dev import kafka_broker
-from anabranch.dev.jars import ensure_jars
-from anabranch.dev.java import require_java
-from anabranch.dev.processes import HOST, Daemon, free_port, stop_all
+from anabranch.dev.services import kafka_broker
+from anabranch.dev.services.processes import HOST, Daemon, free_port, stop_all
+from anabranch.spark.jars import ensure_jars
+from anabranch.spark.java import require_java
 
 USER, PASSWORD = "alice", 'pass"word\\with;all'
 CLIENT = "reader"

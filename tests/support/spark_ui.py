@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from anabranch.dev.processes import free_port
+from anabranch.dev.services.processes import free_port
 
 
 class SparkUi:

@@ -13,7 +13,7 @@ from typing import Any
 import go_tools
 from servers import serving
 
-from anabranch.dev.processes import HOST, free_port
+from anabranch.dev.services.processes import HOST, free_port
 
 
 @dataclass(frozen=True)

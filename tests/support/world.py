@@ -16,13 +16,14 @@ import yaml
 from kafka import TopicPartition
 from pyspark.sql import SparkSession
 
-from anabranch import config, tables
+from anabranch import config
 from anabranch.hours import start_of
-from anabranch.kafka import KafkaAdapter, create_topic, new_producer
-from anabranch.lake import Lake
-from anabranch.session import Job, open_job
-from anabranch.spark import session_settings
-from anabranch.state import State, load_state
+from anabranch.job import Job, open_job
+from anabranch.kafka.client import KafkaAdapter, create_topic, new_producer
+from anabranch.protocol import apply
+from anabranch.protocol.state import State, load_state
+from anabranch.spark.settings import session_settings
+from anabranch.table.lake import Lake
 from batch_layer.job import rebuild_hours, replay
 from batch_layer.rebuild import Order, Rebuilder, Result
 from speed_layer.job import SpeedJob
@@ -117,7 +118,7 @@ class World:
         create_topic(self.job.environment.kafka, self.name, partitions, configs)
 
     def apply(self) -> list[str]:
-        return tables.apply(self.job.environment, self.job.stream, self.lake, self.kafka)
+        return apply.apply(self.job.environment, self.job.stream, self.lake, self.kafka)
 
     def send(self, values: list[tuple[int, datetime, bytes | None]], key: bytes = b"k") -> list[Record]:
         """Send (partition, Kafka timestamp, value) in order; returns what was acknowledged."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import cast
 
-from anabranch.kafka import KafkaAdapter
+from anabranch.kafka.client import KafkaAdapter
 from anabranch.position import Position, Stamped, Topic
 
 

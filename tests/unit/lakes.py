@@ -15,15 +15,17 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.update import AssertTableUUID
 
-from anabranch import config, lake, tables
-from anabranch.commits import Change, Outcome
+from anabranch import config
+from anabranch.config.columns import parse_columns
 from anabranch.hours import Timeline
-from anabranch.lake import Lake
 from anabranch.position import Position
-from anabranch.publish import Publish, new_id, to_commit
-from anabranch.schema import parse_columns
-from anabranch.snapshots import WAP_ID, Staged, find_staged, heads
-from anabranch.state import POSITION, TIMELINE, Accepted, State, load_state, plan_accepted
+from anabranch.protocol import apply
+from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.state import POSITION, TIMELINE, Accepted, State, load_state, plan_accepted
+from anabranch.table import lake
+from anabranch.table.commits import Change, Outcome
+from anabranch.table.lake import Lake
+from anabranch.table.snapshots import WAP_ID, Staged, find_staged, heads
 
 FIRST = "2026-11-21T00"
 DDL = "id STRING NOT NULL, n INT"
@@ -146,9 +148,9 @@ def new_lake(folder: Path, partitions: int = 1, timeline: Timeline | None = None
     position = Position("t", dict.fromkeys(range(partitions), 0))
     first = timeline or Timeline(FIRST, FIRST, dict(position.offsets))
     for name, schema, by, said in (
-        (stream.table, tables.rows_schema(stream), ("event_date", "ingest_hour"), {TIMELINE: first.to_json()}),
-        (stream.dead_letters_table, tables.dead_letters_schema(), ("ingest_hour",), {}),
-        (stream.hours_table, tables.LEDGER_SCHEMA, (), {}),
+        (stream.table, apply.rows_schema(stream), ("event_date", "ingest_hour"), {TIMELINE: first.to_json()}),
+        (stream.dead_letters_table, apply.dead_letters_schema(), ("ingest_hour",), {}),
+        (stream.hours_table, apply.LEDGER_SCHEMA, (), {}),
     ):
         made.lake.create(name, schema, by, lake.TABLE_PROPERTIES)
         if name != stream.hours_table:

@@ -13,18 +13,18 @@ import pytest
 from brokers import Broker
 from lakes import StreamLake, new_environment, new_lake
 
-from anabranch import ledger
-from anabranch.adoption import Adopted, adopt, gone_from_kafka, plan_adopt, plan_begins
-from anabranch.commits import Outcome
 from anabranch.errors import PositionError
 from anabranch.hours import Adoption, Cut, Timeline, hour_of, shift
+from anabranch.job import Job
 from anabranch.position import Position, Stamped, Topic
-from anabranch.sealing import HourClock
-from anabranch.session import Job
-from anabranch.state import LOST, REMEMBERED_HOURS, Accepted, plan_accepted
+from anabranch.protocol import ledger
+from anabranch.protocol.adoption import Adopted, adopt, gone_from_kafka, plan_adopt, plan_begins
+from anabranch.protocol.sealing import HourClock
+from anabranch.protocol.state import LOST, REMEMBERED_HOURS, Accepted, plan_accepted
+from anabranch.table.commits import Outcome
 from batch_layer.job import rebuild_hours
 from batch_layer.rebuild import Order, Rebuilder
-from serving_layer.merger import covers, merge
+from serving_layer.merge import covers, merge
 
 H = [shift("2026-11-21T00", i) for i in range(8)]
 OLD, NEW = "t", "new"

@@ -15,18 +15,18 @@ import pytest
 from lakes import StreamLake, new_state
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, job, new_proof, read, record, spoil, stage_rows
 
-from anabranch import ledger
-from anabranch.commits import Change, Outcome
 from anabranch.hours import Adoption, Cut, Timeline, shift
 from anabranch.position import Topic
-from anabranch.publish import Publish, new_id
-from anabranch.snapshots import files_of
-from anabranch.state import Accepted
-from serving_layer import audit, override
-from serving_layer.audit import Audited, plan_disagreements, plan_neighbours
-from serving_layer.auditor import audit as count_again
-from serving_layer.auditor import plan_held, plan_why_not
-from serving_layer.recount import Counted, Marks, mark_given, recount, spans
+from anabranch.protocol import ledger
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.state import Accepted
+from anabranch.table.commits import Change, Outcome
+from anabranch.table.snapshots import files_of
+from serving_layer import override
+from serving_layer.audit import audit as count_again
+from serving_layer.audit import checks, plan_held, plan_why_not
+from serving_layer.audit.checks import Audited, plan_disagreements, plan_neighbours
+from serving_layer.audit.count import Counted, Marks, mark_given, recount, spans
 
 
 @pytest.fixture
@@ -56,15 +56,15 @@ def test_an_hour_that_is_as_the_ledger_says_agrees(one: StreamLake, capsys: pyte
         "cut": [4, 10], "rows": 3, "batch": 3, "dead": 1, "twice": 0, "outside": 0, "misplaced": 0, "kafka": None,
     }  # fmt: skip
     assert (second["kafka"], second["kafka_reason"]) == ("not read", "not asked")
-    audit.print_audit(view, "text")
+    checks.print_audit(view, "text")
     assert "2 accepted hours, 10 offsets: ledger and files agree" in capsys.readouterr().out
-    audit.print_audit(view, "json")
+    checks.print_audit(view, "json")
     assert json.loads(capsys.readouterr().out)["agrees"] is True
     assert [h["hour"] for h in count_again(job(one), (HOUR, HOUR), with_kafka=False)["hours"]] == [HOUR]
 
 
 def test_hours_that_are_not_accepted_are_not_audited(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
-    audit.print_audit(count_again(job(one), (shift(NEXT, 1), shift(NEXT, 9)), with_kafka=False), "text")
+    checks.print_audit(count_again(job(one), (shift(NEXT, 1), shift(NEXT, 9)), with_kafka=False), "text")
     assert capsys.readouterr().out == "events: no accepted hour to audit\n"
 
 

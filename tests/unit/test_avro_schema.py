@@ -24,8 +24,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from anabranch.formats.avro_names import Incompatible, parse
-from anabranch.formats.avro_schema import project
+from anabranch.records.formats.avro_names import Incompatible, parse
+from anabranch.records.formats.avro_schema import project
 
 ENUM = {"type": "enum", "name": "Color", "namespace": "a.b", "symbols": ["RED"]}
 FIXED = {"type": "fixed", "name": "F", "size": 4}

@@ -10,12 +10,12 @@ import pytest
 from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake
 
-from anabranch import ledger
-from anabranch.commits import Outcome
 from anabranch.hours import Cut, Timeline, shift
-from anabranch.session import Job
-from anabranch.snapshots import Staged
-from anabranch.state import Accepted
+from anabranch.job import Job
+from anabranch.protocol import ledger
+from anabranch.protocol.state import Accepted
+from anabranch.table.commits import Outcome
+from anabranch.table.snapshots import Staged
 from batch_layer.plan import (
     ACCEPTED_AT_ONCE,
     Rebuilt,

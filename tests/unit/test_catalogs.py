@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from anabranch import catalogs, config
-from anabranch.catalogs import catalog_properties, jdbc_properties, with_patience
+from anabranch import config
 from anabranch.errors import ConfigurationError, Transient
-from anabranch.lake import Lake
-from anabranch.spark import session_settings
+from anabranch.spark.settings import session_settings
+from anabranch.table import catalog_settings
+from anabranch.table.catalog_settings import catalog_properties, jdbc_properties, with_patience
+from anabranch.table.lake import Lake
 
 
 def test_an_sqlite_client_waits_for_a_lock_as_long_as_the_other() -> None:
@@ -101,7 +102,7 @@ def test_what_may_be_secret_is_not_told() -> None:
 
 
 def test_a_rest_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogs, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(catalog_settings, "PATIENCE_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         lake = Lake(
             environment(type="rest", uri=f"http://127.0.0.1:{silent.getsockname()[1]}", properties={"token": "t"})

@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from anabranch import docs
+from anabranch.cli import reference
 
 
 @click.group()
@@ -39,7 +39,7 @@ def under_ground() -> None:
 
 
 def test_a_command_is_described_with_usage_arguments_options_and_exit_codes() -> None:
-    page = docs.markdown(tool, "tool")
+    page = reference.markdown(tool, "tool")
     assert (
         "## `tool flow`\n\n```\ntool flow [OPTIONS] STREAM [REST]...\n```\n\nLet it flow.\n\n```\none\n  two\n```"
         in page
@@ -52,28 +52,30 @@ def test_a_command_is_described_with_usage_arguments_options_and_exit_codes() ->
 
 
 def test_what_is_hidden_stays_out() -> None:
-    page = docs.markdown(tool, "tool")
+    page = reference.markdown(tool, "tool")
     assert "under-ground" not in page
     assert "--secret" not in page
     assert "Not for users" not in page
 
 
 def test_the_terminal_does_not_change_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    wide = docs.markdown(tool, "tool")
+    wide = reference.markdown(tool, "tool")
     monkeypatch.setenv("COLUMNS", "30")
-    assert docs.markdown(tool, "tool") == wide
+    assert reference.markdown(tool, "tool") == wide
 
 
 def test_the_check_tells_a_stale_page_from_a_fresh_one(tmp_path: Path) -> None:
     run = CliRunner().invoke
-    for name in docs.pages():
+    for name in reference.pages():
         page = tmp_path / name
-        assert run(docs.generate, ["--check", "--out", str(tmp_path)]).exit_code == 1
-        assert run(docs.generate, ["--out", str(tmp_path)]).exit_code == 0
-        assert run(docs.generate, ["--check", "--out", str(tmp_path)]).exit_code == 0
+        assert run(reference.generate, ["--check", "--out", str(tmp_path)]).exit_code == 1
+        assert run(reference.generate, ["--out", str(tmp_path)]).exit_code == 0
+        assert run(reference.generate, ["--check", "--out", str(tmp_path)]).exit_code == 0
         page.write_text(page.read_text(encoding="utf-8") + "stale\n", encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", docs.pages())
+@pytest.mark.parametrize("name", reference.pages())
 def test_the_pages_are_up_to_date(name: str) -> None:
-    assert (docs.FOLDER / name).read_text(encoding="utf-8") == docs.pages()[name], "run: python -m anabranch.docs"
+    assert (reference.FOLDER / name).read_text(encoding="utf-8") == reference.pages()[name], (
+        "run: python -m anabranch.cli.reference"
+    )

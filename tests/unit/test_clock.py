@@ -13,12 +13,12 @@ from lakes import FIRST, StreamLake, new_lake
 from pyiceberg.table import Transaction
 from pyiceberg.types import StringType
 
-from anabranch import ledger
-from anabranch.clock import COMPARED_FOR, MAX_CLOCK_SKEW, Clock, Compared, should_compare
-from anabranch.commits import Change, Outcome
 from anabranch.errors import Transient
-from anabranch.publish import Publish, new_id, run
-from anabranch.sealing import check_clock
+from anabranch.protocol import ledger
+from anabranch.protocol.publish import Publish, new_id, run
+from anabranch.protocol.sealing import check_clock
+from anabranch.table.clock import COMPARED_FOR, MAX_CLOCK_SKEW, Clock, Compared, should_compare
+from anabranch.table.commits import Change, Outcome
 
 THEN = datetime(2026, 11, 21, 3, tzinfo=UTC)
 S = timedelta(seconds=1)

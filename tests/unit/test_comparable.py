@@ -12,10 +12,10 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from anabranch.evolution import evolve
-from anabranch.schema import parse_columns
-from anabranch.tables import rows_columns, rows_schema
-from serving_layer.comparable import comparable
+from anabranch.config.columns import parse_columns
+from anabranch.protocol.apply import rows_columns, rows_schema
+from anabranch.table.schema_evolution import evolve
+from serving_layer.diff.spark import comparable
 
 BEFORE = "id STRING NOT NULL, n INT, f FLOAT, s STRUCT<a: INT>, items ARRAY<STRUCT<a: FLOAT>>, m MAP<STRING, INT>"
 AFTER = (

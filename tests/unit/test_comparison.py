@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.dev.comparison import Comparison, Served, compare
-from anabranch.dev.events import Ack, Kind
+from anabranch.dev.producers.events import Ack, Kind
 
 
 def _ack(offset: int, content: str, kind: Kind = "good", partition: int = 0) -> Ack:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from anabranch import starter
+from anabranch.cli import starter
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakes import new_state
 
-from anabranch import cuts, hours, sealing
+from anabranch import cuts, hours
 from anabranch.cuts import REACH, WINDOW, Told, Window, millis
 from anabranch.hours import Timeline, end_of, hour_of, start_of
 from anabranch.position import Offsets, Position, Stamped, Topic
-from anabranch.sealing import Seen
-from anabranch.state import State
+from anabranch.protocol import sealing
+from anabranch.protocol.sealing import Seen
+from anabranch.protocol.state import State
 from speed_layer.plan import assign
 
 NOW = datetime(2026, 11, 21, 12, 0, 5, tzinfo=UTC)

@@ -26,7 +26,7 @@ folder, up_file, conf = sys.argv[1:]
 sys.path.insert(0, folder)
 
 def load():
-    sys.modules.pop("anabranch_tasks", None)
+    sys.modules.pop("anabranch_operators", None)
     found = []
     for file in sorted(Path(folder).glob("*.py")):
         spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -43,11 +43,11 @@ start = time.perf_counter()
 dags = load()
 seconds = time.perf_counter() - start
 heavy = ("pyspark", "pyiceberg", "kafka", "anabranch", "pyarrow")
-import anabranch_tasks
+import anabranch_operators
 
 def run(script, kill_at=None):
     os.environ["ANABRANCH_COMMAND"] = "sh -c '" + script + "' sh" if script else "/no/such/command"
-    operator = anabranch_tasks.AnabranchOperator(task_id="t", arguments=["batch", "", "s"])
+    operator = anabranch_operators.AnabranchOperator(task_id="t", arguments=["batch", "", "s"])
     if kill_at:
         def kill():
             deadline = time.monotonic() + 20

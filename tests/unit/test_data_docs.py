@@ -13,10 +13,10 @@ import pytest
 from lakes import new_environment, new_stream
 
 from anabranch.errors import ConfigurationError, Terminal
-from batch_layer.data_docs import NEWEST, build, plan_pages, publish
-from batch_layer.quality import Quality, _failed
-from batch_layer.row_counts import PREVIOUS, SPEED
-from batch_layer.suite import Expectation
+from batch_layer.quality.data_docs import NEWEST, build, plan_pages, publish
+from batch_layer.quality.gate import Quality, _failed
+from batch_layer.quality.row_counts import PREVIOUS, SPEED
+from batch_layer.quality.suite import Expectation
 
 AT = datetime(2026, 11, 21, 4, 5, tzinfo=UTC)
 BETWEEN = Expectation("expect_column_values_to_be_between", {"column": "amount", "min_value": 0, "max_value": 10000})

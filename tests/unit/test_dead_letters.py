@@ -11,13 +11,20 @@ from typing import Any
 import pytest
 from lakes import FIRST, StreamLake, new_lake, waiting
 
-from anabranch import dead_letters, ledger
-from anabranch.commits import Change, Outcome
-from anabranch.dead_letters import discard, lost_hours, plan_remembered, roll_forward, waiting_batch, waiting_speed
 from anabranch.hours import Cut, Timeline, shift
-from anabranch.publish import Publish, new_id
-from anabranch.snapshots import Staged, files_of, find_staged, staged_snapshot
-from anabranch.state import DEAD_LETTERS, OVERRIDES, Accepted, State
+from anabranch.protocol import dead_letters, ledger
+from anabranch.protocol.dead_letters import (
+    discard,
+    lost_hours,
+    plan_remembered,
+    roll_forward,
+    waiting_batch,
+    waiting_speed,
+)
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.state import DEAD_LETTERS, OVERRIDES, Accepted, State
+from anabranch.table.commits import Change, Outcome
+from anabranch.table.snapshots import Staged, files_of, find_staged, staged_snapshot
 from batch_layer.rebuild import Order, Rebuilder
 from serving_layer.recovery import recover
 

@@ -12,13 +12,13 @@ from click.testing import CliRunner
 
 from anabranch.dev import services
 from anabranch.dev.cli import dev
-from anabranch.dev.jars import Jars
-from anabranch.dev.processes import free_port
+from anabranch.dev.services.processes import free_port
 from anabranch.errors import ConfigurationError
+from anabranch.spark.jars import Jars
 
 
 def test_importing_the_group_starts_nothing_heavy() -> None:
-    heavy = "{'psutil', 'kafka', 'boto3', 'pyspark', 'pyarrow', 'anabranch.dev.services', 'anabranch.dev.produce'}"
+    heavy = "{'psutil', 'kafka', 'boto3', 'pyspark', 'pyarrow', 'anabranch.dev.services', 'anabranch.dev.producers.produce'}"
     code = f"import sys, anabranch.dev.cli; print(sorted({heavy} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout.strip() == "[]"

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from anabranch.dev import kafka_broker, processes, s3_server
-from anabranch.dev.lock import locked
-from anabranch.dev.processes import Daemon
+from anabranch.dev.services import kafka_broker, processes, s3_server
+from anabranch.dev.services.processes import Daemon
 from anabranch.errors import ConfigurationError, Terminal, Transient
+from anabranch.file_lock import locked
 
 SLEEPS = "import time; print('here', flush=True); time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here', flush=True); time.sleep(600)"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.dev.events import KINDS, MALFORMED, Ack, Record, Sent, expected, generate, generate_live
+from anabranch.dev.producers.events import KINDS, MALFORMED, Ack, Record, Sent, expected, generate, generate_live
 
 END = datetime(2026, 11, 21, 4, 30, tzinfo=UTC)
 START = END - timedelta(hours=3)

@@ -16,13 +16,13 @@ from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 from pyiceberg.schema import assign_fresh_schema_ids
 from pyiceberg.types import LongType, StringType
 
-from anabranch.commits import Change, Outcome
 from anabranch.errors import Refused
 from anabranch.hours import Cut, Timeline, shift
-from anabranch.publish import Publish, new_id
-from anabranch.snapshots import files_of
-from serving_layer import evidence
-from serving_layer.comparison import Comparison, plan_content
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.table.commits import Change, Outcome
+from anabranch.table.snapshots import files_of
+from serving_layer.diff.duckdb import Comparison, plan_content
+from serving_layer.views import diff
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_each_row_that_differs_is_shown_with_its_content(one: StreamLake) -> Non
     read(one, speed, {0: 10})
     accept(one, NEXT, CUT, [event(0, 4), event(0, 7, n=2), event(0, 9)], duplicate=2)
 
-    view = evidence.difference(job(one), NEXT, 5)
+    view = diff.difference(job(one), NEXT, 5)
 
     assert view["diff"] == {"missing": 1, "extra": 1, "changed": 1, "duplicate": 2, "unread": 0}
     assert (view["speed_rows"], view["batch_rows"]) == (5, 3)
@@ -64,7 +64,7 @@ def test_a_column_added_since_and_a_type_widened_change_no_row(one: StreamLake) 
         update.add_column("later", StringType())
     accept(one, NEXT, CUT, [event(0, 4, later="a"), event(0, 5, n=8, later="b")])
 
-    view = evidence.difference(job(one), NEXT, 5)
+    view = diff.difference(job(one), NEXT, 5)
 
     assert view["diff"] == {"missing": 0, "extra": 0, "changed": 1, "duplicate": 0, "unread": 0}
     [changed] = view["samples"]
@@ -75,7 +75,7 @@ def test_rows_that_the_speed_layer_has_not_read_are_explained(one: StreamLake) -
     accept_before(one)
     read(one, [event(0, 4)], {0: 5})
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
-    view = evidence.difference(job(one), NEXT, 2)
+    view = diff.difference(job(one), NEXT, 2)
     assert view["diff"] == {"missing": 5, "extra": 0, "changed": 0, "duplicate": 0, "unread": 5}
     assert view["unexplained"] == {}
     assert view["uncovered"] == "the speed layer has not read it to its end"
@@ -84,7 +84,7 @@ def test_rows_that_the_speed_layer_has_not_read_are_explained(one: StreamLake) -
 
 def test_an_hour_that_is_not_accepted_has_nothing_to_compare(one: StreamLake) -> None:
     read(one, [event(0, 4)], {0: 10})
-    for view in (evidence.difference, evidence.duplicates):
+    for view in (diff.difference, diff.duplicates):
         with pytest.raises(Refused, match="anabranch explain events"):
             view(job(one), NEXT, 5)
 
@@ -93,14 +93,14 @@ def test_each_duplicate_names_the_earliest_row_that_it_repeats(one: StreamLake) 
     accept_before(one)
     read(one, [event(0, 4), event(0, 5, id="0-2"), event(0, 6, id="0-4"), event(0, 7, id="0-2")], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4)], duplicate=3)
-    view = evidence.duplicates(job(one), NEXT, 100)
+    view = diff.duplicates(job(one), NEXT, 100)
     assert [(d["offset"], d["key"], d["repeats"]) for d in view["duplicates"]] == [
         (5, {"id": "0-2"}, {"hour": HOUR, "partition": 0, "offset": 2}),
         (6, {"id": "0-4"}, {"hour": NEXT, "partition": 0, "offset": 4}),
         (7, {"id": "0-2"}, {"hour": HOUR, "partition": 0, "offset": 2}),
     ]
     assert (view["counted"], view["found"], view["untold"]) == (3, 3, None)
-    limited = evidence.duplicates(job(one), NEXT, 1)
+    limited = diff.duplicates(job(one), NEXT, 1)
     assert (limited["found"], limited["listed"]) == (3, 1)
 
 
@@ -112,7 +112,7 @@ def test_no_row_beyond_the_look_back_is_repeated(one: StreamLake) -> None:
         job(one),
         stream=one.stream.model_copy(update={"batch": one.stream.batch.model_copy(update={"lookback_hours": 0})}),
     )
-    view = evidence.duplicates(none, NEXT, 5)
+    view = diff.duplicates(none, NEXT, 5)
     assert (view["counted"], view["found"]) == (1, 0)
     assert view["untold"] == "1 cannot be told: the rows that they repeat are not in the hour or its look-back any more"
 
@@ -122,7 +122,7 @@ def test_null_parts_of_a_key_equal_each_other(one: StreamLake) -> None:
     read(one, [event(0, 4, id="x", n=None), event(0, 5, id="x", n=None), event(0, 6, id="x", n=1)], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4, id="x", n=None), event(0, 6, id="x", n=1)], duplicate=1)
     two_parts = replace(job(one), stream=one.stream.model_copy(update={"key": ("id", "n")}))
-    (found,) = evidence.duplicates(two_parts, NEXT, 5)["duplicates"]
+    (found,) = diff.duplicates(two_parts, NEXT, 5)["duplicates"]
     assert (found["offset"], found["key"]) == (5, {"id": "x", "n": None})
     assert found["repeats"] == {"hour": NEXT, "partition": 0, "offset": 4}
 
@@ -132,7 +132,7 @@ def test_a_key_that_is_null_in_every_part_repeats_nothing(one: StreamLake) -> No
     read(one, [event(0, 4, n=None), event(0, 5, n=None), event(0, 6, n=1), event(0, 7, n=1)], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4, n=None), event(0, 6, n=1)], duplicate=2)
     keyed_by_n = replace(job(one), stream=one.stream.model_copy(update={"key": ("n",)}))
-    view = evidence.duplicates(keyed_by_n, NEXT, 5)
+    view = diff.duplicates(keyed_by_n, NEXT, 5)
     assert [d["offset"] for d in view["duplicates"]] == [7]
     assert view["untold"] == "1 cannot be told: the rows that they repeat are not in the hour or its look-back any more"
 
@@ -141,12 +141,12 @@ def test_duplicates_of_rows_that_maintenance_dropped_cannot_be_told(one: StreamL
     accept_before(one)
     read(one, [event(0, 4), event(0, 5, id="0-4")], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4)], duplicate=1)
-    assert evidence.duplicates(job(one), NEXT, 5)["found"] == 1, "there was nothing to lose"
+    assert diff.duplicates(job(one), NEXT, 5)["found"] == 1, "there was nothing to lose"
     state = one.state()
     timeline = replace(state.timeline, covered_from=shift(NEXT, 1))
     drop = Change("speed", remove=files_of(state.table, "speed", NEXT))
     assert one.publish(Publish(new_id(), (drop, Change("main")), timeline), state) is Outcome.LANDED
-    view = evidence.duplicates(job(one), NEXT, 5)
+    view = diff.duplicates(job(one), NEXT, 5)
     assert (view["counted"], view["found"]) == (1, 0)
     assert view["untold"] == (
         "1 cannot be told: they are told from the speed layer's rows, and those of the hour are gone "
@@ -156,24 +156,24 @@ def test_duplicates_of_rows_that_maintenance_dropped_cannot_be_told(one: StreamL
 
 def test_words_for_duplicates_that_cannot_be_told() -> None:
     skipped = new_state(Timeline(HOUR, shift(HOUR, 2), {0: 10}, skipped=(NEXT,)), {0: 10})
-    assert evidence.plan_untold(skipped, NEXT, 3, 3) is None
-    assert "the speed layer skipped it, wholly or in part" in str(evidence.plan_untold(skipped, NEXT, 3, 1))
-    assert str(evidence.plan_untold(skipped, NEXT, 1, 3)).startswith("2 more than the ledger counts")
-    assert "the ledger does not say" in str(evidence.plan_untold(skipped, NEXT, None, 0))
+    assert diff.plan_untold(skipped, NEXT, 3, 3) is None
+    assert "the speed layer skipped it, wholly or in part" in str(diff.plan_untold(skipped, NEXT, 3, 1))
+    assert str(diff.plan_untold(skipped, NEXT, 1, 3)).startswith("2 more than the ledger counts")
+    assert "the ledger does not say" in str(diff.plan_untold(skipped, NEXT, None, 0))
 
 
 def test_the_text_shows_what_differs(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
     accept_before(one)
     read(one, [event(0, 4, n=1), event(0, 5, id="0-4")], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4, n=2)], duplicate=1)
-    evidence.print_difference(evidence.difference(job(one), NEXT, 5), "text")
+    diff.print_difference(diff.difference(job(one), NEXT, 5), "text")
     said = capsys.readouterr().out
     assert "2 rows in speed, 1 in batch" in said
     assert "n       1      2" in said
     assert "nothing explains 1 changed" in said
-    evidence.print_duplicates(evidence.duplicates(job(one), NEXT, 5), "text")
+    diff.print_duplicates(diff.duplicates(job(one), NEXT, 5), "text")
     assert "1 duplicates counted, 1 found" in capsys.readouterr().out
-    evidence.print_difference(evidence.difference(job(one), NEXT, 5), "json")
+    diff.print_difference(diff.difference(job(one), NEXT, 5), "json")
     assert json.loads(capsys.readouterr().out)["samples"][0]["columns"] == ["n"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from lakes import new_environment
 
-from anabranch import cli, session
+from anabranch import cli, job
 from anabranch.errors import (
     ConfigurationError,
     JvmGone,
@@ -25,7 +25,7 @@ from anabranch.errors import (
     Unexplained,
 )
 from anabranch.retry import Retry
-from anabranch.submit import submit
+from anabranch.spark.submit import submit
 from batch_layer.job import exit_code
 from batch_layer.rebuild import Result
 
@@ -57,7 +57,7 @@ def test_a_job_ends_with_the_exit_code_of_what_ended_it(
         raise error
 
     with pytest.raises(SystemExit) as ended:
-        session.main(run, [])
+        job.main(run, [])
     assert ended.value.code == code
 
 

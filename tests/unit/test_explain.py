@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 from anabranch.errors import ConfigurationError, Refused, Transient, Unexpected, Unexplained
-from anabranch.neighbours import (
+from anabranch.remote_errors import (
     Meaning,
     asked,
     classify,

@@ -12,12 +12,13 @@ import pytest
 from lakes import StreamLake, new_state, new_stream
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, event, job, new_proof, read, record, spoil, stage_rows
 
-from anabranch import ledger
 from anabranch.hours import Adoption, Cut, Timeline, shift
-from anabranch.state import Accepted
-from serving_layer import explanation, override
-from serving_layer.explanation import plan_facts, plan_served_since, plan_state
-from serving_layer.sentences import plan_sentences, print_explanation
+from anabranch.protocol import ledger
+from anabranch.protocol.state import Accepted
+from serving_layer import override
+from serving_layer.views import explain
+from serving_layer.views.explain import plan_facts, plan_served_since, plan_state
+from serving_layer.views.explain_text import plan_sentences, print_explanation
 
 OPEN = shift(HOUR, 2)
 LATER = NOW + timedelta(days=1)
@@ -41,7 +42,7 @@ def one(tmp_path: Path) -> StreamLake:
 def said(one: StreamLake, hour: str, now: datetime = NOW) -> dict[str, str]:
     """The sentences by subject; of several with one subject, all of them."""
     found: dict[str, str] = {}
-    for subject, text in plan_sentences(explanation.explain(job(one), hour, now)):
+    for subject, text in plan_sentences(explain.explain(job(one), hour, now)):
         found[subject] = f"{found[subject]}\n{text}" if subject in found else text
     return found
 
@@ -170,7 +171,7 @@ def test_an_hour_before_the_first(one: StreamLake) -> None:
 
 
 def test_a_main_that_is_not_the_serving_layers_is_shouted(one: StreamLake) -> None:
-    assert explanation.explain(job(one), HOUR, NOW)["merged"]
+    assert explain.explain(job(one), HOUR, NOW)["merged"]
     spoil(one, remove_hour=HOUR)
     assert (
         "but main does NOT hold the batch layer's files: `anabranch merge events` puts it right"
@@ -279,7 +280,7 @@ def test_the_open_hour_after_an_adoption_may_lie_ahead() -> None:
 
 
 def test_json_has_the_facts_and_the_sentences(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
-    facts = explanation.explain(job(one), HOUR, NOW)
+    facts = explain.explain(job(one), HOUR, NOW)
     print_explanation(facts, "json")
     shown = json.loads(capsys.readouterr().out)
     assert (shown["state"], shown["revision"], shown["served"]) == ("accepted", 1, "batch")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from anabranch import config
-from anabranch.dev import flights_data
+from anabranch.dev.producers import flights_data
 from anabranch.errors import Terminal
 
 CONF = Path(__file__).parents[2] / "conf"

@@ -11,14 +11,14 @@ import pytest
 from brokers import Broker
 from lakes import FIRST, Row, StreamLake, new_environment, new_lake
 
-from anabranch import ledger, state
-from anabranch.commits import Change, Outcome
-from anabranch.dead_letters import is_due, roll_forward, waiting_batch
 from anabranch.hours import Cut, Timeline, shift
-from anabranch.publish import Publish, new_id
-from anabranch.session import Job
-from anabranch.state import Accepted, State
-from batch_layer.hour import Built
+from anabranch.job import Job
+from anabranch.protocol import ledger, state
+from anabranch.protocol.dead_letters import is_due, roll_forward, waiting_batch
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.state import Accepted, State
+from anabranch.table.commits import Change, Outcome
+from batch_layer.build import Built
 from batch_layer.plan import Rebuilt, plan_publish, plan_reason
 from batch_layer.rebuild import Order, Rebuilder, Result
 

@@ -10,8 +10,8 @@ import pytest
 from glue import Glue, running_glue
 from lakes import FIRST, StreamLake, new_lake
 
-from anabranch.commits import Outcome
-from anabranch.registration import register
+from anabranch.table.commits import Outcome
+from anabranch.table.register import register
 
 
 @pytest.fixture

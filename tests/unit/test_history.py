@@ -10,15 +10,16 @@ import pytest
 from lakes import StreamLake
 from proofs import CUT, HOUR, NEXT, NOW, event, job, new_proof, read, record, stage_rows
 
-from anabranch import ledger
-from anabranch.commits import Outcome
 from anabranch.errors import ConfigurationError
 from anabranch.hours import Cut
-from anabranch.snapshots import find_snapshot
-from anabranch.state import Accepted
+from anabranch.protocol import ledger
+from anabranch.protocol.state import Accepted
+from anabranch.table.commits import Outcome
+from anabranch.table.snapshots import find_snapshot
 from batch_layer.plan import Rebuilt, plan_publish
-from serving_layer import history, override
+from serving_layer import override
 from serving_layer.query import run_query
+from serving_layer.views import history
 
 
 @pytest.fixture

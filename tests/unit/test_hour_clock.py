@@ -9,12 +9,12 @@ import pytest
 from brokers import Broker
 from lakes import StreamLake, new_lake
 
-from anabranch.commits import Change, Outcome
 from anabranch.errors import PositionError
 from anabranch.hours import Timeline, hour_of, shift
 from anabranch.position import Position
-from anabranch.publish import Publish, new_id
-from anabranch.sealing import HourClock
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.sealing import HourClock
+from anabranch.table.commits import Change, Outcome
 
 NOW_HOUR = hour_of(datetime.now(UTC))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from lakes import StreamLake, new_lake
 
-from anabranch.dev.interference import Gateway, Interference
+from anabranch.dev.soak.interference import Gateway, Interference
 from anabranch.fail_points import FAIL_AT, Step
 
 ROWS = [("2026-11-21T00", 0, o) for o in range(3)]
@@ -19,8 +19,8 @@ PUBLISH = """
 import sys
 from pathlib import Path
 from lakes import StreamLake, new_environment, new_stream
-from anabranch.lake import Lake
-from anabranch.snapshots import find_staged
+from anabranch.table.lake import Lake
+from anabranch.table.snapshots import find_staged
 folder = Path(sys.argv[1])
 environment = new_environment(folder)
 one = StreamLake(folder, Lake(environment), new_stream(), environment)

@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 from kafka import errors
 
-from anabranch import config, kafka
+from anabranch import config
 from anabranch.errors import AnabranchError, ConfigurationError, Transient
+from anabranch.kafka import client
 
 NOBODY = config.Kafka(bootstrap_servers="127.0.0.1:1")
 
 
 def test_a_broker_that_is_away_is_transient_and_the_message_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka, "_BOOTSTRAP_MS", 500)
+    monkeypatch.setattr(client, "_BOOTSTRAP_MS", 500)
     began = time.monotonic()
     with pytest.raises(Transient) as raised:
-        kafka.KafkaAdapter(NOBODY).describe("t")
+        client.KafkaAdapter(NOBODY).describe("t")
     assert time.monotonic() - began < 5
     assert str(raised.value) == (
         "describe topic t at 127.0.0.1:1: expected an answer, found KafkaTimeoutError: Unable to bootstrap from "
@@ -40,7 +41,7 @@ def test_a_broker_that_is_away_is_transient_and_the_message_says_why(monkeypatch
 def test_the_cause_that_the_client_only_logs_decides(failure: Exception, kind: type[AnabranchError]) -> None:
     began = time.monotonic()
     logging.getLogger("kafka.net.manager").warning("Bootstrap connection to %s failed: %s", "n", failure)
-    found = kafka._explained(NOBODY, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
+    found = client._explained(NOBODY, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
     assert type(found) is kind
     assert str(failure.args[0]) in str(found)
 
@@ -48,20 +49,20 @@ def test_the_cause_that_the_client_only_logs_decides(failure: Exception, kind: t
 def test_a_cause_of_an_earlier_question_does_not_count() -> None:
     logging.getLogger("kafka.net.manager").warning("failed: %s", errors.SaslAuthenticationFailedError("wrong"))
     began = time.monotonic()
-    found = kafka._explained(NOBODY, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
+    found = client._explained(NOBODY, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
     assert type(found) is Transient
     assert "wrong" not in str(found)
 
 
 def test_rights_that_are_missing_are_for_somebody_to_grant() -> None:
-    found = kafka._for_code(errors.TopicAuthorizationFailedError.errno, "describe topic t at b")
+    found = client._for_code(errors.TopicAuthorizationFailedError.errno, "describe topic t at b")
     assert isinstance(found, ConfigurationError)
     assert "kafka-acls" in str(found)
 
 
 def test_of_failed_connections_the_one_that_speaks_of_a_password_tells_most() -> None:
     """The hazard: after a refusal the broker hangs up, and that it hung up is what is logged last."""
-    failures = kafka._Failures()
+    failures = client._Failures()
     for text in ("Authentication failed: SaslAuthenticationFailedError", "socket disconnected"):
         failures.emit(logging.LogRecord("kafka", logging.WARNING, "", 0, "failed: %s", (OSError(text),), None))
     assert "SaslAuthenticationFailed" in str(failures.since(0))
@@ -71,7 +72,7 @@ def test_of_failed_connections_the_one_that_speaks_of_a_password_tells_most() ->
 def test_a_certificate_that_is_no_file_is_said_at_once(tmp_path: Path) -> None:
     missing = {"ssl.truststore.location": str(tmp_path / "ca.pem")}
     with pytest.raises(ConfigurationError, match=r"ssl\.truststore\.location: expected a file, found none"):
-        kafka.client_settings(config.Kafka.model_validate({"bootstrap_servers": "127.0.0.1:1", "security": missing}))
+        client.client_settings(config.Kafka.model_validate({"bootstrap_servers": "127.0.0.1:1", "security": missing}))
 
 
 def test_what_comes_with_the_end_of_a_connection_is_read_before_it() -> None:
@@ -79,5 +80,5 @@ def test_what_comes_with_the_end_of_a_connection_is_read_before_it() -> None:
         def _sock_recv(self) -> tuple[bytes, Exception | None]:
             return b"why", OSError("hung up")
 
-    kafka._keep_last_words(Transport)
+    client._keep_last_words(Transport)
     assert Transport()._sock_recv() == (b"why", None)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.kafka_frames import _moment, is_unreadable, plan_rest, plan_stretches
+from anabranch.kafka.source import _moment, is_unreadable, plan_rest, plan_stretches
 
 ODD = st.dictionaries(st.integers(0, 3), st.sets(st.integers(0, 999), max_size=60).map(sorted))
 

@@ -14,8 +14,8 @@ import yaml
 
 from anabranch.cli import main
 from anabranch.config import load_environment
-from anabranch.spark import session_settings
-from anabranch.submit import submit_command
+from anabranch.spark.settings import session_settings
+from anabranch.spark.submit import submit_command
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
 FILES = sorted(FOLDER.iterdir())

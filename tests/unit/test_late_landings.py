@@ -22,18 +22,19 @@ import pytest
 from lakes import FIRST, StreamLake, new_lake
 from pyiceberg.exceptions import CommitFailedException
 
-from anabranch import lake as lake_module
-from anabranch import ledger, outcomes, snapshots
-from anabranch.commits import Change, Commit, Outcome
-from anabranch.dead_letters import roll_forward, waiting_speed
 from anabranch.errors import ConfigurationError, Transient
 from anabranch.fail_points import FAIL_AT, Step
 from anabranch.hours import Cut, Timeline, hour_of, shift
 from anabranch.position import Position, Topic
-from anabranch.publish import Publish, new_id, to_commit
-from anabranch.snapshots import BRANCHES, has_landed, heads
-from anabranch.state import read_state
-from batch_layer.hour import Built
+from anabranch.protocol import ledger
+from anabranch.protocol.dead_letters import roll_forward, waiting_speed
+from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.state import read_state
+from anabranch.table import lake as lake_module
+from anabranch.table import outcomes, snapshots
+from anabranch.table.commits import Change, Commit, Outcome
+from anabranch.table.snapshots import BRANCHES, has_landed, heads
+from batch_layer.build import Built
 from batch_layer.rebuild import Rebuilder
 from serving_layer.recovery import recover
 from speed_layer.micro_batch import MicroBatches
@@ -379,8 +380,8 @@ _PUBLISHES = """
 import sys
 from pathlib import Path
 from lakes import StreamLake, new_environment, new_stream
-from anabranch.lake import Lake
-from anabranch.snapshots import find_staged
+from anabranch.table.lake import Lake
+from anabranch.table.snapshots import find_staged
 folder = Path(sys.argv[1])
 environment = new_environment(folder)
 one = StreamLake(folder, Lake(environment), new_stream(), environment)

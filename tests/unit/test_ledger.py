@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from lakes import FIRST, StreamLake, new_lake
 
-from anabranch import ledger
-from anabranch.commits import Change, Outcome
 from anabranch.errors import Transient
 from anabranch.hours import Cut, shift
-from anabranch.publish import Publish, new_id
+from anabranch.protocol import ledger
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.table.commits import Change, Outcome
 
 NOW = datetime(2026, 11, 21, 1, tzinfo=UTC)
 CUT = Cut("t", {0: (0, 10), 1: (3, 3)})

@@ -13,10 +13,10 @@ from lakes import StreamLake, stage
 from proofs import HOUR, NEXT, job, new_proof
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-from anabranch.commits import Change, Commit, Outcome
-from anabranch.publish import new_id
-from anabranch.snapshots import heads
-from serving_layer import letters
+from anabranch.protocol.publish import new_id
+from anabranch.table.commits import Change, Commit, Outcome
+from anabranch.table.snapshots import heads
+from serving_layer.views import dead_letters
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def bury(one: StreamLake, *rows: dict[str, Any], branches: tuple[str, ...] = ("m
     ],
 )
 def test_bytes_of_any_kind_are_shown(data: bytes | None, longest: int, said: str | None) -> None:
-    assert letters.shown(data, longest) == said
+    assert dead_letters.shown(data, longest) == said
 
 
 def test_reasons_are_counted_and_shown_with_their_first_records(one: StreamLake) -> None:
@@ -65,7 +65,7 @@ def test_reasons_are_counted_and_shown_with_their_first_records(one: StreamLake)
     )
     bury(one, {"kafka_offset": 9, "value": b"speed's own"}, branches=("speed",))
 
-    view = letters.letters(job(one), None, 2)
+    view = dead_letters.letters(job(one), None, 2)
 
     assert [(r["reason"], r["count"], r["first_hour"], r["last_hour"]) for r in view["reasons"]] == [
         ("malformed_json", 3, HOUR, NEXT), ("null_value", 1, HOUR, HOUR),
@@ -82,20 +82,20 @@ def test_reasons_are_counted_and_shown_with_their_first_records(one: StreamLake)
 
 def test_hours_choose_and_none_is_said(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
     bury(one, {"kafka_offset": 1, "value": b"{"}, {"kafka_offset": 2, "value": b"[", "ingest_hour": NEXT})
-    view = letters.letters(job(one), (NEXT, NEXT), 3)
+    view = dead_letters.letters(job(one), (NEXT, NEXT), 3)
     assert [s["offset"] for r in view["reasons"] for s in r["samples"]] == [2]
-    letters.print_letters(letters.letters(job(one), ("2026-11-22T00", "2026-11-22T05"), 3), "text")
+    dead_letters.print_letters(dead_letters.letters(job(one), ("2026-11-22T00", "2026-11-22T05"), 3), "text")
     assert "no dead letters of the hours 2026-11-22T00 to 2026-11-22T05" in capsys.readouterr().out
 
 
 def test_a_value_of_any_size_is_one_line_of_text(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
     bury(one, {"kafka_offset": 1, "value": b"\x1b[31m\n" + b"x" * 1_000_000})
-    view = letters.letters(job(one), None, 3)
-    letters.print_letters(view, "text")
+    view = dead_letters.letters(job(one), None, 3)
+    dead_letters.print_letters(view, "text")
     said = capsys.readouterr().out
     assert r"  value: \x1b[31m\nxxx" in said
     assert "… (1000006 bytes)" in said
     assert max(map(len, said.splitlines())) < 250
     assert "\x1b" not in said
-    letters.print_letters(view, "json")
+    dead_letters.print_letters(view, "json")
     assert len(json.loads(capsys.readouterr().out)["reasons"][0]["samples"][0]["value"]) == 2001

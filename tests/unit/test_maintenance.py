@@ -14,23 +14,24 @@ from brokers import Broker
 from click.testing import CliRunner
 from lakes import StreamLake, new_environment, new_lake, new_state
 
-from anabranch import lake as lakes_module
-from anabranch import ledger, ledger_files, snapshots, tables
 from anabranch.cli import main
-from anabranch.commits import Change, Outcome, Tag
-from anabranch.dead_letters import roll_forward, waiting_speed
 from anabranch.errors import Refused, Transient
 from anabranch.fail_points import Step
 from anabranch.hours import Cut, Timeline, hour_of, shift
-from anabranch.orphans import plan_orphans, references
-from anabranch.publish import Publish, new_id
-from anabranch.session import Job
-from anabranch.snapshots import Staged, find_staged
-from anabranch.state import Accepted, State
-from anabranch.storage import Stored, same_file
+from anabranch.job import Job
+from anabranch.protocol import apply, ledger
+from anabranch.protocol.dead_letters import roll_forward, waiting_speed
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.state import Accepted, State
+from anabranch.table import lake as lakes_module
+from anabranch.table import ledger_files, snapshots
+from anabranch.table.commits import Change, Outcome, Tag
+from anabranch.table.files import Stored, same_file
+from anabranch.table.orphans import plan_orphans, references
+from anabranch.table.snapshots import Staged, find_staged
 from serving_layer import maintenance
 from serving_layer.maintenance import Maintained, plan_drop
-from serving_layer.merger import covers, merge
+from serving_layer.merge import covers, merge
 from serving_layer.override import serve_hour
 
 NOW = datetime.now(UTC)
@@ -232,7 +233,7 @@ def test_the_files_of_other_tables_in_and_beside_the_folder_are_spared(lake: Str
     location = lake.table().location()
     assert lake.lake.load(lake.stream.dead_letters_table).location().startswith(location), "the hazard did not happen"
     others = [f"{location}2", f"{location}/data/inner", f"{location}/inner", f"{location}/metadata/inner"]
-    schema = tables.rows_schema(lake.stream)
+    schema = apply.rows_schema(lake.stream)
     for i, where in enumerate(others):
         made = lake.lake.catalog.create_table(f"games.other{i}", schema, location=where)
         made.append(made.scan().to_arrow())
@@ -418,7 +419,7 @@ def test_snapshots_of_the_ledger_and_the_dead_letters_are_expired_too(
 
 
 def test_the_command_says_what_goes(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anabranch.operating.open_stream", lambda stream, conf: job(lake))
+    monkeypatch.setattr("anabranch.cli.operate.open_stream", lambda stream, conf: job(lake))
     orphan(lake)
     age(files(lake))
     dry = CliRunner().invoke(main, ["maintain", "events", "--dry-run", "--output", "json"])

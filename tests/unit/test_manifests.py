@@ -16,11 +16,11 @@ from pyiceberg.io.pyarrow import PyArrowFile
 from pyiceberg.manifest import DataFile, ManifestEntryStatus
 from pyiceberg.table.snapshots import Operation
 
-from anabranch.commits import Change, Commit, Outcome
 from anabranch.hours import shift
-from anabranch.manifests import Slot, list_manifests, plan_merges
-from anabranch.publish import new_id
-from anabranch.snapshots import BRANCHES, content_by_hour, files_by_hour, files_of, head, heads, hours_apart
+from anabranch.protocol.publish import new_id
+from anabranch.table.commits import Change, Commit, Outcome
+from anabranch.table.manifests import Slot, list_manifests, plan_merges
+from anabranch.table.snapshots import BRANCHES, content_by_hour, files_by_hour, files_of, head, heads, hours_apart
 
 NEXT = shift(FIRST, 1)
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from lakes import FIRST, StreamLake, new_lake, new_state
 
-from anabranch.commits import Change, Outcome
 from anabranch.hours import Cut, Timeline, shift
-from anabranch.publish import Publish, new_id, to_commit
-from anabranch.sealing import Decided
-from anabranch.snapshots import files_by_hour
-from anabranch.state import MERGED, OVERRIDES, Accepted, Layer, State
-from serving_layer.merger import Swap, covers, merge, needs_merge, plan_merge
+from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.sealing import Decided
+from anabranch.protocol.state import MERGED, OVERRIDES, Accepted, Layer, State
+from anabranch.table.commits import Change, Outcome
+from anabranch.table.snapshots import files_by_hour
+from serving_layer.merge import Swap, covers, merge, needs_merge, plan_merge
 from speed_layer.plan import Next, StagedBatch, plan_micro_batch, plan_publish
 
 NOW = datetime(2026, 11, 21, 1, 30, tzinfo=UTC)

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from serving_layer.metrics import plan_metrics
+from serving_layer.views.metrics import plan_metrics
 
 NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)
 VIEW: dict[str, Any] = {

@@ -13,18 +13,18 @@ from brokers import Broker
 from click.testing import CliRunner
 from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
 
-from anabranch import ledger
 from anabranch.cli import main
-from anabranch.commits import Change, Outcome
-from anabranch.dead_letters import roll_forward, waiting_batch, waiting_speed
 from anabranch.errors import ConfigurationError, Refused, Transient
 from anabranch.hours import Cut, Timeline, shift, start_of
-from anabranch.publish import Publish, new_id
-from anabranch.session import Job
-from anabranch.state import Accepted, State
-from serving_layer.merger import merge
+from anabranch.job import Job
+from anabranch.protocol import ledger
+from anabranch.protocol.dead_letters import roll_forward, waiting_batch, waiting_speed
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.state import Accepted, State
+from anabranch.table.commits import Change, Outcome
+from serving_layer.merge import merge
 from serving_layer.override import Served, plan_override, serve_hour
-from serving_layer.status import plan_hours
+from serving_layer.views.status import plan_hours
 
 H = [shift(FIRST, i) for i in range(4)]
 CUTS = [Cut("t", {0: (3 * i, 3 * i + 3)}) for i in range(4)]
@@ -251,7 +251,7 @@ def test_the_reason_of_a_choice_is_shown_while_it_holds() -> None:
 
 def run(lake: StreamLake, monkeypatch: pytest.MonkeyPatch, *arguments: str, expect: int = 0) -> str:
     job = Job(new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter)
-    for module in ("anabranch.operating", "anabranch.cli"):
+    for module in ("anabranch.cli.operate", "anabranch.cli"):
         monkeypatch.setattr(f"{module}.open_stream", lambda stream, conf: job)
     done = CliRunner().invoke(main, list(arguments))
     assert done.exit_code == expect, f"{done.output}\n{done.exception!r}"

@@ -11,8 +11,8 @@ from lakes import new_state
 
 from anabranch.hours import Cut, HourRange, Timeline, shift, start_of
 from anabranch.position import Position, Ranges, size
-from anabranch.sealing import Decided
-from anabranch.state import Accepted, State
+from anabranch.protocol.sealing import Decided
+from anabranch.protocol.state import Accepted, State
 from speed_layer.plan import (
     Next,
     Read,

@@ -14,14 +14,14 @@ import pytest
 from lakes import FIRST, StreamLake, new_lake, waiting
 from pyiceberg.table.refs import SnapshotRefType
 
-from anabranch import publish as publish_module
-from anabranch import snapshots
-from anabranch.commits import Change, Outcome, Tag
 from anabranch.errors import Terminal
 from anabranch.hours import Cut
-from anabranch.publish import Publish, new_id, run, to_commit
-from anabranch.snapshots import STAGING
-from anabranch.state import DECISIONS, POSITION, TURN, Accepted, State, load_state
+from anabranch.protocol import publish as publish_module
+from anabranch.protocol.publish import Publish, new_id, run, to_commit
+from anabranch.protocol.state import DECISIONS, POSITION, TURN, Accepted, State, load_state
+from anabranch.table import snapshots
+from anabranch.table.commits import Change, Outcome, Tag
+from anabranch.table.snapshots import STAGING
 
 ROWS = [(FIRST, 0, o) for o in range(3)]
 MORE = [(FIRST, 0, o) for o in range(3, 5)]

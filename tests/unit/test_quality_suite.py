@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from anabranch.errors import ConfigurationError
-from batch_layer.quality import FailedExpectation, Quality, _exception, _failed, run_suite
-from batch_layer.row_counts import PREVIOUS, SPEED, Known, plan_bounds
-from batch_layer.suite import Expectation, load_suite
+from batch_layer.quality.gate import FailedExpectation, Quality, _exception, _failed, run_suite
+from batch_layer.quality.row_counts import PREVIOUS, SPEED, Known, plan_bounds
+from batch_layer.quality.suite import Expectation, load_suite
 
 STREAMS = Path(__file__).parents[2] / "conf" / "streams"
 UNIQUE = {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "event_id"}}
@@ -114,7 +114,7 @@ def test_without_a_suite_everything_passes() -> None:
 
 
 def test_importing_the_gate_leaves_great_expectations_alone() -> None:
-    code = "import sys, batch_layer.quality; print('great_expectations' in sys.modules)"
+    code = "import sys, batch_layer.quality.gate; print('great_expectations' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
 

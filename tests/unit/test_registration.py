@@ -14,13 +14,14 @@ from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake
 from pyiceberg.exceptions import TableAlreadyExistsError
 
-from anabranch import ledger, tables
-from anabranch.commits import Outcome
 from anabranch.errors import ConfigurationError, MetadataGone
-from anabranch.lake import Lake
-from anabranch.publish import Publish
-from anabranch.registration import Candidate, plan_order
-from anabranch.snapshots import has_landed
+from anabranch.protocol import apply as tables
+from anabranch.protocol import ledger
+from anabranch.protocol.publish import Publish
+from anabranch.table.commits import Outcome
+from anabranch.table.lake import Lake
+from anabranch.table.register import Candidate, plan_order
+from anabranch.table.snapshots import has_landed
 
 
 @pytest.fixture

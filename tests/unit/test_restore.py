@@ -12,12 +12,12 @@ import pytest
 from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
 
-from anabranch import ledger, tables
-from anabranch.commits import Change, Outcome
 from anabranch.hours import Cut, Timeline, shift
-from anabranch.publish import Publish, new_id
-from anabranch.restore import WHY, plan_rows, restore_ledger
-from anabranch.state import (
+from anabranch.protocol import apply as tables
+from anabranch.protocol import ledger
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.restore_ledger import WHY, plan_rows, restore_ledger
+from anabranch.protocol.state import (
     ACCEPTED,
     CONTENT,
     MERGED,
@@ -28,7 +28,8 @@ from anabranch.state import (
     plan_accepted,
     plan_held,
 )
-from serving_layer.merger import merge
+from anabranch.table.commits import Change, Outcome
+from serving_layer.merge import merge
 
 H = [shift(FIRST, i) for i in range(4)]
 CUTS = [Cut("t", {0: (3 * i, 3 * i + 3)}) for i in range(4)]

@@ -22,16 +22,16 @@ from lakes import stage as stage_rows
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 
-from anabranch import tables
-from anabranch.commits import Outcome
+from anabranch.config.columns import parse_columns
 from anabranch.errors import Terminal, Transient
-from anabranch.evolution import evolve
 from anabranch.hours import Cut, Timeline, shift
-from anabranch.publish import new_id, to_commit
-from anabranch.schema import parse_columns
-from anabranch.snapshots import files_of
-from anabranch.state import Accepted
-from anabranch.turns import ask_for_turn, take_back_turn
+from anabranch.protocol import apply
+from anabranch.protocol.publish import new_id, to_commit
+from anabranch.protocol.state import Accepted
+from anabranch.protocol.turns import ask_for_turn, take_back_turn
+from anabranch.table.commits import Outcome
+from anabranch.table.schema_evolution import evolve
+from anabranch.table.snapshots import files_of
 from speed_layer import rewriting, rollup
 from speed_layer.rewriting import is_same, kind_of, rewrite, sort_out
 from speed_layer.rollup import (
@@ -197,7 +197,7 @@ def value(i: int) -> dict[str, Any]:
 
 def of_all_types(lake: StreamLake) -> tuple[str, tuple[DataFile, ...]]:
     stream = new_stream(columns=parse_columns(ALL_TYPES), table="games.all_types")
-    name, schema = stream.table, tables.rows_schema(stream)
+    name, schema = stream.table, apply.rows_schema(stream)
     lake.lake.create(name, schema, ("event_date", "ingest_hour"), {"format-version": "2"})
     arrow = schema_to_pyarrow(lake.lake.load(name).schema())
     files: list[DataFile] = []
@@ -252,7 +252,7 @@ def test_values_are_compared_bit_by_bit(lake: StreamLake, changed: str) -> None:
 def test_files_of_different_columns_or_types_are_not_put_together(lake: StreamLake) -> None:
     before = [lake.stage([(FIRST, 0, i)]).files[0] for i in range(2)]
     stream = new_stream(columns=parse_columns("id STRING NOT NULL, n BIGINT, more STRING"))
-    evolve(lake.lake, lake.name, tables.rows_columns(stream))
+    evolve(lake.lake, lake.name, apply.rows_columns(stream))
     after = [lake.stage([(FIRST, 0, i)]).files[0] for i in range(2, 5)]
     table = lake.table()
     found = sort_out(table, [*before, *after])

@@ -18,8 +18,8 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from anabranch.schema import Column, parse_columns
-from anabranch.tables import dead_letters_schema, iceberg_type, rows_schema
+from anabranch.config.columns import Column, parse_columns
+from anabranch.protocol.apply import dead_letters_schema, iceberg_type, rows_schema
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ import pytest
 from brokers import Broker
 from lakes import new_lake, new_state
 
-from anabranch import ledger, sealing
 from anabranch.cuts import Window
 from anabranch.errors import PositionError
 from anabranch.fail_points import Step
 from anabranch.hours import Timeline, hour_of, shift
 from anabranch.position import Offsets, Position, Stamped, Topic
-from anabranch.sealing import Asked, ask, plan_decided, plan_sealing
-from anabranch.state import State
+from anabranch.protocol import ledger, sealing
+from anabranch.protocol.sealing import Asked, ask, plan_decided, plan_sealing
+from anabranch.protocol.state import State
 
 H0, H1 = "2026-11-21T00", "2026-11-21T01"
 NOW = datetime(2026, 11, 21, 1, 10, tzinfo=UTC)

@@ -16,15 +16,14 @@ from lakes import StreamLake, new_environment, new_lake, new_state
 from named_files import named_files
 from pyiceberg.table import Table
 
-from anabranch import ledger, orphans, registration, side_files, snapshots
-from anabranch.commits import Change, Outcome, Tag, prepare
-from anabranch.dead_letters import DONE
 from anabranch.errors import Terminal
 from anabranch.hours import Cut, Timeline, shift
+from anabranch.job import Job
 from anabranch.position import Offsets, Position
-from anabranch.publish import Publish, new_id, to_commit
-from anabranch.session import Job
-from anabranch.state import (
+from anabranch.protocol import ledger
+from anabranch.protocol.dead_letters import DONE
+from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.state import (
     ACCEPTED,
     CONTENT,
     DEAD_LETTERS,
@@ -40,8 +39,10 @@ from anabranch.state import (
     plan_lost,
     read_state,
 )
+from anabranch.table import orphans, register, side_files, snapshots
+from anabranch.table.commits import Change, Outcome, Tag, prepare
 from serving_layer import maintenance
-from serving_layer.merger import merge
+from serving_layer.merge import merge
 
 FIRST = "2025-11-21T00"
 TOPIC = "sGxWg7BPQGCxLYLVTZZ5zg"
@@ -413,9 +414,9 @@ def test_a_metadata_file_whose_side_file_is_gone_is_not_registered(long: StreamL
     table = long.table()
     location = table.location()
     listed = {str(p).lstrip("/") for p in Path(location.removeprefix("file://")).rglob("*")}
-    assert registration._why_not(table, location, listed) is None
+    assert register._why_not(table, location, listed) is None
     assert ".anabranch, found none" in str(
-        registration._why_not(table, location, {p for p in listed if not p.endswith(side_files.SUFFIX)})
+        register._why_not(table, location, {p for p in listed if not p.endswith(side_files.SUFFIX)})
     )
 
 

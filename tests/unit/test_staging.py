@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from lakes import FIRST, StreamLake, new_lake
 
-from anabranch.clock import Clock
 from anabranch.errors import Transient
-from anabranch.snapshots import find_staged
-from anabranch.staging import WITHIN, stage
+from anabranch.table.clock import Clock
+from anabranch.table.snapshots import find_staged
+from anabranch.table.staging import WITHIN, stage
 
 
 class Frame:

@@ -11,7 +11,7 @@ from lakes import new_state, new_stream
 
 from anabranch import config
 from anabranch.hours import Cut, Timeline
-from anabranch.state import Accepted, State
+from anabranch.protocol.state import Accepted, State
 from batch_layer import standing
 from batch_layer.standing import AGAIN_AFTER, last_refusal, plan_basis, should_record, stands
 

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from lakes import FIRST, new_lake, new_state
 
-from anabranch.commits import Change, Outcome
 from anabranch.errors import PositionError, Terminal
 from anabranch.hours import Cut, Timeline, shift
 from anabranch.position import Position, Topic
-from anabranch.publish import Publish, new_id
-from anabranch.state import (
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.state import (
     ACCEPTED,
     OVERRIDES,
     REMEMBERED_HOURS,
@@ -25,6 +24,7 @@ from anabranch.state import (
     plan_accepted,
     read_state,
 )
+from anabranch.table.commits import Change, Outcome
 
 H = [shift(FIRST, i) for i in range(REMEMBERED_HOURS + 6)]
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from serving_layer.status import plan_late
+from serving_layer.views.status import plan_late
 
 NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)
 PATIENCE = timedelta(minutes=10)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from anabranch import submit
 from anabranch.config import Catalog, Environment, Kafka, Spark, load_environment
 from anabranch.errors import ConfigurationError
+from anabranch.spark import submit
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 

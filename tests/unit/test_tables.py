@@ -10,11 +10,11 @@ from lakes import new_lake, new_stream
 from pyiceberg.table import Table
 
 from anabranch.config import Stream
+from anabranch.config.columns import parse_columns
 from anabranch.errors import Terminal
-from anabranch.evolution import evolve
-from anabranch.lake import Lake
-from anabranch.schema import parse_columns
-from anabranch.tables import require_columns, rows_columns, rows_schema
+from anabranch.protocol.apply import require_columns, rows_columns, rows_schema
+from anabranch.table.lake import Lake
+from anabranch.table.schema_evolution import evolve
 
 NESTED = "id STRING NOT NULL, n INT, x STRUCT<at: TIMESTAMP, deep: STRUCT<m: MAP<STRING, ARRAY<INT>>>>, tags ARRAY<INT>"
 

@@ -13,14 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakes import new_state
 
-from anabranch import hours, sealing
-from anabranch.adoption import gone_from_kafka, plan_adopt
+from anabranch import hours
 from anabranch.cuts import Window
 from anabranch.hours import Cut, Timeline, end_of, hour_of, shift, start_of
 from anabranch.position import Offsets, Position, Stamped, Topic, advance, classify, trim
 from anabranch.position import Standing as S
-from anabranch.sealing import Asked, Decided, Seen
-from anabranch.state import Accepted, State
+from anabranch.protocol import sealing
+from anabranch.protocol.adoption import gone_from_kafka, plan_adopt
+from anabranch.protocol.sealing import Asked, Decided, Seen
+from anabranch.protocol.state import Accepted, State
 from speed_layer.plan import Read, Skip, assign, chunks, plan_return, within_hours
 
 BEGIN = datetime(2026, 11, 21, 3, 30, tzinfo=UTC)

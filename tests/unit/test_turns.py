@@ -20,14 +20,11 @@ import pytest
 from lakes import StreamLake, new_lake
 from pyiceberg.exceptions import CommitFailedException
 
-from anabranch import turns
-from anabranch.commits import Change, Commit, Outcome
 from anabranch.errors import Transient
-from anabranch.lake import Lake
-from anabranch.publish import Publish, new_id, run, to_commit
-from anabranch.snapshots import PUBLISH_ID
-from anabranch.state import TURN, State, load_state
-from anabranch.turns import (
+from anabranch.protocol import turns
+from anabranch.protocol.publish import Publish, new_id, run, to_commit
+from anabranch.protocol.state import TURN, State, load_state
+from anabranch.protocol.turns import (
     Holding,
     Turn,
     ask_for_turn,
@@ -41,6 +38,9 @@ from anabranch.turns import (
     turn_to_hold_for,
     wait_for_turn,
 )
+from anabranch.table.commits import Change, Commit, Outcome
+from anabranch.table.lake import Lake
+from anabranch.table.snapshots import PUBLISH_ID
 
 UNIT = Path(__file__).parent
 
@@ -305,8 +305,8 @@ import sys, time
 sys.path[:0] = [{str(UNIT)!r}, {str(UNIT.parents[1])!r}]
 from pathlib import Path
 from lakes import new_environment, new_stream
-from anabranch import turns
-from anabranch.lake import Lake
+from anabranch.protocol import turns
+from anabranch.table.lake import Lake
 turns.LEAST = 1.0
 print(turns.ask_for_turn(Lake(new_environment(Path(sys.argv[1]))), new_stream().table, "a holder").id, flush=True)
 time.sleep(600)

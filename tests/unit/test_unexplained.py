@@ -9,8 +9,8 @@ import pytest
 from lakes import FIRST, new_state
 
 from anabranch.hours import Adoption, Cut, Timeline, shift
-from serving_layer import status
-from serving_layer.difference import plan_unexplained, plan_unread, to_difference
+from serving_layer.diff.kinds import plan_unexplained, plan_unread, to_difference
+from serving_layer.views import status
 
 HOUR, NEXT = FIRST, shift(FIRST, 1)
 CUT = Cut("t", {0: (0, 10), 1: (4, 8)})

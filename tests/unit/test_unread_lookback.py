@@ -12,12 +12,12 @@ import pytest
 from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
 
-from anabranch import ledger, state
-from anabranch.commits import Outcome
 from anabranch.hours import Cut, Timeline, shift
-from anabranch.session import Job
-from anabranch.state import Accepted, State, plan_accepted
-from batch_layer.hour import Built
+from anabranch.job import Job
+from anabranch.protocol import ledger, state
+from anabranch.protocol.state import Accepted, State, plan_accepted
+from anabranch.table.commits import Outcome
+from batch_layer.build import Built
 from batch_layer.plan import fingerprint, plan_again, plan_unread_hours
 from batch_layer.rebuild import Order, Rebuilder
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from anabranch.dev.processes import HOST, free_port
-from anabranch.dev.wire import Wire
+from anabranch.dev.services.processes import HOST, free_port
+from anabranch.dev.services.wire import Wire
 
 ASKED, TOLD = b"a" * 100_000, random.Random(1).randbytes(300_000)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import yaml
 
 from anabranch.config import load_environment
-from anabranch.spark import AVRO_LIMITS
-from anabranch.submit import submit_command
+from anabranch.spark.settings import AVRO_LIMITS
+from anabranch.spark.submit import submit_command
 
 ROOT = Path(__file__).resolve().parents[2]
 

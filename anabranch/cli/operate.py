@@ -1,0 +1,189 @@
+"""The commands with which an operator steers a stream: what no layer decides by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from anabranch.cli.options import open_stream, options
+
+if TYPE_CHECKING:
+    from anabranch.protocol.adoption import Adopted
+
+
+@click.command()
+@click.argument("stream")
+@options
+def adopt(stream: str, conf: str | None, output: str) -> None:
+    """Go on with a recreated topic, or with a log that ends below the position.
+
+    Seals the hour at hand by what is published, so that no hour mixes two topics; the next hour begins in the topic as
+    it is now. All rows stay served. What the former topic held beyond the position is lost, and said as far as known.
+    """
+    from anabranch.output import print_json
+    from anabranch.protocol import adoption
+    from serving_layer.recovery import recover
+
+    job = open_stream(stream, conf)
+    try:
+        confirmed = recover(job.lake, job.stream)
+        adopted = adoption.adopt(job.stream, job.lake, job.kafka, confirmed)
+    finally:
+        job.kafka.close()
+    if output == "json":
+        print_json(_adopted_view(stream, adopted))
+    elif adopted is None:
+        click.echo(f"{stream}: nothing to adopt: topic {job.stream.topic} is the one that the position belongs to")
+    else:
+        _print_adopted(stream, adopted)
+
+
+def _adopted_view(stream: str, adopted: Adopted | None) -> dict[str, Any]:
+    from anabranch.position import ranges_to_keys, to_keys
+
+    if adopted is None:
+        return {"stream": stream, "adopted": False}
+    return {
+        "stream": stream,
+        "adopted": True,
+        "former_topic_id": adopted.former_id,
+        "topic_id": adopted.position.topic_id,
+        "sealed": list(adopted.sealed),
+        "open_hour": adopted.timeline.open,
+        "position": to_keys(adopted.position.offsets),
+        "lost": {hour: ranges_to_keys(part) for hour, part in adopted.lost.items()},
+    }
+
+
+def _print_adopted(stream: str, adopted: Adopted) -> None:
+    from anabranch.position import size, to_keys
+
+    position = ", ".join(f"{p}: {o}" for p, o in to_keys(adopted.position.offsets).items())
+    again = "the same topic" if adopted.former_id == adopted.position.topic_id else f"in place of {adopted.former_id}"
+    click.echo(f"{stream}: adopted topic id {adopted.position.topic_id} ({again})")
+    click.echo(f"{stream}: sealed {', '.join(adopted.sealed)} by what is published; all of it stays served")
+    for hour, part in adopted.lost.items():
+        click.echo(f"{stream}: hour {hour}: {size(part)} offsets were never read and are lost")
+    click.echo(f"{stream}: what the former log held beyond that is not known, and lost")
+    click.echo(f"{stream}: goes on with hour {adopted.timeline.open} from the position {position}")
+
+
+@click.command("serve-hour")
+@click.argument("stream")
+@click.argument("hour")
+@click.option(
+    "--layer",
+    type=click.Choice(["speed", "batch", "auto"]),
+    required=True,
+    help="Who serves it; auto lifts the choice.",
+)
+@click.option("--why", metavar="TEXT", required=True, help="The reason, for the ledger.")
+@options
+def serve_hour(
+    stream: str, hour: str, layer: Literal["speed", "batch", "auto"], why: str, conf: str | None, output: str
+) -> None:
+    """Choose the layer that serves a sealed hour, against the rule, until the choice is lifted.
+
+    Refused, with exit code 1 and nothing changed, when that layer's rows do not cover the hour's cut.
+    """
+    from anabranch import hours
+    from anabranch.output import print_json
+    from serving_layer import override
+    from serving_layer.recovery import recover
+
+    hours.start_of(hour)
+    job = open_stream(stream, conf)
+    confirmed = recover(job.lake, job.stream)
+    served = override.serve_hour(job.lake, job.stream, hour, layer, why, confirmed)
+    if output == "json":
+        view = {"hour": hour, "served": served.layer, "override": served.override, "changed": served.changed}
+        print_json({"stream": stream, **view})
+        return
+    chosen = "by choice" if served.override else "by the rule"
+    click.echo(f"{stream}: {hour} is {'now ' if served.changed else ''}served by {served.layer}, {chosen}")
+
+
+@click.command("data-docs")
+@click.argument("stream")
+@click.argument("hour", required=False)
+@click.option("--to", metavar="DIR|S3URL", required=True, help="A folder, or s3://bucket/prefix.")
+@options
+def data_docs(stream: str, hour: str | None, to: str, conf: str | None, output: str) -> None:
+    """Build Great Expectations' Data Docs of what the quality gate said of an hour; without HOUR, of the newest 48.
+
+    From the ledger alone: no row is read again, and no Spark is needed. Each decision about a named HOUR gets a page;
+    without one, the newest of each hour does.
+    """
+    from anabranch import hours
+    from anabranch.errors import Refused
+    from anabranch.output import print_json
+    from anabranch.protocol.state import load_state
+    from batch_layer.quality import data_docs as docs
+
+    if hour:
+        hours.start_of(hour)
+    job = open_stream(stream, conf)
+    timeline = load_state(job.lake, job.stream.table).timeline
+    rows = docs.find_pages(job.lake, job.stream.hours_table, timeline, hour)
+    if not rows:
+        raise Refused(
+            f"{hour or stream}: expected a decision that the quality gate was asked for, found none in the ledger; "
+            "name an `expectations:` file in the stream's file, and run `anabranch batch`"
+        )
+    index = docs.publish(job.environment, job.stream, rows, to)
+    if output == "json":
+        print_json({"stream": stream, "index": index, "hours": sorted({row["hour"] for row in rows})})
+    else:
+        click.echo(f"{stream}: {len(rows)} pages: {index}")
+
+
+@click.command()
+@click.argument("folder", metavar="DIR")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")
+def init(folder: str, output: str) -> None:
+    """Write a starter folder: conf/, dags/, deploy/, a compose file with its Dockerfile. Overwrites nothing."""
+    from pathlib import Path
+
+    from anabranch.cli import starter
+    from anabranch.output import print_json
+
+    written = starter.write(Path(folder))
+    if output == "json":
+        print_json({"folder": folder, "files": [str(file) for file in written]})
+        return
+    for file in written:
+        click.echo(f"wrote {file}")
+    click.echo(f"next: cd {folder}, anabranch dev up, anabranch apply")
+
+
+@click.command()
+@click.argument("stream")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@options
+def maintain(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
+    """Clear away what nobody needs: old rows of the speed layer, snapshots, orphan files. main stays as it is.
+
+    The ages are the stream's: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. To be run once a day, or more
+    often; whatever else runs meanwhile goes on.
+    """
+    from datetime import UTC, datetime
+
+    from anabranch.output import print_json
+    from serving_layer import maintenance
+    from serving_layer.recovery import recover
+
+    job = open_stream(stream, conf)
+    confirmed = frozenset() if dry_run else recover(job.lake, job.stream)
+    done = maintenance.view(stream, maintenance.maintain(job, datetime.now(UTC), dry_run, confirmed), dry_run)
+    if output == "json":
+        print_json(done)
+        return
+    would = "would be " if dry_run else ""
+    hours = ", ".join(done["speed_hours"]) or "none"
+    click.echo(f"{stream}: hours whose rows of the speed layer {would or 'were '}dropped: {hours}")
+    for table, orphans in done["orphans"].items():
+        click.echo(
+            f"{stream}: {table}: {done['expired'][table]} snapshots {would}expired, "
+            f"{orphans['files']} orphan files {would}deleted, {orphans['bytes']} bytes"
+        )

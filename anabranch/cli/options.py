@@ -1,0 +1,34 @@
+"""What the commands of a stream share: their options, and the job that they work on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from anabranch.job import Job
+
+
+def options(command: Callable[..., None]) -> Callable[..., None]:
+    """`--output` and `--conf`."""
+    command = click.option("--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")(
+        command
+    )
+    return click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")(command)
+
+
+def open_stream(stream: str, conf: str | None) -> Job:
+    """The job of a stream, with its log on standard error. Raises ConfigurationError."""
+    from anabranch.job import open_job
+    from anabranch.logs import configure_logging
+
+    configure_logging()
+    return open_job(stream, conf)
+
+
+def master_option(command: Callable[..., None]) -> Callable[..., None]:
+    """`--master`, of the commands that become a Spark job."""
+    text = "Where Spark runs, such as spark://host:7077 (default: spark.master of the configuration)."
+    return click.option("--master", metavar="URL", help=text)(command)

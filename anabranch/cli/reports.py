@@ -1,0 +1,169 @@
+"""The commands with which an hour proves itself. All but a replay of dead letters only read."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from anabranch.cli.options import open_stream, options
+
+
+def _hour(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    from anabranch import hours
+
+    hours.start_of(value)
+    return value
+
+
+def _hours(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, str] | None:
+    """`A..B`, both included, or one hour."""
+    from anabranch.errors import ConfigurationError
+    from anabranch.hours import start_of
+
+    if value is None:
+        return None
+    first, _, last = value.partition("..")
+    last = last or first
+    if start_of(first) > start_of(last):
+        raise ConfigurationError(f"--hours: expected the earlier hour first, found {value}")
+    return first, last
+
+
+hour_argument = click.argument("hour", callback=_hour)
+hours_option = click.option("--hours", metavar="A..B", callback=_hours, help="From hour A to hour B, or one hour.")
+
+
+@click.command()
+@click.argument("stream")
+@hours_option
+@click.option(
+    "--no-kafka", is_flag=True, help="Only ledger and files: reading Kafka takes a minute for a million records."
+)
+@options
+def audit(stream: str, hours: tuple[str, str] | None, no_kafka: bool, conf: str | None, output: str) -> None:
+    """Count accepted hours again, in the data files and in Kafka as far as it holds them, against the ledger.
+
+    Without --hours: all of them. Says, one sentence each, where ledger, files and Kafka disagree; the exit code is
+    then 1.
+    """
+    from serving_layer.audit import audit as count_again
+    from serving_layer.audit import checks as views
+
+    job = open_stream(stream, conf)
+    try:
+        view = count_again(job, hours, with_kafka=not no_kafka)
+    finally:
+        job.kafka.close()
+    views.print_audit(view, output)
+    if not view["agrees"]:
+        sys.exit(1)
+
+
+@click.command()
+@click.argument("stream")
+@hour_argument
+@click.option("--samples", type=click.IntRange(0), default=5, show_default=True, help="Rows to show of each kind.")
+@options
+def diff(stream: str, hour: str, samples: int, conf: str | None, output: str) -> None:
+    """Speed against batch for an accepted hour: counts, and rows side by side.
+
+    The exit code is 1 when nothing explains a difference.
+    """
+    from serving_layer.views import diff
+
+    view = diff.difference(open_stream(stream, conf), hour, samples)
+    diff.print_difference(view, output)
+    if view["unexplained"]:
+        sys.exit(1)
+
+
+@click.command()
+@click.argument("stream")
+@hour_argument
+@click.option("--limit", type=click.IntRange(0), default=100, show_default=True, help="How many to list.")
+@options
+def duplicates(stream: str, hour: str, limit: int, conf: str | None, output: str) -> None:
+    """The records of an accepted hour that the batch layer removed, and which row each repeats.
+
+    Told from the speed layer's rows, which keep duplicates; says how many of those that were counted it can tell.
+    """
+    from serving_layer.views import diff
+
+    diff.print_duplicates(diff.duplicates(open_stream(stream, conf), hour, limit), output)
+
+
+@click.command("dead-letters")
+@click.argument("stream")
+@hours_option
+@click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="Records to show of each reason.")
+@click.option("--replay", is_flag=True, help="Restate the accepted hours of which some can be read by now.")
+@options
+def dead_letters(
+    stream: str, hours: tuple[str, str] | None, samples: int, replay: bool, conf: str | None, output: str
+) -> None:
+    """Records that could not become rows: how many for which reason, and some of each, decoded for display.
+
+    With --replay, after the schema or the bounds were widened (`anabranch apply`), the accepted hours of whose dead
+    letters some can be read by now are restated: from Kafka, else from what the table kept.
+    """
+    from serving_layer.views import dead_letters
+
+    if replay:
+        from anabranch.spark.submit import submit_job
+
+        only = ["--hour", hours[0]] if hours is not None else []
+        if hours is not None and hours[0] != hours[1]:
+            raise click.UsageError("--replay: expected one hour, or none for all of them, found a range")
+        submit_job("batch_layer", stream, conf, output, ["--replay", *only])
+
+    dead_letters.print_letters(dead_letters.letters(open_stream(stream, conf), hours, samples), output)
+
+
+@click.command()
+@click.argument("stream", required=False)
+@click.option("--listen", metavar="PORT", type=click.IntRange(1, 65535), help="Serve them at /metrics until stopped.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
+def metrics(stream: str | None, listen: int | None, host: str, conf: str | None) -> None:
+    """What status says, as Prometheus reads it; of all streams without STREAM. Printed once, or served."""
+    import threading
+
+    from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+
+    from anabranch import config
+    from serving_layer.views.metrics import Streams
+
+    jobs = [open_stream(name, conf) for name in ([stream] if stream else config.stream_names(conf))]
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Streams(jobs))
+    try:
+        if listen is None:
+            click.echo(generate_latest(registry).decode(), nl=False)
+            return
+        server, thread = start_http_server(listen, host, registry)
+        click.echo(f"serving http://{host}:{listen}/metrics", err=True)
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            server.shutdown()
+            thread.join()
+    finally:
+        for job in jobs:
+            job.kafka.close()
+
+
+@click.command()
+@click.argument("stream")
+@hour_argument
+@options
+def explain(stream: str, hour: str, conf: str | None, output: str) -> None:
+    """Everything known of one hour, in sentences: cut, layers, account, checks, who serves it, and what to run next.
+
+    From the ledger and the snapshots alone; any hour may be asked for.
+    """
+    from datetime import UTC, datetime
+
+    from serving_layer.views import explain, explain_text
+
+    explain_text.print_explanation(explain.explain(open_stream(stream, conf), hour, datetime.now(UTC)), output)

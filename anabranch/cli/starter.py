@@ -1,0 +1,47 @@
+"""What a new user begins with: configuration, an example stream, the DAG files, a compose file that runs it all, and
+files for Kubernetes and YARN."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anabranch.errors import ConfigurationError
+from anabranch.resources import shipped
+
+# By place in the new folder: where it lies in a checkout, and where the wheel carries it.
+_SHIPPED = {
+    "conf/anabranch.yaml": ("conf/anabranch.yaml", "_conf/anabranch.yaml"),
+    "conf/streams/game_events.yaml": ("conf/streams/game_events.yaml", "_conf/streams/game_events.yaml"),
+    "conf/streams/game_events.expectations.yaml": (
+        "conf/streams/game_events.expectations.yaml",
+        "_conf/streams/game_events.expectations.yaml",
+    ),
+    "docker-compose.yml": ("docker-compose.yml", "_deploy/docker-compose.yml"),
+    ".env.example": (".env.example", "_deploy/env.example"),
+    ".dockerignore": (".dockerignore", "_deploy/dockerignore"),
+    "Dockerfile": ("anabranch/starter_files/Dockerfile", "starter_files/Dockerfile"),
+}
+
+
+def write(folder: Path) -> list[Path]:
+    """Write the starter files into `folder`, made if missing; returns them. Raises ConfigurationError, having written
+    nothing, when one of them is there already."""
+    files = {folder / place: source for place, source in _sources().items()}
+    if taken := [file for file in files if file.exists()]:
+        raise ConfigurationError(
+            f"init: expected none of its files in {folder}, found {taken[0]}; choose another folder"
+        )
+    for file, source in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(source.read_bytes())
+    return list(files)
+
+
+def _sources() -> dict[str, Path]:
+    found = {place: shipped(*where) for place, where in _SHIPPED.items()}
+    dags = shipped("dags/anabranch_operators.py", "_dags/anabranch_operators.py").parent
+    found |= {f"dags/{file.name}": file for file in sorted(dags.glob("*.py"))}
+    # What the compose file mounts, and files for Kubernetes, YARN and S3.
+    deploy = shipped("deploy/s3/jobs.json", "_deploy/deploy/s3/jobs.json").parents[1]
+    more = [file for file in sorted(deploy.rglob("*")) if file.is_file()]
+    return found | {f"deploy/{file.relative_to(deploy)}": file for file in more}

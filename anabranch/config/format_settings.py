@@ -1,0 +1,67 @@
+"""What a stream's file says of its format, and which columns each format can fill. Needs no Spark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from anabranch.config.columns import Column
+
+FormatType = Literal["json", "avro", "json_schema", "csv", "raw"]
+WITH_REGISTRY = ("avro", "json_schema")
+_RAW = {"key": ("binary", "string"), "value": ("binary", "string")}
+
+
+class FormatSettings(BaseModel):
+    """`format` of a stream's file: `format: avro`, or `format: {type: avro, subject: events-value}`.
+
+    `subject`: the one that every schema id must belong to. `delimiter`: what separates a CSV line's fields.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: FormatType = "json"
+    subject: str | None = Field(default=None, min_length=1)
+    delimiter: str = Field(default=",", pattern=r'^[^"\r\n]$')
+
+    @model_validator(mode="after")
+    def _keys_belong_to_the_type(self) -> FormatSettings:
+        if self.subject is not None and self.type not in WITH_REGISTRY:
+            raise ValueError(f"expected subject only with {' or '.join(WITH_REGISTRY)}")
+        if "delimiter" in self.model_fields_set and self.type != "csv":
+            raise ValueError("expected delimiter only with csv")
+        return self
+
+    @property
+    def needs_registry(self) -> bool:
+        return self.type in WITH_REGISTRY
+
+
+def parse_format(value: object) -> object:
+    """`avro` -> `{type: avro}`. Raises ValueError for a word that is no format."""
+    if not isinstance(value, str):
+        return value
+    if value not in get_args(FormatType):
+        raise ValueError(f"expected one of {', '.join(get_args(FormatType))}")
+    return {"type": value}
+
+
+def check_columns(settings: FormatSettings, columns: Sequence[Column]) -> None:
+    """Raises ValueError for a column that the format can never fill, with what was expected and found."""
+    names = {column.name for column in columns}
+    for column in columns:
+        found = f"found {column.name} {column.type.upper()}"
+        if settings.type == "raw" and column.type not in _RAW.get(column.name, ()):
+            raise ValueError(
+                f"schema: expected with format raw the column value, BINARY or STRING, and at most a column key beside "
+                f"it, {found}"
+            )
+        if settings.type == "csv" and re.match(r"(array|map|struct)<", column.type):
+            raise ValueError(f"schema: expected with format csv no ARRAY, MAP or STRUCT, {found}")
+        if settings.type == "avro" and any(key != "string" for key in re.findall(r"map<(\w+)", column.type)):
+            raise ValueError(f"schema: expected with format avro only STRING as a MAP's key, {found}")
+    if settings.type == "raw" and "value" not in names:
+        raise ValueError(f"schema: expected with format raw the column value, found {', '.join(sorted(names))}")

@@ -1,0 +1,328 @@
+"""A workspace: a temporary folder with its own configuration, Kafka and S3, in which our command line is run for real.
+
+Nothing of it is alive or left when it is closed, whatever happened; after a failure its folder is kept, for the logs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+import yaml
+
+from anabranch.config import load_environment
+from anabranch.dev import services
+from anabranch.dev.demo.story import Story, poll
+from anabranch.dev.services.processes import HOST, is_alive
+from anabranch.dev.services.wire import Wire
+from anabranch.errors import AnabranchError, Terminal, Transient
+from anabranch.job import Job, open_job
+from anabranch.spark.jars import jvm_folder
+from anabranch.table.lake import Lake
+
+_COMMAND_SECONDS = 600.0
+_END_SECONDS = 60.0
+_EVENT = re.compile(r"\d\d:\d\d:\d\d (INFO|WARNING|ERROR) ")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Running:
+    """One of our commands as a process in a session of its own: its JVM and Python are in it, and nobody else is."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path, environment: dict[str, str], log: Path) -> None:
+        self.arguments, self.log, self.out = tuple(arguments), log, log.with_suffix(".out")
+        log.parent.mkdir(exist_ok=True)
+        self._seen = log.stat().st_size if log.exists() else 0
+        with log.open("ab") as errors, self.out.open("wb") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "anabranch.cli", *arguments],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=errors, cwd=folder, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def code(self) -> int | None:
+        return self._process.poll()
+
+    def require_alive(self) -> None:
+        """Raises Terminal, with the end of its log, once it has ended."""
+        if self.code is not None:
+            raise Terminal(
+                f"anabranch {' '.join(self.arguments)}: expected it to run, found that it ended with exit code "
+                f"{self.code}; the end of {self.log}:\n{self.log_tail(15)}"
+            )
+
+    def log_lines(self) -> list[str]:
+        """What it has logged so far; spark-submit sends what its Python logs to standard output."""
+        with self.log.open("rb") as file:
+            file.seek(self._seen)
+            text = file.read() + self.out.read_bytes()
+        return text.decode("utf-8", "replace").splitlines()
+
+    def events(self) -> list[str]:
+        """Our own log lines so far, without their time of day."""
+        return [line[9:] for line in self.log_lines() if _EVENT.match(line)]
+
+    def printed(self) -> str:
+        """What it printed so far, log lines left out."""
+        lines = self.out.read_text(encoding="utf-8").splitlines()
+        return "\n".join(line for line in lines if not _EVENT.match(line))
+
+    def log_tail(self, lines: int) -> str:
+        return "\n".join(f"  {line[:300]}" for line in self.log_lines()[-lines:])
+
+    def kill(self) -> list[int]:
+        """SIGKILL to every process of the session at once, so that none can tidy up; returns their ids."""
+        members = self._members()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        for process in members:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait(_END_SECONDS)
+        poll(lambda: None if any(map(is_alive, members)) else True, "the killed processes to end", _END_SECONDS)
+        return [process.pid for process in members]
+
+    def pause(self) -> None:
+        """SIGSTOP to every process of the session, as a machine that hangs."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.killpg(self._process.pid, signal.SIGCONT)
+
+    def terminate(self) -> int:
+        """SIGTERM, as an operator or a supervisor sends it; returns the exit code."""
+        self._process.terminate()
+        try:
+            return self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise Transient(
+                f"anabranch {' '.join(self.arguments)}: expected it to end within {_END_SECONDS:.0f} s of SIGTERM, "
+                f"found it alive; the end of {self.log}:\n{self.log_tail(15)}"
+            ) from None
+
+    def _members(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+                if os.getsid(process.pid) == self._process.pid:
+                    found.append(process)
+        return found
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What is not of the workspace: a Spark master, a catalog's address; None for the workspace's own. The fronts are
+    running, and everything of the workspace reaches Kafka and S3 through them."""
+
+    master: str | None = None
+    catalog: str | None = None
+    kafka_front: Wire | None = None
+    s3_front: Wire | None = None
+
+
+_NOTHING_ELSEWHERE = Elsewhere()
+
+
+class Workspace:
+    """Runs `anabranch …` in the folder, with the folder's configuration, and knows every process that it started."""
+
+    def __init__(
+        self,
+        folder: Path,
+        found: services.Services,
+        streams: Sequence[str],
+        story: Story,
+        elsewhere: Elsewhere,
+    ) -> None:
+        self.folder, self.services, self.story, self._elsewhere = folder, found, story, elsewhere
+        self.conf, self.logs = folder / "conf", folder / "logs"
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        self._started: list[Running] = []
+        self._changes: dict[str, dict[str, Any]] = {}
+        self._write_configuration(streams)
+        # In a JVM that lives for a minute the second compiler costs more than it gives: a third of all CPU.
+        java = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -Djava.io.tmpdir={self.temporary} -XX:TieredStopAtLevel=1"
+        self._environment = dict(os.environ) | {
+            "ANABRANCH_CONF": str(self.conf),
+            "TMPDIR": str(self.temporary),
+            "SPARK_LOCAL_DIRS": str(self.temporary),
+            "JDK_JAVA_OPTIONS": java.strip(),
+        }
+        for name in ("ANABRANCH_LOG", "ANABRANCH_FAIL_AT", "ANABRANCH_PAUSE_AT", "SPARK_CONF_DIR"):
+            self._environment.pop(name, None)
+
+    def job(self, stream: str) -> Job:
+        """The stream's configuration and connections, for questions from this process."""
+        return open_job(stream, str(self.conf))
+
+    def run(self, *arguments: str, show: bool = True, log: str | None = None) -> str:
+        """Run a command to its end and return what it printed, shown as well unless told otherwise.
+
+        Raises Terminal, with the end of its log, when its exit code is not 0.
+        """
+        self.story.command(arguments)
+        running = self.start(*arguments, log=log)
+        began = time.monotonic()
+        with self.story.awaiting(f"anabranch {arguments[0]}") as tell:
+
+            def ended() -> bool | None:
+                newest = [event[8:].split(": ", 1)[-1] for event in running.events()[-1:]]
+                tell(", ".join([f"{time.monotonic() - began:.0f} s", *newest]))
+                return None if running.code is None else True
+
+            poll(ended, f"anabranch {arguments[0]} to end", _COMMAND_SECONDS)
+        if running.code != 0:
+            running.require_alive()
+        text = running.printed()
+        if show:
+            self.story.output(text)
+        return text
+
+    def start(self, *arguments: str, log: str | None = None, **environment: str) -> Running:
+        file = self.logs / f"{log or arguments[0]}.log"
+        running = Running(arguments, self.folder, self._environment | environment, file)
+        self._started.append(running)
+        return running
+
+    def checkpoints(self) -> list[Path]:
+        return sorted(self.temporary.glob("anabranch-checkpoint-*"))
+
+    def set_speed(self, stream: str, **speed: Any) -> None:
+        """Change how the speed layer runs from its next start on; without arguments, back to what ships."""
+        self.set_stream(stream, speed=self.shipped(stream)["speed"] | speed)
+
+    def set_stream(self, stream: str, **keys: Any) -> None:
+        """Change keys of the stream's file, beside those that were changed before."""
+        changes = self._changes.setdefault(stream, {})
+        changes |= keys
+        _write(self.conf / "streams" / f"{stream}.yaml", self.shipped(stream) | changes)
+
+    def shipped(self, stream: str) -> dict[str, Any]:
+        """The stream's file as it ships."""
+        return _read(_shipped() / "streams" / f"{stream}.yaml")
+
+    def close(self) -> None:
+        for running in self._started:
+            running.kill()
+        if self._elsewhere.catalog is not None:
+            self._leave_catalog()
+
+    def _leave_catalog(self) -> None:
+        """Take out what stands under our own name in a catalog that outlives the workspace."""
+        catalog = Lake(load_environment(self.conf)).catalog
+        for namespace in catalog.list_namespaces():
+            for table in catalog.list_tables(namespace):
+                catalog.drop_table(table)
+            catalog.drop_namespace(namespace)
+
+    def _write_configuration(self, streams: Sequence[str]) -> None:
+        (self.conf / "streams").mkdir(parents=True)
+        for stream in streams:
+            for file in (_shipped() / "streams").glob(f"{stream}.*"):
+                shutil.copy(file, self.conf / "streams" / file.name)
+        environment = _read(_shipped() / "anabranch.yaml")
+        kafka, s3 = self._elsewhere.kafka_front, self._elsewhere.s3_front
+        bootstrap_servers = f"{HOST}:{kafka.port}" if kafka is not None else self.services.bootstrap_servers
+        environment["kafka"]["bootstrap_servers"] = bootstrap_servers
+        environment["catalog"] |= {
+            "uri": f"sqlite:///{self.folder}/.anabranch/catalog.db", "warehouse": "s3://anabranch/warehouse",
+        }  # fmt: skip
+        endpoint = f"http://{HOST}:{s3.port}" if s3 is not None else self.services.s3_endpoint
+        environment["s3"] |= {
+            "endpoint": endpoint, "access_key": self.services.access_key,
+            "secret_key": self.services.secret_key,
+        }  # fmt: skip
+        environment["spark"]["master"] = self._elsewhere.master or "local[*]"
+        if self._elsewhere.catalog is not None:
+            # A name of its own, since tables of an earlier workspace may stand in that catalog.
+            own = f"demo_{secrets.token_hex(4)}"
+            environment["catalog"] |= {"name": own, "uri": self._elsewhere.catalog}
+        _write(self.conf / "anabranch.yaml", environment)
+
+
+@contextmanager
+def open_workspace(
+    story: Story, streams: Sequence[str], elsewhere: Elsewhere = _NOTHING_ELSEWHERE
+) -> Iterator[Workspace]:
+    """A workspace with running services. The end of the `with` stops all that was started in it."""
+    # Resolved, since the services' marker and Spark's file addresses name it.
+    folder = Path(tempfile.mkdtemp(prefix="anabranch-demo-")).resolve()
+    failed = False
+    try:
+        kafka, s3 = elsewhere.kafka_front, elsewhere.s3_front
+        advertised = kafka.port if kafka is not None else None
+        with services.running(folder / ".anabranch", progress=lambda text: None, advertised_port=advertised) as found:
+            for front, port in ((kafka, found.kafka_port), (s3, found.s3_port)):
+                if front is not None:
+                    front.upstream_port = port
+            space = Workspace(folder, found, streams, story, elsewhere)
+            try:
+                yield space
+            finally:
+                # A second Ctrl-C must not keep the first from stopping everything.
+                for number in _SIGNALS:
+                    signal.signal(number, signal.SIG_IGN)
+                space.close()
+    except Exception:
+        failed = True
+        raise
+    finally:
+        if failed:
+            story.say(f"Stopped everything; logs and data are kept in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def main(tell: Callable[[Story], None]) -> int:
+    """Tell a story and return the exit code: 0 as it should be, the error's own, or 130 after Ctrl-C."""
+    # Also where a shell started this in the background, with Ctrl-C's signal ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in _SIGNALS[1:]:
+        signal.signal(number, _interrupt)
+    story = Story()
+    try:
+        tell(story)
+        return 0
+    except AnabranchError as error:
+        story.say(str(error), "bold red")
+        return error.exit_code
+    except (KeyboardInterrupt, SystemExit) as stopped:
+        story.say("Interrupted: everything that was started is stopped, and nothing is left.")
+        return stopped.code if isinstance(stopped, SystemExit) and isinstance(stopped.code, int) else 130
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def _shipped() -> Path:
+    return jvm_folder().parent
+
+
+def _read(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return found
+
+
+def _write(file: Path, content: dict[str, Any]) -> None:
+    # Whole at once: a command that starts meanwhile reads it.
+    part = file.with_suffix(".part")
+    part.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    part.replace(file)

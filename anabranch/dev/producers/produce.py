@@ -1,0 +1,300 @@
+"""Sends events to a real topic and accounts for every one: sent by kind, acknowledged one by one, failed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from anabranch import config
+from anabranch.dev.producers.events import KINDS, Ack, Record, Sent, expected, generate, generate_live, sha256
+from anabranch.errors import ConfigurationError, Transient
+from anabranch.kafka.client import create_topic, new_producer
+
+log = logging.getLogger(__name__)
+
+STREAM = "game_events"
+TOPIC_CONFIGS = {"message.timestamp.type": "CreateTime"}
+# The producer's own buffer has no bound; this many records wait for their acknowledgement at most.
+_IN_FLIGHT = 100_000
+# The producer gives a record up after two minutes; a little longer, and all is decided.
+_FLUSH_SECONDS = 130.0
+_STOPPED_FLUSH_SECONDS = 15.0
+
+Pending = deque[tuple[Record, Any]]
+
+
+def produce_events(
+    kafka: config.Kafka,
+    topic: str,
+    *,
+    events: int | None,
+    rate: float | None = None,
+    hours: float = 0,
+    until: datetime | None = None,
+    seed: int = 1,
+    dirty: bool = False,
+    partitions: int = 3,
+    stop: threading.Event | None = None,
+    on_ack: Callable[[Ack], None] | None = None,
+) -> Sent:
+    """Send `events` game events (endless, until `stop`, if None), and return once each is acknowledged or has failed.
+
+    With `hours` the Kafka timestamps are spread over [until - hours, until), where `until` is now unless it is given;
+    else each is the time of its send. `rate` is in records a second, all kinds together; without it, as fast as the
+    producer goes. The topic is created if it is missing. `on_ack` is called in this thread, soon after each
+    acknowledgement. Safe to run in a thread; `stop` ends it early, with what was sent until then flushed and accounted
+    for. A stamp of the past after a later one is in its topic already does not reopen an hour: such a record belongs to
+    the hour at hand.
+
+    Raises ValueError for contradictory arguments, Transient if the broker cannot be reached at the start; later
+    failures are counted.
+    """
+    if events is None and hours:
+        raise ValueError("hours need a number of events to spread over them")
+    if events is None and not rate:
+        raise ValueError("an endless run needs a rate")
+    stop = stop or threading.Event()
+    sent = Sent(topic)
+    # Step 1: the topic, and a producer that loses nothing. Compressed, since what the producer costs most is its
+    # checksum, in pure Python, over the bytes that go out.
+    create_topic(kafka, topic, partitions, TOPIC_CONFIGS)
+    producer = new_producer(kafka, compression_type="gzip", metrics_enabled=False)
+    try:
+        count = len(producer.partitions_for(topic))
+        # Step 2: send. The clock starts here, so that the last stamps are not older than they must be.
+        now = datetime.now(UTC)
+        records: Iterator[Record]
+        if events is not None and hours:
+            end = until or now
+            records = generate(events, seed, end - timedelta(hours=hours), end, dirty)
+        else:
+            records = generate_live(events, seed, now, lambda: time.time_ns() // 1_000_000, dirty)
+        pending: Pending = deque()
+        started = time.monotonic()
+        for _ in _turns(rate, started, stop):
+            record = next(records, None)
+            if record is None:
+                break
+            sent.sent[record.kind] += 1
+            try:
+                future = producer.send(
+                    topic,
+                    key=record.key,
+                    value=record.value,
+                    timestamp_ms=record.timestamp_ms,
+                    # One player, one partition. Not the client's murmur2, which is a quarter of the cost of a send.
+                    partition=zlib.crc32(record.key if record.key is not None else record.value or b"") % count,
+                )
+            except Exception as error:  # whatever it was, this record is not in the topic
+                sent.fail(error)
+                continue
+            pending.append((record, future))
+            _settle(pending, sent, on_ack)
+            while len(pending) >= _IN_FLIGHT and not stop.wait(0.01):
+                _settle(pending, sent, on_ack)
+        # Step 3: wait for every acknowledgement.
+        _flush(producer, pending, sent, on_ack, stop)
+    finally:
+        producer.close(timeout=5)
+    return sent
+
+
+def _turns(rate: float | None, started: float, stop: threading.Event) -> Iterator[int]:
+    """A number for each send, when its time has come, until `stop`."""
+    number = 0
+    while not stop.is_set():
+        if rate:
+            ahead = started + number / rate - time.monotonic()
+            if ahead > 0 and stop.wait(ahead):
+                return
+        yield number
+        number += 1
+
+
+def _settle(pending: Pending, sent: Sent, on_ack: Callable[[Ack], None] | None) -> None:
+    """Account for the oldest sends that are decided."""
+    while pending and pending[0][1].is_done:
+        record, future = pending.popleft()
+        if future.failed():
+            sent.fail(future.exception)
+            continue
+        done = future.value
+        ack = Ack(done.partition, done.offset, record.kind, sha256(record.value), done.timestamp)
+        sent.acks.append(ack)
+        if on_ack is not None:
+            on_ack(ack)
+
+
+def _flush(
+    producer: Any, pending: Pending, sent: Sent, on_ack: Callable[[Ack], None] | None, stop: threading.Event
+) -> None:
+    """Wait until all is decided, or too late: what nobody answered for is counted as failed."""
+    began = time.monotonic()
+    while pending:
+        waited = time.monotonic() - began
+        if waited > (_STOPPED_FLUSH_SECONDS if stop.is_set() else _FLUSH_SECONDS):
+            # Without this its close would wait for them again, raise, and leave its thread running.
+            producer._sender.force_close()
+            producer._sender.join(5)
+            _settle(pending, sent, on_ack)
+            break
+        try:
+            producer.flush(timeout=0.2)
+        except Exception as error:  # a timeout: not all yet
+            log.debug("%d records of topic %s are not acknowledged yet: %s", len(pending), sent.topic, error)
+        before = len(pending)
+        _settle(pending, sent, on_ack)
+        if len(pending) == before:
+            time.sleep(0.01)  # the futures are set a moment after the flush
+    for _ in pending:
+        sent.fail(Transient("no acknowledgement in time"))
+
+
+@click.command()
+@click.argument("stream")
+@click.option("--events", type=click.IntRange(min=1), required=True, help="How many; --dirty adds to them.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Records a second.  [default: unpaced]")
+@click.option(
+    "--hours",
+    type=click.FloatRange(min=0),
+    default=0,
+    show_default=True,
+    help="Spread the Kafka timestamps over the last HOURS; 0 stamps each as it is sent.",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="The same seed plays the same games.")
+@click.option("--dirty", is_flag=True, help="Of 100 events one late, one sent twice, one malformed record added.")
+@click.option("--partitions", type=click.IntRange(min=1), default=3, show_default=True, help="Of a topic it creates.")
+@click.option(
+    "--acks",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Append one JSON line for each acknowledged record: partition, offset, kind, sha256, timestamp_ms.",
+)
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--conf", help="Configuration folder.  [default: ANABRANCH_CONF, else conf]")
+@click.pass_context
+def produce(
+    ctx: click.Context,
+    stream: str,
+    events: int,
+    rate: float | None,
+    hours: float,
+    seed: int,
+    dirty: bool,
+    partitions: int,
+    acks: Path | None,
+    output: str,
+    conf: str | None,
+) -> None:
+    """Send seeded, realistic game events to Kafka.
+
+    Every send is accounted for; the exit code is 75 if any was not acknowledged. Ctrl-C flushes and prints what was
+    acknowledged so far.
+    """
+    if stream != STREAM:
+        raise ConfigurationError(
+            f"dev produce: expected {STREAM}, the one stream whose events it can make up, found {stream!r}. "
+            "For real flights run 'python -m anabranch.dev.demo.flights'; to any other topic send with your own producer."
+        )
+    topic = config.load_stream(stream, conf).topic
+    kafka = config.load_environment(conf).kafka
+    began = time.monotonic()
+    with _stopped_by_signals() as (stop, signals), ExitStack() as stack:
+        file = stack.enter_context(acks.open("a", encoding="utf-8")) if acks else None
+        on_ack = stack.enter_context(_shown(sum(expected(events, dirty).values()), file))
+        sent = produce_events(
+            kafka, topic, events=events, rate=rate, hours=hours, seed=seed, dirty=dirty, partitions=partitions,
+            stop=stop, on_ack=on_ack,
+        )  # fmt: skip
+    if output == "json":
+        click.echo(json.dumps(as_json(stream, sent)))
+    else:
+        click.echo(as_text(stream, sent, time.monotonic() - began))
+    if signals:
+        ctx.exit(128 + signals[0])
+    if sent.failed:
+        raise Transient(
+            f"dev produce {stream}: expected {sent.sent.total()} acknowledgements, found {sent.acknowledged}; "
+            f"the first failure: {sent.first_error}. Is the broker up? 'anabranch dev status' tells."
+        )
+
+
+def as_json(stream: str, sent: Sent) -> dict[str, Any]:
+    return {
+        "stream": stream,
+        "topic": sent.topic,
+        "sent": {kind: sent.sent[kind] for kind in KINDS},
+        "acknowledged": sent.acknowledged,
+        "failed": sent.failed,
+        "by_hour": sent.by_hour(),
+    }
+
+
+def as_text(stream: str, sent: Sent, seconds: float) -> str:
+    """What was sent by kind, and what was acknowledged by hour of the Kafka timestamp."""
+    kinds = ", ".join(f"{sent.sent[kind]:,} {kind}" for kind in KINDS if sent.sent[kind])
+    total = sent.sent.total()
+    lines = [
+        f"{stream}: sent {total:,} records to topic {sent.topic} in {seconds:.1f} s: {kinds or 'nothing'}",
+        f"acknowledged {sent.acknowledged:,} of {total:,}, failed {sent.failed:,}",
+    ]
+    if sent.acks:
+        lines.append(f"{'hour':<14}" + "".join(f"{kind:>11}" for kind in KINDS))
+        for hour, counts in sent.by_hour().items():
+            lines.append(f"{hour:<14}" + "".join(f"{counts[kind]:>11,}" for kind in KINDS))
+    return "\n".join(lines)
+
+
+@contextmanager
+def _shown(total: int, file: IO[str] | None) -> Iterator[Callable[[Ack], None]]:
+    """What to do with each acknowledgement: a line in the file, a step of the progress bar (terminals only)."""
+    console = Console(stderr=True)
+    columns = (TextColumn("acknowledged"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("acknowledged", total=total)
+        unseen = 0
+
+        def on_ack(ack: Ack) -> None:
+            nonlocal unseen
+            if file is not None:
+                file.write(json.dumps(ack._asdict()) + "\n")
+            unseen += 1
+            if unseen >= 500 or total < 5000:
+                progress.advance(task, unseen)
+                unseen = 0
+
+        yield on_ack
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[tuple[threading.Event, list[int]]]:
+    """An event that Ctrl-C or SIGTERM sets, and the signals that did; a second Ctrl-C interrupts at once."""
+    stop = threading.Event()
+    received: list[int] = []
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if received and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(signum)
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop, received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,262 @@
+"""Kafka and S3 on this machine: started, found again, stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from anabranch.dev.services import kafka_broker, s3_server
+from anabranch.dev.services.processes import HOST, Daemon, free_port, require_free_port, stop_all
+from anabranch.errors import ConfigurationError, Terminal
+from anabranch.file_lock import locked
+from anabranch.spark.jars import Jars, Progress, ensure_jars
+from anabranch.spark.java import require_java
+
+KAFKA_PORT = 19092
+S3_PORT = 19000
+ACCESS_KEY = "anabranch"
+SECRET_KEY = "anabranch-local"
+
+_STOP_SECONDS = 20.0
+_LOCK_SECONDS = 300.0
+# What `down --wipe` removes. The embedded catalog goes with the data that it points to, or it would dangle.
+_WIPED = ("data", "logs", "run", "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.db-journal")
+
+State = Literal["running", "not answering", "died", "stopped"]
+
+
+@dataclass(frozen=True)
+class Home:
+    """The folder that holds a pair of services: `data/`, `logs/` and `run/` (pid files, properties)."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        # The services run in other folders, and their marker names this one.
+        object.__setattr__(self, "path", Path(os.path.abspath(self.path)))  # noqa: PTH100
+
+    @property
+    def kafka(self) -> Daemon:
+        return Daemon("kafka", "Kafka", self.path)
+
+    @property
+    def s3(self) -> Daemon:
+        return Daemon("s3", "The S3 server", self.path)
+
+
+@dataclass(frozen=True)
+class Services:
+    """Running services and how to reach them. `started` names those that this call had to start."""
+
+    home: Home
+    kafka_port: int
+    s3_port: int
+    access_key: str
+    secret_key: str = field(repr=False)
+    started: tuple[str, ...] = ()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return f"{HOST}:{self.kafka_port}"
+
+    @property
+    def s3_endpoint(self) -> str:
+        return f"http://{HOST}:{self.s3_port}"
+
+
+@dataclass(frozen=True)
+class ServiceStatus:
+    """One service as it is now. `died`: there is a pid file, but its process is gone."""
+
+    service: str
+    state: State
+    pid: int | None
+    endpoint: str | None
+    since: datetime | None
+    log: Path
+
+
+def up(
+    home: Home,
+    kafka_port: int | None = None,
+    s3_port: int | None = None,
+    jars: Jars | None = None,
+    progress: Progress | None = None,
+    access_key: str | None = None,
+    secret_key: str | None = None,
+    advertised_port: int | None = None,
+) -> Services:
+    """Both services run and answer when this returns; what already runs is left alone.
+
+    Ports default to those that a service of this home has or had before it died, else to 19092 and 19000; keys to
+    AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, else to `anabranch` and `anabranch-local`. With `advertised_port` Kafka
+    sends its clients there: to a front of it. Whatever this call started is stopped again if it fails or is
+    interrupted. Raises ConfigurationError if a port is taken or a running service
+    has other settings than asked for, Terminal if Java is missing or a service ends, Transient if one does not answer.
+    """
+    progress = progress or (lambda _: None)
+    access_key = access_key or os.environ.get("AWS_ACCESS_KEY_ID") or ACCESS_KEY
+    secret_key = secret_key or os.environ.get("AWS_SECRET_ACCESS_KEY") or SECRET_KEY
+    java = require_java().executable
+    jars = jars or ensure_jars(progress=progress)
+    with _alone(home, progress), ExitStack() as undo:
+        s3, kafka = home.s3, home.kafka
+        # Step 1: what runs already, and on which port the rest goes. Nothing is started before all of it is known.
+        s3_process, s3_port = _existing(s3, s3_port, S3_PORT, "--s3-port")
+        kafka_process, kafka_port = _existing(kafka, kafka_port, KAFKA_PORT, "--kafka-port")
+        if s3_port == kafka_port:
+            raise ConfigurationError(f"Kafka and S3 cannot share port {s3_port}; give --kafka-port and --s3-port.")
+        if s3_process is not None:
+            _require_settings(s3, s3_server.settings(s3, s3_port, access_key, secret_key))
+        # Step 2: start what is missing, S3 first, since Kafka may have to format its storage meanwhile.
+        started = []
+        began = time.monotonic()
+        if s3_process is None:
+            undo.callback(_stop, s3)
+            progress(f"starting the S3 server on port {s3_port}")
+            s3_process = s3_server.start(s3, java, jars.s3, s3_port, access_key, secret_key)
+            started.append(s3.name)
+        if kafka_process is None:
+            undo.callback(_stop, kafka)
+            progress(f"starting Kafka on port {kafka_port}")
+            kafka_process = kafka_broker.start(
+                kafka, java, jars.broker, kafka_port, s3_port, advertised_port=advertised_port
+            )
+            started.append(kafka.name)
+        # Step 3: ask both.
+        s3.await_answer(s3_process, lambda: s3_server.answers(s3_port), s3_server.READY_SECONDS)
+        kafka.await_answer(kafka_process, lambda: kafka_broker.answers(kafka_port), kafka_broker.READY_SECONDS)
+        undo.pop_all()
+        if started:
+            progress(f"ready after {time.monotonic() - began:.1f} s")
+        return Services(home, kafka_port, s3_port, access_key, secret_key, tuple(started))
+
+
+def down(home: Home, wipe: bool = False, progress: Progress | None = None) -> tuple[str, ...]:
+    """Stops what runs and returns the names; with `wipe` the data, logs and embedded catalog go as well.
+
+    SIGTERM first, SIGKILL after 20 s. No process of this home is alive afterwards, also none whose pid file was lost.
+    """
+    progress = progress or (lambda _: None)
+    if not home.path.is_dir():
+        return tuple(daemon.name for daemon in (home.s3, home.kafka) if _stop(daemon))
+    with _alone(home, progress):
+        running = {daemon.name: found for daemon in (home.s3, home.kafka) if (found := daemon.process())}
+        if running:
+            progress(f"stopping {' and '.join(sorted(running))}")
+        killed = stop_all(list(running.values()), _STOP_SECONDS)
+        if killed:
+            progress(f"killed {len(killed)} that did not stop within {_STOP_SECONDS:.0f} s")
+        for daemon in (home.s3, home.kafka):
+            # A second one can only be there if two commands raced without the lock, on a file system that has none.
+            _stop(daemon)
+            daemon.pid_file.unlink(missing_ok=True)
+        if wipe:
+            _wipe(home)
+    if wipe:
+        _remove_if_empty(home)
+    return tuple(sorted(running))
+
+
+def status(home: Home) -> tuple[ServiceStatus, ...]:
+    """Both services as they are now, each asked."""
+    return (_status(home.kafka, kafka_broker.answers, ""), _status(home.s3, s3_server.answers, "http://"))
+
+
+@contextmanager
+def running(
+    path: Path, jars: Jars | None = None, progress: Progress | None = None, advertised_port: int | None = None
+) -> Iterator[Services]:
+    """Fresh services on free ports for the length of a `with`; for tests and demonstrations.
+
+    The keys are the fixed local ones, whatever the process environment says.
+    """
+    home = Home(path)
+    kafka_port = free_port()
+    try:
+        yield up(home, kafka_port, free_port(kafka_port), jars, progress, ACCESS_KEY, SECRET_KEY, advertised_port)
+    finally:
+        down(home)
+
+
+def _existing(daemon: Daemon, asked: int | None, default: int, flag: str) -> tuple[psutil.Process | None, int]:
+    """The living process, if any, and the service's port."""
+    recorded = daemon.recorded()
+    process = daemon.process()
+    if process is not None and (recorded is None or recorded.pid != process.pid):
+        # Its pid file is lost, and with it the port that it was given: so it starts anew.
+        _stop(daemon)
+        process = None
+    if process is None or recorded is None:
+        port = asked or (recorded.port if recorded else default)
+        require_free_port(port, daemon.title, flag)
+        return None, port
+    if asked is not None and asked != recorded.port:
+        raise ConfigurationError(
+            f"{flag} {asked} was given, but {daemon.title} of {daemon.home} already runs on port {recorded.port}. "
+            f"Run 'anabranch dev down --home {daemon.home}' first, or leave the flag out."
+        )
+    return process, recorded.port
+
+
+def _require_settings(daemon: Daemon, expected: str) -> None:
+    file = s3_server.properties_file(daemon)
+    if not file.exists() or file.read_text(encoding="utf-8") != expected:
+        raise ConfigurationError(
+            f"{daemon.title} of {daemon.home} already runs with other keys than AWS_ACCESS_KEY_ID and "
+            f"AWS_SECRET_ACCESS_KEY give now. Run 'anabranch dev down --home {daemon.home}', then 'up'."
+        )
+
+
+def _stop(daemon: Daemon) -> bool:
+    process = daemon.process()
+    if process is not None:
+        stop_all([process], _STOP_SECONDS)
+    daemon.pid_file.unlink(missing_ok=True)
+    return process is not None
+
+
+def _status(daemon: Daemon, answers: Callable[[int], bool], scheme: str) -> ServiceStatus:
+    recorded, process = daemon.recorded(), daemon.process()
+    if process is None:
+        return ServiceStatus(daemon.name, "died" if recorded else "stopped", None, None, None, daemon.log)
+    port = recorded.port if recorded and recorded.pid == process.pid else None
+    state: State = "running" if port is not None and answers(port) else "not answering"
+    since = datetime.fromtimestamp(process.create_time(), UTC)
+    endpoint = f"{scheme}{HOST}:{port}" if port is not None else None
+    return ServiceStatus(daemon.name, state, process.pid, endpoint, since, daemon.log)
+
+
+@contextmanager
+def _alone(home: Home, progress: Progress) -> Iterator[None]:
+    home.path.mkdir(parents=True, exist_ok=True)
+    waiting = f"another 'anabranch dev' is at work on {home.path}; waiting for it"
+    with locked(home.path / "dev.lock", _LOCK_SECONDS, lambda: progress(waiting)):
+        yield
+
+
+def _wipe(home: Home) -> None:
+    for name in _WIPED:
+        path = home.path / name
+        try:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise Terminal(f"{path} could not be removed: {error}. Remove it by hand.") from error
+
+
+def _remove_if_empty(home: Home) -> None:
+    if {entry.name for entry in home.path.iterdir()} == {"dev.lock"}:
+        (home.path / "dev.lock").unlink()
+        home.path.rmdir()

@@ -1,0 +1,107 @@
+"""A front of a service on a port of its own, which cuts connections in the midst of what they carry.
+
+Bytes are passed on as they are. While it cuts, a part of what is read at once comes through and then the connection
+ends: a body that the service gets half of, an answer whose beginning alone, or nothing, arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from anabranch.dev.services.processes import HOST
+
+_AT_ONCE = 64 * 1024
+_SECONDS = 10.0
+
+
+class Wire:
+    """The front's port, and how many connections it has cut while they carried a body, or an answer.
+
+    `upstream_port` is the service's, and may be set later. Only its own thread touches connections.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.port = 0
+        self.upstream_port = 0
+        self.bodies = self.answers = 0
+        self._dice = random.Random(seed)
+        self._chance = 0.0
+        self._loop = asyncio.new_event_loop()
+        self._pumps: set[asyncio.Task[None]] = set()
+
+    @property
+    def cuts(self) -> int:
+        return self.bodies + self.answers
+
+    @contextmanager
+    def cutting(self, chance: float) -> Iterator[None]:
+        """For the length of a `with`, cut at each reading with this probability."""
+        self._chance = chance
+        try:
+            yield
+        finally:
+            self._chance = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[Wire]:
+        """Listens until the end of the `with`, which ends every connection."""
+        thread = threading.Thread(target=self._loop.run_forever, name="wire", daemon=True)
+        thread.start()
+        try:
+            server = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._serve, HOST, 0), self._loop).result(
+                _SECONDS
+            )
+            self.port = server.sockets[0].getsockname()[1]
+            yield self
+            asyncio.run_coroutine_threadsafe(self._end(server), self._loop).result(_SECONDS)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            thread.join(_SECONDS)
+            self._loop.close()
+
+    async def _end(self, server: asyncio.Server) -> None:
+        server.close()
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._pumps.add(task)
+        writers = [writer]
+        try:
+            onward, back = await asyncio.open_connection(HOST, self.upstream_port)
+            writers.append(back)
+            directions = (self._pump(reader, back, False), self._pump(onward, writer, True))
+            pumps = [asyncio.create_task(direction) for direction in directions]
+            try:
+                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for pump in pumps:
+                    pump.cancel()
+                await asyncio.gather(*pumps, return_exceptions=True)
+        except (OSError, asyncio.CancelledError):
+            pass  # the service is away, or the front ends: either way this connection does
+        finally:
+            for one in writers:
+                # What was passed on before the end arrives: a part of a message, then nothing more.
+                with suppress(OSError, asyncio.CancelledError):
+                    one.close()
+            self._pumps.discard(task)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: bool) -> None:
+        """Pass bytes on until one side ends, or the dice say to cut."""
+        with suppress(OSError):
+            while data := await reader.read(_AT_ONCE):
+                if self._dice.random() < self._chance:
+                    writer.write(data[: self._dice.randrange(len(data))])
+                    self.answers += answer
+                    self.bodies += not answer
+                    return
+                writer.write(data)
+                await writer.drain()

@@ -1,0 +1,103 @@
+"""The soak: producer, speed layer, batch layer and maintenance together, and faults at random, from a seed.
+
+`make soak MINUTES=10 SEED=1`. Exit code 0 only if at the end every acknowledged record is in `main` exactly once, or
+accounted for by name, and the audit closes. The same seed does the same things in the same order; how far a process had
+come when one of them hit it is the machine's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+
+import click
+
+from anabranch import hours
+from anabranch.dev import audit
+from anabranch.dev.demo.live import Live
+from anabranch.dev.demo.story import Story
+from anabranch.dev.demo.workspace import Elsewhere, Workspace, main, open_workspace
+from anabranch.dev.producers.produce import STREAM, TOPIC_CONFIGS, produce_events
+from anabranch.dev.services.wire import Wire
+from anabranch.dev.soak.faults import Faults
+from anabranch.dev.soak.interference import Gateway, Interference
+from anabranch.dev.soak.strange_stamps import ANY_STAMP
+from anabranch.errors import Terminal
+from anabranch.job import Job
+from anabranch.kafka.client import create_topic
+from anabranch.table.lake import Lake
+
+RATE = 100
+EVENTS_AN_HOUR = 1_500
+PARTITIONS = 3
+# Slow enough that past hours wait for the speed layer all along.
+THROTTLED = {"trigger": "1 second", "max_offsets_per_trigger": 200}
+
+
+def tell(story: Story, minutes: float, seed: int) -> None:
+    """The whole soak. Raises Refused if `main` is not exact at its end."""
+    story.title(f"A soak of {minutes:g} minutes, seed {seed}: everything at once, and faults at random.")
+    story.step("Kafka, S3, past hours that wait, and live events")
+    with ExitStack() as stack:
+        kafka, s3 = (stack.enter_context(Wire(seed + i).running()) for i in range(2))
+        space = stack.enter_context(open_workspace(story, [STREAM], Elsewhere(kafka_front=kafka, s3_front=s3)))
+        job = space.job(STREAM)
+        stack.callback(job.kafka.close)
+        _tell(story, space, job, kafka, s3, minutes, seed)
+
+
+def _tell(story: Story, space: Workspace, job: Job, kafka: Wire, s3: Wire, minutes: float, seed: int) -> None:
+    count = max(4, round(minutes * 1.5))
+    until = hours.start_of(hours.hour_of(datetime.now(UTC) - job.stream.batch.grace))
+    create_topic(job.environment.kafka, job.stream.topic, PARTITIONS, TOPIC_CONFIGS | ANY_STAMP)
+    past = produce_events(
+        job.environment.kafka, job.stream.topic, events=count * EVENTS_AN_HOUR, hours=count, until=until, seed=seed,
+        dirty=True,
+    )  # fmt: skip
+    story.say(f"Kafka acknowledged {past.acknowledged:,} records of {count} past hours; {RATE} a second are added live")
+    space.run("apply", STREAM, show=False)
+    space.set_speed(STREAM, **THROTTLED)
+    live = Live(job, RATE, seed + 1)
+    interference = Interference(space.folder / "interference")
+    faults = Faults(story, space, job, interference, {"kafka": kafka, "s3": s3}, seed)
+    story.step("Faults")
+    # A catalog of its own: the gateway's thread is another.
+    with Gateway(interference.requests, Lake(job.environment).catalog).running() as gateway, live.running():
+        try:
+            faults.run(minutes * 60)
+        finally:
+            with suppress(Exception):
+                faults.stop()
+    for sent in (past, live.sent, faults.sent):
+        if sent.failed:
+            raise Terminal(f"expected every send to be acknowledged, found {sent.failed} failed: {sent.first_error}")
+    story.step("Both layers once more, undisturbed, to their end")
+    space.set_speed(STREAM)
+    space.run("batch", STREAM, show=False)
+    space.run("speed", STREAM, "--available-now", show=False)
+    space.run("merge", STREAM)
+    space.run("hours", STREAM)
+    story.step("Every record that Kafka acknowledged against main, by partition, offset and content")
+    for kind, number in sorted((*faults.counts.items(), *faults.exit_codes().items())):
+        story.say(f"{kind:<26} {number:>5}")
+    story.say(f"requests that landed late   {gateway.landed:>4}, refused {gateway.refused}, lost {gateway.dropped}")
+    for name, front in (("Kafka", kafka), ("S3", s3)):
+        story.say(f"cut short of {name:<14} {front.bodies:>4} bodies, {front.answers} answers")
+    story.say(f"{faults.counts.total()} faults in all")
+    audit.tell(story, job, [*past.acks, *live.sent.acks, *faults.sent.acks], audit.game_event_as_sent)
+    space.run("audit", STREAM)
+    faults.require_explained()
+
+
+@click.command()
+@click.option("--minutes", type=click.FloatRange(min=0.5), default=10.0, show_default=True, help="How long.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Which faults, and when.")
+def command(minutes: float, seed: int) -> None:
+    """Run everything together, break it at random, and compare exactly."""
+    sys.exit(main(functools.partial(tell, minutes=minutes, seed=seed)))
+
+
+if __name__ == "__main__":
+    command()

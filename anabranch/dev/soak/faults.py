@@ -1,0 +1,388 @@
+"""The soak's faults: what it does to a stream's processes, neighbours, clocks, files and records, by dice."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from anabranch.dev import services
+from anabranch.dev.demo.story import Story, poll
+from anabranch.dev.demo.workspace import Running, Workspace
+from anabranch.dev.producers.events import Sent
+from anabranch.dev.producers.produce import STREAM
+from anabranch.dev.services.wire import Wire
+from anabranch.dev.soak.evolving import Evolving, columns_of
+from anabranch.dev.soak.interference import Interference
+from anabranch.dev.soak.strange_stamps import send_strange
+from anabranch.errors import Terminal, Transient
+from anabranch.fail_points import FAIL_AT, PAUSE_AT, Step
+from anabranch.protocol.state import State, load_state
+
+if TYPE_CHECKING:
+    from anabranch.job import Job
+
+Service = Literal["kafka", "s3"]
+Layer = Literal["speed", "batch"]
+_Fault = tuple[Callable[[], None], Layer | None]
+
+# How long a fault waits for the layer that it breaks to have published something.
+_PATIENCE = 120.0
+_COMMAND_SECONDS = 600.0
+_SPEED_STEPS = [s for s in Step if s.label.startswith(("speed.", "commit.", "rollup."))]
+_BATCH_STEPS = [s for s in Step if s.label.startswith(("batch.", "commit.", "ledger.", "seal."))]
+# Seconds that a clock is ahead: what nobody may notice, and what has to stop whoever would stamp by it.
+_TOLERATED = (-12.0, 12.0)
+_WRONG = (-86_400.0, -600.0, -45.0, 45.0, 600.0, 3_600.0, 3 * 365 * 86_400.0)
+_UNEXPECTED = 70
+_PAUSED = f"pause point {Step.COMMIT_DOUBTED.label}: "
+
+
+class Faults:
+    """What is alive, what was done to it, and by which dice. `sent` accounts for the records that faults sent."""
+
+    def __init__(
+        self,
+        story: Story,
+        space: Workspace,
+        job: Job,
+        interference: Interference,
+        fronts: dict[Service, Wire],
+        seed: int,
+    ) -> None:
+        self._story, self._space, self._job = story, space, job
+        self._interference, self._fronts = interference, fronts
+        self._dice, self._seed = random.Random(seed), seed
+        self._evolving = Evolving([columns_of(space.shipped(STREAM)["schema"])], self._dice)
+        self._speed: list[Running] = []
+        self._batch: list[Running] = []
+        self._ended: list[tuple[str, Running]] = []
+        self._done_before: dict[Layer, int] = {}
+        self.sent = Sent(job.stream.topic)
+        self.counts: Counter[str] = Counter()
+        self._faults = self._all()
+
+    def _all(self) -> list[_Fault]:
+        """The faults, the likelier ones more than once, each with the layer that has to have done something since its
+        start, so that there is something to break."""
+        layers: tuple[Layer, ...] = ("speed", "batch")
+        neighbours: tuple[Service, ...] = ("kafka", "s3")
+        found: list[_Fault] = [
+            (self._kill_speed, "speed"), (self._kill_speed, "speed"), (self._fail_speed, "speed"),
+            (self._fail_speed, "speed"), (self._second_speed, "speed"), (self._pause_speed, "speed"),
+            (self._delete_checkpoints, "speed"), (self._kill_batch, "batch"), (self._fail_batch, "batch"),
+            (self._fail_batch, "batch"), (self._two_batches, "batch"), (self._restate, None), (self._maintain, None),
+            (self._override, None), (self._override, None), (self._evolve, "speed"), (self._evolve, "speed"),
+            (self._stamp_strangely, None), (self._stamp_strangely, None),
+            (functools.partial(self._land_late, "command"), None),
+        ]  # fmt: skip
+        for service in neighbours:
+            found += [(functools.partial(self._hang, service), None), (functools.partial(self._cut, service), None)]
+            found += [(functools.partial(self._cut_short, service), None)] * 2
+        for layer in layers:
+            found += [(functools.partial(self._die_in_doubt, layer), layer)] * 2
+            found += [(functools.partial(self._pause_in_doubt, layer), layer)]
+            found += [
+                (functools.partial(self._land_late, layer), None),
+                (functools.partial(self._set_clock, layer), None),
+            ]
+        return found
+
+    def run(self, seconds: float) -> None:
+        """Do one thing after the other until the time is over, keeping both layers alive between them."""
+        ends, number = time.monotonic() + seconds, 0
+        while time.monotonic() < ends:
+            # What is drawn in one fault, which depends on what it finds, changes nothing for the next.
+            self._dice.seed(f"{self._seed} {number}")
+            number += 1
+            self._keep_alive()
+            time.sleep(self._dice.uniform(0, 8))
+            # Two that stop nobody follow each that does, while whoever was stopped comes up again.
+            fault, layer = self._dice.choice([f for f in self._faults if (f[1] is None) == (number % 3 != 0)])
+            if layer is not None:
+                self._await_progress(layer)
+            fault()
+
+    def stop(self) -> None:
+        """End all that is alive, roughly, and let no order stand."""
+        for running in (*self._speed, *self._batch):
+            running.kill()
+        self._part_from_ended()
+        self._interference.end()
+
+    def exit_codes(self) -> Counter[str]:
+        """How the processes ended that were not killed."""
+        return Counter(f"{name} ended with {running.code}" for name, running in self._ended if (running.code or 0) >= 0)
+
+    def require_explained(self) -> None:
+        """Raises Terminal for a process that ended by what no other try mends: no fault here is of that kind."""
+        for name, running in self._ended:
+            if running.code == _UNEXPECTED:
+                raise Terminal(
+                    f"{name}: expected no exit code {_UNEXPECTED}, found it; the end of {running.log}:\n"
+                    f"{running.log_tail(15)}"
+                )
+
+    def _keep_alive(self) -> None:
+        self._part_from_ended()
+        if not self._speed:
+            self._start_speed()
+        if not self._batch:
+            self._start_batch()
+
+    def _part_from_ended(self) -> None:
+        for name, layer in (("speed", self._speed), ("batch", self._batch)):
+            self._ended += [(name, running) for running in layer if running.code is not None]
+            layer[:] = [running for running in layer if running.code is None]
+
+    def _start_speed(self, **environment: str) -> Running:
+        self._done_before["speed"] = self._done("speed")
+        self._speed.append(self._start("speed", **environment))
+        return self._speed[-1]
+
+    def _start_batch(self, *arguments: str, **environment: str) -> Running:
+        self._done_before["batch"] = self._done("batch")
+        self._batch.append(self._start("batch", *arguments, **environment))
+        return self._batch[-1]
+
+    def _start(self, command: str, *arguments: str, **environment: str) -> Running:
+        meant = command if command in ("speed", "batch") else "command"
+        environment |= self._interference.environment(meant)
+        return self._space.start(command, STREAM, *arguments, **environment)
+
+    def _finish(self, *arguments: str, codes: tuple[int, ...] = (0,)) -> int:
+        """Run a command to its end, again while it says that another try may do; returns its exit code."""
+        deadline = time.monotonic() + _COMMAND_SECONDS
+        while True:
+            running = self._start(*arguments)
+            poll(lambda r=running: r.code, f"anabranch {arguments[0]} to end", _COMMAND_SECONDS)  # type: ignore[misc]
+            if running.code in codes:
+                return running.code
+            if running.code != Transient.exit_code or time.monotonic() > deadline:
+                running.require_alive()
+
+    def _await_progress(self, layer: Layer) -> None:
+        """So that there is something to break: whoever was started may take its time until it publishes."""
+        deadline = time.monotonic() + _PATIENCE
+        while self._done(layer) == self._done_before[layer] and time.monotonic() < deadline:
+            self._keep_alive()
+            time.sleep(0.5)
+
+    def _done(self, layer: Layer) -> int:
+        """A number that changes when a layer has done something."""
+        position, accepted = self._progress()
+        ended = sum(name == "batch" and running.code == 0 for name, running in self._ended)
+        return position if layer == "speed" else len(accepted) + ended
+
+    def _did(self, kind: str, words: str) -> None:
+        self.counts[kind] += 1
+        moment = f"{self._story.seconds:5.0f} s"
+        position, accepted = self._progress()
+        self._story.say(f"{moment}  {words}; position {position:,}, {len(accepted)} hours accepted")
+
+    def _progress(self) -> tuple[int, list[str]]:
+        """How many offsets the speed layer has published, and which hours are accepted."""
+        state = self._state()
+        return sum(state.position.offsets.values()), sorted(state.accepted)
+
+    def _state(self) -> State:
+        def asked() -> State | None:
+            try:
+                return load_state(self._job.lake, self._job.stream.table)
+            except Transient:
+                return None
+
+        return poll(asked, "the table to be read", _COMMAND_SECONDS)
+
+    # What is done to them.
+    def _kill_speed(self) -> None:
+        for running in self._speed:
+            running.kill()
+        self._did("kill -9 speed", "kill -9 for the speed layer")
+
+    def _fail_speed(self) -> None:
+        self._fail("speed", self._speed, _SPEED_STEPS, self._start_speed)
+
+    def _fail_batch(self) -> None:
+        self._fail("batch", self._batch, _BATCH_STEPS, self._start_batch)
+
+    def _fail(self, layer: str, alive: list[Running], steps: list[Step], start: Callable[..., Running]) -> None:
+        chosen = self._dice.choice(steps)
+        after = f"{Step.COMMIT_REQUEST_LOST.label}," if chosen in (Step.COMMIT_DOUBTED, Step.COMMIT_FENCED) else ""
+        step = f"{after}{chosen.label}:{self._dice.randint(1, 3)}"
+        for running in alive:
+            running.kill()
+        start(**{FAIL_AT: step})
+        self._did(f"fail point {layer}", f"the {layer} layer again, to die at {step}")
+        time.sleep(self._dice.uniform(15, 25))
+
+    def _second_speed(self) -> None:
+        self._start_speed()
+        self._did("second speed", "a second speed layer beside the first")
+        time.sleep(20)
+
+    def _pause_speed(self) -> None:
+        if not self._speed:
+            return
+        hung = self._dice.choice(self._speed)
+        hung.pause()
+        other = self._start_speed()
+        self._did("SIGSTOP speed", "SIGSTOP for a speed layer, another takes over")
+        time.sleep(self._dice.uniform(15, 25))
+        hung.resume()
+        time.sleep(5)
+        other.kill()
+
+    def _delete_checkpoints(self) -> None:
+        for checkpoint in self._space.checkpoints():
+            shutil.rmtree(checkpoint, ignore_errors=True)
+        self._did("checkpoints deleted", "every checkpoint deleted, under whoever runs")
+
+    def _kill_batch(self) -> None:
+        for running in self._batch:
+            running.kill()
+        self._did("kill -9 batch", "kill -9 for the batch layer")
+
+    def _two_batches(self) -> None:
+        self._start_batch()
+        self._did("two batch runs", "a second batch run beside the first")
+        time.sleep(10)
+
+    def _restate(self) -> None:
+        _, accepted = self._progress()
+        if not accepted:
+            return
+        hour = self._dice.choice(accepted)
+        self._start_batch("--hour", hour, "--restate")
+        self._did("restatement", f"hour {hour} restated")
+        time.sleep(15)
+
+    def _maintain(self) -> None:
+        self._batch.append(self._start("maintain"))
+        self._did("maintenance", "maintenance beside everybody")
+        time.sleep(5)
+
+    def _override(self) -> None:
+        """Give an hour to the speed layer, or one that it has back."""
+        state = self._state()
+        given = sorted(hour for hour, layer in state.overrides.items() if layer == "speed")
+        hours = given if given and self._dice.random() < 0.5 else sorted(state.accepted)
+        if not hours:
+            return
+        hour = self._dice.choice(hours)
+        layer = "auto" if hour in given else "speed"
+        # Refused where the speed layer does not cover the hour.
+        code = self._finish("serve-hour", hour, "--layer", layer, "--why", "soak", codes=(0, 1))
+        self._did(f"served by {layer}", f"hour {hour} to be served by {layer}, {'refused' if code else 'done'}")
+
+    def _evolve(self) -> None:
+        """Change the stream's file, under whoever runs, then apply it."""
+        words = self._evolving.step()
+        self._space.set_stream(STREAM, schema=self._evolving.schema)
+        self._finish("apply", *(["--rolled-back"] if self._evolving.is_behind else []))
+        self._did("rolled back" if self._evolving.is_behind else "schema evolved", words)
+
+    def _stamp_strangely(self) -> None:
+        before = self.sent.acknowledged
+        send_strange(self._job, self._dice.randint(5, 15), self._seed * 1_000 + self.counts.total(), self.sent)
+        self._did("strange timestamps", f"{self.sent.acknowledged - before} records with strange timestamps")
+
+    def _set_clock(self, who: str) -> None:
+        if self._dice.random() < 0.3:
+            seconds = self._dice.choice(_TOLERATED)
+            self._interference.set_clock(who, seconds)
+            self._did(f"clock of {who} set", f"the clock of {who} {seconds:+,.0f} s from now on")
+            return
+        seconds = self._dice.choice(_WRONG)
+        self._interference.set_clock(who, seconds)
+        time.sleep(self._dice.uniform(5, 25))
+        self._interference.set_clock(who, 0)
+        self._did(f"clock of {who} jumps", f"the clock of {who} {seconds:+,.0f} s, and right again")
+
+    def _land_late(self, who: str) -> None:
+        after = [
+            self._dice.choice((None, self._dice.uniform(0, 2), self._dice.uniform(2, 60)))
+            for _ in range(self._dice.randint(1, 3))
+        ]
+        self._interference.lose_requests(who, after)
+        told = ", ".join("never" if seconds is None else f"{seconds:.1f} s" for seconds in after)
+        self._did("late landings", f"the next requests of {who} to the catalog lost, to land after: {told}")
+        time.sleep(self._dice.uniform(5, 15))
+
+    def _die_in_doubt(self, layer: Layer) -> None:
+        """A publish lands when its publisher is dead, and another has taken over."""
+        alive, start = self._layer(layer)
+        for running in alive:
+            running.kill()
+        seconds = self._dice.uniform(0, 60)
+        self._interference.lose_requests(layer, [seconds])
+        start(**{FAIL_AT: Step.COMMIT_DOUBTED.label})
+        words = f"the {layer} layer again, to lose a request that lands after {seconds:.0f} s, and to die in doubt"
+        self._did("late, and dead", words)
+        time.sleep(self._dice.uniform(15, 25))
+
+    def _pause_in_doubt(self, layer: Layer) -> None:
+        """A publisher stops before it looks what became of its publish; others go on, and it wakes up."""
+        alive, start = self._layer(layer)
+        for running in alive:
+            running.kill()
+        seconds = self._dice.uniform(0, 60)
+        self._interference.lose_requests(layer, [seconds])
+        hung = start(**{PAUSE_AT: Step.COMMIT_DOUBTED.label})
+        deadline = time.monotonic() + _PATIENCE
+        while (
+            not (paused := _PAUSED in "".join(hung.log_lines())) and hung.code is None and time.monotonic() < deadline
+        ):
+            time.sleep(0.5)
+        words = f"the {layer} layer again, to lose a request that lands after {seconds:.0f} s"
+        self._did("late, and paused", f"{words}, {'paused in doubt' if paused else 'in no doubt yet'}")
+        other = start()
+        time.sleep(self._dice.uniform(20, 40))
+        if hung.code is None:
+            hung.resume()
+        time.sleep(5)
+        other.kill()
+
+    def _layer(self, layer: Layer) -> tuple[list[Running], Callable[..., Running]]:
+        """Who is alive of it, and what starts another."""
+        return (self._speed, self._start_speed) if layer == "speed" else (self._batch, self._start_batch)
+
+    def _cut_short(self, service: Service) -> None:
+        front, chance = self._fronts[service], self._dice.choice((0.02, 0.1, 0.3))
+        bodies, answers = front.bodies, front.answers
+        with front.cutting(chance):
+            time.sleep(self._dice.uniform(5, 15))
+        words = f"{front.bodies - bodies} bodies and {front.answers - answers} answers of {service} cut short"
+        self._did(f"{service} cut short", words)
+
+    def _cut(self, service: Service) -> None:
+        found = self._space.services
+        os.kill(self._pid(service), signal.SIGKILL)
+        seconds = self._dice.uniform(0, 10)
+        time.sleep(seconds)
+        services.up(
+            found.home, access_key=found.access_key, secret_key=found.secret_key,
+            advertised_port=self._fronts["kafka"].port,
+        )  # fmt: skip
+        self._did(f"{service} killed", f"{service} killed with every connection to it, started after {seconds:.0f} s")
+
+    def _pid(self, service: str) -> int:
+        pid = next(s.pid for s in services.status(self._space.services.home) if s.service == service)
+        assert pid is not None, f"{service} is not alive"
+        return pid
+
+    def _hang(self, service: Service) -> None:
+        pid = self._pid(service)
+        seconds = self._dice.uniform(3, 10)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(seconds)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        self._did(f"{service} hangs", f"{service} answered nobody for {seconds:.0f} s")

@@ -1,0 +1,64 @@
+"""What every job of ours needs at its start: arguments, logging, and the exit code at its end."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from anabranch import config
+from anabranch.errors import AnabranchError, ConfigurationError
+from anabranch.kafka.client import KafkaAdapter
+from anabranch.logs import configure_logging
+from anabranch.remote_errors import meant_by_nobody
+from anabranch.table.lake import Lake
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job's stream and its connections. Nothing is opened before it is used."""
+
+    environment: config.Environment
+    stream: config.Stream
+    lake: Lake
+    kafka: KafkaAdapter
+
+
+def open_job(stream: str, conf: str | None) -> Job:
+    """Read the configuration and prepare the connections. Raises ConfigurationError."""
+    environment = config.load_environment(conf)
+    found = config.load_stream(stream, conf)
+    return Job(environment, found, Lake(environment), KafkaAdapter(environment.kafka))
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The arguments that both spark-submit entries share."""
+    arguments = argparse.ArgumentParser(description=description)
+    arguments.add_argument("--stream", required=True, help="the stream's name: its file is conf/streams/NAME.yaml")
+    arguments.add_argument("--conf", default=None, help="the configuration folder (default: ANABRANCH_CONF, else conf)")
+    arguments.add_argument("--output", choices=("text", "json"), default="text", help="how to print and log")
+    return arguments
+
+
+def main(run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> None:
+    """Run a job and end the process with its exit code; an error of ours is one line, not a traceback.
+
+    Any other is classified as it would be anywhere else, and shown whole when nobody meant it to happen: it never ends
+    the process with exit code 1, which says that something was refused.
+    """
+    configure_logging(as_json="json" in arguments)
+    try:
+        code = run(arguments)
+    except AnabranchError as error:
+        LOG.error("%s", error)
+        code = error.exit_code
+    except Exception as error:
+        found = meant_by_nobody("run the job", error)
+        LOG.error("%s", found, exc_info=not isinstance(found, ConfigurationError))
+        code = found.exit_code
+    sys.stdout.flush()
+    sys.exit(code)

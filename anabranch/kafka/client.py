@@ -1,0 +1,420 @@
+"""The one place that speaks kafka-python: topics, offsets, times, lag for monitors, and a producer for tools.
+
+Nothing here decides; every answer is a plain value. A broker that does not answer is `Transient`.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition, errors
+from kafka.admin import ConfigResource, ConfigResourceType, NewTopic, OffsetSpec
+from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
+from kafka.protocol.consumer.offsets import IsolationLevel
+from kafka.structs import OffsetAndMetadata
+
+from anabranch import config
+from anabranch.errors import AnabranchError, ConfigurationError, Transient
+from anabranch.position import Position, Ranges, Stamped, Topic, is_contradicted
+from anabranch.remote_errors import explain, is_denied, said_by
+
+LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# A command is to fail within seconds; whoever asks in a job asks again.
+_BOOTSTRAP_MS = 10_000
+_REQUEST_MS = 15_000
+# A consumer that is given nothing new for so long is cut off from the brokers.
+_SILENCE_S = 30
+# What contradicts a position is believed when it is still so after so long.
+_BELIEVED_AFTER_S = 5.0
+_ASKED_AGAIN_AFTER_S = 0.5
+# One that is to look at a few records, which are there, is made anew after so long.
+_STUCK_S = 3
+
+
+class _Failures(logging.Handler):
+    """The failed connections that kafka-python logged: its errors tell nothing but that no broker answered.
+
+    The lines go no further, since the adapter's own error says what they say, once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._failures: deque[tuple[float, str]] = deque(maxlen=50)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        values = record.args if isinstance(record.args, tuple) else ()
+        failure = next((a for a in values if isinstance(a, Exception)), None)
+        # A time-out is what the error says itself; why nobody answered is what was logged before it.
+        if failure is not None and not isinstance(failure, errors.KafkaTimeoutError):
+            self._failures.append((time.monotonic(), said_by(failure)))
+
+    def since(self, began: float) -> str | None:
+        """The failure that tells most: the last that speaks of keys or rights, else the last."""
+        found = [failure for at, failure in self._failures if at >= began]
+        return next((f for f in reversed(found) if is_denied(f)), found[-1] if found else None)
+
+
+_FAILURES = _Failures()
+# kafka-python prints passwords of SASL/PLAIN at DEBUG, whatever the root logger says.
+logging.getLogger("kafka").setLevel(logging.WARNING)
+logging.getLogger("kafka").addHandler(_FAILURES)
+logging.getLogger("kafka").propagate = False
+
+
+def _keep_last_words(transport: Any) -> None:
+    """Have a transport give what was received before it says that the other side hung up.
+
+    kafka-python 3.0.12 drops what comes in one piece with the end: a broker's reason for refusing a password.
+    """
+    receive = transport._sock_recv
+
+    def receive_all(self: Any) -> Any:
+        data, error = receive(self)
+        return (data, None) if data else (data, error)
+
+    transport._sock_recv = receive_all
+
+
+_keep_last_words(KafkaTCPTransport)
+_keep_last_words(KafkaSSLTransport)
+
+_READ_COMMITTED = IsolationLevel.READ_COMMITTED
+_SETTINGS = {
+    "security.protocol": "security_protocol",
+    "sasl.mechanism": "sasl_mechanism",
+    "sasl.username": "sasl_plain_username",
+    "sasl.password": "sasl_plain_password",
+    "ssl.truststore.location": "ssl_cafile",
+    "ssl.keystore.location": "ssl_certfile",
+    "ssl.key.password": "ssl_password",
+}
+
+
+def client_settings(kafka: config.Kafka) -> dict[str, Any]:
+    """kafka-python's arguments for the configured brokers. Raises ConfigurationError for an unknown key and for a file
+    that is missing."""
+    settings: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers.split(",")}
+    for key, value in kafka.security.items():
+        if key not in _SETTINGS:
+            known = ", ".join(sorted(_SETTINGS))
+            raise ConfigurationError(f"kafka.security: expected one of {known}, found {key!r}")
+        settings[_SETTINGS[key]] = value.get_secret_value()
+        if key.endswith(".location") and not Path(value.get_secret_value()).is_file():
+            raise ConfigurationError(f"kafka.security: {key}: expected a file, found none")
+    return settings
+
+
+def new_producer(kafka: config.Kafka, **overrides: Any) -> Any:
+    """A kafka-python producer that loses nothing: idempotent, every replica acknowledges."""
+    defaults: dict[str, Any] = {
+        "acks": "all", "enable_idempotence": True, "linger_ms": 20, "batch_size": 256 * 1024, "compression_type": None,
+    }  # fmt: skip
+    began = time.monotonic()
+    try:
+        return KafkaProducer(**client_settings(kafka), **(defaults | overrides))
+    except errors.KafkaError as error:
+        raise _explained(kafka, "start a producer", error, began) from error
+
+
+def create_topic(kafka: config.Kafka, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> bool:
+    """Create a topic; True if it was created, False if it was there."""
+    with KafkaAdapter(kafka) as adapter:
+        return adapter.create_topic(topic, partitions, configs or {})
+
+
+class KafkaAdapter:
+    """Questions to the brokers over one admin connection. Not safe for use by several threads at once.
+
+    Each raises Transient within half a minute when the brokers do not answer, ConfigurationError for credentials or
+    rights that they do not accept.
+    """
+
+    def __init__(self, kafka: config.Kafka) -> None:
+        self._kafka = kafka
+        self._admin: Any = None
+        self._consumer: Any = None
+
+    def __enter__(self) -> KafkaAdapter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._admin is not None:
+            self._admin.close()
+            self._admin = None
+        self._drop_consumer()
+
+    def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
+        """The topic, or None when the brokers do not know it.
+
+        A broker that has just started, or lags behind the others, does not know a topic or a partition for a moment, or
+        still knows a topic that was deleted. So an answer of none, and one that contradicts the position `expected`, is
+        believed only when brokers go on to give it for some seconds, over new connections.
+        """
+        return self._believed(lambda: self._describe(topic), lambda found: is_contradicted(found, expected))
+
+    def _believed(self, question: Callable[[], T], is_doubtful: Callable[[T], bool]) -> T:
+        """An answer, asked for again while it is doubtful, for some seconds."""
+        until = time.monotonic() + _BELIEVED_AFTER_S
+        while is_doubtful(found := question()) and time.monotonic() < until:
+            LOG.debug("found %s, which is doubtful; asking again", found)
+            time.sleep(_ASKED_AGAIN_AFTER_S)
+            # The next connection goes to whichever broker answers first.
+            self.close_quietly()
+        return found
+
+    def _describe(self, topic: str) -> Topic | None:
+        found = self._ask(f"describe topic {topic}", lambda admin: admin.describe_topics([topic]))
+        for entry in found:
+            if entry["name"] != topic:
+                continue
+            if entry["error_code"] == errors.UnknownTopicOrPartitionError.errno:
+                return None
+            if entry["error_code"]:
+                raise _for_code(entry["error_code"], f"describe topic {topic} at {self._kafka.bootstrap_servers}")
+            partitions = tuple(sorted(p["partition_index"] for p in entry["partitions"]))
+            return Topic(topic, _topic_id(entry["topic_id"]), partitions)
+        return None
+
+    def log_starts(self, topic: Topic) -> dict[int, int]:
+        """The oldest offset that each partition still holds."""
+        return {p: s.offset for p, s in self._offsets(topic, OffsetSpec.EARLIEST).items()}
+
+    def stable_ends(self, topic: Topic, reached: Mapping[int, int] | None = None) -> dict[int, int]:
+        """The last stable offset of each partition: all before it is decided, no open transaction (KIP-98).
+
+        A leader that was replaced and does not know it yet answers with an end of before. So one below what is known
+        to be `reached` is believed only when brokers go on to give it for some seconds.
+        """
+
+        def ends() -> dict[int, int]:
+            return {p: s.offset for p, s in self._offsets(topic, OffsetSpec.LATEST).items()}
+
+        known = reached or {}
+        return self._believed(ends, lambda found: any(found.get(p, o) < o for p, o in known.items()))
+
+    def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
+        """By partition, the earliest offset whose record is stamped at `when` or later and is decided, else None."""
+        millis = max(0, int(when.timestamp() * 1000))
+        found = self._offsets(topic, millis)
+        return {p: s if s.offset >= 0 else None for p, s in found.items()}
+
+    def stamps_from(
+        self, topic: Topic, starts: Mapping[int, int], ends: Mapping[int, int], count: int
+    ) -> dict[int, tuple[Stamped, ...]]:
+        """By partition of `starts`, the first `count` records that a consumer is given from there on and below `ends`
+        (decided offsets), with their timestamps; fewer where there are no more. Cheap for a few."""
+        found: dict[int, list[Stamped]] = {p: [] for p in starts}
+        ranges = {p: (s, ends.get(p, 0)) for p, s in starts.items() if s < ends.get(p, 0)}
+        for p, records in self._few(topic.name, ranges, count):
+            found[p] += [Stamped(r.offset, r.timestamp) for r in records]
+        return {p: tuple(stamps[:count]) for p, stamps in found.items()}
+
+    def _few(self, topic: str, ranges: Ranges, count: int) -> Iterator[tuple[int, list[Any]]]:
+        """Records of each range, in order, until there are `count` of it or no more. One connection for all calls."""
+        if not ranges:
+            return
+        began = heard = time.monotonic()
+        doing = f"look at records of topic {topic}"
+        open_ = {TopicPartition(topic, p): s for p, (s, _) in ranges.items()}
+        left = dict.fromkeys(open_, count)
+        try:
+            consumer = self._at(open_)
+            while open_:
+                # What is done is not paused: after a pause, kafka-python 3.0.12 may give nothing for the others.
+                for tp, records in consumer.poll(timeout_ms=1000).items():
+                    if tp in open_ and records:
+                        heard = time.monotonic()
+                        given = [r for r in records if open_[tp] <= r.offset < ranges[tp.partition][1]]
+                        left[tp] -= len(given)
+                        yield tp.partition, given
+                for tp, end in ((tp, ranges[tp.partition][1]) for tp in list(open_)):
+                    # The position also moves over what no consumer is given.
+                    open_[tp] = max(open_[tp], consumer.position(tp, timeout_ms=_REQUEST_MS))
+                    if left[tp] <= 0 or open_[tp] >= end:
+                        del open_[tp]
+                        heard = time.monotonic()
+                silent = time.monotonic() - heard
+                if silent > _SILENCE_S:
+                    waiting = ", ".join(f"partition {tp.partition} from {at}" for tp, at in sorted(open_.items()))
+                    raise Transient(f"{doing}: expected records of {waiting}, found none in {_SILENCE_S} s; try again")
+                if silent > _STUCK_S:
+                    self._drop_consumer()
+                    consumer = self._at(open_)
+            consumer.assign([])
+        except (errors.KafkaError, OSError) as error:
+            self.close_quietly()
+            raise _explained(self._kafka, doing, error, began) from error
+
+    def _at(self, starts: Mapping[Any, int]) -> Any:
+        """The consumer for looking at few records, at these positions."""
+        if self._consumer is None:
+            # What was deleted meanwhile is passed over: the log's start is asked for where it matters.
+            self._consumer = KafkaConsumer(
+                **client_settings(self._kafka), group_id=None, enable_auto_commit=False,
+                auto_offset_reset="earliest", isolation_level="read_committed",
+                max_partition_fetch_bytes=16 << 10, fetch_max_wait_ms=100,
+            )  # fmt: skip
+        self._consumer.assign(list(starts))
+        for tp, at in starts.items():
+            self._consumer.seek(tp, at)
+        return self._consumer
+
+    def _drop_consumer(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close(autocommit=False)
+
+    def is_compacted(self, topic: str) -> bool:
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+        found = self._ask(
+            f"describe the configuration of topic {topic}",
+            lambda admin: admin.describe_configs([resource], config_filter="all"),
+        )
+        return "compact" in str(_config_value(found, topic, "cleanup.policy"))
+
+    def commit_lag(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Show lag monitors how far a stream is. Nothing of ours ever reads this back."""
+        values = {TopicPartition(topic, p): OffsetAndMetadata(o, "", None) for p, o in offsets.items()}
+        self._ask(f"commit offsets of group {group}", lambda admin: admin.alter_group_offsets(group, values))
+
+    def read_offsets(self, topic: str, ranges: Ranges) -> Iterator[tuple[int, list[int]]]:
+        """The offsets that a consumer is given (`read_committed`) of `ranges` (none empty, all decided): by partition,
+        in order, piece by piece. Some 20,000 records a second on a core that others use too. Raises Transient when the
+        brokers fall silent, or no longer hold a range."""
+        for p, records in self.read_records(topic, ranges):
+            yield p, [r.offset for r in records]
+
+    def read_records(self, topic: str, ranges: Ranges, uncommitted: bool = False) -> Iterator[tuple[int, list[Any]]]:
+        """The same as kafka-python's records; with `uncommitted` also those of aborted and open transactions."""
+        ends = {TopicPartition(topic, p): e for p, (_, e) in ranges.items()}
+        began = time.monotonic()
+        doing = f"read topic {topic}"
+        try:
+            consumer = KafkaConsumer(
+                **client_settings(self._kafka), group_id=None, enable_auto_commit=False, auto_offset_reset="none",
+                isolation_level="read_uncommitted" if uncommitted else "read_committed", max_poll_records=20_000,
+                max_partition_fetch_bytes=4 << 20,
+            )  # fmt: skip
+        except errors.KafkaError as error:
+            raise _explained(self._kafka, doing, error, began) from error
+        try:
+            consumer.assign(list(ends))
+            for tp in ends:
+                consumer.seek(tp, ranges[tp.partition][0])
+            heard = time.monotonic()
+            while ends:
+                for tp, records in consumer.poll(timeout_ms=1000).items():
+                    heard = time.monotonic()
+                    yield tp.partition, [r for r in records if r.offset < ends[tp]]
+                # The position also moves over what no consumer is given.
+                done = [tp for tp, end in ends.items() if consumer.position(tp, timeout_ms=_REQUEST_MS) >= end]
+                if done:
+                    consumer.pause(*done)
+                    ends = {tp: end for tp, end in ends.items() if tp not in done}
+                    heard = time.monotonic()
+                if time.monotonic() - heard > _SILENCE_S:
+                    waiting = ", ".join(f"partition {tp.partition} up to {end}" for tp, end in sorted(ends.items()))
+                    raise Transient(f"{doing}: expected records of {waiting}, found none in {_SILENCE_S} s; try again")
+        except (errors.KafkaError, OSError) as error:
+            raise _explained(self._kafka, doing, error, began) from error
+        finally:
+            consumer.close(autocommit=False)
+
+    def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str]) -> bool:
+        if self._describe(topic) is not None:
+            return False
+        new = NewTopic(topic, num_partitions=partitions, replication_factor=-1, topic_configs=dict(configs))
+        try:
+            self._ask(f"create topic {topic}", lambda admin: admin.create_topics([new]))
+        except errors.TopicAlreadyExistsError:
+            return False
+        deadline = time.monotonic() + 30
+        while (found := self._describe(topic)) is None or len(found.partitions) < partitions:
+            if time.monotonic() > deadline:
+                raise Transient(f"create topic {topic}: expected to see it within 30 s, found it missing; try again")
+            time.sleep(0.05)
+        return True
+
+    def _offsets(self, topic: Topic, spec: Any) -> dict[int, Stamped]:
+        specs = {TopicPartition(topic.name, p): spec for p in topic.partitions}
+        found = self._ask(
+            f"list offsets of topic {topic.name}",
+            lambda admin: admin.list_partition_offsets(specs, isolation_level=_READ_COMMITTED),
+        )
+        return {tp.partition: Stamped(value.offset, value.timestamp) for tp, value in found.items()}
+
+    def _ask(self, doing: str, question: Any) -> Any:
+        began = time.monotonic()
+        try:
+            if self._admin is None:
+                self._admin = KafkaAdminClient(
+                    **client_settings(self._kafka), request_timeout_ms=_REQUEST_MS, bootstrap_timeout_ms=_BOOTSTRAP_MS
+                )
+            return question(self._admin)
+        except errors.TopicAlreadyExistsError:
+            raise
+        # RuntimeError: "Failed to find active controller id!"
+        except (errors.KafkaError, OSError, ValueError, RuntimeError) as error:
+            self.close_quietly()
+            raise _explained(self._kafka, doing, error, began) from error
+
+    def close_quietly(self) -> None:
+        """Drop a connection in doubt; the next question opens another."""
+        broken, self._admin, self._consumer = (self._admin, self._consumer), None, None
+        for connection in broken:
+            try:
+                if connection is not None:
+                    connection.close()
+            except Exception:
+                LOG.debug("closing a broken Kafka connection failed", exc_info=True)
+
+
+def _explained(kafka: config.Kafka, doing: str, error: BaseException, began: float) -> AnabranchError:
+    cause = _FAILURES.since(began)
+    said = said_by(error) + (f" ({cause})" if cause and cause not in str(error) else "")
+    return explain(f"{doing} at {kafka.bootstrap_servers}", error, said)
+
+
+def _for_code(code: int, doing: str) -> AnabranchError:
+    kind = errors.for_code(code)
+    return explain(doing, kind(), kind.__name__)
+
+
+def _topic_id(raw: Any) -> str:
+    """Kafka's own text form of a topic id: 22 characters of URL-safe base64."""
+    value = (
+        raw if isinstance(raw, uuid.UUID) else uuid.UUID(bytes=raw) if isinstance(raw, bytes) else uuid.UUID(str(raw))
+    )
+    return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")
+
+
+def _config_value(found: Any, topic: str, key: str) -> Any:
+    """The value of one key in kafka-python's description, whose shape is nested dicts or lists by version."""
+    stack: list[Any] = [found]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Mapping):
+            if key in item:
+                value = item[key]
+                return value.get("value", value) if isinstance(value, Mapping) else value
+            if item.get("name") == key:
+                return item.get("value")
+            stack.extend(item.values())
+        elif isinstance(item, Iterable) and not isinstance(item, (str, bytes)):
+            stack.extend(item)
+    raise Transient(f"describe the configuration of topic {topic}: expected {key}, found none; try again")

@@ -1,0 +1,184 @@
+"""Kafka's records as Spark frames: exactly the ranges asked for, or a stream from a position. Both layers read so.
+
+Spark's reader holds a record's timestamp in microseconds, so it throws at one that a producer stamped in nanoseconds,
+and no other try gets past it. Where it does, `read_around` finds such records and takes them through the driver.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from anabranch.config import Kafka
+from anabranch.kafka.client import KafkaAdapter
+from anabranch.position import Offsets, Ranges, ranges_to_keys, size, to_keys
+from anabranch.spark.settings import kafka_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# What Spark's reader gives, by name and type.
+_COLUMNS = (
+    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT, "
+    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+)
+# Milliseconds that microseconds in 64 bits hold, less a year: what is between is taken through the driver for nothing.
+_LAST_MILLIS = (2**63 - 1) // 1000 - 366 * 86_400_000
+# Spark looks for what it cannot read in pieces down to this many offsets; the driver looks through those.
+_PIECE = 20_000
+# How many stretches are taken out of what Spark reads, at most: each makes the plan longer.
+_STRETCHES = 32
+
+
+def read_ranges(spark: SparkSession, kafka: Kafka, topic: str, ranges: Ranges, uncommitted: bool = False) -> DataFrame:
+    """Kafka's records of `ranges` (none empty), the partitions assigned by name. Lazy; each action reads again.
+
+    With `uncommitted` also the records of aborted and open transactions (KIP-98).
+    """
+    isolation = {"kafka.isolation.level": "read_uncommitted"} if uncommitted else {}
+    return (
+        spark.read.format("kafka")
+        .options(**(kafka_options(kafka) | isolation))
+        .option("assign", json.dumps({topic: sorted(ranges)}))
+        .option("startingOffsets", json.dumps({topic: to_keys({p: s for p, (s, _) in ranges.items()})}))
+        .option("endingOffsets", json.dumps({topic: to_keys({p: e for p, (_, e) in ranges.items()})}))
+        .option("includeHeaders", "true")
+        .load()
+    )
+
+
+def read_stream(spark: SparkSession, kafka: Kafka, topic: str, position: Offsets, max_offsets: int) -> DataFrame:
+    """An endless frame of the topic from `position` on, at most `max_offsets` a micro-batch; lost data fails it."""
+    return (
+        spark.readStream.format("kafka")
+        .options(**kafka_options(kafka))
+        .option("subscribe", topic)
+        .option("startingOffsets", json.dumps({topic: to_keys(position)}))
+        .option("maxOffsetsPerTrigger", max_offsets)
+        .option("failOnDataLoss", "true")
+        .option("includeHeaders", "true")
+        .load()
+    )
+
+
+def no_records(spark: SparkSession) -> DataFrame:
+    """What `read_ranges` gives for nothing: no record, in the same columns."""
+    return spark.createDataFrame([], _COLUMNS)
+
+
+def is_unreadable(error: BaseException) -> bool:
+    """Whether Spark's reader threw because a record's timestamp is none that it can hold. Pure."""
+    # PySpark makes some of Java's exceptions its own: then the name is that of the type, and the trace apart.
+    text = f"{type(error).__name__}: {error} {getattr(error, '_stackTrace', '')}"
+    return "ArithmeticException" in text and "long overflow" in text
+
+
+def using(
+    spark: SparkSession, kafka: Kafka, adapter: KafkaAdapter, topic: str, ranges: Ranges,
+    use: Callable[[DataFrame], T], uncommitted: bool = False,
+) -> T:  # fmt: skip
+    """What `use` makes of Kafka's records of `ranges`, as `read_ranges` gives them; where Spark's reader cannot pass
+    one of them, what it makes of `read_around`."""
+    try:
+        return use(read_ranges(spark, kafka, topic, ranges, uncommitted))
+    except (PySparkException, Py4JError) as error:
+        if not is_unreadable(error):
+            raise
+        return use(read_around(spark, kafka, adapter, topic, ranges, uncommitted))
+
+
+def read_around(
+    spark: SparkSession, kafka: Kafka, adapter: KafkaAdapter, topic: str, ranges: Ranges, uncommitted: bool = False
+) -> DataFrame:
+    """As `read_ranges`, with the records that Spark's reader cannot pass, and their neighbours, taken through the
+    driver: their bytes as they are, a timestamp that it cannot hold as null. Looks for them by reading."""
+    odd: dict[int, list[int]] = {}
+    for piece in _failing(spark, kafka, topic, ranges, uncommitted):
+        for p, found in adapter.read_records(topic, piece, uncommitted):
+            odd.setdefault(p, []).extend(r.offset for r in found if abs(r.timestamp) > _LAST_MILLIS)
+    taken = plan_stretches(odd, _STRETCHES)
+    LOG.warning(
+        "topic %s: %d records have a timestamp that Spark cannot hold, such as nanoseconds; read around offsets %s",
+        topic, sum(map(len, odd.values())), [ranges_to_keys(part) for part in taken],
+    )  # fmt: skip
+    rows = [
+        _row(topic, r) for part in taken for _, found in adapter.read_records(topic, part, uncommitted) for r in found
+    ]
+    frames = [read_ranges(spark, kafka, topic, part, uncommitted) for part in plan_rest(ranges, taken)]
+    return reduce(lambda one, other: one.unionByName(other), frames, spark.createDataFrame(rows, _COLUMNS))
+
+
+def _failing(spark: SparkSession, kafka: Kafka, topic: str, ranges: Ranges, uncommitted: bool) -> Iterable[Ranges]:
+    """The pieces of `ranges`, of `_PIECE` offsets at most, that Spark's reader throws at."""
+    waiting = [{p: span} for p, span in sorted(ranges.items())]
+    while waiting:
+        piece = waiting.pop()
+        if size(piece) > _PIECE:
+            try:
+                read_ranges(spark, kafka, topic, piece, uncommitted).agg({"offset": "max"}).collect()
+                continue
+            except (PySparkException, Py4JError) as error:
+                if not is_unreadable(error):
+                    raise
+            [(p, (s, e))] = piece.items()
+            waiting += [{p: (s, (s + e) // 2)}, {p: ((s + e) // 2, e)}]
+        else:
+            yield piece
+
+
+def plan_stretches(odd: dict[int, list[int]], at_most: int) -> list[Ranges]:
+    """Stretches that hold all `odd` offsets, each of one partition: close ones together, so that there are at most
+    `at_most`, or one for each partition."""
+    joined = 0
+    while True:
+        found: list[Ranges] = []
+        for p, offsets in sorted(odd.items()):
+            for offset in sorted(offsets):
+                if found and p in found[-1] and offset - found[-1][p][1] <= joined:
+                    found[-1] = {p: (found[-1][p][0], offset + 1)}
+                else:
+                    found.append({p: (offset, offset + 1)})
+        if len(found) <= max(at_most, len(odd)):
+            return found
+        joined = max(64, 2 * joined)
+
+
+def plan_rest(ranges: Ranges, taken: Sequence[Ranges]) -> list[Ranges]:
+    """What `taken`, in order, leaves of `ranges`, in as few parts as there can be: each of one span a partition."""
+    left: list[Ranges] = []
+    for p, (start, end) in sorted(ranges.items()):
+        spans = [part[p] for part in taken if p in part]
+        edges = [start, *(edge for span in spans for edge in span), end]
+        free = [(s, e) for s, e in zip(edges[::2], edges[1::2], strict=True) if s < e]
+        for i, span in enumerate(free):
+            if i == len(left):
+                left.append({})
+            left[i][p] = span
+    return left
+
+
+def _row(topic: str, record: Any) -> tuple[Any, ...]:
+    """A record of kafka-python in the columns of Spark's reader."""
+    headers = [(key, value) for key, value in record.headers] or None
+    at = _moment(record.timestamp)
+    return (
+        record.key, record.value, topic, record.partition, record.offset, at, record.timestamp_type, headers,
+    )  # fmt: skip
+
+
+def _moment(millis: int) -> datetime | None:
+    try:
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=millis)
+    except OverflowError:
+        return None

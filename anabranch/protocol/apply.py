@@ -1,0 +1,241 @@
+"""The tables of a stream: their schemas, and `apply`, which creates or evolves them and says what it changed."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+)
+from sqlglot import exp, parse_one
+
+from anabranch.config import Environment, Stream
+from anabranch.errors import Refused, Terminal
+from anabranch.hours import Timeline, hour_of
+from anabranch.kafka.client import KafkaAdapter
+from anabranch.position import Position
+from anabranch.protocol.ledger import LEDGER_SCHEMA
+from anabranch.protocol.restore_ledger import restore_ledger
+from anabranch.protocol.rolled_back import column_words, is_ahead, is_rolled_back, roll_back, roll_forward
+from anabranch.protocol.state import POSITION, TIMELINE
+from anabranch.table import lake, s3
+from anabranch.table import register as registration
+from anabranch.table.schema_evolution import Columns, evolve, plan_evolution
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from anabranch.table.lake import Lake
+
+LOG = logging.getLogger(__name__)
+
+_PRIMITIVES: dict[str, IcebergType] = {
+    "string": StringType(), "int": IntegerType(), "bigint": LongType(), "float": FloatType(), "double": DoubleType(),
+    "boolean": BooleanType(), "date": DateType(), "timestamp": TimestamptzType(), "binary": BinaryType(),
+}  # fmt: skip
+
+_OURS = "Anabranch's own columns"
+
+
+def iceberg_type(spark_type: str, ids: list[int]) -> IcebergType:
+    """Spark's simple string as an Iceberg type; `ids` is a counter of field ids for what is nested."""
+    return _convert(parse_one(f"CAST(NULL AS {spark_type})", dialect="spark").args["to"], ids)
+
+
+def _convert(kind: exp.DataType, ids: list[int]) -> IcebergType:
+    def next_id() -> int:
+        ids[0] += 1
+        return ids[0]
+
+    name, inner = kind.this.name, kind.expressions
+    if name == "ARRAY":
+        return ListType(next_id(), _convert(inner[0], ids), element_required=False)
+    if name == "MAP":
+        key, value = next_id(), next_id()
+        return MapType(key, _convert(inner[0], ids), value, _convert(inner[1], ids), value_required=False)
+    if name == "STRUCT":
+        return StructType(*(NestedField(next_id(), f.name, _convert(f.args["kind"], ids)) for f in inner))
+    if name == "DECIMAL":
+        return DecimalType(int(inner[0].name), int(inner[1].name))
+    return _PRIMITIVES[{"TEXT": "string", "VARCHAR": "string", "TIMESTAMPTZ": "timestamp"}.get(name, name.lower())]
+
+
+@lru_cache(maxsize=8)
+def rows_schema(stream: Stream) -> Schema:
+    """The stream's own columns, then where each row came from."""
+    fields: list[NestedField] = []
+    ids = [1000]
+    for column in stream.columns:
+        kind = iceberg_type(column.type, ids)
+        fields.append(NestedField(len(fields) + 1, column.name, kind, required=not column.nullable))
+    for name, kind in (
+        ("kafka_partition", IntegerType()), ("kafka_offset", LongType()), ("kafka_timestamp", TimestamptzType()),
+        ("ingest_hour", StringType()), ("event_date", DateType()),
+    ):  # fmt: skip
+        fields.append(NestedField(len(fields) + 1, name, kind, required=name != "kafka_timestamp"))
+    return Schema(*fields)
+
+
+def rows_columns(stream: Stream) -> Columns:
+    """The columns of the stream's table, and how they may change."""
+    return Columns(rows_schema(stream), f"stream {stream.name} (`schema:`)", stream.key, True, before="kafka_partition")
+
+
+def dead_letters_schema() -> Schema:
+    header = StructType(NestedField(12, "key", StringType()), NestedField(13, "value", BinaryType()))
+    return Schema(
+        NestedField(1, "topic_id", StringType(), required=True),
+        NestedField(2, "kafka_partition", IntegerType(), required=True),
+        NestedField(3, "kafka_offset", LongType(), required=True),
+        NestedField(4, "kafka_timestamp", TimestamptzType()),
+        NestedField(5, "ingest_hour", StringType(), required=True),
+        NestedField(6, "key", BinaryType()),
+        NestedField(7, "value", BinaryType()),
+        NestedField(8, "headers", ListType(11, header, element_required=False)),
+        NestedField(9, "error_code", StringType(), required=True),
+        NestedField(10, "error_text", StringType()),
+        NestedField(14, "layer", StringType(), required=True),
+    )
+
+
+def apply(
+    environment: Environment,
+    stream: Stream,
+    lake_: Lake,
+    kafka: KafkaAdapter,
+    register: bool = False,
+    rolled_back: bool = False,
+) -> list[str]:
+    """Create or evolve everything that a stream needs; returns what was changed, in words. Idempotent.
+
+    The first commit records where the stream begins: position and first hour. Nothing is ever taken from Kafka's own
+    defaults again. With `register`, tables that storage holds and the catalog has lost are registered first; with
+    `rolled_back`, the stream's table stays ahead of a file that was put back to an older one. Raises Refused for a
+    change of schema that would lose or hide data, ConfigurationError for tables that the catalog lost.
+    """
+    changes = []
+    bucket = s3.bucket_of(environment.catalog.warehouse)
+    if bucket is not None and s3.ObjectStore(environment.s3).ensure_bucket(bucket):
+        changes.append(f"created bucket {bucket}")
+    wanted = (
+        (stream.table, rows_columns(stream), ("event_date", "ingest_hour")),
+        (stream.dead_letters_table, Columns(dead_letters_schema(), _OURS), ("ingest_hour",)),
+        (stream.hours_table, Columns(LEDGER_SCHEMA, _OURS), ()),
+    )
+    if register:
+        for name, columns, _ in wanted:
+            changes += registration.register(environment, lake_, name, columns.schema)
+    missing = {name for name, _, _ in wanted if not lake_.exists(name)}
+    for name, columns, _ in wanted:
+        # A ledger that was dropped is made again from what the branches say.
+        if name in missing and name != stream.hours_table:
+            registration.require_unknown(environment, lake_, name, columns.schema, stream.name)
+    # Kafka first: the recorded beginning must not be older than the tables.
+    first = _beginning(stream, kafka) if stream.table in missing else {}
+    # The stream's own first: only its columns can be refused, and then nothing has changed.
+    for name, columns, by in wanted:
+        if lake_.create(name, columns.schema, by, lake.TABLE_PROPERTIES):
+            changes.append(f"created table {name}")
+        elif name == stream.table:
+            changes += _evolve_rows(lake_, stream, columns, rolled_back)
+        else:
+            changes += evolve(lake_, name, columns)
+    if not first and lake_.load(stream.table).current_snapshot() is None:
+        first = _beginning(stream, kafka)
+    made = lake_.add_branches(stream.table, first)
+    changes += [f"created branch {b} of {stream.table}" for b in made]
+    if "main" in made and first:
+        changes.append(f"recorded the beginning: {first[POSITION]}")
+    changes += [
+        f"created branch {b} of {stream.dead_letters_table}" for b in lake_.add_branches(stream.dead_letters_table, {})
+    ]
+    if rows := restore_ledger(lake_, stream):
+        changes.append(
+            f"wrote {rows} rows of {stream.hours_table} from what the branches say: it had none of these hours"
+        )
+    return changes
+
+
+def _beginning(stream: Stream, kafka: KafkaAdapter) -> dict[str, str]:
+    """Position and timeline of the first commit. A topic that does not exist yet will begin at offset 0."""
+    topic = kafka.describe(stream.topic)
+    now = datetime.now(UTC)
+    if topic is None:
+        LOG.warning("topic %s does not exist yet: the stream will begin at its first record", stream.topic)
+        position = Position("", {})
+    else:
+        offsets = kafka.log_starts(topic) if stream.start == "earliest" else kafka.stable_ends(topic)
+        position = Position(topic.id, offsets)
+    timeline = Timeline(hour_of(now), hour_of(now), dict(position.offsets))
+    return {POSITION: position.to_json(), TIMELINE: timeline.to_json()}
+
+
+def _evolve_rows(lake_: Lake, stream: Stream, columns: Columns, rolled_back: bool) -> list[str]:
+    name = stream.table
+    if rolled_back:
+        return roll_back(lake_, name, columns)
+    table = lake_.load(name)
+    if is_rolled_back(table, columns):
+        return []
+    try:
+        plan_evolution(name, table.schema(), columns)
+    except Refused as error:
+        if is_ahead(name, table.schema(), columns):
+            raise Refused(f"{error}; {_if_rolled_back(stream)}") from error
+        raise
+    return [*roll_forward(lake_, name), *evolve(lake_, name, columns)]
+
+
+def require_columns(table: Table, stream: Stream) -> None:
+    """That the table's columns are the stream's, as this process has read its file, or those of a file that was rolled
+    back to it. Raises Terminal.
+
+    A job that runs on while its table is evolved by `apply` would write rows without what is new.
+    """
+    columns = rows_columns(stream)
+    have = {f.name: f for f in table.schema().fields}
+    wanted = {f.name: f for f in columns.schema.fields}
+    names = {**wanted, **have}
+    differs = next((n for n in names if column_words(wanted.get(n)) != column_words(have.get(n))), None)
+    if differs is None or is_rolled_back(table, columns):
+        return
+    name = ".".join(table.name())
+    found = (
+        f"table {name}: expected column {differs} {column_words(wanted.get(differs))}, found "
+        f"{column_words(have.get(differs))}"
+    )
+    remedy = f"run `anabranch apply {stream.name}`, then start again what ran before it: nothing is lost"
+    try:
+        plan_evolution(name, table.schema(), columns)
+    except Refused as error:
+        if not is_ahead(name, table.schema(), columns):
+            raise Terminal(
+                f"{found}; nothing is lost, and `anabranch apply {stream.name}` would say: {error}"
+            ) from error
+        remedy = f"{remedy}; {_if_rolled_back(stream)}"
+    raise Terminal(f"{found}; {remedy}")
+
+
+def _if_rolled_back(stream: Stream) -> str:
+    return (
+        f"if the stream's file was put back to an older one on purpose: `anabranch apply {stream.name} --rolled-back` "
+        "leaves the table ahead of it"
+    )

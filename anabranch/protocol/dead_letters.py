@@ -1,0 +1,264 @@
+"""Dead letters: their table follows the rows' publish, which names the staged files.
+
+The two tables cannot move in one commit. The rows' commit is authoritative; the one that follows it is remembered by
+id, and whoever starts next rolls a missing one forward. What it names waits for as long as it takes: it is not expired,
+and should its snapshot be gone all the same, it is published from the files. Files that are gone block nobody: that is
+said once, and the batch layer restates an hour of its own that lacks them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.manifest import DataFile
+
+from anabranch.errors import Transient
+from anabranch.protocol.publish import new_id
+from anabranch.protocol.state import Layer, State, load_state
+from anabranch.remote_errors import asked
+from anabranch.table.commits import Change, Commit, Outcome
+from anabranch.table.lake import Lake
+from anabranch.table.manifests import hour_of_file
+from anabranch.table.snapshots import (
+    BRANCHES,
+    Staged,
+    branch_properties,
+    files_by_hour,
+    find_staged,
+    heads,
+    plan_expiry,
+)
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from anabranch.config import Stream
+
+LOG = logging.getLogger(__name__)
+
+DONE = "anabranch.dead-letters-done"
+LOST = "anabranch.dead-letters-lost"
+_REMEMBERED = 200
+
+
+def waiting_speed(staged: Staged, now: datetime) -> dict[str, Any]:
+    """What the speed layer's rows publish says about the dead letters of its micro-batch."""
+    return {"id": staged.wap_id, "at": now.isoformat(), "layer": "speed", "paths": [f.file_path for f in staged.files]}
+
+
+def waiting_batch(
+    staged: Staged | None, hour: str, revision: int, now: datetime, id: str | None = None
+) -> dict[str, Any]:
+    """What the batch layer's rows publish says about the dead letters of its hour; without any, the hour is emptied,
+    under `id`."""
+    paths = [f.file_path for f in staged.files] if staged is not None else []
+    wap_id = staged.wap_id if staged is not None else id or new_id()
+    return {
+        "id": wap_id, "at": now.isoformat(), "layer": "batch", "hour": hour, "revision": revision, "paths": paths,
+    }  # fmt: skip
+
+
+def waiting_served(hour: str, layer: Layer, now: datetime, id: str | None = None) -> dict[str, Any]:
+    """What a swap of an hour to another layer says: its dead letters in `main` become that layer's."""
+    return {"id": id or new_id(), "at": now.isoformat(), "layer": "main", "hour": hour, "served": layer, "paths": []}
+
+
+def is_due(state: State, item: Mapping[str, Any]) -> bool:
+    """Whether a set of dead letters is to be published: the rows' table, loaded after that of the dead letters, still
+    names it, and for no revision that was replaced since. Pure.
+
+    One that is not named any more was published, or is of a rows' publish that was taken back.
+    """
+    waiting, hour = {i["id"]: i for i in state.dead_letters}, item.get("hour")
+    if item["id"] not in waiting or item["layer"] != "batch":
+        return item["id"] in waiting
+    if (accepted := state.accepted.get(str(hour))) is not None:
+        return bool(accepted.revision == item["revision"])
+    # No hour is forgotten while dead letters of it wait; by older versions it was.
+    newest = max(i["revision"] for i in waiting.values() if i.get("hour") == hour and i["layer"] == "batch")
+    return state.is_accepted(str(hour)) and bool(item["revision"] == newest)
+
+
+def roll_forward(lake: Lake, table_name: str, state: State) -> frozenset[str]:
+    """Publish every set of dead letters that a rows' publish named; returns the ids that are published now.
+
+    Each is published once, whoever does it: the dead letters' own snapshots remember the ids. Raises Transient.
+    """
+    done = set()
+    rows_table = ".".join(state.table.name())
+    for item in state.dead_letters:
+        for _ in range(20):
+            if _publish(lake, table_name, rows_table, item):
+                break
+        else:
+            raise Transient(f"dead letters {item['id']} of {table_name}: expected to land in 20 attempts; try again")
+        done.add(str(item["id"]))
+    return frozenset(done)
+
+
+def is_done(table: Table, item: Mapping[str, Any]) -> bool:
+    """Whether the dead letters' table remembers a set of them as published. Pure."""
+    return item["id"] in _remembered(table)[item["layer"]]
+
+
+def plan_changes(
+    state: State, item: Mapping[str, Any], files: tuple[DataFile, ...], hour_of: Mapping[str, str]
+) -> tuple[Change, ...]:
+    """What a set of dead letters that is due changes: `files` are its own, `hour_of` names their hours by path. Pure.
+
+    Nothing for a swap of an hour that another layer serves by now: the swap since then stands for this.
+    """
+    layer, hour = item["layer"], item.get("hour")
+    if layer == "main":
+        served = state.serving_layer(str(hour)) == item["served"]
+        return (Change("main", copy={str(hour): item["served"]}),) if served else ()
+    if hour:
+        batch = Change("batch", files, clear=(hour,))
+        return (batch, Change("main", files, clear=(hour,))) if state.serving_layer(hour) == "batch" else (batch,)
+    by_speed = tuple(f for f in files if state.serving_layer(hour_of[f.file_path]) == "speed")
+    return Change("speed", files), Change("main", by_speed)
+
+
+def plan_commit(
+    table: Table, state: State, item: Mapping[str, Any], changes: Sequence[Change], lacks: bool, now: datetime
+) -> Commit:
+    """The commit of a set's changes; the branches remember it as done. What other sets wait for stays staged, however
+    long. `lacks`: files of it are gone. Pure."""
+    id, hour = str(item["id"]), item.get("hour")
+    remembered = _remembered(table)
+    waiting = frozenset(str(other["id"]) for other in state.dead_letters) - {id}
+    lost: dict[str, int] = json.loads(branch_properties(table, "batch").get(LOST, "{}"))
+    now_lost = {h: r for h, r in lost.items() if h != hour} | ({str(hour): item["revision"]} if hour and lacks else {})
+
+    def said(branch: str) -> dict[str, str]:
+        done = {DONE: json.dumps(plan_remembered(remembered[branch], id, waiting))}
+        return done | ({LOST: json.dumps(now_lost)} if branch == "batch" and now_lost != lost else {})
+
+    return Commit(
+        id=id,
+        heads=heads(table),
+        changes=tuple(replace(c, properties=said(c.branch)) for c in changes),
+        expire=plan_expiry(table, id, now, waiting=waiting),
+    )
+
+
+def named_files(state: State) -> frozenset[str]:
+    """The paths of the files that publishes of rows name, and that wait to be published. Pure."""
+    return frozenset(path for item in state.dead_letters for path in item["paths"])
+
+
+def is_named(state: State, staged: Staged) -> bool:
+    """Whether a publish of rows names what is staged. Pure."""
+    return any(item["id"] == staged.wap_id for item in state.dead_letters)
+
+
+def discard(lake: Lake, stream: Stream, staged: Staged) -> None:
+    """Forget staged dead letters that their publisher will not publish, unless a publish of rows names them."""
+    if is_named(load_state(lake, stream.table), staged):
+        LOG.info("dead letters %s of %s: a publish names them, they stay", staged.wap_id, stream.dead_letters_table)
+        return
+    lake.discard(stream.dead_letters_table, staged)
+
+
+def lost_hours(lake: Lake, stream: Stream, state: State) -> dict[str, int]:
+    """The hours whose accepted revision, which is named too, lacks dead letters: their files were lost before they were
+    published."""
+    said = branch_properties(lake.load(stream.dead_letters_table), "batch")
+    found: dict[str, int] = json.loads(said.get(LOST, "{}"))
+    return {h: r for h, r in found.items() if h in state.accepted and state.accepted[h].revision == r}
+
+
+def _publish(lake: Lake, table_name: str, rows_table: str, item: Mapping[str, Any]) -> bool:
+    table = lake.load(table_name)
+    layer, hour = item["layer"], item.get("hour")
+    if is_done(table, item):
+        return True
+    # The rows' state after the dead letters' table: what an acceptance since then publishes refuses this one.
+    state = load_state(lake, rows_table)
+    if not is_due(state, item):
+        LOG.info("dead letters %s: of layer %s, hour %s: done or replaced since", item["id"], layer, hour)
+        return True
+    files, gone = _files(table, item)
+    if files and not hour and _is_published(table, layer, files):
+        LOG.info("dead letters %s: layer %s has them", item["id"], layer)
+        return True
+    changes = plan_changes(state, item, files, {f.file_path: hour_of_file(table, f) for f in files})
+    if not changes:
+        LOG.info("dead letters %s: hour %s is served by %s since", item["id"], hour, state.serving_layer(str(hour)))
+        return True
+    landed = lake.commit(table, plan_commit(table, state, item, changes, bool(gone), datetime.now(UTC)))
+    if landed is not Outcome.LANDED:
+        return False
+    if gone:
+        LOG.error(
+            "dead letters %s of %s: expected %d files, found %d gone (%s); published without them: %s", item["id"],
+            table_name, len(item["paths"]), len(gone), gone[0],
+            f"the batch layer restates hour {hour} at its next run (at once: `anabranch batch STREAM --hour {hour} "
+            "--restate`)" if hour else "the batch layer has them again once it has rebuilt their hours",
+        )  # fmt: skip
+    if layer != "main":
+        LOG.info(
+            "dead letters %s: %d records of layer %s published", item["id"], sum(f.record_count for f in files), layer
+        )
+    return True
+
+
+def _remembered(table: Table) -> dict[str, list[str]]:
+    return {b: json.loads(branch_properties(table, b).get(DONE, "[]")) for b in BRANCHES}
+
+
+def _files(table: Table, item: Mapping[str, Any]) -> tuple[tuple[DataFile, ...], tuple[str, ...]]:
+    """The files of an item, as they were staged or else as storage has them by the paths that it names; and the paths
+    that it has not. Raises Transient."""
+    paths: list[str] = item["paths"]
+    if not paths:
+        return (), ()
+    staged = _staged(table, str(item["id"]))
+    if staged is not None:
+        return staged.files, ()
+    name = ".".join(table.name())
+    with asked(f"look for the dead letters that {item['id']} names in {name}"):
+        there = [path for path in paths if table.io.new_input(path).exists()]
+    LOG.warning(
+        "dead letters %s of %s: expected the staged snapshot, found none; publishing from the %d files that are there",
+        item["id"], name, len(there),
+    )  # fmt: skip
+    with asked(f"read the dead letters that {item['id']} names in {name}"):
+        files = tuple(_from_footer(table, path) for path in there)
+    return files, tuple(path for path in paths if path not in there)
+
+
+def _from_footer(table: Table, path: str) -> DataFile:
+    """A file as a manifest would have it: its partition, counts and bounds stand in its own footer."""
+    found = parquet_file_to_data_file(table.io, table.metadata, path)
+    found.spec_id = table.metadata.default_spec_id
+    return found
+
+
+def _staged(table: Table, id: str) -> Staged | None:
+    """What is staged under an id; None too when storage lacks its manifests."""
+    try:
+        return find_staged(table, id)
+    except Transient as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
+
+
+def _is_published(table: Table, branch: str, files: tuple[DataFile, ...]) -> bool:
+    """Whether a branch holds one of the files: they are published together, and a file twice has its records twice."""
+    hours = {hour_of_file(table, f) for f in files}
+    have = files_by_hour(table, branch, hours)
+    return any(f.file_path in of_hour for of_hour in have.values() for f in files)
+
+
+def plan_remembered(before: list[str], id: str, waiting: Collection[str]) -> list[str]:
+    """The ids that a branch remembers as done once `id` is: those that still wait are never forgotten. Pure."""
+    ids = [*before, id]
+    return [i for n, i in enumerate(ids) if i in waiting or n >= len(ids) - _REMEMBERED]

@@ -1,0 +1,153 @@
+"""The publish protocol, once for both layers: decide on a fresh load, commit, and decide again when refused.
+
+1. Stage: rows become files and one snapshot that no branch points to (`anabranch.table.staging`).
+2. Check: `decide` looks at the state and the staged rows and says what to commit, or that nothing is left to do.
+3. Publish: one commit moves every branch concerned and requires the heads that step 2 saw.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from anabranch.errors import Transient
+from anabranch.hours import Timeline
+from anabranch.position import Position
+from anabranch.protocol.state import (
+    ACCEPTED,
+    CONTENT,
+    DEAD_LETTERS,
+    DECISIONS,
+    MERGED,
+    POSITION,
+    SETTLED,
+    TIMELINE,
+    State,
+)
+from anabranch.protocol.turns import in_line
+from anabranch.table.commits import Change, Commit, Outcome, Tag
+from anabranch.table.lake import Lake
+from anabranch.table.snapshots import expired_tags, head, plan_expiry
+
+LOG = logging.getLogger(__name__)
+
+# A tag of a replaced revision and the hourly tag of `main` end after a week.
+TAG_AGE = timedelta(days=7)
+
+
+@dataclass(frozen=True)
+class Publish:
+    """What a decision wants committed. `changes` carry the decision's own properties; the rest is filled in here."""
+
+    id: str
+    changes: tuple[Change, ...]
+    timeline: Timeline
+    position: Position | None = None
+    decisions: tuple[Mapping[str, Any], ...] = ()
+    dead_letters: tuple[Mapping[str, Any], ...] = ()
+    confirmed: frozenset[str] = frozenset()
+    tags: tuple[Tag, ...] = ()
+    remove_properties: tuple[str, ...] = ()
+    merges: bool = False
+
+
+def new_id() -> str:
+    """An id for one attempt; also the `spark.wap.id` of what it stages."""
+    return uuid.uuid4().hex
+
+
+def new_tag(state: State, name: str, branch: str, now: datetime) -> Tag:
+    """A tag of a branch's head that is kept for TAG_AGE from now on; Iceberg counts from when the snapshot was made."""
+    made = head(state.table, branch)
+    age = int(now.timestamp() * 1000) - made.timestamp_ms + int(TAG_AGE.total_seconds() * 1000)
+    return Tag(name, made.snapshot_id, age)
+
+
+def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
+    """The commit of a publish: properties carried on each branch, expiry, and the three heads it rests on. Pure."""
+    content = dict(state.content)
+    content |= {c.branch: publish.id for c in publish.changes if c.branch != "main" and c.changes_rows}
+    merged = any(c.branch == "main" for c in publish.changes)
+    changes = []
+    by_batch = {k: v for c in publish.changes if c.branch == "batch" for k, v in c.properties.items()}
+    for change in publish.changes:
+        properties = dict(change.properties) | {TIMELINE: publish.timeline.to_json()}
+        if change.branch == "main":
+            # A batch branch that is lost begins again there, and what it had accepted stays accepted.
+            properties |= {SETTLED: by_batch[SETTLED]} if SETTLED in by_batch else {}
+            properties |= {ACCEPTED: by_batch[ACCEPTED]} if ACCEPTED in by_batch else {}
+        # A branch that moved without `main` is not merged by a publish that knows nothing of it.
+        if change.branch == "main" and (publish.merges or state.is_merged):
+            properties[MERGED] = json.dumps(content, sort_keys=True)
+        if change.branch != "main":
+            properties[CONTENT] = content[change.branch]
+        # On `main` too: a speed branch that is lost begins again there, where its rows end.
+        if change.branch != "batch" and publish.position is not None:
+            properties[POSITION] = publish.position.to_json()
+        said = state.said[change.branch]
+        decisions = [{**d, "publish": publish.id} for d in publish.decisions]
+        for key, new in ((DECISIONS, decisions), (DEAD_LETTERS, publish.dead_letters)):
+            waiting = [i for i in json.loads(said.get(key, "[]")) if i["id"] not in publish.confirmed]
+            properties[key] = json.dumps([*waiting, *new], default=str)
+        changes.append(replace(change, properties=properties))
+    if not merged and content != state.content:
+        raise ValueError("a publish that changes rows of a layer has to say what main becomes")
+    gone = expired_tags(state.table, now)
+    return Commit(
+        id=publish.id,
+        heads=state.heads,
+        changes=tuple(changes),
+        tags=publish.tags,
+        drop_tags=gone,
+        expire=plan_expiry(state.table, publish.id, now),
+        remove_properties=publish.remove_properties,
+    )
+
+
+def run(
+    lake: Lake,
+    table_name: str,
+    decide: Callable[[], tuple[State, Publish | None]],
+    what: str,
+    take_turns: bool = False,
+    timeout: timedelta = timedelta(minutes=10),
+) -> Publish | None:
+    """Publish what `decide` says of a state that it loads itself, deciding again after each refusal.
+
+    None when it says that nothing is left to do.
+
+    With `take_turns` it asks for the right of way when it would go on being refused, and waits for those who asked
+    before it (`anabranch.protocol.turns`). Raises Transient after `timeout`, with nothing published.
+    """
+    deadline = time.monotonic() + timeout.total_seconds()
+    refusals = 0
+    with in_line(lake, table_name, what, take_turns) as place:
+        while True:
+            began = time.monotonic()
+            if began > deadline:
+                raise Transient(f"{what}: expected a publish within {timeout}, found {refusals} refusals; try again")
+            state, publish = decide()
+            if publish is None:
+                return None
+            if place.waits(state.table.properties, deadline):
+                continue
+            commit = place.taking_back(state.table.properties, to_commit(state, publish, lake.clock.now()))
+            if lake.commit(state.table, commit) is Outcome.LANDED:
+                place.landed()
+                return publish
+            refusals += 1
+            LOG.info(
+                "%s: publish refused because a head of %s moved; deciding again (refusal %d)",
+                what,
+                table_name,
+                refusals,
+            )
+            place.refused(time.monotonic() - began)
+            time.sleep(random.uniform(0, min(0.5, 0.02 * 2**refusals)))

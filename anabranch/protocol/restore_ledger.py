@@ -1,0 +1,64 @@
+"""A ledger made again: the rows that it lacks, from what the branches say of their hours."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from anabranch.config import Stream
+from anabranch.hours import hours_between
+from anabranch.protocol import ledger
+from anabranch.protocol.state import State, load_state
+from anabranch.table.lake import Lake
+from anabranch.table.snapshots import content_by_hour
+
+LOG = logging.getLogger(__name__)
+
+WHY = "restored from what the branches say; what is not shown here was in the ledger alone"
+
+
+def plan_rows(
+    state: State, known: Collection[str], good: Mapping[str, int], dead: Mapping[str, int], now: datetime
+) -> list[dict[str, Any]]:
+    """Rows for the sealed hours that the ledger does not know, oldest first: cut, revision and counts as far as the
+    branches tell (`good` and `dead` are what the batch branches hold, by hour). Their ids repeat, so that two who write
+    them write them once.
+    """
+    rows = []
+    for hour in hours_between(state.timeline.first, state.timeline.open):
+        if hour in known:
+            continue
+        accepted = state.accepted.get(hour)
+        served = state.serving_layer(hour)
+        cut = state.cuts.get(hour)
+        kind, revision, counts = "sealed", 0, dict[str, Any]()
+        if state.is_accepted(hour):
+            kind, revision = "accepted", accepted.revision if accepted is not None else 1
+            counts = {"good": good.get(hour, 0), "dead": dead.get(hour, 0)}
+        id = f"restored-{hour}-{kind}-{revision}"
+        rows.append(ledger.decision(hour, kind, revision, cut, now, id=id, served=served, reason=WHY, **counts))
+    return rows
+
+
+def restore_ledger(lake: Lake, stream: Stream) -> int:
+    """Write what the ledger lacks of the hours that the table knows; returns how many rows. Idempotent.
+
+    Decisions that wait on a branch are written first, since they say more. Raises Transient.
+    """
+    state = load_state(lake, stream.table)
+    if state.timeline.open == state.timeline.first:
+        return 0
+    ledger.record_waiting(lake, stream.hours_table, state)
+    known = ledger.known_hours(lake, stream.hours_table)
+    if all(h in known for h in hours_between(state.timeline.first, state.timeline.open)):
+        return 0
+    good, dead = (
+        {h: content.rows for h, content in content_by_hour(lake.load(t), "batch").items()}
+        for t in (stream.table, stream.dead_letters_table)
+    )
+    rows = plan_rows(state, known, good, dead, datetime.now(UTC))
+    ledger.record(lake, stream.hours_table, rows)
+    LOG.warning("stream %s: wrote %d rows of the ledger from what the branches say", stream.name, len(rows))
+    return len(rows)

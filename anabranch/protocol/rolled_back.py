@@ -1,0 +1,83 @@
+"""A stream's file that was rolled back: its table keeps the newer columns, and what the older file writes fits in them.
+
+Columns are never taken away, so a table that was evolved is ahead of the file that it had before. `apply --rolled-back`
+writes down, as a property of the table, the columns of the file that was put back on purpose; jobs with just these
+columns go on, and their rows have null in what is newer. Any other job that knows less than the table ends.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from anabranch.errors import Refused, Transient
+from anabranch.protocol.publish import new_id
+from anabranch.table.commits import Commit, Outcome
+from anabranch.table.schema_evolution import Columns, plan_evolution, type_words
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+    from pyiceberg.types import NestedField
+
+    from anabranch.table.lake import Lake
+
+ROLLED_BACK = "anabranch.rolled-back"
+_ATTEMPTS = 10
+
+
+def column_words(f: NestedField | None) -> str:
+    """A column's type as the stream's file spells it."""
+    return "none" if f is None else type_words(f.field_type) + (" NOT NULL" if f.required else "")
+
+
+def columns_said(schema: Schema) -> str:
+    """Columns as the property says them; their order is of no account."""
+    return json.dumps({f.name: column_words(f) for f in schema.fields}, sort_keys=True)
+
+
+def is_ahead(name: str, have: Schema, wanted: Columns) -> bool:
+    """Whether a table has what the wanted columns may become, and more: what is written by them fits. Pure."""
+    try:
+        return bool(plan_evolution(name, wanted.schema, Columns(have, wanted.source, wanted.key, complete=True)))
+    except Refused:
+        return False
+
+
+def is_rolled_back(table: Table, wanted: Columns) -> bool:
+    """Whether jobs with these columns go on though the table has more."""
+    return table.properties.get(ROLLED_BACK) == columns_said(wanted.schema)
+
+
+def roll_back(lake: Lake, name: str, wanted: Columns) -> list[str]:
+    """Write down that the wanted columns are an older file's; returns what was changed, in words. Raises Refused for
+    columns that are not the table's own of before, Transient."""
+    table = lake.load(name)
+    if is_rolled_back(table, wanted) or columns_said(table.schema()) == columns_said(wanted.schema):
+        return []
+    if not is_ahead(name, table.schema(), wanted):
+        plan_evolution(name, table.schema(), wanted)
+        raise Refused(
+            f"table {name}, {wanted.source}: expected columns that the table has too, found more; run "
+            "`anabranch apply` without --rolled-back"
+        )
+    _say(lake, name, Commit(new_id(), {}, (), set_properties={ROLLED_BACK: columns_said(wanted.schema)}))
+    have = {f.name: column_words(f) for f in table.schema().fields}
+    older = {f.name: column_words(f) for f in wanted.schema.fields}
+    newer = ", ".join(column for column, words in have.items() if older.get(column) != words)
+    return [f"left {name} as it is, ahead of the stream's file in {newer}: new rows have null, or less, there"]
+
+
+def roll_forward(lake: Lake, name: str) -> list[str]:
+    """Forget that a file was rolled back; returns what was changed, in words. Raises Transient."""
+    if ROLLED_BACK not in lake.load(name).properties:
+        return []
+    _say(lake, name, Commit(new_id(), {}, (), remove_properties=(ROLLED_BACK,)))
+    return [f"the stream's file is that of {name} again"]
+
+
+def _say(lake: Lake, name: str, commit: Commit) -> None:
+    for _ in range(_ATTEMPTS):
+        if lake.commit(lake.load(name), commit) is Outcome.LANDED:
+            return
+    raise Transient(f"change the properties of {name}: expected to be first once in {_ATTEMPTS} attempts; run it again")

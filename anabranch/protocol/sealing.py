@@ -1,0 +1,296 @@
+"""Sealing: deciding where ended hours end, over what the speed layer has published and what Kafka says, once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from itertools import takewhile
+from typing import Protocol
+
+from anabranch import cuts, hours
+from anabranch.config import Stream
+from anabranch.errors import ConfigurationError, NotYet, PositionError
+from anabranch.fail_points import Step, reach
+from anabranch.hours import Timeline
+from anabranch.kafka.client import KafkaAdapter
+from anabranch.position import Offsets, Position, Stamped, Topic
+from anabranch.protocol import ledger
+from anabranch.protocol.publish import Publish, new_id, new_tag, run
+from anabranch.protocol.state import State, check_log_end, check_topic, load_state
+from anabranch.table.commits import Change
+from anabranch.table.lake import Lake
+
+LOG = logging.getLogger(__name__)
+
+# Of a long backlog each commit seals so many hours, so that what waits for the ledger stays small.
+SEALED_AT_ONCE = 48
+
+
+def check_clock(lake: Lake, state: State) -> None:
+    """Compare this machine's clock with the object store's and the table's last update, now.
+
+    A clock ahead would seal hours to come and stamp the table into the future. Raises Transient, naming all, when they
+    are more than half a minute apart.
+    """
+    lake.clock.compare()
+    lake.clock.now(state.table.metadata.last_updated_ms)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What Kafka said to a publisher whose clock said `now`, about the hours that ended by `until`.
+
+    `answers` are of the hours that were wanted (`hours.plan_wanted`) for offsets up to `needed`: by partition the
+    record that begins the next hour.
+    """
+
+    topic: Topic
+    now: datetime
+    until: datetime
+    oldest: Mapping[int, Stamped | None]
+    answers: Mapping[str, Mapping[int, Stamped | None]]
+    ends: Offsets
+    needed: Offsets | None = None
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A load of the state, the position bound to the topic as it is now, and a timeline with the ends it needs."""
+
+    state: State
+    position: Position
+    timeline: Timeline
+    now: datetime
+
+
+class Questions(Protocol):
+    """What a decision asks of Kafka; `anabranch.kafka.client.KafkaAdapter` answers."""
+
+    def describe(self, topic: str, expected: Position | None = None) -> Topic | None: ...
+    def stable_ends(self, topic: Topic, reached: Offsets | None = None) -> dict[int, int]: ...
+    def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]: ...
+    def stamps_from(self, topic: Topic, starts: Offsets, ends: Offsets, count: int) -> dict[int, cuts.Window]: ...
+
+
+Seen = dict[tuple[str, int], dict[int, cuts.Window]]
+"""By topic id and partition, the windows of the log that were looked at and cannot change any more."""
+
+_SEEN_AT_MOST = 20_000
+
+
+def ask(
+    kafka: Questions,
+    topic_name: str,
+    state: State,
+    now: datetime,
+    grace: timedelta,
+    needed: Offsets | None = None,
+    seen: Seen | None = None,
+    at_most: int | None = None,
+) -> Asked:
+    """Ask Kafka where the hours that `state` needs to have ended, end: those that offsets up to `needed` belong to, or
+    all; at most `at_most` at once. Raises PositionError, Transient."""
+    topic = kafka.describe(topic_name, state.position)
+    position = check_topic(state.position, topic, topic_name)
+    assert topic is not None
+    asked = Asked(topic, now, now - grace, {}, {}, {}, needed)
+    if hours.is_untouched(state.timeline, position):
+        windows = kafka.stamps_from(topic, position.offsets, kafka.stable_ends(topic, position.offsets), cuts.WINDOW)
+        asked = replace(asked, oldest={p: cuts.plan_oldest(w, cuts.millis(now)) for p, w in windows.items()})
+    timeline = _with_first_hour(state, position, asked)
+    at_most = at_most or hours.at_once(len(topic.partitions))
+    wanted = hours.plan_wanted(timeline, position.offsets, asked.until, needed, at_most)
+    if not wanted:
+        return asked
+    ends = kafka.stable_ends(topic, position.offsets)
+    check_log_end(position, ends, topic_name)
+    # What is published, and the hours before, end below.
+    before = [e.ends or {} for e in hours.decided_ends(timeline, position.offsets, asked.until) if e.hour < wanted[0]]
+    start = before[-1] if before else timeline.start
+    lows = {p: max(o, start.get(p, 0)) for p, o in position.offsets.items()}
+    answers: dict[str, Mapping[int, Stamped | None]] = {}
+    said: Mapping[int, Stamped | None] = {}
+    for hour in wanted:
+        # The first record from a moment on answers for every moment up to its own stamp.
+        moment = cuts.millis(hours.end_of(hour))
+        if not said or not all(s is not None and s.timestamp_ms >= moment for s in said.values()):
+            said = kafka.first_from(topic, hours.end_of(hour))
+        answers[hour] = _look_behind(kafka, topic, hours.end_of(hour), said, lows, ends, now, seen)
+        known = timeline.boundaries.get(hour, {})
+        for p, low in lows.items():
+            lows[p] = known[p] if p in known else hours.plan_boundary(answers[hour].get(p), ends.get(p, 0), low, now)
+    return replace(asked, answers=answers, ends=ends)
+
+
+def _look_behind(
+    kafka: Questions,
+    topic: Topic,
+    moment: datetime,
+    said: Mapping[int, Stamped | None],
+    lows: Offsets,
+    ends: Offsets,
+    now: datetime,
+    seen: Seen | None,
+) -> dict[int, Stamped | None]:
+    """By partition, the record from which on the log was received at `moment` or later, as most stamps there say.
+
+    `said` is what Kafka's time index says; what lies below `lows` is decided, and what lies behind `ends` is not.
+    """
+    seen = {} if seen is None else seen
+    if sum(map(len, seen.values())) > _SEEN_AT_MOST:
+        seen.clear()
+    known = {p: seen.setdefault((topic.id, p), {}) for p in topic.partitions}
+    starts = {p: max(s.offset, lows.get(p, 0)) for p, s in said.items() if s is not None}
+    at, clock = cuts.millis(moment), cuts.millis(now)
+    searches = {p: cuts.find_end(at, o, ends[p], clock, known[p]) for p, o in starts.items() if o < ends.get(p, 0)}
+    found = cuts.find_ends(
+        searches,
+        lambda wants: kafka.stamps_from(topic, wants, ends, cuts.WINDOW),
+        lambda p, offset, window: known[p].setdefault(offset, window),
+    )
+    return {p: None if (o := found.get(p)) is None else Stamped(o, at) for p in said}
+
+
+def first_after(kafka: Questions, topic: Topic, moment: datetime) -> dict[int, Stamped | None]:
+    """By partition, the record from which on the whole log was received at `moment` or later, as most stamps say.
+
+    A stamp later than the clock counts too: a record that came since must not be passed over.
+    """
+    ends, clock = kafka.stable_ends(topic), datetime.max.replace(tzinfo=UTC)
+    return _look_behind(kafka, topic, moment, kafka.first_from(topic, moment), {}, ends, clock, None)
+
+
+def plan_decided(state: State, asked: Asked) -> Decided | None:
+    """The state as loaded after Kafka was asked, in which the hours that were wanted have their ends. Pure.
+
+    None when the table moved on so far that it needs answers which were not asked for.
+    """
+    if not _fits(state.position, asked.topic):
+        return None  # Somebody published what is newer than the answers: `ask` tells whether Kafka contradicts it.
+    position = check_topic(state.position, asked.topic, asked.topic.name)
+    timeline = _with_first_hour(state, position, asked)
+    wanted = hours.plan_wanted(timeline, position.offsets, asked.until, asked.needed, len(asked.answers) or 1)
+    # Never an hour before those ahead of it.
+    told = {h: asked.answers[h] for h in takewhile(asked.answers.__contains__, wanted)}
+    if wanted and not told:
+        return None
+    planned = hours.plan_boundaries(timeline, position.offsets, told, asked.ends, asked.until, asked.now)
+    return Decided(state, position, planned, asked.now)
+
+
+def _with_first_hour(state: State, position: Position, asked: Asked) -> Timeline:
+    waiting = [s for p, s in asked.oldest.items() if s is not None and s.offset >= position.offsets.get(p, 0)]
+    oldest = min(waiting, key=lambda s: s.timestamp_ms, default=None)
+    return hours.plan_first_hour(state.timeline, position, oldest, asked.now)
+
+
+class HourClock:
+    """Asks Kafka where ended hours end before the heads are loaded, so that the window between the two is short."""
+
+    def __init__(self, stream: Stream, lake: Lake, kafka: KafkaAdapter) -> None:
+        self._stream, self._lake, self._kafka = stream, lake, kafka
+        self._last: State | None = None
+        self._seen: Seen = {}
+
+    def decide(self, grace: timedelta = timedelta(0), needed: Offsets | None = None) -> Decided:
+        """A fresh state in which the hours that ended `grace` ago have their ends: the oldest `hours.at_once` that have
+        none yet, unless offsets up to `needed` belong to hours that have theirs. Nothing is published here.
+
+        Raises PositionError for a recreated topic, Transient when a neighbour does not answer.
+        """
+        fresh = self._last is None
+        state = self._last or load_state(self._lake, self._stream.table)
+        while True:
+            try:
+                now = self._lake.clock.now()
+                asked = ask(self._kafka, self._stream.topic, state, now, grace, needed, self._seen)
+            except PositionError:
+                # The state may be older than an adoption: only a topic described after a fresh load contradicts it.
+                if fresh:
+                    raise
+                state, fresh = load_state(self._lake, self._stream.table), True
+                continue
+            state = self._last = load_state(self._lake, self._stream.table)
+            fresh = True
+            if (decided := plan_decided(state, asked)) is not None:
+                return decided
+
+
+def plan_sealing(decided: Decided, grace: timedelta, id: str, confirmed: frozenset[str]) -> Publish | None:
+    """The publish that seals the hours whose end and grace have passed, SEALED_AT_ONCE at most; its decisions name
+    them, oldest first. Pure.
+
+    None when there is none.
+    """
+    state, position, now = decided.state, decided.position, decided.now
+    planned, sealed = hours.plan_seal(decided.timeline, position.topic_id, now - grace, SEALED_AT_ONCE)
+    if not sealed:
+        return None
+    rows = tuple(
+        ledger.decision(h, "sealed", 0, planned.sealed[h], now, id=f"{id}-{h}", served=state.serving_layer(h))
+        for h in sealed
+    )
+    tag = new_tag(state, f"main-{sealed[-1]}", "main", now)
+    tags = (tag,) if tag.name not in state.table.metadata.refs else ()
+    bound = replace(state.position, topic_id=position.topic_id)
+    return Publish(id, (Change("speed"),), planned, bound, decisions=rows, confirmed=confirmed, tags=tags)
+
+
+def _fits(position: Position, topic: Topic) -> bool:
+    """Whether the topic as described can be the one that the position belongs to."""
+    return position.topic_id in ("", topic.id) and set(position.offsets) <= set(topic.partitions)
+
+
+def seal(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
+    """Seal every hour whose end and grace have passed, in commits of bounded size; returns the hours sealed, oldest
+    first.
+
+    Waiting decisions are written to the ledger before each commit and after it. Cut short anywhere, it goes on where it
+    ended.
+    """
+    sealed: list[str] = []
+    while more := _seal_next(stream, lake, kafka):
+        sealed += more
+    return sealed
+
+
+def _seal_next(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
+    before = load_state(lake, stream.table)
+    check_clock(lake, before)
+    confirmed = ledger.record_waiting(lake, stream.hours_table, before)
+    clock = HourClock(stream, lake, kafka)
+
+    def decide() -> tuple[State, Publish | None]:
+        decided = clock.decide(stream.batch.grace)
+        publish = plan_sealing(decided, stream.batch.grace, new_id(), confirmed)
+        if publish is not None:
+            reach(Step.SEAL_DECIDED)
+        return decided.state, publish
+
+    published = run(lake, stream.table, decide, f"seal {stream.name}", take_turns=True)
+    if published is None:
+        return []
+    reach(Step.SEAL_PUBLISHED)
+    sealed = [str(row["hour"]) for row in published.decisions]
+    LOG.info("stream %s: sealed %s", stream.name, f"{sealed[0]} to {sealed[-1]}" if len(sealed) > 1 else sealed[0])
+    ledger.record_waiting(lake, stream.hours_table, load_state(lake, stream.table))
+    reach(Step.SEAL_RECORDED)
+    return sealed
+
+
+def require_sealed(lake: Lake, stream: Stream, hour: str) -> State:
+    """The state, in which `hour` is sealed. Raises ConfigurationError for an hour before the first, NotYet for one that
+    has not ended, grace included."""
+    state = load_state(lake, stream.table)
+    if hour < state.timeline.first:
+        raise ConfigurationError(
+            f"hour {hour}: expected an hour from {state.timeline.first} on, where stream {stream.name} begins"
+        )
+    if not state.is_sealed(hour):
+        ready = hours.end_of(hour) + stream.batch.grace
+        raise NotYet(
+            f"hour {hour}: expected it to be sealed, found it open; it can be sealed from {ready:%F %T} UTC on"
+        )
+    return state

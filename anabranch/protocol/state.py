@@ -1,0 +1,270 @@
+"""What a stream's table says about itself: one load of its metadata, read into values.
+
+Each branch is the truth about its own rows: `speed` about the position, `batch` about what is accepted, `main` about
+overrides. What they say is on `main` too, where a branch that is lost begins again. The timeline of hours is written
+with every publish, and the newest one counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from anabranch.errors import PositionError, Terminal
+from anabranch.hours import Cut, Timeline, shift
+from anabranch.position import Offsets, Position, Topic
+from anabranch.table import snapshots
+from anabranch.table.side_files import SideFileGone
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from anabranch.table.lake import Lake
+
+Layer = Literal["speed", "batch"]
+
+POSITION = "anabranch.position"
+TIMELINE = "anabranch.timeline"
+ACCEPTED = "anabranch.accepted"
+SETTLED = "anabranch.settled-before"
+OVERRIDES = "anabranch.overrides"
+DECISIONS = "anabranch.decisions"
+DEAD_LETTERS = "anabranch.dead-letters"
+CONTENT = "anabranch.content"
+MERGED = "anabranch.merged"
+KEPT = "anabranch.kept"
+TURN = "anabranch.turn"
+LOST = "anabranch.lost"
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """An hour that the batch branch holds. `by_choice`: an operator accepted it in spite of its rules. `unread` are
+    the hours of its look-back that the speed layer served, and had not read to their ends, when its duplicates were
+    dropped: it is decided again once they are read."""
+
+    revision: int
+    cut: Cut
+    by_choice: bool = False
+    unread: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        chosen = {"by_choice": True} if self.by_choice else {}
+        unread = {"unread": list(self.unread)} if self.unread else {}
+        return {"revision": self.revision, "cut": self.cut.as_dict()} | chosen | unread
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Accepted:
+        unread = tuple(data.get("unread", ()))
+        return Accepted(data["revision"], Cut.from_dict(data["cut"]), data.get("by_choice", False), unread)
+
+
+@dataclass(frozen=True)
+class State:
+    """A stream's table as one load of it says. Everything that a decision needs, and the heads that it rests on.
+
+    `kept` names the hours whose rows in `main` the last merge kept, since the layer that should serve them does not
+    cover them: those rows are not that layer's.
+    """
+
+    table: Table
+    heads: dict[str, int]
+    position: Position
+    timeline: Timeline
+    accepted: dict[str, Accepted]
+    settled_before: str
+    overrides: dict[str, Layer]
+    decisions: tuple[dict[str, Any], ...]
+    dead_letters: tuple[dict[str, Any], ...]
+    merged: dict[str, str]
+    kept: tuple[str, ...]
+    content: dict[str, str]
+    said: dict[str, dict[str, str]]
+
+    @cached_property
+    def cuts(self) -> dict[str, Cut]:
+        """The cuts of all sealed hours that are still remembered."""
+        return {h: a.cut for h, a in self.accepted.items()} | self.timeline.sealed
+
+    def is_sealed(self, hour: str) -> bool:
+        return self.timeline.first <= hour < self.timeline.open
+
+    def is_accepted(self, hour: str) -> bool:
+        if hour in self.accepted:
+            return True
+        return self.is_sealed(hour) and hour < self.settled_before and hour not in self.timeline.sealed
+
+    def serving_layer(self, hour: str) -> Layer:
+        """Who serves the hour: what an operator said, else batch once it has accepted the hour, else speed."""
+        return self.overrides.get(hour) or ("batch" if self.is_accepted(hour) else "speed")
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether `main` was made from the other two heads as they are now."""
+        return all(self.merged.get(b, "") == self.content[b] for b in ("speed", "batch"))
+
+
+def load_state(lake_: Lake, table_name: str) -> State:
+    """Load and read a stream's table. Raises Terminal when it carries no position, Transient when the lake is away."""
+    table = lake_.load(table_name)
+    try:
+        return read_state(table)
+    except SideFileGone:
+        # Of a table that others published to since, it may have been deleted by its age.
+        fresh = lake_.load(table_name)
+        if fresh.metadata_location == table.metadata_location:
+            raise
+        return read_state(fresh)
+
+
+def read_state(table: Table) -> State:
+    """Read a loaded table."""
+    said = {b: snapshots.branch_properties(table, b) for b in snapshots.BRANCHES}
+    if POSITION not in said["speed"]:
+        name = ".".join(table.name())
+        raise Terminal(f"table {name}: expected a position on branch speed, found none; run `anabranch apply`")
+    publishes = {b: snapshots.last_publish(table, b) for b in snapshots.BRANCHES}
+    newest = max(said, key=lambda b: (TIMELINE in said[b], (p.sequence_number or 0) if (p := publishes[b]) else 0))
+    timeline = Timeline.from_json(said[newest][TIMELINE])
+    accepted, waiting = plan_held(said)
+    if waiting:
+        timeline = replace(timeline, sealed=timeline.sealed | waiting)
+    return State(
+        table=table,
+        heads=snapshots.heads(table),
+        position=Position.from_json(said["speed"][POSITION]),
+        timeline=timeline,
+        accepted=accepted,
+        settled_before=said["batch"].get(SETTLED, timeline.first),
+        overrides=json.loads(said["main"].get(OVERRIDES, "{}")),
+        decisions=_union(said.values(), DECISIONS),
+        dead_letters=_union(said.values(), DEAD_LETTERS),
+        merged=json.loads(said["main"].get(MERGED, "{}")),
+        kept=tuple(json.loads(said["main"].get(KEPT, "[]"))),
+        content={b: said[b].get(CONTENT, "") for b in ("speed", "batch")},
+        said=said,
+    )
+
+
+def plan_held(said: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, Accepted], dict[str, Cut]]:
+    """The hours whose rows the batch branch holds as accepted, and the cuts of those that it lost and that wait again.
+
+    `main` says what is accepted too. A batch branch that was made again from it holds what `main` served then: the
+    accepted hours stay accepted, but for those that an override had given to the speed layer. One that was set back
+    lacks the hours accepted since.
+    """
+    batch, settled = _accepted(said["batch"]), said["batch"].get(SETTLED, "")
+    known = _accepted(said["main"]) | batch
+    made_again = MERGED in said["batch"] and CONTENT not in said["batch"]
+    overridden = json.loads(said["batch"].get(OVERRIDES, "{}")) if made_again else {}
+    held = {h: a for h, a in batch.items() if overridden.get(h) != "speed"}
+    lost = {h for h in known if h not in held and (h >= settled or h in batch)}
+    return held, {h: known[h].cut for h in lost}
+
+
+def _accepted(said: Mapping[str, str]) -> dict[str, Accepted]:
+    return dict(_accepted_of(said.get(ACCEPTED, "{}")))
+
+
+@lru_cache(maxsize=4)
+def _accepted_of(text: str) -> Mapping[str, Accepted]:
+    return {h: Accepted.from_dict(a) for h, a in json.loads(text).items()}
+
+
+# How many accepted hours a branch remembers one by one; the ledger holds all.
+REMEMBERED_HOURS = 48
+
+
+def plan_accepted(state: State, hours: Mapping[str, Accepted]) -> dict[str, str]:
+    """The batch branch's properties after it accepted `hours`: what is accepted, and before which hour it is forgotten.
+
+    An hour is forgotten once it is two days behind, and the speed layer is past it; not by the publish that accepts or
+    restates it, nor while dead letters or decisions of it wait, which follow that publish: whoever asks for a forgotten
+    hour's revision finds it in the ledger; not while an override gives it to the speed layer, since a batch branch
+    made again from `main` then lacks its rows; and not while it waits to be decided again, which the ledger does not
+    say.
+    """
+    accepted = state.accepted | dict(hours)
+    settled = state.settled_before
+    waits = {str(item.get("hour")) for item in (*state.dead_letters, *state.decisions)} | set(hours)
+    waits |= {h for h, a in accepted.items() if a.unread or state.overrides.get(h) == "speed"}
+    old = [h for h in sorted(accepted)[:-REMEMBERED_HOURS] if h not in waits]
+    for hour in old:
+        ends = accepted[hour].cut.ends
+        behind = hour >= state.timeline.since and any(state.position.offsets.get(p, 0) < e for p, e in ends.items())
+        if hour in state.timeline.sealed or behind:
+            break
+        del accepted[hour]
+        settled = max(settled, shift(hour, 1))
+    written = {h: accepted[h].as_dict() for h in sorted(accepted)}
+    return {ACCEPTED: json.dumps(written, separators=(",", ":")), SETTLED: settled}
+
+
+# How many losses a branch tells one by one.
+REMEMBERED_LOSSES = 200
+
+
+def plan_lost(state: State, new: Sequence[Mapping[str, Any]]) -> str:
+    """What the speed branch says is lost, with what is lost now, oldest first.
+
+    However long records are lost, it stays short: of older losses it says one for the same hours, with the span and the
+    count of their offsets, and none of accepted hours, whose account is in the ledger. Pure.
+    """
+    entries = [*json.loads(state.said["speed"].get(LOST, "[]")), *new]
+    folded: dict[tuple[str, ...], dict[str, Any]] = {}
+    for entry in entries[:-REMEMBERED_LOSSES]:
+        hours = tuple(entry["hours"])
+        if hours and all(state.is_accepted(h) for h in hours):
+            continue
+        known = folded.setdefault((entry["class"], *hours), {**entry, "ranges": {}, "offsets": 0})
+        known["offsets"] += entry.get("offsets", sum(e - s for s, e in entry["ranges"].values()))
+        for p, (start, end) in entry["ranges"].items():
+            low, high = known["ranges"].get(p, (start, end))
+            known["ranges"][p] = [min(low, start), max(high, end)]
+    return json.dumps([*folded.values(), *entries[-REMEMBERED_LOSSES:]])
+
+
+def _union(said: Iterable[Mapping[str, str]], key: str) -> tuple[dict[str, Any], ...]:
+    """What waits under `key` on any branch, each id once, oldest first."""
+    found: dict[str, dict[str, Any]] = {}
+    for branch in said:
+        for item in json.loads(branch.get(key, "[]")):
+            found.setdefault(item["id"], item)
+    return tuple(sorted(found.values(), key=lambda item: str(item["at"])))
+
+
+def check_topic(position: Position, topic: Topic | None, name: str) -> Position:
+    """The position, bound to the topic as Kafka knows it now: partitions that are new begin at offset 0.
+
+    Raises PositionError when the topic was recreated, is gone, or has fewer partitions than the position.
+    """
+    if topic is None:
+        raise PositionError(
+            f"topic {name}: expected it to exist, found none; create it, or correct `topic:` in the stream's file"
+        )
+    if position.topic_id not in ("", topic.id):
+        raise PositionError(
+            f"topic {name}: expected id {position.topic_id}, found {topic.id}: it was deleted and made again; "
+            f"its old records stay served; to go on with the new topic run `anabranch adopt`"
+        )
+    if lost := sorted(set(position.offsets) - set(topic.partitions)):
+        raise PositionError(
+            f"topic {name}: expected partition {lost[0]}, found only {len(topic.partitions)} partitions"
+        )
+    bound = Position(topic.id, position.offsets)
+    return bound.with_partitions(topic.partitions)
+
+
+def check_log_end(position: Position, ends: Offsets, name: str) -> None:
+    """Raise PositionError when a partition's log ends below the position. `ends` were asked after the position was
+    loaded."""
+    beyond = {p: o for p, o in sorted(position.offsets.items()) if o > ends.get(p, o)}
+    if beyond:
+        p, expected = next(iter(beyond.items()))
+        raise PositionError(
+            f"topic {name}: expected partition {p} to reach the position {expected}, found its log to end at "
+            f"{ends[p]}: records that are published were lost in Kafka; run `anabranch adopt`"
+        )

@@ -1,0 +1,161 @@
+"""Records: from Kafka's bytes to the stream's columns, once, for both layers.
+
+`assign_hours` says which ingest hour a record belongs to, `decode` reads its value and gives a verdict, `good` and
+`dead` split by it. All are DataFrame -> DataFrame and lazy. A verdict depends on the record's bytes, the stream and
+the ingest hour alone (with a schema registry also on the schema of the record's id, which never changes): not on the
+layer, the present, or a session's settings (ANSI mode, time zone). No bytes make `decode` throw; whatever cannot become
+a row gets a verdict and a sentence.
+
+How each format becomes columns stands in `anabranch.records.formats`, the verdicts in `anabranch.records.checks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType
+
+from anabranch.config import Stream
+from anabranch.hours import HourRange
+from anabranch.lookups import MAX_OFFSET, arrays, inside, texts
+from anabranch.position import Ranges
+from anabranch.records.checks import in_the_calendar, judge, utc_date
+from anabranch.records.formats import Format
+
+ERROR_TEXT_LENGTH = 300
+_KAFKA_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour")
+_BYTES = ("kafka_key", "kafka_value", "kafka_headers")
+_HEADERS = "array<struct<key:string,value:binary>>"
+
+
+def assign_hours(frame: DataFrame, hours: Sequence[HourRange]) -> DataFrame:
+    """Add `ingest_hour`: the first of `hours` (oldest first) whose end for the record's partition is above its offset.
+
+    A partition that an hour's `ends` lacks has no record in that hour (it was added later). The hour with
+    `ends=None` takes the rest and comes last. Without one, a record that belongs to none of the hours fails the
+    query, so trim the frame to the hours first. Raises ValueError for hours that contradict each other.
+    """
+    _check(hours)
+    closed = [(entry.hour, entry.ends) for entry in hours if entry.ends is not None]
+    # A search by halves: one small projection for each step, so that the plan grows with the logarithm of the hours.
+    steps = len(closed).bit_length()
+    places = 2**steps
+    ends = {p: [e.get(p, 0) for _, e in closed] for _, e in closed for p in e}
+    rest = [MAX_OFFSET] * (places - len(closed))
+    by_partition = arrays({p: [*of_hours, *rest] for p, of_hours in ends.items()})
+    searched = frame.selectExpr("*", f"get({by_partition}, partition) AS _ends", "0 AS _place")
+    for step in (2**i for i in reversed(range(steps))):
+        is_before = f"offset < get(_ends, _place + {step - 1})"
+        searched = searched.withColumn("_place", F.expr(f"_place + IF({is_before}, 0, {step})"))
+    names = [hour for hour, _ in closed]
+    if hours[-1].ends is None:
+        hour = f"get({texts([*names, *[hours[-1].hour] * (places - len(names))])}, _place)"
+    else:
+        hour = (
+            f"coalesce(get({texts(names)}, _place), raise_error(concat('partition ', partition, ', offset ', offset, "
+            f"': expected an offset of the hours {names[0]} to {names[-1]}')))"
+        )
+    return searched.withColumn("ingest_hour", F.expr(hour)).drop("_ends", "_place")
+
+
+def _check(hours: Sequence[HourRange]) -> None:
+    if not hours:
+        raise ValueError("hours: expected at least one, found none")
+    known: dict[int, int] = {}
+    previous = ""
+    for i, entry in enumerate(hours):
+        if entry.hour <= previous:
+            raise ValueError(f"hours: expected oldest first, found {entry.hour} after {previous}")
+        if entry.ends is None:
+            if i != len(hours) - 1:
+                raise ValueError(f"hours: expected only the last without ends, found {entry.hour}")
+            continue
+        for partition, end in known.items():
+            if entry.ends.get(partition, -1) < end:
+                raise ValueError(
+                    f"hours: {entry.hour}: expected an end of at least {end} for partition {partition}, "
+                    f"found {entry.ends.get(partition)}"
+                )
+        known |= entry.ends
+        previous = entry.hour
+
+
+def trim(frame: DataFrame, ranges: Ranges) -> DataFrame:
+    """Only the records whose offset lies inside `[start, end)` of their partition; other partitions have none."""
+    return frame.where(F.expr(inside(ranges, "partition", "offset")))
+
+
+def decode(frame: DataFrame, stream: Stream, form: Format) -> DataFrame:
+    """Read Kafka's `value` as the stream's columns, by its format, and judge it.
+
+    `frame` has the columns of Spark's Kafka source and `ingest_hour`. The result has the stream's columns (exact
+    types), `kafka_partition`, `kafka_offset`, `kafka_timestamp`, `ingest_hour`, `event_date`, then `error_code` (null:
+    the record is good) and `error_text`, then `kafka_key`, `kafka_value` and `kafka_headers` as they came. Where there
+    is an `error_code`, the stream's columns hold whatever could be read. A format with a schema registry looks at the
+    frame's schema ids first, and raises as `Format.read` says.
+    """
+    types = {c.name: DataType.fromDDL(c.type) for c in stream.columns}
+    headers = "headers" if "headers" in frame.columns else f"CAST(NULL AS {_HEADERS})"
+    records = frame.selectExpr(
+        "CAST(partition AS INT) AS kafka_partition",
+        "CAST(offset AS BIGINT) AS kafka_offset",
+        # Dates of Python, and so of most readers, hold no other years.
+        f"IF({in_the_calendar('unix_micros(CAST(timestamp AS TIMESTAMP))')}, CAST(timestamp AS TIMESTAMP), NULL) "
+        "AS kafka_timestamp",
+        "ingest_hour",
+        "key AS kafka_key",
+        "value AS kafka_value",
+        f"{headers} AS kafka_headers",
+        "value",
+        "unix_micros(try_cast(concat(ingest_hour, ':00:00Z') AS TIMESTAMP)) AS _hour_start",
+    )
+    reading = form.read(records, types)
+    verdict = judge(stream, reading.checks, reading.shown)
+    # Not deterministic in name only: so that no filter on the verdict is pushed below, to parse every value twice.
+    judged = reading.frame.selectExpr("*", f"IF(spark_partition_id() < 0, NULL, {verdict}) AS _error")
+    event_time = "coalesce(kafka_timestamp, timestamp_micros(_hour_start))"
+    if stream.event_time is not None:
+        event_time = f"coalesce(`_row_{stream.event_time.column}`, kafka_timestamp, timestamp_micros(_hour_start))"
+    return judged.selectExpr(
+        *(f"`_row_{name}` AS `{name}`" for name in types),
+        *_KAFKA_COLUMNS,
+        f"{utc_date(event_time)} AS event_date",
+        "_error.code AS error_code",
+        f"substring(_error.text, 1, {ERROR_TEXT_LENGTH}) AS error_text",
+        *_BYTES,
+    )
+
+
+def as_decoded(rows: DataFrame, stream: Stream) -> DataFrame:
+    """Rows of the table in the columns of `decode`, as good records whose bytes are not known any more."""
+    names = [column.name for column in stream.columns]
+    unknown = {
+        "error_code": "STRING", "error_text": "STRING", "kafka_key": "BINARY", "kafka_value": "BINARY",
+        "kafka_headers": _HEADERS,
+    }  # fmt: skip
+    return rows.selectExpr(
+        *(f"`{name}`" for name in names),
+        *_KAFKA_COLUMNS,
+        "event_date",
+        *(f"CAST(NULL AS {kind}) AS {name}" for name, kind in unknown.items()),
+    )
+
+
+def good(decoded: DataFrame, stream: Stream) -> DataFrame:
+    """The rows of the table: good records only, the table's columns in the table's order."""
+    names = [column.name for column in stream.columns]
+    return decoded.where("error_code IS NULL").select(*names, *_KAFKA_COLUMNS, "event_date")
+
+
+def dead(decoded: DataFrame, topic_id: str, layer: str) -> DataFrame:
+    """The dead letters: the records with a verdict, their bytes as they came."""
+    return decoded.where("error_code IS NOT NULL").select(
+        F.lit(topic_id).alias("topic_id"),
+        *_KAFKA_COLUMNS,
+        *(F.col(name).alias(name.removeprefix("kafka_")) for name in _BYTES),
+        "error_code",
+        "error_text",
+        F.lit(layer).alias("layer"),
+    )

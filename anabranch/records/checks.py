@@ -1,0 +1,99 @@
+"""Verdicts: why a record cannot become a row, in Spark SQL. The first condition that holds gives code and text.
+
+A format's own checks come first (`anabranch.records.formats`), then what holds for every format: required columns, event time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from anabranch.config import EventTime, Stream
+
+CODES = ("missing_required", "event_time_out_of_bounds")
+"""What any record may be told; each format's module has its own beside these."""
+
+_FOUND_LENGTH = 80
+_HOUR_MICROS = 3_600_000_000
+_FIRST_MICROS, _LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
+_CLOCK = ((86_400, 3_600), (3_600, 60), (60, 1))  # hours, minutes, seconds: of how many seconds, in how many
+_NO_VERDICT = "CAST(NULL AS STRUCT<code: STRING, text: STRING>)"
+
+
+@dataclass(frozen=True)
+class Check:
+    """Why a value cannot become a row. Both are Spark SQL: a condition, and `error(code, text)` for where it holds."""
+
+    test: str
+    error: str
+
+
+def error(code: str, text: str) -> str:
+    """A verdict: its code, and its text as SQL."""
+    return f"struct('{code}' AS code, {text} AS text)"
+
+
+def found(expected: str, text: str) -> str:
+    """`expected …, found …` as SQL; `text` is SQL for what was found, shortened."""
+    return f"concat('{expected}, found ', coalesce(substring({text}, 1, {_FOUND_LENGTH}), 'null'))"
+
+
+def literal(text: str) -> str:
+    """Any text as an SQL literal, single quotes as double ones, and nothing in it that Spark takes for a variable."""
+    return "r'" + text.replace("'", '"').replace("${", "$ {") + "'"
+
+
+def utc(moment: str) -> str:
+    """SQL for a timestamp as text in UTC, to the second, whatever the session's time zone."""
+    seconds = f"unix_seconds({moment})"
+    clock = [f"lpad(CAST(pmod({seconds}, {whole}) div {part} AS STRING), 2, '0')" for whole, part in _CLOCK]
+    return f"concat({utc_date(moment)}, 'T', concat_ws(':', {', '.join(clock)}), 'Z')"
+
+
+def utc_date(moment: str) -> str:
+    """SQL for the UTC date of a timestamp, whatever the session's time zone."""
+    seconds = f"unix_seconds({moment})"
+    return f"date_from_unix_date(CAST(({seconds} - pmod({seconds}, 86400)) div 86400 AS INT))"
+
+
+def in_the_calendar(micros: str) -> str:
+    """SQL for whether a moment lies in the years 1 to 9999 (UTC), which every reader's dates can hold."""
+    return f"({micros} BETWEEN {_FIRST_MICROS}L AND {_LAST_MICROS}L)"
+
+
+def judge(stream: Stream, checks: Sequence[Check], shown: Callable[[str], str]) -> str:
+    """The verdict on a record, null or a struct of code and text: the first check that holds."""
+    every = [
+        *checks,
+        *(
+            Check(
+                f"`_row_{c.name}` IS NULL",
+                error("missing_required", f"'{c.name}: expected {c.type} NOT NULL, found null or no such field'"),
+            )
+            for c in stream.columns
+            if not c.nullable
+        ),
+        *(_judge_event_time(stream.event_time, shown) if stream.event_time is not None else ()),
+    ]
+    cases = " ".join(f"WHEN {check.test} THEN {check.error}" for check in every)
+    return f"CASE {cases} END" if every else _NO_VERDICT
+
+
+def _judge_event_time(bounds: EventTime, shown: Callable[[str], str]) -> Iterator[Check]:
+    """The bounds are measured from the ingest hour's start and end, so every rebuild gives the same verdict."""
+    at = f"unix_micros(`_row_{bounds.column}`)"
+    text = found(f"{bounds.column}: expected a time near the ingest hour", shown(bounds.column))
+    verdict = error("event_time_out_of_bounds", text)
+    # A date behind the calendar could be written by Spark, and read or published by nobody else.
+    yield Check(f"NOT {in_the_calendar(at)}", verdict)
+    if bounds.past is not None:
+        yield Check(f"{at} < _hour_start - {_micros(bounds.past)}L", verdict)
+    if bounds.future is not None:
+        yield Check(f"{at} > _hour_start + {_HOUR_MICROS + _micros(bounds.future)}L", verdict)
+
+
+def _micros(delta: timedelta) -> int:
+    return delta // timedelta(microseconds=1)

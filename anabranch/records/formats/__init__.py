@@ -1,0 +1,77 @@
+"""Formats: how a record's value becomes the stream's columns. One module for each, behind one small interface.
+
+| `format` | module | value |
+|---|---|---|
+| json | `json` (`json_sql`) | a JSON object |
+| avro | `avro` (`avro_schema`) | Confluent's wire format, then Avro's binary encoding |
+| json_schema | `json_schema` | Confluent's wire format, then a JSON object |
+| csv | `csv` | one line of RFC 4180 |
+| raw | `raw` | the bytes themselves |
+
+`wire` is what the formats with a schema registry share, `settings` what a stream's file says. Both layers read through
+the same object, and `anabranch.records` alone calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from anabranch.records.checks import Check
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+    from anabranch.config import Environment, Stream
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Records that were read.
+
+    `frame` has gained `_row_<name>` for each column of the stream, of its exact type, null where the value has none or
+    an unreadable one; `checks` say which, the first that holds counts. `shown` gives the SQL text of what a value says
+    of a column, for a message.
+    """
+
+    frame: DataFrame
+    checks: tuple[Check, ...]
+    shown: Callable[[str], str]
+
+
+class Format(Protocol):
+    """How a stream's values are read."""
+
+    def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
+        """Read the column `value` as columns of `types`. No bytes make the frame throw.
+
+        A verdict depends on the bytes, the stream and, with a schema registry, the schema of the value's id: never on a
+        session's settings. Only a format with a registry asks anybody: it raises Transient when the registry is away,
+        ConfigurationError when it refuses.
+        """
+        ...
+
+
+def open_format(environment: Environment, stream: Stream) -> Format:
+    """The format of a stream; it keeps what it learns of schemas for as long as it lives.
+
+    Raises ConfigurationError when it needs a registry and the environment names none.
+    """
+    # Imported here: who only reads a stream's file needs no Spark.
+    from anabranch.kafka.schema_registry import open_registry
+    from anabranch.records.formats.avro import AvroFormat
+    from anabranch.records.formats.csv import CsvFormat
+    from anabranch.records.formats.json import JsonFormat
+    from anabranch.records.formats.json_schema import JsonSchemaFormat
+    from anabranch.records.formats.raw import RawFormat
+
+    settings = stream.format
+    if settings.type == "avro":
+        return AvroFormat(stream, open_registry(environment, stream))
+    if settings.type == "json_schema":
+        return JsonSchemaFormat(stream, open_registry(environment, stream))
+    if settings.type == "csv":
+        return CsvFormat(settings.delimiter)
+    return RawFormat() if settings.type == "raw" else JsonFormat()

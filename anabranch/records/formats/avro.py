@@ -1,0 +1,140 @@
+"""Avro: Confluent's wire format whose payload is one value by the writer's schema of its id.
+
+Spark's `from_avro` takes the writer's schema as a literal, so each schema id of the records has an expression of its
+own, by the writer's schema and a reader's that `avro_schema` makes from it and the stream's columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql.types import DataType, DateType, StringType, TimestampType
+
+from anabranch.errors import Terminal
+from anabranch.records.checks import Check, error, found, utc
+from anabranch.records.formats import Reading
+from anabranch.records.formats.avro_names import Incompatible
+from anabranch.records.formats.avro_schema import Projection, project
+from anabranch.records.formats.wire import PAYLOAD, look_up, refuse
+from anabranch.spark.settings import AVRO_LIMITS, AVRO_LONGEST_TEXT, AVRO_OPTIONS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from anabranch.config import Stream
+    from anabranch.kafka.schema_registry import RegisteredSchema, Registry
+
+CODES = ("malformed_avro", "invalid_utf8", "wrong_type", "unreadable_timestamp")
+
+# 16 bytes behind the payload that no payload can name: it would have to contain its own checksum.
+_END = "unhex(md5(value))"
+
+
+class AvroFormat:
+    """Values that are a schema id and Avro's binary encoding."""
+
+    def __init__(self, stream: Stream, registry: Registry) -> None:
+        self._subject, self._registry = stream.format.subject, registry
+        self._required = [column.name for column in stream.columns if not column.nullable]
+        self._projections: dict[int, Projection | Incompatible] = {}
+
+    def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
+        """As `Format.read`. Each value is read once, by its writer's schema."""
+        jvm: Any = records.sparkSession._jvm
+        _require_limits(jvm)
+        wired = look_up(records, self._registry, "AVRO", self._subject)
+        projections: dict[int, Projection] = {}
+        refused: list[Check] = []
+        for schema_id, schema in wired.schemas.items():
+            projection = self._projections.get(schema_id) or self._project(schema, types, jvm)
+            self._projections[schema_id] = projection
+            if isinstance(projection, Incompatible):
+                refused.append(refuse(schema_id, "incompatible_schema", str(projection)))
+            else:
+                projections[schema_id] = projection
+        read = wired.frame.selectExpr(
+            "*", *(f"IF(_schema_id = {i}, {_from_avro(p)}, NULL) AS _read_{i}" for i, p in projections.items())
+        )
+        rows = read.selectExpr(
+            "*", *(f"{_row(name, kind, projections)} AS `_row_{name}`" for name, kind in types.items())
+        )
+        checks = (*wired.checks, *refused, *_checks(types, projections))
+        return Reading(rows, checks, lambda name: utc(f"`_row_{name}`"))
+
+    def _project(self, schema: RegisteredSchema, types: Mapping[str, DataType], jvm: Any) -> Projection | Incompatible:
+        if schema.has_references:
+            return Incompatible("expected a schema that stands alone, found references to other subjects")
+        try:
+            projection = project(types, self._required, schema.text)
+            for text in (projection.writer, projection.reader):
+                # What Avro itself refuses would fail the query.
+                jvm.org.apache.avro.Schema.Parser().setValidateDefaults(False).parse(text)
+        except Incompatible as incompatible:
+            return incompatible
+        except Py4JJavaError as failure:
+            return Incompatible(
+                f"expected an Avro schema, found one that is not ({failure.java_exception.getMessage()})"
+            )
+        return projection
+
+
+def _require_limits(jvm: Any) -> None:
+    """That this JVM bounds what a value may announce; executors are told by `session_settings`. Raises Terminal."""
+    for name, value in AVRO_LIMITS.items():
+        jvm.java.lang.System.setProperty(name, str(value))
+    try:
+        # Whether they count: Avro reads them once, when it is first used.
+        jvm.org.apache.avro.SystemLimitException.checkMaxStringLength(AVRO_LONGEST_TEXT + 1)
+    except Py4JJavaError:
+        return
+    raise Terminal(
+        f"read Avro: expected the driver's JVM to have {AVRO_OPTIONS}, found that it has not; start the job by "
+        "`anabranch`, or add them to spark.driver.extraJavaOptions"
+    )
+
+
+def _from_avro(projection: Projection) -> str:
+    # JSON has SQL's quote, and what Spark takes for a variable, inside texts alone, where an escape says the same.
+    writer, reader = (
+        text.replace("'", r"\u0027").replace("$", r"\u0024") for text in (projection.writer, projection.reader)
+    )
+    options = f"map('mode', 'PERMISSIVE', 'avroSchema', r'{reader}')"
+    return f"from_avro(concat({PAYLOAD}, {_END}), r'{writer}', {options})"
+
+
+def _by_id(parts: Mapping[int, str]) -> str:
+    return f"CASE _schema_id {' '.join(f'WHEN {i} THEN {part}' for i, part in parts.items())} END" if parts else "NULL"
+
+
+def _read(schema_id: int, name: str) -> str:
+    return f"_read_{schema_id}.value.`{name}`"
+
+
+def _row(name: str, kind: DataType, projections: Mapping[int, Projection]) -> str:
+    converted = {i: p.values[name].convert(_read(i, name)) for i, p in projections.items() if name in p.values}
+    return f"CAST({_by_id(converted)} AS {kind.simpleString()})"
+
+
+def _checks(types: Mapping[str, DataType], projections: Mapping[int, Projection]) -> Iterator[Check]:
+    if not projections:
+        return
+    end = _by_id({i: f"_read_{i}.frame_end" for i in projections})
+    malformed = (
+        "concat('schema id ', _schema_id, ': expected one value by that schema, found bytes that are none, are cut "
+        "off, or go on after it')"
+    )
+    yield Check(f"NOT coalesce({end} = {_END}, false)", error("malformed_avro", malformed))
+    for name, kind in types.items():
+        broken = {i: p.values[name].broken(_read(i, name)) for i, p in projections.items() if name in p.values}
+        if broken := {i: part for i, part in broken.items() if part}:
+            expected = f"{name}: expected {kind.simpleString()}"
+            if isinstance(kind, StringType):
+                verdict = error("invalid_utf8", f"'{name}: expected UTF-8, found bytes that are not'")
+            elif isinstance(kind, (DateType, TimestampType)):
+                number = _by_id({i: _read(i, name) for i in broken})
+                verdict = error("unreadable_timestamp", found(expected, f"CAST({number} AS STRING)"))
+            else:
+                verdict = error("wrong_type", f"'{expected}, found a value that is not'")
+            yield Check(f"coalesce({_by_id(broken)}, false)", verdict)

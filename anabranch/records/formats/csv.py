@@ -1,0 +1,107 @@
+"""CSV: a record is one line of RFC 4180 without a header; its fields are the stream's columns, by their position.
+
+- A field in double quotes may hold the delimiter, line breaks, and quotes written twice; a field without holds no
+  quote. Blanks are part of a field. One line break at the end is no field.
+- An empty field without quotes is null; `""` is empty text.
+- STRING takes a field as it is. Other types take what JSON takes for them (`json_sql`): numbers in JSON's notation,
+  with at most 1,000 digits and three of an exponent, `true` and `false`, Base64, ISO 8601.
+
+Spark's own CSV parser passes what is no CSV (text after a closing quote, a quote left open) and does not tell `""` from
+nothing, so the line is taken apart by expressions. Possessive quantifiers: they neither backtrack nor recurse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    StringType,
+    TimestampType,
+)
+
+from anabranch.records.checks import Check, error, found
+from anabranch.records.formats import Reading
+from anabranch.records.formats.json_sql import TEXT, converted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+CODES = (
+    "null_value", "empty_value", "invalid_utf8", "malformed_csv", "wrong_field_count", "wrong_type",
+    "unreadable_timestamp",
+)  # fmt: skip
+
+# Regular expressions of Java; none holds a quote, so that r'...' is their SQL.
+_QUOTED = r"\x22[^\x22]*+(?:\x22\x22[^\x22]*+)*+\x22"
+_INTEGER = r"^-?(0|[1-9]\d{0,18})\z"
+_NUMBER = r"^-?(0|[1-9]\d{0,999})(\.\d{1,1000})?([eE][+-]?\d{1,3})?\z"
+_BASE64 = r"^(?:[A-Za-z0-9+/]{4})*+(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?\z"
+
+
+class CsvFormat:
+    """Lines of delimited text."""
+
+    def __init__(self, delimiter: str) -> None:
+        self._delimiter = rf"\x{{{ord(delimiter):x}}}"
+        self._delimiter_text = f"decode(X'{delimiter.encode().hex()}', 'UTF-8')"
+
+    def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
+        """As `Format.read`."""
+        field = rf"(?:{_QUOTED}|[^\x22\r\n{self._delimiter}]*+)"
+        line = rf"^(?!\x{{feff}}){field}(?:{self._delimiter}{field})*+(?:\r?\n)?\z"
+        # A delimiter before the first field too: an empty match would not move on.
+        fields = f"regexp_extract_all(concat({self._delimiter_text}, {TEXT}), r'{self._delimiter}({field})', 1)"
+        split = records.selectExpr(
+            "*", f"IF(is_valid_utf8({TEXT}) AND {TEXT} RLIKE r'{line}', {fields}, NULL) AS _fields"
+        )
+        texts = split.selectExpr(
+            "*", *(f"{_unquoted(f'get(_fields, {i})')} AS `_text_{n}`" for i, n in enumerate(types))
+        )
+        rows = texts.selectExpr("*", *(f"{_typed(f'`_text_{n}`', kind)} AS `_row_{n}`" for n, kind in types.items()))
+        return Reading(rows, tuple(_checks(types)), lambda name: f"`_text_{name}`")
+
+
+def _unquoted(field: str) -> str:
+    inner = f"replace(substring({field}, 2, length({field}) - 2), r'\"\"', r'\"')"
+    return f"CASE WHEN {field} = '' THEN NULL WHEN startswith({field}, r'\"') THEN {inner} ELSE {field} END"
+
+
+def _typed(text: str, kind: DataType) -> str:
+    """From a field's text to its type; what cannot be read becomes null."""
+    cast = f"try_cast({text} AS {kind.simpleString()})"
+    if isinstance(kind, (IntegerType, LongType)):
+        return f"IF({text} RLIKE r'{_INTEGER}', {cast}, NULL)"
+    if isinstance(kind, (FloatType, DoubleType)):
+        return f"IF({text} RLIKE r'{_NUMBER}' AND abs({cast}) < double('Infinity'), {cast}, NULL)"
+    if isinstance(kind, DecimalType):
+        return f"IF({text} RLIKE r'{_NUMBER}', {cast}, NULL)"
+    if isinstance(kind, BooleanType):
+        return f"CASE {text} WHEN 'true' THEN true WHEN 'false' THEN false END"
+    if isinstance(kind, BinaryType):
+        return f"IF({text} RLIKE r'{_BASE64}', unbase64({text}), NULL)"
+    return converted(text, kind)
+
+
+def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:
+    yield Check("value IS NULL", error("null_value", "'expected a line of CSV, found a null value'"))
+    yield Check(f"NOT is_valid_utf8({TEXT})", error("invalid_utf8", "'expected UTF-8, found bytes that are not'"))
+    yield Check(rf"{TEXT} RLIKE r'^(?:\r?\n)?\z'", error("empty_value", "'expected a line of CSV, found no text'"))
+    malformed = "'expected one line of CSV, found a quote that is open or out of place, or a second line'"
+    yield Check("_fields IS NULL", error("malformed_csv", malformed))
+    count = f"concat('expected {len(types)} fields, found ', size(_fields))"
+    yield Check(f"size(_fields) != {len(types)}", error("wrong_field_count", count))
+    for name, kind in types.items():
+        if not isinstance(kind, StringType):
+            code = "unreadable_timestamp" if isinstance(kind, (TimestampType, DateType)) else "wrong_type"
+            said = found(f"{name}: expected {kind.simpleString()}", f"`_text_{name}`")
+            yield Check(f"`_text_{name}` IS NOT NULL AND `_row_{name}` IS NULL", error(code, said))

@@ -1,0 +1,38 @@
+"""JSON Schema: Confluent's wire format whose payload is a JSON object.
+
+The id must be a schema of type JSON in the registry, and of the stream's subject if it names one. The object is read
+as any JSON is, by the stream's columns; it is not validated against the schema, as Confluent's own deserializers do
+not unless they are told to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from anabranch.records.formats import Reading
+from anabranch.records.formats.json import JsonFormat
+from anabranch.records.formats.wire import PAYLOAD, look_up
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+    from anabranch.config import Stream
+    from anabranch.kafka.schema_registry import Registry
+
+
+class JsonSchemaFormat:
+    """Values that are a schema id and a JSON object."""
+
+    def __init__(self, stream: Stream, registry: Registry) -> None:
+        self._subject, self._registry = stream.format.subject, registry
+
+    def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
+        """As `Format.read`."""
+        wired = look_up(records, self._registry, "JSON", self._subject)
+        reading = JsonFormat().read(wired.frame.withColumn("value", F.expr(PAYLOAD)), types)
+        return replace(reading, checks=(*wired.checks, *reading.checks))

@@ -1,0 +1,1 @@
+"""Spark: its settings, sessions and jars, and the commands that become jobs."""

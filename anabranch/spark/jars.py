@@ -1,0 +1,265 @@
+"""The jars: pinned by conf/jvm/ivy.xml, proven by conf/jvm/jars.sha256, kept in one cache.
+
+The pyspark wheel has no Kafka, Iceberg or S3 jar, but it ships Ivy, so Java and the wheel are all that it takes.
+The cache (`~/.cache/anabranch`, or ANABRANCH_CACHE) has one folder for each content of the two files: another
+checkout with other versions has another folder, and a folder that is there is complete, since it is renamed into
+place only once every jar in it has its expected checksum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from anabranch.errors import AnabranchError, Terminal, Transient
+from anabranch.file_lock import locked
+from anabranch.resources import shipped
+from anabranch.spark.home import configure, spark_home
+from anabranch.spark.java import require_java
+
+CONFS = ("spark", "broker", "s3")
+ATTEMPTS = 4
+# Resolving takes minutes on a slow network; another process may wait for all of its attempts.
+_LOCK_SECONDS = 3600.0
+_IVY_EVENT = re.compile(r"^\s*(found|\[SUCCESSFUL \])\s+(\S+)")
+
+Progress = Callable[[str], None]
+
+
+def _quiet(_: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Jars:
+    """Three class paths, one for each JVM, each in a fixed order."""
+
+    folder: Path
+    spark: tuple[Path, ...]
+    broker: tuple[Path, ...]
+    s3: tuple[Path, ...]
+
+
+def jvm_folder() -> Path:
+    """conf/jvm of the checkout that this code is run from, else the copy that the wheel carries."""
+    return shipped("conf/jvm/ivy.xml", "_conf/jvm/ivy.xml").parent
+
+
+def cache_folder(cache: Path | None = None) -> Path:
+    """Where jars are kept: the argument, else ANABRANCH_CACHE, else ~/.cache/anabranch."""
+    return (cache or Path(os.environ.get("ANABRANCH_CACHE") or Path.home() / ".cache" / "anabranch")).absolute()
+
+
+def read_sums(file: Path) -> dict[str, str]:
+    """`{"spark/kafka-clients-3.9.1.jar": sha256}` of lines as sha256sum writes them; Terminal for anything else."""
+    sums: dict[str, str] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        digest, _, name = line.partition("  ")
+        if not re.fullmatch(r"[0-9a-f]{64}", digest) or not re.fullmatch(rf"({'|'.join(CONFS)})/[^/\s]+\.jar", name):
+            raise Terminal(f"{file}, line {number}: expected 'sha256  conf/artifact-revision.jar', found {line!r}.")
+        if name in sums:
+            raise Terminal(f"{file}, line {number}: {name} is listed twice.")
+        sums[name] = digest
+    return sums
+
+
+def sums_of(folder: Path) -> dict[str, str]:
+    """The same mapping, computed from the files of a resolved folder."""
+    sums = {}
+    for name in sorted(_names(folder)):
+        with (folder / name).open("rb") as jar:
+            sums[name] = hashlib.file_digest(jar, "sha256").hexdigest()
+    return sums
+
+
+def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    """One sentence for each jar that is missing, extra or different; empty if all is as expected."""
+    sentences = []
+    for name in sorted(expected.keys() | found.keys()):
+        want, have = expected.get(name), found.get(name)
+        if have is None:
+            sentences.append(f"{name} is missing (expected sha256 {want})")
+        elif want is None:
+            sentences.append(f"{name} is not listed (found sha256 {have})")
+        elif want != have:
+            sentences.append(f"{name}: expected sha256 {want}, found {have}")
+    return sentences
+
+
+def verify(folder: Path, sums: Path) -> None:
+    """Raises Terminal, naming each jar, unless `folder` holds exactly the jars of `sums`, byte for byte."""
+    wrong = differences(read_sums(sums), sums_of(folder))
+    if wrong:
+        raise Terminal(
+            f"The jars in {folder} are not those of {sums}: {'; '.join(wrong)}. If ivy.xml was changed on purpose, run "
+            "'python -m anabranch.spark.jars --write-sums' and review the change. If not, the download was altered: "
+            f"delete the cache {folder.parent.parent} and run 'python -m anabranch.spark.jars' again."
+        )
+
+
+def ensure_jars(cache: Path | None = None, progress: Progress | None = None) -> Jars:
+    """The resolved jars, from the cache, or downloaded into it first (200 MB, minutes; told to `progress`).
+
+    Safe to call from several processes at once: one resolves, the others wait. Raises Terminal if Java is missing or
+    a jar is not what jars.sha256 says, and Transient if the download failed four times.
+    """
+    progress = progress or _quiet
+    conf = jvm_folder()
+    root = cache_folder(cache) / "jars"
+    folder = root / _key(conf)
+    expected = read_sums(conf / "jars.sha256")
+    if _names(folder) != expected.keys():
+        java = require_java().executable
+        root.mkdir(parents=True, exist_ok=True)
+        with locked(root / f"{folder.name}.lock", _LOCK_SECONDS, lambda: progress("another process resolves the jars")):
+            # Asked again: whoever held the lock may have done the work.
+            if _names(folder) != expected.keys():
+                _resolve(java, conf, folder, len(expected), progress)
+    return Jars(folder, *(tuple(sorted((folder / name).glob("*.jar"))) for name in CONFS))
+
+
+def _resolve(java: Path, conf: Path, folder: Path, total: int, progress: Progress) -> None:
+    """Step 1: retrieve into a temporary folder. Step 2: verify it. Step 3: rename it into place."""
+    attempt = folder.with_name(folder.name + ".part")
+    for leftover in (attempt, folder):
+        if leftover.exists():
+            progress(f"{leftover} is incomplete and is resolved again")
+            shutil.rmtree(leftover)
+    # Step 1
+    _retrieve(java, conf / "ivy.xml", folder.parent.parent / "ivy", attempt, total, progress)
+    # Step 2: a folder that fails stays for inspection; the next run removes it.
+    verify(attempt, conf / "jars.sha256")
+    # Step 3
+    attempt.rename(folder)
+    progress(f"{total} jars resolved and verified")
+
+
+def _fresh(folder: Path) -> Path:
+    if folder.exists():
+        shutil.rmtree(folder)
+    return folder
+
+
+def _retrieve(java: Path, ivy_xml: Path, ivy_cache: Path, into: Path, total: int, progress: Progress) -> None:
+    """Runs Ivy until it succeeds; what it has downloaded stays in its own cache, so a retry goes on from there."""
+    ivy_jars = sorted((spark_home() / "jars").glob("ivy-*.jar"))
+    if not ivy_jars:
+        raise Terminal(f"No ivy-*.jar in {spark_home() / 'jars'}; install pyspark again.")
+    # Java waits for ever by default on a connection that has gone silent.
+    timeouts = ["-Dsun.net.client.defaultConnectTimeout=20000", "-Dsun.net.client.defaultReadTimeout=60000"]
+    command = [str(java), "-Xmx256m", *timeouts, "-jar", str(ivy_jars[-1]), "-cache", str(ivy_cache)]
+    command += ["-ivy", str(ivy_xml), "-confs", *CONFS]
+    command += ["-retrieve", f"{into}/[conf]/[artifact]-[revision].[ext]"]
+    for attempt in range(1, ATTEMPTS + 1):
+        progress(f"resolving {total} jars (once; 200 MB, some minutes on a slow network)")
+        tail = _run_ivy(command, total, progress)
+        if tail is None:
+            return
+        if attempt < ATTEMPTS:
+            pause = 2.0**attempt
+            progress(f"download failed: {tail[-1] if tail else 'no message'}; next try in {pause:.0f} s")
+            time.sleep(pause)
+    raise Transient(
+        f"The jars of {ivy_xml} could not be downloaded in {ATTEMPTS} attempts. Ivy's last lines:\n  "
+        + "\n  ".join(tail or [])
+        + "\nCheck the network, then run 'python -m anabranch.spark.jars'; what was downloaded is kept."
+    )
+
+
+def _run_ivy(command: list[str], total: int, progress: Progress) -> list[str] | None:
+    """None if Ivy succeeded, else the lines that say why not."""
+    lines: list[str] = []
+    found = downloaded = 0
+    told = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                lines.append(line.rstrip())
+                if event := _IVY_EVENT.match(line):
+                    found += event.group(1) == "found"
+                    downloaded += event.group(1) != "found" and "!" in event.group(2)
+                    if time.monotonic() - told >= 2:
+                        told = time.monotonic()
+                        progress(f"{found} of about {total} jars found, {downloaded} downloaded")
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode == 0:
+        return None
+    telling = [line.strip() for line in lines if re.search(r"FAILED|[Ee]rror|[Ee]xception|not found|failed", line)]
+    return (telling or [line.strip() for line in lines])[-8:]
+
+
+def _key(conf: Path) -> str:
+    content = b"".join((conf / name).read_bytes() for name in ("ivy.xml", "jars.sha256"))
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _names(folder: Path) -> set[str]:
+    return set(_jar_names(folder))
+
+
+def _jar_names(folder: Path) -> Iterator[str]:
+    for jar in folder.glob("*/*.jar"):
+        if jar.stat().st_size > 0:
+            yield f"{jar.parent.name}/{jar.name}"
+
+
+def _write_sums(progress: Progress) -> Path:
+    """Resolves ivy.xml as it stands and writes what came of it; for whoever changes a version."""
+    conf = jvm_folder()
+    root = cache_folder() / "jars"
+    root.mkdir(parents=True, exist_ok=True)
+    with locked(root / "write-sums.lock", _LOCK_SECONDS):
+        folder = _fresh(root / "write-sums.part")
+        known = len(read_sums(conf / "jars.sha256"))
+        _retrieve(require_java().executable, conf / "ivy.xml", root.parent / "ivy", folder, known, progress)
+        file = conf / "jars.sha256"
+        head = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+        body = [f"{digest}  {name}" for name, digest in sums_of(folder).items()]
+        file.write_text("\n".join(head + body) + "\n", encoding="utf-8")
+        shutil.rmtree(folder)
+    return file
+
+
+def main() -> int:
+    """Resolves and prints the folder; exit codes as everywhere."""
+    parser = argparse.ArgumentParser(prog="python -m anabranch.spark.jars", description=main.__doc__)
+    parser.add_argument("--verify", action="store_true", help="compute every checksum again, also of a cached folder")
+    parser.add_argument("--spark-submit", action="store_true", help="let this environment's spark-submit find the jars")
+    parser.add_argument("--write-sums", action="store_true", help="after a change of ivy.xml: write jars.sha256 anew")
+    arguments = parser.parse_args()
+
+    def progress(message: str) -> None:
+        print(message, file=sys.stderr, flush=True)
+
+    try:
+        if arguments.write_sums:
+            progress(f"wrote {_write_sums(progress)}")
+        jars = ensure_jars(progress=progress)
+        if arguments.verify:
+            verify(jars.folder, jvm_folder() / "jars.sha256")
+        if arguments.spark_submit:
+            for file in configure(jars.spark):
+                progress(f"wrote {file}")
+    except AnabranchError as error:
+        progress(str(error))
+        return error.exit_code
+    print(jars.folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""The JVM behind a job's Spark session: opening it, being told to stop, and what its errors mean.
+
+Only the `job.py` files open a session.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession
+
+from anabranch.config import Environment
+from anabranch.errors import AnabranchError, ConfigurationError, JvmGone, Transient, Unexplained
+from anabranch.remote_errors import explain, said_by
+from anabranch.spark.settings import session_settings
+
+LOG = logging.getLogger(__name__)
+
+# py4j logs the whole traceback of what a micro-batch raises; the job itself says it, in one line.
+logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
+
+
+def open_session(environment: Environment, name: str) -> SparkSession:
+    """A session that reaches the lake. Raises ConfigurationError when our jars are not on its class path.
+
+    The master is the one that spark-submit was told, which our commands tell it; without spark-submit, the configured.
+    """
+    builder = SparkSession.builder.appName(name)
+    # Before its JVM is there, a SparkConf holds nothing that spark-submit was told.
+    SparkContext._ensure_initialized()
+    if not SparkConf().contains("spark.master"):
+        builder = builder.master(environment.spark.master)
+    for key, value in session_settings(environment).items():
+        builder = builder.config(key, value)
+    try:
+        spark = builder.getOrCreate()
+    except Exception as error:
+        found = explain("start Spark", error)
+        # A master that is away says so in many ways, and nothing has begun that could be in doubt.
+        raise (Transient(str(found)) if isinstance(found, Unexplained) else found) from error
+    spark.sparkContext.setLogLevel("ERROR")
+    jvm: Any = spark.sparkContext._jvm
+    # Servers that are not AWS do not all know the SDK's newer checksums.
+    jvm.java.lang.System.setProperty("aws.requestChecksumCalculation", "WHEN_REQUIRED")
+    jvm.java.lang.System.setProperty("aws.responseChecksumValidation", "WHEN_REQUIRED")
+    try:
+        jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass("org.apache.iceberg.spark.SparkCatalog")
+    except Exception:
+        spark.stop()
+        raise ConfigurationError(
+            "spark: expected the Iceberg and Kafka jars on Spark's class path, found none; run the job by `anabranch`, "
+            "or let spark-submit find them: python -m anabranch.spark.jars --spark-submit"
+        ) from None
+    return spark
+
+
+def explain_spark(spark: SparkSession, doing: str, error: BaseException) -> AnabranchError:
+    """The error of ours for what Spark threw while `doing`: JvmGone when its JVM or its context ended, which no other
+    try brings back, else as `explain`."""
+    if isinstance(error, AnabranchError):
+        return error
+    jvm: Any = spark.sparkContext._jvm
+    try:
+        jvm.java.lang.System.nanoTime()
+    except Exception:
+        return JvmGone(f"{doing}: expected Spark's JVM to answer, found it gone; nothing is lost, start it again")
+    context: Any = spark.sparkContext._jsc
+    if context is None or context.sc().isStopped():
+        return JvmGone(
+            f"{doing}: expected Spark's context to run, found it stopped ({said_by(error)}); nothing is lost, start it "
+            "again"
+        )
+    return explain(doing, error)
+
+
+@contextmanager
+def explained(spark: SparkSession, doing: str) -> Iterator[None]:
+    """Turn whatever is thrown while `doing` into an error of ours, so that none of it ends a job by a traceback."""
+    try:
+        yield
+    except AnabranchError:
+        raise
+    except Exception as error:
+        LOG.debug("%s failed", doing, exc_info=True)
+        raise explain_spark(spark, doing, error) from error
+
+
+class _Handler:
+    """A Java signal handler that calls Python: the JVM of spark-submit is who gets the signal."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+
+    def handle(self, _: Any) -> None:
+        self._stop()
+
+    class Java:
+        implements = ("sun.misc.SignalHandler",)
+
+
+def stop_on_signal(spark: SparkSession, stop: Callable[[], None], signals: Iterable[signal.Signals]) -> None:
+    """Call `stop` once a signal reaches this process or its JVM, in place of ending either."""
+    from pyspark.java_gateway import ensure_callback_server_started
+
+    gateway: Any = spark.sparkContext._gateway
+    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+    handler = _Handler(stop)
+    for number in signals:
+        signal.signal(number, lambda *_: stop())
+        gateway.jvm.sun.misc.Signal.handle(gateway.jvm.sun.misc.Signal(number.name.removeprefix("SIG")), handler)

@@ -1,0 +1,96 @@
+"""What a Spark session needs to be told to reach the lake. Values only: sessions are built by the jobs."""
+
+from __future__ import annotations
+
+import re
+
+from anabranch.config import Environment, Kafka
+from anabranch.table.catalog_settings import given_properties, spark_properties
+
+AVRO_LONGEST_TEXT = 16 * 2**20
+AVRO_LIMITS = {
+    "org.apache.avro.limits.string.maxLength": AVRO_LONGEST_TEXT,
+    "org.apache.avro.limits.bytes.maxLength": AVRO_LONGEST_TEXT,
+    "org.apache.avro.limits.collectionItems.maxLength": 1_000_000,
+}
+"""Properties of a JVM that reads Avro: the longest text and the most items that a value may have. Without them Avro
+allocates whatever a value announces, and one record of ten bytes ends the JVM. Avro reads them when first used."""
+AVRO_OPTIONS = " ".join(f"-D{name}={value}" for name, value in AVRO_LIMITS.items())
+
+REDACTED = re.compile("(?i)secret|password|token|access[.-]?key|credential|authorization|jaas")
+"""The keys whose values Spark shows nobody, as `spark.redaction.regex`: its own words and those of REST catalogs."""
+
+_JAAS = "org.apache.kafka.common.security"
+
+
+def session_settings(environment: Environment) -> dict[str, str]:
+    """Spark configuration: Iceberg's catalog under the configured name, S3, UTC; `spark.conf` of the file wins.
+
+    Reading through the catalog's cache would hide what another process has published, so it is off.
+    """
+    catalog, s3 = environment.catalog, environment.s3
+    prefix = f"spark.sql.catalog.{catalog.name}"
+    settings = {
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        prefix: "org.apache.iceberg.spark.SparkCatalog",
+        f"{prefix}.warehouse": catalog.warehouse,
+        f"{prefix}.cache-enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.streaming.numRecentProgressUpdates": "10",
+        "spark.sql.iceberg.handle-timestamp-without-timezone": "true",
+        # A micro-batch must be whole or absent: a failed query is started again from the table, never patched up.
+        "spark.streaming.stopGracefullyOnShutdown": "false",
+        "spark.redaction.regex": REDACTED.pattern,
+        # Servers that are not AWS do not all know the newer checksums.
+        "spark.driverEnv.AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+        "spark.executorEnv.AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+    }
+    settings |= {f"{prefix}.{key}": value for key, value in spark_properties(catalog, s3.region).items()}
+    if catalog.warehouse.startswith("s3://"):
+        settings |= {
+            f"{prefix}.io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+            f"{prefix}.client.region": s3.region,
+            # A request that gets no answer is tried again by the client within seconds, the whole try by the job.
+            f"{prefix}.http-client.apache.connection-timeout-ms": "3000",
+            f"{prefix}.http-client.apache.socket-timeout-ms": "10000",
+            f"{prefix}.s3.retry.num-retries": "3",
+            f"{prefix}.s3.retry.min-wait-ms": "100",
+            f"{prefix}.s3.retry.max-wait-ms": "2000",
+        }
+        if s3.endpoint:
+            settings |= {f"{prefix}.s3.endpoint": s3.endpoint, f"{prefix}.s3.path-style-access": "true"}
+        if s3.access_key and s3.secret_key:
+            settings |= {
+                f"{prefix}.s3.access-key-id": s3.access_key.get_secret_value(),
+                f"{prefix}.s3.secret-access-key": s3.secret_key.get_secret_value(),
+            }
+    settings |= {f"{prefix}.{key}": value for key, value in given_properties(catalog).items()}
+    settings |= environment.spark.conf
+    # What is configured joins it.
+    executor = f"{AVRO_OPTIONS} {settings.get('spark.executor.extraJavaOptions', '')}".strip()
+    return settings | {"spark.executor.extraJavaOptions": executor}
+
+
+def kafka_options(kafka: Kafka) -> dict[str, str]:
+    """Spark's options for the configured brokers; only decided records are read (KIP-98)."""
+    options = {
+        "kafka.bootstrap.servers": kafka.bootstrap_servers,
+        "kafka.isolation.level": "read_committed",
+        # The client itself goes on after a cut; these say after which the job says that it waits.
+        "kafka.request.timeout.ms": "10000",
+        "kafka.default.api.timeout.ms": "15000",
+        "kafkaConsumer.pollTimeoutMs": "60000",
+    }
+    security = {key: value.get_secret_value() for key, value in kafka.security.items()}
+    user, password = security.pop("sasl.username", None), security.pop("sasl.password", None)
+    if user is not None and password is not None:
+        module = "scram.ScramLoginModule" if "SCRAM" in security.get("sasl.mechanism", "") else "plain.PlainLoginModule"
+        quoted = [value.replace("\\", "\\\\").replace('"', '\\"') for value in (user, password)]
+        options["kafka.sasl.jaas.config"] = f'{_JAAS}.{module} required username="{quoted[0]}" password="{quoted[1]}";'
+    for store in ("truststore", "keystore"):
+        if f"ssl.{store}.location" in security:
+            options[f"kafka.ssl.{store}.type"] = "PEM"
+    return options | {f"kafka.{key}": value for key, value in security.items()}

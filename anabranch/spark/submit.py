@@ -1,0 +1,94 @@
+"""spark-submit, as our commands run it: the right jars, the configured master, no secret on the command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from anabranch.config import Environment, load_environment, load_stream
+from anabranch.errors import ConfigurationError
+from anabranch.spark.home import spark_home as installed_spark_home
+from anabranch.spark.jars import ensure_jars, jvm_folder
+from anabranch.spark.java import require_java
+from anabranch.spark.settings import AVRO_OPTIONS, REDACTED
+
+
+def spark_home() -> Path:
+    """SPARK_HOME, else the folder of the installed pyspark. Raises Terminal without one."""
+    return Path(os.environ["SPARK_HOME"]) if "SPARK_HOME" in os.environ else installed_spark_home()
+
+
+def job_file(layer: str) -> Path:
+    """`speed_layer/job.py` or `batch_layer/job.py`, wherever they are installed."""
+    spec = importlib.util.find_spec(layer)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "job.py"
+
+
+def submit_command(environment: Environment, layer: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The command line and process environment that run a layer's job, its driver on this machine.
+
+    On a local master the jars go on the class path as they lie; a cluster is sent copies. Executors are sent nothing
+    else, since no code of ours runs there. Raises ConfigurationError when the driver is to run elsewhere: its exit code
+    and its signals would be lost.
+    """
+    master = environment.spark.master
+    if environment.spark.conf.get("spark.submit.deployMode", "client") != "client":
+        raise ConfigurationError(
+            "spark.conf: expected no spark.submit.deployMode, or client, found "
+            f"{environment.spark.conf['spark.submit.deployMode']}; docs/deploy.md has the spark-submit for cluster mode"
+        )
+    jars = [str(jar) for jar in ensure_jars().spark]
+    local = master.startswith("local") and not master.startswith("local-cluster")
+    command = [str(spark_home() / "bin" / "spark-submit"), "--master", master]
+    # The empty list overrides what spark-defaults.conf may name for whoever calls spark-submit alone.
+    command += ["--driver-class-path", ":".join(jars), "--conf", "spark.jars="] if local else ["--jars", ",".join(jars)]
+    log4j = jvm_folder() / "log4j2-spark.properties"
+    # The option wins over the setting of the same meaning, so what is configured joins it.
+    # A Python that is configured for executors is on their machines: the driver's is the one that runs this.
+    conf = {"spark.pyspark.driver.python": os.environ.get("PYSPARK_DRIVER_PYTHON", sys.executable)}
+    conf |= environment.spark.conf
+    ours = f"-Dlog4j2.configurationFile=file:{log4j} -XX:+UseParallelGC {AVRO_OPTIONS}"
+    command += ["--driver-java-options", f"{ours} {conf.pop('spark.driver.extraJavaOptions', '')}".strip()]
+    for key, value in conf.items():
+        # Every process of the machine reads a command line; the session is told all of them, by the job itself.
+        if not REDACTED.search(key):
+            command += ["--conf", f"{key}={value}"]
+    process = dict(os.environ) | {
+        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
+        "SPARK_HOME": str(spark_home()),
+        **({"SPARK_LOCAL_IP": "127.0.0.1"} if local else {}),
+        # spark-submit takes this process's place, so its standard error is the one that we have now.
+        "ANABRANCH_STDERR": f"/proc/{os.getpid()}/fd/2",
+        "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+        "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
+    }
+    return [*command, str(job_file(layer)), *arguments], process
+
+
+def submit(environment: Environment, layer: str, arguments: Sequence[str]) -> None:
+    """Become spark-submit: signals and the exit code are the job's own. Never returns.
+
+    Raises ConfigurationError without a Java: spark-submit would end with exit code 1, as a refusal does.
+    """
+    require_java()
+    command, process = submit_command(environment, layer, arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], command, process)
+
+
+def submit_job(
+    layer: str, stream: str, conf: str | None, output: str, extra: Sequence[str], master: str | None = None
+) -> None:
+    """Become the job of a stream's layer, once its configuration is known to be right; `master` in place of the
+    configured one. Never returns."""
+    environment = load_environment(conf)
+    if master is not None:
+        environment = environment.model_copy(update={"spark": environment.spark.model_copy(update={"master": master})})
+    load_stream(stream, conf)
+    folder = ["--conf", conf] if conf else []
+    submit(environment, layer, ["--stream", stream, *folder, "--output", output, *extra])

@@ -1,0 +1,492 @@
+"""The one place that speaks PyIceberg's catalog: tables, branches, staged files, and the commit of a publish.
+
+A commit (`anabranch.table.commits`) lands whole, is refused whole, or its answer is lost; `Lake.commit` tells which, and
+never repeats a decision by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    ValidationError,
+    ValidationException,
+)
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import CommitTableResponse, StaticTable, Table, Transaction
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.update import (
+    AssertCurrentSchemaId,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    TableRequirement,
+)
+from pyiceberg.table.update.schema import UpdateSchema
+from pyiceberg.transforms import IdentityTransform
+
+from anabranch.config import Environment
+from anabranch.errors import MetadataGone, Terminal, Transient
+from anabranch.fail_points import Step, reach
+from anabranch.remote_errors import asked, explain, said_by
+from anabranch.table import ledger_files
+from anabranch.table.catalog_settings import catalog_properties
+from anabranch.table.clock import Clock, store_clock
+from anabranch.table.commits import Commit, Outcome, prepare, set_ref
+from anabranch.table.ledger_files import MergeStep
+from anabranch.table.outcomes import Standing, plan_fence, plan_standing
+from anabranch.table.side_files import set_aside
+from anabranch.table.snapshot_writer import delete_quietly
+from anabranch.table.snapshots import BRANCHES, PUBLISH_ID, STAGING, Staged, has_landed
+
+LOG = logging.getLogger(__name__)
+
+TABLE_PROPERTIES = {
+    "format-version": "2",
+    "write.wap.enabled": "true",
+    "write.parquet.compression-codec": "zstd",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+    # For Spark's staging, which rests on no decision; a publish never uses it.
+    "commit.retry.num-retries": "30",
+    "commit.retry.min-wait-ms": "50",
+    "commit.retry.max-wait-ms": "2000",
+}
+
+
+# How a REST catalog's server says, with the status of a table that does not exist, that a metadata file is not there.
+_NO_FILE = "Location does not exist"
+
+# How PyIceberg says, as a plain ValueError, that somebody else changed the table first.
+_OVERTAKEN = ("Cannot add snapshot with sequence number", "Snapshot with snapshot id")
+
+# How long the table is asked what became of a commit whose answer was lost.
+_PATIENCE_SECONDS = 30.0
+
+
+class _Unknown(Transient):
+    """The table cannot say any more what became of a commit."""
+
+
+class Lake:
+    """The catalog and its tables. Reads are always fresh: nothing is cached between calls but the connection."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        catalog = self._environment.catalog
+        try:
+            return load_catalog(catalog.name, **catalog_properties(self._environment))
+        except Exception as error:
+            raise explain(f"open catalog {catalog.name} ({catalog.type})", error) from error
+
+    @cached_property
+    def clock(self) -> Clock:
+        """Tells what time a commit may be stamped with; every commit asks it."""
+        return store_clock(self._environment)
+
+    def load(self, name: str) -> Table:
+        """A table as it is now. Raises Terminal when it does not exist, MetadataGone when storage lacks what the
+        catalog names, ConfigurationError for keys or rights that are wrong, Transient when the lake does not answer."""
+        table = self._find(name)
+        if table is None:
+            raise Terminal(f"table {name}: expected it to exist, found none; run `anabranch apply`")
+        return table
+
+    def _find(self, name: str) -> Table | None:
+        gone = None
+        while True:
+            try:
+                return self.catalog.load_table(name)
+            except (Terminal, Transient):
+                raise
+            except Exception as error:
+                found = said_by(error)
+                if not (isinstance(error, FileNotFoundError) or _NO_FILE in found):
+                    if isinstance(error, NoSuchTableError):
+                        return None
+                    raise explain(f"load table {name}", error) from error
+                # Asked twice: the first may have been overtaken by publishes that deleted the file since.
+                if gone == found:
+                    raise MetadataGone(
+                        f"table {name}: expected the metadata file that the catalog names, found {found}; if the "
+                        "bucket was restored to an earlier time, stop the stream's jobs and run `anabranch apply "
+                        "STREAM --register`, which takes the newest metadata file that is there"
+                    ) from error
+                gone = found
+
+    @property
+    def catalog_name(self) -> str:
+        return self._environment.catalog.name
+
+    def tables(self, names: Iterable[str]) -> Mapping[str, Table]:
+        """Tables by name, each loaded when it is first asked for."""
+        return _Tables(self, tuple(names))
+
+    def exists(self, name: str) -> bool:
+        """Whether the catalog knows a table. Raises like `load`."""
+        return self._find(name) is not None
+
+    def create(self, name: str, schema: Schema, partition_by: Iterable[str], properties: Mapping[str, str]) -> bool:
+        """Create a table and its namespace; True if it was created. Partitioned by identity of the columns named."""
+        # Asked first: PyIceberg writes a metadata file before it finds that the table is there.
+        if self.exists(name):
+            return False
+        self.clock.now()
+        self._ensure_namespace(name)
+        spec = _partitioned(schema, partition_by)
+        try:
+            self.catalog.create_table(name, schema, partition_spec=spec, properties=dict(properties))
+        except TableAlreadyExistsError:
+            return False
+        except Exception as error:
+            raise explain(f"create table {name}", error) from error
+        return True
+
+    def new_location(self, name: str, schema: Schema) -> str:
+        """Where a table that does not exist would be created: the catalog's word. Nothing is created but its
+        namespace. Raises Transient."""
+        self._ensure_namespace(name)
+        try:
+            return str(self.catalog.create_table_transaction(name, schema).table_metadata.location)
+        except Exception as error:
+            raise explain(f"ask where table {name} would be", error) from error
+
+    def register(self, name: str, metadata_file: str) -> None:
+        """Make the catalog know a table that it does not, by one of its metadata files. Raises Transient."""
+        self._ensure_namespace(name)
+        try:
+            self.catalog.register_table(name, metadata_file)
+        except Exception as error:
+            raise explain(f"register table {name} by {metadata_file}", error) from error
+
+    def forget(self, name: str) -> None:
+        """Take a table out of the catalog, and no file with it. Raises Transient."""
+        try:
+            self.catalog.drop_table(name)
+        except Exception as error:
+            raise explain(f"take table {name} out of the catalog", error) from error
+
+    def read_metadata(self, metadata_file: str) -> Table:
+        """A table as one of its metadata files has it, whatever the catalog knows. Raises OSError, ValueError."""
+        try:
+            return StaticTable.from_metadata(metadata_file, catalog_properties(self._environment))
+        except ValidationError as error:
+            raise ValueError(f"no metadata of a table: {error}") from error
+
+    def _ensure_namespace(self, name: str) -> None:
+        namespace = name.rsplit(".", 1)[0]
+        try:
+            self.catalog.create_namespace(namespace)
+        except NamespaceAlreadyExistsError:
+            LOG.debug("namespace %s is there", namespace)
+        except Exception as error:
+            raise explain(f"create namespace {namespace}", error) from error
+
+    def change_schema(self, name: str, write: Callable[[Table, UpdateSchema], None]) -> None:
+        """One commit of what `write` puts into the schema of the table as it is; asked again when somebody else was
+        first. Nothing to change is no commit. Raises Transient when ten attempts are refused or the answer is lost.
+        """
+        for _ in range(10):
+            table = self.load(name)
+            tx = Transaction(table)
+            with tx.update_schema() as update:
+                write(table, update)
+            if not tx._updates:
+                return
+            self.clock.now(table.metadata.last_updated_ms)
+            requirements = (AssertTableUUID(uuid=table.metadata.table_uuid), *tx._requirements)
+            try:
+                landed = self.catalog.commit_table(table, requirements, tuple(tx._updates))
+                _delete_old_metadata(table, landed)
+                return
+            except CommitFailedException as error:
+                LOG.debug("change of the schema of %s refused: %s", name, error)
+            except Exception as error:
+                raise explain(f"change the schema of {name}", error) from error
+        raise Transient(f"change the schema of {name}: expected to be first once in ten attempts; run it again")
+
+    def add_branches(self, name: str, properties: Mapping[str, str]) -> list[str]:
+        """Make sure that all branches exist; returns those made. A table without a snapshot gets its first, empty one,
+        which carries `properties`; a branch that is missing later begins at `main`."""
+        table = self.load(name)
+        tx = Transaction(table)
+        made = [b for b in (*BRANCHES, STAGING) if b not in table.metadata.refs]
+        if not made:
+            return []
+        self.clock.now(table.metadata.last_updated_ms)
+        if table.current_snapshot() is None:
+            with asked(f"write the first snapshot of {name}"):
+                first = set_aside(table, {**properties, PUBLISH_ID: uuid.uuid4().hex}, {})
+                tx.update_snapshot(snapshot_properties=first).fast_append().commit()
+        head = tx.table_metadata.refs["main"].snapshot_id
+        updates = list(tx._updates)
+        requirements: list[TableRequirement] = [AssertTableUUID(uuid=table.metadata.table_uuid)]
+        for branch in made:
+            # PyIceberg refuses to look for another branch in a table without a snapshot; main's absence says enough.
+            if branch == "main" or "main" not in made:
+                requirements.append(AssertRefSnapshotId(ref=branch, snapshot_id=None))
+            if branch != "main":
+                updates.append(set_ref(branch, head, SnapshotRefType.BRANCH))
+        try:
+            self.catalog.commit_table(table, tuple(requirements), tuple(updates))
+        except CommitFailedException as error:
+            raise Transient(f"create branches of {name}: somebody else was first ({error}); run it again") from error
+        except Exception as error:
+            raise explain(f"create branches of {name}", error) from error
+        return made
+
+    def commit(self, table: Table, commit: Commit) -> Outcome:
+        """Make `commit` land, or find that it is refused because a head or the schema moved. Never replays.
+
+        When the answer is lost, or may be one to the client's own repetition, the table tells; REFUSED is said only of
+        what cannot land any more. A commit without changes makes no snapshot to be known by: ask for it again.
+        Raises Transient when the outcome stays unknown: nothing that the commit names may be discarded then.
+        """
+        prepared = prepare(table, commit, self.clock.now(table.metadata.last_updated_ms))
+        # A transaction of PyIceberg keeps one requirement of each type, so it would watch one branch only.
+        requirements: tuple[TableRequirement, ...] = (
+            AssertTableUUID(uuid=table.metadata.table_uuid),
+            AssertCurrentSchemaId(current_schema_id=table.metadata.current_schema_id),
+            *(AssertRefSnapshotId(ref=ref, snapshot_id=id) for ref, id in commit.heads.items()),
+        )
+        reach(Step.COMMIT_PREPARED)
+        try:
+            reach(Step.COMMIT_REQUEST_LOST)
+            landed = self.catalog.commit_table(table, requirements, prepared.updates)
+            reach(Step.COMMIT_ANSWER_LOST)
+            reach(Step.COMMIT_LANDED)
+            _delete_old_metadata(table, landed)
+            return Outcome.LANDED
+        except (CommitFailedException, ValidationException) as error:
+            LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
+            # A client over HTTP asks again by itself, and is then told that somebody else was first: that was itself.
+            if self._environment.catalog.type != "sql" and self._settle(table, commit, refused=True) is Outcome.LANDED:
+                return Outcome.LANDED
+        except ValueError as error:
+            # Another commit took the sequence number between this decision and its publish, or discarded what this one
+            # would have expired.
+            if not any(text in str(error) for text in _OVERTAKEN):
+                raise
+            LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
+        except Exception as error:
+            LOG.warning(
+                "commit %s of %s: the answer was lost (%s); looking at the table",
+                commit.id,
+                table.name(),
+                said_by(error),
+            )
+            return self._settle(table, commit)
+        # The catalog said no, and no snapshot refers to what was written nor ever will. Where only the answer was lost,
+        # the files are left to maintenance.
+        delete_quietly(table, prepared.written)
+        return Outcome.REFUSED
+
+    def _settle(self, table: Table, commit: Commit, refused: bool = False) -> Outcome:
+        """What became of a commit that may have landed, or may still land. `refused`: the catalog said no to it.
+
+        While it may still land, a head is moved that it requires; then it has landed before or it never will. Raises
+        Transient when that is not known after half a minute, or cannot be known any more.
+        """
+        if not commit.changes:
+            return Outcome.REFUSED
+        name = ".".join(table.name())
+        deadline, pause, found = time.monotonic() + _PATIENCE_SECONDS, 0.05, "nothing"
+        while True:
+            try:
+                fresh = self.load(name)
+                standing = plan_standing(fresh, commit)
+                if standing is Standing.FORGOTTEN:
+                    raise _Unknown(
+                        f"commit {commit.id} of {name}: expected to learn whether it landed, found that later "
+                        "publishes have removed the snapshots that say so; nothing is deleted, start again from the "
+                        "table"
+                    )
+                # Glue compares a version that has moved on: no repetition of this request can land.
+                if standing is Standing.OPEN and refused and self._environment.catalog.type == "glue":
+                    standing = Standing.NEVER
+                if standing is Standing.OPEN and self._fence(fresh, plan_fence(fresh, commit)):
+                    standing = Standing.NEVER
+                if standing is not Standing.OPEN:
+                    landed = standing is Standing.LANDED
+                    (LOG.debug if refused and not landed else LOG.warning)(
+                        "commit %s of %s %s",
+                        commit.id,
+                        table.name(),
+                        "had landed" if landed else "had not landed, and cannot any more",
+                    )
+                    return Outcome.LANDED if landed else Outcome.REFUSED
+            except _Unknown:
+                raise
+            except Transient as error:
+                found = str(error)
+            if time.monotonic() > deadline:
+                raise Transient(
+                    f"commit {commit.id} of {name}: expected to learn whether it landed, found {found}; nothing is "
+                    "deleted, try again"
+                )
+            time.sleep(pause)
+            pause = min(2.0, pause * 2)
+
+    def _fence(self, table: Table, fence: Commit) -> bool:
+        """Whether an empty commit landed that keeps another from landing. Raises Transient when that is not known."""
+        updates = prepare(table, fence, self.clock.now(table.metadata.last_updated_ms)).updates
+        reach(Step.COMMIT_DOUBTED)
+        try:
+            landed = self.catalog.commit_table(
+                table,
+                (
+                    AssertTableUUID(uuid=table.metadata.table_uuid),
+                    *(AssertRefSnapshotId(ref=ref, snapshot_id=id) for ref, id in fence.heads.items()),
+                ),
+                updates,
+            )
+        except (CommitFailedException, ValidationException, ValueError) as error:
+            LOG.debug("fence of %s refused: %s", table.name(), error)
+            return False
+        except Exception as error:
+            raise explain(f"move a head of {'.'.join(table.name())}", error) from error
+        reach(Step.COMMIT_FENCED)
+        _delete_old_metadata(table, landed)
+        return True
+
+    def append(self, name: str, rows: Callable[[int], pa.Table | None]) -> None:
+        """Append to a plain table (the ledger). `rows` gets the sequence number that the commit will have, and is asked
+        again when somebody else was first; None is nothing to append. Raises Transient when ten attempts are refused.
+        """
+        for _ in range(10):
+            table = self.load(name)
+            found = rows(table.metadata.next_sequence_number())
+            if found is None:
+                return
+            if lacking := [c for c in found.column_names if c not in table.schema().column_names]:
+                raise Terminal(f"table {name}: expected column {lacking[0]}, found none; run `anabranch apply`")
+            self.clock.now(table.metadata.last_updated_ms)
+            commit_id = uuid.uuid4().hex
+            with asked(f"write rows of {name}"):
+                updates = ledger_files.append(table, found, commit_id)
+            reach(Step.LEDGER_PREPARED)
+            try:
+                landed = self.catalog.commit_table(table, _require_main(table), updates)
+                reach(Step.LEDGER_APPENDED)
+                _delete_old_metadata(table, landed)
+                return
+            except CommitFailedException as error:
+                LOG.debug("append to %s refused: %s", name, error)
+            except Exception as error:
+                LOG.warning("append to %s: the answer was lost (%s)", name, said_by(error))
+                # If it still lands, the next attempt is refused, or finds its rows there: both require one head.
+                if has_landed(self._look(name), commit_id):
+                    return
+        raise Transient(f"append to {name}: expected to be first once in ten attempts, found others were; try again")
+
+    def merge_files(self, name: str, idle: bool = False) -> MergeStep:
+        """Merge some of a plain table's (the ledger's) files, one bounded step that changes no row. Refused, or with
+        its answer lost, it may be done or not: the next step looks again. Raises Transient when the lake does not
+        answer.
+        """
+        table = self.load(name)
+        self.clock.now(table.metadata.last_updated_ms)
+        with asked(f"merge files of {name}"):
+            updates = ledger_files.merge(table, uuid.uuid4().hex, idle)
+        if not updates:
+            return MergeStep.NOTHING
+        reach(Step.LEDGER_MERGE_PREPARED)
+        try:
+            landed = self.catalog.commit_table(table, _require_main(table), updates)
+            reach(Step.LEDGER_MERGED)
+            _delete_old_metadata(table, landed)
+        except Exception as error:
+            LOG.debug("merging files of %s: left for the next time (%s)", name, said_by(error))
+            return MergeStep.REFUSED
+        return MergeStep.LANDED
+
+    def touch(self, name: str) -> bool:
+        """Move the head of a plain table (the ledger), and no row; False when somebody else was first. Raises
+        Transient."""
+        table = self.load(name)
+        self.clock.now(table.metadata.last_updated_ms)
+        with asked(f"move the head of {name}"):
+            updates = ledger_files.touch(table, uuid.uuid4().hex)
+        try:
+            _delete_old_metadata(table, self.catalog.commit_table(table, _require_main(table), updates))
+        except CommitFailedException as error:
+            LOG.debug("moving the head of %s: somebody else was first (%s)", name, error)
+            return False
+        except Exception as error:
+            raise explain(f"move the head of {name}", error) from error
+        return True
+
+    def discard(self, name: str, staged: Staged) -> None:
+        """Forget a staged snapshot that its own publisher will not publish; its files become orphans."""
+        table = self.load(name)
+        if table.metadata.snapshot_by_id(staged.snapshot_id) is not None:
+            self.commit(table, Commit(uuid.uuid4().hex, {}, (), expire=(staged.snapshot_id,)))
+
+    def _look(self, name: str) -> Table:
+        """Load a table, for half a minute if need be. Raises Transient."""
+        deadline, pause = time.monotonic() + _PATIENCE_SECONDS, 0.1
+        while True:
+            try:
+                return self.load(name)
+            except Transient:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(pause)
+                pause = min(2.0, pause * 2)
+
+
+def _require_main(table: Table) -> tuple[TableRequirement, ...]:
+    """That a plain table is the one that was loaded, and nobody has changed it since."""
+    current = table.current_snapshot()
+    return (
+        AssertTableUUID(uuid=table.metadata.table_uuid),
+        AssertRefSnapshotId(ref="main", snapshot_id=current.snapshot_id if current else None),
+    )
+
+
+def _partitioned(schema: Schema, by: Iterable[str]) -> PartitionSpec:
+    return PartitionSpec(
+        *(
+            PartitionField(schema.find_field(column).field_id, 1000 + i, IdentityTransform(), column)
+            for i, column in enumerate(by)
+        )
+    )
+
+
+def _delete_old_metadata(before: Table, landed: CommitTableResponse) -> None:
+    """Delete the metadata files that a commit dropped from the log, as `write.metadata.delete-after-commit.enabled`
+    promises: the catalog alone does not. What is left over by a failure is an orphan."""
+    kept = {entry.metadata_file for entry in landed.metadata.metadata_log}
+    delete_quietly(before, [e.metadata_file for e in before.metadata.metadata_log if e.metadata_file not in kept])
+
+
+class _Tables(Mapping[str, Table]):
+    def __init__(self, lake: Lake, names: tuple[str, ...]) -> None:
+        self._lake, self._names = lake, names
+        self._loaded: dict[str, Table] = {}
+
+    def __getitem__(self, name: str) -> Table:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._loaded:
+            self._loaded[name] = self._lake.load(name)
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

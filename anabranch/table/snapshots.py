@@ -1,0 +1,300 @@
+"""Reading a loaded table: branches and what they say, staged rows, an hour's files, and what a commit expires."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from pyiceberg.manifest import DataFile, ManifestEntryStatus
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.snapshots import Snapshot, ancestors_of
+
+from anabranch.errors import ConfigurationError, Terminal
+from anabranch.remote_errors import asked
+from anabranch.table import side_files
+from anabranch.table.manifests import hour_of_file, list_manifests, read_entries
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+BRANCHES = ("main", "speed", "batch")
+STAGING = "staging"
+"""The branch that attempts are staged beside. Nobody reads it, and nobody publishes to it: should a catalog's client
+repeat a stage that had landed, Iceberg takes it for a rollback and moves the branch, which then is not `main`."""
+
+PREFIX = "anabranch."
+PUBLISH_ID = "anabranch.publish"
+WAP_ID = "wap.id"
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Rows in storage that no reader sees: one snapshot that carries `wap_id`, and the files that it added."""
+
+    wap_id: str
+    snapshot_id: int
+    parent_id: int | None
+    files: tuple[DataFile, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(f.record_count for f in self.files)
+
+
+def heads(table: Table) -> dict[str, int]:
+    """The three branches' heads. Raises Terminal when one is missing."""
+    refs = table.metadata.refs
+    if missing := [b for b in BRANCHES if b not in refs]:
+        raise Terminal(
+            f"table {'.'.join(table.name())}: expected branch {missing[0]}, found none; run `anabranch apply`"
+        )
+    return {b: refs[b].snapshot_id for b in BRANCHES}
+
+
+def head(table: Table, branch: str) -> Snapshot:
+    snapshot = table.metadata.snapshot_by_id(heads(table)[branch])
+    if snapshot is None:
+        raise Terminal(f"table {'.'.join(table.name())}: branch {branch} points to a snapshot that is not there")
+    return snapshot
+
+
+def last_publish(table: Table, branch: str) -> Snapshot | None:
+    """The newest publish of a branch: a procedure of Iceberg's own leaves a head that is none."""
+    newest = way_back(table, branch)[-1]
+    return newest if _is_publish(newest) else None
+
+
+def way_back(table: Table, branch: str) -> list[Snapshot]:
+    """From a branch's head to its newest publish, both included."""
+    way = [head(table, branch)]
+    while not _is_publish(way[-1]) and (parent := way[-1].parent_snapshot_id) is not None:
+        snapshot = table.metadata.snapshot_by_id(parent)
+        if snapshot is None:
+            break
+        way.append(snapshot)
+    return way
+
+
+def _is_publish(snapshot: Snapshot) -> bool:
+    return snapshot.summary is not None and snapshot.summary.get(PUBLISH_ID) is not None
+
+
+def find_snapshot(table: Table, at: str) -> int:
+    """The id of the snapshot that `at` names: a tag, a branch, or an id. Raises ConfigurationError for none."""
+    if (ref := table.metadata.refs.get(at)) is not None:
+        return ref.snapshot_id
+    if at.isdecimal() and table.metadata.snapshot_by_id(int(at)) is not None:
+        return int(at)
+    known = ", ".join(sorted(name for name in table.metadata.refs if name != STAGING)) or "none"
+    raise ConfigurationError(
+        f"table {'.'.join(table.name())}: expected a tag, a branch or a snapshot's id, found {at!r} (known: {known}; "
+        "a tag is gone once its age has ended)"
+    )
+
+
+def branch_properties(table: Table, branch: str) -> dict[str, str]:
+    """What a branch says in our words (`anabranch.*`), but for the id of its last publish."""
+    snapshot = last_publish(table, branch)
+    return side_files.whole(table, _said_itself(snapshot)) if snapshot is not None else {}
+
+
+def _said_itself(snapshot: Snapshot) -> dict[str, str]:
+    """What a snapshot says in our words without its side file, but for the id of its publish."""
+    said = snapshot.summary.additional_properties if snapshot.summary is not None else {}
+    return {k: v for k, v in said.items() if k.startswith(PREFIX) and k != PUBLISH_ID}
+
+
+def published_since(table: Table, branch: str, key: str) -> datetime:
+    """When the branch's word on `key` was first published, as far back as its snapshots are remembered."""
+    said = branch_properties(table, branch).get(key)
+    found = snapshot = way_back(table, branch)[-1]
+    while snapshot.parent_snapshot_id is not None:
+        parent = table.metadata.snapshot_by_id(snapshot.parent_snapshot_id)
+        if parent is None:
+            break
+        snapshot = parent
+        if (before := side_files.look_up(table, _said_itself(snapshot), key)) is not None:
+            if before != said:
+                break
+            found = snapshot
+    return datetime.fromtimestamp(found.timestamp_ms / 1000, UTC)
+
+
+def staged_snapshot(table: Table, wap_id: str) -> Snapshot | None:
+    """The snapshot of an attempt, or None when it is gone. Raises Terminal when two carry the same id. Pure."""
+    found = [s for s in table.snapshots() if s.summary is not None and s.summary.get(WAP_ID) == wap_id]
+    if len(found) > 1:
+        raise Terminal(f"table {'.'.join(table.name())}: expected one staged snapshot {wap_id}, found {len(found)}")
+    return found[0] if found else None
+
+
+def has_landed(table: Table, commit_id: str) -> bool:
+    """Whether a snapshot of the table carries the commit's id. Pure."""
+    return any(s.summary is not None and s.summary.get(PUBLISH_ID) == commit_id for s in table.snapshots())
+
+
+def snapshots_by_commit(table: Table) -> dict[str, int]:
+    """By a commit's id, the snapshot that it made on `main`, else on another branch; without those expired. Pure."""
+    of_main = ancestors_of(head(table, "main"), table.metadata)
+    # Those of main come last, and so they count.
+    return {
+        id: s.snapshot_id
+        for s in (*table.snapshots(), *of_main)
+        if s.summary is not None and (id := s.summary.get(PUBLISH_ID)) is not None
+    }
+
+
+def reachable(table: Table, snapshots: Iterable[Snapshot]) -> Iterator[str]:
+    """The files that snapshots are made of, each before what it leads to: manifest lists, side files, manifests, live
+    data files. Raises OSError, ValueError when one cannot be read."""
+    seen: set[str] = set()
+    for snapshot in snapshots:
+        yield snapshot.manifest_list
+        if (name := side_files.named(_said_itself(snapshot))) is not None:
+            yield side_files.path_of(table, name)
+        for manifest in snapshot.manifests(table.io):
+            if manifest.manifest_path in seen:
+                continue
+            seen.add(manifest.manifest_path)
+            yield manifest.manifest_path
+            yield from (e.data_file.file_path for e in manifest.fetch_manifest_entry(table.io))
+
+
+def carried(table: Table, branch: str, properties: Mapping[str, str], commit_id: str) -> dict[str, str]:
+    """All that a commit's snapshot of a branch says: what the branch said, what the commit says anew, and its id."""
+    return branch_properties(table, branch) | dict(properties) | {PUBLISH_ID: commit_id}
+
+
+def summary_of(table: Table, branch: str, said: Mapping[str, str]) -> dict[str, str]:
+    """What the snapshot's summary has of what it says (`carried`): the rest is in a side file, written here. Raises
+    OSError."""
+    before = last_publish(table, branch)
+    return side_files.set_aside(table, said, _said_itself(before) if before is not None else {})
+
+
+def find_staged(table: Table, wap_id: str) -> Staged | None:
+    """The staged rows of an attempt, or None when they are gone. Raises Terminal when two carry the same id."""
+    snapshot = staged_snapshot(table, wap_id)
+    if snapshot is None:
+        return None
+    with asked(f"read the manifests of what is staged in {'.'.join(table.name())}"):
+        files = tuple(
+            entry.data_file
+            for manifest in snapshot.manifests(table.io)
+            if manifest.added_snapshot_id == snapshot.snapshot_id
+            for entry in manifest.fetch_manifest_entry(table.io)
+            if entry.status == ManifestEntryStatus.ADDED
+        )
+    return Staged(wap_id, snapshot.snapshot_id, snapshot.parent_snapshot_id, files)
+
+
+def files_of(table: Table, branch: str, hour: str) -> tuple[DataFile, ...]:
+    """The data files of one ingest hour on one branch. Opens the manifests that may hold the hour, and no other."""
+    return tuple(files_by_hour(table, branch, (hour,)).get(hour, {}).values())
+
+
+def files_by_hour(
+    table: Table, branch: str, hours: Collection[str] | None = None
+) -> dict[str, dict[str, DataFile]]:  # fmt: skip
+    """The data files of a branch, all or those of `hours`: hour -> path -> file."""
+    found: dict[str, dict[str, DataFile]] = {}
+    with asked(f"read the manifests of {'.'.join(table.name())}"):
+        listed, _ = list_manifests(table, head(table, branch))
+        wanted = [m.manifest for m in listed if hours is None or any(m.may_hold(h) for h in hours)]
+        for entries in read_entries(table.io, wanted):
+            for entry in entries:
+                hour = hour_of_file(table, entry.data_file)
+                if hours is None or hour in hours:
+                    found.setdefault(hour, {})[entry.data_file.file_path] = entry.data_file
+    return found
+
+
+@dataclass(frozen=True)
+class HourContent:
+    """How many files and rows a branch holds of an hour."""
+
+    files: int
+    rows: int
+
+
+def hours_apart(table: Table, one: str, other: str) -> set[str]:
+    """The hours of which two branches may hold different files: all that manifests which are on one of them hold."""
+    with asked(f"read the manifests of {'.'.join(table.name())}"):
+        here, there = (
+            {m.manifest.manifest_path: m for m in list_manifests(table, head(table, b))[0]} for b in (one, other)
+        )
+        both = here.keys() & there.keys()
+        alone = [m for path, m in (here | there).items() if path not in both]
+        hours = {m.hour for m in alone if m.hour is not None}
+        for entries in read_entries(table.io, [m.manifest for m in alone if m.hour is None]):
+            hours |= {hour_of_file(table, e.data_file) for e in entries}
+    return hours
+
+
+def content_by_hour(table: Table, branch: str, hours: Collection[str] | None = None) -> dict[str, HourContent]:
+    """What a branch holds of each hour, or of `hours`. Opens only manifests of several hours, which are old ones."""
+    counted: dict[str, list[tuple[int, int]]] = {}
+    with asked(f"read the manifests of {'.'.join(table.name())}"):
+        listed, _ = list_manifests(table, head(table, branch))
+        wanted = [m for m in listed if hours is None or any(m.may_hold(h) for h in hours)]
+        for manifest in wanted:
+            if manifest.hour is not None:
+                counted.setdefault(manifest.hour, []).append((manifest.files, manifest.rows))
+        for entries in read_entries(table.io, [m.manifest for m in wanted if m.hour is None]):
+            for entry in entries:
+                hour = hour_of_file(table, entry.data_file)
+                counted.setdefault(hour, []).append((1, entry.data_file.record_count))
+    return {
+        h: HourContent(sum(files for files, _ in counts), sum(rows for _, rows in counts))
+        for h, counts in sorted(counted.items())
+        if hours is None or h in hours
+    }
+
+
+def plan_expiry(
+    table: Table, publishing: str | None, now: datetime, keep: int = 100, *, waiting: Collection[str] = ()
+) -> tuple[int, ...]:
+    """Which snapshots the next commit removes: staged ones that are published or abandoned, and all but the newest.
+
+    What is staged under an id of `waiting` is never abandoned: a publish names it. Heads, the way from them to what a
+    branch says, tags, and the parents of what is staged and waits stay. Files are never touched here.
+    """
+    snapshots = table.snapshots()
+    published = {s.summary.get(PUBLISH_ID) for s in snapshots if s.summary is not None} | {publishing}
+    kept = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    kept |= {s.snapshot_id for b in BRANCHES for s in way_back(table, b)}
+    day_ago = now.timestamp() * 1000 - 86_400_000
+    removed, line = [], []
+    for s in snapshots:
+        wap_id = s.summary.get(WAP_ID) if s.summary is not None else None
+        if wap_id is None:
+            line.append(s)
+        elif wap_id in published or (s.timestamp_ms < day_ago and wap_id not in waiting):
+            removed.append(s.snapshot_id)
+        elif s.parent_snapshot_id is not None:
+            kept.add(s.parent_snapshot_id)
+    line.sort(key=lambda s: s.sequence_number or 0, reverse=True)
+    removed += [s.snapshot_id for s in line[keep:]]
+    return tuple(id for id in removed if id not in kept)
+
+
+def plan_plain_expiry(table: Table, keep: int = 200) -> tuple[int, ...]:
+    """The same for a table without branches of ours, in which nothing is staged: all but the newest and the named."""
+    line = sorted(table.snapshots(), key=lambda s: s.sequence_number or 0, reverse=True)
+    kept = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    return tuple(s.snapshot_id for s in line[keep:] if s.snapshot_id not in kept)
+
+
+def expired_tags(table: Table, now: datetime) -> tuple[str, ...]:
+    """Tags whose age has ended."""
+    ended = []
+    for name, ref in table.metadata.refs.items():
+        if ref.snapshot_ref_type != SnapshotRefType.TAG or ref.max_ref_age_ms is None:
+            continue
+        snapshot = table.metadata.snapshot_by_id(ref.snapshot_id)
+        if snapshot is None or snapshot.timestamp_ms + ref.max_ref_age_ms < now.timestamp() * 1000:
+            ended.append(name)
+    return tuple(ended)

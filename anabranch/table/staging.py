@@ -1,0 +1,77 @@
+"""Stage: Spark writes rows as files and one snapshot that no branch points to (Iceberg's write-audit-publish)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from anabranch.errors import Terminal, Transient
+from anabranch.table.snapshots import STAGING, Staged, find_staged
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from anabranch.table.lake import Lake
+
+LOG = logging.getLogger(__name__)
+
+# Until its snapshot is there, nothing refers to a file that is written: orphan removal, which spares what is younger
+# than a day, may take it.
+WITHIN = timedelta(hours=12)
+
+
+def stage(
+    frame: DataFrame, lake: Lake, catalog: str, table_name: str, wap_id: str, options: Mapping[str, str] | None = None
+) -> Staged:
+    """Write `frame` (columns of the table, by name) under `wap_id`; nobody sees the rows.
+
+    `wap_id` must be new: exactly one snapshot carries it. Nullability is the decoder's promise, not checked again.
+    Raises Transient when the snapshot is not there after a successful write (somebody expired it meanwhile), and when
+    that took longer than WITHIN, as of a process that slept.
+    """
+    # The JVM stamps the snapshot by the same machine's clock.
+    first = lake.clock.now()
+    session = frame.sparkSession
+    began = time.monotonic()
+    session.conf.set("spark.wap.id", wap_id)
+    try:
+        beside = frame.writeTo(f"{catalog}.{table_name}.branch_{STAGING}")
+        writer = beside.option("check-nullability", "false")
+        for key, value in (options or {}).items():
+            writer = writer.option(key, value)
+        writer.append()
+    finally:
+        session.conf.unset("spark.wap.id")
+    staged = find_staged(lake.load(table_name), wap_id)
+    if staged is None:
+        raise Transient(f"stage {wap_id} in {table_name}: expected its snapshot, found none; try again")
+    if (took := lake.clock.now() - first) > WITHIN:
+        lake.discard(table_name, staged)
+        raise Transient(
+            f"stage {wap_id} in {table_name}: expected it within {WITHIN}, found that it took {took}: its files may be "
+            "gone as orphans by now; try again"
+        )
+    LOG.debug(
+        "staged %s: %d rows in %d files, %.2f s", wap_id, staged.rows, len(staged.files), time.monotonic() - began
+    )
+    return staged
+
+
+def read_snapshot(session: SparkSession, catalog: str, table_name: str, snapshot_id: int) -> DataFrame:
+    """The table's rows as of a snapshot, such as a branch's head that a decision rests on."""
+    return session.sql(f"SELECT * FROM {catalog}.{table_name} VERSION AS OF {snapshot_id}")
+
+
+def read_staged(session: SparkSession, catalog: str, table_name: str, staged: Staged) -> DataFrame:
+    """Just the staged rows, as the files hold them."""
+    if staged.parent_id is None:
+        raise Terminal(f"staged snapshot {staged.wap_id} of {table_name}: expected a parent, found none")
+    return (
+        session.read.format("iceberg")
+        .option("start-snapshot-id", str(staged.parent_id))
+        .option("end-snapshot-id", str(staged.snapshot_id))
+        .load(f"{catalog}.{table_name}")
+    )

@@ -1,0 +1,245 @@
+"""One hour, from Kafka to staged and checked: read its cut, decode, drop duplicates, stage, and prove the account.
+
+Nothing here publishes. Duplicates are dropped against what `main` will serve in the look-back, so hours that are
+rebuilt together see each other's staged rows in place of those that `main` still serves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+from anabranch import hours, records
+from anabranch.fail_points import Step, reach
+from anabranch.hours import Cut
+from anabranch.job import Job
+from anabranch.kafka.source import using
+from anabranch.position import Offsets
+from anabranch.protocol import ledger
+from anabranch.protocol.apply import rows_columns
+from anabranch.protocol.publish import new_id
+from anabranch.protocol.state import State
+from anabranch.table.snapshots import Staged, files_of
+from anabranch.table.staging import read_snapshot, read_staged, stage
+from batch_layer.balance import Account, Balance, Counted, Gaps, classify_gaps, classify_lost, plus, together
+from batch_layer.duplicates import drop_duplicates, names_event
+from batch_layer.offset_counts import count, count_aborted, span_of_missing
+from batch_layer.quality.gate import run_suite
+from batch_layer.quality.row_counts import Known
+from batch_layer.sources import AT, HourReader, Read
+from serving_layer.diff import kinds
+from serving_layer.diff.kinds import Difference
+from serving_layer.diff.spark import alike, fitted
+from serving_layer.merge import covers
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from anabranch.config import Stream
+
+ROWS_PER_FILE = 2_000_000
+
+
+@dataclass(frozen=True)
+class Built:
+    """An hour's staged rows and dead letters, what is known of them, and why they may not be published, if so.
+
+    `problems` are an account that does not close; `objections` what the stream's rules do not allow, which an operator
+    may accept.
+    """
+
+    hour: str
+    cut: Cut
+    before: int
+    rows: Staged
+    dead: Staged | None
+    said: Mapping[str, Any] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    objections: tuple[str, ...] = ()
+
+
+Together = Mapping[str, Built]
+
+
+@dataclass(frozen=True)
+class _Frames:
+    """An hour's records in Spark: all that were read, and of the good ones those kept and those that repeat another."""
+
+    read: Read
+    kept: DataFrame
+    duplicates: DataFrame
+
+
+class HourBuilder:
+    """Builds hours of one stream."""
+
+    def __init__(self, job: Job, spark: SparkSession) -> None:
+        self._job, self._spark = job, spark
+        self._stream: Stream = job.stream
+        self._catalog = job.environment.catalog.name
+        self._reader = HourReader(job, spark)
+
+    def repairable(self) -> dict[str, int]:
+        """By hour, how many of the dead letters that `main` has would be rows by the stream as it is now."""
+        return self._reader.repairable()
+
+    def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
+        """Stage and check an hour over its revision `before`. Raises PositionError for a recreated topic."""
+        # Step 1: read and decode.
+        frames = self._frames(hour, cut, state, {})
+        reach(Step.BATCH_DECODED)
+        # Steps 2 to 5: stage and check.
+        return self._checked(frames, self._stage(frames, hour, cut, before), state)
+
+    def decide_again(self, hour: str, cut: Cut, before: int, state: State, together: Together) -> Built | None:
+        """An accepted hour once more, after hours of its look-back were rebuilt; None when it keeps the same rows."""
+        frames = self._frames(hour, cut, state, together)
+        batch = self._at(state.heads["batch"]).where(F.col("ingest_hour") == hour).select(*AT)
+        kept = frames.kept.select(*AT)
+        if kept.exceptAll(batch).isEmpty() and batch.exceptAll(kept).isEmpty():
+            return None
+        return self._checked(frames, self._stage(frames, hour, cut, before), state)
+
+    def changes_events(self, built: Built, state: State) -> bool:
+        """Whether the hour will hold other events, by the stream's key, than `main` serves of it."""
+        key = self._stream.key
+        new = read_staged(self._spark, self._catalog, self._stream.table, built.rows)
+        old = self._at(state.heads["main"]).where(F.col("ingest_hour") == built.hour)
+        new, old = (rows.where(names_event(key)).select(*key) for rows in (new, old))
+        return not (new.subtract(old).isEmpty() and old.subtract(new).isEmpty())
+
+    def lookback(self, hour: str) -> list[str]:
+        """The hours before it that duplicates are looked for in, oldest first."""
+        return [hours.shift(hour, -i) for i in range(self._stream.batch.lookback_hours, 0, -1)]
+
+    def _frames(self, hour: str, cut: Cut, state: State, together: Together) -> _Frames:
+        read = self._reader.read(hour, cut, state)
+        good = records.good(read.decoded, self._stream)
+        kept = drop_duplicates(good, self._stream.key, self._served(hour, state, together))
+        duplicates = good.select(*AT).join(kept.select(*AT), AT, "left_anti").localCheckpoint()
+        return _Frames(read, kept, duplicates)
+
+    def _served(self, hour: str, state: State, together: Together) -> DataFrame | None:
+        lookback = self.lookback(hour)
+        if not lookback:
+            return None
+        staged = [together[h] for h in lookback if h in together and state.overrides.get(h, "batch") == "batch"]
+        as_it_is = [h for h in lookback if h not in {b.hour for b in staged}]
+        main = self._at(state.heads["main"]).where(F.col("ingest_hour").isin(as_it_is)).select(*self._stream.key)
+        frames = [read_staged(self._spark, self._catalog, self._stream.table, b.rows) for b in staged]
+        return reduce(lambda one, other: one.unionByName(other), (f.select(*self._stream.key) for f in frames), main)
+
+    def _at(self, snapshot_id: int) -> DataFrame:
+        return read_snapshot(self._spark, self._catalog, self._stream.table, snapshot_id)
+
+    def _stage(self, frames: _Frames, hour: str, cut: Cut, before: int) -> Built:
+        stream, lake = self._stream, self._job.lake
+        order = [
+            "event_date",
+            *([stream.event_time.column] if stream.event_time else []),
+            "kafka_partition",
+            "kafka_offset",
+        ]
+        files = max(1, math.ceil(cut.offsets / ROWS_PER_FILE))
+        # Ranges of time, sorted: few files, each of which a query on time can leave out.
+        kept = fitted(frames.kept, self._catalog, lake.load(stream.table), rows_columns(stream))
+        rows = kept.repartitionByRange(files, *order) if files > 1 else kept.coalesce(1)
+        # They come by date, all of one hour: so a task has one file open at a time, however many dates there are. Asked
+        # for nothing, or Iceberg would sort them by date alone.
+        write = {"use-table-distribution-and-ordering": "false", "fanout-enabled": "false"}
+        staged = stage(rows.sortWithinPartitions(*order), lake, self._catalog, stream.table, new_id(), write)
+        reach(Step.BATCH_ROWS_STAGED)
+        letters = records.dead(frames.read.decoded, cut.topic_id, "batch")
+        dead = None
+        if not letters.isEmpty():
+            one = letters.coalesce(1).sortWithinPartitions("kafka_partition", "kafka_offset")
+            dead = stage(one, lake, self._catalog, stream.dead_letters_table, new_id(), write)
+        reach(Step.BATCH_STAGED)
+        return Built(hour, cut, before, staged, dead)
+
+    def _checked(self, frames: _Frames, built: Built, state: State) -> Built:
+        rows = read_staged(self._spark, self._catalog, self._stream.table, built.rows)
+        balance = self._balance(frames, rows, built)
+        problems = [f"the balance does not close: {p}" for p in balance.problems()]
+        objections = balance.disallowed(self._stream.batch.allow_gaps)
+        reach(Step.BATCH_BALANCED)
+        speed = self._at(state.heads["speed"]).where(F.col("ingest_hour") == built.hour)
+        unread = kinds.plan_unread(state, built.hour, built.cut)
+        files = files_of(state.table, "speed", built.hour)
+        differing = kinds.compare(*alike(speed, rows, state.table, files), frames.duplicates, unread)
+        quality = run_suite(rows, self._stream.expectations, self._known(built.hour, balance, differing, state))
+        objections += [f"quality: {failed.message}" for failed in quality.failed]
+        reach(Step.BATCH_CHECKED)
+        said = balance.counts | {
+            "partitions": {str(p): account.as_dict() for p, account in balance.partitions.items()},
+            "sources": self._sources(frames.read),
+            "speed_rows": differing.speed_rows,
+            "diff": differing.as_dict(),
+            "quality": quality.as_dict(),
+        }
+        return replace(built, said=said, problems=tuple(problems), objections=tuple(objections))
+
+    def _sources(self, read: Read) -> dict[str, int]:
+        """How many records came from where."""
+        found = read.decoded.groupBy("source").count().orderBy("source").collect()
+        return {row["source"]: row["count"] for row in found}
+
+    def _known(self, hour: str, balance: Balance, differing: Difference, state: State) -> Known:
+        """What the hour's row count is compared with, where the quality gate asks for it."""
+
+        def previous(days: int) -> list[int]:
+            before = [hours.shift(hour, -24 * day) for day in range(1, days + 1)]
+            said = ledger.newest(ledger.history(self._job.lake, self._stream.hours_table, before, ledger.BULKY))
+            rows = (said.get(h, {}) for h in before)
+            return [row["good"] for row in rows if row.get("decision") == "accepted" and "good" in row]
+
+        if why := covers(state, "speed", hour):
+            return Known(why=why, previous=previous)
+        # Without those that the batch layer drops as duplicates: they are no difference.
+        good: int = balance.counts["good"]
+        return Known(good - differing.missing + differing.extra, previous=previous)
+
+    def _balance(self, frames: _Frames, rows: DataFrame, built: Built) -> Balance:
+        cut, read = built.cut, frames.read
+        good = count(rows, cut.ranges)
+        dead = Counted()
+        if built.dead is not None:
+            letters = read_staged(self._spark, self._catalog, self._stream.dead_letters_table, built.dead)
+            dead = count(letters, cut.ranges)
+        duplicate = count(frames.duplicates, cut.ranges).distinct
+        gaps = self._gaps(read, cut)
+        repeated, unheld = self._lost(read, built, gaps)
+        return Balance(cut, good, dead, plus(duplicate, repeated), together(gaps, unheld))
+
+    def _gaps(self, read: Read, cut: Cut) -> Gaps:
+        """A class for each offset that Kafka should hold and did not give, found by looking: at what an uncommitted
+        reading of just their span gives, and at the topic's configuration."""
+        given = count(read.decoded, read.held).distinct
+        missing = {p: e - s - given.get(p, 0) for p, (s, e) in read.held.items() if e - s > given.get(p, 0)}
+        if not missing:
+            return {}
+        kafka, topic = self._job.environment.kafka, self._stream.topic
+        span = span_of_missing(read.decoded, {p: read.held[p] for p in missing})
+        aborted = using(
+            self._spark, kafka, self._job.kafka, topic, span, lambda raw: count_aborted(read.decoded, raw), True
+        )
+        compacted = self._job.kafka.is_compacted(topic)
+        self._reader.require_topic(cut)
+        return classify_gaps(missing, aborted, compacted)
+
+    def _lost(self, read: Read, built: Built, held: Gaps) -> tuple[Offsets, Gaps]:
+        """What nobody holds: as the accepted revision accounted for it, else lost."""
+        if not read.lost:
+            return {}, {}
+        found = count(read.decoded, read.lost).distinct
+        lost = {p: e - s - found.get(p, 0) for p, (s, e) in read.lost.items() if e - s > found.get(p, 0)}
+        if not lost or read.accepted is None:
+            return classify_lost(lost, {}, {}, held)
+        said = ledger.accepted_partitions(self._job.lake, self._stream.hours_table, built.hour)
+        before = {int(p): Account(**account) for p, account in said.items()}
+        return classify_lost(lost, before, count(read.accepted, built.cut.ranges).distinct, held)

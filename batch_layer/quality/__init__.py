@@ -1,0 +1,1 @@
+"""The quality gate: expectations, row counts, and the pages that show them."""

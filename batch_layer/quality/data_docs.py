@@ -1,0 +1,194 @@
+"""Great Expectations' Data Docs of what the quality gate said, from the ledger alone: no row is read again.
+
+The ledger keeps every expectation of a decision about an hour with its kwargs, its verdict, and what was found where it
+failed; long lists and texts are cut short there, and so in the pages.
+"""
+
+from __future__ import annotations
+
+import mimetypes
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlparse
+
+from anabranch import config
+from anabranch.errors import ConfigurationError, Terminal
+from anabranch.hours import shift
+from anabranch.protocol import ledger
+from anabranch.table.ledger_files import Span
+from anabranch.table.s3 import ObjectStore
+from batch_layer.quality import suite
+from batch_layer.quality.suite import Expectation, configuration, context, great_expectations
+
+if TYPE_CHECKING:
+    from anabranch.hours import Timeline
+    from anabranch.table.lake import Lake
+
+NEWEST = 48
+"""How many hours have a page when none is named."""
+
+_LAST = "9999-12-31T23"
+
+_NOTHING_RAISED = {"raised_exception": False, "exception_message": None, "exception_traceback": None}
+
+
+def plan_pages(history: Sequence[Mapping[str, Any]], hour: str | None) -> list[Mapping[str, Any]]:
+    """The ledger's rows that get a page: all of one hour's, or the newest of each of the newest hours. Pure."""
+    judged = [row for row in history if (row.get("quality") or {}).get("evaluated")]
+    if hour is not None:
+        return [row for row in judged if row["hour"] == hour]
+    newest = {row["hour"]: row for row in judged}
+    return [newest[h] for h in sorted(newest)[-NEWEST:]]
+
+
+def find_pages(lake: Lake, table: str, timeline: Timeline, hour: str | None) -> list[Mapping[str, Any]]:
+    """The same, from the ledger `table`: back in time from the newest hour, as far as there are judged ones to find.
+    Raises Transient."""
+    if hour is not None:
+        return plan_pages(ledger.history(lake, table, [hour]), hour)
+    back = NEWEST
+    while True:
+        first = shift(timeline.open, -back)
+        found = plan_pages(ledger.history(lake, table, Span(first, _LAST)), None)
+        if len(found) >= NEWEST or first <= timeline.first:
+            return found
+        back *= 4
+
+
+def publish(environment: config.Environment, stream: config.Stream, rows: Sequence[Mapping[str, Any]], to: str) -> str:
+    """Build a site with a page for each row of the ledger at `to`, a folder or `s3://bucket/prefix`; returns where its
+    index is. Files that are there and bear another name stay. Raises ConfigurationError, Terminal, Transient."""
+    target = urlparse(to)
+    if target.scheme not in ("", "s3") or (target.scheme == "s3" and not target.netloc):
+        raise ConfigurationError(f"--to: expected a folder or s3://bucket/prefix, found {to!r}")
+    with tempfile.TemporaryDirectory(prefix="anabranch-data-docs-") as made:
+        build(stream.name, stream.table, rows, Path(made))
+        if target.scheme == "":
+            try:
+                shutil.copytree(made, to, dirs_exist_ok=True)
+            except OSError as error:
+                raise Terminal(f"--to: expected to write into {to}, found {error}; choose another folder") from error
+            return str(Path(to) / "index.html")
+        prefix = f"{target.path.strip('/')}/".lstrip("/")
+        store = ObjectStore(environment.s3)
+        for path in sorted(p for p in Path(made).rglob("*") if p.is_file()):
+            kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+            store.put(target.netloc, f"{prefix}{path.relative_to(made).as_posix()}", path.read_bytes(), kind)
+    return f"s3://{target.netloc}/{prefix}index.html"
+
+
+def build(stream: str, table: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Write the site into an empty folder. Raises Terminal unless every row has its page: Great Expectations leaves out
+    what it cannot render, and only logs it."""
+    site = {
+        "class_name": "SiteBuilder",
+        "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder.resolve())},
+        "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+        "show_how_to_buttons": False,
+    }
+    docs = context()
+    docs.add_data_docs_site(stream, site)
+    for name, row in {row["quality"].get("suite", stream): row for row in rows}.items():
+        # As the newest of its rows knows it; each page links to it. What was cut short may not load again.
+        docs.suites.add(suite.build(name, dict(enumerate(e for e, _ in _expectations(row["quality"]) if _loads(e)))))
+    for row in rows:
+        docs.validation_results_store.set(*_page(stream, table, row))
+    docs.build_data_docs()
+    pages = sum(1 for _ in (folder / "validations").rglob("*.html"))
+    if pages != len(rows):
+        raise Terminal(f"data docs of {stream}: expected {len(rows)} pages, found that {pages} could be rendered")
+
+
+def _page(stream: str, table: str, row: Mapping[str, Any]) -> tuple[Any, Any]:
+    """A row of the ledger as Great Expectations' own result, and its key."""
+    gx = great_expectations()
+    from great_expectations.core.run_identifier import RunIdentifier
+    from great_expectations.data_context.types.resource_identifiers import (
+        ExpectationSuiteIdentifier,
+        ValidationResultIdentifier,
+    )
+
+    quality, hour, at = row["quality"], row["hour"], row["recorded_at"]
+    assert isinstance(at, datetime)
+    name = quality.get("suite", stream)
+    run = RunIdentifier(run_name=f"{hour} revision {row['revision']} {row['decision']}", run_time=at)
+    results = list(_results(quality))
+    met = sum(result.success for result in results)
+    found = gx.core.ExpectationSuiteValidationResult(
+        success=quality["passed"],
+        results=results,
+        suite_name=name,
+        statistics={
+            "evaluated_expectations": len(results),
+            "successful_expectations": met,
+            "unsuccessful_expectations": len(results) - met,
+            "success_percent": 100 * met / len(results) if results else None,
+        },
+        meta={
+            "run_id": run,
+            "great_expectations_version": gx.__version__,
+            "batch_spec": {"data_asset_name": table},
+            "validation_time": at.strftime("%Y%m%dT%H%M%S.%fZ"),
+        },
+    )
+    return ValidationResultIdentifier(ExpectationSuiteIdentifier(name), run, hour), found
+
+
+def _results(quality: Mapping[str, Any]) -> Iterator[Any]:
+    from great_expectations.core import ExpectationValidationResult
+
+    without = {entry["type"]: entry["reason"] for entry in quality.get("not_applicable", [])}
+    for given, entry in _expectations(quality):
+        failed = "message" in entry
+        info: dict[str, Any] = dict(_NOTHING_RAISED)
+        if entry.get("raised"):
+            said = entry["raised"]
+            info |= {"raised_exception": True, "exception_message": said, "exception_traceback": said}
+        yield ExpectationValidationResult(
+            success=not failed,
+            expectation_config=configuration(given),
+            result=_found(entry) if failed else {"observed_value": without.get(given.type)},
+            exception_info=info,
+            meta={},
+        )
+
+
+def _expectations(quality: Mapping[str, Any]) -> list[tuple[Expectation, Mapping[str, Any]]]:
+    """Every expectation of a verdict, with what the ledger keeps of it."""
+    entries = [*quality["failed"], *quality["warnings"], *quality.get("met", [])]
+    return [(Expectation(e["type"], e["kwargs"], e.get("severity", "critical")), e) for e in entries]
+
+
+def _loads(expectation: Expectation) -> bool:
+    try:
+        configuration(expectation).to_domain_obj()
+    except Exception:  # pydantic's, Python's and its own: there is no common base
+        return False
+    return True
+
+
+def _found(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What was observed, in the words of Great Expectations' result format."""
+    observed, count, elements = entry["observed"], entry["unexpected_count"], entry.get("element_count")
+    if count is None or not elements:
+        return {"observed_value": observed}
+    found = {
+        "element_count": elements,
+        "unexpected_count": count,
+        "unexpected_percent": 100 * count / elements,
+        "partial_unexpected_list": observed or [],
+    }
+    if rows := entry.get("rows"):
+        # Its pages show the values alone, each once, so where a row is stands beside its value.
+        found["partial_unexpected_list"] = [_row(row) for row in rows]
+    return found
+
+
+def _row(row: Mapping[str, Any]) -> str:
+    values = row["values"]
+    said = ", ".join(f"{k} {v}" for k, v in values.items()) if len(values) > 1 else next(iter(values.values()), "row")
+    return f"{said} (partition {row['partition']}, offset {row['offset']})"

@@ -1,0 +1,179 @@
+"""A suite's file: Great Expectations' own vocabulary, loaded whole or not at all.
+
+`name` and `expectations`, each a `type`, its `kwargs`, and perhaps a `severity`: `critical` (also when omitted) refuses
+the hour, `warning` and `info` are recorded and let it pass. Beside Great Expectations' types there are two of ours,
+which compare row counts (`batch_layer.quality.row_counts`). Great Expectations itself logs and drops what it cannot load, so
+the file is checked here first: nothing is ever left out.
+
+Its import takes seconds, hence only inside functions; it sends nothing and writes nothing to disk.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from anabranch.errors import ConfigurationError
+from batch_layer.quality import row_counts
+
+SEVERITIES = ("critical", "warning", "info")
+_SUITE_KEYS = {"name", "expectations", "meta", "notes"}
+_ENTRY_KEYS = {"type", "kwargs", "severity", "meta", "notes", "description"}
+# Great Expectations takes these among the kwargs too, where they would override what the entry or the gate says.
+_NOT_KWARGS = {"id", "batch_id", "catch_exceptions", "rendered_content", "result_format", "windows"} | (
+    _ENTRY_KEYS - {"type", "kwargs"}
+)
+PLACE = "anabranch_place"  # in an expectation's meta: its place in the file
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """One entry of a suite's file, known to load."""
+
+    type: str
+    kwargs: Mapping[str, Any]
+    severity: str = "critical"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite's file: every entry of it, in the file's order; at least one."""
+
+    name: str
+    expectations: tuple[Expectation, ...]
+
+
+def load_suite(path: Path) -> Suite:
+    """Read a suite's file. Raises ConfigurationError, naming file and entry, unless all of it loads."""
+    data = _read(path)
+    _only_keys(str(path), data, _SUITE_KEYS)
+    name, entries = data.get("name"), data.get("expectations")
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f"{path}: name: expected a text, found {name!r}")
+    if not isinstance(entries, list) or not entries:
+        raise ConfigurationError(f"{path}: expectations: expected a list of at least one, found {entries!r}")
+    suite = Suite(name, tuple(_parse(f"{path}: expectations[{i}]", entry) for i, entry in enumerate(entries)))
+    loaded = len(build(suite.name, dict(enumerate(suite.expectations))).expectations)
+    if loaded != len(entries):
+        raise ConfigurationError(f"{path}: expectations: expected all {len(entries)} to load, found {loaded}")
+    return suite
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key given twice is an error; elsewhere the second silently replaces the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if len(set(keys)) != len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"{path}: expected a readable suite of expectations, found: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigurationError(f"{path}: expected a mapping of keys, found {type(data).__name__}")
+    return data
+
+
+def _only_keys(where: str, data: Mapping[Any, Any], known: Iterable[str]) -> None:
+    unknown = sorted(str(key) for key in data if key not in known)
+    if unknown:
+        raise ConfigurationError(f"{where}: expected only the keys {', '.join(sorted(known))}, found {unknown[0]}")
+
+
+def _parse(where: str, entry: Any) -> Expectation:
+    """One entry, checked by Great Expectations' own model of its type."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
+        raise ConfigurationError(f"{where}: expected a type and its kwargs, found {entry!r}")
+    where = f"{where} ({entry['type']})"
+    _only_keys(where, entry, _ENTRY_KEYS)
+    kwargs, severity = entry.get("kwargs"), entry.get("severity", "critical")
+    if severity not in SEVERITIES:
+        raise ConfigurationError(f"{where}: severity: expected one of {', '.join(SEVERITIES)}, found {severity!r}")
+    if not isinstance(kwargs, dict):
+        raise ConfigurationError(f"{where}: kwargs: expected a mapping, found {kwargs!r}")
+    misplaced = sorted(_NOT_KWARGS.intersection(kwargs))
+    if misplaced:
+        raise ConfigurationError(f"{where}: kwargs: expected none but the expectation's own, found {misplaced[0]}")
+    if entry["type"] in row_counts.TYPES and (given := sorted({"min_value", "max_value"} & set(kwargs))):
+        raise ConfigurationError(f"{where}: kwargs: expected ratios (min_ratio, max_ratio), found {given[0]}")
+    parameters = [k for k, value in kwargs.items() if isinstance(value, dict) and "$PARAMETER" in value]
+    if parameters:
+        raise ConfigurationError(f"{where}: kwargs: {parameters[0]}: expected a value, found a suite parameter")
+    expectation = Expectation(entry["type"], kwargs, severity)
+    gx = great_expectations()
+    try:
+        configuration(expectation).to_domain_obj()
+    except gx.exceptions.ExpectationNotFoundError:
+        raise ConfigurationError(
+            f"{where}: type: expected one that Great Expectations {gx.__version__} knows, found {expectation.type!r}"
+        ) from None
+    except Exception as error:  # pydantic's, Python's and its own: there is no common base
+        raise ConfigurationError(
+            f"{where}: kwargs: expected what this type accepts, found {kwargs!r}: {_reason(error)}"
+        ) from error
+    return expectation
+
+
+def _reason(error: Exception) -> str:
+    errors = getattr(error, "errors", None)
+    if callable(errors):  # a pydantic error: the place and the complaint, without its types
+        return "; ".join(f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in errors())
+    return str(error)
+
+
+@cache
+def great_expectations() -> Any:
+    """The library, imported quiet: no analytics, no log lines of its own (each failure is logged here instead)."""
+    os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read at import
+    import great_expectations
+    from great_expectations.validator import validation_graph
+
+    logging.getLogger("great_expectations").setLevel(logging.CRITICAL)
+    # It reads the rows three times when a reading fails, unheard; whoever rebuilds the hour tries again, and says so.
+    validation_graph.MAX_METRIC_COMPUTATION_RETRIES = 1
+    row_counts.register()
+    return great_expectations
+
+
+def configuration(expectation: Expectation, place: int = 0) -> Any:
+    great_expectations()
+    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
+
+    kwargs = copy.deepcopy(dict(expectation.kwargs))
+    return ExpectationConfiguration(expectation.type, kwargs, severity=expectation.severity, meta={PLACE: place})
+
+
+def build(name: str, expectations: Mapping[int, Expectation]) -> Any:
+    gx = great_expectations()
+    return gx.ExpectationSuite(name=name, expectations=[configuration(e, place) for place, e in expectations.items()])
+
+
+def context() -> Any:
+    """A context in memory alone: the default one would make a folder for a documentation site."""
+    gx = great_expectations()
+    from great_expectations.data_context.types.base import (
+        DataContextConfig,
+        InMemoryStoreBackendDefaults,
+        ProgressBarsConfig,
+    )
+
+    config = DataContextConfig(
+        analytics_enabled=False,
+        progress_bars=ProgressBarsConfig(globally=False, metric_calculations=False),
+        store_backend_defaults=InMemoryStoreBackendDefaults(init_temp_docs_sites=False),
+    )
+    return gx.get_context(project_config=config, mode="ephemeral")

@@ -1,0 +1,193 @@
+"""Recounting an hour: which offsets of its cut the data files hold, and which Kafka gives, found by reading them.
+
+A byte for each offset of the cut and source, whole columns at a time: an hour of 40 million offsets takes 160 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from anabranch.position import Ranges
+from anabranch.remote_errors import explain
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+_COLUMNS = ["kafka_partition", "kafka_offset", "ingest_hour"]
+_MOST = 255
+
+
+class Marks:
+    """How often each offset of a cut was found, by partition, and how many rows lay outside of it."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        self.starts = {p: s for p, (s, _) in ranges.items()}
+        self.found = {p: np.zeros(max(0, e - s), np.uint8) for p, (s, e) in ranges.items()}
+        self.outside: dict[int, int] = {}
+        self.twice: dict[int, int] = {}
+
+    def add(self, partitions: NDArray[Any], offsets: NDArray[Any]) -> None:
+        """Mark rows by their place."""
+        order = np.lexsort((offsets, partitions))
+        partitions, offsets = partitions[order], offsets[order]
+        names, firsts = np.unique(partitions, return_index=True)
+        for name, part in zip(names, np.split(offsets, firsts[1:]), strict=True):
+            self._add(int(name), part)
+
+    def _add(self, partition: int, offsets: NDArray[Any]) -> None:
+        marks = self.found.get(partition)
+        places = offsets - self.starts.get(partition, 0)
+        within = places[(places >= 0) & (places < (0 if marks is None else len(marks)))]
+        if len(within) < len(offsets):
+            self.outside[partition] = self.outside.get(partition, 0) + len(offsets) - len(within)
+        if marks is None or not len(within):
+            return
+        held, times = np.unique(within, return_counts=True)
+        # Whatever is found again, here or since an earlier file, is once too often each time.
+        more = int(times.sum()) - int((marks[held] == 0).sum())
+        if more:
+            self.twice[partition] = self.twice.get(partition, 0) + more
+        marks[held] = np.minimum(marks[held].astype(np.int64) + times, _MOST)
+
+    def distinct(self, partition: int) -> int:
+        marks = self.found.get(partition)
+        return 0 if marks is None else int(np.count_nonzero(marks))
+
+
+@dataclass
+class Counted:
+    """What data files hold of an hour: marks, rows that say another hour, files that storage does not have."""
+
+    marks: Marks
+    misplaced: dict[int, int] = field(default_factory=dict)
+    gone: list[str] = field(default_factory=list)
+
+
+def count_files(
+    table: Table, hour: str, ranges: Ranges, by_source: Mapping[str, Iterable[DataFile]]
+) -> dict[str, Counted]:
+    """Count the files of each source; one that several share is read once. Raises Transient when storage is away."""
+    counted = {source: Counted(Marks(ranges)) for source in by_source}
+    sources: dict[str, list[str]] = {}
+    for source, files in by_source.items():
+        for data_file in files:
+            sources.setdefault(data_file.file_path, []).append(source)
+    for path, of in sorted(sources.items()):
+        try:
+            for batch in _batches(table, path):
+                for source in of:
+                    _count(counted[source], batch, hour)
+        except FileNotFoundError:
+            for source in of:
+                counted[source].gone.append(path)
+        except OSError as error:
+            raise explain(f"read {path}", error) from error
+    return counted
+
+
+def _batches(table: Table, path: str) -> Iterator[pa.RecordBatch]:
+    """A file's places as the file itself has them, not as its partition in the metadata says."""
+    io: Any = table.io
+    scheme, netloc, name = io.parse_location(path, io.properties)
+    fragment = ds.ParquetFileFormat().make_fragment(name, io.fs_by_scheme(scheme, netloc))
+    yield from fragment.to_batches(columns=_COLUMNS, batch_size=1_000_000)
+
+
+def _count(counted: Counted, batch: pa.RecordBatch, hour: str) -> None:
+    partitions, offsets = batch["kafka_partition"].to_numpy(), batch["kafka_offset"].to_numpy()
+    counted.marks.add(partitions, offsets)
+    other = pc.not_equal(batch["ingest_hour"], hour)
+    if pc.any(other).as_py():
+        for pair in pc.value_counts(batch["kafka_partition"].filter(other)).to_pylist():
+            partition = int(pair["values"])
+            counted.misplaced[partition] = counted.misplaced.get(partition, 0) + int(pair["counts"])
+
+
+def mark_given(ranges: Ranges, given: Iterable[tuple[int, list[int]]]) -> Marks:
+    """Mark what Kafka gives."""
+    marks = Marks(ranges)
+    for partition, offsets in given:
+        if offsets:
+            marks.add(np.full(len(offsets), partition, np.int32), np.asarray(offsets, np.int64))
+    return marks
+
+
+@dataclass(frozen=True)
+class Given:
+    """What Kafka gives of one partition of an hour, in the part of the cut that it still holds."""
+
+    held: tuple[int, int]
+    offsets: int
+    kept_nowhere: int
+    kept_nowhere_at: tuple[tuple[int, int], ...]
+    not_given: int
+    not_given_at: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Recount:
+    """One partition of an hour, counted: distinct offsets of the cut by source, and what should not be.
+
+    `rows` and `dead` are of `main`, `batch` of the batch branch. `both`: offsets that are a row and a dead letter.
+    """
+
+    cut: tuple[int, int]
+    rows: int
+    batch: int
+    dead: int
+    twice: Mapping[str, int]
+    outside: Mapping[str, int]
+    misplaced: Mapping[str, int]
+    both: int
+    kafka: Given | None
+
+
+def recount(ranges: Ranges, counted: Mapping[str, Counted], given: Marks | None, held: Ranges) -> dict[int, Recount]:
+    """By partition, what was counted of `rows`, `batch` and `dead`, compared with what Kafka gave of `held`."""
+    named = {p for c in counted.values() for p in (*c.marks.outside, *c.misplaced)}
+    found = {}
+    for p in sorted({*ranges, *named}):
+        rows, dead = (counted[source].marks.found.get(p, np.zeros(0, np.uint8)) > 0 for source in ("rows", "dead"))
+        found[p] = Recount(
+            cut=ranges.get(p, (0, 0)),
+            rows=counted["rows"].marks.distinct(p),
+            batch=counted["batch"].marks.distinct(p),
+            dead=counted["dead"].marks.distinct(p),
+            twice={source: c.marks.twice[p] for source, c in counted.items() if p in c.marks.twice},
+            outside={source: c.marks.outside[p] for source, c in counted.items() if p in c.marks.outside},
+            misplaced={source: c.misplaced[p] for source, c in counted.items() if p in c.misplaced},
+            both=int(np.count_nonzero(rows & dead)),
+            kafka=_given(p, ranges[p], rows | dead, given, held[p]) if given is not None and p in held else None,
+        )
+    return found
+
+
+def _given(partition: int, cut: tuple[int, int], kept: NDArray[Any], given: Marks, held: tuple[int, int]) -> Given:
+    """`given` is marked over its own ranges, of which `held` is a part."""
+    low, high = held
+    there = given.found[partition][low - given.starts[partition] : high - given.starts[partition]] > 0
+    kept = kept[low - cut[0] : high - cut[0]]
+    return Given(
+        held=held,
+        offsets=int(np.count_nonzero(there)),
+        kept_nowhere=int(np.count_nonzero(there & ~kept)),
+        kept_nowhere_at=spans(there & ~kept, low),
+        not_given=int(np.count_nonzero(kept & ~there)),
+        not_given_at=spans(kept & ~there, low),
+    )
+
+
+def spans(mask: NDArray[Any], start: int, most: int = 3) -> tuple[tuple[int, int], ...]:
+    """The first `most` half-open ranges of offsets that are set."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
+    pairs = edges.reshape(-1, 2)[:most] + start
+    return tuple((int(low), int(high)) for low, high in pairs)

@@ -1,0 +1,139 @@
+"""The merger: `main` holds, for each hour, the files of the layer that serves it. Deterministic and idempotent.
+
+Speed and batch publish `main` in their own commits, so there is seldom anything to do; run alone, the merger repairs
+what a crash, an override or a restored branch left. A swap copies no data.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anabranch.config import Stream
+from anabranch.fail_points import Step, reach
+from anabranch.position import Offsets
+from anabranch.protocol.publish import Publish, new_id, run
+from anabranch.protocol.state import KEPT, Layer, State, load_state
+from anabranch.table.commits import Change
+from anabranch.table.lake import Lake
+from anabranch.table.snapshots import files_by_hour, hours_apart
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+
+LOG = logging.getLogger(__name__)
+
+Files = Mapping[str, Mapping[str, "DataFile"]]
+
+
+@dataclass(frozen=True)
+class Swap:
+    """One hour whose files in `main` are not those of the layer that should serve it."""
+
+    hour: str
+    layer: Layer
+    add: tuple[DataFile, ...]
+    remove: tuple[DataFile, ...]
+    refused: str | None = None
+
+
+def covers(state: State, layer: Layer, hour: str) -> str | None:
+    """None when the layer's rows account for the whole of the hour's cut, else the reason why they do not.
+
+    An hour that is not sealed has no cut yet: the speed layer alone has rows of it.
+    """
+    if layer == "batch":
+        return None if state.is_accepted(hour) else "the batch layer has not accepted it"
+    if state.timeline.is_skipped(hour):
+        return "the speed layer skipped it, wholly or in part"
+    cut = state.cuts.get(hour) if hour >= state.timeline.since else None
+    if cut is not None and not _reached(state.position.offsets, cut.ends):
+        return "the speed layer has not read it to its end"
+    return None
+
+
+def _reached(position: Offsets, ends: Offsets) -> bool:
+    return all(position.get(p, 0) >= e for p, e in ends.items())
+
+
+def plan_merge(state: State, main: Files, speed: Files, batch: Files) -> list[Swap]:
+    """The hours in which `main` differs from the layer that should serve them, oldest first. Pure.
+
+    An hour that `main` serves from batch is not swapped to a speed layer that does not cover it.
+    """
+    swaps = []
+    for hour in sorted({*main, *speed, *batch}):
+        layer = state.serving_layer(hour)
+        wanted = (batch if layer == "batch" else speed).get(hour, {})
+        have = main.get(hour, {})
+        if set(wanted) == set(have):
+            continue
+        add = tuple(f for path, f in wanted.items() if path not in have)
+        remove = tuple(f for path, f in have.items() if path not in wanted)
+        reason = covers(state, layer, hour)
+        # Rows that main already has are never given up for a layer that has fewer offsets.
+        refused = f"not swapped to {layer}: {reason}" if reason is not None and remove else None
+        swaps.append(Swap(hour, layer, add, remove, refused))
+    return swaps
+
+
+def plan_swaps(state: State, swaps: Sequence[Swap], id: str) -> Publish | None:
+    """The one publish that makes those of `swaps` that are not refused, and remembers the others' hours as kept.
+
+    None when `main` needs none. Pure.
+    """
+    kept = tuple(s.hour for s in swaps if s.refused is not None)
+    if len(kept) == len(swaps) and state.is_merged and kept == state.kept:
+        return None
+    return Publish(id, (_swap(swaps),), state.timeline, merges=True)
+
+
+def _swap(swaps: Sequence[Swap]) -> Change:
+    kept = [s.hour for s in swaps if s.refused is not None]
+    layers = {s.hour: s.layer for s in swaps if s.refused is None}
+    return Change("main", properties={KEPT: json.dumps(kept)}, copy=layers)
+
+
+def _hours_to_compare(state: State) -> set[str]:
+    """The hours in which `main` may differ from the layer that should serve them."""
+    layers: tuple[Layer, ...] = ("speed", "batch")
+    return {h for b in layers for h in hours_apart(state.table, "main", b) if state.serving_layer(h) == b}
+
+
+def needs_merge(state: State) -> bool:
+    """Whether there is something for a merge to do: a branch that `main` was not made from as it is now, or an hour
+    that was kept and is covered by now. Pure."""
+    return not state.is_merged or any(covers(state, state.serving_layer(h), h) is None for h in state.kept)
+
+
+def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = False) -> list[Swap]:
+    """Make `main` right in one zero-copy publish; returns what was (or, with `dry_run`, would be) swapped or refused.
+
+    Without `everything` nothing is compared when `main` says that it was made from the other branches as they are.
+    """
+    found: list[Swap] = []
+
+    def decide() -> tuple[State, Publish | None]:
+        nonlocal found
+        state = load_state(lake, stream.table)
+        found = []
+        if not everything and not needs_merge(state):
+            return state, None
+        hours = _hours_to_compare(state)
+        found = plan_merge(state, *(files_by_hour(state.table, b, hours) for b in ("main", "speed", "batch")))
+        publish = None if dry_run else plan_swaps(state, found, new_id())
+        if publish is not None:
+            reach(Step.MERGE_PLANNED)
+        return state, publish
+
+    if run(lake, stream.table, decide, f"merge {stream.name}", take_turns=True) is not None:
+        reach(Step.MERGE_PUBLISHED)
+    for swap in found:
+        if swap.refused is not None:
+            LOG.warning("stream %s: hour %s %s", stream.name, swap.hour, swap.refused)
+        elif not dry_run:
+            LOG.info("stream %s: hour %s is now served by %s", stream.name, swap.hour, swap.layer)
+    return found

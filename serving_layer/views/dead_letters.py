@@ -1,0 +1,136 @@
+"""The dead letters of a stream as people read them: how many for which reason, and some of each, with their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+
+from anabranch.errors import Transient
+from anabranch.hours import hours_between, shift
+from anabranch.job import Job
+from anabranch.output import print_json, print_table, text
+from serving_layer.query.datasets import connected, dataset, is_reading_failure
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+_LINE = 160  # characters of a key or value that a line of text shows
+_KEPT = 2000  # and that JSON shows
+
+
+def letters(job: Job, hours: tuple[str, str] | None, each: int) -> dict[str, Any]:
+    """The dead letters that `main` serves of the hours from the first to the second, or of all: by reason, the most
+    frequent first, each with its first `each` samples. Raises Transient when the lake does not answer."""
+    table = job.lake.load(job.stream.dead_letters_table)
+    wanted = hours_between(hours[0], shift(hours[1], 1)) if hours is not None else []
+    reasons = read(table, wanted, each)
+    return {
+        "stream": job.stream.name,
+        "hours": list(hours) if hours is not None else None,
+        "dead": sum(reason["count"] for reason in reasons),
+        "reasons": reasons,
+    }
+
+
+def read(table: Table, hours: Collection[str], each: int) -> list[dict[str, Any]]:
+    """The reasons of a loaded table, with samples by (hour, partition, offset)."""
+    with connected() as connection:
+        connection.register("letters", dataset(".".join(table.name()), table, hours=hours))
+        try:
+            counts = _ask(
+                connection,
+                "SELECT error_code, count(*) AS n, min(ingest_hour) AS first, max(ingest_hour) AS last FROM letters "
+                "GROUP BY error_code ORDER BY n DESC, error_code",
+            )
+            places = _ask(
+                connection,
+                "SELECT error_code, ingest_hour, kafka_partition, kafka_offset FROM letters QUALIFY row_number() OVER "
+                f"(PARTITION BY error_code ORDER BY ingest_hour, kafka_partition, kafka_offset) <= {each}",
+            )
+            # Values may be large, so only those that are shown are read.
+            where = " OR ".join(
+                f"(ingest_hour = '{p['ingest_hour']}' AND kafka_partition = {p['kafka_partition']} "
+                f"AND kafka_offset = {p['kafka_offset']})"
+                for p in places
+            )
+            found = _ask(
+                connection,
+                "SELECT error_code, error_text, ingest_hour, kafka_partition, kafka_offset, kafka_timestamp, key, "
+                f"value FROM letters WHERE {where or 'false'} ORDER BY ingest_hour, kafka_partition, kafka_offset",
+            )
+        except duckdb.Error as error:
+            if is_reading_failure(error):
+                raise Transient(
+                    f"dead letters: expected to read every data file, found: {error} (run it again)"
+                ) from error
+            raise
+    return [
+        {
+            "reason": row["error_code"],
+            "count": row["n"],
+            "first_hour": row["first"],
+            "last_hour": row["last"],
+            "samples": [_sample(letter) for letter in found if letter["error_code"] == row["error_code"]],
+        }
+        for row in counts
+    ]
+
+
+def _ask(connection: duckdb.DuckDBPyConnection, sql: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = connection.sql(sql).to_arrow_table().to_pylist()
+    return rows
+
+
+def _sample(letter: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "hour": letter["ingest_hour"],
+        "partition": letter["kafka_partition"],
+        "offset": letter["kafka_offset"],
+        "timestamp": letter["kafka_timestamp"],
+        "text": letter["error_text"],
+        "key": shown(letter["key"], _KEPT),
+        "value": shown(letter["value"], _KEPT),
+        "value_bytes": len(letter["value"]) if letter["value"] is not None else None,
+    }
+
+
+def shown(data: bytes | None, longest: int) -> str | None:
+    """Bytes as text for display: bytes that are no UTF-8 as `\\xff`, and no more than `longest` characters. Pure."""
+    if data is None:
+        return None
+    # A character takes four bytes at most, so one that this splits lies behind the last that is shown.
+    line = data[: 4 * longest + 4].decode("utf-8", errors="backslashreplace")
+    return line if len(line) <= longest else line[:longest] + "…"
+
+
+def print_letters(view: Mapping[str, Any], output: str) -> None:
+    if output == "json":
+        print_json(view)
+        return
+    if not view["reasons"]:
+        print(f"{view['stream']}: no dead letters{_of(view['hours'])}")
+        return
+    print_table(
+        ("reason", "dead letters", "first hour", "last hour"),
+        [(r["reason"], r["count"], r["first_hour"], r["last_hour"]) for r in view["reasons"]],
+    )
+    for reason in view["reasons"]:
+        for sample in reason["samples"]:
+            _print_sample(reason["reason"], sample)
+    print(f"\n{view['stream']}: {view['dead']} dead letters{_of(view['hours'])}")
+
+
+def _print_sample(reason: str, sample: Mapping[str, Any]) -> None:
+    at = f", stamped {text(sample['timestamp'])}" if sample["timestamp"] is not None else ""
+    place = f"hour {sample['hour']}, partition {sample['partition']}, offset {sample['offset']}{at}"
+    print(f"\n{reason}: {place}: {text(sample['text'])}")
+    for name in ("key", "value"):
+        line = "null" if sample[name] is None else text(sample[name])
+        size = f" ({sample['value_bytes']} bytes)" if name == "value" and sample["value_bytes"] is not None else ""
+        print(f"  {name}: {line if len(line) <= _LINE else line[:_LINE] + '…'}{size}")
+
+
+def _of(hours: list[str] | None) -> str:
+    return f" of the hours {hours[0]} to {hours[1]}" if hours else ""

@@ -1,0 +1,188 @@
+"""What of an hour can be shown row by row: where the layers differ, and which record repeats which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anabranch.errors import Refused
+from anabranch.hours import Cut
+from anabranch.job import Job
+from anabranch.output import plain, print_json, print_table, text
+from anabranch.protocol import ledger
+from anabranch.protocol.state import State, load_state
+from serving_layer import merge
+from serving_layer.diff.duckdb import Sample, open_comparison
+from serving_layer.diff.kinds import Difference, plan_unexplained, plan_unread
+from serving_layer.views.status import unexplained_words
+
+_LONGEST = 100  # characters of a row that a line of text shows
+_COUNTS = ("missing", "extra", "changed", "duplicate", "unread")
+_WORDS = {
+    "changed": "of other content",
+    "extra": "in speed, not in batch",
+    "missing": "in batch, not in speed",
+    "unread": "in batch, not read by speed",
+    "duplicate": "in speed, removed by batch",
+}
+
+
+def difference(job: Job, hour: str, each: int) -> dict[str, Any]:
+    """Speed against batch for an accepted hour, counted, with the first `each` rows of every kind.
+
+    Raises Refused for an hour that the batch layer has not accepted, Transient when the lake does not answer.
+    """
+    state = load_state(job.lake, job.stream.table)
+    said = _said(job, state, hour)
+    cut = state.cuts.get(hour) or ledger.cut_of(said) or Cut("", {})
+    unread = plan_unread(state, hour, cut)
+    with open_comparison(state.table, hour, job.stream.key, job.stream.batch.lookback_hours) as found:
+        counted, samples = found.difference(unread), found.samples(unread, each)
+    return difference_view(job.stream.name, hour, counted, samples, said, merge.covers(state, "speed", hour))
+
+
+def difference_view(
+    stream: str,
+    hour: str,
+    counted: Difference,
+    samples: Sequence[Sample],
+    said: Mapping[str, Any],
+    uncovered: str | None,
+) -> dict[str, Any]:
+    """As JSON shows it. `uncovered` is why the speed layer's rows do not account for the hour now, if so. Pure."""
+    now = {name: n for name, n in counted.as_dict().items() if name in _COUNTS}
+    then = said.get("diff") or {}
+    return {
+        "stream": stream,
+        "hour": hour,
+        "speed_rows": counted.speed_rows,
+        "batch_rows": counted.speed_rows - counted.extra - counted.duplicate + counted.missing,
+        "diff": now,
+        "unexplained": plan_unexplained(now, said.get("gaps"), uncovered is None),
+        "uncovered": uncovered,
+        "when_accepted": {name: then[name] for name in _COUNTS if name in then} or None,
+        "samples": [
+            {
+                "kind": s.kind,
+                "partition": s.partition,
+                "offset": s.offset,
+                "columns": list(s.columns),
+                "speed": s.speed,
+                "batch": s.batch,
+            }
+            for s in samples
+        ],
+    }
+
+
+def print_difference(view: Mapping[str, Any], output: str) -> None:
+    if output == "json":
+        print_json(view)
+        return
+    stream, hour, diff = view["stream"], view["hour"], view["diff"]
+    print(f"{stream}: hour {hour}: {view['speed_rows']} rows in speed, {view['batch_rows']} in batch")
+    print_table(
+        ("rows", ""), [(diff[k] - (diff["unread"] if k == "missing" else 0), f"{k}: {_WORDS[k]}") for k in _WORDS]
+    )
+    if view["uncovered"]:
+        print(f"{view['uncovered']}; what it lacks for that is no fault")
+    for sample in view["samples"]:
+        _print_sample(sample)
+    if view["when_accepted"] is not None and view["when_accepted"] != diff:
+        print("when the hour was accepted: " + ", ".join(f"{n} {k}" for k, n in view["when_accepted"].items()))
+    if view["unexplained"]:
+        print(f"nothing explains {unexplained_words(view['unexplained'])}")
+    else:
+        print("nothing is left unexplained")
+
+
+def _print_sample(sample: Mapping[str, Any]) -> None:
+    speed, batch = sample["speed"], sample["batch"]
+    print(f"\n{sample['kind']} ({_WORDS[sample['kind']]}): partition {sample['partition']}, offset {sample['offset']}")
+    if speed is not None and batch is not None:
+        print_table(("column", "speed", "batch"), [(c, _shown(speed[c]), _shown(batch[c])) for c in sample["columns"]])
+    else:
+        row = {k: v for k, v in (speed or batch or {}).items() if v is not None and not k.startswith("kafka_")}
+        print("  " + ", ".join(f"{k} {_shown(v)}" for k, v in row.items()))
+
+
+def duplicates(job: Job, hour: str, limit: int) -> dict[str, Any]:
+    """The records of an accepted hour that the batch layer removed, and which row each repeats: the first `limit`.
+
+    Raises Refused for an hour that the batch layer has not accepted, Transient when the lake does not answer.
+    """
+    state = load_state(job.lake, job.stream.table)
+    said = _said(job, state, hour)
+    with open_comparison(state.table, hour, job.stream.key, job.stream.batch.lookback_hours) as found:
+        number, listed = found.repeated(limit)
+    counted = said.get("duplicate")
+    rows = [
+        {"partition": r.partition, "offset": r.offset, "key": r.key,
+         "repeats": {name: r.repeats[name] for name in ("hour", "partition", "offset")}}
+        for r in listed
+    ]  # fmt: skip
+    why = plan_untold(state, hour, counted, number)
+    return {
+        "stream": job.stream.name, "hour": hour, "counted": counted, "found": number, "listed": len(rows),
+        "untold": why, "duplicates": rows,
+    }  # fmt: skip
+
+
+def plan_untold(state: State, hour: str, counted: int | None, found: int) -> str | None:
+    """Why not all duplicates that the ledger counts can be told, or None when they can. Pure."""
+    if counted is None:
+        return "the ledger does not say how many there were; its row was written again from the branches"
+    if counted == found:
+        return None
+    if found > counted:
+        return (
+            f"{found - counted} more than the ledger counts: rows that batch lacks although it never had to remove them"
+        )
+    left = f"{counted - found} cannot be told"
+    if (uncovered := plan_uncovered(state, hour)) is not None:
+        return f"{left}: they are told from the speed layer's rows, and {uncovered}"
+    return f"{left}: the rows that they repeat are not in the hour or its look-back any more"
+
+
+def plan_uncovered(state: State, hour: str) -> str | None:
+    """Why the speed layer's rows do not account for an hour, in words; None when they do. Pure."""
+    timeline = state.timeline
+    if timeline.is_skipped(hour) and hour not in timeline.skipped:
+        return "those of the hour are gone (`anabranch maintain`)"
+    return merge.covers(state, "speed", hour)
+
+
+def print_duplicates(view: Mapping[str, Any], output: str) -> None:
+    if output == "json":
+        print_json(view)
+        return
+    if view["duplicates"]:
+        names = list(view["duplicates"][0]["key"])
+        print_table(
+            ("partition", "offset", *names, "repeats hour", "partition", "offset"),
+            [
+                (r["partition"], r["offset"], *(_shown(v) for v in r["key"].values()), *r["repeats"].values())
+                for r in view["duplicates"]
+            ],
+        )
+    counted = "an unknown number of" if view["counted"] is None else view["counted"]
+    more = f", the first {view['listed']} listed (--limit)" if view["listed"] < view["found"] else ""
+    print(f"{view['stream']}: hour {view['hour']}: {counted} duplicates counted, {view['found']} found{more}")
+    if view["untold"]:
+        print(view["untold"])
+
+
+def _said(job: Job, state: State, hour: str) -> Mapping[str, Any]:
+    """The ledger's newest word on an hour that the batch layer has accepted. Raises Refused for any other."""
+    rows = ledger.newest(ledger.history(job.lake, job.stream.hours_table, [hour]))
+    if not state.is_accepted(hour):
+        raise Refused(
+            f"hour {hour}: expected it to be accepted, found that the batch layer has no rows of it; "
+            f"`anabranch explain {job.stream.name} {hour}` says why"
+        )
+    return rows.get(hour, {})
+
+
+def _shown(value: object) -> str:
+    line = text(plain(value))
+    return line if len(line) <= _LONGEST else line[:_LONGEST] + "…"

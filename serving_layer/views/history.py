@@ -1,0 +1,180 @@
+"""The history of hours: every decision about them, what changed between revisions, and which of those can be read.
+
+A restatement tags `main` as it was before; the tag's name is `<hour>-r<revision>`. Whether the tag shows that revision
+is asked of the tagged snapshot itself: an hour that an operator had given to the speed layer then shows its rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from anabranch.job import Job
+from anabranch.output import print_json, print_table
+from anabranch.protocol import ledger
+from anabranch.protocol.state import load_state
+from anabranch.remote_errors import asked
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+COUNTS = ("offsets", "good", "dead", "duplicate", "gap")
+_COMPARED = (*COUNTS, "gaps", "speed_rows", "sources", "cut", "topic_id")
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """A tag of a replaced revision: its snapshot, the rows that it shows of the hour, and its end."""
+
+    name: str
+    snapshot_id: int
+    rows: int
+    until: datetime | None
+
+
+def history(job: Job, hour: str | None) -> list[dict[str, Any]]:
+    """Every decision about one hour or all, by hour, oldest first, with what it changed and how to read what it
+    replaced. Raises Transient when the lake does not answer."""
+    wanted_hours = [hour] if hour is not None else None
+    rows = ledger.history(job.lake, job.stream.hours_table, wanted_hours, ("partitions", "quality", "diff"))
+    state = load_state(job.lake, job.stream.table)
+    wanted = [row for row in with_waiting(rows, state.decisions) if hour is None or row["hour"] == hour]
+    tags = tagged(state.table, [(row["hour"], row["revision"]) for row in wanted if row["decision"] == "accepted"])
+    return plan_history(job.stream.table, wanted, tags)
+
+
+def with_waiting(rows: Sequence[Mapping[str, Any]], waiting: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The ledger's rows, and behind them, in the same form, the decisions that still wait on a branch to be written.
+    Pure."""
+    known = {row["decision_id"] for row in rows}
+    nothing = dict.fromkeys(field.name for field in ledger.LEDGER_SCHEMA.fields)
+    late = [
+        nothing | dict(item) | {"decision_id": item["id"], "recorded_at": datetime.fromisoformat(str(item["at"]))}
+        for item in waiting
+        if item["id"] not in known
+    ]
+    return [*(dict(row) for row in rows), *late]
+
+
+def plan_history(table: str, rows: Sequence[Mapping[str, Any]], tags: Mapping[str, Tagged]) -> list[dict[str, Any]]:
+    """The decisions of `rows` (the ledger's, oldest first) as JSON shows them, hour by hour. Pure."""
+    found = []
+    for hour in sorted({row["hour"] for row in rows}):
+        of_hour = [row for row in rows if row["hour"] == hour]
+        newest = max((r["revision"] for r in of_hour if r["decision"] == "accepted"), default=0)
+        accepted: Mapping[str, Any] | None = None
+        for row in of_hour:
+            found.append(_decision(table, row, accepted, newest, tags))
+            if row["decision"] == "accepted":
+                accepted = row
+    return found
+
+
+def _decision(
+    table: str, row: Mapping[str, Any], before: Mapping[str, Any] | None, newest: int, tags: Mapping[str, Tagged]
+) -> dict[str, Any]:  # fmt: skip
+    view = {
+        "hour": row["hour"],
+        "at": row["recorded_at"],
+        "decision": row["decision"],
+        "revision": row["revision"],
+        "served": row["served"],
+        "counts": {name: row.get(name) for name in COUNTS},
+        "sources": row.get("sources"),
+        "changed": plan_changed(before, row) if row["decision"] == "accepted" and before is not None else {},
+        "reason": row["reason"] or _why(row),
+        "code_version": row["code_version"],
+        "tag": None,
+        "query": None,
+        "readable": None,
+    }
+    if row["decision"] == "accepted":
+        view |= _readable(table, row, newest, tags.get(f"{row['hour']}-r{row['revision']}"))
+    return view
+
+
+def _why(row: Mapping[str, Any]) -> str | None:
+    """Why a decision without a reason of its own was taken."""
+    if row["decision"] != "accepted":
+        return None
+    return "restated (`anabranch batch --restate`)" if row["revision"] > 1 else None
+
+
+def _readable(table: str, row: Mapping[str, Any], newest: int, tag: Tagged | None) -> dict[str, Any]:
+    """Whether a revision's rows can be read, and how."""
+    query = f"anabranch query \"SELECT * FROM {table} WHERE ingest_hour = '{row['hour']}'\""
+    if row["revision"] == newest:
+        return {"query": query, "readable": "it is the newest revision"}
+    if tag is None:
+        return {"readable": "no longer: its tag's age has ended"}
+    said = {"tag": tag.name}
+    if row["good"] is not None and tag.rows != row["good"]:
+        return said | {"readable": f"no: its tag shows {tag.rows} rows, the revision had {row['good']}"}
+    until = f" until {tag.until:%F %T} UTC" if tag.until is not None else ""
+    return said | {"query": f"{query} --at {tag.name}", "readable": f"by its tag{until}"}
+
+
+def plan_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """What two revisions say otherwise: `{name: [before, after]}`. Pure."""
+    pairs = {name: [before.get(name), after.get(name)] for name in _COMPARED}
+    return {name: [one, other] for name, (one, other) in pairs.items() if (one or 0) != (other or 0)}
+
+
+def changed_words(changed: Mapping[str, Sequence[Any]]) -> str:
+    """What changed between two revisions, in words: `good 40 to 41 (+1)`."""
+    parts = []
+    for name, (one, other) in changed.items():
+        if isinstance(one, int | None) and isinstance(other, int | None):
+            parts.append(f"{name} {one or 0} to {other or 0} ({(other or 0) - (one or 0):+})")
+        else:
+            parts.append(f"{name} {json.dumps(one)} to {json.dumps(other)}")
+    return ", ".join(parts) or "no count changed"
+
+
+def tagged(table: Table, revisions: Sequence[tuple[str, int]]) -> dict[str, Tagged]:
+    """The tags that are left of `revisions` (hour, revision) of a loaded table."""
+    found = {}
+    for hour, revision in dict.fromkeys(revisions):
+        name = f"{hour}-r{revision}"
+        ref = table.metadata.refs.get(name)
+        snapshot = table.metadata.snapshot_by_id(ref.snapshot_id) if ref is not None else None
+        if ref is None or snapshot is None:
+            continue
+        scan = table.scan(row_filter=f"ingest_hour = '{hour}'", snapshot_id=ref.snapshot_id)
+        with asked(f"read the manifests of {'.'.join(table.name())}"):
+            rows = sum(task.file.record_count for task in scan.plan_files())
+        made = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
+        until = made + timedelta(milliseconds=ref.max_ref_age_ms) if ref.max_ref_age_ms is not None else None
+        found[name] = Tagged(name, ref.snapshot_id, rows, until)
+    return found
+
+
+def print_history(stream: str, hour: str | None, decisions: Sequence[Mapping[str, Any]], output: str) -> None:
+    if output == "json":
+        print_json(decisions)
+        return
+    if not decisions:
+        print(f"{stream}: the ledger has no decision{f' about hour {hour}' if hour else ''} yet")
+        return
+    columns = ("hour", "at", "decision", "revision", "served", *COUNTS, "changed", "reason")
+    print_table(columns, [_cells(decision) for decision in decisions])
+    for decision in decisions:
+        if decision["readable"] is None or (decision["tag"] is None and decision["query"] is not None):
+            continue
+        print(f"hour {decision['hour']}, revision {decision['revision']}: can be read: {decision['readable']}")
+        if decision["query"] is not None:
+            print(f"  {decision['query']}")
+
+
+def _cells(decision: Mapping[str, Any]) -> list[object]:
+    counts = ["" if decision["counts"][name] is None else decision["counts"][name] for name in COUNTS]
+    is_restated = decision["decision"] == "accepted" and decision["revision"] > 1
+    changed = changed_words(decision["changed"]) if is_restated else ""
+    at = f"{decision['at']:%F %T}"
+    return [
+        decision["hour"], at, decision["decision"], decision["revision"] or "", decision["served"] or "", *counts,
+        changed, decision["reason"] or "",
+    ]  # fmt: skip

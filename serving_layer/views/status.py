@@ -1,0 +1,195 @@
+"""What operators look at: the hours and where the stream stands, as values first and as text or JSON after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from anabranch import hours as hour_words
+from anabranch.job import Job
+from anabranch.output import print_json, print_table
+from anabranch.position import ranges_to_keys, size, to_keys
+from anabranch.protocol import ledger
+from anabranch.protocol.state import POSITION, State, load_state
+from anabranch.table.snapshots import head, last_publish, published_since
+from serving_layer import merge
+from serving_layer.diff.kinds import plan_unexplained
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+_COUNTS = ("offsets", "good", "dead", "duplicate", "gap")
+
+
+def hours(job: Job) -> list[dict[str, Any]]:
+    """Every hour from the first to the running one, oldest first: the ledger's newest word on it, with state and
+    serving layer as the table itself says them."""
+    state = load_state(job.lake, job.stream.table)
+    rows = ledger.history(job.lake, job.stream.hours_table, without=("partitions", "sources"))
+    return plan_hours(state, rows, datetime.now(UTC))
+
+
+def plan_hours(state: State, history: Sequence[Mapping[str, Any]], now: datetime) -> list[dict[str, Any]]:
+    """The hours' views, from the table's state and all rows of the ledger. An hour whose row is missing is shown as far
+    as the table knows it. Pure."""
+    rows = ledger.newest(history)
+    why = {row["hour"]: row["reason"] for row in history if row["decision"] == "served"}
+    timeline = state.timeline
+    # After an adoption the open hour may still lie ahead.
+    running = hour_words.shift(max(timeline.open, hour_words.hour_of(now)), 1)
+    known = {*rows, *hour_words.hours_between(timeline.first, running)}
+    return [_hour(state, {"hour": h} | rows.get(h, {}), why.get(h)) for h in sorted(known)]
+
+
+def _hour(state: State, row: Mapping[str, Any], why: str | None) -> dict[str, Any]:
+    hour = row["hour"]
+    accepted = state.accepted.get(hour)
+    cut = state.cuts.get(hour)
+    counts = {name: row.get(name) for name in _COUNTS}
+    diff = row.get("diff")
+    quality = row.get("quality") or {}
+    return {
+        "hour": hour,
+        "state": _state_of(state, hour, row),
+        "revision": accepted.revision if accepted is not None else row.get("revision", 0),
+        "served": state.serving_layer(hour),
+        "cut": ranges_to_keys(cut.ranges) if cut is not None else row.get("cut"),
+        "counts": counts,
+        "speed_rows": row.get("speed_rows"),
+        "diff": {name: diff[name] for name in ("missing", "extra", "changed")} if diff else None,
+        "quality": {"passed": quality.get("passed"), "failed": quality.get("failed", [])},
+        "reason": _reason(state.overrides.get(hour), why, row.get("reason")),
+    }
+
+
+def _state_of(state: State, hour: str, row: Mapping[str, Any]) -> str:
+    if hour >= state.timeline.open:
+        return "open"
+    if state.is_accepted(hour):
+        return "accepted"
+    return "refused" if row.get("decision") == "refused" else "sealed"
+
+
+def _reason(override: str | None, why: str | None, said: str | None) -> str | None:
+    if override is None:
+        return said
+    chosen = f"served by {override} by choice: {why or 'the reason is not in the ledger'}"
+    return f"{chosen}; {said}" if said else chosen
+
+
+def print_hours(rows: list[dict[str, Any]], output: str) -> None:
+    if output == "json":
+        print_json(rows)
+        return
+    columns = ("hour", "state", "revision", "served", *_COUNTS, "speed rows", "diff", "quality", "reason")
+    print_table(columns, [_hour_cells(row) for row in rows])
+
+
+def _hour_cells(row: dict[str, Any]) -> list[object]:
+    diff = row["diff"]
+    differing = f"{diff['missing']}/{diff['extra']}/{diff['changed']}" if diff else ""
+    passed = {True: "passed", False: "failed", None: ""}[row["quality"]["passed"]]
+    counts = ["" if row["counts"][name] is None else row["counts"][name] for name in _COUNTS]
+    rows = "" if row["speed_rows"] is None else row["speed_rows"]
+    cells: list[object] = [row["hour"], row["state"], row["revision"] or "", row["served"], *counts]
+    return [*cells, rows, differing, passed, row["reason"] or ""]
+
+
+def status(job: Job, late_after: timedelta | None = None) -> dict[str, Any]:
+    """Where the stream stands; with `late_after`, also whether the speed layer is late.
+
+    Raises Transient when Kafka or the lake does not answer.
+    """
+    state = load_state(job.lake, job.stream.table)
+    now = datetime.now(UTC)
+    topic = job.kafka.describe(job.stream.topic)
+    ends = job.kafka.stable_ends(topic) if topic is not None else {}
+    lag = {p: (state.position.offsets.get(p, 0), e) for p, e in ends.items()}
+    backlog = sorted(h for h in state.timeline.sealed if not state.is_accepted(h))
+    ended = hour_words.hours_between(state.timeline.open, hour_words.hour_of(now))
+    name = job.stream.hours_table
+    # All that is shown of the ledger: other rows, however many, are not read.
+    rows = ledger.newest(ledger.history(job.lake, name, {*backlog, *ledger.remarkable_hours(job.lake, name)}))
+    since = published_since(state.table, "speed", POSITION)
+    return {
+        "stream": job.stream.name,
+        "topic": job.stream.topic,
+        "topic_id": state.position.topic_id,
+        "topic_recreated": topic is not None and state.position.topic_id not in ("", topic.id),
+        "position": to_keys(state.position.offsets),
+        "position_since": since.isoformat(),
+        "late": plan_late(size(lag), since, late_after, now) if late_after is not None else None,
+        "lag": {"offsets": size(lag), "partitions": to_keys({p: max(0, e - s) for p, (s, e) in lag.items()})},
+        "last_publish": {branch: _published_at(state, branch) for branch in ("speed", "batch", "main")},
+        "open_hour": state.timeline.open,
+        "to_seal": ended,
+        "backlog": backlog,
+        "refused": [h for h in backlog if rows.get(h, {}).get("decision") == "refused"],
+        "hours": {h: state.serving_layer(h) for h in sorted({*state.accepted, *state.timeline.sealed})},
+        "unexplained": unexplained(state, rows),
+        "dead_letters": _records(job.lake.load(job.stream.dead_letters_table), "main"),
+        "lost": {h: n for h, row in rows.items() if (n := (row.get("gaps") or {}).get("retention"))},
+    }
+
+
+def plan_late(lag: int, since: datetime, late_after: timedelta, now: datetime) -> str | None:
+    """Why the speed layer is late, or None: offsets wait and its position has not moved for `late_after`. Pure."""
+    if not lag or now - since <= late_after:
+        return None
+    still = timedelta(seconds=round((now - since).total_seconds()))
+    return f"{lag} offsets wait, and the position has not moved for {still}"
+
+
+def unexplained(state: State, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """By hour, the differences of the layers that nothing explains, from the ledger's newest rows. Pure."""
+    found = {
+        hour: plan_unexplained(row.get("diff"), row.get("gaps"), merge.covers(state, "speed", hour) is None)
+        for hour, row in rows.items()
+    }
+    return {hour: left for hour, left in sorted(found.items()) if left}
+
+
+def unexplained_words(left: Mapping[str, int]) -> str:
+    """What is left unexplained, in words: `3 missing, 1 changed`."""
+    return ", ".join(f"{n} {kind}" for kind, n in left.items())
+
+
+def _published_at(state: State, branch: str) -> str | None:
+    snapshot = last_publish(state.table, branch)
+    return datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC).isoformat() if snapshot is not None else None
+
+
+def _records(table: Table, branch: str) -> int:
+    """How many records a branch holds, as its head's summary counts them."""
+    summary = head(table, branch).summary
+    return int((summary["total-records"] if summary is not None else None) or 0)
+
+
+def print_status(view: dict[str, Any], output: str) -> None:
+    if output == "json":
+        print_json(view)
+        return
+    rows: list[tuple[str, object]] = [
+        ("topic", f"{view['topic']} ({view['topic_id'] or 'not seen yet'})"),
+        ("position", ", ".join(f"{p}: {o}" for p, o in view["position"].items())),
+        ("position since", view["position_since"]),
+        ("lag", f"{view['lag']['offsets']} offsets"),
+        *((f"last publish to {branch}", at or "never") for branch, at in view["last_publish"].items()),
+        ("open hour", view["open_hour"]),
+        ("ended, to be sealed", ", ".join(view["to_seal"]) or "none"),
+        ("sealed, not accepted", ", ".join(view["backlog"]) or "none"),
+        ("refused", ", ".join(view["refused"]) or "none"),
+        ("hours by batch", sum(1 for layer in view["hours"].values() if layer == "batch")),
+        ("dead letters", view["dead_letters"]),
+        ("lost to retention", ", ".join(f"{n} offsets in {h}" for h, n in view["lost"].items()) or "none"),
+        ("unexplained differences", f"in {len(view['unexplained'])} hours" if view["unexplained"] else "none"),
+    ]
+    print_table((view["stream"], ""), rows)
+    if view["late"]:
+        print(f"the speed layer is late: {view['late']}")
+    for hour, left in view["unexplained"].items():
+        print(
+            f"hour {hour}: the layers differ and nothing explains it: {unexplained_words(left)}; look at "
+            f"`anabranch diff {view['stream']} {hour}`"
+        )
