@@ -36,7 +36,7 @@ COPY --chown=10001:10001 docker-compose.yml .env.example .dockerignore ./
 COPY --chown=10001:10001 deploy deploy
 # The jars are resolved and checked here, so that a container needs no download to start.
 RUN --mount=type=cache,target=/home/anabranch/.cache/uv,uid=10001,gid=10001 \
-    uv sync --frozen --no-dev --extra airflow && python -m anabranch.spark.jars --spark-submit
+    uv sync --frozen --no-dev --extra airflow && anabranch jars --spark-submit
 
 WORKDIR /var/lib/anabranch
 ENTRYPOINT ["tini", "-g", "--"]

@@ -53,9 +53,10 @@ sizing: $(READY) ## what a record, a micro-batch and an hour cost, for the rules
 bench-metadata: $(READY) ## what a publish costs by micro-batches and hours; draws docs/metadata.svg
 	@PYTHONPATH=tests/support:tests/unit $(BIN)/python tests/measure/metadata.py
 
-lint: $(READY) ## formatting and lint, changing nothing
+lint: $(READY) ## formatting, lint and the direction of imports, changing nothing
 	@$(BIN)/ruff format --check $(CODE)
 	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/lint-imports
 
 format: $(READY) ## format, and fix what lint can fix
 	@$(BIN)/ruff format $(CODE)

@@ -2,14 +2,53 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from anabranch.cli.options import open_stream, options
+from anabranch.errors import AnabranchError, ConfigurationError
 
 if TYPE_CHECKING:
     from anabranch.protocol.adoption import Adopted
+
+
+@click.command()
+@click.argument("stream", required=False)
+@click.option("--register", is_flag=True, help="First make the catalog know again the tables that storage holds.")
+@click.option(
+    "--rolled-back", is_flag=True, help="The stream's file is an older one on purpose: leave its table ahead of it."
+)
+@options
+def apply(stream: str | None, register: bool, rolled_back: bool, conf: str | None, output: str) -> None:
+    """Create or evolve tables, branches and bucket; say what changed. Without STREAM: all streams.
+
+    A table that storage holds and the catalog does not know is not made anew: a lost or restored catalog, or a restored
+    bucket, is mended by --register, with the stream's jobs stopped. Columns are never taken away: with --rolled-back
+    the jobs of a file that lacks some go on, and their rows have null there, until its table's own file is applied.
+    """
+    from anabranch import config
+    from anabranch.output import print_json
+    from anabranch.protocol import apply
+
+    if rolled_back and not stream:
+        raise ConfigurationError("--rolled-back: expected STREAM, whose file was put back; found none")
+    names = [stream] if stream else list(config.stream_names(conf))
+    if not names:
+        raise AnabranchError(f"{config.resolve_folder(conf)}/streams: expected at least one stream's file, found none")
+    done = {}
+    for name in names:
+        job = open_stream(name, conf)
+        try:
+            done[name] = apply.apply(job.environment, job.stream, job.lake, job.kafka, register, rolled_back)
+        finally:
+            job.kafka.close()
+        if output == "text":
+            for change in done[name] or ["nothing to change"]:
+                click.echo(f"{name}: {change}")
+    if output == "json":
+        print_json([{"stream": name, "changes": changes} for name, changes in done.items()])
 
 
 @click.command()
@@ -104,40 +143,6 @@ def serve_hour(
     click.echo(f"{stream}: {hour} is {'now ' if served.changed else ''}served by {served.layer}, {chosen}")
 
 
-@click.command("data-docs")
-@click.argument("stream")
-@click.argument("hour", required=False)
-@click.option("--to", metavar="DIR|S3URL", required=True, help="A folder, or s3://bucket/prefix.")
-@options
-def data_docs(stream: str, hour: str | None, to: str, conf: str | None, output: str) -> None:
-    """Build Great Expectations' Data Docs of what the quality gate said of an hour; without HOUR, of the newest 48.
-
-    From the ledger alone: no row is read again, and no Spark is needed. Each decision about a named HOUR gets a page;
-    without one, the newest of each hour does.
-    """
-    from anabranch import hours
-    from anabranch.errors import Refused
-    from anabranch.output import print_json
-    from anabranch.protocol.state import load_state
-    from batch_layer.quality import data_docs as docs
-
-    if hour:
-        hours.start_of(hour)
-    job = open_stream(stream, conf)
-    timeline = load_state(job.lake, job.stream.table).timeline
-    rows = docs.find_pages(job.lake, job.stream.hours_table, timeline, hour)
-    if not rows:
-        raise Refused(
-            f"{hour or stream}: expected a decision that the quality gate was asked for, found none in the ledger; "
-            "name an `expectations:` file in the stream's file, and run `anabranch batch`"
-        )
-    index = docs.publish(job.environment, job.stream, rows, to)
-    if output == "json":
-        print_json({"stream": stream, "index": index, "hours": sorted({row["hour"] for row in rows})})
-    else:
-        click.echo(f"{stream}: {len(rows)} pages: {index}")
-
-
 @click.command()
 @click.argument("folder", metavar="DIR")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")
@@ -187,3 +192,34 @@ def maintain(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
             f"{stream}: {table}: {done['expired'][table]} snapshots {would}expired, "
             f"{orphans['files']} orphan files {would}deleted, {orphans['bytes']} bytes"
         )
+
+
+@click.command()
+@click.argument("stream")
+@click.option("--dry-run", is_flag=True, help="Only say what would change.")
+@options
+def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
+    """Make main right: for each hour the files of the layer that serves it. Nothing is copied."""
+    from anabranch.output import print_json
+    from anabranch.protocol.state import load_state
+    from serving_layer import merge
+
+    job = open_stream(stream, conf)
+    swaps = merge.merge(job.lake, job.stream, dry_run=dry_run, everything=True)
+    rows = [
+        {"hour": s.hour, "served": s.layer, "added": len(s.add), "removed": len(s.remove), "reason": s.refused}
+        for s in swaps
+    ]
+    overrides = load_state(job.lake, job.stream.table).overrides
+    if output == "json":
+        print_json({"stream": stream, "dry_run": dry_run, "swaps": rows, "overrides": overrides})
+    else:
+        for row in rows:
+            said = row["reason"] or f"served by {row['served']}: {row['added']} files in, {row['removed']} out"
+            click.echo(f"{stream}: {row['hour']} {said}")
+        if not rows:
+            click.echo(f"{stream}: main is right, nothing to swap")
+        for hour, layer in sorted(overrides.items()):
+            click.echo(f"{stream}: {hour} is served by {layer} by choice (`anabranch serve-hour`)")
+    if any(s.refused for s in swaps):
+        sys.exit(1)

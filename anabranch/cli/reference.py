@@ -13,7 +13,7 @@ import click
 
 from anabranch.fail_points import Step
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs"
+FOLDER = Path(__file__).resolve().parents[2] / "docs"
 
 _HEAD = """\
 # Command line

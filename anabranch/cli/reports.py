@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Literal
 
 import click
 
@@ -167,3 +168,122 @@ def explain(stream: str, hour: str, conf: str | None, output: str) -> None:
     from serving_layer.views import explain, explain_text
 
     explain_text.print_explanation(explain.explain(open_stream(stream, conf), hour, datetime.now(UTC)), output)
+
+
+@click.command("data-docs")
+@click.argument("stream")
+@click.argument("hour", required=False)
+@click.option("--to", metavar="DIR|S3URL", required=True, help="A folder, or s3://bucket/prefix.")
+@options
+def data_docs(stream: str, hour: str | None, to: str, conf: str | None, output: str) -> None:
+    """Build Great Expectations' Data Docs of what the quality gate said of an hour; without HOUR, of the newest 48.
+
+    From the ledger alone: no row is read again, and no Spark is needed. Each decision about a named HOUR gets a page;
+    without one, the newest of each hour does.
+    """
+    from anabranch import hours
+    from anabranch.errors import Refused
+    from anabranch.output import print_json
+    from anabranch.protocol.state import load_state
+    from batch_layer.quality import data_docs as docs
+
+    if hour:
+        hours.start_of(hour)
+    job = open_stream(stream, conf)
+    timeline = load_state(job.lake, job.stream.table).timeline
+    rows = docs.find_pages(job.lake, job.stream.hours_table, timeline, hour)
+    if not rows:
+        raise Refused(
+            f"{hour or stream}: expected a decision that the quality gate was asked for, found none in the ledger; "
+            "name an `expectations:` file in the stream's file, and run `anabranch batch`"
+        )
+    index = docs.publish(job.environment, job.stream, rows, to)
+    if output == "json":
+        print_json({"stream": stream, "index": index, "hours": sorted({row["hour"] for row in rows})})
+    else:
+        click.echo(f"{stream}: {len(rows)} pages: {index}")
+
+
+@click.command()
+@click.argument("stream")
+@click.option(
+    "--history",
+    metavar="[HOUR]",
+    is_flag=False,
+    flag_value="",
+    help="Every decision about one hour, or all: what changed, why, and how to read what was replaced.",
+)
+@options
+def hours(stream: str, history: str | None, conf: str | None, output: str) -> None:
+    """Every hour up to the running one, by the ledger's newest row: who serves it, its counts and its checks."""
+    from anabranch.hours import start_of
+    from serving_layer.views import history as decisions
+    from serving_layer.views import status as views
+
+    if history:
+        start_of(history)
+    job = open_stream(stream, conf)
+    if history is None:
+        views.print_hours(views.hours(job), output)
+    else:
+        decisions.print_history(stream, history or None, decisions.history(job, history or None), output)
+
+
+@click.command()
+@click.argument("stream")
+@click.option("--late-after", metavar="DURATION", help="Such as '10 minutes': how long the position may stand still.")
+@options
+def status(stream: str, late_after: str | None, conf: str | None, output: str) -> None:
+    """Position, lag, last publish, backlog, and the serving layer by hour.
+
+    The exit code is 1 when the layers differ in an hour and nothing explains it; with --late-after also when offsets
+    wait and the speed layer's position has not moved for so long.
+    """
+    from anabranch.config import parse_duration
+    from serving_layer.views import status as views
+
+    try:
+        patience = parse_duration(late_after) if late_after is not None else None
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--late-after") from error
+    job = open_stream(stream, conf)
+    try:
+        view = views.status(job, patience)
+    finally:
+        job.kafka.close()
+    views.print_status(view, output)
+    if view["unexplained"] or view["late"]:
+        sys.exit(1)
+
+
+@click.command()
+@click.argument("sql")
+@click.option("--output", type=click.Choice(["table", "csv", "json", "parquet"]), default="table", help="How to print.")
+@click.option("--out", metavar="FILE", help="Write to a file.")
+@click.option("--at", metavar="NAME", help="As of a tag, a branch or a snapshot id, which every table named must have.")
+@click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
+def query(
+    sql: str,
+    output: Literal["table", "csv", "json", "parquet"],
+    out: str | None,
+    at: str | None,
+    conf: str | None,
+) -> None:
+    """Run SQL (DuckDB) over the serving tables, by their plain names.
+
+    --at reads them as they were: `anabranch hours STREAM --history` names the tags of replaced revisions.
+    """
+    from pathlib import Path
+
+    from anabranch import config
+    from anabranch.logs import configure_logging
+    from anabranch.output import write_result
+    from anabranch.table.lake import Lake
+    from serving_layer.query import run_query
+
+    configure_logging()
+    streams = [config.load_stream(name, conf) for name in config.stream_names(conf)]
+    lake = Lake(config.load_environment(conf))
+    names = [n for s in streams for n in (s.table, s.dead_letters_table, s.hours_table)]
+    result = run_query(sql, lake.tables(names), catalog=lake.catalog_name, at=at)
+    write_result(result, output, Path(out) if out else None)

@@ -12,7 +12,6 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -23,7 +22,8 @@ from kafka.protocol.consumer.offsets import IsolationLevel
 from kafka.structs import OffsetAndMetadata
 
 from anabranch import config
-from anabranch.errors import AnabranchError, ConfigurationError, Transient
+from anabranch.errors import AnabranchError, Transient
+from anabranch.kafka.security import kafka_python_settings
 from anabranch.position import Position, Ranges, Stamped, Topic, is_contradicted
 from anabranch.remote_errors import explain, is_denied, said_by
 
@@ -91,29 +91,6 @@ _keep_last_words(KafkaTCPTransport)
 _keep_last_words(KafkaSSLTransport)
 
 _READ_COMMITTED = IsolationLevel.READ_COMMITTED
-_SETTINGS = {
-    "security.protocol": "security_protocol",
-    "sasl.mechanism": "sasl_mechanism",
-    "sasl.username": "sasl_plain_username",
-    "sasl.password": "sasl_plain_password",
-    "ssl.truststore.location": "ssl_cafile",
-    "ssl.keystore.location": "ssl_certfile",
-    "ssl.key.password": "ssl_password",
-}
-
-
-def client_settings(kafka: config.Kafka) -> dict[str, Any]:
-    """kafka-python's arguments for the configured brokers. Raises ConfigurationError for an unknown key and for a file
-    that is missing."""
-    settings: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers.split(",")}
-    for key, value in kafka.security.items():
-        if key not in _SETTINGS:
-            known = ", ".join(sorted(_SETTINGS))
-            raise ConfigurationError(f"kafka.security: expected one of {known}, found {key!r}")
-        settings[_SETTINGS[key]] = value.get_secret_value()
-        if key.endswith(".location") and not Path(value.get_secret_value()).is_file():
-            raise ConfigurationError(f"kafka.security: {key}: expected a file, found none")
-    return settings
 
 
 def new_producer(kafka: config.Kafka, **overrides: Any) -> Any:
@@ -123,7 +100,7 @@ def new_producer(kafka: config.Kafka, **overrides: Any) -> Any:
     }  # fmt: skip
     began = time.monotonic()
     try:
-        return KafkaProducer(**client_settings(kafka), **(defaults | overrides))
+        return KafkaProducer(**kafka_python_settings(kafka), **(defaults | overrides))
     except errors.KafkaError as error:
         raise _explained(kafka, "start a producer", error, began) from error
 
@@ -265,7 +242,7 @@ class KafkaAdapter:
         if self._consumer is None:
             # What was deleted meanwhile is passed over: the log's start is asked for where it matters.
             self._consumer = KafkaConsumer(
-                **client_settings(self._kafka), group_id=None, enable_auto_commit=False,
+                **kafka_python_settings(self._kafka), group_id=None, enable_auto_commit=False,
                 auto_offset_reset="earliest", isolation_level="read_committed",
                 max_partition_fetch_bytes=16 << 10, fetch_max_wait_ms=100,
             )  # fmt: skip
@@ -306,7 +283,7 @@ class KafkaAdapter:
         doing = f"read topic {topic}"
         try:
             consumer = KafkaConsumer(
-                **client_settings(self._kafka), group_id=None, enable_auto_commit=False, auto_offset_reset="none",
+                **kafka_python_settings(self._kafka), group_id=None, enable_auto_commit=False, auto_offset_reset="none",
                 isolation_level="read_uncommitted" if uncommitted else "read_committed", max_poll_records=20_000,
                 max_partition_fetch_bytes=4 << 20,
             )  # fmt: skip
@@ -363,7 +340,9 @@ class KafkaAdapter:
         try:
             if self._admin is None:
                 self._admin = KafkaAdminClient(
-                    **client_settings(self._kafka), request_timeout_ms=_REQUEST_MS, bootstrap_timeout_ms=_BOOTSTRAP_MS
+                    **kafka_python_settings(self._kafka),
+                    request_timeout_ms=_REQUEST_MS,
+                    bootstrap_timeout_ms=_BOOTSTRAP_MS,
                 )
             return question(self._admin)
         except errors.TopicAlreadyExistsError:

@@ -18,8 +18,8 @@ from pyspark.errors import PySparkException
 
 from anabranch.config import Kafka
 from anabranch.kafka.client import KafkaAdapter
+from anabranch.kafka.security import spark_options
 from anabranch.position import Offsets, Ranges, ranges_to_keys, size, to_keys
-from anabranch.spark.settings import kafka_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,7 +49,7 @@ def read_ranges(spark: SparkSession, kafka: Kafka, topic: str, ranges: Ranges, u
     isolation = {"kafka.isolation.level": "read_uncommitted"} if uncommitted else {}
     return (
         spark.read.format("kafka")
-        .options(**(kafka_options(kafka) | isolation))
+        .options(**(_options(kafka) | isolation))
         .option("assign", json.dumps({topic: sorted(ranges)}))
         .option("startingOffsets", json.dumps({topic: to_keys({p: s for p, (s, _) in ranges.items()})}))
         .option("endingOffsets", json.dumps({topic: to_keys({p: e for p, (_, e) in ranges.items()})}))
@@ -62,7 +62,7 @@ def read_stream(spark: SparkSession, kafka: Kafka, topic: str, position: Offsets
     """An endless frame of the topic from `position` on, at most `max_offsets` a micro-batch; lost data fails it."""
     return (
         spark.readStream.format("kafka")
-        .options(**kafka_options(kafka))
+        .options(**_options(kafka))
         .option("subscribe", topic)
         .option("startingOffsets", json.dumps({topic: to_keys(position)}))
         .option("maxOffsetsPerTrigger", max_offsets)
@@ -70,6 +70,17 @@ def read_stream(spark: SparkSession, kafka: Kafka, topic: str, position: Offsets
         .option("includeHeaders", "true")
         .load()
     )
+
+
+def _options(kafka: Kafka) -> dict[str, str]:
+    """The source's options for the configured brokers; only decided records are read (KIP-98)."""
+    return {
+        "kafka.isolation.level": "read_committed",
+        # The client itself goes on after a cut; these say after which the job says that it waits.
+        "kafka.request.timeout.ms": "10000",
+        "kafka.default.api.timeout.ms": "15000",
+        "kafkaConsumer.pollTimeoutMs": "60000",
+    } | spark_options(kafka)
 
 
 def no_records(spark: SparkSession) -> DataFrame:

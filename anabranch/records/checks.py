@@ -1,6 +1,7 @@
-"""Verdicts: why a record cannot become a row, in Spark SQL. The first condition that holds gives code and text.
+"""Checks: why a record cannot become a row, in Spark SQL. The first condition that holds gives code and text.
 
-A format's own checks come first (`anabranch.records.formats`), then what holds for every format: required columns, event time.
+A format's own checks come first (`anabranch.records.formats`), then what holds for every format: required columns,
+event time.
 """
 
 from __future__ import annotations

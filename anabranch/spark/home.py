@@ -29,7 +29,7 @@ def configure(jars: Sequence[Path]) -> tuple[Path, ...]:
     defaults = spark_home() / "conf" / "spark-defaults.conf"
     defaults.parent.mkdir(exist_ok=True)
     listed = ",".join(str(jar) for jar in jars)
-    defaults.write_text(f"{_MARK} 'python -m anabranch.spark.jars'.\nspark.jars {listed}\n", encoding="utf-8")
+    defaults.write_text(f"{_MARK} 'anabranch jars'.\nspark.jars {listed}\n", encoding="utf-8")
     finder = Path(sys.executable).parent / "find-spark-home"
     if not finder.exists():
         return (defaults,)

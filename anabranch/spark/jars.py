@@ -8,19 +8,17 @@ place only once every jar in it has its expected checksum.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from anabranch.errors import AnabranchError, Terminal, Transient
+from anabranch.errors import Terminal, Transient
 from anabranch.file_lock import locked
 from anabranch.resources import shipped
 from anabranch.spark.home import configure, spark_home
@@ -103,8 +101,8 @@ def verify(folder: Path, sums: Path) -> None:
     if wrong:
         raise Terminal(
             f"The jars in {folder} are not those of {sums}: {'; '.join(wrong)}. If ivy.xml was changed on purpose, run "
-            "'python -m anabranch.spark.jars --write-sums' and review the change. If not, the download was altered: "
-            f"delete the cache {folder.parent.parent} and run 'python -m anabranch.spark.jars' again."
+            "'anabranch jars --write-sums' and review the change. If not, the download was altered: "
+            f"delete the cache {folder.parent.parent} and run 'anabranch jars' again."
         )
 
 
@@ -173,7 +171,7 @@ def _retrieve(java: Path, ivy_xml: Path, ivy_cache: Path, into: Path, total: int
     raise Transient(
         f"The jars of {ivy_xml} could not be downloaded in {ATTEMPTS} attempts. Ivy's last lines:\n  "
         + "\n  ".join(tail or [])
-        + "\nCheck the network, then run 'python -m anabranch.spark.jars'; what was downloaded is kept."
+        + "\nCheck the network, then run 'anabranch jars'; what was downloaded is kept."
     )
 
 
@@ -234,32 +232,14 @@ def _write_sums(progress: Progress) -> Path:
     return file
 
 
-def main() -> int:
-    """Resolves and prints the folder; exit codes as everywhere."""
-    parser = argparse.ArgumentParser(prog="python -m anabranch.spark.jars", description=main.__doc__)
-    parser.add_argument("--verify", action="store_true", help="compute every checksum again, also of a cached folder")
-    parser.add_argument("--spark-submit", action="store_true", help="let this environment's spark-submit find the jars")
-    parser.add_argument("--write-sums", action="store_true", help="after a change of ivy.xml: write jars.sha256 anew")
-    arguments = parser.parse_args()
-
-    def progress(message: str) -> None:
-        print(message, file=sys.stderr, flush=True)
-
-    try:
-        if arguments.write_sums:
-            progress(f"wrote {_write_sums(progress)}")
-        jars = ensure_jars(progress=progress)
-        if arguments.verify:
-            verify(jars.folder, jvm_folder() / "jars.sha256")
-        if arguments.spark_submit:
-            for file in configure(jars.spark):
-                progress(f"wrote {file}")
-    except AnabranchError as error:
-        progress(str(error))
-        return error.exit_code
-    print(jars.folder)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def resolve(compare: bool, let_submit_find: bool, write_sums: bool, progress: Progress) -> Path:
+    """What `anabranch jars` does; returns the jars' folder. Raises Terminal, Transient."""
+    if write_sums:
+        progress(f"wrote {_write_sums(progress)}")
+    jars = ensure_jars(progress=progress)
+    if compare:
+        verify(jars.folder, jvm_folder() / "jars.sha256")
+    if let_submit_find:
+        for file in configure(jars.spark):
+            progress(f"wrote {file}")
+    return jars.folder

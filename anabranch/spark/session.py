@@ -54,7 +54,7 @@ def open_session(environment: Environment, name: str) -> SparkSession:
         spark.stop()
         raise ConfigurationError(
             "spark: expected the Iceberg and Kafka jars on Spark's class path, found none; run the job by `anabranch`, "
-            "or let spark-submit find them: python -m anabranch.spark.jars --spark-submit"
+            "or let spark-submit find them: anabranch jars --spark-submit"
         ) from None
     return spark
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from anabranch.config import Environment, Kafka
+from anabranch.config import Environment
 from anabranch.table.catalog_settings import given_properties, spark_properties
 
 AVRO_LONGEST_TEXT = 16 * 2**20
@@ -19,8 +19,6 @@ AVRO_OPTIONS = " ".join(f"-D{name}={value}" for name, value in AVRO_LIMITS.items
 
 REDACTED = re.compile("(?i)secret|password|token|access[.-]?key|credential|authorization|jaas")
 """The keys whose values Spark shows nobody, as `spark.redaction.regex`: its own words and those of REST catalogs."""
-
-_JAAS = "org.apache.kafka.common.security"
 
 
 def session_settings(environment: Environment) -> dict[str, str]:
@@ -72,25 +70,3 @@ def session_settings(environment: Environment) -> dict[str, str]:
     # What is configured joins it.
     executor = f"{AVRO_OPTIONS} {settings.get('spark.executor.extraJavaOptions', '')}".strip()
     return settings | {"spark.executor.extraJavaOptions": executor}
-
-
-def kafka_options(kafka: Kafka) -> dict[str, str]:
-    """Spark's options for the configured brokers; only decided records are read (KIP-98)."""
-    options = {
-        "kafka.bootstrap.servers": kafka.bootstrap_servers,
-        "kafka.isolation.level": "read_committed",
-        # The client itself goes on after a cut; these say after which the job says that it waits.
-        "kafka.request.timeout.ms": "10000",
-        "kafka.default.api.timeout.ms": "15000",
-        "kafkaConsumer.pollTimeoutMs": "60000",
-    }
-    security = {key: value.get_secret_value() for key, value in kafka.security.items()}
-    user, password = security.pop("sasl.username", None), security.pop("sasl.password", None)
-    if user is not None and password is not None:
-        module = "scram.ScramLoginModule" if "SCRAM" in security.get("sasl.mechanism", "") else "plain.PlainLoginModule"
-        quoted = [value.replace("\\", "\\\\").replace('"', '\\"') for value in (user, password)]
-        options["kafka.sasl.jaas.config"] = f'{_JAAS}.{module} required username="{quoted[0]}" password="{quoted[1]}";'
-    for store in ("truststore", "keystore"):
-        if f"ssl.{store}.location" in security:
-            options[f"kafka.ssl.{store}.type"] = "PEM"
-    return options | {f"kafka.{key}": value for key, value in security.items()}

@@ -1,7 +1,7 @@
 """The one place that speaks PyIceberg's catalog: tables, branches, staged files, and the commit of a publish.
 
-A commit (`anabranch.table.commits`) lands whole, is refused whole, or its answer is lost; `Lake.commit` tells which, and
-never repeats a decision by itself.
+A commit (`anabranch.table.commits`) lands whole, is refused whole, or its answer is lost; `Lake.commit` tells which,
+and never repeats a decision by itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Writing the manifests and the manifest list of a branch's next snapshot, with PyIceberg's own writers.
 
 PyIceberg's transaction writes one manifest for each append and reads every manifest of a branch to replace a file. Here
-manifests are kept by ingest hour (`anabranch.table.manifests`): an hour is swapped by leaving its manifests out, small ones
-are merged, and branches that change alike share what is written (decision 14).
+manifests are kept by ingest hour (`anabranch.table.manifests`): an hour is swapped by leaving its manifests out, small
+ones are merged, and branches that change alike share what is written (decision 14).
 """
 
 from __future__ import annotations

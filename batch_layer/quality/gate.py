@@ -1,7 +1,7 @@
 """The quality gate: the Great Expectations suite that an hour must pass before it is published.
 
-What a suite's file may say stands in `batch_layer.quality.suite`. Every expectation of it has a verdict; of those that failed
-the values and a few rows are kept, so that an operator finds them in Kafka and in the table.
+What a suite's file may say stands in `batch_layer.quality.suite`. Every expectation of it has a verdict; of those that
+failed the values and a few rows are kept, so that an operator finds them in Kafka and in the table.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `name` and `expectations`, each a `type`, its `kwargs`, and perhaps a `severity`: `critical` (also when omitted) refuses
 the hour, `warning` and `info` are recorded and let it pass. Beside Great Expectations' types there are two of ours,
-which compare row counts (`batch_layer.quality.row_counts`). Great Expectations itself logs and drops what it cannot load, so
-the file is checked here first: nothing is ever left out.
+which compare row counts (`batch_layer.quality.row_counts`). Great Expectations itself logs and drops what it cannot
+load, so the file is checked here first: nothing is ever left out.
 
 Its import takes seconds, hence only inside functions; it sends nothing and writes nothing to disk.
 """

@@ -68,7 +68,7 @@ def test_a_command_ends_with_the_exit_code_of_what_ended_it(
     def broken(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "open_stream", broken)
+    monkeypatch.setattr(cli.reports, "open_stream", broken)
     done = CliRunner().invoke(cli.main, ["status", "s"])
     assert done.exit_code == code, done.output
     assert str(error) in done.output

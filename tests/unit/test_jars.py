@@ -62,7 +62,7 @@ def test_verify_names_the_jar_what_was_expected_and_the_remedy(
     with pytest.raises(Terminal) as error:
         jars.verify(_folder(tmp_path / "jars", **found), sums)
     assert sentence in str(error.value)
-    assert "python -m anabranch.spark.jars" in str(error.value)
+    assert "anabranch jars" in str(error.value)
 
 
 def test_differences_say_what_was_found() -> None:

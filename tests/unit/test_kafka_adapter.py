@@ -11,7 +11,7 @@ from kafka import errors
 
 from anabranch import config
 from anabranch.errors import AnabranchError, ConfigurationError, Transient
-from anabranch.kafka import client
+from anabranch.kafka import client, security
 
 NOBODY = config.Kafka(bootstrap_servers="127.0.0.1:1")
 
@@ -72,7 +72,9 @@ def test_of_failed_connections_the_one_that_speaks_of_a_password_tells_most() ->
 def test_a_certificate_that_is_no_file_is_said_at_once(tmp_path: Path) -> None:
     missing = {"ssl.truststore.location": str(tmp_path / "ca.pem")}
     with pytest.raises(ConfigurationError, match=r"ssl\.truststore\.location: expected a file, found none"):
-        client.client_settings(config.Kafka.model_validate({"bootstrap_servers": "127.0.0.1:1", "security": missing}))
+        security.kafka_python_settings(
+            config.Kafka.model_validate({"bootstrap_servers": "127.0.0.1:1", "security": missing})
+        )
 
 
 def test_what_comes_with_the_end_of_a_connection_is_read_before_it() -> None:

@@ -371,7 +371,3 @@ def _count(values: Iterable[str]) -> dict[str, int]:
 def command(master: str | None, catalog: str | None) -> None:
     """Tell the story, and compare exactly."""
     sys.exit(main(functools.partial(tell, elsewhere=Elsewhere(master or None, catalog or None))))
-
-
-if __name__ == "__main__":
-    command()

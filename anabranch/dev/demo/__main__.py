@@ -1,0 +1,5 @@
+"""`python -m anabranch.dev.demo`."""
+
+from anabranch.dev.demo import command
+
+command()
