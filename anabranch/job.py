@@ -12,7 +12,7 @@ from anabranch import config
 from anabranch.errors import AnabranchError, ConfigurationError
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.logs import configure_logging
-from anabranch.remote_errors import meant_by_nobody
+from anabranch.remote_errors import classify_unexpected
 from anabranch.table.lake import Lake
 
 LOG = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def main(run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> None:
         LOG.error("%s", error)
         code = error.exit_code
     except Exception as error:
-        found = meant_by_nobody("run the job", error)
+        found = classify_unexpected("run the job", error)
         LOG.error("%s", found, exc_info=not isinstance(found, ConfigurationError))
         code = found.exit_code
     sys.stdout.flush()

@@ -55,7 +55,7 @@ class Stamped:
     timestamp_ms: int
 
 
-class Standing(Enum):
+class RangeRelation(Enum):
     """How a micro-batch's offset range stands to the position."""
 
     ADJACENT = "adjacent"
@@ -107,16 +107,16 @@ def clip(ranges: Ranges, within: Ranges) -> Ranges:
     return clipped
 
 
-def classify(ranges: Ranges, position: Offsets) -> Standing:
+def classify(ranges: Ranges, position: Offsets) -> RangeRelation:
     """How a micro-batch `ranges` stands to what is published. A gap in any partition decides over everything else."""
     live = {p: (s, e) for p, (s, e) in ranges.items() if s < e}
     if any(s > position.get(p, 0) for p, (s, _) in live.items()):
-        return Standing.AHEAD
+        return RangeRelation.AHEAD
     if all(e <= position.get(p, 0) for p, (_, e) in live.items()):
-        return Standing.PUBLISHED
+        return RangeRelation.PUBLISHED
     if any(s < position.get(p, 0) for p, (s, _) in live.items()):
-        return Standing.OVERLAPPING
-    return Standing.ADJACENT
+        return RangeRelation.OVERLAPPING
+    return RangeRelation.ADJACENT
 
 
 def trim(ranges: Ranges, position: Offsets) -> Ranges:

@@ -184,7 +184,7 @@ def explain(doing: str, error: BaseException, said: str | None = None) -> Anabra
     return _explained(doing, text, said or said_by(error), classify(error))
 
 
-def meant_by_nobody(doing: str, error: BaseException) -> AnabranchError:
+def classify_unexpected(doing: str, error: BaseException) -> AnabranchError:
     """The same for an error that reached the end of the program: what nothing explains there is Unexpected. Pure."""
     found = explain(doing, error)
     return Unexpected(str(found)) if isinstance(found, Unexplained) else found

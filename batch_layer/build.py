@@ -30,7 +30,7 @@ from batch_layer.balance import Account, Balance, Counted, Gaps, classify_gaps, 
 from batch_layer.duplicates import drop_duplicates, names_event
 from batch_layer.offset_counts import count, count_aborted, span_of_missing
 from batch_layer.quality.gate import run_suite
-from batch_layer.quality.row_counts import Known
+from batch_layer.quality.row_counts import RowCountBaseline
 from batch_layer.sources import AT, HourReader, Read
 from serving_layer.diff import kinds
 from serving_layer.diff.kinds import Difference
@@ -169,7 +169,7 @@ class HourBuilder:
         objections = balance.disallowed(self._stream.batch.allow_gaps)
         reach(Step.BATCH_BALANCED)
         speed = self._at(state.heads["speed"]).where(F.col("ingest_hour") == built.hour)
-        unread = kinds.plan_unread(state, built.hour, built.cut)
+        unread = kinds.unread_ranges(state, built.hour, built.cut)
         files = files_of(state.table, "speed", built.hour)
         differing = kinds.compare(*alike(speed, rows, state.table, files), frames.duplicates, unread)
         quality = run_suite(rows, self._stream.expectations, self._known(built.hour, balance, differing, state))
@@ -189,7 +189,7 @@ class HourBuilder:
         found = read.decoded.groupBy("source").count().orderBy("source").collect()
         return {row["source"]: row["count"] for row in found}
 
-    def _known(self, hour: str, balance: Balance, differing: Difference, state: State) -> Known:
+    def _known(self, hour: str, balance: Balance, differing: Difference, state: State) -> RowCountBaseline:
         """What the hour's row count is compared with, where the quality gate asks for it."""
 
         def previous(days: int) -> list[int]:
@@ -199,10 +199,10 @@ class HourBuilder:
             return [row["good"] for row in rows if row.get("decision") == "accepted" and "good" in row]
 
         if why := covers(state, "speed", hour):
-            return Known(why=why, previous=previous)
+            return RowCountBaseline(why=why, previous=previous)
         # Without those that the batch layer drops as duplicates: they are no difference.
         good: int = balance.counts["good"]
-        return Known(good - differing.missing + differing.extra, previous=previous)
+        return RowCountBaseline(good - differing.missing + differing.extra, previous=previous)
 
     def _balance(self, frames: _Frames, rows: DataFrame, built: Built) -> Balance:
         cut, read = built.cut, frames.read

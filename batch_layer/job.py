@@ -31,7 +31,7 @@ from anabranch.output import print_json, print_table
 from anabranch.protocol.sealing import require_sealed, seal
 from anabranch.retry import Retry
 from anabranch.spark.session import open_session, stop_on_signal
-from batch_layer.rebuild import Order, Rebuilder, Result
+from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +40,7 @@ LOG = logging.getLogger(__name__)
 
 
 def rebuild_hours(
-    job: Job, rebuilder: Rebuilder, hour: str | None, order: Order, stop: threading.Event | None = None
+    job: Job, rebuilder: Rebuilder, hour: str | None, order: RebuildRequest, stop: threading.Event | None = None
 ) -> list[Result]:
     """Seal, then rebuild one hour or all that wait; each step is tried again for as long as `batch.retry_for` says.
 
@@ -56,13 +56,13 @@ def rebuild_hours(
         retry.call(name, lambda: require_sealed(job.lake, job.stream, hour))
     retry.call(name, rebuilder.recover)
 
-    def rebuild(h: str, order: Order) -> Result:
+    def rebuild(h: str, order: RebuildRequest) -> Result:
         return retry.call(f"{name}: hour {h}", lambda: rebuilder.rebuild(h, order))
 
     broken: list[Unexpected] = []
     results: list[Result] = []
 
-    def attempt(h: str, again: Order) -> None:
+    def attempt(h: str, again: RebuildRequest) -> None:
         try:
             results.append(rebuild(h, again))
         except Unexpected as error:
@@ -98,7 +98,7 @@ def replay(job: Job, rebuilder: Rebuilder, hour: str | None, stop: threading.Eve
     found = {h: n for h, n in retry.call(name, rebuilder.repairable).items() if hour in (None, h)}
 
     def restate(h: str) -> Result:
-        order = Order(restate=True, why=f"dead letters replayed: {found[h]} can be read by now")
+        order = RebuildRequest(restate=True, why=f"dead letters replayed: {found[h]} can be read by now")
         return retry.call(f"{name}: hour {h}", lambda: rebuilder.rebuild(h, order))
 
     return [restate(h) for h in found]
@@ -162,7 +162,7 @@ def run(arguments: Sequence[str]) -> int:
             if parsed.replay:
                 results = replay(job, rebuilder, parsed.hour, stop)
             else:
-                order = Order(parsed.restate, parsed.accept, parsed.why)
+                order = RebuildRequest(parsed.restate, parsed.accept, parsed.why)
                 results = rebuild_hours(job, rebuilder, parsed.hour, order, stop)
     finally:
         job.kafka.close()

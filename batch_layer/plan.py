@@ -16,7 +16,7 @@ from anabranch.protocol.state import KEPT, Accepted, State, plan_accepted
 from anabranch.table.commits import Change
 from anabranch.table.snapshots import Staged, staged_snapshot
 from batch_layer.balance import Balance, Counted
-from serving_layer.diff.kinds import plan_unread
+from serving_layer.diff.kinds import unread_ranges
 from serving_layer.merge import needs_merge
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ EMPTY: Mapping[str, Any] = Balance(Cut("", {}), Counted(), Counted(), {}, {}).co
 ACCEPTED_AT_ONCE = 48
 
 
-class Verdict(Enum):
+class PublishCheck(Enum):
     """What is to be done with a staged hour, by the state as it is now."""
 
     OVERTAKEN = "another run was first"
@@ -43,12 +43,12 @@ class Verdict(Enum):
     PUBLISH = "it can be published"
 
 
-def plan_waiting(state: State) -> list[str]:
+def waiting_hours(state: State) -> list[str]:
     """The sealed hours that are not accepted, oldest first."""
     return [h for h in sorted(state.timeline.sealed) if not state.is_accepted(h)]
 
 
-def plan_empty(state: State, candidates: Sequence[str]) -> list[str]:
+def empty_hours(state: State, candidates: Sequence[str]) -> list[str]:
     """Those of `candidates` whose cut holds no offset."""
     cuts = state.cuts
     return [h for h in candidates if h in cuts and cuts[h].offsets == 0]
@@ -59,7 +59,7 @@ def plan_acceptance_of_empty(
 ) -> Publish | None:
     """The publish that accepts those of `candidates`, hours without records, that wait, ACCEPTED_AT_ONCE at most; None
     when none does."""
-    waiting = set(plan_waiting(state))
+    waiting = set(waiting_hours(state))
     todo = {h: state.timeline.sealed[h] for h in [h for h in candidates if h in waiting][:ACCEPTED_AT_ONCE]}
     if not todo:
         return None
@@ -70,7 +70,7 @@ def plan_acceptance_of_empty(
     return Publish(id, changes, replace(state.timeline, sealed=sealed), decisions=rows, confirmed=confirmed)
 
 
-def plan_reason(objections: Sequence[str], accept: bool, why: str | None) -> str | None:
+def acceptance_reason(objections: Sequence[str], accept: bool, why: str | None) -> str | None:
     """What the ledger says of why an hour is accepted; nothing for one that passed by itself."""
     if accept and objections:
         return f"{ledger.BY_CHOICE}: {why}; in spite of: {'; '.join(objections)}"
@@ -90,8 +90,8 @@ def plan_unread_hours(state: State, hours: Iterable[str]) -> frozenset[str]:
     Not those that it jumped over, or that are of a log which was given up: nothing more comes of them. Pure.
     """
     timeline, cuts = state.timeline, state.cuts
-    of_speed = [h for h in hours if h in cuts and state.serving_layer(h) == "speed" and not timeline.is_skipped(h)]
-    return frozenset(h for h in of_speed if plan_unread(state, h, cuts[h]))
+    of_speed = [h for h in hours if h in cuts and state.served_by(h) == "speed" and not timeline.is_skipped(h)]
+    return frozenset(h for h in of_speed if unread_ranges(state, h, cuts[h]))
 
 
 def plan_again(state: State) -> dict[str, tuple[str, ...]]:
@@ -118,7 +118,7 @@ def fingerprint(
     """
     found = set()
     for hour in hours:
-        if state.serving_layer(hour) == "batch":
+        if state.served_by(hour) == "batch":
             found |= {f"{hour} {path}" for path in files.get(hour, ())}
         elif hour in unread:
             found.add(f"{hour} speed, in part")
@@ -127,7 +127,7 @@ def fingerprint(
     return frozenset(found)
 
 
-def plan_acceptance(
+def check_publish(
     state: State,
     hour: str,
     cut: Cut,
@@ -135,19 +135,19 @@ def plan_acceptance(
     wap_id: str,
     lookback: frozenset[str],
     staged_lookback: frozenset[str],
-) -> Verdict:
+) -> PublishCheck:
     """Whether an hour that was staged over revision `before` and the look-back as `fingerprint` saw it may be
     published now."""
     if revision_now(state, hour, before) != before or state.cuts.get(hour, cut) != cut:
-        return Verdict.OVERTAKEN
+        return PublishCheck.OVERTAKEN
     # A speed branch that was set back takes its newest seals with it.
     if not state.is_sealed(hour):
-        return Verdict.UNSEALED
+        return PublishCheck.UNSEALED
     if staged_snapshot(state.table, wap_id) is None:
-        return Verdict.GONE
+        return PublishCheck.GONE
     if needs_merge(state):
-        return Verdict.MERGE
-    return Verdict.PUBLISH if lookback == staged_lookback else Verdict.MOVED
+        return PublishCheck.MERGE
+    return PublishCheck.PUBLISH if lookback == staged_lookback else PublishCheck.MOVED
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def plan_publish(state: State, rebuilt: Sequence[Rebuilt], now: datetime, confir
             "main",
             _files(r for r in rebuilt if r.hour in by_batch),
             # In the place of these hours' files, whatever a merge kept of them is gone.
-            properties={KEPT: json.dumps([h for h in state.kept if h not in by_batch])},
+            properties={KEPT: json.dumps([h for h in state.retained_hours if h not in by_batch])},
             clear=tuple(r.hour for r in rebuilt if r.hour in by_batch),
         ),
     )

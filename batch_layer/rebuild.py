@@ -36,18 +36,18 @@ from batch_layer.build import Built, HourBuilder
 from batch_layer.plan import (
     ACCEPTED_AT_ONCE,
     EMPTY,
+    PublishCheck,
     Rebuilt,
-    Verdict,
+    acceptance_reason,
+    check_publish,
+    empty_hours,
     fingerprint,
-    plan_acceptance,
     plan_acceptance_of_empty,
     plan_again,
-    plan_empty,
     plan_publish,
-    plan_reason,
     plan_unread_hours,
-    plan_waiting,
     revision_now,
+    waiting_hours,
 )
 from serving_layer import merge
 from serving_layer.recovery import recover
@@ -78,7 +78,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Order:
+class RebuildRequest:
     """What is to be done with an hour, and why. `accept`: publish it in spite of what the stream's rules object to."""
 
     restate: bool = False
@@ -90,7 +90,7 @@ class _Moved(Exception):
     """What `main` serves in the look-back changed after duplicates were dropped against it: drop them again."""
 
 
-_BY_ITSELF = Order()
+_BY_ITSELF = RebuildRequest()
 
 
 class Rebuilder:
@@ -112,7 +112,7 @@ class Rebuilder:
         """The sealed hours that are not accepted, oldest first; not those that Kafka lost and that are refused for it,
         since trying again changes nothing."""
         state = load_state(self._job.lake, self._stream.table)
-        found = plan_waiting(state)
+        found = waiting_hours(state)
         gone = [h for h in found if gone_from_kafka(state.timeline, h, state.timeline.sealed[h])]
         said = ledger.newest(ledger.history(self._job.lake, self._stream.hours_table, gone, ledger.BULKY))
         done = {h for h in gone if said.get(h, {}).get("decision") == "refused"}
@@ -138,9 +138,9 @@ class Rebuilder:
 
     def _basis(self, state: State, hour: str, cut: Cut | None = None) -> str:
         suite = standing.read_suite(self._stream)
-        return standing.plan_basis(self._stream, suite, state, hour, cut or state.timeline.sealed[hour])
+        return standing.refusal_basis(self._stream, suite, state, hour, cut or state.timeline.sealed[hour])
 
-    def lost(self) -> dict[str, Order]:
+    def lost(self) -> dict[str, RebuildRequest]:
         """The accepted hours whose dead letters were lost before they were published, and how to restate each; not
         those whose restatement was refused, since trying again changes nothing."""
         state = load_state(self._job.lake, self._stream.table)
@@ -148,26 +148,26 @@ class Rebuilder:
         why = {h: f"the dead letters of revision {revision} were lost" for h, revision in sorted(found.items())}
         return self._restatements(state, why)
 
-    def again(self) -> dict[str, Order]:
+    def again(self) -> dict[str, RebuildRequest]:
         """The accepted hours whose look-back the speed layer has read to its end since, and how to restate each; not
         those whose restatement was refused, since trying again changes nothing."""
         state = load_state(self._job.lake, self._stream.table)
         why = {h: _said_of_unread(unread) for h, unread in plan_again(state).items()}
         return self._restatements(state, why)
 
-    def _restatements(self, state: State, why: Mapping[str, str]) -> dict[str, Order]:
+    def _restatements(self, state: State, why: Mapping[str, str]) -> dict[str, RebuildRequest]:
         rows = ledger.history(self._job.lake, self._stream.hours_table, why, ledger.BULKY) if why else []
         refused = {(row["hour"], row["revision"]) for row in rows if row["decision"] == "refused"}
         accepted = {h: state.accepted[h] for h in why}
         return {
-            h: Order(True, accepted[h].by_choice, reason)
+            h: RebuildRequest(True, accepted[h].by_choice, reason)
             for h, reason in why.items()
             if (h, accepted[h].revision + 1) not in refused
         }
 
     def empty(self, candidates: Sequence[str]) -> list[str]:
         """Those of `candidates` whose cut holds no offset."""
-        return plan_empty(load_state(self._job.lake, self._stream.table), candidates)
+        return empty_hours(load_state(self._job.lake, self._stream.table), candidates)
 
     def accept_empty(self, candidates: Sequence[str]) -> list[Result]:
         """Accept hours without records, in commits of bounded size."""
@@ -194,7 +194,7 @@ class Rebuilder:
         with explained(self._spark, "read the dead letters"):
             return {h: n for h, n in self._hours.repairable().items() if state.is_accepted(h)}
 
-    def rebuild(self, hour: str, order: Order = _BY_ITSELF) -> Result:
+    def rebuild(self, hour: str, order: RebuildRequest = _BY_ITSELF) -> Result:
         """Rebuild one sealed hour. An accepted hour is left alone unless it is to be restated.
 
         A refusal is a result and is in the ledger, once for each reason; nothing else has changed. Raises Transient,
@@ -230,7 +230,7 @@ class Rebuilder:
                 raise explain_spark(self._spark, f"rebuild hour {hour}", error) from error
         raise Transient(f"hour {hour}: expected the look-back to hold still once in {_ATTEMPTS} attempts; try again")
 
-    def _rebuild(self, hour: str, cut: Cut, before: int, order: Order) -> Result:
+    def _rebuild(self, hour: str, cut: Cut, before: int, order: RebuildRequest) -> Result:
         state = load_state(self._job.lake, self._stream.table)
         first = self._hours.build(hour, cut, before, state)
         built = [first]
@@ -246,8 +246,8 @@ class Rebuilder:
                 self._discard(built)
                 return self._refuse(state, hour, cut, before, "; ".join(refusals), first.said)
             # Step 6: publish.
-            reasons = {hour: plan_reason(first.objections, order.accept, order.why)}
-            reasons |= {b.hour: plan_reason(b.objections, True, f"decided again after {hour}") for b in built[1:]}
+            reasons = {hour: acceptance_reason(first.objections, order.accept, order.why)}
+            reasons |= {b.hour: acceptance_reason(b.objections, True, f"decided again after {hour}") for b in built[1:]}
             return self._publish(built, reasons, state)
         except _Moved:
             self._discard(built)
@@ -291,7 +291,7 @@ class Rebuilder:
         rebuilt = {b.hour for b in built}
         around = {h for b in built for h in self._hours.lookback(b.hour)}
         around = (around | set(self._after(built[0].hour, max(rebuilt), state))) - rebuilt
-        by_batch = {h for h in around if state.serving_layer(h) == "batch"}
+        by_batch = {h for h in around if state.served_by(h) == "batch"}
         files = files_by_hour(state.table, "main", by_batch)
         content = content_by_hour(state.table, "main", around - by_batch)
         return fingerprint(state, around, files, {h: c.rows for h, c in content.items()}, unread)
@@ -303,7 +303,7 @@ class Rebuilder:
         refusal = standing.last_refusal(ledger.history(self._job.lake, self._stream.hours_table, [hour]), hour)
         if standing.should_record(refusal, basis, before + 1, reason, now):
             state = load_state(self._job.lake, self._stream.table)
-            served, id = state.serving_layer(hour), standing.decision_id(new_id(), basis)
+            served, id = state.served_by(hour), standing.decision_id(new_id(), basis)
             row = ledger.decision(hour, "refused", before + 1, cut, now, id, reason=reason, served=served, **said)
             ledger.record(self._job.lake, self._stream.hours_table, [row])
         LOG.error("stream %s: hour %s refused: %s", self._stream.name, hour, reason)
@@ -322,21 +322,21 @@ class Rebuilder:
             state = ledger.remembering(lake, stream.hours_table, state, [b.hour for b in built])
             around = self._surroundings(built, state, unread)
             for b in built:
-                verdict = plan_acceptance(state, b.hour, b.cut, b.before, b.rows.wap_id, around, surroundings)
-                if verdict is Verdict.OVERTAKEN and b is built[0]:
+                verdict = check_publish(state, b.hour, b.cut, b.before, b.rows.wap_id, around, surroundings)
+                if verdict is PublishCheck.OVERTAKEN and b is built[0]:
                     overtaken.append(revision_now(state, hour, b.before))
                     return state, None
-                if verdict is Verdict.UNSEALED:
+                if verdict is PublishCheck.UNSEALED:
                     raise Transient(
                         f"hour {b.hour}: expected it to be sealed, found its seal gone: branch speed was set back; "
                         "try again"
                     )
-                if verdict is Verdict.GONE:
+                if verdict is PublishCheck.GONE:
                     raise Transient(f"hour {b.hour}: expected its staged snapshot, found it gone; try again")
-                if verdict is Verdict.MERGE:
+                if verdict is PublishCheck.MERGE:
                     merge.merge(lake, stream)
                     return decide()
-                if verdict in (Verdict.MOVED, Verdict.OVERTAKEN):
+                if verdict in (PublishCheck.MOVED, PublishCheck.OVERTAKEN):
                     raise _Moved
             now = lake.clock.now()
             rebuilt = [

@@ -17,7 +17,7 @@ from anabranch import __version__, hours
 from anabranch.hours import Cut
 from anabranch.position import ranges_to_keys
 from anabranch.protocol.state import State
-from serving_layer.diff.kinds import plan_unread
+from serving_layer.diff.kinds import unread_ranges
 
 if TYPE_CHECKING:
     from anabranch.config import Stream
@@ -40,7 +40,7 @@ def read_suite(stream: Stream) -> bytes:
         return b"unreadable"
 
 
-def plan_basis(stream: Stream, suite: bytes, state: State, hour: str, cut: Cut) -> str:
+def refusal_basis(stream: Stream, suite: bytes, state: State, hour: str, cut: Cut) -> str:
     """What the verdict on an hour rests on, as a short text that is the same for as long as all of it is. Pure."""
     around = stream.batch.lookback_hours
     first, last = hours.shift(hour, -around), hours.shift(hour, around)
@@ -51,7 +51,7 @@ def plan_basis(stream: Stream, suite: bytes, state: State, hour: str, cut: Cut) 
         "cut": cut.as_dict(),
         "accepted": {h: a.revision for h, a in state.accepted.items() if first <= h <= last},
         "overrides": {h: layer for h, layer in state.overrides.items() if first <= h <= last},
-        "unread": ranges_to_keys(plan_unread(state, hour, cut)),
+        "unread": ranges_to_keys(unread_ranges(state, hour, cut)),
     }
     return hashlib.sha256(json.dumps(rests_on, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

@@ -72,7 +72,7 @@ def plan_drop(
         h
         for h in sorted(have)
         if state.is_accepted(h)
-        and state.serving_layer(h) == "batch"
+        and state.served_by(h) == "batch"
         and max(end_of(h), served_since.get(h, late)) <= before
     )[:at_most]
     if not drop:
@@ -198,7 +198,7 @@ def plan_dead_letters(table: Table, state: State, hours: Iterable[str], id: str,
     gone = tuple(
         hour
         for hour in hours
-        if hour < timeline.covered_from and timeline.is_skipped(hour) and state.serving_layer(hour) == "batch"
+        if hour < timeline.covered_from and timeline.is_skipped(hour) and state.served_by(hour) == "batch"
     )
     expire = plan_expiry(table, None, now, waiting=frozenset(str(item["id"]) for item in state.dead_letters))
     return Commit(id, heads(table), (Change("speed", clear=gone),), expire=expire)

@@ -66,7 +66,7 @@ def plan_merge(state: State, main: Files, speed: Files, batch: Files) -> list[Sw
     """
     swaps = []
     for hour in sorted({*main, *speed, *batch}):
-        layer = state.serving_layer(hour)
+        layer = state.served_by(hour)
         wanted = (batch if layer == "batch" else speed).get(hour, {})
         have = main.get(hour, {})
         if set(wanted) == set(have):
@@ -86,7 +86,7 @@ def plan_swaps(state: State, swaps: Sequence[Swap], id: str) -> Publish | None:
     None when `main` needs none. Pure.
     """
     kept = tuple(s.hour for s in swaps if s.refused is not None)
-    if len(kept) == len(swaps) and state.is_merged and kept == state.kept:
+    if len(kept) == len(swaps) and state.is_merged and kept == state.retained_hours:
         return None
     return Publish(id, (_swap(swaps),), state.timeline, merges=True)
 
@@ -100,13 +100,13 @@ def _swap(swaps: Sequence[Swap]) -> Change:
 def _hours_to_compare(state: State) -> set[str]:
     """The hours in which `main` may differ from the layer that should serve them."""
     layers: tuple[Layer, ...] = ("speed", "batch")
-    return {h for b in layers for h in hours_apart(state.table, "main", b) if state.serving_layer(h) == b}
+    return {h for b in layers for h in hours_apart(state.table, "main", b) if state.served_by(h) == b}
 
 
 def needs_merge(state: State) -> bool:
     """Whether there is something for a merge to do: a branch that `main` was not made from as it is now, or an hour
     that was kept and is covered by now. Pure."""
-    return not state.is_merged or any(covers(state, state.serving_layer(h), h) is None for h in state.kept)
+    return not state.is_merged or any(covers(state, state.served_by(h), h) is None for h in state.retained_hours)
 
 
 def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = False) -> list[Swap]:

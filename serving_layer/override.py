@@ -41,11 +41,11 @@ def plan_override(state: State, hour: str, choice: Choice) -> tuple[dict[str, La
     overrides = {h: layer for h, layer in state.overrides.items() if h != hour}
     if choice != "auto":
         overrides[hour] = choice
-    layer = replace(state, overrides=overrides).serving_layer(hour)
+    layer = replace(state, overrides=overrides).served_by(hour)
     if overrides != state.overrides and (reason := merge.covers(state, layer, hour)) is not None:
         raise Refused(
             f"hour {hour}: expected the {layer} layer's rows to cover its cut, found that {reason}; "
-            f"{state.serving_layer(hour)} goes on serving it"
+            f"{state.served_by(hour)} goes on serving it"
         )
     return overrides, layer
 
@@ -58,7 +58,7 @@ def plan_served(
 
     `accepted` is what is accepted of the hour.
     """
-    kept = [h for h in state.kept if h != hour]
+    kept = [h for h in state.retained_hours if h != hour]
     said = {OVERRIDES: json.dumps(overrides, sort_keys=True), KEPT: json.dumps(kept)}
     changes = [Change("main", properties=said, copy={hour: layer})]
     if accepted is not None and layer == "speed":

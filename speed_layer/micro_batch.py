@@ -23,7 +23,7 @@ from anabranch.position import Position, Ranges, ranges_to_keys, size
 from anabranch.protocol import dead_letters
 from anabranch.protocol.apply import require_columns, rows_columns
 from anabranch.protocol.publish import Publish, new_id, to_commit
-from anabranch.protocol.sealing import Decided, HourClock
+from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
 from anabranch.protocol.state import State, load_state
 from anabranch.protocol.turns import Holding
 from anabranch.records.formats import open_format
@@ -67,7 +67,7 @@ class MicroBatches:
         stop: threading.Event | None = None,
     ) -> None:
         self._environment, self._stream, self._lake, self._kafka = environment, stream, lake, kafka
-        self._clock = HourClock(stream, lake, kafka)
+        self._clock = BoundaryResolver(stream, lake, kafka)
         self._format = open_format(environment, stream)
         self._confirmed: frozenset[str] = frozenset()
         self._turns = Holding(lake, stream.table, stop)
@@ -156,7 +156,7 @@ class MicroBatches:
                 break
             refusals += 1
             LOG.info("stream %s: publish refused (%d): a head moved; deciding again", self._stream.name, refusals)
-        if state.kept:
+        if state.retained_hours:
             merge.merge(self._lake, self._stream)
         self._after(publish, staged)
         LOG.info(
@@ -167,7 +167,7 @@ class MicroBatches:
         self._rollup.published(len(staged.rows.files) if staged.rows else 0)
         return size(plan.todo), plan.whole
 
-    def _publish_ends(self, decided: Decided) -> bool:
+    def _publish_ends(self, decided: ResolvedState) -> bool:
         publish = plan_ends(decided, new_id(), self._confirmed)
         if self._lake.commit(decided.state.table, to_commit(decided.state, publish, decided.now)) is Outcome.REFUSED:
             return False
@@ -196,7 +196,7 @@ class MicroBatches:
         )  # fmt: skip
         return self._move(decided, publish, "retention took them")
 
-    def _move(self, decided: Decided, publish: Publish, why: str) -> bool:
+    def _move(self, decided: ResolvedState, publish: Publish, why: str) -> bool:
         if self._lake.commit(decided.state.table, to_commit(decided.state, publish, decided.now)) is Outcome.REFUSED:
             return False
         reach(Step.SPEED_SKIPPED)

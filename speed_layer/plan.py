@@ -11,8 +11,8 @@ from anabranch.hours import Cut, HourRange, hour_ranges
 from anabranch.position import (
     Offsets,
     Position,
+    RangeRelation,
     Ranges,
-    Standing,
     advance,
     classify,
     clip,
@@ -22,7 +22,7 @@ from anabranch.position import (
 )
 from anabranch.protocol.dead_letters import waiting_speed
 from anabranch.protocol.publish import Publish
-from anabranch.protocol.sealing import Decided
+from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import LOST, State, plan_lost
 from anabranch.table.commits import Change
 from anabranch.table.snapshots import Staged, staged_snapshot
@@ -71,15 +71,15 @@ class Plan:
     whole: bool = True
 
 
-def plan_micro_batch(decided: Decided, ranges: Ranges, staged: StagedBatch | None) -> Plan:
+def plan_micro_batch(decided: ResolvedState, ranges: Ranges, staged: StagedBatch | None) -> Plan:
     """What to do next with the offsets of `ranges`, of which `staged` is staged already."""
     state, position = decided.state, decided.position
     if not ranges.keys() <= position.offsets.keys():
         # A broker that does not know a new partition yet was asked: no hour would end there.
         return Plan(Next.RESTART, {}, False, [], {})
     standing = classify(ranges, position.offsets)
-    if standing in (Standing.PUBLISHED, Standing.AHEAD):
-        step = Next.LEAVE if standing is Standing.PUBLISHED else Next.RESTART
+    if standing in (RangeRelation.PUBLISHED, RangeRelation.AHEAD):
+        step = Next.LEAVE if standing is RangeRelation.PUBLISHED else Next.RESTART
         return Plan(step, {}, False, [], {})
     left = trim(ranges, position.offsets)
     hours = hour_ranges(decided.timeline, state.cuts, position.offsets, decided.now)
@@ -93,7 +93,7 @@ def plan_micro_batch(decided: Decided, ranges: Ranges, staged: StagedBatch | Non
         step = Next.STAGE
     else:
         step = Next.MERGE if needs_merge(state) else Next.PUBLISH
-    return Plan(step, todo, standing is Standing.OVERLAPPING or todo != left, hours, by_hour, todo == left)
+    return Plan(step, todo, standing is RangeRelation.OVERLAPPING or todo != left, hours, by_hour, todo == left)
 
 
 def plan_write(dates: int | None, hours: int) -> dict[str, str]:
@@ -111,7 +111,7 @@ def _is_there(state: State, staged: StagedBatch) -> bool:
 
 
 def plan_publish(
-    decided: Decided,
+    decided: ResolvedState,
     plan: Plan,
     staged: StagedBatch,
     hour_of: Mapping[str, str],
@@ -125,7 +125,7 @@ def plan_publish(
     """
     state = decided.state
     files: tuple[DataFile, ...] = staged.rows.files if staged.rows else ()
-    direct = {h for h in hour_of.values() if state.serving_layer(h) == "speed" and h not in state.kept}
+    direct = {h for h in hour_of.values() if state.served_by(h) == "speed" and h not in state.retained_hours}
     to_main = tuple(f for f in files if hour_of[f.file_path] in direct)
     return Publish(
         id=staged.rows.wap_id if staged.rows else id,
@@ -137,7 +137,7 @@ def plan_publish(
     )
 
 
-def plan_ends(decided: Decided, id: str, confirmed: frozenset[str]) -> Publish:
+def plan_ends(decided: ResolvedState, id: str, confirmed: frozenset[str]) -> Publish:
     """The publish of ends alone, of hours that a micro-batch lies behind."""
     return Publish(id, (Change("speed"),), decided.timeline, decided.position, confirmed=confirmed)
 
@@ -200,7 +200,7 @@ def plan_return(state: State, position: Offsets) -> Skip | Read | None:
         return forgotten
     cuts = _comparable_cuts(state)
     remaining = [(h, c) for h, c in cuts if any(e > position.get(p, 0) for p, e in c.ends.items())]
-    served = [state.serving_layer(h) == "batch" for h, _ in remaining]
+    served = [state.served_by(h) == "batch" for h, _ in remaining]
     if not any(served):
         return None
     if not served[0]:
@@ -216,7 +216,7 @@ def plan_return(state: State, position: Offsets) -> Skip | Read | None:
     return Skip(tuple(hours), to)
 
 
-def plan_skip(decided: Decided, skip: Skip, id: str, confirmed: frozenset[str]) -> Publish | None:
+def plan_skip(decided: ResolvedState, skip: Skip, id: str, confirmed: frozenset[str]) -> Publish | None:
     """The publish that moves the position behind hours that the batch layer serves.
 
     None when by now the way back begins with something else: whoever went further meanwhile must not be moved back.
@@ -229,7 +229,7 @@ def plan_skip(decided: Decided, skip: Skip, id: str, confirmed: frozenset[str]) 
 
 
 def plan_skip_lost(
-    decided: Decided, log_starts: Offsets, id: str, confirmed: frozenset[str]
+    decided: ResolvedState, log_starts: Offsets, id: str, confirmed: frozenset[str]
 ) -> tuple[Publish, Ranges] | None:
     """The publish that moves the position to the log's starts, and records what retention took; and what that is.
 

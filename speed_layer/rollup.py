@@ -134,7 +134,7 @@ def has_ended(state: State, hour: str) -> bool:
 
 def is_served(state: State, hour: str) -> bool:
     """Whether `main` serves the hour from the speed layer's files, so that both branches hold the same. Pure."""
-    return state.serving_layer(hour) == "speed" and hour not in state.kept
+    return state.served_by(hour) == "speed" and hour not in state.retained_hours
 
 
 def should_wait(state: State, began: datetime, now: datetime) -> bool:

@@ -38,9 +38,9 @@ def _explained(error: Exception) -> AnabranchError:
     """The error of ours for one that no command turned into one itself; what nobody meant to happen is shown whole."""
     import traceback
 
-    from anabranch.remote_errors import meant_by_nobody
+    from anabranch.remote_errors import classify_unexpected
 
-    found = meant_by_nobody("run the command", error)
+    found = classify_unexpected("run the command", error)
     if found.exit_code == Unexpected.exit_code:
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
     return found

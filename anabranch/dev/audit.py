@@ -34,7 +34,7 @@ def audit(job: Job, acks: Iterable[Ack], as_sent: AsSent) -> Comparison:
         for row in letters.scan(selected_fields=wanted).to_arrow().to_pylist()
     )
     state = load_state(job.lake, job.stream.table)
-    accepted = [a.cut.ranges for hour, a in state.accepted.items() if state.serving_layer(hour) == "batch"]
+    accepted = [a.cut.ranges for hour, a in state.accepted.items() if state.served_by(hour) == "batch"]
 
     def by_batch(partition: int, offset: int) -> bool:
         return any(start <= offset < end for r in accepted if partition in r for start, end in (r[partition],))

@@ -155,7 +155,7 @@ def plan_publish(state: State, adopted: Adopted, id: str, now: datetime, confirm
     """The publish of an adoption: what it seals and where it goes on, and what is lost, in one commit. Pure."""
     rows = tuple(
         ledger.decision(
-            h, "sealed", 0, adopted.timeline.sealed[h], now, id=f"{id}-{h}", served=state.serving_layer(h),
+            h, "sealed", 0, adopted.timeline.sealed[h], now, id=f"{id}-{h}", served=state.served_by(h),
             reason=_reason(adopted, h),
         )
         for h in adopted.sealed

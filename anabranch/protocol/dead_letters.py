@@ -116,12 +116,12 @@ def plan_changes(
     """
     layer, hour = item["layer"], item.get("hour")
     if layer == "main":
-        served = state.serving_layer(str(hour)) == item["served"]
+        served = state.served_by(str(hour)) == item["served"]
         return (Change("main", copy={str(hour): item["served"]}),) if served else ()
     if hour:
         batch = Change("batch", files, clear=(hour,))
-        return (batch, Change("main", files, clear=(hour,))) if state.serving_layer(hour) == "batch" else (batch,)
-    by_speed = tuple(f for f in files if state.serving_layer(hour_of[f.file_path]) == "speed")
+        return (batch, Change("main", files, clear=(hour,))) if state.served_by(hour) == "batch" else (batch,)
+    by_speed = tuple(f for f in files if state.served_by(hour_of[f.file_path]) == "speed")
     return Change("speed", files), Change("main", by_speed)
 
 
@@ -190,7 +190,7 @@ def _publish(lake: Lake, table_name: str, rows_table: str, item: Mapping[str, An
         return True
     changes = plan_changes(state, item, files, {f.file_path: hour_of_file(table, f) for f in files})
     if not changes:
-        LOG.info("dead letters %s: hour %s is served by %s since", item["id"], hour, state.serving_layer(str(hour)))
+        LOG.info("dead letters %s: hour %s is served by %s since", item["id"], hour, state.served_by(str(hour)))
         return True
     landed = lake.commit(table, plan_commit(table, state, item, changes, bool(gone), datetime.now(UTC)))
     if landed is not Outcome.LANDED:

@@ -91,7 +91,7 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
         # On `main` too: a speed branch that is lost begins again there, where its rows end.
         if change.branch != "batch" and publish.position is not None:
             properties[POSITION] = publish.position.to_json()
-        said = state.said[change.branch]
+        said = state.branch_properties[change.branch]
         decisions = [{**d, "publish": publish.id} for d in publish.decisions]
         for key, new in ((DECISIONS, decisions), (DEAD_LETTERS, publish.dead_letters)):
             waiting = [i for i in json.loads(said.get(key, "[]")) if i["id"] not in publish.confirmed]

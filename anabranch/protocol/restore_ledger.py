@@ -31,7 +31,7 @@ def plan_rows(
         if hour in known:
             continue
         accepted = state.accepted.get(hour)
-        served = state.serving_layer(hour)
+        served = state.served_by(hour)
         cut = state.cuts.get(hour)
         kind, revision, counts = "sealed", 0, dict[str, Any]()
         if state.is_accepted(hour):

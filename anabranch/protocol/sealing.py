@@ -39,7 +39,7 @@ def check_clock(lake: Lake, state: State) -> None:
 
 
 @dataclass(frozen=True)
-class Asked:
+class KafkaOffsets:
     """What Kafka said to a publisher whose clock said `now`, about the hours that ended by `until`.
 
     `answers` are of the hours that were wanted (`hours.plan_wanted`) for offsets up to `needed`: by partition the
@@ -56,7 +56,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Decided:
+class ResolvedState:
     """A load of the state, the position bound to the topic as it is now, and a timeline with the ends it needs."""
 
     state: State
@@ -65,7 +65,7 @@ class Decided:
     now: datetime
 
 
-class Questions(Protocol):
+class OffsetSource(Protocol):
     """What a decision asks of Kafka; `anabranch.kafka.client.KafkaAdapter` answers."""
 
     def describe(self, topic: str, expected: Position | None = None) -> Topic | None: ...
@@ -81,7 +81,7 @@ _SEEN_AT_MOST = 20_000
 
 
 def ask(
-    kafka: Questions,
+    kafka: OffsetSource,
     topic_name: str,
     state: State,
     now: datetime,
@@ -89,13 +89,13 @@ def ask(
     needed: Offsets | None = None,
     seen: Seen | None = None,
     at_most: int | None = None,
-) -> Asked:
+) -> KafkaOffsets:
     """Ask Kafka where the hours that `state` needs to have ended, end: those that offsets up to `needed` belong to, or
     all; at most `at_most` at once. Raises PositionError, Transient."""
     topic = kafka.describe(topic_name, state.position)
     position = check_topic(state.position, topic, topic_name)
     assert topic is not None
-    asked = Asked(topic, now, now - grace, {}, {}, {}, needed)
+    asked = KafkaOffsets(topic, now, now - grace, {}, {}, {}, needed)
     if hours.is_untouched(state.timeline, position):
         windows = kafka.stamps_from(topic, position.offsets, kafka.stable_ends(topic, position.offsets), cuts.WINDOW)
         asked = replace(asked, oldest={p: cuts.plan_oldest(w, cuts.millis(now)) for p, w in windows.items()})
@@ -125,7 +125,7 @@ def ask(
 
 
 def _look_behind(
-    kafka: Questions,
+    kafka: OffsetSource,
     topic: Topic,
     moment: datetime,
     said: Mapping[int, Stamped | None],
@@ -153,7 +153,7 @@ def _look_behind(
     return {p: None if (o := found.get(p)) is None else Stamped(o, at) for p in said}
 
 
-def first_after(kafka: Questions, topic: Topic, moment: datetime) -> dict[int, Stamped | None]:
+def first_after(kafka: OffsetSource, topic: Topic, moment: datetime) -> dict[int, Stamped | None]:
     """By partition, the record from which on the whole log was received at `moment` or later, as most stamps say.
 
     A stamp later than the clock counts too: a record that came since must not be passed over.
@@ -162,7 +162,7 @@ def first_after(kafka: Questions, topic: Topic, moment: datetime) -> dict[int, S
     return _look_behind(kafka, topic, moment, kafka.first_from(topic, moment), {}, ends, clock, None)
 
 
-def plan_decided(state: State, asked: Asked) -> Decided | None:
+def resolve_state(state: State, asked: KafkaOffsets) -> ResolvedState | None:
     """The state as loaded after Kafka was asked, in which the hours that were wanted have their ends. Pure.
 
     None when the table moved on so far that it needs answers which were not asked for.
@@ -177,16 +177,16 @@ def plan_decided(state: State, asked: Asked) -> Decided | None:
     if wanted and not told:
         return None
     planned = hours.plan_boundaries(timeline, position.offsets, told, asked.ends, asked.until, asked.now)
-    return Decided(state, position, planned, asked.now)
+    return ResolvedState(state, position, planned, asked.now)
 
 
-def _with_first_hour(state: State, position: Position, asked: Asked) -> Timeline:
+def _with_first_hour(state: State, position: Position, asked: KafkaOffsets) -> Timeline:
     waiting = [s for p, s in asked.oldest.items() if s is not None and s.offset >= position.offsets.get(p, 0)]
     oldest = min(waiting, key=lambda s: s.timestamp_ms, default=None)
     return hours.plan_first_hour(state.timeline, position, oldest, asked.now)
 
 
-class HourClock:
+class BoundaryResolver:
     """Asks Kafka where ended hours end before the heads are loaded, so that the window between the two is short."""
 
     def __init__(self, stream: Stream, lake: Lake, kafka: KafkaAdapter) -> None:
@@ -194,7 +194,7 @@ class HourClock:
         self._last: State | None = None
         self._seen: Seen = {}
 
-    def decide(self, grace: timedelta = timedelta(0), needed: Offsets | None = None) -> Decided:
+    def decide(self, grace: timedelta = timedelta(0), needed: Offsets | None = None) -> ResolvedState:
         """A fresh state in which the hours that ended `grace` ago have their ends: the oldest `hours.at_once` that have
         none yet, unless offsets up to `needed` belong to hours that have theirs. Nothing is published here.
 
@@ -214,11 +214,11 @@ class HourClock:
                 continue
             state = self._last = load_state(self._lake, self._stream.table)
             fresh = True
-            if (decided := plan_decided(state, asked)) is not None:
+            if (decided := resolve_state(state, asked)) is not None:
                 return decided
 
 
-def plan_sealing(decided: Decided, grace: timedelta, id: str, confirmed: frozenset[str]) -> Publish | None:
+def plan_sealing(decided: ResolvedState, grace: timedelta, id: str, confirmed: frozenset[str]) -> Publish | None:
     """The publish that seals the hours whose end and grace have passed, SEALED_AT_ONCE at most; its decisions name
     them, oldest first. Pure.
 
@@ -229,7 +229,7 @@ def plan_sealing(decided: Decided, grace: timedelta, id: str, confirmed: frozens
     if not sealed:
         return None
     rows = tuple(
-        ledger.decision(h, "sealed", 0, planned.sealed[h], now, id=f"{id}-{h}", served=state.serving_layer(h))
+        ledger.decision(h, "sealed", 0, planned.sealed[h], now, id=f"{id}-{h}", served=state.served_by(h))
         for h in sealed
     )
     tag = new_tag(state, f"main-{sealed[-1]}", "main", now)
@@ -260,7 +260,7 @@ def _seal_next(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
     before = load_state(lake, stream.table)
     check_clock(lake, before)
     confirmed = ledger.record_waiting(lake, stream.hours_table, before)
-    clock = HourClock(stream, lake, kafka)
+    clock = BoundaryResolver(stream, lake, kafka)
 
     def decide() -> tuple[State, Publish | None]:
         decided = clock.decide(stream.batch.grace)

@@ -66,7 +66,7 @@ class Accepted:
 class State:
     """A stream's table as one load of it says. Everything that a decision needs, and the heads that it rests on.
 
-    `kept` names the hours whose rows in `main` the last merge kept, since the layer that should serve them does not
+    `retained_hours` names the hours whose rows in `main` the last merge kept, since the layer that should serve them does not
     cover them: those rows are not that layer's.
     """
 
@@ -80,9 +80,9 @@ class State:
     decisions: tuple[dict[str, Any], ...]
     dead_letters: tuple[dict[str, Any], ...]
     merged: dict[str, str]
-    kept: tuple[str, ...]
+    retained_hours: tuple[str, ...]
     content: dict[str, str]
-    said: dict[str, dict[str, str]]
+    branch_properties: dict[str, dict[str, str]]
 
     @cached_property
     def cuts(self) -> dict[str, Cut]:
@@ -97,7 +97,7 @@ class State:
             return True
         return self.is_sealed(hour) and hour < self.settled_before and hour not in self.timeline.sealed
 
-    def serving_layer(self, hour: str) -> Layer:
+    def served_by(self, hour: str) -> Layer:
         """Who serves the hour: what an operator said, else batch once it has accepted the hour, else speed."""
         return self.overrides.get(hour) or ("batch" if self.is_accepted(hour) else "speed")
 
@@ -143,9 +143,9 @@ def read_state(table: Table) -> State:
         decisions=_union(said.values(), DECISIONS),
         dead_letters=_union(said.values(), DEAD_LETTERS),
         merged=json.loads(said["main"].get(MERGED, "{}")),
-        kept=tuple(json.loads(said["main"].get(KEPT, "[]"))),
+        retained_hours=tuple(json.loads(said["main"].get(KEPT, "[]"))),
         content={b: said[b].get(CONTENT, "") for b in ("speed", "batch")},
-        said=said,
+        branch_properties=said,
     )
 
 
@@ -213,7 +213,7 @@ def plan_lost(state: State, new: Sequence[Mapping[str, Any]]) -> str:
     However long records are lost, it stays short: of older losses it says one for the same hours, with the span and the
     count of their offsets, and none of accepted hours, whose account is in the ledger. Pure.
     """
-    entries = [*json.loads(state.said["speed"].get(LOST, "[]")), *new]
+    entries = [*json.loads(state.branch_properties["speed"].get(LOST, "[]")), *new]
     folded: dict[tuple[str, ...], dict[str, Any]] = {}
     for entry in entries[:-REMEMBERED_LOSSES]:
         hours = tuple(entry["hours"])

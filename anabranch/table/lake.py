@@ -44,7 +44,7 @@ from anabranch.table.catalog_settings import catalog_properties
 from anabranch.table.clock import Clock, store_clock
 from anabranch.table.commits import Commit, Outcome, prepare, set_ref
 from anabranch.table.ledger_files import MergeStep
-from anabranch.table.outcomes import Standing, plan_fence, plan_standing
+from anabranch.table.outcomes import CommitFate, classify_commit, plan_fence
 from anabranch.table.side_files import set_aside
 from anabranch.table.snapshot_writer import delete_quietly
 from anabranch.table.snapshots import BRANCHES, PUBLISH_ID, STAGING, Staged, has_landed
@@ -307,20 +307,20 @@ class Lake:
         while True:
             try:
                 fresh = self.load(name)
-                standing = plan_standing(fresh, commit)
-                if standing is Standing.FORGOTTEN:
+                standing = classify_commit(fresh, commit)
+                if standing is CommitFate.FORGOTTEN:
                     raise _Unknown(
                         f"commit {commit.id} of {name}: expected to learn whether it landed, found that later "
                         "publishes have removed the snapshots that say so; nothing is deleted, start again from the "
                         "table"
                     )
                 # Glue compares a version that has moved on: no repetition of this request can land.
-                if standing is Standing.OPEN and refused and self._environment.catalog.type == "glue":
-                    standing = Standing.NEVER
-                if standing is Standing.OPEN and self._fence(fresh, plan_fence(fresh, commit)):
-                    standing = Standing.NEVER
-                if standing is not Standing.OPEN:
-                    landed = standing is Standing.LANDED
+                if standing is CommitFate.OPEN and refused and self._environment.catalog.type == "glue":
+                    standing = CommitFate.NEVER
+                if standing is CommitFate.OPEN and self._fence(fresh, plan_fence(fresh, commit)):
+                    standing = CommitFate.NEVER
+                if standing is not CommitFate.OPEN:
+                    landed = standing is CommitFate.LANDED
                     (LOG.debug if refused and not landed else LOG.warning)(
                         "commit %s of %s %s",
                         commit.id,

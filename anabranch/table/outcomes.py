@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 
-class Standing(Enum):
+class CommitFate(Enum):
     """What a table says of a commit that makes snapshots."""
 
     LANDED = "a snapshot carries its id"
@@ -28,17 +28,17 @@ class Standing(Enum):
     FORGOTTEN = "a head that it requires has moved, and the snapshots since are not all remembered"
 
 
-def plan_standing(table: Table, commit: Commit) -> Standing:
+def classify_commit(table: Table, commit: Commit) -> CommitFate:
     """How a commit whose answer was lost stands in the table as it is now. Pure."""
     if has_landed(table, commit.id):
-        return Standing.LANDED
+        return CommitFate.LANDED
     refs = table.metadata.refs
     if all(branch in refs and refs[branch].snapshot_id == id for branch, id in commit.heads.items()):
-        return Standing.OPEN
+        return CommitFate.OPEN
     # It lands on all of its branches or on none, so one that did not get it settles it for all.
     if any(_comes_from(table, change.branch, commit.heads[change.branch]) for change in commit.changes):
-        return Standing.NEVER
-    return Standing.FORGOTTEN
+        return CommitFate.NEVER
+    return CommitFate.FORGOTTEN
 
 
 def plan_fence(table: Table, commit: Commit) -> Commit:

@@ -47,7 +47,7 @@ class Candidate:
         return int(found.group(1)) if found else -1
 
 
-def plan_order(candidates: Iterable[Candidate]) -> list[Candidate]:
+def newest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Newest first. Whatever the clocks said, a file comes before those that it names as its past; of files that do not
     know of each other the one that was written last comes first, and an empty one last. Pure."""
     left, ordered = list(candidates), list[Candidate]()
@@ -69,7 +69,7 @@ def require_unknown(environment: Environment, lake: Lake, name: str, schema: Sch
     # Looked for again: another apply may be creating it at this moment.
     if not found or lake.exists(name):
         return
-    newest = plan_order(_read(lake, path)[0] for path in found)[0]
+    newest = newest_first(_read(lake, path)[0] for path in found)[0]
     raise ConfigurationError(
         f"table {name}: expected nothing below {location}, since the catalog {environment.catalog.name} does not know "
         f"the table, found its files up to {newest.path}; has the catalog been lost? `anabranch apply {stream} "
@@ -96,7 +96,7 @@ def register(environment: Environment, lake: Lake, name: str, schema: Schema) ->
     tables = {candidate.path: table for candidate, table in read}
     landed = {path for candidate, _ in read for path in candidate.past}
     passed: list[str] = []
-    for candidate in plan_order(candidate for candidate, _ in read):
+    for candidate in newest_first(candidate for candidate, _ in read):
         table = tables[candidate.path]
         wrong = candidate.broken if table is None else _why_not(table, location, listed)
         if wrong is None:

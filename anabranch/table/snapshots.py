@@ -63,11 +63,11 @@ def head(table: Table, branch: str) -> Snapshot:
 
 def last_publish(table: Table, branch: str) -> Snapshot | None:
     """The newest publish of a branch: a procedure of Iceberg's own leaves a head that is none."""
-    newest = way_back(table, branch)[-1]
+    newest = ancestors_to_last_publish(table, branch)[-1]
     return newest if _is_publish(newest) else None
 
 
-def way_back(table: Table, branch: str) -> list[Snapshot]:
+def ancestors_to_last_publish(table: Table, branch: str) -> list[Snapshot]:
     """From a branch's head to its newest publish, both included."""
     way = [head(table, branch)]
     while not _is_publish(way[-1]) and (parent := way[-1].parent_snapshot_id) is not None:
@@ -110,7 +110,7 @@ def _said_itself(snapshot: Snapshot) -> dict[str, str]:
 def published_since(table: Table, branch: str, key: str) -> datetime:
     """When the branch's word on `key` was first published, as far back as its snapshots are remembered."""
     said = branch_properties(table, branch).get(key)
-    found = snapshot = way_back(table, branch)[-1]
+    found = snapshot = ancestors_to_last_publish(table, branch)[-1]
     while snapshot.parent_snapshot_id is not None:
         parent = table.metadata.snapshot_by_id(snapshot.parent_snapshot_id)
         if parent is None:
@@ -265,7 +265,7 @@ def plan_expiry(
     snapshots = table.snapshots()
     published = {s.summary.get(PUBLISH_ID) for s in snapshots if s.summary is not None} | {publishing}
     kept = {ref.snapshot_id for ref in table.metadata.refs.values()}
-    kept |= {s.snapshot_id for b in BRANCHES for s in way_back(table, b)}
+    kept |= {s.snapshot_id for b in BRANCHES for s in ancestors_to_last_publish(table, b)}
     day_ago = now.timestamp() * 1000 - 86_400_000
     removed, line = [], []
     for s in snapshots:

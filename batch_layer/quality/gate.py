@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.errors import Refused
 from anabranch.remote_errors import explain_text, is_away, telling_line
-from batch_layer.quality.row_counts import TYPES, Bounds, Known, plan_bounds
+from batch_layer.quality.row_counts import TYPES, Bounds, RowCountBaseline, plan_bounds
 from batch_layer.quality.suite import PLACE, Expectation, build, context, load_suite
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Quality:
         return said
 
 
-def run_suite(frame: DataFrame, path: Path | None, known: Known | None = None) -> Quality:
+def run_suite(frame: DataFrame, path: Path | None, known: RowCountBaseline | None = None) -> Quality:
     """Evaluate the suite of `path` on the rows of an hour; without a file everything passes. `known` is what its row
     count is compared with, where the suite asks for it.
 
@@ -111,7 +111,9 @@ def run_suite(frame: DataFrame, path: Path | None, known: Known | None = None) -
         return Quality(passed=True)
     suite = load_suite(path)
     ours = {
-        i: plan_bounds(e.type, e.kwargs, known or Known()) for i, e in enumerate(suite.expectations) if e.type in TYPES
+        i: plan_bounds(e.type, e.kwargs, known or RowCountBaseline())
+        for i, e in enumerate(suite.expectations)
+        if e.type in TYPES
     }
     bound = {i: _bounded(e, ours.get(i)) for i, e in enumerate(suite.expectations)}
     verdicts = _evaluate(frame, suite.name, bound, _VERDICTS)

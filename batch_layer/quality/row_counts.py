@@ -31,7 +31,7 @@ def _none(days: int) -> Sequence[int]:
 
 
 @dataclass(frozen=True)
-class Known:
+class RowCountBaseline:
     """What is known elsewhere of an hour's row count.
 
     `speed_rows` is None, and `why` says the reason, when the speed layer does not cover the hour. `previous` gives the
@@ -57,7 +57,7 @@ class Bounds:
         return {k: v for k, v in found.items() if v is not None}
 
 
-def plan_bounds(type: str, kwargs: Mapping[str, Any], known: Known) -> Bounds:
+def plan_bounds(type: str, kwargs: Mapping[str, Any], known: RowCountBaseline) -> Bounds:
     """The bounds that an expectation of ours means for an hour. Pure but for what `known` asks."""
     if type == SPEED:
         if known.speed_rows is None:

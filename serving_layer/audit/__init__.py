@@ -19,8 +19,8 @@ from anabranch.protocol.adoption import gone_from_kafka
 from anabranch.protocol.state import State, load_state
 from anabranch.table.ledger_files import Span
 from anabranch.table.snapshots import files_by_hour
-from serving_layer.audit.checks import Audited, Disagreement, plan_neighbours, to_view
-from serving_layer.audit.count import Counted, Marks, count_files, mark_given, recount
+from serving_layer.audit.checks import Audited, Disagreement, check_adjacent_cuts, to_view
+from serving_layer.audit.count import Counted, OffsetCounts, count_files, mark_given, recount
 from serving_layer.diff.duckdb import open_comparison
 from serving_layer.views.history import with_waiting
 
@@ -58,7 +58,7 @@ def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> dict[str
     console = Console(stderr=True)
     progress = track(chosen, "audit", console=console, transient=True, disable=not sys.stderr.isatty())
     audited = [_audit(job, lake, hour, topic, with_kafka) for hour in progress]
-    more = plan_neighbours({h: c for h in known if (c := _cut(lake, h)) is not None}, lake.state.timeline)
+    more = check_adjacent_cuts({h: c for h in known if (c := _cut(lake, h)) is not None}, lake.state.timeline)
     more = [d for d in more if hours is None or hours[0] <= d.hour <= hours[1]]
     return to_view(job.stream.name, audited, [*more, *(_unknown(lake) if hours is None else [])])
 
@@ -92,13 +92,13 @@ def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bo
     counted = count_files(state.table, hour, cut.ranges, by_source)
     counted |= count_files(lake.letters, hour, cut.ranges, {"dead": lake.dead.get(hour, {}).values()})
     # Step 2: Kafka.
-    reason = plan_why_not(state, hour, cut, topic) if with_kafka else "not asked"
+    reason = kafka_unavailable_reason(state, hour, cut, topic) if with_kafka else "not asked"
     given, held = None, Ranges()
     if reason is None and topic is not None:
         given, held = _read(job, topic, cut)
         reason = None if held or not cut.offsets else "Kafka's retention took all of it"
     # Step 3: what the batch layer removed, against what it is said to repeat.
-    served = state.serving_layer(hour)
+    served = state.served_by(hour)
     wanted = (lake.batch if served == "batch" else lake.speed).get(hour, {})
     have = lake.main.get(hour, {})
     accepted = state.accepted.get(hour)
@@ -120,7 +120,7 @@ def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bo
     )
 
 
-def plan_why_not(state: State, hour: str, cut: Cut, topic: Topic | None) -> str | None:
+def kafka_unavailable_reason(state: State, hour: str, cut: Cut, topic: Topic | None) -> str | None:
     """Why Kafka cannot be asked for the hour, or None. Pure."""
     if topic is None:
         return "the topic is gone"
@@ -129,7 +129,7 @@ def plan_why_not(state: State, hour: str, cut: Cut, topic: Topic | None) -> str 
     return "its log began anew since" if gone_from_kafka(state.timeline, hour, cut) else None
 
 
-def _read(job: Job, topic: Topic, cut: Cut) -> tuple[Marks, Ranges]:
+def _read(job: Job, topic: Topic, cut: Cut) -> tuple[OffsetCounts, Ranges]:
     """What Kafka gives of the cut, and the part that it held all the while."""
     before = plan_held(cut.ranges, job.kafka.log_starts(topic), job.kafka.stable_ends(topic))
     given = mark_given(before, job.kafka.read_offsets(topic.name, before) if before else ())

@@ -75,7 +75,7 @@ class Audited:
         return self.kafka is None and all(r.kafka is not None and r.kafka.held == r.cut for r in live)
 
 
-def plan_disagreements(audited: Audited) -> list[Disagreement]:
+def find_disagreements(audited: Audited) -> list[Disagreement]:
     """All that disagrees about one hour, the ledger first, then files, then Kafka. Pure."""
     found = [*_of_ledger(audited), *_of_files(audited)]
     found += [d for p, counted in sorted(audited.partitions.items()) for d in _of_partition(audited, p, counted)]
@@ -199,7 +199,7 @@ def _spans(found: Sequence[tuple[int, int]]) -> str:
     )
 
 
-def plan_neighbours(cuts: Mapping[str, Cut], timeline: Timeline) -> list[Disagreement]:
+def check_adjacent_cuts(cuts: Mapping[str, Cut], timeline: Timeline) -> list[Disagreement]:
     """Where an hour does not begin at the end of the hour before it, in the same log. Pure."""
     adopted = {adoption.hour for adoption in timeline.adoptions}
     found = []
@@ -219,7 +219,7 @@ def to_view(stream: str, audited: Sequence[Audited], more: Sequence[Disagreement
     known = {a.hour for a in audited}
     hours = []
     for a in audited:
-        disagreements = [*plan_disagreements(a), *(d for d in more if d.hour == a.hour)]
+        disagreements = [*find_disagreements(a), *(d for d in more if d.hour == a.hour)]
         hours.append(
             {
                 "hour": a.hour,

@@ -26,7 +26,7 @@ _COLUMNS = ["kafka_partition", "kafka_offset", "ingest_hour"]
 _MOST = 255
 
 
-class Marks:
+class OffsetCounts:
     """How often each offset of a cut was found, by partition, and how many rows lay outside of it."""
 
     def __init__(self, ranges: Ranges) -> None:
@@ -67,7 +67,7 @@ class Marks:
 class Counted:
     """What data files hold of an hour: marks, rows that say another hour, files that storage does not have."""
 
-    marks: Marks
+    marks: OffsetCounts
     misplaced: dict[int, int] = field(default_factory=dict)
     gone: list[str] = field(default_factory=list)
 
@@ -76,7 +76,7 @@ def count_files(
     table: Table, hour: str, ranges: Ranges, by_source: Mapping[str, Iterable[DataFile]]
 ) -> dict[str, Counted]:
     """Count the files of each source; one that several share is read once. Raises Transient when storage is away."""
-    counted = {source: Counted(Marks(ranges)) for source in by_source}
+    counted = {source: Counted(OffsetCounts(ranges)) for source in by_source}
     sources: dict[str, list[str]] = {}
     for source, files in by_source.items():
         for data_file in files:
@@ -112,9 +112,9 @@ def _count(counted: Counted, batch: pa.RecordBatch, hour: str) -> None:
             counted.misplaced[partition] = counted.misplaced.get(partition, 0) + int(pair["counts"])
 
 
-def mark_given(ranges: Ranges, given: Iterable[tuple[int, list[int]]]) -> Marks:
+def mark_given(ranges: Ranges, given: Iterable[tuple[int, list[int]]]) -> OffsetCounts:
     """Mark what Kafka gives."""
-    marks = Marks(ranges)
+    marks = OffsetCounts(ranges)
     for partition, offsets in given:
         if offsets:
             marks.add(np.full(len(offsets), partition, np.int32), np.asarray(offsets, np.int64))
@@ -151,7 +151,9 @@ class Recount:
     kafka: Given | None
 
 
-def recount(ranges: Ranges, counted: Mapping[str, Counted], given: Marks | None, held: Ranges) -> dict[int, Recount]:
+def recount(
+    ranges: Ranges, counted: Mapping[str, Counted], given: OffsetCounts | None, held: Ranges
+) -> dict[int, Recount]:
     """By partition, what was counted of `rows`, `batch` and `dead`, compared with what Kafka gave of `held`."""
     named = {p for c in counted.values() for p in (*c.marks.outside, *c.misplaced)}
     found = {}
@@ -171,7 +173,9 @@ def recount(ranges: Ranges, counted: Mapping[str, Counted], given: Marks | None,
     return found
 
 
-def _given(partition: int, cut: tuple[int, int], kept: NDArray[Any], given: Marks, held: tuple[int, int]) -> Given:
+def _given(
+    partition: int, cut: tuple[int, int], kept: NDArray[Any], given: OffsetCounts, held: tuple[int, int]
+) -> Given:
     """`given` is marked over its own ranges, of which `held` is a part."""
     low, high = held
     there = given.found[partition][low - given.starts[partition] : high - given.starts[partition]] > 0

@@ -99,7 +99,7 @@ class Comparison:
         found = []
         for row, place in zip(chosen, places, strict=True):
             one, other = speed.get(place), batch.get(place)
-            differing = tuple(name for name in plan_differing(one, other) if name in self._columns)
+            differing = tuple(name for name in differing_columns(one, other) if name in self._columns)
             found.append(Sample(row["kind"], *place, one, other, differing))
         return found
 
@@ -193,7 +193,7 @@ def open_comparison(table: Table, hour: str, key: Sequence[str], lookback: int) 
         yield Comparison(connection, plan_content(table.schema(), schemas, files), key)
 
 
-def plan_differing(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> tuple[str, ...]:
+def differing_columns(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> tuple[str, ...]:
     """The columns in which two rows differ; none when there is but one. Pure."""
     if one is None or other is None:
         return ()

@@ -68,7 +68,7 @@ def to_difference(counts: Mapping[str, int], sample: Sequence[dict[str, Any]]) -
     return Difference(speed_rows, missing, of["extra"], of["changed"], of["duplicate"], of["unread"], tuple(sample))
 
 
-def plan_unread(state: State, hour: str, cut: Cut) -> Ranges:
+def unread_ranges(state: State, hour: str, cut: Cut) -> Ranges:
     """The parts of an hour's cut that the speed layer's rows do not account for. Pure.
 
     All of an hour that it jumped over, lost a part of to retention, or whose rows were dropped since: which part that
@@ -83,7 +83,7 @@ def plan_unread(state: State, hour: str, cut: Cut) -> Ranges:
     return {p: (s, e) for p, (s, e) in unread.items() if s < e}
 
 
-def plan_unexplained(diff: Mapping[str, Any] | None, gaps: Mapping[str, int] | None, covered: bool) -> dict[str, int]:
+def unexplained_counts(diff: Mapping[str, Any] | None, gaps: Mapping[str, int] | None, covered: bool) -> dict[str, int]:
     """What of a ledger's `diff` nothing explains, by kind; empty when all of it is explained. Pure.
 
     Duplicates that batch removed are no difference. Missing rows are explained where the speed layer had not read, at
@@ -103,7 +103,7 @@ def plan_unexplained(diff: Mapping[str, Any] | None, gaps: Mapping[str, int] | N
 
 def compare(speed: DataFrame, batch: DataFrame, duplicates: DataFrame, unread: Ranges) -> Difference:
     """Compare the rows of one hour in Spark. All hold `kafka_partition` and `kafka_offset`, the first two the whole
-    rows. `unread` is what the speed layer's rows do not account for (`plan_unread`)."""
+    rows. `unread` is what the speed layer's rows do not account for (`unread_ranges`)."""
     from pyspark.sql import functions as F
 
     key = ["kafka_partition", "kafka_offset"]

@@ -13,7 +13,7 @@ from anabranch.protocol import ledger
 from anabranch.protocol.state import State, load_state
 from serving_layer import merge
 from serving_layer.diff.duckdb import Sample, open_comparison
-from serving_layer.diff.kinds import Difference, plan_unexplained, plan_unread
+from serving_layer.diff.kinds import Difference, unexplained_counts, unread_ranges
 from serving_layer.views.status import unexplained_words
 
 _LONGEST = 100  # characters of a row that a line of text shows
@@ -35,7 +35,7 @@ def difference(job: Job, hour: str, each: int) -> dict[str, Any]:
     state = load_state(job.lake, job.stream.table)
     said = _said(job, state, hour)
     cut = state.cuts.get(hour) or ledger.cut_of(said) or Cut("", {})
-    unread = plan_unread(state, hour, cut)
+    unread = unread_ranges(state, hour, cut)
     with open_comparison(state.table, hour, job.stream.key, job.stream.batch.lookback_hours) as found:
         counted, samples = found.difference(unread), found.samples(unread, each)
     return difference_view(job.stream.name, hour, counted, samples, said, merge.covers(state, "speed", hour))
@@ -58,7 +58,7 @@ def difference_view(
         "speed_rows": counted.speed_rows,
         "batch_rows": counted.speed_rows - counted.extra - counted.duplicate + counted.missing,
         "diff": now,
-        "unexplained": plan_unexplained(now, said.get("gaps"), uncovered is None),
+        "unexplained": unexplained_counts(now, said.get("gaps"), uncovered is None),
         "uncovered": uncovered,
         "when_accepted": {name: then[name] for name in _COUNTS if name in then} or None,
         "samples": [
@@ -121,14 +121,14 @@ def duplicates(job: Job, hour: str, limit: int) -> dict[str, Any]:
          "repeats": {name: r.repeats[name] for name in ("hour", "partition", "offset")}}
         for r in listed
     ]  # fmt: skip
-    why = plan_untold(state, hour, counted, number)
+    why = untold_reason(state, hour, counted, number)
     return {
         "stream": job.stream.name, "hour": hour, "counted": counted, "found": number, "listed": len(rows),
         "untold": why, "duplicates": rows,
     }  # fmt: skip
 
 
-def plan_untold(state: State, hour: str, counted: int | None, found: int) -> str | None:
+def untold_reason(state: State, hour: str, counted: int | None, found: int) -> str | None:
     """Why not all duplicates that the ledger counts can be told, or None when they can. Pure."""
     if counted is None:
         return "the ledger does not say how many there were; its row was written again from the branches"
@@ -139,12 +139,12 @@ def plan_untold(state: State, hour: str, counted: int | None, found: int) -> str
             f"{found - counted} more than the ledger counts: rows that batch lacks although it never had to remove them"
         )
     left = f"{counted - found} cannot be told"
-    if (uncovered := plan_uncovered(state, hour)) is not None:
+    if (uncovered := uncovered_reason(state, hour)) is not None:
         return f"{left}: they are told from the speed layer's rows, and {uncovered}"
     return f"{left}: the rows that they repeat are not in the hour or its look-back any more"
 
 
-def plan_uncovered(state: State, hour: str) -> str | None:
+def uncovered_reason(state: State, hour: str) -> str | None:
     """Why the speed layer's rows do not account for an hour, in words; None when they do. Pure."""
     timeline = state.timeline
     if timeline.is_skipped(hour) and hour not in timeline.skipped:

@@ -19,9 +19,9 @@ from anabranch.protocol.adoption import gone_from_kafka
 from anabranch.protocol.state import State, load_state
 from anabranch.table import snapshots
 from anabranch.table.snapshots import files_of
-from serving_layer.diff.kinds import plan_unexplained
-from serving_layer.views.diff import plan_uncovered
-from serving_layer.views.history import COUNTS, Tagged, plan_history, tagged, with_waiting
+from serving_layer.diff.kinds import unexplained_counts
+from serving_layer.views.diff import uncovered_reason
+from serving_layer.views.history import COUNTS, Tagged, history_rows, tagged, with_waiting
 
 # By branch, the hour's files: how many rows are in each.
 Held = Mapping[str, Mapping[str, int]]
@@ -34,10 +34,10 @@ def explain(job: Job, hour: str, now: datetime) -> dict[str, Any]:
     of_hour = [row for row in with_waiting(rows, state.decisions) if row["hour"] == hour]
     held = {b: {f.file_path: f.record_count for f in files_of(state.table, b, hour)} for b in snapshots.BRANCHES}
     tags = tagged(state.table, [(hour, row["revision"]) for row in of_hour if row["decision"] == "accepted"])
-    return plan_facts(job.stream, state, hour, of_hour, held, tags, now)
+    return hour_facts(job.stream, state, hour, of_hour, held, tags, now)
 
 
-def plan_facts(
+def hour_facts(
     stream: Stream,
     state: State,
     hour: str,
@@ -52,10 +52,10 @@ def plan_facts(
     told = accepted or (refusals[-1] if refusals else None) or {}
     sealed = _last(rows, "sealed")
     cut = _cut(state, hour, rows)
-    uncovered = plan_uncovered(state, hour) if state.is_sealed(hour) else None
+    uncovered = uncovered_reason(state, hour) if state.is_sealed(hour) else None
     gone = gone_from_kafka(state.timeline, hour, cut) if cut is not None else None
     empty = cut is not None and cut.offsets == 0
-    served = state.serving_layer(hour)
+    served = state.served_by(hour)
     name = plan_state(state, hour, bool(refusals), now)
     return {
         "stream": stream.name,
@@ -83,18 +83,18 @@ def plan_facts(
         },
         "speed_rows": told.get("speed_rows"),
         "diff": {k: v for k, v in told["diff"].items() if k != "sample"} if told.get("diff") else None,
-        "unexplained": plan_unexplained(told.get("diff"), told.get("gaps"), uncovered is None),
+        "unexplained": unexplained_counts(told.get("diff"), told.get("gaps"), uncovered is None),
         "quality": told.get("quality"),
         "refusals": [
             {"at": row["recorded_at"], "revision": row["revision"], "reason": row["reason"]} for row in refusals
         ],
         "served": served if name not in _UNKNOWN else None,
-        "served_since": plan_served_since(rows, served),
+        "served_since": served_since(rows, served),
         "override": _override(state, hour, rows),
         "merged": set(held["main"]) == set(held[served]),
-        "kept": hour in state.kept,
+        "kept": hour in state.retained_hours,
         "gone": gone,
-        "revisions": [d for d in plan_history(stream.table, rows, tags) if d["decision"] == "accepted"],
+        "revisions": [d for d in history_rows(stream.table, rows, tags) if d["decision"] == "accepted"],
         "query": _query(stream, hour) if name not in _UNKNOWN else None,
         "rebuild": plan_rebuild(stream.name, hour, name, gone, empty),
     }  # fmt: skip
@@ -118,7 +118,7 @@ def plan_state(state: State, hour: str, refused: bool, now: datetime) -> str:
     return "refused" if refused else "sealed"
 
 
-def plan_served_since(rows: Sequence[Mapping[str, Any]], served: str) -> datetime | None:
+def served_since(rows: Sequence[Mapping[str, Any]], served: str) -> datetime | None:
     """Since when the layer that serves the hour now has done so, as far as the ledger tells. Pure.
 
     None for the speed layer's own hours: it serves rows from the moment that it publishes them.

@@ -13,7 +13,7 @@ from serving_layer.views.status import unexplained_words
 _PARTITIONS = 8  # of a cut that a sentence names
 
 
-def plan_sentences(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+def explain_sentences(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What there is to say of an hour: a subject and a sentence or two of each. Pure."""
     said = [("hour", _headline(facts))]
     if facts["state"] in ("before the first", "not begun"):
@@ -222,7 +222,7 @@ def _time(when: datetime) -> str:
 
 
 def print_explanation(facts: Mapping[str, Any], output: str) -> None:
-    sentences = plan_sentences(facts)
+    sentences = explain_sentences(facts)
     if output == "json":
         print_json(dict(facts) | {"sentences": [f"{subject}: {text}" for subject, text in sentences]})
         return

@@ -43,7 +43,7 @@ def history(job: Job, hour: str | None) -> list[dict[str, Any]]:
     state = load_state(job.lake, job.stream.table)
     wanted = [row for row in with_waiting(rows, state.decisions) if hour is None or row["hour"] == hour]
     tags = tagged(state.table, [(row["hour"], row["revision"]) for row in wanted if row["decision"] == "accepted"])
-    return plan_history(job.stream.table, wanted, tags)
+    return history_rows(job.stream.table, wanted, tags)
 
 
 def with_waiting(rows: Sequence[Mapping[str, Any]], waiting: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -59,7 +59,7 @@ def with_waiting(rows: Sequence[Mapping[str, Any]], waiting: Sequence[Mapping[st
     return [*(dict(row) for row in rows), *late]
 
 
-def plan_history(table: str, rows: Sequence[Mapping[str, Any]], tags: Mapping[str, Tagged]) -> list[dict[str, Any]]:
+def history_rows(table: str, rows: Sequence[Mapping[str, Any]], tags: Mapping[str, Tagged]) -> list[dict[str, Any]]:
     """The decisions of `rows` (the ledger's, oldest first) as JSON shows them, hour by hour. Pure."""
     found = []
     for hour in sorted({row["hour"] for row in rows}):
@@ -84,7 +84,7 @@ def _decision(
         "served": row["served"],
         "counts": {name: row.get(name) for name in COUNTS},
         "sources": row.get("sources"),
-        "changed": plan_changed(before, row) if row["decision"] == "accepted" and before is not None else {},
+        "changed": changed_values(before, row) if row["decision"] == "accepted" and before is not None else {},
         "reason": row["reason"] or _why(row),
         "code_version": row["code_version"],
         "tag": None,
@@ -117,7 +117,7 @@ def _readable(table: str, row: Mapping[str, Any], newest: int, tag: Tagged | Non
     return said | {"query": f"{query} --at {tag.name}", "readable": f"by its tag{until}"}
 
 
-def plan_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[Any]]:
+def changed_values(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[Any]]:
     """What two revisions say otherwise: `{name: [before, after]}`. Pure."""
     pairs = {name: [before.get(name), after.get(name)] for name in _COMPARED}
     return {name: [one, other] for name, (one, other) in pairs.items() if (one or 0) != (other or 0)}

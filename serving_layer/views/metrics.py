@@ -40,10 +40,10 @@ class Streams(Collector):
             except AnabranchError as error:
                 LOG.warning("stream %s: no metrics: %s", job.stream.name, error)
                 views[job.stream.name] = None
-        return plan_metrics(views, datetime.now(UTC))
+        return metrics_of(views, datetime.now(UTC))
 
 
-def plan_metrics(views: Mapping[str, Mapping[str, Any] | None], now: datetime) -> Iterator[Metric]:
+def metrics_of(views: Mapping[str, Mapping[str, Any] | None], now: datetime) -> Iterator[Metric]:
     """The metrics of the streams' statuses, None for one that could not be asked. Pure."""
     yield _gauge("up", "Whether the stream's table and topic could be asked.", (), views, lambda v: {(): v is not None})
     told = {name: view for name, view in views.items() if view is not None}

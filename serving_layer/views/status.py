@@ -14,7 +14,7 @@ from anabranch.protocol import ledger
 from anabranch.protocol.state import POSITION, State, load_state
 from anabranch.table.snapshots import head, last_publish, published_since
 from serving_layer import merge
-from serving_layer.diff.kinds import plan_unexplained
+from serving_layer.diff.kinds import unexplained_counts
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -53,7 +53,7 @@ def _hour(state: State, row: Mapping[str, Any], why: str | None) -> dict[str, An
         "hour": hour,
         "state": _state_of(state, hour, row),
         "revision": accepted.revision if accepted is not None else row.get("revision", 0),
-        "served": state.serving_layer(hour),
+        "served": state.served_by(hour),
         "cut": ranges_to_keys(cut.ranges) if cut is not None else row.get("cut"),
         "counts": counts,
         "speed_rows": row.get("speed_rows"),
@@ -119,21 +119,21 @@ def status(job: Job, late_after: timedelta | None = None) -> dict[str, Any]:
         "topic_recreated": topic is not None and state.position.topic_id not in ("", topic.id),
         "position": to_keys(state.position.offsets),
         "position_since": since.isoformat(),
-        "late": plan_late(size(lag), since, late_after, now) if late_after is not None else None,
+        "late": late_reason(size(lag), since, late_after, now) if late_after is not None else None,
         "lag": {"offsets": size(lag), "partitions": to_keys({p: max(0, e - s) for p, (s, e) in lag.items()})},
         "last_publish": {branch: _published_at(state, branch) for branch in ("speed", "batch", "main")},
         "open_hour": state.timeline.open,
         "to_seal": ended,
         "backlog": backlog,
         "refused": [h for h in backlog if rows.get(h, {}).get("decision") == "refused"],
-        "hours": {h: state.serving_layer(h) for h in sorted({*state.accepted, *state.timeline.sealed})},
+        "hours": {h: state.served_by(h) for h in sorted({*state.accepted, *state.timeline.sealed})},
         "unexplained": unexplained(state, rows),
         "dead_letters": _records(job.lake.load(job.stream.dead_letters_table), "main"),
         "lost": {h: n for h, row in rows.items() if (n := (row.get("gaps") or {}).get("retention"))},
     }
 
 
-def plan_late(lag: int, since: datetime, late_after: timedelta, now: datetime) -> str | None:
+def late_reason(lag: int, since: datetime, late_after: timedelta, now: datetime) -> str | None:
     """Why the speed layer is late, or None: offsets wait and its position has not moved for `late_after`. Pure."""
     if not lag or now - since <= late_after:
         return None
@@ -144,7 +144,7 @@ def plan_late(lag: int, since: datetime, late_after: timedelta, now: datetime) -
 def unexplained(state: State, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """By hour, the differences of the layers that nothing explains, from the ledger's newest rows. Pure."""
     found = {
-        hour: plan_unexplained(row.get("diff"), row.get("gaps"), merge.covers(state, "speed", hour) is None)
+        hour: unexplained_counts(row.get("diff"), row.get("gaps"), merge.covers(state, "speed", hour) is None)
         for hour, row in rows.items()
     }
     return {hour: left for hour, left in sorted(found.items()) if left}

@@ -89,7 +89,7 @@ def test_each_component_does_its_work_with_its_policy_and_a_reader_publishes_not
     run(one, "speed", one.name, "--available-now")
     assert one.contents() == one.acknowledged()
     run(one, "batch", one.name)
-    assert one.state.serving_layer(hour) == "batch"
+    assert one.state.served_by(hour) == "batch"
     assert one.contents() == one.acknowledged()
     run(one, "merge", one.name)
     run(one, "serve-hour", one.name, hour, "--layer", "speed", "--why", "to see")

@@ -98,5 +98,5 @@ def test_three_hours_catch_up_oldest_first_and_a_refused_one_is_restated_by_clea
         (first, 1, 20), (third, 1, 30), (second, 1, 60), (first, 2, 20),
         (second, 2, 60), (third, 2, 30), (second, 3, 60), (third, 3, 30),
     ]  # fmt: skip
-    assert {h: one.state.serving_layer(h) for h in hours} == dict.fromkeys(hours, "batch")
+    assert {h: one.state.served_by(h) for h in hours} == dict.fromkeys(hours, "batch")
     assert one.contents() == one.acknowledged()

@@ -100,7 +100,7 @@ def test_both_jobs_run_their_tasks_on_both_workers_which_need_no_python(
     assert one.contents() == one.acknowledged()
     set_conf(one, batch.settings)
     run(one, "batch", one.name, "--hour", hour, "--master", cluster.master)
-    assert one.state.serving_layer(hour) == "batch"
+    assert one.state.served_by(hour) == "batch"
     assert_exact(one, log, batches=1)
     assert successes(speed) == successes(batch) == set(HOSTS)
     assert {app["name"] for app in cluster.said()["completedapps"]} >= {
@@ -131,7 +131,7 @@ def test_a_job_that_streams_and_one_that_rebuilds_share_the_cluster_and_show_no_
             assert batch.wait() == 0, batch.log[-4000:]
         speed.until(lambda: one.published == 700, "the running hour's records to be published")
         assert speed.terminate() == 0, speed.log[-4000:]
-    assert one.state.serving_layer(hour) == "batch"
+    assert one.state.served_by(hour) == "batch"
     assert_exact(one, speed.log, batches=1)
     wait_for(lambda: cluster.cores_used() == 0, "the cores to be let go")
 
@@ -182,7 +182,7 @@ def test_a_worker_killed_in_the_middle_of_a_rebuild(
     assert_lost_in_a_task(ui, host)
     # What only the lost executor held of the decoded hour is read from Kafka again.
     assert bool(TRIED_AGAIN.search(batch.log)) is decoded, batch.log[-4000:]
-    assert (one.state.accepted[hour].revision, one.state.serving_layer(hour)) == (1, "batch")
+    assert (one.state.accepted[hour].revision, one.state.served_by(hour)) == (1, "batch")
     assert one.contents() == one.contents("batch") == one.acknowledged()
     assert len(publishes(one, "batch")) == 1
 

@@ -60,10 +60,10 @@ def test_retention_that_overtook_the_position_stops_or_is_a_recorded_gap(world: 
         return
     one.speed()
     assert one.contents() == [r for r in one.acknowledged() if not 20 <= r[1] < 30]
-    [gap] = json.loads(one.state.said["speed"][LOST])
+    [gap] = json.loads(one.state.branch_properties["speed"][LOST])
     assert (gap["class"], gap["ranges"]) == ("retention", {"0": [20, 30]})
     one.speed()
-    assert len(json.loads(one.state.said["speed"][LOST])) == 1
+    assert len(json.loads(one.state.branch_properties["speed"][LOST])) == 1
 
 
 def test_retention_that_overtook_an_hour_refuses_it_or_is_an_allowed_gap(world: Make) -> None:

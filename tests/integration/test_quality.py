@@ -15,7 +15,7 @@ import yaml
 from pyspark.sql import DataFrame, SparkSession
 
 from batch_layer.quality.gate import run_suite
-from batch_layer.quality.row_counts import SPEED, Known
+from batch_layer.quality.row_counts import SPEED, RowCountBaseline
 
 GAME_EVENTS = Path(__file__).parents[2] / "conf" / "streams" / "game_events.expectations.yaml"
 AT = datetime(2026, 11, 21, tzinfo=UTC)
@@ -106,7 +106,7 @@ def test_rows_are_named_by_every_kind_of_expectation_that_speaks_of_rows(spark: 
         {"type": "expect_column_value_lengths_to_be_between", "kwargs": {"column": "event_id", "max_value": 2}},
         {"type": SPEED, "kwargs": {"min_ratio": 0.9}},
     )
-    quality = run_suite(_rows(spark, {"event_id": "e0", "player_id": "p0"}), path, Known(10))
+    quality = run_suite(_rows(spark, {"event_id": "e0", "player_id": "p0"}), path, RowCountBaseline(10))
     found = [(f.type, [(r["partition"], r["offset"]) for r in f.rows]) for f in quality.failed]
     assert found == [
         ("expect_compound_columns_to_be_unique", [(0, 0), (0, 4)]),
@@ -117,7 +117,7 @@ def test_rows_are_named_by_every_kind_of_expectation_that_speaks_of_rows(spark: 
     assert quality.failed[3].message == (
         f"{SPEED}: expected at least 9, min ratio 0.9, found 5 (the speed layer has 10)"
     )
-    assert run_suite(_rows(spark), path, Known(4)).failed[-1].type != SPEED
+    assert run_suite(_rows(spark), path, RowCountBaseline(4)).failed[-1].type != SPEED
     json.dumps(quality.as_dict(), allow_nan=False)
 
 

@@ -12,7 +12,7 @@ from pyiceberg.table.snapshots import ancestors_of
 from world import Record, World, event, past_hour, spread
 
 from anabranch.errors import ConfigurationError, PositionError, Transient
-from anabranch.position import Standing, classify
+from anabranch.position import RangeRelation, classify
 from anabranch.protocol import sealing
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.table.commits import Change, Outcome
@@ -144,7 +144,7 @@ def test_two_speed_layers_publish_each_offset_once(three_hours: World) -> None:
 
     assert arms[0].publish(frame(half), half) == sum(e for _, e in half.values())
     # The hazard: the second arm believes that nothing is published, and its range overlaps.
-    assert classify(read, one.state.position.offsets) is Standing.OVERLAPPING
+    assert classify(read, one.state.position.offsets) is RangeRelation.OVERLAPPING
     assert arms[1].publish(frame(read), read) == sum(e - e // 2 for e in ends.values())
     assert arms[0].publish(frame(read), read) == 0
     assert one.contents() == one.acknowledged()

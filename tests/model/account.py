@@ -114,13 +114,13 @@ def _check_offsets(
 ) -> None:  # fmt: skip
     """Every offset is a row or a dead letter of `main`, or said to be lost."""
     state, main = lake.state, served(lake, letters, named)
-    if state.kept:
+    if state.retained_hours:
         return  # What a merge kept gives way to the speed layer's rows at once, when these cover the hour.
     held = Counter(row for rows in main.values() for row in rows)
     if twice := [row for row, count in held.items() if count > 1]:
         raise Violation(f"main and its dead letters hold {twice} more than once: {main}")
     for hour, row in _newest_accepted(lake, ledger).items():
-        if state.serving_layer(hour) != "batch":
+        if state.served_by(hour) != "batch":
             continue
         cut, found = _places(_cut(row)), {row[:2] for row in main.get(hour, ())}
         if found - cut or len(cut - found) != row.get("gap", 0):
@@ -140,7 +140,7 @@ def _check_offsets(
 def _said_lost(lake: Lake, main: Mapping[str, Iterable[Row]], ledger: tuple[str, ...]) -> set[Place]:
     """The places that are said to be lost: by the speed layer, and where the ledger counts as many gaps of retention in
     an hour as `main` lacks of it."""
-    lost = json.loads(lake.state.said["speed"].get(LOST, "[]"))
+    lost = json.loads(lake.state.branch_properties["speed"].get(LOST, "[]"))
     said = {place for entry in lost for place in _places(ranges_from_keys(entry["ranges"]))}
     for hour, row in _newest_accepted(lake, ledger).items():
         lacks = _places(_cut(row)) - {row[:2] for row in main.get(hour, ())}

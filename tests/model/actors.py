@@ -19,12 +19,12 @@ from anabranch.errors import PositionError, Refused, Transient
 from anabranch.protocol import adoption, dead_letters, ledger, sealing, turns
 from anabranch.protocol import publish as publishing
 from anabranch.protocol.publish import Publish
-from anabranch.protocol.sealing import Decided
+from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import POSITION, Layer, check_log_end, check_topic
 from anabranch.table import outcomes
 from anabranch.table.clock import Clock, Compared
 from anabranch.table.commits import Change, Commit
-from anabranch.table.outcomes import Standing
+from anabranch.table.outcomes import CommitFate
 from anabranch.table.snapshots import Staged, published_since
 from serving_layer import maintenance, merge, override
 
@@ -36,10 +36,10 @@ NOW = datetime(2026, 11, 21, tzinfo=UTC)
 @cache
 def decide(
     lake: Lake, asked: Kafka, last: Lake, grace: timedelta, needed: tuple[tuple[int, int], ...], at_once: int | None
-) -> Decided | None:
+) -> ResolvedState | None:
     """What `HourClock.decide` makes of Kafka, asked for the needs of the version `last`, and of the version loaded."""
     upto = dict(needed) or None
-    return sealing.plan_decided(
+    return sealing.resolve_state(
         lake.state, sealing.ask(asked, TOPIC, last.state, asked.now, grace, upto, at_most=at_once)
     )
 
@@ -231,7 +231,7 @@ class Publisher(Actor):
             return "asks again, in doubt", world, replace(self, at="ask", last=world.lake, lake=None)
         return f"stops: {error}", world, self.restarted()
 
-    def decided(self, lake: Lake) -> Decided | None:
+    def decided(self, lake: Lake) -> ResolvedState | None:
         assert self.asked is not None and self.last is not None
         return decide(lake, self.asked, self.last, self.grace, self.needed, self.at_once)
 
@@ -341,14 +341,14 @@ class Publisher(Actor):
 
     def look(self, world: World) -> Iterator[Step]:
         assert self.lost is not None
-        standing = outcomes.plan_standing(world.lake.table, self.lost.commit)
+        standing = outcomes.classify_commit(world.lake.table, self.lost.commit)
         known = replace(self, at=self.was, was="", lost=None)
-        if standing is Standing.OPEN:
+        if standing is CommitFate.OPEN:
             yield "finds that it may still land", world, replace(self, at="fence", doubt=world.lake)
-        elif standing is Standing.FORGOTTEN:
+        elif standing is CommitFate.FORGOTTEN:
             yield "cannot tell any more, and begins anew", world, self.restarted()
         else:
-            found = standing is Standing.LANDED
+            found = standing is CommitFate.LANDED
             yield f"finds that it had {'' if found else 'not '}landed", world, known.told(found)
 
     def fence(self, world: World) -> Iterator[Step]:

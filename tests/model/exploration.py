@@ -116,7 +116,7 @@ def check_version(lake: Lake) -> None:
             raise Violation(f"{hour} was not compared with {sorted(unseen)} of its look-back, and nothing says so")
     read = {(p, o) for p, end in state.position.offsets.items() for o in range(end)}
     # What a merge kept gives way to the speed layer's rows at once, when these cover the hour.
-    if not state.kept and (missing := read - {(p, o) for _, p, o in main}):
+    if not state.retained_hours and (missing := read - {(p, o) for _, p, o in main}):
         raise Violation(f"the position is {state.position.offsets}, main lacks {sorted(missing)}")
 
 

@@ -21,7 +21,7 @@ from anabranch.hours import Cut, hour_of, shift
 from anabranch.position import Ranges, size
 from anabranch.protocol import adoption, dead_letters, ledger, sealing, turns
 from anabranch.protocol.publish import Publish
-from anabranch.protocol.sealing import Decided
+from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import Accepted, State, check_topic
 from anabranch.table.snapshots import Staged
 from batch_layer import plan as batch_plan
@@ -212,15 +212,15 @@ class Speed(Publisher):
             in_line=False,
         )
 
-    def plan(self, decided: Decided | None) -> Plan:
+    def plan(self, decided: ResolvedState | None) -> Plan:
         assert decided is not None
         return speed_plan.plan_micro_batch(decided, dict(self.ranges), self.batch)
 
-    def skipping(self, decided: Decided) -> Publish | None:
+    def skipping(self, decided: ResolvedState) -> Publish | None:
         hours, to = self.behind
         return speed_plan.plan_skip(decided, Skip(hours, dict(to)), self.id, self.confirmed)
 
-    def skipping_lost(self, decided: Decided) -> tuple[Publish, Ranges] | None:
+    def skipping_lost(self, decided: ResolvedState) -> tuple[Publish, Ranges] | None:
         return speed_plan.plan_skip_lost(decided, dict(self.behind[1]), self.id, self.confirmed)
 
     @property
@@ -243,7 +243,7 @@ class Speed(Publisher):
         if self.doing not in ("skip", "lost") and not self.plan(self.decided(self.lake)).whole:
             # The rest of its offsets belongs to hours that are still to be decided.
             done = replace(self.bare(), at="ask", lake=None, asked=None, last=None)
-        return replace(done, at="merge", back=done.at) if self.lake.state.kept else done
+        return replace(done, at="merge", back=done.at) if self.lake.state.retained_hours else done
 
     def followed_by(self, then: Publisher) -> Publisher:
         return then.finishing() if self.dead is not None else then
@@ -359,7 +359,7 @@ class Batch(Publisher):
     def waiting(self, world: World) -> list[str]:
         lost = {row["hour"] for row in map(ledger_row, world.ledger) if row["decision"] == "refused"}
         hopeless = self.given_up & world.bad | lost - world.bad
-        return [h for h in batch_plan.plan_waiting(world.lake.state) if h not in hopeless]
+        return [h for h in batch_plan.waiting_hours(world.lake.state) if h not in hopeless]
 
     def idle(self, world: World) -> Iterator[Step]:
         state = world.lake.state
@@ -402,7 +402,7 @@ class Batch(Publisher):
         else:
             yield "decides to seal", world, replace(loaded, at="seal")
 
-    def sealing(self, decided: Decided) -> Publish | None:
+    def sealing(self, decided: ResolvedState) -> Publish | None:
         return sealing.plan_sealing(decided, self.grace, self.id, self.confirmed)
 
     def seal(self, world: World) -> Iterator[Step]:
@@ -420,7 +420,7 @@ class Batch(Publisher):
             yield "has something to finish", world, self.finishing()
         elif not needs_merge(world.lake.state):
             hours = tuple(self.waiting(world))
-            empty = batch_plan.plan_empty(world.lake.state, hours)
+            empty = batch_plan.empty_hours(world.lake.state, hours)
             rest = tuple(h for h in hours if h not in empty)
             loaded = replace(self, todo=rest, lake=world.lake)
             following = replace(loaded, at="empty") if empty else self.leaving(loaded.following(rest))
@@ -431,7 +431,7 @@ class Batch(Publisher):
     def empty(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
         state = self.lake.state
-        candidates = batch_plan.plan_empty(state, batch_plan.plan_waiting(state))
+        candidates = batch_plan.empty_hours(state, batch_plan.waiting_hours(state))
         publish = batch_plan.plan_acceptance_of_empty(state, candidates, self.id, world.kafka.now, self.confirmed)
         assert publish is not None
         yield from self.publish(world, publish)
@@ -528,19 +528,19 @@ class Batch(Publisher):
     def verdict(self, world: World) -> Iterator[Step]:
         assert self.staged is not None
         hour, state = self.todo[0], self.remembering(world, world.lake.state)
-        found = batch_plan.plan_acceptance(
+        found = batch_plan.check_publish(
             state, hour, Cut(self.topic_id, dict(self.cut)), self.before, self.staged.wap_id,
             self.lookback_files(world.lake, self.unread), self.lookback,
         )  # fmt: skip
         said = f"{hour}: {found.value}"
-        if found is batch_plan.Verdict.PUBLISH:
+        if found is batch_plan.PublishCheck.PUBLISH:
             yield said, world, replace(self, at="accept", lake=world.lake)
-        elif found is batch_plan.Verdict.MERGE:
+        elif found is batch_plan.PublishCheck.MERGE:
             yield said, world, replace(self, at="merge", back="verdict")
-        elif found is batch_plan.Verdict.MOVED:
+        elif found is batch_plan.PublishCheck.MOVED:
             again = replace(self, at="rebuild", staged=None, dead=None, counts="{}")
             yield said, self.discarding(world), self.leaving(again)
-        elif found is batch_plan.Verdict.OVERTAKEN:
+        elif found is batch_plan.PublishCheck.OVERTAKEN:
             yield said, self.discarding(world), self.leaving(self.following(self.todo[1:]))
         else:
             yield said, world, self.leaving(self.restarted())

@@ -17,7 +17,7 @@ from settings import H0, H1, LOST_ITS_END, MALFORMED, MINUTES, ONE_HOUR, RECORD,
 from small_world import Violation, new_world
 
 from anabranch import hours
-from anabranch.position import Position, Standing
+from anabranch.position import Position, RangeRelation
 from anabranch.protocol import adoption, dead_letters, ledger, publish, turns
 from anabranch.protocol.publish import Publish
 from anabranch.table import clock, outcomes
@@ -99,7 +99,7 @@ def forgetting_what_was_kept(real: Callable[..., Change]) -> Callable[..., Chang
 
 
 def looking_once(real: Callable[..., Any]) -> Callable[..., Any]:
-    landed, never = outcomes.Standing.LANDED, outcomes.Standing.NEVER
+    landed, never = outcomes.CommitFate.LANDED, outcomes.CommitFate.NEVER
     return lambda *given: landed if real(*given) is landed else never
 
 
@@ -186,7 +186,7 @@ AHEAD = (timedelta(minutes=10), timedelta(0))
 
 MUTANTS = [
     mutant(
-        speed_plan, "classify", always(Standing.ADJACENT), broker(RECORD, RECORD, ("restore",), RECORD), Speed("speed"),
+        speed_plan, "classify", always(RangeRelation.ADJACENT), broker(RECORD, RECORD, ("restore",), RECORD), Speed("speed"),
         finds="main lacks", name="the position check",
     ),
     mutant(
@@ -231,7 +231,7 @@ MUTANTS = [
         name="the skip's look at where the table is by now", before=(broker(*ONE_HOUR), Batch("batch")),
     ),
     mutant(
-        outcomes, "plan_standing", looking_once, broker(RECORD), Speed("speed"), Network("network"),
+        outcomes, "classify_commit", looking_once, broker(RECORD), Speed("speed"), Network("network"),
         finds="landed, and what it names was discarded", name="not landed only what cannot land any more",
         late=True, answers_to_lose=1,
     ),

@@ -12,7 +12,7 @@ import pytest
 from pyiceberg.table.snapshots import Operation
 from world import World
 
-from anabranch.table.snapshots import PUBLISH_ID, way_back
+from anabranch.table.snapshots import PUBLISH_ID, ancestors_to_last_publish
 from speed_layer.job import SpeedJob
 
 TRIED_AGAIN = re.compile(r"try \d+ failed: .*; try \d+ in [0-9.]+ s, tried again (for ever|until \S+ UTC) \(")
@@ -52,7 +52,7 @@ def publishes(one: World, branch: str = "speed") -> list[Any]:
     """The snapshots of a branch that brought rows, each once: how often it was published to. Files that are rolled up
     bring none."""
     table = one.lake.load(one.job.stream.table)
-    found, link = [], way_back(table, branch)[0]
+    found, link = [], ancestors_to_last_publish(table, branch)[0]
     while True:
         summary = link.summary
         assert summary is not None

@@ -110,7 +110,7 @@ class ScaledStream:
 
     def publish_micro_batch(self, state: State, hour: str, made: tuple[object, ...]) -> Outcome:
         offsets = {p: state.position.offsets.get(p, 0) + PER_PARTITION for p in range(self.partitions)}
-        to_main = made if state.serving_layer(hour) == "speed" else ()
+        to_main = made if state.served_by(hour) == "speed" else ()
         changes = (Change("speed", made), Change("main", to_main))  # type: ignore[arg-type]
         publish = Publish(new_id(), changes, state.timeline, Position("t", offsets))
         return self.lake.lake.commit(state.table, to_commit(state, publish, datetime.now(UTC)))

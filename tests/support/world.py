@@ -25,7 +25,7 @@ from anabranch.protocol.state import State, load_state
 from anabranch.spark.settings import session_settings
 from anabranch.table.lake import Lake
 from batch_layer.job import rebuild_hours, replay
-from batch_layer.rebuild import Order, Rebuilder, Result
+from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
 from speed_layer.job import SpeedJob
 
 
@@ -169,7 +169,7 @@ class World:
         self, hour: str | None = None, restate: bool = False, accept: bool = False, why: str | None = None
     ) -> list[Result]:
         """Run the batch job's work."""
-        return rebuild_hours(self.job, Rebuilder(self.job, self.spark), hour, Order(restate, accept, why))
+        return rebuild_hours(self.job, Rebuilder(self.job, self.spark), hour, RebuildRequest(restate, accept, why))
 
     def replay(self) -> list[Result]:
         """Restate the hours whose dead letters can be read by now."""

@@ -178,7 +178,7 @@ def rows(lake_: Lake, name: str, branch: str) -> list[Row]:
 
 def waiting(state: State, branch: str, key: str) -> list[str]:
     """The ids that wait under `key` on one branch."""
-    return [item["id"] for item in json.loads(state.said[branch].get(key, "[]"))]
+    return [item["id"] for item in json.loads(state.branch_properties[branch].get(key, "[]"))]
 
 
 def new_state(timeline: Timeline, offsets: dict[int, int] | None = None, **values: Any) -> State:
@@ -186,6 +186,6 @@ def new_state(timeline: Timeline, offsets: dict[int, int] | None = None, **value
     given: dict[str, Any] = {
         "table": None, "heads": {}, "position": Position("t", offsets or {}), "timeline": timeline, "accepted": {},
         "settled_before": timeline.first, "overrides": {}, "decisions": (), "dead_letters": (), "merged": {},
-        "kept": (), "content": {}, "said": {},
+        "retained_hours": (), "content": {}, "branch_properties": {},
     }  # fmt: skip
     return State(**(given | values))

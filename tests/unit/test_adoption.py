@@ -19,11 +19,11 @@ from anabranch.job import Job
 from anabranch.position import Position, Stamped, Topic
 from anabranch.protocol import ledger
 from anabranch.protocol.adoption import Adopted, adopt, gone_from_kafka, plan_adopt, plan_begins
-from anabranch.protocol.sealing import HourClock
+from anabranch.protocol.sealing import BoundaryResolver
 from anabranch.protocol.state import LOST, REMEMBERED_HOURS, Accepted, plan_accepted
 from anabranch.table.commits import Outcome
 from batch_layer.job import rebuild_hours
-from batch_layer.rebuild import Order, Rebuilder
+from batch_layer.rebuild import Rebuilder, RebuildRequest
 from serving_layer.merge import covers, merge
 
 H = [shift("2026-11-21T00", i) for i in range(8)]
@@ -139,7 +139,7 @@ def later() -> int:
 def test_adopting_a_recreated_topic_keeps_every_row_and_goes_on_at_0(lake: StreamLake) -> None:
     broker = Broker(id=NEW, log={0: [0, 0], 1: [0]})
     with pytest.raises(PositionError, match="run `anabranch adopt`"):
-        HourClock(lake.stream, lake.lake, broker.adapter).decide()
+        BoundaryResolver(lake.stream, lake.lake, broker.adapter).decide()
     adopted = run(lake, broker)
     assert adopted is not None
     assert adopted.sealed == (NOW_HOUR,)
@@ -148,7 +148,7 @@ def test_adopting_a_recreated_topic_keeps_every_row_and_goes_on_at_0(lake: Strea
     assert state.timeline.open == shift(NOW_HOUR, 1)
     assert lake.rows("main") == lake.rows("speed") == ROWS
     assert [covers(state, "speed", h) for h in (BEFORE, NOW_HOUR)] == [None, None]
-    decided = HourClock(lake.stream, lake.lake, broker.adapter).decide()
+    decided = BoundaryResolver(lake.stream, lake.lake, broker.adapter).decide()
     assert decided.position == state.position
     assert merge(lake.lake, lake.stream, everything=True) == []
 
@@ -179,7 +179,7 @@ def test_offsets_that_nobody_read_are_recorded_as_lost(lake: StreamLake) -> None
     adopted = run(lake, Broker(id=NEW))
     assert adopted is not None
     assert adopted.lost == {NOW_HOUR: {0: (3, 9)}}
-    (entry,) = json.loads(lake.state().said["speed"][LOST])
+    (entry,) = json.loads(lake.state().branch_properties["speed"][LOST])
     assert (entry["class"], entry["ranges"], entry["hours"]) == ("retention", {"0": [3, 9]}, [NOW_HOUR])
     assert covers(lake.state(), "speed", NOW_HOUR) == "the speed layer skipped it, wholly or in part"
 
@@ -190,7 +190,7 @@ def test_a_log_that_lost_its_end_goes_on_with_the_records_that_came_since(lake: 
     assert lake.publish(replace(lake.speed(lake.stage([]), {}), timeline=timeline)) is Outcome.LANDED
     broker = Broker(log={0: [0, later()]})
     with pytest.raises(PositionError, match="expected partition 0 to reach the position 3"):
-        HourClock(lake.stream, lake.lake, broker.adapter).decide()
+        BoundaryResolver(lake.stream, lake.lake, broker.adapter).decide()
     adopted = run(lake, broker)
     assert adopted is not None
     assert lake.state().position == Position(OLD, {0: 1}), "the record that came since is not the first to be read"
@@ -240,7 +240,7 @@ def test_hours_that_kafka_lost_are_refused_with_their_reason_and_hold_back_no_ot
     job = Job(new_environment(lake.folder), lake.stream, lake.lake, broker.adapter)
     rebuilder = Rebuilder(job, None)  # type: ignore[arg-type]
 
-    results = rebuild_hours(job, rebuilder, None, Order())
+    results = rebuild_hours(job, rebuilder, None, RebuildRequest())
 
     assert [(r.hour, r.decision) for r in results] == [
         (BEFORE, "refused"), (NOW_HOUR, "refused"), (shift(NOW_HOUR, 1), "accepted"),
@@ -250,5 +250,5 @@ def test_hours_that_kafka_lost_are_refused_with_their_reason_and_hold_back_no_ot
     said = ledger.newest(ledger.history(lake.lake, lake.stream.hours_table))
     assert [(said[h]["decision"], said[h]["served"]) for h in (BEFORE, NOW_HOUR)] == [("refused", "speed")] * 2
     # Trying again changes nothing, so they are refused once; asked for by name they say so again.
-    assert rebuild_hours(job, rebuilder, None, Order()) == []
-    assert [r.decision for r in rebuild_hours(job, rebuilder, BEFORE, Order())] == ["refused"]
+    assert rebuild_hours(job, rebuilder, None, RebuildRequest()) == []
+    assert [r.decision for r in rebuild_hours(job, rebuilder, BEFORE, RebuildRequest())] == ["refused"]

@@ -24,9 +24,9 @@ from anabranch.table.commits import Change, Outcome
 from anabranch.table.snapshots import files_of
 from serving_layer import override
 from serving_layer.audit import audit as count_again
-from serving_layer.audit import checks, plan_held, plan_why_not
-from serving_layer.audit.checks import Audited, plan_disagreements, plan_neighbours
-from serving_layer.audit.count import Counted, Marks, mark_given, recount, spans
+from serving_layer.audit import checks, kafka_unavailable_reason, plan_held
+from serving_layer.audit.checks import Audited, check_adjacent_cuts, find_disagreements
+from serving_layer.audit.count import Counted, OffsetCounts, mark_given, recount, spans
 
 
 @pytest.fixture
@@ -234,12 +234,12 @@ def test_hours_begin_where_the_hour_before_ended() -> None:
         NEXT: Cut("t", {0: (5, 9), 1: (0, 3)}),
         shift(HOUR, 3): Cut("t", {0: (50, 60)}),
     }
-    assert [d.message for d in plan_neighbours(cuts, timeline)] == [
+    assert [d.message for d in check_adjacent_cuts(cuts, timeline)] == [
         f"hour {NEXT}, partition 0: begin of the cut: expected 4, the end of hour {HOUR}, found 5"
     ]
     adopted = replace(timeline, adoptions=(Adoption(HOUR, "t", {0: 5}),))
-    assert plan_neighbours(cuts, adopted) == []
-    assert plan_neighbours(cuts | {NEXT: Cut("u", {0: (0, 9)})}, timeline) == []
+    assert check_adjacent_cuts(cuts, adopted) == []
+    assert check_adjacent_cuts(cuts | {NEXT: Cut("u", {0: (0, 9)})}, timeline) == []
 
 
 # What Kafka gives is values here: the adapter is tested on a real broker.
@@ -258,10 +258,10 @@ def kafka(
     ranges = {0: held} if held is not None else {}
     partitions = recount(RANGES, counted, mark_given(ranges, [(0, [o]) for o in given]), ranges)
     audited = Audited(NEXT, "batch", True, 1, Cut("t", RANGES), SAID | {"cut": None}, partitions)
-    return [d.message for d in plan_disagreements(replace(audited, **values))]
+    return [d.message for d in find_disagreements(replace(audited, **values))]
 
 
-def mark(offsets: tuple[int, ...]) -> Marks:
+def mark(offsets: tuple[int, ...]) -> OffsetCounts:
     return mark_given(RANGES, [(0, list(offsets))])
 
 
@@ -309,16 +309,16 @@ def test_what_kafka_holds_of_a_cut() -> None:
 def test_an_hour_of_a_log_that_is_gone_is_not_asked_of_another() -> None:
     timeline = Timeline(HOUR, shift(HOUR, 3), {0: 10})
     state = new_state(timeline)
-    assert plan_why_not(state, NEXT, CUT, Topic("events", "t", (0, 1))) is None
-    assert plan_why_not(state, NEXT, CUT, None) == "the topic is gone"
-    assert plan_why_not(state, NEXT, CUT, Topic("events", "u", (0, 1))) == "the topic was made again since"
+    assert kafka_unavailable_reason(state, NEXT, CUT, Topic("events", "t", (0, 1))) is None
+    assert kafka_unavailable_reason(state, NEXT, CUT, None) == "the topic is gone"
+    assert kafka_unavailable_reason(state, NEXT, CUT, Topic("events", "u", (0, 1))) == "the topic was made again since"
     again = new_state(replace(timeline, adoptions=(Adoption(NEXT, "t", {0: 6}),)))
-    assert plan_why_not(again, NEXT, CUT, Topic("events", "t", (0, 1))) == "its log began anew since"
-    assert plan_why_not(again, shift(NEXT, 1), CUT, Topic("events", "t", (0, 1))) is None
+    assert kafka_unavailable_reason(again, NEXT, CUT, Topic("events", "t", (0, 1))) == "its log began anew since"
+    assert kafka_unavailable_reason(again, shift(NEXT, 1), CUT, Topic("events", "t", (0, 1))) is None
 
 
 def test_marks_count_each_offset_wherever_it_comes_again() -> None:
-    marks = Marks({0: (10, 14), 3: (0, 2)})
+    marks = OffsetCounts({0: (10, 14), 3: (0, 2)})
     marks.add(np.array([0, 0, 3, 0, 7]), np.array([10, 10, 1, 9, 1]))
     marks.add(np.array([0, 0, 3]), np.array([10, 13, 2]))
     assert (marks.distinct(0), marks.distinct(3), marks.distinct(7)) == (2, 1, 0)

@@ -18,15 +18,15 @@ from anabranch.table.commits import Outcome
 from anabranch.table.snapshots import Staged
 from batch_layer.plan import (
     ACCEPTED_AT_ONCE,
+    PublishCheck,
     Rebuilt,
-    Verdict,
-    plan_acceptance,
+    acceptance_reason,
+    check_publish,
+    empty_hours,
     plan_acceptance_of_empty,
-    plan_empty,
     plan_publish,
-    plan_reason,
-    plan_waiting,
     revision_now,
+    waiting_hours,
 )
 from batch_layer.rebuild import Rebuilder
 
@@ -45,8 +45,8 @@ def lake(tmp_path: Path) -> StreamLake:
     return made
 
 
-def verdict(lake: StreamLake, staged: Staged, before: int = 0, lookback: frozenset[str] = frozenset()) -> Verdict:
-    return plan_acceptance(lake.state(), H0, CUT, before, staged.wap_id, frozenset(), lookback)
+def verdict(lake: StreamLake, staged: Staged, before: int = 0, lookback: frozenset[str] = frozenset()) -> PublishCheck:
+    return check_publish(lake.state(), H0, CUT, before, staged.wap_id, frozenset(), lookback)
 
 
 def accept(lake: StreamLake, staged: Staged, revision: int) -> Outcome:
@@ -57,42 +57,42 @@ def accept(lake: StreamLake, staged: Staged, revision: int) -> Outcome:
 
 def test_a_staged_hour_is_published_in_place_of_the_speed_layers_rows(lake: StreamLake) -> None:
     staged = lake.stage(ROWS)
-    assert verdict(lake, staged) is Verdict.PUBLISH
+    assert verdict(lake, staged) is PublishCheck.PUBLISH
     assert accept(lake, staged, 1) is Outcome.LANDED
     state = lake.state()
     assert lake.rows("main") == ROWS
     assert state.accepted == {H0: Accepted(1, CUT)}
-    assert plan_waiting(state) == [H1]
+    assert waiting_hours(state) == [H1]
     assert [d["id"] for d in state.decisions] == [f"{staged.wap_id}-{H0}"]
 
 
 def test_another_run_that_was_first_is_noticed(lake: StreamLake) -> None:
     mine, theirs = lake.stage(ROWS), lake.stage(ROWS)
     assert accept(lake, theirs, 1) is Outcome.LANDED
-    assert verdict(lake, mine) is Verdict.OVERTAKEN
+    assert verdict(lake, mine) is PublishCheck.OVERTAKEN
     assert revision_now(lake.state(), H0, 0) == 1
-    assert verdict(lake, mine, before=1) is Verdict.PUBLISH, "as a restatement"
+    assert verdict(lake, mine, before=1) is PublishCheck.PUBLISH, "as a restatement"
 
 
 def test_staged_rows_that_are_gone_are_noticed(lake: StreamLake) -> None:
     staged = lake.stage(ROWS)
     lake.lake.discard(lake.name, staged)
-    assert verdict(lake, staged) is Verdict.GONE
+    assert verdict(lake, staged) is PublishCheck.GONE
 
 
 def test_a_look_back_that_changed_is_noticed(lake: StreamLake) -> None:
-    assert verdict(lake, lake.stage(ROWS), lookback=frozenset({"replaced"})) is Verdict.MOVED
+    assert verdict(lake, lake.stage(ROWS), lookback=frozenset({"replaced"})) is PublishCheck.MOVED
 
 
 def test_a_seal_that_went_with_the_speed_branch_is_noticed(tmp_path: Path) -> None:
     """The hazard: the hour is accepted while nobody has sealed it, and then cut a second time."""
     lake = new_lake(tmp_path)
-    assert verdict(lake, lake.stage(ROWS)) is Verdict.UNSEALED
+    assert verdict(lake, lake.stage(ROWS)) is PublishCheck.UNSEALED
 
 
 def test_hours_without_records_are_accepted_together_and_once(lake: StreamLake) -> None:
     state = lake.state()
-    assert plan_empty(state, [H0, H1]) == [H1]
+    assert empty_hours(state, [H0, H1]) == [H1]
     publish = plan_acceptance_of_empty(state, [H1], "id", NOW, frozenset())
     assert publish is not None
     assert lake.publish(publish, state) is Outcome.LANDED
@@ -108,17 +108,17 @@ def test_a_long_run_of_hours_without_records_is_accepted_so_many_at_a_time(tmp_p
     results = Rebuilder(job, None).accept_empty(run)  # type: ignore[arg-type]
     assert [r.hour for r in results] == run
     state = lake.state()
-    assert plan_waiting(state) == []
+    assert waiting_hours(state) == []
     assert len(state.decisions) == 1, "expected those of the last commit alone to wait"
     rows = ledger.history(lake.lake, lake.stream.hours_table)
     assert [(r["hour"], r["decision"], r["revision"]) for r in rows] == [(h, "accepted", 1) for h in run]
 
 
 def test_an_hour_accepted_in_spite_of_its_rules_says_of_which_and_why() -> None:
-    found = plan_reason(["quality: too few"], True, "known")
+    found = acceptance_reason(["quality: too few"], True, "known")
     assert found == "accepted by choice: known; in spite of: quality: too few"
-    assert plan_reason([], True, "known") == "known"
-    assert plan_reason([], False, None) is None
+    assert acceptance_reason([], True, "known") == "known"
+    assert acceptance_reason([], False, None) is None
 
 
 def test_a_replaced_revision_is_tagged_where_it_is_for_a_week_from_now(lake: StreamLake) -> None:

@@ -72,7 +72,7 @@ def decide(kafka: Kafka, state: State | None = None, seen: Seen | None = None) -
     state, seen = state or begun(), {} if seen is None else seen
     for _ in range(10_000):
         asked = sealing.ask(kafka, "events", state, NOW, timedelta(0), seen=seen)
-        decided = sealing.plan_decided(state, asked)
+        decided = sealing.resolve_state(state, asked)
         assert decided is not None
         state = replace(state, timeline=decided.timeline, position=decided.position)
         known = hours.hour_ranges(decided.timeline, {}, decided.position.offsets, NOW)
@@ -144,7 +144,7 @@ def test_a_commit_decides_a_bounded_number_of_hours_and_the_next_goes_on() -> No
     kafka = Kafka({p: a_record_a_minute(timedelta(days=60), HOUR) for p in range(300)})
     state = begun()
     asked = sealing.ask(kafka, "events", state, NOW, timedelta(0))
-    decided = sealing.plan_decided(state, asked)
+    decided = sealing.resolve_state(state, asked)
     assert decided is not None
     assert len(decided.timeline.boundaries) == hours.at_once(300) == 80
     assert hours.at_once(1) == 240 and hours.at_once(100_000) == 1

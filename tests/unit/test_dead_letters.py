@@ -25,7 +25,7 @@ from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import DEAD_LETTERS, OVERRIDES, Accepted, State
 from anabranch.table.commits import Change, Outcome
 from anabranch.table.snapshots import Staged, files_of, find_staged, staged_snapshot
-from batch_layer.rebuild import Order, Rebuilder
+from batch_layer.rebuild import Rebuilder, RebuildRequest
 from serving_layer.recovery import recover
 
 SECOND = shift(FIRST, 1)
@@ -274,7 +274,7 @@ def test_an_accepted_hour_that_lacks_files_is_to_be_restated(
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {FIRST: 1}
     job: Any = SimpleNamespace(lake=lake.lake, stream=lake.stream, environment=lake.environment, kafka=None)
     orders = Rebuilder(job, None).lost()  # type: ignore[arg-type]
-    assert orders == {FIRST: Order(restate=True, accept=False, why="the dead letters of revision 1 were lost")}
+    assert orders == {FIRST: RebuildRequest(restate=True, accept=False, why="the dead letters of revision 1 were lost")}
     refused = ledger.decision(FIRST, "refused", 2, CUT, NOW, reason="no")
     ledger.record(lake.lake, lake.stream.hours_table, [refused])
     assert Rebuilder(job, None).lost() == {}, "tried once"  # type: ignore[arg-type]

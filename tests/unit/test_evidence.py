@@ -156,10 +156,10 @@ def test_duplicates_of_rows_that_maintenance_dropped_cannot_be_told(one: StreamL
 
 def test_words_for_duplicates_that_cannot_be_told() -> None:
     skipped = new_state(Timeline(HOUR, shift(HOUR, 2), {0: 10}, skipped=(NEXT,)), {0: 10})
-    assert diff.plan_untold(skipped, NEXT, 3, 3) is None
-    assert "the speed layer skipped it, wholly or in part" in str(diff.plan_untold(skipped, NEXT, 3, 1))
-    assert str(diff.plan_untold(skipped, NEXT, 1, 3)).startswith("2 more than the ledger counts")
-    assert "the ledger does not say" in str(diff.plan_untold(skipped, NEXT, None, 0))
+    assert diff.untold_reason(skipped, NEXT, 3, 3) is None
+    assert "the speed layer skipped it, wholly or in part" in str(diff.untold_reason(skipped, NEXT, 3, 1))
+    assert str(diff.untold_reason(skipped, NEXT, 1, 3)).startswith("2 more than the ledger counts")
+    assert "the ledger does not say" in str(diff.untold_reason(skipped, NEXT, None, 0))
 
 
 def test_the_text_shows_what_differs(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,10 @@ from anabranch.remote_errors import (
     asked,
     classify,
     classify_text,
+    classify_unexpected,
     explain,
     explain_text,
     is_away,
-    meant_by_nobody,
     said_by,
     telling_line,
 )
@@ -214,7 +214,7 @@ def test_what_nothing_explains_is_neither_for_ever_nor_at_once(error: Exception)
     found = explain("run stream s", error)
     # Of a command, which tries once, the next may find otherwise; not of what reaches the end of the program.
     assert (type(found), found.exit_code) == (Unexplained, 75)
-    assert meant_by_nobody("run the job", error).exit_code == 70
+    assert classify_unexpected("run the job", error).exit_code == 70
     assert "a few times only" in str(found)
 
 

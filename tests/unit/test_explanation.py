@@ -17,8 +17,8 @@ from anabranch.protocol import ledger
 from anabranch.protocol.state import Accepted
 from serving_layer import override
 from serving_layer.views import explain
-from serving_layer.views.explain import plan_facts, plan_served_since, plan_state
-from serving_layer.views.explain_text import plan_sentences, print_explanation
+from serving_layer.views.explain import hour_facts, plan_state, served_since
+from serving_layer.views.explain_text import explain_sentences, print_explanation
 
 OPEN = shift(HOUR, 2)
 LATER = NOW + timedelta(days=1)
@@ -42,7 +42,7 @@ def one(tmp_path: Path) -> StreamLake:
 def said(one: StreamLake, hour: str, now: datetime = NOW) -> dict[str, str]:
     """The sentences by subject; of several with one subject, all of them."""
     found: dict[str, str] = {}
-    for subject, text in plan_sentences(explain.explain(job(one), hour, now)):
+    for subject, text in explain_sentences(explain.explain(job(one), hour, now)):
         found[subject] = f"{found[subject]}\n{text}" if subject in found else text
     return found
 
@@ -134,7 +134,7 @@ def test_an_hour_accepted_by_an_operator_and_from_several_sources(one: StreamLak
     sources = {"kafka": 3, "speed": 1, "accepted": 0, "dead_letters": 0}
     row = ledger.decision(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, dead=0, duplicate=0, gap=0, gaps={})
     facts = _facts([_ledger_row(row | {"reason": "accepted by an operator: known", "sources": sources})])
-    found = dict(plan_sentences(facts))
+    found = dict(explain_sentences(facts))
     assert found["account"] == "of 4 offsets 4 became rows; 3 read from Kafka, 1 read from the speed layer"
     assert found["revision"] == "1 at 2026-11-21 02:00:00 UTC, accepted by an operator: known"
 
@@ -186,7 +186,7 @@ def _facts(rows: list[dict[str, Any]], hour: str = HOUR, **values: Any) -> dict[
     given = {"accepted": {HOUR: Accepted(1, BEFORE)}} | values
     state = new_state(given.pop("timeline", TIMELINE), {0: 10}, **given)
     held = {"main": {"a": 3, "b": 1}, "speed": {}, "batch": {"a": 3, "b": 1}}
-    return plan_facts(new_stream(), state, hour, rows, held, {}, NOW)
+    return hour_facts(new_stream(), state, hour, rows, held, {}, NOW)
 
 
 def _ledger_row(decision: dict[str, Any]) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def test_an_empty_hour() -> None:
     cut = Cut("t", {0: (4, 4)})
     row = ledger.decision(HOUR, "accepted", 1, cut, NOW, served="batch", good=0, dead=0, duplicate=0, gap=0, gaps={})
     facts = _facts([_ledger_row(row)], accepted={HOUR: Accepted(1, cut)}, timeline=replace(TIMELINE, sealed={}))
-    found = dict(plan_sentences(facts))
+    found = dict(explain_sentences(facts))
     assert found["sealed"] == "the ledger does not say when, without a record"
     assert found["rebuild"] == "there is nothing to rebuild: it holds no records"
     assert not {"account", "checks"} & set(found)
@@ -207,7 +207,7 @@ def test_an_empty_hour() -> None:
 def test_an_hour_that_kafka_lost_is_said_to_stay_as_it_is() -> None:
     adopted = replace(TIMELINE, adoptions=(Adoption(NEXT, "former", {0: 0}),))
     facts = _facts([], NEXT, timeline=adopted)
-    found = dict(plan_sentences(facts))
+    found = dict(explain_sentences(facts))
     assert found["rebuild"].startswith("it cannot be rebuilt: Kafka no longer holds it: the log of topic id former")
     assert facts["rebuild"] is None
 
@@ -215,14 +215,14 @@ def test_an_hour_that_kafka_lost_is_said_to_stay_as_it_is() -> None:
 def test_an_accepted_hour_that_kafka_lost_is_rebuilt_from_what_the_table_keeps() -> None:
     adopted = replace(TIMELINE, adoptions=(Adoption(NEXT, "former", {0: 0}),))
     former = Cut("former", {0: (0, 4)})
-    found = dict(plan_sentences(_facts([], timeline=adopted, accepted={HOUR: Accepted(1, former)})))
+    found = dict(explain_sentences(_facts([], timeline=adopted, accepted={HOUR: Accepted(1, former)})))
     assert found["rebuild"].startswith(
         f"`anabranch batch events --hour {HOUR} --restate`, from what the table keeps of it: Kafka no longer holds it"
     )
 
 
 def test_an_hour_that_the_ledger_lost() -> None:
-    found = dict(plan_sentences(_facts([])))
+    found = dict(explain_sentences(_facts([])))
     assert found["hour"].endswith("is accepted as revision 1; the batch layer serves it")
     assert found["sealed"].startswith("the ledger does not say when: 4 offsets")
     assert found["account"] == "the ledger does not say what was counted"
@@ -233,10 +233,10 @@ def test_rows_of_the_speed_layer_that_are_gone_or_were_never_read() -> None:
     skipped = _facts([], timeline=replace(TIMELINE, skipped=(HOUR,)))
     assert (
         "speed does not account for all of the hour: the speed layer skipped it"
-        in dict(plan_sentences(skipped))["layers"]
+        in dict(explain_sentences(skipped))["layers"]
     )
     dropped = _facts([], timeline=replace(TIMELINE, covered_from=NEXT))
-    assert "those of the hour are gone (`anabranch maintain`)" in dict(plan_sentences(dropped))["layers"]
+    assert "those of the hour are gone (`anabranch maintain`)" in dict(explain_sentences(dropped))["layers"]
 
 
 def test_what_nothing_explains_is_shouted() -> None:
@@ -244,7 +244,7 @@ def test_what_nothing_explains_is_shouted() -> None:
     row = ledger.decision(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, diff=diff, speed_rows=1, gaps={})
     facts = _facts([_ledger_row(row)])
     assert facts["unexplained"] == {"missing": 1, "changed": 1}
-    assert dict(plan_sentences(facts))["checks"] == (
+    assert dict(explain_sentences(facts))["checks"] == (
         "compared with 1 rows of speed: 3 missing (2 of them not read by then), 0 extra, 1 changed; NOTHING EXPLAINS "
         f"1 missing, 1 changed: `anabranch diff events {HOUR}`"
     )
@@ -265,12 +265,12 @@ def test_since_when_a_layer_serves() -> None:
         row("sealed", "speed", 1), row("accepted", "batch", 2), row("served", "speed", 3), row("served", "batch", 4),
         row("accepted", "batch", 5),
     ]  # fmt: skip
-    assert plan_served_since(rows[:1], "speed") is None
-    assert plan_served_since(rows[:2], "batch") == datetime(2026, 11, 21, 2, tzinfo=UTC)
-    assert plan_served_since(rows[:3], "speed") == datetime(2026, 11, 21, 3, tzinfo=UTC)
-    assert plan_served_since(rows, "batch") == datetime(2026, 11, 21, 4, tzinfo=UTC)
+    assert served_since(rows[:1], "speed") is None
+    assert served_since(rows[:2], "batch") == datetime(2026, 11, 21, 2, tzinfo=UTC)
+    assert served_since(rows[:3], "speed") == datetime(2026, 11, 21, 3, tzinfo=UTC)
+    assert served_since(rows, "batch") == datetime(2026, 11, 21, 4, tzinfo=UTC)
     # The ledger does not know of the change.
-    assert plan_served_since(rows[:2], "speed") is None
+    assert served_since(rows[:2], "speed") is None
 
 
 def test_the_open_hour_after_an_adoption_may_lie_ahead() -> None:
@@ -286,7 +286,7 @@ def test_json_has_the_facts_and_the_sentences(one: StreamLake, capsys: pytest.Ca
     assert (shown["state"], shown["revision"], shown["served"]) == ("accepted", 1, "batch")
     assert shown["counts"] == {"offsets": 4, "good": 3, "dead": 0, "duplicate": 1, "gap": 0}
     assert shown["layers"]["speed"] == {"rows": 4, "files": 1}
-    assert len(shown["sentences"]) == len(plan_sentences(facts))
+    assert len(shown["sentences"]) == len(explain_sentences(facts))
     print_explanation(facts, "text")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"hour      {HOUR} of events is accepted as revision 1; the batch layer serves it"

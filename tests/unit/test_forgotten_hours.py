@@ -19,8 +19,8 @@ from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, State
 from anabranch.table.commits import Change, Outcome
 from batch_layer.build import Built
-from batch_layer.plan import Rebuilt, plan_publish, plan_reason
-from batch_layer.rebuild import Order, Rebuilder, Result
+from batch_layer.plan import Rebuilt, acceptance_reason, plan_publish
+from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
 
 HOURS = 5
 H = [shift(FIRST, i) for i in range(HOURS)]
@@ -179,13 +179,13 @@ def test_the_hour_after_one_that_is_accepted_late_is_decided_again(lake: StreamL
     accept_all(lake, but=(0,))
     assert H[1] not in lake.state().accepted, "the hazard did not happen"
     ours, hours = rebuilder(lake)
-    result = ours._rebuild(H[0], CUTS[H[0]], 0, Order())
+    result = ours._rebuild(H[0], CUTS[H[0]], 0, RebuildRequest())
     assert (result.decision, result.revision) == ("accepted", 1)
     assert hours.again[0] == H[1]
 
 
 def restate(rebuilder: Rebuilder, i: int) -> Result:
-    return rebuilder._rebuild(H[i], CUTS[H[i]], 1, Order(restate=True))
+    return rebuilder._rebuild(H[i], CUTS[H[i]], 1, RebuildRequest(restate=True))
 
 
 def test_of_two_restatements_of_a_forgotten_hour_the_second_finds_the_first(lake: StreamLake) -> None:
@@ -213,7 +213,7 @@ def test_of_two_restatements_of_a_forgotten_hour_the_second_finds_the_first(lake
 
 def test_that_an_operator_accepted_a_forgotten_hour_is_known_from_the_ledger(lake: StreamLake) -> None:
     """The hazard: decided again, it would be refused for what the operator had accepted."""
-    said = plan_reason(["quality: too few"], True, "known")
+    said = acceptance_reason(["quality: too few"], True, "known")
     accept(lake, 0, [0], [], reason=said)
     accept(lake, 1, [10], [])
     for i in range(2, HOURS):

@@ -87,10 +87,10 @@ def row(decision: str, revision: int, **values: Any) -> dict[str, Any]:
 
 def test_a_tag_that_is_gone_or_shows_other_rows_is_said(one: StreamLake) -> None:
     rows = [row("accepted", 1, good=3), row("accepted", 2, good=3)]
-    (first, _) = history.plan_history("games.events", rows, {})
+    (first, _) = history.history_rows("games.events", rows, {})
     assert (first["query"], first["readable"]) == (None, "no longer: its tag's age has ended")
     tag = history.Tagged(f"{NEXT}-r1", 7, 2, datetime(2026, 11, 28, tzinfo=UTC))
-    (first, _) = history.plan_history("games.events", rows, {tag.name: tag})
+    (first, _) = history.history_rows("games.events", rows, {tag.name: tag})
     assert (first["query"], first["readable"]) == (None, "no: its tag shows 2 rows, the revision had 3")
 
 
@@ -100,7 +100,7 @@ def test_every_decision_is_there_in_its_order_hour_by_hour() -> None:
         row("refused", 1, reason="quality: no"), row("accepted", 1, good=2, sources={"kafka": 2}),
         row("refused", 2, reason="quality: again"),
     ]  # fmt: skip
-    found = history.plan_history("games.events", rows, {})
+    found = history.history_rows("games.events", rows, {})
     assert [(d["hour"], d["decision"], d["revision"], d["reason"]) for d in found] == [
         (HOUR, "sealed", 0, None), (HOUR, "accepted", 1, None), (NEXT, "sealed", 0, None),
         (NEXT, "refused", 1, "quality: no"), (NEXT, "accepted", 1, None), (NEXT, "refused", 2, "quality: again"),
@@ -112,7 +112,7 @@ def test_every_decision_is_there_in_its_order_hour_by_hour() -> None:
 
 def test_changes_in_words() -> None:
     before, after = {"good": 40, "gaps": {"control": 1}, "dead": None}, {"good": 41, "gaps": {}, "dead": 0}
-    changed = history.plan_changed(before, after)
+    changed = history.changed_values(before, after)
     assert history.changed_words(changed) == 'good 40 to 41 (+1), gaps {"control": 1} to {}'
     assert history.changed_words({}) == "no count changed"
 

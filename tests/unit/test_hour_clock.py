@@ -13,7 +13,7 @@ from anabranch.errors import PositionError
 from anabranch.hours import Timeline, hour_of, shift
 from anabranch.position import Position
 from anabranch.protocol.publish import Publish, new_id
-from anabranch.protocol.sealing import HourClock
+from anabranch.protocol.sealing import BoundaryResolver
 from anabranch.table.commits import Change, Outcome
 
 NOW_HOUR = hour_of(datetime.now(UTC))
@@ -26,8 +26,8 @@ def lake(tmp_path: Path) -> StreamLake:
     return new_lake(tmp_path, timeline=Timeline(before, before, {0: 0}))
 
 
-def clock(lake: StreamLake, broker: Broker) -> HourClock:
-    return HourClock(lake.stream, lake.again(), broker.adapter)
+def clock(lake: StreamLake, broker: Broker) -> BoundaryResolver:
+    return BoundaryResolver(lake.stream, lake.again(), broker.adapter)
 
 
 def bind(lake: StreamLake, position: Position) -> None:

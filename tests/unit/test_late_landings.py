@@ -145,7 +145,11 @@ def test_the_empty_publish_in_its_way_says_nothing_new(lake: StreamLake, newest:
         assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.REFUSED
     after = lake.state()
     assert [b for b in BRANCHES if after.heads[b] != before.heads[b]] == [newest]
-    assert (after.timeline, after.said, after.is_merged) == (before.timeline, before.said, before.is_merged)
+    assert (after.timeline, after.branch_properties, after.is_merged) == (
+        before.timeline,
+        before.branch_properties,
+        before.is_merged,
+    )
 
 
 @pytest.mark.parametrize("looks", [1, 2, 3, None])
@@ -235,18 +239,18 @@ def test_the_table_says_how_a_commit_stands(lake: StreamLake) -> None:
     state = lake.state()
     publish = to_commit(state, lake.speed(lake.stage(ROWS), {0: 3}, state), NOW)
 
-    def standing() -> outcomes.Standing:
-        return outcomes.plan_standing(lake.table(), publish)
+    def standing() -> outcomes.CommitFate:
+        return outcomes.classify_commit(lake.table(), publish)
 
-    assert standing() is outcomes.Standing.OPEN
+    assert standing() is outcomes.CommitFate.OPEN
     lake.move("batch")
-    assert standing() is outcomes.Standing.NEVER
+    assert standing() is outcomes.CommitFate.NEVER
     lake.move("main")
     lake.move("speed")
-    assert standing() is outcomes.Standing.NEVER
+    assert standing() is outcomes.CommitFate.NEVER
     again = to_commit(lake.state(), lake.speed(lake.stage(ROWS), {0: 3}), NOW)
     assert lake.lake.commit(lake.table(), again) is Outcome.LANDED
-    assert outcomes.plan_standing(lake.table(), again) is outcomes.Standing.LANDED
+    assert outcomes.classify_commit(lake.table(), again) is outcomes.CommitFate.LANDED
 
 
 # Whoever publishes: nothing that an attempt names is discarded while it may land

@@ -13,7 +13,7 @@ from lakes import FIRST, StreamLake, new_lake, new_state
 
 from anabranch.hours import Cut, Timeline, shift
 from anabranch.protocol.publish import Publish, new_id, to_commit
-from anabranch.protocol.sealing import Decided
+from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import MERGED, OVERRIDES, Accepted, Layer, State
 from anabranch.table.commits import Change, Outcome
 from anabranch.table.snapshots import files_by_hour
@@ -164,12 +164,12 @@ def test_rows_that_a_merge_kept_are_not_published_a_second_time(tmp_path: Path) 
     assert needs_merge(lake.state()), "the hazard did not happen"
     merge(lake.lake, lake.stream)
     assert lake.rows("main") == rows
-    assert lake.state().kept == (H0,)
+    assert lake.state().retained_hours == (H0,)
     for offset in (0, 1):
         assert not needs_merge(lake.state())
         batch = StagedBatch({H0: {0: (offset, offset + 1)}}, lake.stage([rows[offset]]), None)
         state = lake.state()
-        decided = Decided(state, state.position, state.timeline, NOW)
+        decided = ResolvedState(state, state.position, state.timeline, NOW)
         plan = plan_micro_batch(decided, {0: (offset, offset + 1)}, batch)
         assert plan.next is Next.PUBLISH
         assert batch.rows is not None
@@ -179,7 +179,7 @@ def test_rows_that_a_merge_kept_are_not_published_a_second_time(tmp_path: Path) 
     merge(lake.lake, lake.stream)
     state = lake.state()
     assert (lake.rows("main"), lake.rows("speed")) == (rows, rows)
-    assert state.kept == ()
+    assert state.retained_hours == ()
     assert files_by_hour(state.table, "main") == files_by_hour(state.table, "speed")
 
 
@@ -214,7 +214,7 @@ def test_a_branch_that_moved_without_main_is_noticed_and_merged(lake: StreamLake
     staged, table = lake.stage([(H1, 0, 4)]), lake.table()
     tx = table.transaction()
     said = {"anabranch.publish": "restored", "anabranch.content": "restored"} | {
-        k: v for k, v in lake.state().said["speed"].items() if k != "anabranch.content"
+        k: v for k, v in lake.state().branch_properties["speed"].items() if k != "anabranch.content"
     }
     update = tx.update_snapshot(branch="speed", snapshot_properties=said).fast_append()
     update.append_data_file(staged.files[0])

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from serving_layer.views.metrics import plan_metrics
+from serving_layer.views.metrics import metrics_of
 
 NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)
 VIEW: dict[str, Any] = {
@@ -30,7 +30,7 @@ VIEW: dict[str, Any] = {
 
 class _Fixed(Collector):
     def collect(self) -> list[Metric]:
-        return list(plan_metrics({"events": VIEW, "away": None}, NOW))
+        return list(metrics_of({"events": VIEW, "away": None}, NOW))
 
 
 def test_prometheus_reads_every_stream_and_a_stream_that_is_away_is_down() -> None:

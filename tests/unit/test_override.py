@@ -114,9 +114,9 @@ def test_a_restatement_goes_behind_an_override_and_serves_when_it_is_lifted(lake
 def test_an_hour_chosen_for_the_speed_layer_before_it_is_accepted_stays_there(lake: StreamLake) -> None:
     choose(lake, "speed", 1)
     state = lake.state()
-    assert state.serving_layer(H[1]) == "speed"
+    assert state.served_by(H[1]) == "speed"
     accepted = replace(state, accepted=state.accepted | {H[1]: Accepted(1, CUTS[1])})
-    assert accepted.serving_layer(H[1]) == "speed"
+    assert accepted.served_by(H[1]) == "speed"
 
 
 @pytest.mark.parametrize(

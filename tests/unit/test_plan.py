@@ -11,7 +11,7 @@ from lakes import new_state
 
 from anabranch.hours import Cut, HourRange, Timeline, shift, start_of
 from anabranch.position import Position, Ranges, size
-from anabranch.protocol.sealing import Decided
+from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import Accepted, State
 from speed_layer.plan import (
     Next,
@@ -104,7 +104,7 @@ def test_a_skip_is_given_up_when_somebody_else_went_further_meanwhile() -> None:
     assert skip == Skip(tuple(H[:5]), {0: 50, 1: 5})
     for offsets in ({0: 50, 1: 5}, {0: 57, 1: 6}, {0: 12, 1: 1}):
         state = outage(offsets, "aaaaa")
-        decided = Decided(state, state.position, state.timeline, NOW)
+        decided = ResolvedState(state, state.position, state.timeline, NOW)
         assert plan_skip(decided, skip, "id", frozenset()) is None
 
 
@@ -112,7 +112,7 @@ def test_a_skip_moves_the_position_and_remembers_the_hours() -> None:
     state = outage({0: 3, 1: 0}, "aaaaa")
     skip = plan_return(state, {0: 3, 1: 0})
     assert isinstance(skip, Skip)
-    publish = plan_skip(Decided(state, state.position, state.timeline, NOW), skip, "id", frozenset())
+    publish = plan_skip(ResolvedState(state, state.position, state.timeline, NOW), skip, "id", frozenset())
     assert publish is not None
     assert publish.position == Position("t", {0: 50, 1: 5})
     assert publish.timeline.skipped == tuple(H[:5])
@@ -153,7 +153,7 @@ def test_chunks_hold_every_offset_once_in_order_and_no_more_than_allowed(ranges:
 def test_a_partition_that_kafka_did_not_tell_of_is_not_published() -> None:
     """The hazard: the hours that ended have no end there, so its records would stand under the running hour alone."""
     state = outage({0: 50, 1: 5}, "aaaaa")
-    decided = Decided(state, Position("t", {0: 50, 1: 5}), state.timeline, NOW - timedelta(minutes=30))
+    decided = ResolvedState(state, Position("t", {0: 50, 1: 5}), state.timeline, NOW - timedelta(minutes=30))
     assert plan_micro_batch(decided, {0: (50, 51)}, None).next is Next.STAGE
     assert plan_micro_batch(decided, {0: (50, 51), 2: (0, 1)}, None).next is Next.RESTART
 
@@ -170,7 +170,7 @@ def test_a_micro_batch_is_published_as_far_as_its_hours_are_decided() -> None:
     """The hazard: offsets of hours that are not decided yet, published under the hour at hand."""
     timeline = Timeline("2026-11-21T03", "2026-11-21T03", {0: 0}, boundaries={"2026-11-21T03": {0: 4}})
     state = new_state(timeline, {0: 0})
-    decided = Decided(state, state.position, timeline, start_of("2026-11-21T09"))
+    decided = ResolvedState(state, state.position, timeline, start_of("2026-11-21T09"))
     plan = plan_micro_batch(decided, {0: (0, 9)}, None)
     assert (plan.next, plan.todo, plan.trimmed, plan.whole) == (Next.STAGE, {0: (0, 4)}, True, False)
     behind = replace(decided, state=new_state(timeline, {0: 4}), position=Position("t", {0: 4}))

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from anabranch.position import (
     Position,
+    RangeRelation,
     Ranges,
-    Standing,
     Topic,
     advance,
     classify,
@@ -38,14 +38,14 @@ def test_any_sequence_of_ranges_publishes_each_offset_once_and_leaves_no_hole(se
     published: list[tuple[int, int]] = []
     for ranges in sequence:
         standing = classify(ranges, position.offsets)
-        if standing is Standing.AHEAD:
+        if standing is RangeRelation.AHEAD:
             assert any(s < e and s > position.offsets.get(p, 0) for p, (s, e) in ranges.items())
             continue
         todo = trim(ranges, position.offsets)
         new = [found for found in held(ranges) if found not in published]
         assert held(todo) == new
-        assert (standing is Standing.PUBLISHED) == (not new)
-        assert (standing is Standing.OVERLAPPING) == (bool(new) and len(new) < len(held(ranges)))
+        assert (standing is RangeRelation.PUBLISHED) == (not new)
+        assert (standing is RangeRelation.OVERLAPPING) == (bool(new) and len(new) < len(held(ranges)))
         published += held(todo)
         position = advance(position, todo)
     assert sorted(published) == held({p: (0, o) for p, o in position.offsets.items()})
@@ -70,19 +70,19 @@ def test_a_position_never_moves_back(ranges: Ranges, offsets: dict[int, int]) ->
 @pytest.mark.parametrize(
     ("ranges", "expected"),
     [
-        ({0: (5, 8), 1: (2, 4)}, Standing.ADJACENT),
-        ({0: (5, 8), 1: (2, 2)}, Standing.ADJACENT),
-        ({0: (5, 8), 7: (0, 1)}, Standing.ADJACENT),
-        ({0: (3, 8), 1: (2, 4)}, Standing.OVERLAPPING),
-        ({0: (3, 5), 1: (2, 4)}, Standing.OVERLAPPING),
-        ({0: (3, 5), 1: (0, 2)}, Standing.PUBLISHED),
-        ({}, Standing.PUBLISHED),
-        ({0: (6, 8), 1: (2, 4)}, Standing.AHEAD),
-        ({0: (3, 5), 1: (3, 4)}, Standing.AHEAD),
-        ({7: (1, 2)}, Standing.AHEAD),
+        ({0: (5, 8), 1: (2, 4)}, RangeRelation.ADJACENT),
+        ({0: (5, 8), 1: (2, 2)}, RangeRelation.ADJACENT),
+        ({0: (5, 8), 7: (0, 1)}, RangeRelation.ADJACENT),
+        ({0: (3, 8), 1: (2, 4)}, RangeRelation.OVERLAPPING),
+        ({0: (3, 5), 1: (2, 4)}, RangeRelation.OVERLAPPING),
+        ({0: (3, 5), 1: (0, 2)}, RangeRelation.PUBLISHED),
+        ({}, RangeRelation.PUBLISHED),
+        ({0: (6, 8), 1: (2, 4)}, RangeRelation.AHEAD),
+        ({0: (3, 5), 1: (3, 4)}, RangeRelation.AHEAD),
+        ({7: (1, 2)}, RangeRelation.AHEAD),
     ],
 )
-def test_standing_of_a_micro_batch(ranges: Ranges, expected: Standing) -> None:
+def test_standing_of_a_micro_batch(ranges: Ranges, expected: RangeRelation) -> None:
     assert classify(ranges, {0: 5, 1: 2}) is expected
 
 

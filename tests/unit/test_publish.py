@@ -171,7 +171,7 @@ def test_what_a_branch_says_is_carried_forward_by_every_publish(lake: StreamLake
     assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
     lake.move("batch")
     lake.move("speed")
-    said = lake.state().said
+    said = lake.state().branch_properties
     assert said["main"]["anabranch.a"] == "1"
     assert "anabranch.a" not in said["speed"] | said["batch"]
     assert lake.state().position.offsets == {0: 3}
@@ -250,13 +250,13 @@ def test_the_way_back_to_the_last_publish_survives_expiry(lake: StreamLake) -> N
     assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
     lake.foreign_commit("main")
     lake.foreign_commit("main")
-    said = lake.state().said["main"]
+    said = lake.state().branch_properties["main"]
     assert said
     state = lake.state()
     commit = to_commit(state, Publish(new_id(), (Change("speed"),), state.timeline), NOW)
     commit = replace(commit, expire=snapshots.plan_expiry(state.table, commit.id, NOW, keep=1))
     assert lake.lake.commit(state.table, commit) is Outcome.LANDED
-    assert lake.state().said["main"] == said
+    assert lake.state().branch_properties["main"] == said
 
 
 def test_a_publish_keeps_about_a_hundred_snapshots(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import yaml
 
 from anabranch.errors import ConfigurationError
 from batch_layer.quality.gate import FailedExpectation, Quality, _exception, _failed, run_suite
-from batch_layer.quality.row_counts import PREVIOUS, SPEED, Known, plan_bounds
+from batch_layer.quality.row_counts import PREVIOUS, SPEED, RowCountBaseline, plan_bounds
 from batch_layer.quality.suite import Expectation, load_suite
 
 STREAMS = Path(__file__).parents[2] / "conf" / "streams"
@@ -234,18 +234,24 @@ def test_a_failed_expectation_names_rows_and_is_short_in_the_ledger() -> None:
     assert len(json.dumps(said)) < 2500
 
 
-def previous(*counts: int) -> Known:
-    return Known(previous=lambda days: counts[:days])
+def previous(*counts: int) -> RowCountBaseline:
+    return RowCountBaseline(previous=lambda days: counts[:days])
 
 
 @pytest.mark.parametrize(
     ("type_", "kwargs", "known", "bounds", "said"),
     [
-        (SPEED, {"min_ratio": 0.99, "max_ratio": 1.01}, Known(1000), (990, 1010), "the speed layer has 1000"),
-        (SPEED, {"min_ratio": 0.07}, Known(100), (7, None), "the speed layer has 100"),
-        (SPEED, {"max_ratio": 1.1}, Known(100), (None, 110), "the speed layer has 100"),
-        (SPEED, {"min_ratio": 1}, Known(0), (0, None), "the speed layer has 0"),
-        (SPEED, {"min_ratio": 1}, Known(why="it skipped it"), (None, None), "it skipped it"),
+        (
+            SPEED,
+            {"min_ratio": 0.99, "max_ratio": 1.01},
+            RowCountBaseline(1000),
+            (990, 1010),
+            "the speed layer has 1000",
+        ),
+        (SPEED, {"min_ratio": 0.07}, RowCountBaseline(100), (7, None), "the speed layer has 100"),
+        (SPEED, {"max_ratio": 1.1}, RowCountBaseline(100), (None, 110), "the speed layer has 100"),
+        (SPEED, {"min_ratio": 1}, RowCountBaseline(0), (0, None), "the speed layer has 0"),
+        (SPEED, {"min_ratio": 1}, RowCountBaseline(why="it skipped it"), (None, None), "it skipped it"),
         (PREVIOUS, {"min_ratio": 0.5, "max_ratio": 2}, previous(100, 300, 90), (50, 200), "of 3 days before is 100"),
         (PREVIOUS, {"min_ratio": 0.5, "days": 1}, previous(100, 300), (50, None), "the median of 1 days before is 100"),
         (PREVIOUS, {"min_ratio": 0.5}, previous(100, 300), (None, None), "of 7 days before, 2 are known, 3 are needed"),
@@ -253,7 +259,7 @@ def previous(*counts: int) -> Known:
     ],
 )
 def test_an_expectation_of_ours_means_bounds_of_the_row_count(
-    type_: str, kwargs: dict[str, Any], known: Known, bounds: tuple[int | None, int | None], said: str
+    type_: str, kwargs: dict[str, Any], known: RowCountBaseline, bounds: tuple[int | None, int | None], said: str
 ) -> None:
     found = plan_bounds(type_, kwargs, known)
     assert (found.min_value, found.max_value) == bounds

@@ -20,7 +20,7 @@ from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish
 from anabranch.table.commits import Outcome
 from anabranch.table.lake import Lake
-from anabranch.table.register import Candidate, plan_order
+from anabranch.table.register import Candidate, newest_first
 from anabranch.table.snapshots import has_landed
 
 
@@ -206,13 +206,13 @@ def candidate(number: int, updated: int, *past: int) -> Candidate:
 
 
 def test_a_file_comes_before_its_past_whatever_the_clocks_said() -> None:
-    ordered = plan_order([candidate(1, 900), candidate(2, 950, 1), candidate(3, 400, 1, 2)])
+    ordered = newest_first([candidate(1, 900), candidate(2, 950, 1), candidate(3, 400, 1, 2)])
     assert [c.number for c in ordered] == [3, 2, 1]
 
 
 def test_of_two_lines_the_one_that_was_written_last_comes_first_whatever_its_number() -> None:
     # An old backup of the catalog went on from 2, and 3 to 5 were abandoned.
-    ordered = plan_order(
+    ordered = newest_first(
         [candidate(5, 500, 1, 2, 3), candidate(4, 700, 2, 30), candidate(2, 200, 1), candidate(30, 600, 2)]
     )
     assert [(c.number, c.updated_ms) for c in ordered] == [(4, 700), (30, 600), (5, 500), (2, 200)]
@@ -234,4 +234,4 @@ def test_a_file_that_an_attempt_to_create_the_table_again_left_is_not_the_table(
 
 def test_a_file_that_cannot_be_read_comes_last() -> None:
     broken = replace(candidate(9, 0), broken="cut off")
-    assert plan_order([broken, candidate(1, 10)])[-1] is broken
+    assert newest_first([broken, candidate(1, 10)])[-1] is broken

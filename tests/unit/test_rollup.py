@@ -499,7 +499,7 @@ def test_an_hour_that_main_serves_otherwise_or_keeps_is_left_alone() -> None:
         return plan_replacement(state, done, there, NOW, NOW, "id")
 
     assert planned() is not None
-    assert planned(kept=(FIRST,)) is None
+    assert planned(retained_hours=(FIRST,)) is None
     assert planned(overrides={FIRST: "batch"}) is None
     assert planned(merged={}) is None
     assert planned(accepted={FIRST: Accepted(1, Cut("t", {0: (0, 5)}))}) is None

@@ -15,7 +15,7 @@ from anabranch.fail_points import Step
 from anabranch.hours import Timeline, hour_of, shift
 from anabranch.position import Offsets, Position, Stamped, Topic
 from anabranch.protocol import ledger, sealing
-from anabranch.protocol.sealing import Asked, ask, plan_decided, plan_sealing
+from anabranch.protocol.sealing import KafkaOffsets, ask, plan_sealing, resolve_state
 from anabranch.protocol.state import State
 
 H0, H1 = "2026-11-21T00", "2026-11-21T01"
@@ -45,7 +45,7 @@ def state_of(offsets: dict[int, int], timeline: Timeline | None = None) -> State
     return new_state(timeline or Timeline(H0, H0, dict.fromkeys(offsets, 0)), offsets)
 
 
-def asked(state: State, kafka: Kafka) -> Asked:
+def asked(state: State, kafka: Kafka) -> KafkaOffsets:
     return ask(kafka, "events", state, NOW, timedelta(0))
 
 
@@ -53,8 +53,8 @@ def test_a_partition_that_somebody_published_since_is_asked_for_again() -> None:
     """The hazard: an answer that is older than the position stops the stream, as if Kafka had lost the partition."""
     before, after = state_of({0: 2}), state_of({0: 2, 1: 1})
     old = asked(before, Kafka({0: 2}))
-    assert plan_decided(after, old) is None
-    decided = plan_decided(after, asked(after, Kafka({0: 2, 1: 1})))
+    assert resolve_state(after, old) is None
+    decided = resolve_state(after, asked(after, Kafka({0: 2, 1: 1})))
     assert decided is not None
     assert decided.timeline.boundaries == {H0: {0: 2, 1: 1}}
 
@@ -62,7 +62,7 @@ def test_a_partition_that_somebody_published_since_is_asked_for_again() -> None:
 def test_a_topic_that_was_adopted_since_is_asked_for_again() -> None:
     old = asked(state_of({0: 2}), Kafka({0: 2}))
     adopted = new_state(Timeline(H0, H0, {0: 0}), {0: 0}, position=Position("other", {0: 0}))
-    assert plan_decided(adopted, old) is None
+    assert resolve_state(adopted, old) is None
 
 
 @pytest.mark.parametrize("kafka", [Kafka({0: 2}), Kafka({0: 2, 1: 1}, "other")])
@@ -73,9 +73,9 @@ def test_a_topic_that_lost_a_partition_or_was_made_again_still_stops(kafka: Kafk
 
 def test_hours_that_ended_since_are_asked_for_again() -> None:
     sealed = Timeline(H0, H1, {0: 2})
-    old = Asked(Topic("events", "t", (0,)), NOW, NOW, {}, {}, {})
-    assert plan_decided(state_of({0: 2}), old) is None
-    assert plan_decided(state_of({0: 2}, sealed), old) is not None
+    old = KafkaOffsets(Topic("events", "t", (0,)), NOW, NOW, {}, {}, {})
+    assert resolve_state(state_of({0: 2}), old) is None
+    assert resolve_state(state_of({0: 2}, sealed), old) is not None
 
 
 def test_a_long_backlog_is_sealed_in_commits_of_bounded_size_and_written_down_between_them(
@@ -108,6 +108,6 @@ def test_a_long_backlog_is_sealed_in_commits_of_bounded_size_and_written_down_be
 
 def test_nothing_to_seal_is_no_publish() -> None:
     state = state_of({0: 2}, Timeline(H0, H1, {0: 2}))
-    decided = plan_decided(state, asked(state, Kafka({0: 2})))
+    decided = resolve_state(state, asked(state, Kafka({0: 2})))
     assert decided is not None
     assert plan_sealing(decided, timedelta(0), "id", frozenset()) is None

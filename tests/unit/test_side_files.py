@@ -169,8 +169,8 @@ def test_losses_for_weeks_leave_a_snapshot_small(long: StreamLake) -> None:
     for i in range(1_000):
         hour = shift(FIRST, i // 6)
         entry = {"at": str(i), "class": "retention", "ranges": {"0": [10 * i, 10 * i + 7]}, "hours": [hour]}
-        state = replace(state, said=state.said | {"speed": {LOST: plan_lost(state, [entry])}})
-    entries = json.loads(state.said["speed"][LOST])
+        state = replace(state, branch_properties=state.branch_properties | {"speed": {LOST: plan_lost(state, [entry])}})
+    entries = json.loads(state.branch_properties["speed"][LOST])
     told = [e.get("offsets", e["ranges"]["0"][1] - e["ranges"]["0"][0]) for e in entries]
     assert sum(told) == 7 * 1_000, "a loss is not told any more"
     assert len(entries) <= 167 + REMEMBERED_LOSSES
@@ -186,7 +186,7 @@ def test_old_losses_of_hours_that_are_accepted_are_left_to_the_ledger() -> None:
     ]
     said = {"speed": {LOST: json.dumps(entries)}}
     timeline = Timeline(FIRST, shift(FIRST, 999), {0: 999})
-    state = new_state(timeline, accepted={FIRST: Accepted(1, Cut("t", {0: (0, 1)}))}, said=said)
+    state = new_state(timeline, accepted={FIRST: Accepted(1, Cut("t", {0: (0, 1)}))}, branch_properties=said)
     kept = [e["hours"] for e in json.loads(plan_lost(state, []))]
     assert kept == [e["hours"] for e in entries[1:]], "only that of the accepted hour is left out"
 
@@ -274,7 +274,11 @@ def test_a_table_of_before_there_were_side_files_is_read_and_published_to(
     assert max(sizes(publish(lake, Position(TOPIC, offsets_at(60, 12)), changes=changes)).values()) <= 1_000
     forget_what_was_read()
     now = lake.state()
-    assert (now.accepted, now.timeline, now.said["main"][ACCEPTED]) == (was.accepted, was.timeline, old[ACCEPTED])
+    assert (now.accepted, now.timeline, now.branch_properties["main"][ACCEPTED]) == (
+        was.accepted,
+        was.timeline,
+        old[ACCEPTED],
+    )
 
 
 def test_a_side_file_is_used_again_while_what_it_says_stays(long: StreamLake) -> None:

@@ -13,7 +13,7 @@ from anabranch import config
 from anabranch.hours import Cut, Timeline
 from anabranch.protocol.state import Accepted, State
 from batch_layer import standing
-from batch_layer.standing import AGAIN_AFTER, last_refusal, plan_basis, should_record, stands
+from batch_layer.standing import AGAIN_AFTER, last_refusal, refusal_basis, should_record, stands
 
 HOUR, BEFORE, AFTER = "2026-11-21T03", "2026-11-21T02", "2026-11-21T04"
 FAR = "2026-11-20T20"
@@ -27,7 +27,7 @@ def state(**values: Any) -> State:
 
 
 def basis(stream: config.Stream = STREAM, suite: bytes = b"", at: State | None = None, cut: Cut = CUT) -> str:
-    return plan_basis(stream, suite, at or state(), HOUR, cut)
+    return refusal_basis(stream, suite, at or state(), HOUR, cut)
 
 
 def test_nothing_changed_is_the_same_basis() -> None:

@@ -55,8 +55,8 @@ def accept_all(read_to: int, refused: tuple[int, ...] = ()) -> State:
 def test_an_hour_is_served_by_batch_once_accepted_unless_an_operator_says_otherwise() -> None:
     timeline = Timeline(FIRST, H[2], {0: 20}, sealed={H[1]: cut(1)})
     state = new_state(timeline, {0: 20}, accepted={H[0]: Accepted(1, cut(0))})
-    assert [state.serving_layer(h) for h in H[:3]] == ["batch", "speed", "speed"]
-    assert replace(state, overrides={H[0]: "speed"}).serving_layer(H[0]) == "speed"
+    assert [state.served_by(h) for h in H[:3]] == ["batch", "speed", "speed"]
+    assert replace(state, overrides={H[0]: "speed"}).served_by(H[0]) == "speed"
     assert state.cuts == {H[0]: cut(0), H[1]: cut(1)}
 
 
@@ -78,7 +78,7 @@ def test_a_refused_hour_among_forgotten_ones_is_not_accepted() -> None:
     state = accept_all(10 * len(H), refused=(1,))
     assert state.settled_before > H[1]
     assert not state.is_accepted(H[1])
-    assert state.serving_layer(H[1]) == "speed"
+    assert state.served_by(H[1]) == "speed"
     assert state.cuts[H[1]] == cut(1)
 
 
@@ -108,7 +108,7 @@ def test_overrides_and_acceptances_are_read_from_their_own_branch(tmp_path: Path
     state = lake.state()
     assert state.accepted == {H[0]: Accepted(3, cut(0))}
     assert state.overrides == {H[1]: "batch"}
-    assert state.serving_layer(H[1]) == "batch"
+    assert state.served_by(H[1]) == "batch"
 
 
 def test_a_table_that_carries_no_position_names_the_remedy(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from serving_layer.views.status import plan_late
+from serving_layer.views.status import late_reason
 
 NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)
 PATIENCE = timedelta(minutes=10)
@@ -23,4 +23,4 @@ PATIENCE = timedelta(minutes=10)
 def test_a_speed_layer_is_late_when_offsets_wait_and_nothing_moves(
     lag: int, stands_for: timedelta, late: str | None
 ) -> None:
-    assert plan_late(lag, NOW - stands_for, PATIENCE, NOW) == late
+    assert late_reason(lag, NOW - stands_for, PATIENCE, NOW) == late

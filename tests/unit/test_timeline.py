@@ -17,10 +17,10 @@ from anabranch import hours
 from anabranch.cuts import Window
 from anabranch.hours import Cut, Timeline, end_of, hour_of, shift, start_of
 from anabranch.position import Offsets, Position, Stamped, Topic, advance, classify, trim
-from anabranch.position import Standing as S
+from anabranch.position import RangeRelation as S
 from anabranch.protocol import sealing
 from anabranch.protocol.adoption import gone_from_kafka, plan_adopt
-from anabranch.protocol.sealing import Asked, Decided, Seen
+from anabranch.protocol.sealing import KafkaOffsets, ResolvedState, Seen
 from anabranch.protocol.state import Accepted, State
 from speed_layer.plan import Read, Skip, assign, chunks, plan_return, within_hours
 
@@ -45,7 +45,7 @@ class World:
     position: Position = field(default_factory=lambda: Position("t", {0: 0, 1: 0}))
     timeline: Timeline = field(default_factory=lambda: Timeline(hour_of(BEGIN), hour_of(BEGIN), {0: 0, 1: 0}))
     accepted: dict[str, Accepted] = field(default_factory=dict)
-    asked: dict[str, Asked] = field(default_factory=dict)
+    asked: dict[str, KafkaOffsets] = field(default_factory=dict)
     seen: Seen = field(default_factory=dict)
     under: dict[tuple[int, int], str] = field(default_factory=dict)
     skipped: set[tuple[int, int]] = field(default_factory=set)
@@ -82,12 +82,12 @@ class World:
     def bound(self) -> Position:
         return self.position.with_partitions(tuple(self.log))
 
-    def ask(self, grace: timedelta, needed: Offsets | None = None) -> Asked:
+    def ask(self, grace: timedelta, needed: Offsets | None = None) -> KafkaOffsets:
         return sealing.ask(self, "events", self.state, self.now, grace, needed, self.seen, self.at_once)
 
-    def decide(self, who: str, grace: timedelta, needed: Offsets | None = None) -> Decided:
+    def decide(self, who: str, grace: timedelta, needed: Offsets | None = None) -> ResolvedState:
         asked = self.asked.pop(who, None) or self.ask(grace, needed)
-        return sealing.plan_decided(self.state, asked) or self.decide(who, grace, needed)
+        return sealing.resolve_state(self.state, asked) or self.decide(who, grace, needed)
 
     # The layers
 

@@ -9,7 +9,7 @@ import pytest
 from lakes import FIRST, new_state
 
 from anabranch.hours import Adoption, Cut, Timeline, shift
-from serving_layer.diff.kinds import plan_unexplained, plan_unread, to_difference
+from serving_layer.diff.kinds import to_difference, unexplained_counts, unread_ranges
 from serving_layer.views import status
 
 HOUR, NEXT = FIRST, shift(FIRST, 1)
@@ -46,27 +46,27 @@ def diff(missing: int = 0, extra: int = 0, changed: int = 0, **more: Any) -> dic
 def test_what_explains_a_difference(
     said: dict[str, Any] | None, gaps: dict[str, int] | None, covered: bool, left: dict[str, int]
 ) -> None:
-    assert plan_unexplained(said, gaps, covered) == left
+    assert unexplained_counts(said, gaps, covered) == left
 
 
 def test_what_lies_behind_the_position_is_unread() -> None:
-    assert plan_unread(new_state(TIMELINE, {0: 10, 1: 8}), HOUR, CUT) == {}
-    assert plan_unread(new_state(TIMELINE, {0: 7, 1: 8}), HOUR, CUT) == {0: (7, 10)}
-    assert plan_unread(new_state(TIMELINE, {0: 99}), HOUR, CUT) == {1: (4, 8)}
+    assert unread_ranges(new_state(TIMELINE, {0: 10, 1: 8}), HOUR, CUT) == {}
+    assert unread_ranges(new_state(TIMELINE, {0: 7, 1: 8}), HOUR, CUT) == {0: (7, 10)}
+    assert unread_ranges(new_state(TIMELINE, {0: 99}), HOUR, CUT) == {1: (4, 8)}
 
 
 def test_all_of_an_hour_that_was_jumped_over_or_dropped_is_unread() -> None:
     far = {0: 99, 1: 99}
-    assert plan_unread(new_state(replace(TIMELINE, skipped=(HOUR,)), far), HOUR, CUT) == CUT.ranges
-    assert plan_unread(new_state(replace(TIMELINE, covered_from=NEXT), far), HOUR, CUT) == CUT.ranges
+    assert unread_ranges(new_state(replace(TIMELINE, skipped=(HOUR,)), far), HOUR, CUT) == CUT.ranges
+    assert unread_ranges(new_state(replace(TIMELINE, covered_from=NEXT), far), HOUR, CUT) == CUT.ranges
     kept = replace(TIMELINE, covered_from=NEXT, kept=(HOUR,))
-    assert plan_unread(new_state(kept, far), HOUR, CUT) == {}
+    assert unread_ranges(new_state(kept, far), HOUR, CUT) == {}
 
 
 def test_an_hour_of_a_log_before_this_one_is_not_compared_with_the_position() -> None:
     adopted = replace(TIMELINE, adoptions=(Adoption(HOUR, "former", {0: 0, 1: 0}),))
-    assert plan_unread(new_state(adopted, {0: 0, 1: 0}), HOUR, CUT) == {}
-    assert plan_unread(new_state(adopted, {0: 0, 1: 0}), NEXT, CUT) == CUT.ranges
+    assert unread_ranges(new_state(adopted, {0: 0, 1: 0}), HOUR, CUT) == {}
+    assert unread_ranges(new_state(adopted, {0: 0, 1: 0}), NEXT, CUT) == CUT.ranges
 
 
 def test_unread_rows_are_missing_rows_and_duplicates_are_the_speed_layers() -> None:

@@ -19,7 +19,7 @@ from anabranch.protocol.state import Accepted, State, plan_accepted
 from anabranch.table.commits import Outcome
 from batch_layer.build import Built
 from batch_layer.plan import fingerprint, plan_again, plan_unread_hours
-from batch_layer.rebuild import Order, Rebuilder
+from batch_layer.rebuild import Rebuilder, RebuildRequest
 
 H0, H1, H2 = (shift(FIRST, i) for i in range(3))
 CUTS = {H0: Cut("t", {0: (0, 10)}), H1: Cut("t", {0: (10, 20)}), H2: Cut("t", {0: (20, 30)})}
@@ -97,7 +97,7 @@ def test_it_is_decided_again_by_the_next_run_once_its_look_back_is_read(lake: St
     assert made.again() == {}, "not before"
     read(lake, 10)
     why = f"decided again: the speed layer has read {H0} to its end since"
-    assert made.again() == {H1: Order(restate=True, why=why)}
+    assert made.again() == {H1: RebuildRequest(restate=True, why=why)}
     hours.built.clear()
     result = made.rebuild(H1, made.again()[H1])
     assert (result.decision, result.revision, result.reason, hours.built) == ("accepted", 2, why, [H1])
@@ -118,7 +118,7 @@ def test_an_hour_accepted_by_choice_stays_so(lake: StreamLake) -> None:
     made, hours = rebuilder(lake)
     real = hours.build
     hours.build = lambda *given: replace(real(*given), objections=("too few",))  # type: ignore[method-assign]
-    made.rebuild(H1, Order(accept=True, why="known"))
+    made.rebuild(H1, RebuildRequest(accept=True, why="known"))
     read(lake, 10)
     assert made.again()[H1].accept
 

@@ -299,7 +299,7 @@ class _Demo:
             revision = view.get("revision") or ""
             duplicate = view["counts"].get("duplicate")
             cells = (rows.get(hour, 0), dead.get(hour, 0), "" if duplicate is None else duplicate)
-            lines.append((hour, view["state"], state.serving_layer(hour), revision, *cells))
+            lines.append((hour, view["state"], state.served_by(hour), revision, *cells))
         self._story.table(("hour", "state", "served by", "revision", "rows", "dead letters", "duplicates"), lines)
 
     # Questions to the table.
