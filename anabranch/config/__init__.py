@@ -28,6 +28,7 @@ from pydantic import (
     model_validator,
 )
 
+from anabranch.config import strict_yaml
 from anabranch.config.columns import Column, parse_columns
 from anabranch.config.format_settings import FormatSettings, check_columns, parse_format
 from anabranch.errors import ConfigurationError
@@ -358,7 +359,7 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = strict_yaml.load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigurationError(
             f"{path}: expected a configuration file, found none (choose the folder with --conf)"

@@ -8,13 +8,22 @@ from __future__ import annotations
 import select
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 from anabranch.config import Catalog, Environment
 from anabranch.errors import ConfigurationError
 
 # How long a client waits for a catalog that another process has locked before the try counts as failed.
 PATIENCE_SECONDS = 10
+# What libpq's parameters are called by pgjdbc (https://jdbc.postgresql.org/documentation/use/).
+_PGJDBC = {
+    "application_name": "ApplicationName", "channel_binding": "channelBinding", "connect_timeout": "connectTimeout",
+    "gssencmode": "gssEncMode", "options": "options", "sslcert": "sslcert", "sslkey": "sslkey", "sslmode": "sslmode",
+    "sslpassword": "sslpassword", "sslrootcert": "sslrootcert",
+}  # fmt: skip
+# How soon a dead connection is noticed: the other client has its own (`socketTimeout`, `tcpKeepAlive`).
+_PSYCOPG2_ALONE = {
+    "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
+}  # fmt: skip
 
 
 def catalog_properties(environment: Environment) -> dict[str, str]:
@@ -119,21 +128,31 @@ def limit_rest_waits() -> None:
 
 
 def jdbc_properties(uri: str) -> dict[str, str]:
-    """An SQLAlchemy address as properties of Iceberg's JDBC catalog. Raises ConfigurationError for another kind."""
-    parsed = urlparse(uri)
-    kind = parsed.scheme.split("+")[0]
+    """An SQLAlchemy address as properties of Iceberg's JDBC catalog; the time-outs that it names itself win. Raises
+    ConfigurationError for another kind, and for a parameter that pgjdbc has no property for."""
+    from sqlalchemy.engine import make_url
+
+    url = make_url(uri)
+    kind = url.get_backend_name()
     if kind == "sqlite":
-        path = Path(uri.split(":///", 1)[1].split("?")[0]).resolve()
-        return {"uri": f"jdbc:sqlite:{path}", "jdbc.busy_timeout": str(1000 * PATIENCE_SECONDS)}
-    if kind == "postgresql":
-        host = f"{parsed.hostname}:{parsed.port or 5432}"
-        properties = {
-            "uri": f"jdbc:postgresql://{host}{parsed.path}",
-            "jdbc.connectTimeout": "5",
-            "jdbc.socketTimeout": str(3 * PATIENCE_SECONDS),
-            "jdbc.tcpKeepAlive": "true",
+        return {
+            "uri": f"jdbc:sqlite:{Path(url.database or '').resolve()}",
+            "jdbc.busy_timeout": str(1000 * PATIENCE_SECONDS),
         }
-        if parsed.username:
-            properties |= {"jdbc.user": parsed.username, "jdbc.password": parsed.password or ""}
-        return properties
-    raise ConfigurationError(f"catalog.uri: expected sqlite:///… or postgresql+psycopg2://…, found {kind}://…")
+    if kind != "postgresql":
+        raise ConfigurationError(f"catalog.uri: expected sqlite:///… or postgresql+psycopg2://…, found {kind}://…")
+    if unknown := sorted(url.query.keys() - _PGJDBC.keys() - _PSYCOPG2_ALONE):
+        raise ConfigurationError(
+            f"catalog.uri: expected of its parameters only {', '.join(sorted(_PGJDBC))}, found {unknown[0]!r}, which "
+            "Spark's client of PostgreSQL does not know"
+        )
+    properties = {
+        "uri": f"jdbc:postgresql://{url.host}:{url.port or 5432}/{url.database or ''}",
+        "jdbc.connectTimeout": "5",
+        "jdbc.socketTimeout": str(3 * PATIENCE_SECONDS),
+        "jdbc.tcpKeepAlive": "true",
+    }
+    properties |= {f"jdbc.{_PGJDBC[key]}": str(value) for key, value in url.query.items() if key in _PGJDBC}
+    if url.username:
+        properties |= {"jdbc.user": url.username, "jdbc.password": url.password or ""}
+    return properties

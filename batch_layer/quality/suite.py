@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from anabranch.config import strict_yaml
 from anabranch.errors import ConfigurationError
 from batch_layer.quality import row_counts
 
@@ -67,20 +68,9 @@ def load_suite(path: Path) -> Suite:
     return suite
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which a key given twice is an error; elsewhere the second silently replaces the first."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if len(set(keys)) != len(keys):
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        data = strict_yaml.load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{path}: expected a readable suite of expectations, found: {error}") from error
     if not isinstance(data, dict):

@@ -33,6 +33,28 @@ def test_a_postgresql_client_notices_a_dead_connection() -> None:
     assert (found["jdbc.connectTimeout"], found["jdbc.socketTimeout"]) == ("5", "30")
 
 
+def test_a_password_reaches_both_clients_as_it_is_meant() -> None:
+    """In an address it is percent-encoded, and PyIceberg's client decodes it."""
+    found = jdbc_properties("postgresql+psycopg2://a%40b:p%40s%2Fs%25@h/db")
+    assert (found["jdbc.user"], found["jdbc.password"]) == ("a@b", "p@s/s%")
+
+
+def test_spark_connects_with_the_tls_that_the_address_asks_for() -> None:
+    uri = "postgresql+psycopg2://u:p@h/db?sslmode=verify-full&sslrootcert=%2Fetc%2Fca.pem&application_name=anabranch"
+    found = jdbc_properties(uri)
+    assert (found["jdbc.sslmode"], found["jdbc.sslrootcert"]) == ("verify-full", "/etc/ca.pem")
+    assert found["jdbc.ApplicationName"] == "anabranch"
+    # Its own time-outs win, as for the other client.
+    assert jdbc_properties("postgresql+psycopg2://h/db?connect_timeout=60")["jdbc.connectTimeout"] == "60"
+
+
+def test_an_address_that_spark_cannot_be_told_is_an_error_that_names_what_it_can() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"catalog\.uri: expected of its parameters only .*sslmode.*, found 'service'"
+    ):
+        jdbc_properties("postgresql+psycopg2://h/db?service=mine")
+
+
 def test_what_the_address_says_itself_wins() -> None:
     assert with_patience("sqlite:///c.db?timeout=1") == "sqlite:///c.db?timeout=1"
     assert "connect_timeout=60&keepalives_idle" in with_patience("postgresql+psycopg2://h/db?connect_timeout=60")

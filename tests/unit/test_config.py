@@ -202,6 +202,15 @@ def test_our_own_columns_are_reserved_whatever_their_case(conf: Path, column: st
         stream(conf, schema=f"event_id STRING, {column} INT")
 
 
+def test_a_key_given_twice_is_an_error_and_not_the_second_ones_say(conf: Path) -> None:
+    (conf / "anabranch.yaml").write_text(ENVIRONMENT + "spark: {master: 'local[1]'}\nspark: {master: 'local[2]'}\n")
+    with pytest.raises(ConfigurationError, match=r"anabranch\.yaml: .*the key 'spark' twice\n.*line 5"):
+        load_environment(conf)
+    (conf / "anabranch.yaml").write_text(ENVIRONMENT)
+    with pytest.raises(ConfigurationError, match=r"s\.yaml: .*the key 'trigger' twice"):
+        stream(conf, speed="{trigger: 1 second, trigger: 2 seconds}")
+
+
 def test_every_mistake_of_a_file_is_said_at_once(conf: Path) -> None:
     with pytest.raises(ConfigurationError) as error:
         stream(conf, format="xml", start="newest")
