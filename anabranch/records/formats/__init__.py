@@ -8,8 +8,8 @@
 | csv | `csv` | one line of RFC 4180 |
 | raw | `raw` | the bytes themselves |
 
-`wire` is what the formats with a schema registry share, `settings` what a stream's file says. Both layers read through
-the same object, and `anabranch.records` alone calls it.
+`wire` is what the formats with a schema registry share, `anabranch.config.format_settings` what a stream's file says.
+Both layers read through the same object, and `anabranch.records` alone calls it.
 """
 
 from __future__ import annotations
