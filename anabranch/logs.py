@@ -1,4 +1,17 @@
-"""Logging: one line an event, readable on a terminal, JSON when `ANABRANCH_LOG=json` (deployed)."""
+"""Logging: one line an event, readable on a terminal, JSON when `ANABRANCH_LOG=json` (deployed).
+
+In JSON an event has fields beside its message: what `fields` says around it, and what was noted since. They are of one
+thread, as the work is; `stream` and `layer` are of the process.
+
+| field | |
+|---|---|
+| `stream`, `layer` | whose log it is |
+| `hour` | the ingest hour that is rebuilt |
+| `offsets` | a micro-batch's offsets, `{partition: [first, behind the last]}` |
+| `attempt` | the id of the staged rows: their snapshot (`wap.id`); of an hour its publish and its ledger row too |
+| `publish` | the id of the newest publish that was asked for (`anabranch.publish` in the snapshots' summaries) |
+| `snapshots` | the snapshots of the newest publish that landed, by branch |
+"""
 
 from __future__ import annotations
 
@@ -6,23 +19,55 @@ import json
 import logging
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
+
+_OF_PROCESS: dict[str, Any] = {}
+_OF_WORK: ContextVar[dict[str, Any] | None] = ContextVar("anabranch.logs", default=None)
+
+
+def of_process(**values: Any) -> None:
+    """Every event of this process has these fields, whichever thread logs it."""
+    _OF_PROCESS.update(values)
+
+
+def fields_now() -> Mapping[str, Any]:
+    """The fields that an event has which is logged now."""
+    return _OF_PROCESS | (_OF_WORK.get() or {})
+
+
+@contextmanager
+def fields(**values: Any) -> Iterator[None]:
+    """Every event that this thread logs inside has these fields beside those around it."""
+    token = _OF_WORK.set((_OF_WORK.get() or {}) | values)
+    try:
+        yield
+    finally:
+        _OF_WORK.reset(token)
+
+
+def note(**values: Any) -> None:
+    """Events from here on have these fields too, up to the end of the `fields` around; nothing outside of any."""
+    if (around := _OF_WORK.get()) is not None:
+        around.update(values)
 
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = {
+        line: dict[str, Any] = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
         }
+        line |= {key: value for key, value in fields_now().items() if key not in line}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+        return json.dumps(line, default=str)
 
 
 class _Plain(logging.Formatter):

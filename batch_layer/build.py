@@ -19,6 +19,7 @@ from anabranch.fail_points import Step, reach
 from anabranch.hours import Cut
 from anabranch.job import Job
 from anabranch.kafka.source import using
+from anabranch.logs import note
 from anabranch.position import Offsets
 from anabranch.protocol import ledger
 from anabranch.protocol.apply import rows_columns
@@ -153,6 +154,7 @@ class HourBuilder:
         # for nothing, or Iceberg would sort them by date alone.
         write = {"use-table-distribution-and-ordering": "false", "fanout-enabled": "false"}
         staged = stage(rows.sortWithinPartitions(*order), lake, self._catalog, stream.table, new_id(), write)
+        note(attempt=staged.wap_id)
         reach(Step.BATCH_ROWS_STAGED)
         letters = records.dead(frames.read.decoded, cut.topic_id, "batch")
         dead = None

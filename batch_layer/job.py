@@ -27,6 +27,7 @@ if __name__ == "__main__":
 
 from anabranch.errors import Unexpected
 from anabranch.job import Job, main, open_job, parser
+from anabranch.logs import of_process
 from anabranch.output import print_json, print_table
 from anabranch.protocol.sealing import require_sealed, seal
 from anabranch.retry import Retry
@@ -155,6 +156,7 @@ def run(arguments: Sequence[str]) -> int:
     options.add_argument("--replay", action="store_true", help="restate hours of whose dead letters some can be read")
     parsed = options.parse_args(list(arguments))
     job = open_job(parsed.stream, parsed.conf)
+    of_process(stream=parsed.stream, layer="batch")
     spark = open_session(job.environment, f"anabranch batch {job.stream.name}")
     try:
         with _stopped_by_signal(spark, job.stream.name) as stop:

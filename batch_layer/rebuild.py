@@ -23,6 +23,7 @@ from anabranch.errors import AnabranchError, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Cut
 from anabranch.job import Job
+from anabranch.logs import fields
 from anabranch.protocol import dead_letters, ledger
 from anabranch.protocol.adoption import gone_from_kafka
 from anabranch.protocol.apply import require_columns
@@ -218,7 +219,8 @@ class Rebuilder:
         LOG.info("stream %s: rebuilding hour %s: %d offsets", self._stream.name, hour, cut.offsets)
         for _ in range(_ATTEMPTS):
             try:
-                return self._rebuild(hour, cut, before, order)
+                with fields(hour=hour):
+                    return self._rebuild(hour, cut, before, order)
             except _Moved:
                 LOG.info(
                     "stream %s: hour %s: the look-back changed; dropping duplicates again", self._stream.name, hour

@@ -34,6 +34,7 @@ from anabranch.errors import AnabranchError, PositionError, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.job import Job, main, open_job, parser
 from anabranch.kafka.source import read_ranges, read_stream
+from anabranch.logs import of_process
 from anabranch.position import Offsets, Ranges, from_keys, to_keys
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.sealing import check_clock
@@ -218,6 +219,7 @@ def run(arguments: Sequence[str]) -> int:
     options.add_argument("--available-now", action="store_true", help="publish what is there, then end")
     parsed = options.parse_args(list(arguments))
     job = open_job(parsed.stream, parsed.conf)
+    of_process(stream=parsed.stream, layer="speed")
     spark = open_session(job.environment, f"anabranch speed {job.stream.name}")
     try:
         speed = SpeedJob(job, spark, parsed.available_now)

@@ -19,6 +19,7 @@ from anabranch.errors import PositionError, Transient, Unexpected
 from anabranch.fail_points import Step, reach
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.kafka.source import is_unreadable, read_around
+from anabranch.logs import fields, note
 from anabranch.position import Position, Ranges, ranges_to_keys, size
 from anabranch.protocol import dead_letters
 from anabranch.protocol.apply import require_columns, rows_columns
@@ -97,7 +98,8 @@ class MicroBatches:
         """
         published, whole = 0, False
         while not whole:
-            part, whole = self._publish_next(frame, ranges)
+            with fields(offsets=ranges_to_keys(ranges)):
+                part, whole = self._publish_next(frame, ranges)
             published += part
         return published
 
@@ -218,6 +220,7 @@ class MicroBatches:
             good = fitted(good, catalog, self._table, rows_columns(stream))
         write = plan_write(stream.most_event_dates, len(plan.by_hour))
         rows = stage(good, self._lake, catalog, stream.table, new_id(), write)
+        note(attempt=rows.wap_id)
         reach(Step.SPEED_ROWS_STAGED)
         seen: dict[str, Any] = counts.get
         dead = None

@@ -38,6 +38,7 @@ from pyiceberg.transforms import IdentityTransform
 from anabranch.config import Environment
 from anabranch.errors import MetadataGone, Terminal, Transient
 from anabranch.fail_points import Step, reach
+from anabranch.logs import note
 from anabranch.remote_errors import asked, explain, said_by
 from anabranch.table import ledger_files
 from anabranch.table.catalog_settings import catalog_properties
@@ -263,11 +264,13 @@ class Lake:
             *(AssertRefSnapshotId(ref=ref, snapshot_id=id) for ref, id in commit.heads.items()),
         )
         reach(Step.COMMIT_PREPARED)
+        note(publish=commit.id)
         try:
             reach(Step.COMMIT_REQUEST_LOST)
             landed = self.catalog.commit_table(table, requirements, prepared.updates)
             reach(Step.COMMIT_ANSWER_LOST)
             reach(Step.COMMIT_LANDED)
+            note(snapshots={c.branch: landed.metadata.refs[c.branch].snapshot_id for c in commit.changes})
             _delete_old_metadata(table, landed)
             return Outcome.LANDED
         except (CommitFailedException, ValidationException) as error:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from lakes import FIRST, new_lake
 
-from anabranch.logs import configure_logging
+from anabranch import logs
+from anabranch.logs import configure_logging, fields, note, of_process
+from anabranch.table.commits import Outcome
+
+LOG = logging.getLogger("anabranch.test")
 
 
 @pytest.fixture(autouse=True)
@@ -16,9 +24,67 @@ def _restored() -> Iterator[None]:
     before = root.handlers[:], root.level
     yield
     root.handlers[:], root.level = before
+    logs._OF_PROCESS.clear()
 
 
 @pytest.mark.parametrize(("name", "heard"), [("__main__", True), ("speed_layer.job", True), ("kafka.net", False)])
 def test_a_job_is_heard_as_the_module_that_spark_submit_runs_too(name: str, heard: bool) -> None:
     configure_logging()
     assert logging.getLogger(name).isEnabledFor(logging.INFO) is heard
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+def test_an_event_has_the_fields_of_its_process_and_of_its_thread(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(as_json=True)
+    of_process(stream="events", layer="batch")
+
+    def other() -> None:
+        LOG.info("beside")
+
+    with fields(hour=FIRST):
+        note(attempt="a")
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        with fields(offsets={"0": [0, 3]}):
+            note(publish="p")
+            LOG.info("inside")
+        LOG.info("around")
+    note(attempt="nobody's")
+    LOG.info("behind")
+    ours = {"stream": "events", "layer": "batch"}
+    found = {
+        str(line["message"]): {k: v for k, v in line.items() if k not in ("at", "level", "logger", "message")}
+        for line in lines(capsys)
+    }
+    assert found == {
+        "beside": ours,
+        "inside": ours | {"hour": FIRST, "attempt": "a", "offsets": {"0": [0, 3]}, "publish": "p"},
+        "around": ours | {"hour": FIRST, "attempt": "a"},
+        "behind": ours,
+    }
+
+
+def test_a_field_never_takes_the_place_of_what_every_event_has(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(as_json=True)
+    with fields(message="mine", level="mine"):
+        LOG.info("said")
+    [line] = lines(capsys)
+    assert (line["message"], line["level"]) == ("said", "INFO")
+
+
+def test_a_publish_is_found_by_its_id_and_its_snapshots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lake = new_lake(tmp_path)
+    staged = lake.stage([(FIRST, 0, 0)])
+    publish = lake.speed(staged, {0: 1})
+    configure_logging(as_json=True)
+    with fields():
+        assert lake.publish(publish) is Outcome.LANDED
+        LOG.info("published")
+    said = lines(capsys)[-1]
+    refs = lake.table().metadata.refs
+    assert said["publish"] == publish.id
+    assert said["snapshots"] == {branch: refs[branch].snapshot_id for branch in ("main", "speed")}
