@@ -51,7 +51,7 @@ from batch_layer.plan import (
     waiting_hours,
 )
 from serving_layer import merge
-from serving_layer.recovery import recover
+from serving_layer.merge import recover
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,7 +1,7 @@
 """The merger: `main` holds, for each hour, the files of the layer that serves it. Deterministic and idempotent.
 
 Speed and batch publish `main` in their own commits, so there is seldom anything to do; run alone, the merger repairs
-what a crash, an override or a restored branch left. A swap copies no data.
+what a crash, an override or a restored branch left. A swap copies no data. Every publisher starts with `recover`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from anabranch.config import Stream
 from anabranch.fail_points import Step, reach
 from anabranch.position import Offsets
+from anabranch.protocol import dead_letters, ledger
 from anabranch.protocol.publish import Publish, new_id, run
 from anabranch.protocol.state import KEPT, Layer, State, load_state
 from anabranch.table.commits import Change
@@ -137,3 +138,15 @@ def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = 
         elif not dry_run:
             LOG.info("stream %s: hour %s is now served by %s", stream.name, swap.hour, swap.layer)
     return found
+
+
+def recover(lake: Lake, stream: Stream) -> frozenset[str]:
+    """Finish what an earlier publisher, of either layer, left half done: merge, publish the dead letters that a rows'
+    publish named, and write the ledger rows that are missing.
+
+    Returns the ids of what waited and is done now; the next publish drops them from its branches. Raises Transient.
+    """
+    merge(lake, stream)
+    state = load_state(lake, stream.table)
+    published = dead_letters.roll_forward(lake, stream.dead_letters_table, state)
+    return published | ledger.record_waiting(lake, stream.hours_table, state)

@@ -34,7 +34,7 @@ from anabranch.table.manifests import hour_of_file
 from anabranch.table.staging import stage
 from serving_layer import merge
 from serving_layer.diff.spark import fitted
-from serving_layer.recovery import recover
+from serving_layer.merge import recover
 from speed_layer.plan import (
     Next,
     Plan,

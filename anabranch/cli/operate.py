@@ -62,7 +62,7 @@ def adopt(stream: str, conf: str | None, output: str) -> None:
     """
     from anabranch.output import print_json
     from anabranch.protocol import adoption
-    from serving_layer.recovery import recover
+    from serving_layer.merge import recover
 
     job = open_stream(stream, conf)
     try:
@@ -129,7 +129,7 @@ def serve_hour(
     from anabranch import hours
     from anabranch.output import print_json
     from serving_layer import override
-    from serving_layer.recovery import recover
+    from serving_layer.merge import recover
 
     hours.start_of(hour)
     job = open_stream(stream, conf)
@@ -176,7 +176,7 @@ def maintain(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
 
     from anabranch.output import print_json
     from serving_layer import maintenance
-    from serving_layer.recovery import recover
+    from serving_layer.merge import recover
 
     job = open_stream(stream, conf)
     confirmed = frozenset() if dry_run else recover(job.lake, job.stream)

@@ -26,7 +26,7 @@ from anabranch.protocol.state import DEAD_LETTERS, OVERRIDES, Accepted, State
 from anabranch.table.commits import Change, Outcome
 from anabranch.table.snapshots import Staged, files_of, find_staged, staged_snapshot
 from batch_layer.rebuild import Rebuilder, RebuildRequest
-from serving_layer.recovery import recover
+from serving_layer.merge import recover
 
 SECOND = shift(FIRST, 1)
 CUT = Cut("t", {0: (0, 10)})

@@ -36,7 +36,7 @@ from anabranch.table.commits import Change, Commit, Outcome
 from anabranch.table.snapshots import BRANCHES, has_landed, heads
 from batch_layer.build import Built
 from batch_layer.rebuild import Rebuilder
-from serving_layer.recovery import recover
+from serving_layer.merge import recover
 from speed_layer.micro_batch import MicroBatches
 from speed_layer.plan import StagedBatch
 
