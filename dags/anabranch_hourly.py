@@ -35,8 +35,6 @@ More on an hour: `anabranch explain {stream} HOUR`. To run it again: clear `rebu
 an hour that was accepted is restated then, and by a backfill too. To accept it as it is: trigger the DAG with `hour`,
 `accept` and `why`.
 """
-_AGAIN = "(dag_run.clear_number or dag_run.run_type == 'backfill')"
-_WHY = f"(params.why or ('Airflow run ' ~ run_id if {_AGAIN} else ''))"
 
 
 def stream_dag(stream: str) -> DAG:
@@ -70,12 +68,6 @@ def stream_dag(stream: str) -> DAG:
         rebuild = RebuildOperator(
             task_id="rebuild",
             stream=stream,
-            more=[
-                f"{{{{ '--restate' if params.restate or {_AGAIN} else '' }}}}",
-                "{{ '--accept' if params.accept else '' }}",
-                f"{{{{ '--why' if {_WHY} else '' }}}}",
-                f"{{{{ {_WHY} }}}}",
-            ],
         )
         merge = AnabranchOperator(task_id="merge", arguments=["merge", stream], trigger_rule="all_done")
         # A run's state is its last task's: this one is left out, and the run fails, when any before it failed.

@@ -16,7 +16,7 @@ import shlex
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -202,16 +202,26 @@ class SealOperator(HourOperator):
         return str(facts["first_hour"]) if facts["state"] == "before the first" else None
 
 
-class RebuildOperator(HourOperator):
-    """Rebuilds an hour. Why it was refused stays on the run: the XCom `refused` of this task, with `hour`, `revision`,
-    `reason` and `at`."""
+def rebuild_options(params: Mapping[str, Any], run_id: str, run_type: str, cleared: int) -> list[str]:
+    """How an hour is rebuilt: as the run's params say; one that was cleared, and a backfill, restate. Pure."""
+    again = cleared > 0 or run_type == "backfill"
+    why = params.get("why") or (f"Airflow run {run_id}" if again else "")
+    flags = {"--restate": params.get("restate") or again, "--accept": params.get("accept")}
+    return [*(flag for flag, given in flags.items() if given), *(["--why", why] if why else [])]
 
-    def __init__(self, *, stream: str, more: Sequence[str], **kwargs: Any) -> None:
-        super().__init__(stream=stream, arguments=["batch", stream, "--hour", HOUR, *more], **kwargs)
+
+class RebuildOperator(HourOperator):
+    """Rebuilds an hour, as `rebuild_options` says of its run. Why it was refused stays on the run: the XCom `refused`
+    of this task, with `hour`, `revision`, `reason` and `at`."""
+
+    def __init__(self, *, stream: str, **kwargs: Any) -> None:
+        super().__init__(stream=stream, arguments=["batch", stream, "--hour", HOUR], **kwargs)
 
     def execute(self, context: Any) -> None:
+        run = context["dag_run"]
+        more = rebuild_options(context["params"], run.run_id, run.run_type, run.clear_number or 0)
         try:
-            super().execute(context)
+            self.run_command([*self.arguments, *more])
         except Refused:
             self._keep_reason(context["ti"])
             raise

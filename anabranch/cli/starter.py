@@ -40,7 +40,7 @@ def write(folder: Path) -> list[Path]:
 def _sources() -> dict[str, Path]:
     found = {place: shipped(*where) for place, where in _SHIPPED.items()}
     dags = shipped("dags/anabranch_operators.py", "_dags/anabranch_operators.py").parent
-    found |= {f"dags/{file.name}": file for file in sorted(dags.glob("*.py"))}
+    found |= {f"dags/{file.name}": file for file in [*sorted(dags.glob("*.py")), dags / ".airflowignore"]}
     # What the compose file mounts, and files for Kubernetes, YARN and S3.
     deploy = shipped("deploy/s3/jobs.json", "_deploy/deploy/s3/jobs.json").parents[1]
     more = [file for file in sorted(deploy.rglob("*")) if file.is_file()]

@@ -16,10 +16,11 @@ from anabranch.config import stream_names
 DAGS = Path(__file__).resolve().parents[2] / "dags"
 
 _SCRIPT = """
-import importlib.util, json, os, sys, threading, time
+import importlib.util, json, os, sys, threading, time, types
 from pathlib import Path
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
+from airflow.utils.types import DagRunType
 from airflow.sdk import DAG, Asset, BaseOperator, CronDataIntervalTimetable, Param
 
 folder, up_file, conf = sys.argv[1:]
@@ -61,7 +62,22 @@ def run(script, kill_at=None):
         return [[kind.__name__ for kind in type(error).__mro__], str(error)]
     return [[], ""]
 
+def rebuild(cleared=0, run_type="scheduled", **params):
+    os.environ['ANABRANCH_COMMAND'] = '''sh -c 'printf "%s|" "$@" > ''' + up_file + ".said' sh"
+    operator = anabranch_operators.RebuildOperator(task_id="t", stream="s")
+    run = types.SimpleNamespace(run_id="it", run_type=run_type, clear_number=cleared)
+    operator.execute({"params": params, "dag_run": run})
+    return Path(up_file + ".said").read_text().split("|")[4:-1]
+
 print("RESULT" + json.dumps({
+    "rebuilds": {
+        "scheduled": rebuild(restate=False, accept=False, why=None, hour=None),
+        "cleared": rebuild(cleared=1),
+        "backfill": rebuild(run_type=DagRunType.BACKFILL_JOB),
+        "by choice": rebuild(accept=True, why="late and known"),
+        "restated by hand": rebuild(restate=True, why="because"),
+        "cleared with a reason": rebuild(cleared=2, accept=True, why="seen"),
+    },
     "shipped": [dag.dag_id for dag in shipped],
     "seconds": seconds,
     "heavy": sorted(n for n in set(sys.modules) - before if n.split(".")[0] in heavy),
@@ -149,7 +165,7 @@ def test_an_hour_is_waited_for_sealed_rebuilt_merged_and_verified(found: Any) ->
         "verify": [],
     }
     assert dag["arguments"]["seal"] == ["batch", "flights", "--hour", hour, "--seal-only"]
-    assert dag["arguments"]["rebuild"][:4] == ["batch", "flights", "--hour", hour]
+    assert dag["arguments"]["rebuild"] == ["batch", "flights", "--hour", hour]
     assert dag["arguments"]["merge"] == ["merge", "flights"]
     assert dag["arguments"]["verify"] == ["audit", "flights", "--hours", hour, "--no-kafka"]
     # A refused hour is still merged, and its run still fails.
@@ -159,6 +175,22 @@ def test_an_hour_is_waited_for_sealed_rebuilt_merged_and_verified(found: Any) ->
     assert dag["params"] == ["accept", "hour", "restate", "why"]
     assert dag["outlets"] == ["anabranch://hours/flights"]
     assert (dag["tags"], dag["owners"], dag["callbacks"]) == (["anabranch", "flights"], ["anabranch"], [1])
+
+
+def test_a_run_that_was_cleared_and_a_backfill_restate_and_say_why(found: Any) -> None:
+    assert found["rebuilds"] == {
+        "scheduled": [],
+        "cleared": ["--restate", "--why", "Airflow run it"],
+        "backfill": ["--restate", "--why", "Airflow run it"],
+        "by choice": ["--accept", "--why", "late and known"],
+        "restated by hand": ["--restate", "--why", "because"],
+        "cleared with a reason": ["--restate", "--accept", "--why", "seen"],
+    }
+
+
+def test_airflow_does_not_look_for_dags_in_what_they_share() -> None:
+    assert (DAGS / ".airflowignore").read_text("utf-8").split() == ["anabranch_operators.py"]
+    assert (DAGS / "anabranch_operators.py").is_file()
 
 
 def test_a_streams_file_says_what_airflow_does_with_it(found: Any) -> None:
