@@ -36,7 +36,7 @@ from anabranch.protocol.ledger import LEDGER_SCHEMA
 from anabranch.protocol.restore_ledger import restore_ledger
 from anabranch.protocol.rolled_back import column_words, is_ahead, is_rolled_back, roll_back, roll_forward
 from anabranch.protocol.state import POSITION, TIMELINE
-from anabranch.table import lake, s3
+from anabranch.table import admin, s3
 from anabranch.table import register as registration
 from anabranch.table.schema_evolution import Columns, evolve, plan_evolution
 
@@ -152,7 +152,7 @@ def apply(
     first = _beginning(stream, kafka) if stream.table in missing else {}
     # The stream's own first: only its columns can be refused, and then nothing has changed.
     for name, columns, by in wanted:
-        if lake_.create(name, columns.schema, by, lake.TABLE_PROPERTIES):
+        if admin.create(lake_, name, columns.schema, by, admin.TABLE_PROPERTIES):
             changes.append(f"created table {name}")
         elif name == stream.table:
             changes += _evolve_rows(lake_, stream, columns, rolled_back)
@@ -160,12 +160,13 @@ def apply(
             changes += evolve(lake_, name, columns)
     if not first and lake_.load(stream.table).current_snapshot() is None:
         first = _beginning(stream, kafka)
-    made = lake_.add_branches(stream.table, first)
+    made = admin.add_branches(lake_, stream.table, first)
     changes += [f"created branch {b} of {stream.table}" for b in made]
     if "main" in made and first:
         changes.append(f"recorded the beginning: {first[POSITION]}")
     changes += [
-        f"created branch {b} of {stream.dead_letters_table}" for b in lake_.add_branches(stream.dead_letters_table, {})
+        f"created branch {b} of {stream.dead_letters_table}"
+        for b in admin.add_branches(lake_, stream.dead_letters_table, {})
     ]
     if rows := restore_ledger(lake_, stream):
         changes.append(

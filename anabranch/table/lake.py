@@ -1,4 +1,5 @@
-"""The one place that speaks PyIceberg's catalog: tables, branches, staged files, and the commit of a publish.
+"""The catalog and its tables: loading them, and landing what the protocol decided. What makes and changes tables
+themselves is in `anabranch.table.admin`.
 
 A commit (`anabranch.table.commits`) lands whole, is refused whole, or its answer is lost; `Lake.commit` tells which,
 and never repeats a decision by itself.
@@ -16,24 +17,16 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
-    NamespaceAlreadyExistsError,
     NoSuchTableError,
-    TableAlreadyExistsError,
-    ValidationError,
     ValidationException,
 )
-from pyiceberg.partitioning import PartitionField, PartitionSpec
-from pyiceberg.schema import Schema
-from pyiceberg.table import CommitTableResponse, StaticTable, Table, Transaction
-from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import (
     AssertCurrentSchemaId,
     AssertRefSnapshotId,
     AssertTableUUID,
     TableRequirement,
 )
-from pyiceberg.table.update.schema import UpdateSchema
-from pyiceberg.transforms import IdentityTransform
 
 from anabranch.config import Environment
 from anabranch.errors import MetadataGone, Terminal, Transient
@@ -43,26 +36,13 @@ from anabranch.remote_errors import asked, explain, said_by
 from anabranch.table import ledger_files
 from anabranch.table.catalog_settings import catalog_properties
 from anabranch.table.clock import Clock, store_clock
-from anabranch.table.commits import Commit, Outcome, prepare, set_ref
+from anabranch.table.commits import Commit, Outcome, prepare
 from anabranch.table.ledger_files import MergeStep
 from anabranch.table.outcomes import CommitFate, classify_commit, plan_fence
-from anabranch.table.side_files import set_aside
 from anabranch.table.snapshot_writer import delete_quietly
-from anabranch.table.snapshots import BRANCHES, PUBLISH_ID, STAGING, Staged, has_landed
+from anabranch.table.snapshots import Staged, has_landed
 
 LOG = logging.getLogger(__name__)
-
-TABLE_PROPERTIES = {
-    "format-version": "2",
-    "write.wap.enabled": "true",
-    "write.parquet.compression-codec": "zstd",
-    "write.metadata.delete-after-commit.enabled": "true",
-    "write.metadata.previous-versions-max": "20",
-    # For Spark's staging, which rests on no decision; a publish never uses it.
-    "commit.retry.num-retries": "30",
-    "commit.retry.min-wait-ms": "50",
-    "commit.retry.max-wait-ms": "2000",
-}
 
 
 # How a REST catalog's server says, with the status of a table that does not exist, that a metadata file is not there.
@@ -83,20 +63,20 @@ class Lake:
     """The catalog and its tables. Reads are always fresh: nothing is cached between calls but the connection."""
 
     def __init__(self, environment: Environment) -> None:
-        self._environment = environment
+        self.environment = environment
 
     @cached_property
     def catalog(self) -> Catalog:
-        catalog = self._environment.catalog
+        catalog = self.environment.catalog
         try:
-            return load_catalog(catalog.name, **catalog_properties(self._environment))
+            return load_catalog(catalog.name, **catalog_properties(self.environment))
         except Exception as error:
             raise explain(f"open catalog {catalog.name} ({catalog.type})", error) from error
 
     @cached_property
     def clock(self) -> Clock:
         """Tells what time a commit may be stamped with; every commit asks it."""
-        return store_clock(self._environment)
+        return store_clock(self.environment)
 
     def load(self, name: str) -> Table:
         """A table as it is now. Raises Terminal when it does not exist, MetadataGone when storage lacks what the
@@ -130,7 +110,7 @@ class Lake:
 
     @property
     def catalog_name(self) -> str:
-        return self._environment.catalog.name
+        return self.environment.catalog.name
 
     def tables(self, names: Iterable[str]) -> Mapping[str, Table]:
         """Tables by name, each loaded when it is first asked for."""
@@ -139,115 +119,6 @@ class Lake:
     def exists(self, name: str) -> bool:
         """Whether the catalog knows a table. Raises like `load`."""
         return self._find(name) is not None
-
-    def create(self, name: str, schema: Schema, partition_by: Iterable[str], properties: Mapping[str, str]) -> bool:
-        """Create a table and its namespace; True if it was created. Partitioned by identity of the columns named."""
-        # Asked first: PyIceberg writes a metadata file before it finds that the table is there.
-        if self.exists(name):
-            return False
-        self.clock.now()
-        self._ensure_namespace(name)
-        spec = _partitioned(schema, partition_by)
-        try:
-            self.catalog.create_table(name, schema, partition_spec=spec, properties=dict(properties))
-        except TableAlreadyExistsError:
-            return False
-        except Exception as error:
-            raise explain(f"create table {name}", error) from error
-        return True
-
-    def new_location(self, name: str, schema: Schema) -> str:
-        """Where a table that does not exist would be created: the catalog's word. Nothing is created but its
-        namespace. Raises Transient."""
-        self._ensure_namespace(name)
-        try:
-            return str(self.catalog.create_table_transaction(name, schema).table_metadata.location)
-        except Exception as error:
-            raise explain(f"ask where table {name} would be", error) from error
-
-    def register(self, name: str, metadata_file: str) -> None:
-        """Make the catalog know a table that it does not, by one of its metadata files. Raises Transient."""
-        self._ensure_namespace(name)
-        try:
-            self.catalog.register_table(name, metadata_file)
-        except Exception as error:
-            raise explain(f"register table {name} by {metadata_file}", error) from error
-
-    def forget(self, name: str) -> None:
-        """Take a table out of the catalog, and no file with it. Raises Transient."""
-        try:
-            self.catalog.drop_table(name)
-        except Exception as error:
-            raise explain(f"take table {name} out of the catalog", error) from error
-
-    def read_metadata(self, metadata_file: str) -> Table:
-        """A table as one of its metadata files has it, whatever the catalog knows. Raises OSError, ValueError."""
-        try:
-            return StaticTable.from_metadata(metadata_file, catalog_properties(self._environment))
-        except ValidationError as error:
-            raise ValueError(f"no metadata of a table: {error}") from error
-
-    def _ensure_namespace(self, name: str) -> None:
-        namespace = name.rsplit(".", 1)[0]
-        try:
-            self.catalog.create_namespace(namespace)
-        except NamespaceAlreadyExistsError:
-            LOG.debug("namespace %s is there", namespace)
-        except Exception as error:
-            raise explain(f"create namespace {namespace}", error) from error
-
-    def change_schema(self, name: str, write: Callable[[Table, UpdateSchema], None]) -> None:
-        """One commit of what `write` puts into the schema of the table as it is; asked again when somebody else was
-        first. Nothing to change is no commit. Raises Transient when ten attempts are refused or the answer is lost.
-        """
-        for _ in range(10):
-            table = self.load(name)
-            tx = Transaction(table)
-            with tx.update_schema() as update:
-                write(table, update)
-            if not tx._updates:
-                return
-            self.clock.now(table.metadata.last_updated_ms)
-            requirements = (AssertTableUUID(uuid=table.metadata.table_uuid), *tx._requirements)
-            try:
-                landed = self.catalog.commit_table(table, requirements, tuple(tx._updates))
-                _delete_old_metadata(table, landed)
-                return
-            except CommitFailedException as error:
-                LOG.debug("change of the schema of %s refused: %s", name, error)
-            except Exception as error:
-                raise explain(f"change the schema of {name}", error) from error
-        raise Transient(f"change the schema of {name}: expected to be first once in ten attempts; run it again")
-
-    def add_branches(self, name: str, properties: Mapping[str, str]) -> list[str]:
-        """Make sure that all branches exist; returns those made. A table without a snapshot gets its first, empty one,
-        which carries `properties`; a branch that is missing later begins at `main`."""
-        table = self.load(name)
-        tx = Transaction(table)
-        made = [b for b in (*BRANCHES, STAGING) if b not in table.metadata.refs]
-        if not made:
-            return []
-        self.clock.now(table.metadata.last_updated_ms)
-        if table.current_snapshot() is None:
-            with asked(f"write the first snapshot of {name}"):
-                first = set_aside(table, {**properties, PUBLISH_ID: uuid.uuid4().hex}, {})
-                tx.update_snapshot(snapshot_properties=first).fast_append().commit()
-        head = tx.table_metadata.refs["main"].snapshot_id
-        updates = list(tx._updates)
-        requirements: list[TableRequirement] = [AssertTableUUID(uuid=table.metadata.table_uuid)]
-        for branch in made:
-            # PyIceberg refuses to look for another branch in a table without a snapshot; main's absence says enough.
-            if branch == "main" or "main" not in made:
-                requirements.append(AssertRefSnapshotId(ref=branch, snapshot_id=None))
-            if branch != "main":
-                updates.append(set_ref(branch, head, SnapshotRefType.BRANCH))
-        try:
-            self.catalog.commit_table(table, tuple(requirements), tuple(updates))
-        except CommitFailedException as error:
-            raise Transient(f"create branches of {name}: somebody else was first ({error}); run it again") from error
-        except Exception as error:
-            raise explain(f"create branches of {name}", error) from error
-        return made
 
     def commit(self, table: Table, commit: Commit) -> Outcome:
         """Make `commit` land, or find that it is refused because a head or the schema moved. Never replays.
@@ -271,12 +142,12 @@ class Lake:
             reach(Step.COMMIT_ANSWER_LOST)
             reach(Step.COMMIT_LANDED)
             note(snapshots={c.branch: landed.metadata.refs[c.branch].snapshot_id for c in commit.changes})
-            _delete_old_metadata(table, landed)
+            delete_old_metadata(table, landed)
             return Outcome.LANDED
         except (CommitFailedException, ValidationException) as error:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
             # A client over HTTP asks again by itself, and is then told that somebody else was first: that was itself.
-            if self._environment.catalog.type != "sql" and self._settle(table, commit, refused=True) is Outcome.LANDED:
+            if self.environment.catalog.type != "sql" and self._settle(table, commit, refused=True) is Outcome.LANDED:
                 return Outcome.LANDED
         except ValueError as error:
             # Another commit took the sequence number between this decision and its publish, or discarded what this one
@@ -318,7 +189,7 @@ class Lake:
                         "table"
                     )
                 # Glue compares a version that has moved on: no repetition of this request can land.
-                if standing is CommitFate.OPEN and refused and self._environment.catalog.type == "glue":
+                if standing is CommitFate.OPEN and refused and self.environment.catalog.type == "glue":
                     standing = CommitFate.NEVER
                 if standing is CommitFate.OPEN and self._fence(fresh, plan_fence(fresh, commit)):
                     standing = CommitFate.NEVER
@@ -362,7 +233,7 @@ class Lake:
         except Exception as error:
             raise explain(f"move a head of {'.'.join(table.name())}", error) from error
         reach(Step.COMMIT_FENCED)
-        _delete_old_metadata(table, landed)
+        delete_old_metadata(table, landed)
         return True
 
     def append(self, name: str, rows: Callable[[int], pa.Table | None]) -> None:
@@ -384,7 +255,7 @@ class Lake:
             try:
                 landed = self.catalog.commit_table(table, _require_main(table), updates)
                 reach(Step.LEDGER_APPENDED)
-                _delete_old_metadata(table, landed)
+                delete_old_metadata(table, landed)
                 return
             except CommitFailedException as error:
                 LOG.debug("append to %s refused: %s", name, error)
@@ -410,7 +281,7 @@ class Lake:
         try:
             landed = self.catalog.commit_table(table, _require_main(table), updates)
             reach(Step.LEDGER_MERGED)
-            _delete_old_metadata(table, landed)
+            delete_old_metadata(table, landed)
         except Exception as error:
             LOG.debug("merging files of %s: left for the next time (%s)", name, said_by(error))
             return MergeStep.REFUSED
@@ -460,16 +331,7 @@ def _require_main(table: Table) -> tuple[TableRequirement, ...]:
     )
 
 
-def _partitioned(schema: Schema, by: Iterable[str]) -> PartitionSpec:
-    return PartitionSpec(
-        *(
-            PartitionField(schema.find_field(column).field_id, 1000 + i, IdentityTransform(), column)
-            for i, column in enumerate(by)
-        )
-    )
-
-
-def _delete_old_metadata(before: Table, landed: CommitTableResponse) -> None:
+def delete_old_metadata(before: Table, landed: CommitTableResponse) -> None:
     """Delete the metadata files that a commit dropped from the log, as `write.metadata.delete-after-commit.enabled`
     promises: the catalog alone does not. What is left over by a failure is an orphan."""
     kept = {entry.metadata_file for entry in landed.metadata.metadata_log}

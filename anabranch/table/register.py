@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from anabranch.config import Environment
 from anabranch.errors import ConfigurationError, MetadataGone
 from anabranch.remote_errors import said_by
+from anabranch.table import admin
 from anabranch.table.files import list_files, same_file
 from anabranch.table.snapshots import reachable
 
@@ -64,7 +65,7 @@ def require_unknown(environment: Environment, lake: Lake, name: str, schema: Sch
 
     A catalog that was lost would else begin anew beside them, with what Kafka still holds.
     """
-    location = lake.new_location(name, schema)
+    location = admin.new_location(lake, name, schema)
     found = _metadata_files((f.path for f in list_files(environment, f"{location.rstrip('/')}/metadata")), location)
     # Looked for again: another apply may be creating it at this moment.
     if not found or lake.exists(name):
@@ -88,8 +89,8 @@ def register(environment: Environment, lake: Lake, name: str, schema: Schema) ->
             return []
     except MetadataGone as error:
         LOG.warning("%s", error)
-        lake.forget(name)
-    location = lake.new_location(name, schema)
+        admin.forget(lake, name)
+    location = admin.new_location(lake, name, schema)
     files = [f.path for f in list_files(environment, location)]
     listed = {same_file(path) for path in files}
     read = [_read(lake, path) for path in _metadata_files(files, location)]
@@ -100,7 +101,7 @@ def register(environment: Environment, lake: Lake, name: str, schema: Schema) ->
         table = tables[candidate.path]
         wrong = candidate.broken if table is None else _why_not(table, location, listed)
         if wrong is None:
-            lake.register(name, candidate.path)
+            admin.register(lake, name, candidate.path)
             LOG.warning("table %s: registered by %s", name, candidate.path)
             return [*passed, f"registered table {name} by {candidate.path}"]
         passed.append(f"passed over {candidate.path}: {wrong}")
@@ -123,7 +124,7 @@ def _metadata_files(files: Iterable[str], location: str) -> list[str]:
 
 def _read(lake: Lake, path: str) -> tuple[Candidate, Table | None]:
     try:
-        table = lake.read_metadata(path)
+        table = admin.read_metadata(lake, path)
     except (OSError, ValueError) as error:
         return Candidate(path, broken=said_by(error), empty=True), None
     metadata = table.metadata

@@ -27,6 +27,7 @@ from pyiceberg.types import (
 )
 
 from anabranch.errors import Refused
+from anabranch.table import admin
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -104,7 +105,7 @@ def evolve(lake: Lake, name: str, wanted: Columns) -> list[str]:
             else:
                 update.make_column_optional(change.path)
 
-    lake.change_schema(name, write)
+    admin.change_schema(lake, name, write)
     return said
 
 

@@ -24,6 +24,7 @@ from anabranch.cli import main
 from anabranch.errors import MetadataGone
 from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.table import admin
 from anabranch.table.commits import Change, Outcome
 from anabranch.table.files import delete_files
 from anabranch.table.lake import Lake
@@ -166,7 +167,7 @@ def _lose_and_register(one: World) -> None:
     tables = (stream.table, stream.dead_letters_table, stream.hours_table)
     before = [one.lake.load(name).metadata for name in tables]
     for name in tables:
-        one.lake.forget(name)
+        admin.forget(one.lake, name)
     assert f"`anabranch apply {one.name} --register`" in run(one, "apply", one.name, expect=2)
     assert run(one, "apply", one.name, "--register").count("registered table") == 3
     assert [one.lake.load(name).metadata for name in tables] == before

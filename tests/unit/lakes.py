@@ -22,7 +22,7 @@ from anabranch.position import Position
 from anabranch.protocol import apply
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.state import POSITION, TIMELINE, Accepted, State, load_state, plan_accepted
-from anabranch.table import lake
+from anabranch.table import admin
 from anabranch.table.commits import Change, Outcome
 from anabranch.table.lake import Lake
 from anabranch.table.snapshots import WAP_ID, Staged, find_staged, heads
@@ -152,9 +152,9 @@ def new_lake(folder: Path, partitions: int = 1, timeline: Timeline | None = None
         (stream.dead_letters_table, apply.dead_letters_schema(), ("ingest_hour",), {}),
         (stream.hours_table, apply.LEDGER_SCHEMA, (), {}),
     ):
-        made.lake.create(name, schema, by, lake.TABLE_PROPERTIES)
+        admin.create(made.lake, name, schema, by, admin.TABLE_PROPERTIES)
         if name != stream.hours_table:
-            made.lake.add_branches(name, said | ({POSITION: position.to_json()} if said else {}))
+            admin.add_branches(made.lake, name, said | ({POSITION: position.to_json()} if said else {}))
     return made
 
 

@@ -21,6 +21,7 @@ from anabranch.protocol import ledger
 from anabranch.protocol.adoption import Adopted, adopt, gone_from_kafka, plan_adopt, plan_begins
 from anabranch.protocol.sealing import BoundaryResolver
 from anabranch.protocol.state import LOST, REMEMBERED_HOURS, Accepted, plan_accepted
+from anabranch.table import admin
 from anabranch.table.commits import Outcome
 from batch_layer.job import rebuild_hours
 from batch_layer.rebuild import Rebuilder, RebuildRequest
@@ -216,7 +217,7 @@ def test_a_publish_that_comes_between_is_taken_in(lake: StreamLake) -> None:
 def test_a_speed_branch_that_is_dropped_after_an_adoption_begins_in_the_new_topic(lake: StreamLake) -> None:
     assert run(lake, Broker(id=NEW)) is not None
     lake.table().manage_snapshots().remove_branch("speed").commit()
-    assert lake.lake.add_branches(lake.name, {}) == ["speed"]
+    assert admin.add_branches(lake.lake, lake.name, {}) == ["speed"]
     assert lake.state().position == Position(NEW, {0: 0})
 
 

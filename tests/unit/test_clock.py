@@ -17,6 +17,7 @@ from anabranch.errors import Transient
 from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish, new_id, run
 from anabranch.protocol.sealing import check_clock
+from anabranch.table import admin
 from anabranch.table.clock import COMPARED_FOR, MAX_CLOCK_SKEW, Clock, Compared, should_compare
 from anabranch.table.commits import Change, Outcome
 
@@ -194,8 +195,10 @@ def test_no_commit_of_any_kind_is_stamped_by_a_clock_that_jumped(
         lambda: lake.publish(publish, state, publisher),
         lambda: run(publisher, lake.name, lambda: (state, publish), "publish"),
         lambda: ledger.record(publisher, lake.stream.hours_table, [decided]),
-        lambda: publisher.change_schema(lake.name, lambda _, change: change.add_column("m", StringType()) and None),
-        lambda: publisher.create("games.another", lake.table().schema(), (), {}),
+        lambda: admin.change_schema(
+            publisher, lake.name, lambda _, change: change.add_column("m", StringType()) and None
+        ),
+        lambda: admin.create(publisher, "games.another", lake.table().schema(), (), {}),
         lambda: check_clock(publisher, state),
     ):
         with pytest.raises(Transient, match="clock: expected this machine"):

@@ -14,6 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from anabranch.config.columns import parse_columns
 from anabranch.protocol.apply import rows_columns, rows_schema
+from anabranch.table import admin
 from anabranch.table.schema_evolution import evolve
 from serving_layer.diff.spark import comparable
 
@@ -47,7 +48,7 @@ def shape(table: Table, found: list[DataFile]) -> str:
 
 def test_a_column_is_compared_where_every_file_of_the_hour_holds_it(tmp_path: Path) -> None:
     lake = new_lake(tmp_path).lake
-    lake.create("games.other", rows_schema(new_stream(schema=BEFORE, columns=parse_columns(BEFORE))), (), {})
+    admin.create(lake, "games.other", rows_schema(new_stream(schema=BEFORE, columns=parse_columns(BEFORE))), (), {})
     old = {"n": 1, "f": 0.5, "s": {"a": 1}, "items": [{"a": 1.0}], "m": {"k": 1}}
     first = files(written(lake.load("games.other"), **old))
     evolve(lake, "games.other", columns(AFTER))
@@ -73,6 +74,6 @@ def test_a_column_is_compared_where_every_file_of_the_hour_holds_it(tmp_path: Pa
 
 def test_a_table_that_never_evolved_is_compared_whole_and_exactly(tmp_path: Path) -> None:
     lake = new_lake(tmp_path).lake
-    lake.create("games.other", rows_schema(new_stream(schema=AFTER, columns=parse_columns(AFTER))), (), {})
+    admin.create(lake, "games.other", rows_schema(new_stream(schema=AFTER, columns=parse_columns(AFTER))), (), {})
     table = written(lake.load("games.other"), n=1)
     assert shape(table, files(table)) == from_arrow_schema(table.schema().as_arrow()).simpleString()

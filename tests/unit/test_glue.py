@@ -10,6 +10,7 @@ import pytest
 from glue import Glue, running_glue
 from lakes import FIRST, StreamLake, new_lake
 
+from anabranch.table import admin
 from anabranch.table.commits import Outcome
 from anabranch.table.register import register
 
@@ -63,7 +64,7 @@ def test_of_two_publishers_that_asked_at_once_one_lands(lake: StreamLake, glue: 
     landed = lake.table()
     version = landed.metadata_location.rpartition("/")[2][:5]
     assert len(list(Path(landed.location().removeprefix("file://")).glob(f"metadata/{version}-*.json"))) == 2
-    lake.lake.forget(lake.name)
+    admin.forget(lake.lake, lake.name)
     said = register(lake.environment, lake.lake, lake.name, landed.schema())
     assert said[-1] == f"registered table {lake.name} by {landed.metadata_location}"
     assert lake.rows("main") == [row]

@@ -30,8 +30,8 @@ from anabranch.protocol import ledger
 from anabranch.protocol.dead_letters import roll_forward, waiting_speed
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.state import read_state
+from anabranch.table import admin, outcomes, snapshots
 from anabranch.table import lake as lake_module
-from anabranch.table import outcomes, snapshots
 from anabranch.table.commits import Change, Commit, Outcome
 from anabranch.table.snapshots import BRANCHES, has_landed, heads
 from batch_layer.build import Built
@@ -195,7 +195,7 @@ def test_an_outcome_that_cannot_be_told_deletes_nothing(lake: StreamLake, monkey
 
     lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
     catalog = lake.environment.catalog.model_copy(update={"type": "rest"})
-    lake.lake._environment = lake.environment.model_copy(update={"catalog": catalog})
+    lake.lake.environment = lake.environment.model_copy(update={"catalog": catalog})
     with pytest.raises(Transient, match="expected to learn whether it landed"):
         lake.publish(publish, state)
     assert not has_landed(lake.table(), publish.id), "the hazard did not happen"
@@ -361,8 +361,8 @@ def test_a_schema_that_changes_late_changes_once(lake: StreamLake, looks: int | 
             update.add_column("colour", StringType())
 
     with cut_off(lake, looks=looks) as late, pytest.raises(Transient):
-        lake.lake.change_schema(lake.name, add)
-    lake.lake.change_schema(lake.name, add)
+        admin.change_schema(lake.lake, lake.name, add)
+    admin.change_schema(lake.lake, lake.name, add)
     assert late.landed + late.refused == 1
     assert lake.table().schema().column_names.count("colour") == 1
     assert len(lake.table().metadata.schemas) == 2
@@ -374,8 +374,8 @@ def test_branches_that_are_made_late_begin_once(tmp_path: Path, looks: int | Non
     with one.table().manage_snapshots() as manage:
         manage.remove_branch("batch")
     with cut_off(one, looks=looks), pytest.raises(Transient):
-        one.lake.add_branches(one.name, {})
-    one.lake.add_branches(one.name, {})
+        admin.add_branches(one.lake, one.name, {})
+    admin.add_branches(one.lake, one.name, {})
     assert set(heads(one.table())) == set(BRANCHES)
     assert read_state(one.table()).position.offsets == {0: 0}
 

@@ -19,7 +19,7 @@ from anabranch.hours import Cut
 from anabranch.protocol import publish as publish_module
 from anabranch.protocol.publish import Publish, new_id, run, to_commit
 from anabranch.protocol.state import DECISIONS, POSITION, TURN, Accepted, State, load_state
-from anabranch.table import snapshots
+from anabranch.table import admin, snapshots
 from anabranch.table.commits import Change, Outcome, Tag
 from anabranch.table.snapshots import STAGING
 
@@ -208,7 +208,7 @@ def test_a_speed_branch_that_was_dropped_begins_where_its_rows_in_main_end(lake:
     assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
     lake.move("main")
     lake.table().manage_snapshots().remove_branch("speed").commit()
-    assert lake.lake.add_branches(lake.name, {}) == ["speed"]
+    assert admin.add_branches(lake.lake, lake.name, {}) == ["speed"]
     assert lake.rows("speed") == ROWS
     assert lake.state().position.offsets == {0: 3}
 

@@ -18,6 +18,7 @@ from anabranch.errors import ConfigurationError, MetadataGone
 from anabranch.protocol import apply as tables
 from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish
+from anabranch.table import admin
 from anabranch.table.commits import Outcome
 from anabranch.table.lake import Lake
 from anabranch.table.register import Candidate, newest_first
@@ -85,7 +86,7 @@ def names(lake: StreamLake) -> tuple[str, str, str]:
 
 
 def test_dead_letters_that_the_catalog_lost_are_not_begun_anew_either(lake: StreamLake) -> None:
-    lake.lake.forget(lake.stream.dead_letters_table)
+    admin.forget(lake.lake, lake.stream.dead_letters_table)
     with pytest.raises(ConfigurationError, match=r"table games\.events_dead_letters: expected nothing below"):
         apply(lake)
     assert apply(lake, register=True)[0].startswith("registered table games.events_dead_letters by ")
@@ -94,7 +95,7 @@ def test_dead_letters_that_the_catalog_lost_are_not_begun_anew_either(lake: Stre
 def test_a_ledger_that_was_dropped_is_registered_with_all_that_it_said(lake: StreamLake) -> None:
     row = ledger.decision(FIRST, "refused", 0, None, datetime.now(UTC), reason="only the ledger knows")
     ledger.record(lake.lake, lake.stream.hours_table, [row])
-    lake.lake.forget(lake.stream.hours_table)
+    admin.forget(lake.lake, lake.stream.hours_table)
     assert len(apply(lake, register=True)) == 1
     assert [r["reason"] for r in ledger.history(lake.lake, lake.stream.hours_table)] == ["only the ledger knows"]
 
@@ -168,7 +169,7 @@ def unlanded(lake: StreamLake, offset: int) -> Publish:
 def test_a_metadata_file_whose_files_are_gone_is_passed_over_and_said(lake: StreamLake) -> None:
     unlanded(lake, 3)
     newest = max((warehouse(lake) / "games" / "events" / "metadata").glob("*.metadata.json"))
-    head = lake.lake.read_metadata(str(newest)).current_snapshot()
+    head = admin.read_metadata(lake.lake, str(newest)).current_snapshot()
     assert head is not None
     Path(head.manifest_list.removeprefix("file://")).unlink()
     (newest.parent / "00099-cut-off.metadata.json").write_text('{"format-version": 2, "locat')

@@ -29,6 +29,7 @@ from anabranch.protocol import apply
 from anabranch.protocol.publish import new_id, to_commit
 from anabranch.protocol.state import Accepted
 from anabranch.protocol.turns import ask_for_turn, take_back_turn
+from anabranch.table import admin
 from anabranch.table.commits import Outcome
 from anabranch.table.schema_evolution import evolve
 from anabranch.table.snapshots import files_of
@@ -198,7 +199,7 @@ def value(i: int) -> dict[str, Any]:
 def of_all_types(lake: StreamLake) -> tuple[str, tuple[DataFile, ...]]:
     stream = new_stream(columns=parse_columns(ALL_TYPES), table="games.all_types")
     name, schema = stream.table, apply.rows_schema(stream)
-    lake.lake.create(name, schema, ("event_date", "ingest_hour"), {"format-version": "2"})
+    admin.create(lake.lake, name, schema, ("event_date", "ingest_hour"), {"format-version": "2"})
     arrow = schema_to_pyarrow(lake.lake.load(name).schema())
     files: list[DataFile] = []
     for start in range(0, 60, 12):

@@ -23,6 +23,7 @@ from anabranch.errors import Refused, Terminal
 from anabranch.protocol import apply as tables
 from anabranch.protocol.apply import require_columns, rows_columns, rows_schema
 from anabranch.protocol.rolled_back import ROLLED_BACK, roll_back
+from anabranch.table import admin
 from anabranch.table.commits import Outcome
 from anabranch.table.lake import Lake
 from anabranch.table.schema_evolution import Columns, evolve, plan_evolution
@@ -46,7 +47,7 @@ def stream_of(ddl: str, key: Any = "id") -> Stream:
 
 def table_of(folder: Path, ddl: str) -> tuple[Lake, Table]:
     lake: Any = new_lake(folder).lake
-    lake.create("games.other", rows_schema(stream_of(ddl)), (), {})
+    admin.create(lake, "games.other", rows_schema(stream_of(ddl)), (), {})
     return lake, lake.load("games.other")
 
 

@@ -39,7 +39,7 @@ from anabranch.protocol.state import (
     plan_lost,
     read_state,
 )
-from anabranch.table import orphans, register, side_files, snapshots
+from anabranch.table import admin, orphans, register, side_files, snapshots
 from anabranch.table.commits import Change, Outcome, Tag, prepare
 from serving_layer import maintenance
 from serving_layer.merge import merge
@@ -370,7 +370,7 @@ def test_a_side_file_that_went_with_its_table_version_is_read_of_the_newer_one(
 def test_a_branch_that_is_lost_begins_again_with_what_main_says(long: StreamLake) -> None:
     before = long.state()
     long.table().manage_snapshots().remove_branch("speed").commit()
-    assert long.lake.add_branches(long.name, {}) == ["speed"]
+    assert admin.add_branches(long.lake, long.name, {}) == ["speed"]
     forget_what_was_read()
     assert long.state().timeline == before.timeline
 
@@ -386,7 +386,7 @@ def test_a_branch_whose_side_file_is_gone_is_brought_back(long: StreamLake, bran
     with pytest.raises(side_files.SideFileGone, match=name):
         long.state()
     long.table().manage_snapshots().remove_branch(branch).commit()
-    assert long.lake.add_branches(long.name, {}) == [branch]
+    assert admin.add_branches(long.lake, long.name, {}) == [branch]
     assert (long.state().timeline, long.state().position) == (before.timeline, before.position)
 
 

@@ -13,6 +13,7 @@ from anabranch.config import Stream
 from anabranch.config.columns import parse_columns
 from anabranch.errors import Terminal
 from anabranch.protocol.apply import require_columns, rows_columns, rows_schema
+from anabranch.table import admin
 from anabranch.table.lake import Lake
 from anabranch.table.schema_evolution import evolve
 
@@ -25,7 +26,7 @@ def stream_of(ddl: str) -> Stream:
 
 def table_of(folder: Path, ddl: str) -> tuple[Lake, Table]:
     lake: Any = new_lake(folder).lake
-    lake.create("games.other", rows_schema(stream_of(ddl)), (), {})
+    admin.create(lake, "games.other", rows_schema(stream_of(ddl)), (), {})
     return lake, lake.load("games.other")
 
 
