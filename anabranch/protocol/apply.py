@@ -119,7 +119,7 @@ def dead_letters_schema() -> Schema:
 def apply(
     environment: Environment,
     stream: Stream,
-    lake_: Lake,
+    lake: Lake,
     kafka: KafkaAdapter,
     register: bool = False,
     rolled_back: bool = False,
@@ -142,33 +142,33 @@ def apply(
     )
     if register:
         for name, columns, _ in wanted:
-            changes += registration.register(environment, lake_, name, columns.schema)
-    missing = {name for name, _, _ in wanted if not lake_.exists(name)}
+            changes += registration.register(environment, lake, name, columns.schema)
+    missing = {name for name, _, _ in wanted if not lake.exists(name)}
     for name, columns, _ in wanted:
         # A ledger that was dropped is made again from what the branches say.
         if name in missing and name != stream.hours_table:
-            registration.require_unknown(environment, lake_, name, columns.schema, stream.name)
+            registration.require_unknown(environment, lake, name, columns.schema, stream.name)
     # Kafka first: the recorded beginning must not be older than the tables.
     first = _beginning(stream, kafka) if stream.table in missing else {}
     # The stream's own first: only its columns can be refused, and then nothing has changed.
     for name, columns, by in wanted:
-        if admin.create(lake_, name, columns.schema, by, admin.TABLE_PROPERTIES):
+        if admin.create(lake, name, columns.schema, by, admin.TABLE_PROPERTIES):
             changes.append(f"created table {name}")
         elif name == stream.table:
-            changes += _evolve_rows(lake_, stream, columns, rolled_back)
+            changes += _evolve_rows(lake, stream, columns, rolled_back)
         else:
-            changes += evolve(lake_, name, columns)
-    if not first and lake_.load(stream.table).current_snapshot() is None:
+            changes += evolve(lake, name, columns)
+    if not first and lake.load(stream.table).current_snapshot() is None:
         first = _beginning(stream, kafka)
-    made = admin.add_branches(lake_, stream.table, first)
+    made = admin.add_branches(lake, stream.table, first)
     changes += [f"created branch {b} of {stream.table}" for b in made]
     if "main" in made and first:
         changes.append(f"recorded the beginning: {first[POSITION]}")
     changes += [
         f"created branch {b} of {stream.dead_letters_table}"
-        for b in admin.add_branches(lake_, stream.dead_letters_table, {})
+        for b in admin.add_branches(lake, stream.dead_letters_table, {})
     ]
-    if rows := restore_ledger(lake_, stream):
+    if rows := restore_ledger(lake, stream):
         changes.append(
             f"wrote {rows} rows of {stream.hours_table} from what the branches say: it had none of these hours"
         )
@@ -189,11 +189,11 @@ def _beginning(stream: Stream, kafka: KafkaAdapter) -> dict[str, str]:
     return {POSITION: position.to_json(), TIMELINE: timeline.to_json()}
 
 
-def _evolve_rows(lake_: Lake, stream: Stream, columns: Columns, rolled_back: bool) -> list[str]:
+def _evolve_rows(lake: Lake, stream: Stream, columns: Columns, rolled_back: bool) -> list[str]:
     name = stream.table
     if rolled_back:
-        return roll_back(lake_, name, columns)
-    table = lake_.load(name)
+        return roll_back(lake, name, columns)
+    table = lake.load(name)
     if is_rolled_back(table, columns):
         return []
     try:
@@ -202,7 +202,7 @@ def _evolve_rows(lake_: Lake, stream: Stream, columns: Columns, rolled_back: boo
         if is_ahead(name, table.schema(), columns):
             raise Refused(f"{error}; {_if_rolled_back(stream)}") from error
         raise
-    return [*roll_forward(lake_, name), *evolve(lake_, name, columns)]
+    return [*roll_forward(lake, name), *evolve(lake, name, columns)]
 
 
 def require_columns(table: Table, stream: Stream) -> None:

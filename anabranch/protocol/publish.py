@@ -1,4 +1,4 @@
-"""The publish protocol, once for both layers: decide on a fresh load, commit, and decide again when refused.
+"""The publish protocol: decide on a fresh load, commit, and decide again when refused.
 
 1. Stage: rows become files and one snapshot that no branch points to (`anabranch.table.staging`).
 2. Check: `decide` looks at the state and the staged rows and says what to commit, or that nothing is left to do.

@@ -66,8 +66,8 @@ class Accepted:
 class State:
     """A stream's table as one load of it says. Everything that a decision needs, and the heads that it rests on.
 
-    `retained_hours` names the hours whose rows in `main` the last merge kept, since the layer that should serve them does not
-    cover them: those rows are not that layer's.
+    `retained_hours` names the hours whose rows in `main` the last merge kept, since the layer that should serve them
+    does not cover them: those rows are not that layer's.
     """
 
     table: Table

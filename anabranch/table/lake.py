@@ -295,7 +295,7 @@ class Lake:
         with asked(f"move the head of {name}"):
             updates = ledger_files.touch(table, uuid.uuid4().hex)
         try:
-            _delete_old_metadata(table, self.catalog.commit_table(table, _require_main(table), updates))
+            delete_old_metadata(table, self.catalog.commit_table(table, _require_main(table), updates))
         except CommitFailedException as error:
             LOG.debug("moving the head of %s: somebody else was first (%s)", name, error)
             return False

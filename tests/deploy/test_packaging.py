@@ -124,4 +124,4 @@ def test_the_image_of_a_new_user_is_built_from_the_wheel_alone(built: Path, inst
     said = run(*box.command(tmp_path, [*image.entrypoint, "python", "-c", script])).split(maxsplit=5)
     assert said[0].startswith("/opt/anabranch/.venv/lib/")
     assert [Path(file).parent for file in said[1:5]] == [Path("/opt/anabranch/.venv/bin")] * 4
-    assert said[5].strip() == "('game_events',) 5"
+    assert said[5].strip() == "('game_events',) 6"

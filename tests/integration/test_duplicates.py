@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from batch_layer.duplicates import drop_duplicates
 
@@ -79,6 +81,14 @@ def test_same_result_whatever_the_partitioning(spark: SparkSession, slices: int)
 
 
 def test_joins_by_key_not_by_comparing_all_pairs(spark: SparkSession) -> None:
+    def plan(found: DataFrame) -> str:
+        return str(found._jdf.queryExecution().executedPlan().toString())
+
     rows = frame(spark, [("a", 1, 0, 1, "")])
-    plan = drop_duplicates(rows, ["id", "part"], rows)._jdf.queryExecution().executedPlan().toString()
-    assert "NestedLoop" not in plan and "Cartesian" not in plan
+    every_pair = re.compile("NestedLoop|Cartesian")
+    # The hazard: a comparison by either of two columns has no key to join by.
+    either = rows.alias("a").join(rows.alias("b"), F.expr("a.id = b.id OR a.part = b.part"))
+    assert every_pair.search(plan(either))
+    joined = plan(drop_duplicates(rows, ["id", "part"], rows))
+    assert not every_pair.search(joined)
+    assert re.search(r"(SortMerge|BroadcastHash|ShuffledHash)Join \[[^]]*id", joined)

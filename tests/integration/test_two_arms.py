@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pyiceberg.table.snapshots import ancestors_of
@@ -150,14 +154,29 @@ def test_two_speed_layers_publish_each_offset_once(three_hours: World) -> None:
     assert one.contents() == one.acknowledged()
 
 
-def test_no_checkpoint_is_needed_between_two_runs(three_hours: World, tmp_path: object) -> None:
+def test_no_checkpoint_is_needed_between_two_runs(
+    three_hours: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = three_hours
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    written: list[bool] = []
+    remove = shutil.rmtree
+
+    def removed(folder: Path, **options: Any) -> None:
+        written.append((folder / "offsets").is_dir())
+        remove(folder, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", removed)
     one.speed()
+    assert (written, list(temporary.iterdir())) == ([True], [])
     now = datetime.now(UTC)
     one.send([(0, now, event(f"later-{i}", now)) for i in range(5)])
-    # Each run makes its checkpoint in a temporary folder and leaves nothing: the second starts from the table.
+    # Each run writes its checkpoint into a temporary folder and leaves nothing: the second starts from the table.
     one.speed()
     one.speed()
+    assert (len(written), list(temporary.iterdir())) == (3, [])
     assert one.contents() == one.acknowledged()
 
 

@@ -186,7 +186,8 @@ AHEAD = (timedelta(minutes=10), timedelta(0))
 
 MUTANTS = [
     mutant(
-        speed_plan, "classify", always(RangeRelation.ADJACENT), broker(RECORD, RECORD, ("restore",), RECORD), Speed("speed"),
+        speed_plan, "classify", always(RangeRelation.ADJACENT), broker(RECORD, RECORD, ("restore",), RECORD),
+        Speed("speed"),
         finds="main lacks", name="the position check",
     ),
     mutant(

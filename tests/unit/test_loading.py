@@ -10,7 +10,7 @@ from lakes import new_lake
 from pyiceberg.serializers import FromInputFile
 
 from anabranch.errors import MetadataGone
-from anabranch.table.lake import TABLE_PROPERTIES
+from anabranch.table.admin import TABLE_PROPERTIES
 
 KEPT = int(TABLE_PROPERTIES["write.metadata.previous-versions-max"])
 

@@ -23,9 +23,19 @@ def fresh() -> Iterator[None]:
 
 
 def test_unarmed_steps_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[signal.Signals] = []
+    monkeypatch.setattr(fail_points, "_signal", sent.append)
     monkeypatch.delenv(fail_points.FAIL_AT, raising=False)
+    monkeypatch.delenv(fail_points.PAUSE_AT, raising=False)
     for step in Step:
         reach(step)
+    assert sent == []
+    # The hazard: one of the same calls, armed, ends the process.
+    fail_points._armed.cache_clear()
+    monkeypatch.setenv(fail_points.FAIL_AT, Step.SEAL_DECIDED.label)
+    for step in Step:
+        reach(step)
+    assert sent == [signal.SIGKILL]
 
 
 @pytest.mark.parametrize("value", ["speed.nowhere", "", ":2", "speed.staged:0", "speed.staged:x", "speed.staged:-1"])

@@ -209,7 +209,7 @@ def test_an_hour_that_waits_to_be_decided_again_is_not_forgotten(monkeypatch: py
     monkeypatch.setattr(state, "REMEMBERED_HOURS", 1)
     timeline = replace(TIMELINE, sealed={})
     accepted = {H0: Accepted(1, CUTS[H0], unread=(shift(H0, -1),)), H1: Accepted(1, CUTS[H1])}
-    said = plan_accepted(of(30, timeline, accepted=accepted, said={}), {H2: Accepted(1, CUTS[H2])})
+    said = plan_accepted(of(30, timeline, accepted=accepted, branch_properties={}), {H2: Accepted(1, CUTS[H2])})
     assert H0 in said[state.ACCEPTED]
     assert H1 not in said[state.ACCEPTED]
 
