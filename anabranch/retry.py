@@ -52,7 +52,7 @@ class Retry:
 
     def call(self, what: str, action: Callable[[], T], progress: Callable[[], int] = _no_progress) -> T:
         """The result of `action`, called again after each Transient; any other error of ours passes at once, NotYet
-        too. An error that is not ours is what `neighbours.explain` makes of it.
+        too. An error that is not ours is what `anabranch.remote_errors.explain` makes of it.
 
         When `progress` has grown since the failure before, that one is forgotten: pauses and limit begin anew. Raises
         the last Transient once `stop` is set, or when the next try would come after the limit; Unexpected after

@@ -21,7 +21,7 @@ from anabranch.job import Job
 from anabranch.kafka.source import using
 from anabranch.logs import note
 from anabranch.position import Offsets
-from anabranch.protocol import ledger
+from anabranch.protocol import coverage, ledger
 from anabranch.protocol.apply import rows_columns
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State
@@ -36,7 +36,6 @@ from batch_layer.sources import AT, HourReader, Read
 from serving_layer.diff import kinds
 from serving_layer.diff.kinds import Difference
 from serving_layer.diff.spark import alike, fitted
-from serving_layer.merge import covers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -171,7 +170,7 @@ class HourBuilder:
         objections = balance.disallowed(self._stream.batch.allow_gaps)
         reach(Step.BATCH_BALANCED)
         speed = self._at(state.heads["speed"]).where(F.col("ingest_hour") == built.hour)
-        unread = kinds.unread_ranges(state, built.hour, built.cut)
+        unread = coverage.unread_ranges(state, built.hour, built.cut)
         files = files_of(state.table, "speed", built.hour)
         differing = kinds.compare(*alike(speed, rows, state.table, files), frames.duplicates, unread)
         quality = run_suite(rows, self._stream.expectations, self._known(built.hour, balance, differing, state))
@@ -200,7 +199,7 @@ class HourBuilder:
             rows = (said.get(h, {}) for h in before)
             return [row["good"] for row in rows if row.get("decision") == "accepted" and "good" in row]
 
-        if why := covers(state, "speed", hour):
+        if why := coverage.uncovered_reason(state, "speed", hour):
             return RowCountBaseline(why=why, previous=previous)
         # Without those that the batch layer drops as duplicates: they are no difference.
         good: int = balance.counts["good"]

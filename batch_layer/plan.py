@@ -10,13 +10,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from anabranch.hours import Cut
-from anabranch.protocol import ledger
+from anabranch.protocol import coverage, ledger
 from anabranch.protocol.publish import Publish, new_tag
 from anabranch.protocol.state import KEPT, Accepted, State, plan_accepted
 from anabranch.table.commits import Change
 from anabranch.table.snapshots import Staged, staged_snapshot
 from batch_layer.balance import Balance, Counted
-from serving_layer.diff.kinds import unread_ranges
 from serving_layer.merge import needs_merge
 
 if TYPE_CHECKING:
@@ -84,21 +83,11 @@ def revision_now(state: State, hour: str, before: int) -> int:
     return before if state.is_accepted(hour) else 0
 
 
-def plan_unread_hours(state: State, hours: Iterable[str]) -> frozenset[str]:
-    """Those of `hours` of which `main` has yet to get rows: the speed layer serves them, and is not at their ends.
-
-    Not those that it jumped over, or that are of a log which was given up: nothing more comes of them. Pure.
-    """
-    timeline, cuts = state.timeline, state.cuts
-    of_speed = [h for h in hours if h in cuts and state.served_by(h) == "speed" and not timeline.is_skipped(h)]
-    return frozenset(h for h in of_speed if unread_ranges(state, h, cuts[h]))
-
-
 def plan_again(state: State) -> dict[str, tuple[str, ...]]:
     """The accepted hours whose duplicates were dropped before `main` had all of their look-back, and of whose look-back
     nothing more is awaited: by hour, what it has not seen. Pure."""
     found = {h: a.unread for h, a in sorted(state.accepted.items()) if a.unread}
-    return {h: unread for h, unread in found.items() if not plan_unread_hours(state, unread)}
+    return {h: unread for h, unread in found.items() if not coverage.unread_hours(state, unread)}
 
 
 def fingerprint(

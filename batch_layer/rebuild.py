@@ -24,7 +24,7 @@ from anabranch.fail_points import Step, reach
 from anabranch.hours import Cut
 from anabranch.job import Job
 from anabranch.logs import fields
-from anabranch.protocol import dead_letters, ledger
+from anabranch.protocol import coverage, dead_letters, ledger
 from anabranch.protocol.adoption import gone_from_kafka
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.publish import Publish, new_id, run
@@ -46,7 +46,6 @@ from batch_layer.plan import (
     plan_acceptance_of_empty,
     plan_again,
     plan_publish,
-    plan_unread_hours,
     revision_now,
     waiting_hours,
 )
@@ -285,7 +284,7 @@ class Rebuilder:
     def _unread(self, built: Sequence[Built], state: State) -> frozenset[str]:
         """The hours of their look-back of which `main` has yet to get rows."""
         around = {h for b in built for h in self._hours.lookback(b.hour)}
-        return plan_unread_hours(state, around - {b.hour for b in built})
+        return coverage.unread_hours(state, around - {b.hour for b in built})
 
     def _surroundings(self, built: Sequence[Built], state: State, unread: frozenset[str]) -> frozenset[str]:
         """What `main` serves of the hours that duplicates were dropped against, when those of `unread` were not all

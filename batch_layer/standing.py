@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from anabranch import __version__, hours
 from anabranch.hours import Cut
 from anabranch.position import ranges_to_keys
+from anabranch.protocol import coverage
 from anabranch.protocol.state import State
-from serving_layer.diff.kinds import unread_ranges
 
 if TYPE_CHECKING:
     from anabranch.config import Stream
@@ -51,7 +51,7 @@ def refusal_basis(stream: Stream, suite: bytes, state: State, hour: str, cut: Cu
         "cut": cut.as_dict(),
         "accepted": {h: a.revision for h, a in state.accepted.items() if first <= h <= last},
         "overrides": {h: layer for h, layer in state.overrides.items() if first <= h <= last},
-        "unread": ranges_to_keys(unread_ranges(state, hour, cut)),
+        "unread": ranges_to_keys(coverage.unread_ranges(state, hour, cut)),
     }
     return hashlib.sha256(json.dumps(rests_on, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

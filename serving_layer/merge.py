@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.config import Stream
 from anabranch.fail_points import Step, reach
-from anabranch.position import Offsets
-from anabranch.protocol import dead_letters, ledger
+from anabranch.protocol import coverage, dead_letters, ledger
 from anabranch.protocol.publish import Publish, new_id, run
 from anabranch.protocol.state import KEPT, Layer, State, load_state
 from anabranch.table.commits import Change
@@ -41,25 +40,6 @@ class Swap:
     refused: str | None = None
 
 
-def covers(state: State, layer: Layer, hour: str) -> str | None:
-    """None when the layer's rows account for the whole of the hour's cut, else the reason why they do not.
-
-    An hour that is not sealed has no cut yet: the speed layer alone has rows of it.
-    """
-    if layer == "batch":
-        return None if state.is_accepted(hour) else "the batch layer has not accepted it"
-    if state.timeline.is_skipped(hour):
-        return "the speed layer skipped it, wholly or in part"
-    cut = state.cuts.get(hour) if hour >= state.timeline.since else None
-    if cut is not None and not _reached(state.position.offsets, cut.ends):
-        return "the speed layer has not read it to its end"
-    return None
-
-
-def _reached(position: Offsets, ends: Offsets) -> bool:
-    return all(position.get(p, 0) >= e for p, e in ends.items())
-
-
 def plan_merge(state: State, main: Files, speed: Files, batch: Files) -> list[Swap]:
     """The hours in which `main` differs from the layer that should serve them, oldest first. Pure.
 
@@ -74,7 +54,7 @@ def plan_merge(state: State, main: Files, speed: Files, batch: Files) -> list[Sw
             continue
         add = tuple(f for path, f in wanted.items() if path not in have)
         remove = tuple(f for path, f in have.items() if path not in wanted)
-        reason = covers(state, layer, hour)
+        reason = coverage.uncovered_reason(state, layer, hour)
         # Rows that main already has are never given up for a layer that has fewer offsets.
         refused = f"not swapped to {layer}: {reason}" if reason is not None and remove else None
         swaps.append(Swap(hour, layer, add, remove, refused))
@@ -107,7 +87,9 @@ def _hours_to_compare(state: State) -> set[str]:
 def needs_merge(state: State) -> bool:
     """Whether there is something for a merge to do: a branch that `main` was not made from as it is now, or an hour
     that was kept and is covered by now. Pure."""
-    return not state.is_merged or any(covers(state, state.served_by(h), h) is None for h in state.retained_hours)
+    return not state.is_merged or any(
+        coverage.uncovered_reason(state, state.served_by(h), h) is None for h in state.retained_hours
+    )
 
 
 def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = False) -> list[Swap]:

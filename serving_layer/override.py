@@ -10,7 +10,7 @@ from typing import Literal
 
 from anabranch.config import Stream
 from anabranch.errors import Refused
-from anabranch.protocol import dead_letters, ledger
+from anabranch.protocol import coverage, dead_letters, ledger
 from anabranch.protocol.publish import Publish, new_id, run
 from anabranch.protocol.sealing import require_sealed
 from anabranch.protocol.state import KEPT, OVERRIDES, Accepted, Layer, State, load_state, plan_accepted
@@ -42,7 +42,7 @@ def plan_override(state: State, hour: str, choice: Choice) -> tuple[dict[str, La
     if choice != "auto":
         overrides[hour] = choice
     layer = replace(state, overrides=overrides).served_by(hour)
-    if overrides != state.overrides and (reason := merge.covers(state, layer, hour)) is not None:
+    if overrides != state.overrides and (reason := coverage.uncovered_reason(state, layer, hour)) is not None:
         raise Refused(
             f"hour {hour}: expected the {layer} layer's rows to cover its cut, found that {reason}; "
             f"{state.served_by(hour)} goes on serving it"

@@ -17,8 +17,8 @@ from anabranch.config import Stream
 from anabranch.errors import PositionError
 from anabranch.hours import Adoption, Cut, Timeline, end_of, hours_between, shift
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.position import Offsets, Position, Ranges, Stamped, Topic, clip, ranges_to_keys, size
-from anabranch.protocol import ledger
+from anabranch.position import Offsets, Position, Ranges, Stamped, Topic, ranges_to_keys, size
+from anabranch.protocol import coverage, ledger
 from anabranch.protocol.publish import Publish, new_id, run
 from anabranch.protocol.sealing import check_clock, first_after
 from anabranch.protocol.state import LOST, POSITION, State, load_state, plan_lost
@@ -79,7 +79,7 @@ def plan_adopt(
     closed, sealed = hours.plan_seal(ended, position.topic_id, until)
     goes_on = begins if topic_id != position.topic_id else closed.start | begins
     comparable = {h: c for h, c in {**accepted, **closed.sealed}.items() if h >= timeline.since}
-    unread = {h: part for h, c in sorted(comparable.items()) if (part := _unread(c, position.offsets))}
+    unread = {h: part for h, c in sorted(comparable.items()) if (part := coverage.behind(c, position.offsets))}
     adopted = replace(
         closed,
         start=dict(goes_on),
@@ -88,10 +88,6 @@ def plan_adopt(
     )
     lost = {h: part for h, part in unread.items() if h not in accepted and gone_from_kafka(adopted, h, comparable[h])}
     return Adopted(adopted, Position(topic_id, dict(goes_on)), tuple(sealed), lost)
-
-
-def _unread(cut: Cut, position: Offsets) -> Ranges:
-    return clip(cut.ranges, {p: (position.get(p, 0), e) for p, e in cut.ends.items()})
 
 
 def gone_from_kafka(timeline: Timeline, hour: str, cut: Cut) -> str | None:

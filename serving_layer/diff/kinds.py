@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from anabranch.hours import Cut
 from anabranch.lookups import inside
 from anabranch.position import Ranges
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructField
 
-    from anabranch.protocol.state import State
 
 SAMPLE = 5
 
@@ -68,21 +66,6 @@ def to_difference(counts: Mapping[str, int], sample: Sequence[dict[str, Any]]) -
     return Difference(speed_rows, missing, of["extra"], of["changed"], of["duplicate"], of["unread"], tuple(sample))
 
 
-def unread_ranges(state: State, hour: str, cut: Cut) -> Ranges:
-    """The parts of an hour's cut that the speed layer's rows do not account for. Pure.
-
-    All of an hour that it jumped over, lost a part of to retention, or whose rows were dropped since: which part that
-    was is not known. Else what lies behind the position.
-    """
-    if state.timeline.is_skipped(hour):
-        return dict(cut.ranges)
-    if hour < state.timeline.since:
-        return {}  # adopting counted what was not read to its end as skipped
-    position = state.position.offsets
-    unread = {p: (max(s, position.get(p, 0)), e) for p, (s, e) in cut.ranges.items()}
-    return {p: (s, e) for p, (s, e) in unread.items() if s < e}
-
-
 def unexplained_counts(diff: Mapping[str, Any] | None, gaps: Mapping[str, int] | None, covered: bool) -> dict[str, int]:
     """What of a ledger's `diff` nothing explains, by kind; empty when all of it is explained. Pure.
 
@@ -103,7 +86,7 @@ def unexplained_counts(diff: Mapping[str, Any] | None, gaps: Mapping[str, int] |
 
 def compare(speed: DataFrame, batch: DataFrame, duplicates: DataFrame, unread: Ranges) -> Difference:
     """Compare the rows of one hour in Spark. All hold `kafka_partition` and `kafka_offset`, the first two the whole
-    rows. `unread` is what the speed layer's rows do not account for (`unread_ranges`)."""
+    rows. `unread` is what the speed layer's rows do not account for (`anabranch.protocol.coverage`)."""
     from pyspark.sql import functions as F
 
     key = ["kafka_partition", "kafka_offset"]

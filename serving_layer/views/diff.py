@@ -9,11 +9,10 @@ from anabranch.errors import Refused
 from anabranch.hours import Cut
 from anabranch.job import Job
 from anabranch.output import plain, print_json, print_table, text
-from anabranch.protocol import ledger
+from anabranch.protocol import coverage, ledger
 from anabranch.protocol.state import State, load_state
-from serving_layer import merge
 from serving_layer.diff.duckdb import Sample, open_comparison
-from serving_layer.diff.kinds import Difference, unexplained_counts, unread_ranges
+from serving_layer.diff.kinds import Difference, unexplained_counts
 from serving_layer.views.status import unexplained_words
 
 _LONGEST = 100  # characters of a row that a line of text shows
@@ -35,10 +34,12 @@ def difference(job: Job, hour: str, each: int) -> dict[str, Any]:
     state = load_state(job.lake, job.stream.table)
     said = _said(job, state, hour)
     cut = state.cuts.get(hour) or ledger.cut_of(said) or Cut("", {})
-    unread = unread_ranges(state, hour, cut)
+    unread = coverage.unread_ranges(state, hour, cut)
     with open_comparison(state.table, hour, job.stream.key, job.stream.batch.lookback_hours) as found:
         counted, samples = found.difference(unread), found.samples(unread, each)
-    return difference_view(job.stream.name, hour, counted, samples, said, merge.covers(state, "speed", hour))
+    return difference_view(
+        job.stream.name, hour, counted, samples, said, coverage.uncovered_reason(state, "speed", hour)
+    )
 
 
 def difference_view(
@@ -139,17 +140,17 @@ def untold_reason(state: State, hour: str, counted: int | None, found: int) -> s
             f"{found - counted} more than the ledger counts: rows that batch lacks although it never had to remove them"
         )
     left = f"{counted - found} cannot be told"
-    if (uncovered := uncovered_reason(state, hour)) is not None:
+    if (uncovered := speed_rows_reason(state, hour)) is not None:
         return f"{left}: they are told from the speed layer's rows, and {uncovered}"
     return f"{left}: the rows that they repeat are not in the hour or its look-back any more"
 
 
-def uncovered_reason(state: State, hour: str) -> str | None:
+def speed_rows_reason(state: State, hour: str) -> str | None:
     """Why the speed layer's rows do not account for an hour, in words; None when they do. Pure."""
     timeline = state.timeline
     if timeline.is_skipped(hour) and hour not in timeline.skipped:
         return "those of the hour are gone (`anabranch maintain`)"
-    return merge.covers(state, "speed", hour)
+    return coverage.uncovered_reason(state, "speed", hour)
 
 
 def print_duplicates(view: Mapping[str, Any], output: str) -> None:

@@ -20,7 +20,7 @@ from anabranch.protocol.state import State, load_state
 from anabranch.table import snapshots
 from anabranch.table.snapshots import files_of
 from serving_layer.diff.kinds import unexplained_counts
-from serving_layer.views.diff import uncovered_reason
+from serving_layer.views.diff import speed_rows_reason
 from serving_layer.views.history import COUNTS, Tagged, history_rows, tagged, with_waiting
 
 # By branch, the hour's files: how many rows are in each.
@@ -52,7 +52,7 @@ def hour_facts(
     told = accepted or (refusals[-1] if refusals else None) or {}
     sealed = _last(rows, "sealed")
     cut = _cut(state, hour, rows)
-    uncovered = uncovered_reason(state, hour) if state.is_sealed(hour) else None
+    uncovered = speed_rows_reason(state, hour) if state.is_sealed(hour) else None
     gone = gone_from_kafka(state.timeline, hour, cut) if cut is not None else None
     empty = cut is not None and cut.offsets == 0
     served = state.served_by(hour)

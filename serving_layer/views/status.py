@@ -10,10 +10,9 @@ from anabranch import hours as hour_words
 from anabranch.job import Job
 from anabranch.output import print_json, print_table
 from anabranch.position import ranges_to_keys, size, to_keys
-from anabranch.protocol import ledger
+from anabranch.protocol import coverage, ledger
 from anabranch.protocol.state import POSITION, State, load_state
 from anabranch.table.snapshots import head, last_publish, published_since
-from serving_layer import merge
 from serving_layer.diff.kinds import unexplained_counts
 
 if TYPE_CHECKING:
@@ -144,7 +143,9 @@ def late_reason(lag: int, since: datetime, late_after: timedelta, now: datetime)
 def unexplained(state: State, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """By hour, the differences of the layers that nothing explains, from the ledger's newest rows. Pure."""
     found = {
-        hour: unexplained_counts(row.get("diff"), row.get("gaps"), merge.covers(state, "speed", hour) is None)
+        hour: unexplained_counts(
+            row.get("diff"), row.get("gaps"), coverage.uncovered_reason(state, "speed", hour) is None
+        )
         for hour, row in rows.items()
     }
     return {hour: left for hour, left in sorted(found.items()) if left}

@@ -19,7 +19,7 @@ from small_world import TOPIC, File, Lake, Row, World, ledger_row, new_files, ro
 from anabranch.errors import PositionError
 from anabranch.hours import Cut, hour_of, shift
 from anabranch.position import Ranges, size
-from anabranch.protocol import adoption, dead_letters, ledger, sealing, turns
+from anabranch.protocol import adoption, coverage, dead_letters, ledger, sealing, turns
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import Accepted, State, check_topic
@@ -471,7 +471,7 @@ class Batch(Publisher):
         if cut is None or (state.is_accepted(hour) and not self.restating):
             yield f"leaves {hour}", world, self.following(self.todo[1:])
             return
-        unread = tuple(sorted(batch_plan.plan_unread_hours(state, lookback(hour))))
+        unread = tuple(sorted(coverage.unread_hours(state, lookback(hour))))
         loaded = replace(
             self,
             at="stage",

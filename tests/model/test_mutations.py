@@ -18,7 +18,7 @@ from small_world import Violation, new_world
 
 from anabranch import hours
 from anabranch.position import Position, RangeRelation
-from anabranch.protocol import adoption, dead_letters, ledger, publish, turns
+from anabranch.protocol import adoption, coverage, dead_letters, ledger, publish, turns
 from anabranch.protocol.publish import Publish
 from anabranch.table import clock, outcomes
 from anabranch.table.commits import Change, Commit
@@ -219,7 +219,7 @@ MUTANTS = [
         finds="which storage does not hold", name="expiry inside a publish", orphans=True,
     ),
     mutant(
-        merge, "covers", always(None), broker(*ONE_HOUR), Speed("speed"), Batch("batch"), TO_SPEED,
+        coverage, "uncovered_reason", always(None), broker(*ONE_HOUR), Speed("speed"), Batch("batch"), TO_SPEED,
         finds="main serves []", name="the merger's look at coverage",
     ),
     mutant(
@@ -261,7 +261,7 @@ MUTANTS = [
         before=ACCEPTED, turns=1,
     ),
     mutant(
-        batch_plan, "plan_unread_hours", always(frozenset()), Speed("speed"), Batch("batch"),
+        coverage, "unread_hours", always(frozenset()), Speed("speed"), Batch("batch"),
         finds="was not compared with", name="the hours of a look-back that are yet to be read",
         before=REFUSED_AND_UNREAD, bad=frozenset({H0}),
     ),

@@ -19,13 +19,14 @@ from anabranch.job import Job
 from anabranch.position import Position, Stamped, Topic
 from anabranch.protocol import ledger
 from anabranch.protocol.adoption import Adopted, adopt, gone_from_kafka, plan_adopt, plan_begins
+from anabranch.protocol.coverage import uncovered_reason
 from anabranch.protocol.sealing import BoundaryResolver
 from anabranch.protocol.state import LOST, REMEMBERED_HOURS, Accepted, plan_accepted
 from anabranch.table import admin
 from anabranch.table.commits import Outcome
 from batch_layer.job import rebuild_hours
 from batch_layer.rebuild import Rebuilder, RebuildRequest
-from serving_layer.merge import covers, merge
+from serving_layer.merge import merge
 
 H = [shift("2026-11-21T00", i) for i in range(8)]
 OLD, NEW = "t", "new"
@@ -148,7 +149,7 @@ def test_adopting_a_recreated_topic_keeps_every_row_and_goes_on_at_0(lake: Strea
     assert state.position == Position(NEW, {0: 0, 1: 0})
     assert state.timeline.open == shift(NOW_HOUR, 1)
     assert lake.rows("main") == lake.rows("speed") == ROWS
-    assert [covers(state, "speed", h) for h in (BEFORE, NOW_HOUR)] == [None, None]
+    assert [uncovered_reason(state, "speed", h) for h in (BEFORE, NOW_HOUR)] == [None, None]
     decided = BoundaryResolver(lake.stream, lake.lake, broker.adapter).decide()
     assert decided.position == state.position
     assert merge(lake.lake, lake.stream, everything=True) == []
@@ -182,7 +183,7 @@ def test_offsets_that_nobody_read_are_recorded_as_lost(lake: StreamLake) -> None
     assert adopted.lost == {NOW_HOUR: {0: (3, 9)}}
     (entry,) = json.loads(lake.state().branch_properties["speed"][LOST])
     assert (entry["class"], entry["ranges"], entry["hours"]) == ("retention", {"0": [3, 9]}, [NOW_HOUR])
-    assert covers(lake.state(), "speed", NOW_HOUR) == "the speed layer skipped it, wholly or in part"
+    assert uncovered_reason(lake.state(), "speed", NOW_HOUR) == "the speed layer skipped it, wholly or in part"
 
 
 def test_a_log_that_lost_its_end_goes_on_with_the_records_that_came_since(lake: StreamLake) -> None:

@@ -20,6 +20,7 @@ from anabranch.fail_points import Step
 from anabranch.hours import Cut, Timeline, hour_of, shift
 from anabranch.job import Job
 from anabranch.protocol import apply, ledger
+from anabranch.protocol.coverage import uncovered_reason
 from anabranch.protocol.dead_letters import roll_forward, waiting_speed
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, State
@@ -31,7 +32,7 @@ from anabranch.table.orphans import plan_orphans, references
 from anabranch.table.snapshots import Staged, find_staged
 from serving_layer import maintenance
 from serving_layer.maintenance import Maintained, plan_drop
-from serving_layer.merge import covers, merge
+from serving_layer.merge import merge
 from serving_layer.override import serve_hour
 
 NOW = datetime.now(UTC)
@@ -341,8 +342,8 @@ def test_dropped_hours_leave_the_speed_branch_alone_and_count_as_not_covered(lak
     assert (lake.dead("speed"), lake.dead("main")) == ([], dead)
     state = lake.state()
     assert state.is_merged
-    assert covers(state, "speed", H[0]) == "the speed layer skipped it, wholly or in part"
-    assert covers(state, "speed", H[2]) is None
+    assert uncovered_reason(state, "speed", H[0]) == "the speed layer skipped it, wholly or in part"
+    assert uncovered_reason(state, "speed", H[2]) is None
     assert merge(lake.lake, lake.stream, everything=True) == []
     with pytest.raises(Refused, match="batch goes on serving it"):
         serve_hour(lake.lake, lake.stream, H[0], "speed", "why")
@@ -391,7 +392,7 @@ def test_an_hour_chosen_for_the_speed_layer_keeps_its_files(lake: StreamLake) ->
 def test_hours_accepted_a_moment_ago_keep_theirs(lake: StreamLake) -> None:
     accept(lake, 2, NOW)
     assert maintain(lake).speed_hours == (H[0], H[1])
-    assert covers(lake.state(), "speed", H[2]) is None
+    assert uncovered_reason(lake.state(), "speed", H[2]) is None
 
 
 # Snapshots

@@ -12,12 +12,13 @@ import pytest
 from lakes import FIRST, StreamLake, new_lake, new_state
 
 from anabranch.hours import Cut, Timeline, shift
+from anabranch.protocol.coverage import uncovered_reason
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import MERGED, OVERRIDES, Accepted, Layer, State
 from anabranch.table.commits import Change, Outcome
 from anabranch.table.snapshots import files_by_hour
-from serving_layer.merge import Swap, covers, merge, needs_merge, plan_merge
+from serving_layer.merge import Swap, merge, needs_merge, plan_merge
 from speed_layer.plan import Next, StagedBatch, plan_micro_batch, plan_publish
 
 NOW = datetime(2026, 11, 21, 1, 30, tzinfo=UTC)
@@ -76,7 +77,7 @@ def test_an_hour_is_never_given_to_a_speed_layer_that_does_not_cover_it(
     values: dict[str, Any], layer: Layer, reason: str | None
 ) -> None:
     state = state_of(**values)
-    assert covers(state, layer, H0) == reason
+    assert uncovered_reason(state, layer, H0) == reason
     main = {H0: ["b0"], H1: ["s1"]}
     (swap,) = plan(state, main, SPEED, BATCH)
     assert swap.refused == (f"not swapped to {layer}: {reason}" if reason else None)
@@ -96,7 +97,7 @@ def test_an_accepted_hour_without_rows_is_emptied() -> None:
 def test_a_forgotten_hour_is_still_the_batch_layers() -> None:
     state = state_of(accepted={}, settled_before=H1)
     assert plan(state, {H0: ["b0"], H1: ["s1"]}, SPEED, BATCH) == []
-    assert covers(state, "batch", H0) is None
+    assert uncovered_reason(state, "batch", H0) is None
 
 
 # On a real lake

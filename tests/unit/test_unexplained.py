@@ -9,7 +9,8 @@ import pytest
 from lakes import FIRST, new_state
 
 from anabranch.hours import Adoption, Cut, Timeline, shift
-from serving_layer.diff.kinds import to_difference, unexplained_counts, unread_ranges
+from anabranch.protocol.coverage import unread_ranges
+from serving_layer.diff.kinds import to_difference, unexplained_counts
 from serving_layer.views import status
 
 HOUR, NEXT = FIRST, shift(FIRST, 1)

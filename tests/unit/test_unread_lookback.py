@@ -15,10 +15,11 @@ from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
 from anabranch.hours import Cut, Timeline, shift
 from anabranch.job import Job
 from anabranch.protocol import ledger, state
+from anabranch.protocol.coverage import unread_hours
 from anabranch.protocol.state import Accepted, State, plan_accepted
 from anabranch.table.commits import Outcome
 from batch_layer.build import Built
-from batch_layer.plan import fingerprint, plan_again, plan_unread_hours
+from batch_layer.plan import fingerprint, plan_again
 from batch_layer.rebuild import Rebuilder, RebuildRequest
 
 H0, H1, H2 = (shift(FIRST, i) for i in range(3))
@@ -176,18 +177,18 @@ def of(offset: int, timeline: Timeline = TIMELINE, **values: Any) -> State:
 
 
 def test_more_is_to_come_of_what_the_speed_layer_serves_and_has_not_read() -> None:
-    assert plan_unread_hours(of(4), [H0]) == {H0}
-    assert plan_unread_hours(of(0), [H0, H1]) == {H0, H1}
-    assert plan_unread_hours(of(10), [H0, H1]) == {H1}
-    assert plan_unread_hours(of(10), [H0]) == set()
+    assert unread_hours(of(4), [H0]) == {H0}
+    assert unread_hours(of(0), [H0, H1]) == {H0, H1}
+    assert unread_hours(of(10), [H0, H1]) == {H1}
+    assert unread_hours(of(10), [H0]) == set()
 
 
 def test_nothing_more_comes_of_other_hours() -> None:
     accepted = {H0: Accepted(1, CUTS[H0])}
-    assert plan_unread_hours(of(4, accepted=accepted), [H0]) == set(), "batch serves it"
-    assert plan_unread_hours(of(4, accepted=accepted, overrides={H0: "speed"}), [H0]) == {H0}
-    assert plan_unread_hours(of(4, replace(TIMELINE, skipped=(H0,))), [H0]) == set(), "jumped over"
-    assert plan_unread_hours(of(4), [shift(H0, -1)]) == set(), "before the stream began"
+    assert unread_hours(of(4, accepted=accepted), [H0]) == set(), "batch serves it"
+    assert unread_hours(of(4, accepted=accepted, overrides={H0: "speed"}), [H0]) == {H0}
+    assert unread_hours(of(4, replace(TIMELINE, skipped=(H0,))), [H0]) == set(), "jumped over"
+    assert unread_hours(of(4), [shift(H0, -1)]) == set(), "before the stream began"
 
 
 def test_a_fingerprint_leaves_out_how_many_rows_there_are_of_what_is_unread() -> None:
