@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
-_FILE = re.compile(r"`((?:anabranch|speed_layer|batch_layer|serving_layer|dags|tests|conf|scripts)/[\w./-]+\.\w+)")
+_ROOMS = "anabranch|speed_layer|batch_layer|serving_layer|dags|tests|conf|scripts"
+_FILE = re.compile(rf"`((?:{_ROOMS})/(?:[\w.-]+/)*[\w-]*\.?\w*)[`:]")
 _PLACE = re.compile(r"`([\w.]+)` in `([\w/]+\.py)`")
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
