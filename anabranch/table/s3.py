@@ -8,8 +8,6 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlparse
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from anabranch import config
@@ -30,6 +28,10 @@ class ObjectStore:
     """Questions to the object store. Its keys come from configuration, else from the standard AWS chain."""
 
     def __init__(self, s3: config.S3) -> None:
+        # Imported here: a command that only reads tables has no need of it.
+        import boto3
+        from botocore.config import Config
+
         self._s3 = s3
         self._client: Any = boto3.client(
             "s3",

@@ -1,0 +1,25 @@
+"""What a command that needs no Spark imports: most of the time that a short one takes is that."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [
+        ("anabranch.cli", {"pyspark", "pyiceberg", "pyarrow", "kafka", "boto3", "pandas", "pydantic", "sqlglot"}),
+        (
+            "anabranch.cli, anabranch.job, serving_layer.views.status, serving_layer.views.history",
+            {"pyspark", "boto3", "duckdb", "sqlglot", "great_expectations"},
+        ),
+    ],
+    ids=["help", "status"],
+)
+def test_a_command_imports_only_what_it_works_with(modules: str, unwanted: set[str]) -> None:
+    code = f"import sys, {modules}; print(sorted({unwanted} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
