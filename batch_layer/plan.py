@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.hours import Cut
 from anabranch.protocol import coverage, ledger
 from anabranch.protocol.publish import Publish, new_tag
-from anabranch.protocol.state import KEPT, Accepted, State, plan_accepted
+from anabranch.protocol.state import KEPT, Accepted, State, accepted_properties
 from anabranch.table.commits import Change
 from anabranch.table.snapshots import Staged, staged_snapshot
 from batch_layer.balance import Balance, Counted
@@ -63,7 +63,7 @@ def plan_acceptance_of_empty(
     if not todo:
         return None
     rows = tuple(ledger.decision(h, "accepted", 1, cut, now, id=f"{id}-{h}", **EMPTY) for h, cut in todo.items())
-    accepted = plan_accepted(state, {h: Accepted(1, cut) for h, cut in todo.items()})
+    accepted = accepted_properties(state, {h: Accepted(1, cut) for h, cut in todo.items()})
     changes = (Change("batch", properties=accepted), Change("main"))
     sealed = {h: c for h, c in state.timeline.sealed.items() if h not in todo}
     return Publish(id, changes, replace(state.timeline, sealed=sealed), decisions=rows, confirmed=confirmed)
@@ -160,7 +160,7 @@ def plan_publish(state: State, rebuilt: Sequence[Rebuilt], now: datetime, confir
         for h, a in state.accepted.items()
         if by_batch & set(a.unread)
     }
-    properties = plan_accepted(state, looked_at | {r.hour: r.accepted for r in rebuilt})
+    properties = accepted_properties(state, looked_at | {r.hour: r.accepted for r in rebuilt})
     changes = (
         Change("batch", _files(rebuilt), properties=properties, clear=tuple(r.hour for r in rebuilt)),
         Change(

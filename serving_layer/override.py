@@ -13,7 +13,7 @@ from anabranch.errors import Refused
 from anabranch.protocol import coverage, dead_letters, ledger
 from anabranch.protocol.publish import Publish, new_id, run
 from anabranch.protocol.sealing import require_sealed
-from anabranch.protocol.state import KEPT, OVERRIDES, Accepted, Layer, State, load_state, plan_accepted
+from anabranch.protocol.state import KEPT, OVERRIDES, Accepted, Layer, State, accepted_properties, load_state
 from anabranch.table.commits import Change
 from anabranch.table.lake import Lake
 from serving_layer import merge
@@ -63,7 +63,7 @@ def plan_served(
     changes = [Change("main", properties=said, copy={hour: layer})]
     if accepted is not None and layer == "speed":
         # Remembered one by one from now on: a batch branch that is lost could not tell it from the others.
-        changes.append(Change("batch", properties=plan_accepted(state, {hour: accepted})))
+        changes.append(Change("batch", properties=accepted_properties(state, {hour: accepted})))
     revision = accepted.revision if accepted is not None else 0
     cut = accepted.cut if accepted is not None else state.cuts.get(hour)
     row = ledger.decision(hour, "served", revision, cut, now, id=f"{id}-{hour}", served=layer, reason=why)

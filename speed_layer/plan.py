@@ -23,7 +23,7 @@ from anabranch.position import (
 from anabranch.protocol.dead_letters import waiting_speed
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.sealing import ResolvedState
-from anabranch.protocol.state import LOST, State, plan_lost
+from anabranch.protocol.state import LOST, State, lost_entries
 from anabranch.table.commits import Change
 from anabranch.table.snapshots import Staged, staged_snapshot
 from serving_layer.merge import needs_merge
@@ -249,7 +249,7 @@ def plan_skip_lost(
         "ranges": ranges_to_keys(lost),
         "hours": sorted(hours),
     }
-    said = {LOST: plan_lost(decided.state, [entry])}
+    said = {LOST: lost_entries(decided.state, [entry])}
     timeline = replace(decided.timeline, skipped=tuple(sorted({*decided.timeline.skipped, *hours})))
     moved = advance(position, lost)
     return Publish(id, (Change("speed", properties=said),), timeline, moved, confirmed=confirmed), lost

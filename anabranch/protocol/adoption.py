@@ -21,7 +21,7 @@ from anabranch.position import Offsets, Position, Ranges, Stamped, Topic, ranges
 from anabranch.protocol import coverage, ledger
 from anabranch.protocol.publish import Publish, new_id, run
 from anabranch.protocol.sealing import check_clock, first_after
-from anabranch.protocol.state import LOST, POSITION, State, load_state, plan_lost
+from anabranch.protocol.state import LOST, POSITION, State, load_state, lost_entries
 from anabranch.table.commits import Change
 from anabranch.table.lake import Lake
 from anabranch.table.snapshots import published_since
@@ -160,7 +160,7 @@ def plan_publish(state: State, adopted: Adopted, id: str, now: datetime, confirm
         {"at": now.isoformat(), "class": "retention", "ranges": ranges_to_keys(part), "hours": [hour]}
         for hour, part in adopted.lost.items()
     ]
-    said = {LOST: plan_lost(state, lost)} if lost else {}
+    said = {LOST: lost_entries(state, lost)} if lost else {}
     # On `main` too: a speed branch that is lost begins again there, and must not fall back to the old log.
     changes = (Change("speed", properties=said), Change("main"))
     return Publish(id, changes, adopted.timeline, adopted.position, decisions=rows, confirmed=confirmed)

@@ -137,7 +137,7 @@ def plan_commit(
     now_lost = {h: r for h, r in lost.items() if h != hour} | ({str(hour): item["revision"]} if hour and lacks else {})
 
     def said(branch: str) -> dict[str, str]:
-        done = {DONE: json.dumps(plan_remembered(remembered[branch], id, waiting))}
+        done = {DONE: json.dumps(remembered_ids(remembered[branch], id, waiting))}
         return done | ({LOST: json.dumps(now_lost)} if branch == "batch" and now_lost != lost else {})
 
     return Commit(
@@ -258,7 +258,7 @@ def _is_published(table: Table, branch: str, files: tuple[DataFile, ...]) -> boo
     return any(f.file_path in of_hour for of_hour in have.values() for f in files)
 
 
-def plan_remembered(before: list[str], id: str, waiting: Collection[str]) -> list[str]:
+def remembered_ids(before: list[str], id: str, waiting: Collection[str]) -> list[str]:
     """The ids that a branch remembers as done once `id` is: those that still wait are never forgotten. Pure."""
     ids = [*before, id]
     return [i for n, i in enumerate(ids) if i in waiting or n >= len(ids) - _REMEMBERED]

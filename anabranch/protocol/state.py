@@ -178,7 +178,7 @@ def _accepted_of(text: str) -> Mapping[str, Accepted]:
 REMEMBERED_HOURS = 48
 
 
-def plan_accepted(state: State, hours: Mapping[str, Accepted]) -> dict[str, str]:
+def accepted_properties(state: State, hours: Mapping[str, Accepted]) -> dict[str, str]:
     """The batch branch's properties after it accepted `hours`: what is accepted, and before which hour it is forgotten.
 
     An hour is forgotten once it is two days behind, and the speed layer is past it; not by the publish that accepts or
@@ -207,7 +207,7 @@ def plan_accepted(state: State, hours: Mapping[str, Accepted]) -> dict[str, str]
 REMEMBERED_LOSSES = 200
 
 
-def plan_lost(state: State, new: Sequence[Mapping[str, Any]]) -> str:
+def lost_entries(state: State, new: Sequence[Mapping[str, Any]]) -> str:
     """What the speed branch says is lost, with what is lost now, oldest first.
 
     However long records are lost, it stays short: of older losses it says one for the same hours, with the span and the

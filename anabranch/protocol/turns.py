@@ -101,7 +101,7 @@ def _read(id: str, text: str) -> Turn:
         return Turn(id, 0, BARE_BOUND)
 
 
-def plan_bound(longest: float) -> float:
+def turn_bound(longest: float) -> float:
     """The bound of a turn whose owner's longest try took so many seconds. Pure."""
     return min(LIMIT, max(LEAST, min(MOST, TRIES * longest), TRY_AND_A_HALF * longest))
 
@@ -164,7 +164,7 @@ def ask_for_turn(lake: Lake, table_name: str, what: str, longest: float = 0.0) -
     None when the line is full, or when others' commits came first for a quarter of a minute. Raises Transient.
     """
     by, at = f"{socket.gethostname()}:{os.getpid()}", datetime.now(UTC).isoformat(timespec="seconds")
-    wanted = Turn(uuid.uuid4().hex, 0, plan_bound(longest), what, by, at)
+    wanted = Turn(uuid.uuid4().hex, 0, turn_bound(longest), what, by, at)
     deadline = time.monotonic() + ASKING
     while time.monotonic() < deadline:
         table = lake.load(table_name)

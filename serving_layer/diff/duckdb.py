@@ -190,7 +190,7 @@ def open_comparison(table: Table, hour: str, key: Sequence[str], lookback: int) 
             connection.register(view, dataset(name, table, at[branch], hours or [""]))
         schemas = list(table.schemas().values())
         files = files_of(table, "speed", hour)
-        yield Comparison(connection, plan_content(table.schema(), schemas, files), key)
+        yield Comparison(connection, content_types(table.schema(), schemas, files), key)
 
 
 def differing_columns(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -202,7 +202,7 @@ def differing_columns(one: Mapping[str, Any] | None, other: Mapping[str, Any] | 
     )
 
 
-def plan_content(now: Schema, schemas: Sequence[Schema], files: Sequence[DataFile]) -> dict[str, str]:
+def content_types(now: Schema, schemas: Sequence[Schema], files: Sequence[DataFile]) -> dict[str, str]:
     """By column, the SQL of what two rows of an hour are compared by; `files` are the speed layer's of it. Pure.
 
     As in the batch job (`serving_layer.diff.spark`): nothing that a file of the speed layer does not hold, a DOUBLE

@@ -56,7 +56,7 @@ def hour_facts(
     gone = gone_from_kafka(state.timeline, hour, cut) if cut is not None else None
     empty = cut is not None and cut.offsets == 0
     served = state.served_by(hour)
-    name = plan_state(state, hour, bool(refusals), now)
+    name = classify_hour(state, hour, bool(refusals), now)
     return {
         "stream": stream.name,
         "hour": hour,
@@ -103,7 +103,7 @@ def hour_facts(
 _UNKNOWN = ("before the first", "not begun")
 
 
-def plan_state(state: State, hour: str, refused: bool, now: datetime) -> str:
+def classify_hour(state: State, hour: str, refused: bool, now: datetime) -> str:
     """What an hour is, in a word or two. Pure."""
     timeline = state.timeline
     if hour < timeline.first:

@@ -26,10 +26,10 @@ def hours(job: Job) -> list[dict[str, Any]]:
     serving layer as the table itself says them."""
     state = load_state(job.lake, job.stream.table)
     rows = ledger.history(job.lake, job.stream.hours_table, without=("partitions", "sources"))
-    return plan_hours(state, rows, datetime.now(UTC))
+    return hour_rows(state, rows, datetime.now(UTC))
 
 
-def plan_hours(state: State, history: Sequence[Mapping[str, Any]], now: datetime) -> list[dict[str, Any]]:
+def hour_rows(state: State, history: Sequence[Mapping[str, Any]], now: datetime) -> list[dict[str, Any]]:
     """The hours' views, from the table's state and all rows of the ledger. An hour whose row is missing is shown as far
     as the table knows it. Pure."""
     rows = ledger.newest(history)

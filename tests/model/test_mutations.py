@@ -310,7 +310,7 @@ MUTANTS = [
         name="the dead letters' look whether they are done", accounts=True, answers_to_lose=1,
     ),
     mutant(
-        dead_letters, "plan_remembered", always([]), broker(MALFORMED), Speed("speed"), finds="more than once",
+        dead_letters, "remembered_ids", always([]), broker(MALFORMED), Speed("speed"), finds="more than once",
         name="the ids that the dead letters' table remembers", accounts=True, answers_to_lose=1,
     ),
     mutant(
@@ -338,7 +338,7 @@ MUTANTS = [
         accounts=True,
     ),
     mutant(
-        speed_plan, "plan_lost", always("[]"), broker(RECORD, ("retain", 0, 1)), Speed("speed"),
+        speed_plan, "lost_entries", always("[]"), broker(RECORD, ("retain", 0, 1)), Speed("speed"),
         finds="dead letters lack", name="the gap that retention leaves", accounts=True,
     ),
     mutant(

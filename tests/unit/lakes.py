@@ -21,7 +21,7 @@ from anabranch.hours import Timeline
 from anabranch.position import Position
 from anabranch.protocol import apply
 from anabranch.protocol.publish import Publish, new_id, to_commit
-from anabranch.protocol.state import POSITION, TIMELINE, Accepted, State, load_state, plan_accepted
+from anabranch.protocol.state import POSITION, TIMELINE, Accepted, State, accepted_properties, load_state
 from anabranch.table import admin
 from anabranch.table.commits import Change, Outcome
 from anabranch.table.lake import Lake
@@ -113,7 +113,7 @@ class StreamLake:
         """What the batch layer publishes: an hour's rows to `batch` and `main`, for those that were there."""
         state = state or self.state()
         changes = (
-            Change("batch", staged.files, properties=plan_accepted(state, {hour: accepted}), clear=(hour,)),
+            Change("batch", staged.files, properties=accepted_properties(state, {hour: accepted}), clear=(hour,)),
             Change("main", staged.files, clear=(hour,)),
         )
         return Publish(staged.wap_id, changes, v.pop("timeline", state.timeline), **v)

@@ -21,7 +21,7 @@ from anabranch.protocol import ledger
 from anabranch.protocol.adoption import Adopted, adopt, gone_from_kafka, plan_adopt, plan_begins
 from anabranch.protocol.coverage import uncovered_reason
 from anabranch.protocol.sealing import BoundaryResolver
-from anabranch.protocol.state import LOST, REMEMBERED_HOURS, Accepted, plan_accepted
+from anabranch.protocol.state import LOST, REMEMBERED_HOURS, Accepted, accepted_properties
 from anabranch.table import admin
 from anabranch.table.commits import Outcome
 from batch_layer.job import rebuild_hours
@@ -226,7 +226,7 @@ def test_hours_of_the_former_topic_are_forgotten_like_any_other(lake: StreamLake
     """The hazard: compared with a position that began anew, they would be remembered for ever."""
     assert run(lake, Broker(id=NEW)) is not None
     many = {shift(NOW_HOUR, i): Accepted(1, Cut(OLD, {0: (0, 1)})) for i in range(-REMEMBERED_HOURS - 2, 0)}
-    said = plan_accepted(replace(lake.state(), accepted=many), {})
+    said = accepted_properties(replace(lake.state(), accepted=many), {})
     assert len(json.loads(said["anabranch.accepted"])) == REMEMBERED_HOURS
 
 

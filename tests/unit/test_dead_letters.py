@@ -16,7 +16,7 @@ from anabranch.protocol import dead_letters, ledger
 from anabranch.protocol.dead_letters import (
     discard,
     lost_hours,
-    plan_remembered,
+    remembered_ids,
     roll_forward,
     waiting_batch,
     waiting_speed,
@@ -234,8 +234,8 @@ def test_files_that_are_published_are_not_published_again_though_nobody_remember
 
 def test_what_waits_is_remembered_as_done_for_as_long_as_it_waits() -> None:
     ids = [str(i) for i in range(300)]
-    assert plan_remembered(ids, "new", frozenset()) == [*ids[101:], "new"]
-    assert plan_remembered(ids, "new", frozenset({"7", "250"})) == ["7", *ids[101:], "new"]
+    assert remembered_ids(ids, "new", frozenset()) == [*ids[101:], "new"]
+    assert remembered_ids(ids, "new", frozenset({"7", "250"})) == ["7", *ids[101:], "new"]
 
 
 def test_files_of_the_speed_layer_that_are_gone_hold_up_nobody(

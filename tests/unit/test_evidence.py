@@ -21,7 +21,7 @@ from anabranch.hours import Cut, Timeline, shift
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.table.commits import Change, Outcome
 from anabranch.table.snapshots import files_of
-from serving_layer.diff.duckdb import Comparison, plan_content
+from serving_layer.diff.duckdb import Comparison, content_types
 from serving_layer.views import diff
 
 
@@ -195,7 +195,7 @@ def _changed(one: tuple[Any, ...], other: tuple[Any, ...]) -> int:
     for name, rows in (("speed", table(one)), ("batch", table(other)), ("earlier", SCHEMA.empty_table())):
         connection.register(name, rows)
     now = assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(SCHEMA))
-    return Comparison(connection, plan_content(now, [now], ()), ("a",)).difference({}).changed
+    return Comparison(connection, content_types(now, [now], ()), ("a",)).difference({}).changed
 
 
 # As tests/integration/test_difference.py has them for Spark.

@@ -17,7 +17,7 @@ from anabranch.protocol import ledger
 from anabranch.protocol.state import Accepted
 from serving_layer import override
 from serving_layer.views import explain
-from serving_layer.views.explain import hour_facts, plan_state, served_since
+from serving_layer.views.explain import classify_hour, hour_facts, served_since
 from serving_layer.views.explain_text import explain_sentences, print_explanation
 
 OPEN = shift(HOUR, 2)
@@ -275,8 +275,8 @@ def test_since_when_a_layer_serves() -> None:
 
 def test_the_open_hour_after_an_adoption_may_lie_ahead() -> None:
     state = new_state(replace(TIMELINE, open="2026-11-21T04"))
-    assert plan_state(state, "2026-11-21T04", False, NOW) == "open"
-    assert plan_state(state, "2026-11-21T05", False, NOW) == "not begun"
+    assert classify_hour(state, "2026-11-21T04", False, NOW) == "open"
+    assert classify_hour(state, "2026-11-21T05", False, NOW) == "not begun"
 
 
 def test_json_has_the_facts_and_the_sentences(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,7 @@ def settle(lake: StreamLake) -> None:
 
 
 def state_said(of: State) -> dict[str, str]:
-    return state.plan_accepted(of, {})
+    return state.accepted_properties(of, {})
 
 
 def accept_all(lake: StreamLake, but: tuple[int, ...] = ()) -> None:

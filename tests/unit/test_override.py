@@ -24,7 +24,7 @@ from anabranch.protocol.state import Accepted, State
 from anabranch.table.commits import Change, Outcome
 from serving_layer.merge import merge
 from serving_layer.override import Served, plan_override, serve_hour
-from serving_layer.views.status import plan_hours
+from serving_layer.views.status import hour_rows
 
 H = [shift(FIRST, i) for i in range(4)]
 CUTS = [Cut("t", {0: (3 * i, 3 * i + 3)}) for i in range(4)]
@@ -209,7 +209,7 @@ def test_an_hour_long_past_is_remembered_again_while_the_speed_layer_is_chosen(l
 
 
 def view(state: State, *rows: dict[str, Any], at: str = H[2]) -> list[dict[str, Any]]:
-    return plan_hours(state, rows, start_of(at))
+    return hour_rows(state, rows, start_of(at))
 
 
 def test_every_hour_is_shown_up_to_the_running_one_whether_or_not_the_ledger_has_it() -> None:

@@ -25,7 +25,7 @@ from anabranch.protocol.state import (
     REMEMBERED_HOURS,
     SETTLED,
     Accepted,
-    plan_accepted,
+    accepted_properties,
     plan_held,
 )
 from anabranch.table.commits import Change, Outcome
@@ -165,10 +165,10 @@ def test_an_hour_given_to_the_speed_layer_is_never_forgotten() -> None:
     timeline = Timeline(FIRST, shift(hours[-1], 1), {0: 1})
     accepted = {h: Accepted(1, Cut("t", {0: (0, 1)})) for h in hours}
     state = new_state(timeline, {0: 1}, accepted=accepted, overrides={hours[1]: "speed"})
-    kept = json.loads(plan_accepted(state, {})[ACCEPTED])
+    kept = json.loads(accepted_properties(state, {})[ACCEPTED])
     assert hours[1] in kept
     assert sorted(set(hours) - set(kept)) == [hours[0], hours[2]]
-    assert plan_accepted(state, {})[SETTLED] == hours[3]
+    assert accepted_properties(state, {})[SETTLED] == hours[3]
 
 
 # The ledger

@@ -34,9 +34,9 @@ from anabranch.protocol.state import (
     REMEMBERED_LOSSES,
     TIMELINE,
     Accepted,
+    accepted_properties,
     load_state,
-    plan_accepted,
-    plan_lost,
+    lost_entries,
     read_state,
 )
 from anabranch.table import admin, orphans, register, side_files, snapshots
@@ -146,7 +146,7 @@ def test_a_batch_layer_alone_for_a_year_leaves_a_snapshot_small(tmp_path: Path, 
     opened = Timeline(FIRST, shift(FIRST, hours), offsets_at(hours, partitions))
     lake = new_lake(tmp_path, partitions=partitions, timeline=opened)
     accepted = {h: Accepted(1, c) for h, c in cuts_of(hours, partitions).items()}
-    said = plan_accepted(lake.state(), accepted)
+    said = accepted_properties(lake.state(), accepted)
     table = publish(lake, changes=(Change("batch", properties=said), Change("main")))
     assert max(sizes(table).values()) <= ALLOWED
     forget_what_was_read()
@@ -169,7 +169,9 @@ def test_losses_for_weeks_leave_a_snapshot_small(long: StreamLake) -> None:
     for i in range(1_000):
         hour = shift(FIRST, i // 6)
         entry = {"at": str(i), "class": "retention", "ranges": {"0": [10 * i, 10 * i + 7]}, "hours": [hour]}
-        state = replace(state, branch_properties=state.branch_properties | {"speed": {LOST: plan_lost(state, [entry])}})
+        state = replace(
+            state, branch_properties=state.branch_properties | {"speed": {LOST: lost_entries(state, [entry])}}
+        )
     entries = json.loads(state.branch_properties["speed"][LOST])
     told = [e.get("offsets", e["ranges"]["0"][1] - e["ranges"]["0"][0]) for e in entries]
     assert sum(told) == 7 * 1_000, "a loss is not told any more"
@@ -187,7 +189,7 @@ def test_old_losses_of_hours_that_are_accepted_are_left_to_the_ledger() -> None:
     said = {"speed": {LOST: json.dumps(entries)}}
     timeline = Timeline(FIRST, shift(FIRST, 999), {0: 999})
     state = new_state(timeline, accepted={FIRST: Accepted(1, Cut("t", {0: (0, 1)}))}, branch_properties=said)
-    kept = [e["hours"] for e in json.loads(plan_lost(state, []))]
+    kept = [e["hours"] for e in json.loads(lost_entries(state, []))]
     assert kept == [e["hours"] for e in entries[1:]], "only that of the accepted hour is left out"
 
 
@@ -199,7 +201,7 @@ def test_in_health_the_metadata_stays_small(tmp_path: Path, partitions: int, mos
     last = shift(FIRST, REMEMBERED_HOURS)
     opened = Timeline(FIRST, last, offsets_at(REMEMBERED_HOURS, partitions))
     lake = new_lake(tmp_path, partitions=partitions, timeline=opened)
-    said = plan_accepted(lake.state(), {h: Accepted(1, c) for h, c in cuts.items()})
+    said = accepted_properties(lake.state(), {h: Accepted(1, c) for h, c in cuts.items()})
     account = {str(p): {"offsets": 100_000, "good": 99_990, "dead": 1, "gaps": {}} for p in range(partitions)}
     row = ledger.decision(FIRST, "accepted", 1, cuts[FIRST], NOW, served="batch", partitions=account)
     path = f"{lake.table().location()}/data/ingest_hour={FIRST}/{new_id()}.parquet"

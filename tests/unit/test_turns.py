@@ -29,12 +29,12 @@ from anabranch.protocol.turns import (
     Turn,
     ask_for_turn,
     is_over,
-    plan_bound,
     plan_turn,
     read_line,
     should_ask,
     take_back_turn,
     turn_before,
+    turn_bound,
     turn_to_hold_for,
     wait_for_turn,
 )
@@ -148,7 +148,7 @@ def test_a_line_is_read_in_the_order_of_asking_whoever_wrote_it() -> None:
 
 
 def test_a_bound_follows_from_the_longest_try() -> None:
-    assert [plan_bound(s) for s in (0, 0.5, 5, 15, 40, 100, 1000)] == [10, 10, 20, 60, 60, 150, 300]
+    assert [turn_bound(s) for s in (0, 0.5, 5, 15, 40, 100, 1000)] == [10, 10, 20, 60, 60, 150, 300]
     assert not is_over(Turn("a", 1, 10.0), 9.9)
     assert is_over(Turn("a", 1, 10.0), 10.0)
 

@@ -16,7 +16,7 @@ from anabranch.hours import Cut, Timeline, shift
 from anabranch.job import Job
 from anabranch.protocol import ledger, state
 from anabranch.protocol.coverage import unread_hours
-from anabranch.protocol.state import Accepted, State, plan_accepted
+from anabranch.protocol.state import Accepted, State, accepted_properties
 from anabranch.table.commits import Outcome
 from batch_layer.build import Built
 from batch_layer.plan import fingerprint, plan_again
@@ -210,7 +210,7 @@ def test_an_hour_that_waits_to_be_decided_again_is_not_forgotten(monkeypatch: py
     monkeypatch.setattr(state, "REMEMBERED_HOURS", 1)
     timeline = replace(TIMELINE, sealed={})
     accepted = {H0: Accepted(1, CUTS[H0], unread=(shift(H0, -1),)), H1: Accepted(1, CUTS[H1])}
-    said = plan_accepted(of(30, timeline, accepted=accepted, branch_properties={}), {H2: Accepted(1, CUTS[H2])})
+    said = accepted_properties(of(30, timeline, accepted=accepted, branch_properties={}), {H2: Accepted(1, CUTS[H2])})
     assert H0 in said[state.ACCEPTED]
     assert H1 not in said[state.ACCEPTED]
 
