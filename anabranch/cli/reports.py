@@ -1,4 +1,4 @@
-"""The commands with which an hour proves itself. All but a replay of dead letters only read."""
+"""The commands that say what is there: of a stream, an hour, its tables. All but a replay of dead letters only read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command that needs no Spark imports: most of the time that a short one takes is that."""
+"""What a command imports that needs no Spark: most of the time that a short one takes is that."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ import pytest
     [
         ("anabranch.cli", {"pyspark", "pyiceberg", "pyarrow", "kafka", "boto3", "pandas", "pydantic", "sqlglot"}),
         (
+            "anabranch.dev.cli",
+            {"psutil", "kafka", "boto3", "pyspark", "pyarrow", "anabranch.dev.services", "anabranch.dev.producers"},
+        ),
+        (
             "anabranch.cli, anabranch.job, serving_layer.views.status, serving_layer.views.history",
             {"pyspark", "boto3", "duckdb", "sqlglot", "great_expectations"},
         ),
     ],
-    ids=["help", "status"],
+    ids=["help", "dev", "status"],
 )
 def test_a_command_imports_only_what_it_works_with(modules: str, unwanted: set[str]) -> None:
     code = f"import sys, {modules}; print(sorted({unwanted} & set(sys.modules)))"

@@ -28,7 +28,7 @@ import yaml
 from anabranch.config import load_environment
 from anabranch.dev import services
 from anabranch.dev.demo.story import Story, poll
-from anabranch.dev.services.processes import HOST, is_alive
+from anabranch.dev.services.processes import HOST, is_alive, write_whole
 from anabranch.dev.services.wire import Wire
 from anabranch.errors import AnabranchError, Terminal, Transient
 from anabranch.job import Job, open_job
@@ -322,7 +322,4 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:
-    # Whole at once: a command that starts meanwhile reads it.
-    part = file.with_suffix(".part")
-    part.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    part.replace(file)
+    write_whole(file, yaml.safe_dump(content, sort_keys=False))

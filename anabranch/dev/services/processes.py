@@ -27,6 +27,13 @@ _KILL_SECONDS = 20.0
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
+def write_whole(file: Path, text: str) -> None:
+    """Write a file that others may be reading: they find all of it, or what was there before."""
+    part = file.with_name(f".{file.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(file)
+
+
 @dataclass(frozen=True)
 class PidFile:
     """What a pid file says. `started` is in seconds since the epoch, as the kernel tells it of the process."""
@@ -104,9 +111,7 @@ class Daemon:
         _children[child.pid] = child
         process = psutil.Process(child.pid)
         content = json.dumps(asdict(PidFile(child.pid, process.create_time(), port)))
-        part = self.pid_file.with_name(self.pid_file.name + ".part")
-        part.write_text(content + "\n", encoding="utf-8")
-        part.replace(self.pid_file)
+        write_whole(self.pid_file, content + "\n")
         return process
 
     def await_answer(self, process: psutil.Process, answers: Callable[[], bool], seconds: float) -> None:

@@ -317,30 +317,18 @@ class Faults:
 
     def _die_in_doubt(self, layer: Layer) -> None:
         """A publish lands when its publisher is dead, and another has taken over."""
-        alive, start = self._layer(layer)
-        for running in alive:
-            running.kill()
-        seconds = self._dice.uniform(0, 60)
-        self._interference.lose_requests(layer, [seconds])
-        start(**{FAIL_AT: Step.COMMIT_DOUBTED.label})
-        words = f"the {layer} layer again, to lose a request that lands after {seconds:.0f} s, and to die in doubt"
-        self._did("late, and dead", words)
+        _, _, words = self._start_in_doubt(layer, FAIL_AT)
+        self._did("late, and dead", f"{words}, and to die in doubt")
         time.sleep(self._dice.uniform(15, 25))
 
     def _pause_in_doubt(self, layer: Layer) -> None:
         """A publisher stops before it looks what became of its publish; others go on, and it wakes up."""
-        alive, start = self._layer(layer)
-        for running in alive:
-            running.kill()
-        seconds = self._dice.uniform(0, 60)
-        self._interference.lose_requests(layer, [seconds])
-        hung = start(**{PAUSE_AT: Step.COMMIT_DOUBTED.label})
+        hung, start, words = self._start_in_doubt(layer, PAUSE_AT)
         deadline = time.monotonic() + _PATIENCE
         while (
             not (paused := _PAUSED in "".join(hung.log_lines())) and hung.code is None and time.monotonic() < deadline
         ):
             time.sleep(0.5)
-        words = f"the {layer} layer again, to lose a request that lands after {seconds:.0f} s"
         self._did("late, and paused", f"{words}, {'paused in doubt' if paused else 'in no doubt yet'}")
         other = start()
         time.sleep(self._dice.uniform(20, 40))
@@ -349,9 +337,16 @@ class Faults:
         time.sleep(5)
         other.kill()
 
-    def _layer(self, layer: Layer) -> tuple[list[Running], Callable[..., Running]]:
-        """Who is alive of it, and what starts another."""
-        return (self._speed, self._start_speed) if layer == "speed" else (self._batch, self._start_batch)
+    def _start_in_doubt(self, layer: Layer, ends: str) -> tuple[Running, Callable[..., Running], str]:
+        """Start a layer again whose next request to the catalog is lost and lands late; at the look what became of it
+        the layer is killed or stopped, as the variable `ends` says. Returns it, what starts another, and words."""
+        alive, start = (self._speed, self._start_speed) if layer == "speed" else (self._batch, self._start_batch)
+        for running in alive:
+            running.kill()
+        seconds = self._dice.uniform(0, 60)
+        self._interference.lose_requests(layer, [seconds])
+        started = start(**{ends: Step.COMMIT_DOUBTED.label})
+        return started, start, f"the {layer} layer again, to lose a request that lands after {seconds:.0f} s"
 
     def _cut_short(self, service: Service) -> None:
         front, chance = self._fronts[service], self._dice.choice((0.02, 0.1, 0.3))

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anabranch.dev.services.processes import HOST
+from anabranch.dev.services.processes import HOST, write_whole
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -68,7 +68,8 @@ def _lose_requests(folder: Path) -> None:
             return real(self, table, requirements, updates)
         identifier = TableIdentifier(namespace=table.name()[:-1], name=table.name()[-1])
         request = CommitTableRequest(identifier=identifier, requirements=requirements, updates=updates)
-        _write(folder.parent / "requests" / f"{uuid.uuid4().hex}.json", {"after": seconds, "request": _json(request)})
+        content = json.dumps({"after": seconds, "request": request.model_dump_json(by_alias=True)})
+        write_whole(folder.parent / "requests" / f"{uuid.uuid4().hex}.json", content)
         raise ConnectionError(f"connection to the catalog at {HOST} reset by peer")
 
     SqlCatalog.commit_table = commit_table  # type: ignore[method-assign]
@@ -101,13 +102,13 @@ class Interference:
 
     def set_clock(self, name: str, seconds: float) -> None:
         """Put the clock of every process of that name ahead of what it would say, at once."""
-        _replace(self._orders(name) / "clock", str(seconds))
+        write_whole(self._orders(name) / "clock", str(seconds))
 
     def lose_requests(self, name: str, after: list[float | None]) -> None:
         """Take the next requests to the catalog away; each lands after so many seconds, or never for None."""
         for number, seconds in enumerate(after):
             told = _NEVER if seconds is None else seconds
-            _replace(self._orders(name) / f"late-{time.monotonic_ns()}-{number}", str(told))
+            write_whole(self._orders(name) / f"late-{time.monotonic_ns()}-{number}", str(told))
 
     def end(self) -> None:
         """Every clock is right again, and no request is taken away any more."""
@@ -176,19 +177,3 @@ class Gateway:
             LOG.debug("a late request has to wait: %s", error)
             return
         file.unlink()
-
-
-def _json(request: Any) -> str:
-    text: str = request.model_dump_json(by_alias=True)
-    return text
-
-
-def _write(file: Path, content: dict[str, Any]) -> None:
-    _replace(file, json.dumps(content))
-
-
-def _replace(file: Path, text: str) -> None:
-    """Whole or not at all, whoever reads it meanwhile."""
-    part = file.with_name(f".{file.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(file)
