@@ -25,9 +25,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel
 from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from anabranch.errors import ConfigurationError
 
@@ -186,6 +183,10 @@ def _aligned(columns: Sequence[str], rows: Sequence[Sequence[object]], title: st
 
 
 def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(title=title, title_justify="left", header_style="bold")
     for i, name in enumerate(columns):
         justify: Literal["left", "right"] = "right" if _is_numeric(rows, i) else "left"
