@@ -57,6 +57,13 @@ def read(one: StreamLake, rows: Iterable[dict[str, Any]], offsets: dict[int, int
     assert one.publish(one.speed(stage_rows(one, rows), offsets)) is Outcome.LANDED
 
 
+def decide(
+    hour: str, kind: str, revision: int, cut: Cut | None, now: datetime, id: str | None = None, **said: Any
+) -> dict[str, Any]:
+    """A decision that says `said`, by the ledger's columns."""
+    return ledger.decision(hour, kind, revision, cut, now, id, **said)
+
+
 def accept(
     one: StreamLake, hour: str, cut: Cut, rows: Iterable[dict[str, Any]], dead: Iterable[tuple[int, int]] = (),
     revision: int = 1, **said: Any,
@@ -71,7 +78,7 @@ def accept(
     if letters:
         bury(one, letters)
     good = {"good": len(rows), "dead": len(letters), "duplicate": 0, "gap": 0, "gaps": {}}
-    record(one, ledger.decision(hour, "accepted", revision, cut, NOW, served="batch", **(good | said)))
+    record(one, decide(hour, "accepted", revision, cut, NOW, served="batch", **(good | said)))
 
 
 def bury(one: StreamLake, letters: Iterable[tuple[str, int, int]], branches: Iterable[str] = ("batch", "main")) -> None:
