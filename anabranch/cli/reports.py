@@ -199,7 +199,7 @@ def data_docs(stream: str, hour: str | None, to: str, conf: str | None, output: 
         )
     index = docs.publish(job.environment, job.stream, rows, to)
     if output == "json":
-        print_json({"stream": stream, "index": index, "hours": sorted({row["hour"] for row in rows})})
+        print_json({"stream": stream, "index": index, "hours": sorted({row.hour for row in rows})})
     else:
         click.echo(f"{stream}: {len(rows)} pages: {index}")
 

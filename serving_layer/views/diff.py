@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from anabranch.errors import Refused
@@ -10,13 +11,13 @@ from anabranch.hours import Cut
 from anabranch.job import Job
 from anabranch.output import plain, print_json, print_table, text
 from anabranch.protocol import coverage, ledger
+from anabranch.protocol.ledger_row import HourAccount, LedgerRow
 from anabranch.protocol.state import State, load_state
 from serving_layer.diff.duckdb import Sample, open_comparison
 from serving_layer.diff.kinds import Difference, unexplained_counts
 from serving_layer.views.status import unexplained_words
 
 _LONGEST = 100  # characters of a row that a line of text shows
-_COUNTS = ("missing", "extra", "changed", "duplicate", "unread")
 _WORDS = {
     "changed": "of other content",
     "extra": "in speed, not in batch",
@@ -32,13 +33,13 @@ def difference(job: Job, hour: str, each: int) -> dict[str, Any]:
     Raises Refused for an hour that the batch layer has not accepted, Transient when the lake does not answer.
     """
     state = load_state(job.lake, job.stream.table)
-    said = _said(job, state, hour)
-    cut = state.cuts.get(hour) or ledger.cut_of(said) or Cut("", {})
+    row = _accepted_row(job, state, hour)
+    cut = state.cuts.get(hour) or (row.cut if row is not None else None) or Cut("", {})
     unread = coverage.unread_ranges(state, hour, cut)
-    with open_comparison(state.table, hour, job.stream.key, job.stream.batch.lookback_hours) as found:
-        counted, samples = found.difference(unread), found.samples(unread, each)
+    with open_comparison(state.table, hour, job.stream.key, job.stream.batch.lookback_hours) as comparison:
+        counted, samples = comparison.difference(unread), comparison.samples(unread, each)
     return difference_view(
-        job.stream.name, hour, counted, samples, said, coverage.uncovered_reason(state, "speed", hour)
+        job.stream.name, hour, counted, samples, row, coverage.uncovered_reason(state, "speed", hour)
     )
 
 
@@ -47,21 +48,22 @@ def difference_view(
     hour: str,
     counted: Difference,
     samples: Sequence[Sample],
-    said: Mapping[str, Any],
+    row: LedgerRow | None,
     uncovered: str | None,
 ) -> dict[str, Any]:
     """As JSON shows it. `uncovered` is why the speed layer's rows do not account for the hour now, if so. Pure."""
-    now = {name: n for name, n in counted.as_dict().items() if name in _COUNTS}
-    then = said.get("diff") or {}
+    now = replace(counted.diff, sample=None)
+    account = row or HourAccount()
+    then = replace(account.diff, sample=None) if account.diff is not None else None
     return {
         "stream": stream,
         "hour": hour,
         "speed_rows": counted.speed_rows,
         "batch_rows": counted.speed_rows - counted.extra - counted.duplicate + counted.missing,
-        "diff": now,
-        "unexplained": unexplained_counts(now, said.get("gaps"), uncovered is None),
+        "diff": now.as_dict(),
+        "unexplained": unexplained_counts(now, account.gaps, uncovered is None),
         "uncovered": uncovered,
-        "when_accepted": {name: then[name] for name in _COUNTS if name in then} or None,
+        "when_accepted": then.as_dict() if then is not None else None,
         "samples": [
             {
                 "kind": s.kind,
@@ -113,10 +115,10 @@ def duplicates(job: Job, hour: str, limit: int) -> dict[str, Any]:
     Raises Refused for an hour that the batch layer has not accepted, Transient when the lake does not answer.
     """
     state = load_state(job.lake, job.stream.table)
-    said = _said(job, state, hour)
-    with open_comparison(state.table, hour, job.stream.key, job.stream.batch.lookback_hours) as found:
-        number, listed = found.repeated(limit)
-    counted = said.get("duplicate")
+    row = _accepted_row(job, state, hour)
+    with open_comparison(state.table, hour, job.stream.key, job.stream.batch.lookback_hours) as comparison:
+        number, listed = comparison.repeated(limit)
+    counted = row.duplicate if row is not None else None
     rows = [
         {"partition": r.partition, "offset": r.offset, "key": r.key,
          "repeats": {name: r.repeats[name] for name in ("hour", "partition", "offset")}}
@@ -173,7 +175,7 @@ def print_duplicates(view: Mapping[str, Any], output: str) -> None:
         print(view["untold"])
 
 
-def _said(job: Job, state: State, hour: str) -> Mapping[str, Any]:
+def _accepted_row(job: Job, state: State, hour: str) -> LedgerRow | None:
     """The ledger's newest word on an hour that the batch layer has accepted. Raises Refused for any other."""
     rows = ledger.newest(ledger.history(job.lake, job.stream.hours_table, [hour]))
     if not state.is_accepted(hour):
@@ -181,7 +183,7 @@ def _said(job: Job, state: State, hour: str) -> Mapping[str, Any]:
             f"hour {hour}: expected it to be accepted, found that the batch layer has no rows of it; "
             f"`anabranch explain {job.stream.name} {hour}` says why"
         )
-    return rows.get(hour, {})
+    return rows.get(hour)
 
 
 def _shown(value: object) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.job import Job
 from anabranch.output import print_json, print_table
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import load_state
 from anabranch.remote_errors import asked
 
@@ -41,86 +42,80 @@ def history(job: Job, hour: str | None) -> list[dict[str, Any]]:
     wanted_hours = [hour] if hour is not None else None
     rows = ledger.history(job.lake, job.stream.hours_table, wanted_hours, ("partitions", "quality", "diff"))
     state = load_state(job.lake, job.stream.table)
-    wanted = [row for row in with_waiting(rows, state.decisions) if hour is None or row["hour"] == hour]
-    tags = tagged(state.table, [(row["hour"], row["revision"]) for row in wanted if row["decision"] == "accepted"])
+    wanted = [row for row in with_waiting(rows, state.decisions) if hour is None or row.hour == hour]
+    tags = tagged(state.table, [(row.hour, row.revision) for row in wanted if row.decision == "accepted"])
     return history_rows(job.stream.table, wanted, tags)
 
 
-def with_waiting(rows: Sequence[Mapping[str, Any]], waiting: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The ledger's rows, and behind them, in the same form, the decisions that still wait on a branch to be written.
-    Pure."""
-    known = {row["decision_id"] for row in rows}
-    nothing = dict.fromkeys(field.name for field in ledger.LEDGER_SCHEMA.fields)
-    late = [
-        nothing | dict(item) | {"decision_id": item["id"], "recorded_at": datetime.fromisoformat(str(item["at"]))}
-        for item in waiting
-        if item["id"] not in known
-    ]
-    return [*(dict(row) for row in rows), *late]
+def with_waiting(rows: Sequence[LedgerRow], waiting: Sequence[LedgerRow]) -> list[LedgerRow]:
+    """The ledger's rows, and behind them the decisions that still wait on a branch to be written. Pure."""
+    known = {row.decision_id for row in rows}
+    return [*rows, *(row for row in waiting if row.decision_id not in known)]
 
 
-def history_rows(table: str, rows: Sequence[Mapping[str, Any]], tags: Mapping[str, Tagged]) -> list[dict[str, Any]]:
+def history_rows(table: str, rows: Sequence[LedgerRow], tags: Mapping[str, Tagged]) -> list[dict[str, Any]]:
     """The decisions of `rows` (the ledger's, oldest first) as JSON shows them, hour by hour. Pure."""
-    found = []
-    for hour in sorted({row["hour"] for row in rows}):
-        of_hour = [row for row in rows if row["hour"] == hour]
-        newest = max((r["revision"] for r in of_hour if r["decision"] == "accepted"), default=0)
-        accepted: Mapping[str, Any] | None = None
+    decisions = []
+    for hour in sorted({row.hour for row in rows}):
+        of_hour = [row for row in rows if row.hour == hour]
+        newest = max((row.revision for row in of_hour if row.decision == "accepted"), default=0)
+        accepted: LedgerRow | None = None
         for row in of_hour:
-            found.append(_decision(table, row, accepted, newest, tags))
-            if row["decision"] == "accepted":
+            decisions.append(_decision(table, row, accepted, newest, tags))
+            if row.decision == "accepted":
                 accepted = row
-    return found
+    return decisions
 
 
 def _decision(
-    table: str, row: Mapping[str, Any], before: Mapping[str, Any] | None, newest: int, tags: Mapping[str, Tagged]
-) -> dict[str, Any]:  # fmt: skip
+    table: str, row: LedgerRow, before: LedgerRow | None, newest: int, tags: Mapping[str, Tagged]
+) -> dict[str, Any]:
     view = {
-        "hour": row["hour"],
-        "at": row["recorded_at"],
-        "decision": row["decision"],
-        "revision": row["revision"],
-        "served": row["served"],
-        "counts": {name: row.get(name) for name in COUNTS},
-        "sources": row.get("sources"),
-        "changed": changed_values(before, row) if row["decision"] == "accepted" and before is not None else {},
-        "reason": row["reason"] or _why(row),
-        "code_version": row["code_version"],
+        "hour": row.hour,
+        "at": row.recorded_at,
+        "decision": row.decision,
+        "revision": row.revision,
+        "served": row.served,
+        "counts": {name: getattr(row, name) for name in COUNTS},
+        "sources": row.sources,
+        "changed": changed_values(before, row) if row.decision == "accepted" and before is not None else {},
+        "reason": row.reason or _why(row),
+        "code_version": row.code_version,
         "tag": None,
         "query": None,
         "readable": None,
     }
-    if row["decision"] == "accepted":
-        view |= _readable(table, row, newest, tags.get(f"{row['hour']}-r{row['revision']}"))
+    if row.decision == "accepted":
+        view |= _readable(table, row, newest, tags.get(f"{row.hour}-r{row.revision}"))
     return view
 
 
-def _why(row: Mapping[str, Any]) -> str | None:
+def _why(row: LedgerRow) -> str | None:
     """Why a decision without a reason of its own was taken."""
-    if row["decision"] != "accepted":
+    if row.decision != "accepted":
         return None
-    return "restated (`anabranch batch --restate`)" if row["revision"] > 1 else None
+    return "restated (`anabranch batch --restate`)" if row.revision > 1 else None
 
 
-def _readable(table: str, row: Mapping[str, Any], newest: int, tag: Tagged | None) -> dict[str, Any]:
+def _readable(table: str, row: LedgerRow, newest: int, tag: Tagged | None) -> dict[str, Any]:
     """Whether a revision's rows can be read, and how."""
-    query = f"anabranch query \"SELECT * FROM {table} WHERE ingest_hour = '{row['hour']}'\""
-    if row["revision"] == newest:
+    query = f"anabranch query \"SELECT * FROM {table} WHERE ingest_hour = '{row.hour}'\""
+    if row.revision == newest:
         return {"query": query, "readable": "it is the newest revision"}
     if tag is None:
         return {"readable": "no longer: its tag's age has ended"}
     said = {"tag": tag.name}
-    if row["good"] is not None and tag.rows != row["good"]:
-        return said | {"readable": f"no: its tag shows {tag.rows} rows, the revision had {row['good']}"}
+    if row.good is not None and tag.rows != row.good:
+        return said | {"readable": f"no: its tag shows {tag.rows} rows, the revision had {row.good}"}
     until = f" until {tag.until:%F %T} UTC" if tag.until is not None else ""
     return said | {"query": f"{query} --at {tag.name}", "readable": f"by its tag{until}"}
 
 
-def changed_values(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """What two revisions say otherwise: `{name: [before, after]}`. Pure."""
-    pairs = {name: [before.get(name), after.get(name)] for name in _COMPARED}
-    return {name: [one, other] for name, (one, other) in pairs.items() if (one or 0) != (other or 0)}
+def changed_values(before: LedgerRow, after: LedgerRow) -> dict[str, list[Any]]:
+    """What two revisions say otherwise: `{name: [before, after]}`, as JSON has the values. Pure."""
+    one, other = before.as_columns(), after.as_columns()
+    pairs = {name: [one.get(name), other.get(name)] for name in _COMPARED}
+    return {name: pair for name, pair in pairs.items() if (pair[0] or 0) != (pair[1] or 0)}
 
 
 def changed_words(changed: Mapping[str, Sequence[Any]]) -> str:

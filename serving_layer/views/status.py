@@ -11,6 +11,7 @@ from anabranch.job import Job
 from anabranch.output import print_json, print_table
 from anabranch.position import ranges_to_keys, size, to_keys
 from anabranch.protocol import coverage, ledger
+from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow
 from anabranch.protocol.state import POSITION, State, load_state
 from anabranch.table.snapshots import head, last_publish, published_since
 from serving_layer.diff.kinds import unexplained_counts
@@ -29,45 +30,46 @@ def hours(job: Job) -> list[dict[str, Any]]:
     return hour_rows(state, rows, datetime.now(UTC))
 
 
-def hour_rows(state: State, history: Sequence[Mapping[str, Any]], now: datetime) -> list[dict[str, Any]]:
+def hour_rows(state: State, history: Sequence[LedgerRow], now: datetime) -> list[dict[str, Any]]:
     """The hours' views, from the table's state and all rows of the ledger. An hour whose row is missing is shown as far
     as the table knows it. Pure."""
     rows = ledger.newest(history)
-    why = {row["hour"]: row["reason"] for row in history if row["decision"] == "served"}
+    why = {row.hour: row.reason for row in history if row.decision == "served"}
     timeline = state.timeline
     # After an adoption the open hour may still lie ahead.
     running = hour_words.shift(max(timeline.open, hour_words.hour_of(now)), 1)
     known = {*rows, *hour_words.hours_between(timeline.first, running)}
-    return [_hour(state, {"hour": h} | rows.get(h, {}), why.get(h)) for h in sorted(known)]
+    return [_hour(state, h, rows.get(h), why.get(h)) for h in sorted(known)]
 
 
-def _hour(state: State, row: Mapping[str, Any], why: str | None) -> dict[str, Any]:
-    hour = row["hour"]
+def _hour(state: State, hour: str, row: LedgerRow | None, why: str | None) -> dict[str, Any]:
     accepted = state.accepted.get(hour)
-    cut = state.cuts.get(hour)
-    counts = {name: row.get(name) for name in _COUNTS}
-    diff = row.get("diff")
-    quality = row.get("quality") or {}
+    cut = state.cuts.get(hour) or (row.cut if row is not None else None)
+    account = row or HourAccount()
+    diff, quality = account.diff, account.quality
     return {
         "hour": hour,
         "state": _state_of(state, hour, row),
-        "revision": accepted.revision if accepted is not None else row.get("revision", 0),
+        "revision": accepted.revision if accepted is not None else row.revision if row is not None else 0,
         "served": state.served_by(hour),
-        "cut": ranges_to_keys(cut.ranges) if cut is not None else row.get("cut"),
-        "counts": counts,
-        "speed_rows": row.get("speed_rows"),
-        "diff": {name: diff[name] for name in ("missing", "extra", "changed")} if diff else None,
-        "quality": {"passed": quality.get("passed"), "failed": quality.get("failed", [])},
-        "reason": _reason(state.overrides.get(hour), why, row.get("reason")),
+        "cut": ranges_to_keys(cut.ranges) if cut is not None else None,
+        "counts": {name: getattr(account, name) for name in _COUNTS},
+        "speed_rows": account.speed_rows,
+        "diff": Diff(diff.missing, diff.extra, diff.changed).as_dict() if diff is not None else None,
+        "quality": {
+            "passed": quality.passed if quality is not None else None,
+            "failed": quality.failed if quality is not None else (),
+        },
+        "reason": _reason(state.overrides.get(hour), why, row.reason if row is not None else None),
     }
 
 
-def _state_of(state: State, hour: str, row: Mapping[str, Any]) -> str:
+def _state_of(state: State, hour: str, row: LedgerRow | None) -> str:
     if hour >= state.timeline.open:
         return "open"
     if state.is_accepted(hour):
         return "accepted"
-    return "refused" if row.get("decision") == "refused" else "sealed"
+    return "refused" if row is not None and row.decision == "refused" else "sealed"
 
 
 def _reason(override: str | None, why: str | None, said: str | None) -> str | None:
@@ -124,11 +126,11 @@ def status(job: Job, late_after: timedelta | None = None) -> dict[str, Any]:
         "open_hour": state.timeline.open,
         "to_seal": ended,
         "backlog": backlog,
-        "refused": [h for h in backlog if rows.get(h, {}).get("decision") == "refused"],
+        "refused": [h for h in backlog if h in rows and rows[h].decision == "refused"],
         "hours": {h: state.served_by(h) for h in sorted({*state.accepted, *state.timeline.sealed})},
         "unexplained": unexplained(state, rows),
         "dead_letters": _records(job.lake.load(job.stream.dead_letters_table), "main"),
-        "lost": {h: n for h, row in rows.items() if (n := (row.get("gaps") or {}).get("retention"))},
+        "lost": {h: n for h, row in rows.items() if (n := (row.gaps or {}).get("retention"))},
     }
 
 
@@ -140,15 +142,13 @@ def late_reason(lag: int, since: datetime, late_after: timedelta, now: datetime)
     return f"{lag} offsets wait, and the position has not moved for {still}"
 
 
-def unexplained(state: State, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+def unexplained(state: State, rows: Mapping[str, LedgerRow]) -> dict[str, dict[str, int]]:
     """By hour, the differences of the layers that nothing explains, from the ledger's newest rows. Pure."""
-    found = {
-        hour: unexplained_counts(
-            row.get("diff"), row.get("gaps"), coverage.uncovered_reason(state, "speed", hour) is None
-        )
+    by_hour = {
+        hour: unexplained_counts(row.diff, row.gaps, coverage.uncovered_reason(state, "speed", hour) is None)
         for hour, row in rows.items()
     }
-    return {hour: left for hour, left in sorted(found.items()) if left}
+    return {hour: left for hour, left in sorted(by_hour.items()) if left}
 
 
 def unexplained_words(left: Mapping[str, int]) -> str:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from lakes import FIRST, StreamLake, new_environment, new_lake, stage
+from lakes import FIRST, StreamLake, decide, new_environment, new_lake, stage
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from anabranch.hours import Cut, Timeline, shift
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted
 from anabranch.table.commits import Change, Commit, Outcome
@@ -57,13 +58,6 @@ def read(one: StreamLake, rows: Iterable[dict[str, Any]], offsets: dict[int, int
     assert one.publish(one.speed(stage_rows(one, rows), offsets)) is Outcome.LANDED
 
 
-def decide(
-    hour: str, kind: str, revision: int, cut: Cut | None, now: datetime, id: str | None = None, **said: Any
-) -> dict[str, Any]:
-    """A decision that says `said`, by the ledger's columns."""
-    return ledger.decision(hour, kind, revision, cut, now, id, **said)
-
-
 def accept(
     one: StreamLake, hour: str, cut: Cut, rows: Iterable[dict[str, Any]], dead: Iterable[tuple[int, int]] = (),
     revision: int = 1, **said: Any,
@@ -89,7 +83,7 @@ def bury(one: StreamLake, letters: Iterable[tuple[str, int, int]], branches: Ite
     assert one.lake.commit(table, Commit(new_id(), heads(table), changes)) is Outcome.LANDED
 
 
-def record(one: StreamLake, *rows: dict[str, Any]) -> None:
+def record(one: StreamLake, *rows: LedgerRow) -> None:
     ledger.record(one.lake, one.stream.hours_table, rows)
 
 

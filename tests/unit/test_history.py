@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lakes import StreamLake
+from lakes import StreamLake, decide
 from proofs import CUT, HOUR, NEXT, NOW, event, job, new_proof, read, record, stage_rows
 
 from anabranch.errors import ConfigurationError
 from anabranch.hours import Cut
-from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import HourAccount, Kind, LedgerRow
 from anabranch.protocol.state import Accepted
 from anabranch.table.commits import Outcome
 from anabranch.table.snapshots import find_snapshot
@@ -32,7 +32,8 @@ def rebuild(one: StreamLake, revision: int, rows: list[dict[str, Any]], **said: 
     staged = stage_rows(one, rows)
     state = one.state()
     counts = {"good": len(rows), "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "speed_rows": 0}
-    built = Rebuilt(NEXT, Accepted(revision, CUT), staged, (), counts | said)
+    account = HourAccount.from_dict(counts | said)
+    built = Rebuilt(NEXT, Accepted(revision, CUT), staged, (), account, said.get("reason"))
     publish = plan_publish(state, [built], NOW, frozenset())
     assert one.publish(publish, state) is Outcome.LANDED
     record(one, *publish.decisions)
@@ -78,11 +79,8 @@ def test_a_revision_that_was_replaced_while_the_speed_layer_served_is_read_by_it
     assert first["readable"].startswith("by its tag until ")
 
 
-def row(decision: str, revision: int, **values: Any) -> dict[str, Any]:
-    given = dict.fromkeys(("offsets", "good", "dead", "duplicate", "gap", "served", "reason", "speed_rows", "cut"))
-    return given | {
-        "hour": NEXT, "decision": decision, "revision": revision, "recorded_at": NOW, "code_version": "1",
-    } | values  # fmt: skip
+def row(kind: Kind, revision: int, hour: str = NEXT, **values: Any) -> LedgerRow:
+    return decide(hour, kind, revision, None, NOW, **values)
 
 
 def test_a_tag_that_is_gone_or_shows_other_rows_is_said(one: StreamLake) -> None:
@@ -111,7 +109,7 @@ def test_every_decision_is_there_in_its_order_hour_by_hour() -> None:
 
 
 def test_changes_in_words() -> None:
-    before, after = {"good": 40, "gaps": {"control": 1}, "dead": None}, {"good": 41, "gaps": {}, "dead": 0}
+    before, after = row("accepted", 1, good=40, gaps={"control": 1}), row("accepted", 2, good=41, gaps={}, dead=0)
     changed = history.changed_values(before, after)
     assert history.changed_words(changed) == 'good 40 to 41 (+1), gaps {"control": 1} to {}'
     assert history.changed_words({}) == "no count changed"
@@ -148,6 +146,6 @@ def test_only_what_a_table_has_can_be_queried(one: StreamLake) -> None:
 
 
 def test_an_empty_hour_has_no_rows_at_its_tag(one: StreamLake) -> None:
-    record(one, ledger.decision(HOUR, "accepted", 1, Cut("t", {}), NOW, served="batch", good=0))
+    record(one, decide(HOUR, "accepted", 1, Cut("t", {}), NOW, served="batch", good=0))
     (found,) = history.history(job(one), HOUR)
     assert found["readable"] == "it is the newest revision"

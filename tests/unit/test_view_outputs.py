@@ -16,9 +16,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lakes import StreamLake
+from lakes import StreamLake, decide
 from prometheus_client import CollectorRegistry, generate_latest
-from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, decide, event, job, new_proof, read, record, stage_rows
+from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, job, new_proof, read, record, stage_rows
 
 from anabranch.job import Job
 from anabranch.position import Topic
