@@ -18,7 +18,7 @@ from anabranch.protocol.ledger_row import Kind, LedgerRow
 from anabranch.protocol.state import Accepted, Layer
 from serving_layer import override
 from serving_layer.views import explain
-from serving_layer.views.explain import classify_hour, hour_facts, served_since
+from serving_layer.views.explain import HourFacts, classify_hour, hour_facts, served_since
 from serving_layer.views.explain_text import explain_sentences, print_explanation
 
 OPEN = shift(HOUR, 2)
@@ -171,7 +171,7 @@ def test_an_hour_before_the_first(one: StreamLake) -> None:
 
 
 def test_a_main_that_is_not_the_serving_layers_is_shouted(one: StreamLake) -> None:
-    assert explain.explain(job(one), HOUR, NOW)["merged"]
+    assert explain.explain(job(one), HOUR, NOW).merged
     spoil(one, remove_hour=HOUR)
     assert (
         "but main does NOT hold the batch layer's files: `anabranch merge events` puts it right"
@@ -182,7 +182,7 @@ def test_a_main_that_is_not_the_serving_layers_is_shouted(one: StreamLake) -> No
 TIMELINE = Timeline(HOUR, OPEN, {0: 10}, sealed={HOUR: BEFORE, NEXT: CUT})
 
 
-def _facts(rows: list[LedgerRow], hour: str = HOUR, **values: Any) -> dict[str, Any]:
+def _facts(rows: list[LedgerRow], hour: str = HOUR, **values: Any) -> HourFacts:
     given = {"accepted": {HOUR: Accepted(1, BEFORE)}} | values
     state = new_state(given.pop("timeline", TIMELINE), {0: 10}, **given)
     held = {"main": {"a": 3, "b": 1}, "speed": {}, "batch": {"a": 3, "b": 1}}
@@ -204,7 +204,7 @@ def test_an_hour_that_kafka_lost_is_said_to_stay_as_it_is() -> None:
     facts = _facts([], NEXT, timeline=adopted)
     found = dict(explain_sentences(facts))
     assert found["rebuild"].startswith("it cannot be rebuilt: Kafka no longer holds it: the log of topic id former")
-    assert facts["rebuild"] is None
+    assert facts.rebuild is None
 
 
 def test_an_accepted_hour_that_kafka_lost_is_rebuilt_from_what_the_table_keeps() -> None:
@@ -238,7 +238,7 @@ def test_what_nothing_explains_is_shouted() -> None:
     diff = {"missing": 3, "extra": 0, "changed": 1, "duplicate": 0, "unread": 2, "sample": []}
     row = decide(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, diff=diff, speed_rows=1, gaps={})
     facts = _facts([row])
-    assert facts["unexplained"] == {"missing": 1, "changed": 1}
+    assert facts.unexplained == {"missing": 1, "changed": 1}
     assert dict(explain_sentences(facts))["checks"] == (
         "compared with 1 rows of speed: 3 missing (2 of them not read by then), 0 extra, 1 changed; NOTHING EXPLAINS "
         f"1 missing, 1 changed: `anabranch diff events {HOUR}`"
