@@ -35,7 +35,8 @@ def plain(value: object) -> Any:
     """The value as JSON holds it.
 
     Times become ISO 8601 text, durations seconds, whole decimals integers, other decimals text, bytes base64 text,
-    NaN and infinities text, models and dataclasses objects, sets sorted lists. Raises TypeError for anything else.
+    NaN and infinities text, models and dataclasses objects (by their `as_dict` where they have one), sets sorted lists.
+    Raises TypeError for anything else.
     """
     match value:
         case Enum():
@@ -69,6 +70,8 @@ def plain(value: object) -> Any:
         case list() | tuple():
             return [plain(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if (as_dict := getattr(value, "as_dict", None)) is not None:
+            return plain(as_dict())
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     raise TypeError(f"output: expected a value that JSON can hold, found {type(value).__name__}")
 

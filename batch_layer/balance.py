@@ -8,11 +8,11 @@ twice shows. Only of what Kafka no longer holds, a restatement takes over what t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from anabranch.hours import Cut
 from anabranch.position import Offsets
+from anabranch.protocol.ledger_row import Account, HourAccount
 
 Gaps = dict[str, Offsets]
 
@@ -24,28 +24,6 @@ class Counted:
     distinct: Offsets = field(default_factory=dict)
     rows: int = 0
     outside: int = 0
-
-
-@dataclass(frozen=True)
-class Account:
-    """One partition's part of a balance, as it is kept in the ledger."""
-
-    offsets: int
-    good: int
-    dead: int
-    duplicate: int
-    gaps: dict[str, int]
-
-    @property
-    def gap(self) -> int:
-        return sum(self.gaps.values())
-
-    @property
-    def total(self) -> int:
-        return self.good + self.dead + self.duplicate + self.gap
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -67,40 +45,41 @@ class Balance:
                 good=self.good.distinct.get(p, 0),
                 dead=self.dead.distinct.get(p, 0),
                 duplicate=self.duplicate.get(p, 0),
-                gaps={name: found[p] for name, found in sorted(self.gaps.items()) if found.get(p)},
+                gaps={name: offsets[p] for name, offsets in sorted(self.gaps.items()) if offsets.get(p)},
             )
             for p, (start, end) in sorted(self.cut.ranges.items())
         }
 
     @property
-    def counts(self) -> dict[str, Any]:
-        by_class = {name: sum(found.values()) for name, found in sorted(self.gaps.items()) if sum(found.values())}
-        return {
-            "offsets": self.cut.offsets,
-            "good": sum(self.good.distinct.values()),
-            "dead": sum(self.dead.distinct.values()),
-            "duplicate": sum(self.duplicate.values()),
-            "gap": sum(by_class.values()),
-            "gaps": by_class,
-        }
+    def counts(self) -> HourAccount:
+        """Of all partitions together."""
+        by_class = {name: sum(offsets.values()) for name, offsets in sorted(self.gaps.items()) if sum(offsets.values())}
+        return HourAccount(
+            offsets=self.cut.offsets,
+            good=sum(self.good.distinct.values()),
+            dead=sum(self.dead.distinct.values()),
+            duplicate=sum(self.duplicate.values()),
+            gap=sum(by_class.values()),
+            gaps=by_class,
+        )
 
     def problems(self) -> list[str]:
         """Why the account does not close, partition by partition."""
-        found = []
+        problems = []
         for p, account in self.partitions.items():
             if account.offsets != account.total:
                 start, end = self.cut.ranges[p]
-                found.append(
+                problems.append(
                     f"partition {p}: expected {account.offsets} offsets in [{start}, {end}), found {account.total}: "
                     f"{account.good} good, {account.dead} dead, {account.duplicate} duplicate, {account.gap} in gaps"
                 )
         for name, counted in (("rows", self.good), ("dead letters", self.dead)):
             if counted.outside:
-                found.append(f"{name}: expected none outside the cut, found {counted.outside}")
+                problems.append(f"{name}: expected none outside the cut, found {counted.outside}")
             if counted.rows - counted.outside != sum(counted.distinct.values()):
                 twice = counted.rows - counted.outside - sum(counted.distinct.values())
-                found.append(f"{name}: expected each offset once, found {twice} more")
-        return found
+                problems.append(f"{name}: expected each offset once, found {twice} more")
+        return problems
 
     def disallowed(self, allowed_gaps: tuple[str, ...]) -> list[str]:
         """The gaps of classes that the stream does not allow."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
@@ -23,11 +23,12 @@ from anabranch.logs import note
 from anabranch.position import Offsets
 from anabranch.protocol import coverage, ledger
 from anabranch.protocol.apply import rows_columns
+from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State
 from anabranch.table.snapshots import Staged, files_of
 from anabranch.table.staging import read_snapshot, read_staged, stage
-from batch_layer.balance import Account, Balance, Counted, Gaps, classify_gaps, classify_lost, plus, together
+from batch_layer.balance import Balance, Counted, Gaps, classify_gaps, classify_lost, plus, together
 from batch_layer.duplicates import drop_duplicates, names_event
 from batch_layer.offset_counts import count, count_aborted, span_of_missing
 from batch_layer.quality.gate import run_suite
@@ -58,7 +59,7 @@ class Built:
     before: int
     rows: Staged
     dead: Staged | None
-    said: Mapping[str, Any] = field(default_factory=dict)
+    account: HourAccount = field(default_factory=HourAccount)
     problems: tuple[str, ...] = ()
     objections: tuple[str, ...] = ()
 
@@ -176,33 +177,34 @@ class HourBuilder:
         quality = run_suite(rows, self._stream.expectations, self._known(built.hour, balance, differing, state))
         objections += [f"quality: {failed.message}" for failed in quality.failed]
         reach(Step.BATCH_CHECKED)
-        said = balance.counts | {
-            "partitions": {str(p): account.as_dict() for p, account in balance.partitions.items()},
-            "sources": self._sources(frames.read),
-            "speed_rows": differing.speed_rows,
-            "diff": differing.as_dict(),
-            "quality": quality.as_dict(),
-        }
-        return replace(built, said=said, problems=tuple(problems), objections=tuple(objections))
+        account = replace(
+            balance.counts,
+            partitions=balance.partitions,
+            sources=self._sources(frames.read),
+            speed_rows=differing.speed_rows,
+            diff=differing.diff,
+            quality=quality.recorded(),
+        )
+        return replace(built, account=account, problems=tuple(problems), objections=tuple(objections))
 
     def _sources(self, read: Read) -> dict[str, int]:
         """How many records came from where."""
-        found = read.decoded.groupBy("source").count().orderBy("source").collect()
-        return {row["source"]: row["count"] for row in found}
+        counts = read.decoded.groupBy("source").count().orderBy("source").collect()
+        return {row["source"]: row["count"] for row in counts}
 
     def _known(self, hour: str, balance: Balance, differing: Difference, state: State) -> RowCountBaseline:
         """What the hour's row count is compared with, where the quality gate asks for it."""
 
         def previous(days: int) -> list[int]:
             before = [hours.shift(hour, -24 * day) for day in range(1, days + 1)]
-            said = ledger.newest(ledger.history(self._job.lake, self._stream.hours_table, before, ledger.BULKY))
-            rows = (said.get(h, {}) for h in before)
-            return [row["good"] for row in rows if row.get("decision") == "accepted" and "good" in row]
+            newest = ledger.newest(ledger.history(self._job.lake, self._stream.hours_table, before, ledger.BULKY))
+            rows = [newest[h] for h in before if h in newest]
+            return [row.good for row in rows if row.decision == "accepted" and row.good is not None]
 
         if why := coverage.uncovered_reason(state, "speed", hour):
             return RowCountBaseline(why=why, previous=previous)
         # Without those that the batch layer drops as duplicates: they are no difference.
-        good: int = balance.counts["good"]
+        good = sum(balance.good.distinct.values())
         return RowCountBaseline(good - differing.missing + differing.extra, previous=previous)
 
     def _balance(self, frames: _Frames, rows: DataFrame, built: Built) -> Balance:
@@ -237,10 +239,9 @@ class HourBuilder:
         """What nobody holds: as the accepted revision accounted for it, else lost."""
         if not read.lost:
             return {}, {}
-        found = count(read.decoded, read.lost).distinct
-        lost = {p: e - s - found.get(p, 0) for p, (s, e) in read.lost.items() if e - s > found.get(p, 0)}
+        read_of_lost = count(read.decoded, read.lost).distinct
+        lost = {p: left for p, (s, e) in read.lost.items() if (left := e - s - read_of_lost.get(p, 0)) > 0}
         if not lost or read.accepted is None:
             return classify_lost(lost, {}, {}, held)
-        said = ledger.accepted_partitions(self._job.lake, self._stream.hours_table, built.hour)
-        before = {int(p): Account(**account) for p, account in said.items()}
+        before = ledger.accepted_partitions(self._job.lake, self._stream.hours_table, built.hour)
         return classify_lost(lost, before, count(read.accepted, built.cut.ranges).distinct, held)

@@ -141,7 +141,10 @@ def exit_code(results: Sequence[Result], hour: str | None) -> int:
 
 def _view(stream: str, results: Sequence[Result]) -> dict[str, Any]:
     rows = [
-        {"hour": r.hour, "state": r.decision, "revision": r.revision, "reason": r.reason, **r.said} for r in results
+        {"hour": r.hour, "state": r.decision, "revision": r.revision, "reason": r.reason}
+        | r.account.as_dict()
+        | ({"served": r.served} if r.served is not None else {})
+        for r in results
     ]
     return {"stream": stream, "hours": rows}
 
@@ -173,7 +176,7 @@ def run(arguments: Sequence[str]) -> int:
         print_json(_view(job.stream.name, results))
     elif results:
         names = ("good", "dead", "duplicate", "gap")
-        rows = [(r.hour, r.decision, r.revision, *(r.said.get(n, "") for n in names), r.reason or "") for r in results]
+        rows = [(r.hour, r.decision, r.revision, *(getattr(r.account, n) for n in names), r.reason) for r in results]
         print_table(("hour", "state", "revision", *names, "reason"), rows)
     else:
         waits = "holds dead letters that could be read by now" if parsed.replay else "waits to be rebuilt"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.hours import Cut
 from anabranch.protocol import coverage, ledger
+from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publish import Publish, new_tag
 from anabranch.protocol.state import KEPT, Accepted, State, accepted_properties
 from anabranch.table.commits import Change
@@ -22,10 +23,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
 
 # The account of an hour without records.
-EMPTY: Mapping[str, Any] = Balance(Cut("", {}), Counted(), Counted(), {}, {}).counts | {
-    "speed_rows": 0,
-    "served": "batch",
-}
+EMPTY = replace(Balance(Cut("", {}), Counted(), Counted(), {}, {}).counts, speed_rows=0)
 
 # Of a long run of empty hours each commit accepts so many, so that what waits for the ledger stays small.
 ACCEPTED_AT_ONCE = 48
@@ -62,7 +60,10 @@ def plan_acceptance_of_empty(
     todo = {h: state.timeline.sealed[h] for h in [h for h in candidates if h in waiting][:ACCEPTED_AT_ONCE]}
     if not todo:
         return None
-    rows = tuple(ledger.decision(h, "accepted", 1, cut, now, id=f"{id}-{h}", **EMPTY) for h, cut in todo.items())
+    rows = tuple(
+        ledger.decision(h, "accepted", 1, cut, now, f"{id}-{h}", served="batch", account=EMPTY)
+        for h, cut in todo.items()
+    )
     accepted = accepted_properties(state, {h: Accepted(1, cut) for h, cut in todo.items()})
     changes = (Change("batch", properties=accepted), Change("main"))
     sealed = {h: c for h, c in state.timeline.sealed.items() if h not in todo}
@@ -86,8 +87,8 @@ def revision_now(state: State, hour: str, before: int) -> int:
 def plan_again(state: State) -> dict[str, tuple[str, ...]]:
     """The accepted hours whose duplicates were dropped before `main` had all of their look-back, and of whose look-back
     nothing more is awaited: by hour, what it has not seen. Pure."""
-    found = {h: a.unread for h, a in sorted(state.accepted.items()) if a.unread}
-    return {h: unread for h, unread in found.items() if not coverage.unread_hours(state, unread)}
+    waiting = {h: a.unread for h, a in sorted(state.accepted.items()) if a.unread}
+    return {h: unread for h, unread in waiting.items() if not coverage.unread_hours(state, unread)}
 
 
 def fingerprint(
@@ -105,15 +106,15 @@ def fingerprint(
     was `unread` when duplicates were dropped, only that the speed layer still serves it: the hours behind it are
     decided again once it is read, so it may grow meanwhile.
     """
-    found = set()
+    served = set()
     for hour in hours:
         if state.served_by(hour) == "batch":
-            found |= {f"{hour} {path}" for path in files.get(hour, ())}
+            served |= {f"{hour} {path}" for path in files.get(hour, ())}
         elif hour in unread:
-            found.add(f"{hour} speed, in part")
+            served.add(f"{hour} speed, in part")
         else:
-            found.add(f"{hour} speed {rows.get(hour, 0)}")
-    return frozenset(found)
+            served.add(f"{hour} speed {rows.get(hour, 0)}")
+    return frozenset(served)
 
 
 def check_publish(
@@ -141,13 +142,14 @@ def check_publish(
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A staged hour that may be published: as what, and what is said of it."""
+    """A staged hour that may be published: as what, its account, and why."""
 
     hour: str
     accepted: Accepted
     staged: Staged
     letters: tuple[Mapping[str, Any], ...]
-    said: Mapping[str, Any]
+    account: HourAccount
+    reason: str | None = None
 
 
 def plan_publish(state: State, rebuilt: Sequence[Rebuilt], now: datetime, confirmed: frozenset[str]) -> Publish:
@@ -180,7 +182,8 @@ def plan_publish(state: State, rebuilt: Sequence[Rebuilt], now: datetime, confir
             now,
             id=f"{r.staged.wap_id}-{r.hour}",
             served="batch" if r.hour in by_batch else "speed",
-            **r.said,
+            reason=r.reason,
+            account=r.account,
         )
         for r in rebuilt
     )

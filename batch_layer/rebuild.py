@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anabranch import hours
 from anabranch.errors import AnabranchError, Transient
@@ -27,9 +27,10 @@ from anabranch.logs import fields
 from anabranch.protocol import coverage, dead_letters, ledger
 from anabranch.protocol.adoption import gone_from_kafka
 from anabranch.protocol.apply import require_columns
+from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publish import Publish, new_id, run
 from anabranch.protocol.sealing import require_sealed
-from anabranch.protocol.state import Accepted, State, load_state
+from anabranch.protocol.state import Accepted, Layer, State, load_state
 from anabranch.spark.session import explain_spark, explained
 from anabranch.table.snapshots import content_by_hour, files_by_hour, has_landed
 from batch_layer import standing
@@ -64,13 +65,14 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Result:
-    """What became of an hour. `said` are the columns of its ledger row."""
+    """What became of an hour, and its account as far as it was counted; `served` of an hour without records."""
 
     hour: str
     decision: str
     revision: int
     reason: str | None = None
-    said: Mapping[str, Any] = field(default_factory=dict)
+    account: HourAccount = field(default_factory=HourAccount)
+    served: Layer | None = None
 
     @property
     def refused(self) -> bool:
@@ -112,11 +114,11 @@ class Rebuilder:
         """The sealed hours that are not accepted, oldest first; not those that Kafka lost and that are refused for it,
         since trying again changes nothing."""
         state = load_state(self._job.lake, self._stream.table)
-        found = waiting_hours(state)
-        gone = [h for h in found if gone_from_kafka(state.timeline, h, state.timeline.sealed[h])]
-        said = ledger.newest(ledger.history(self._job.lake, self._stream.hours_table, gone, ledger.BULKY))
-        done = {h for h in gone if said.get(h, {}).get("decision") == "refused"}
-        return [h for h in found if h not in done]
+        waiting = waiting_hours(state)
+        gone = [h for h in waiting if gone_from_kafka(state.timeline, h, state.timeline.sealed[h])]
+        rows = ledger.newest(ledger.history(self._job.lake, self._stream.hours_table, gone, ledger.BULKY))
+        refused = {h for h, row in rows.items() if row.decision == "refused"}
+        return [h for h in waiting if h not in refused]
 
     def standing(self, candidates: Sequence[str]) -> list[Result]:
         """The refusals, of `candidates`, that stand: nothing that they rest on has changed, so nothing is built."""
@@ -124,17 +126,17 @@ class Rebuilder:
             return []
         state, now = load_state(self._job.lake, self._stream.table), self._job.lake.clock.now()
         rows = ledger.history(self._job.lake, self._stream.hours_table, candidates)
-        found = []
+        results = []
         for hour in (h for h in candidates if h in state.timeline.sealed):
             refusal = standing.last_refusal(rows, hour)
             if refusal is None or not standing.stands(refusal, self._basis(state, hour), now):
                 continue
             LOG.warning(
                 "stream %s: hour %s stays refused, nothing that it rests on has changed: %s; to rebuild it now: "
-                "anabranch batch %s --hour %s", self._stream.name, hour, refusal["reason"], self._stream.name, hour,
+                "anabranch batch %s --hour %s", self._stream.name, hour, refusal.reason, self._stream.name, hour,
             )  # fmt: skip
-            found.append(Result(hour, "refused", refusal["revision"], refusal["reason"], standing.said_by(refusal)))
-        return found
+            results.append(Result(hour, "refused", refusal.revision, refusal.reason, refusal))
+        return results
 
     def _basis(self, state: State, hour: str, cut: Cut | None = None) -> str:
         suite = standing.read_suite(self._stream)
@@ -144,8 +146,8 @@ class Rebuilder:
         """The accepted hours whose dead letters were lost before they were published, and how to restate each; not
         those whose restatement was refused, since trying again changes nothing."""
         state = load_state(self._job.lake, self._stream.table)
-        found = dead_letters.lost_hours(self._job.lake, self._stream, state)
-        why = {h: f"the dead letters of revision {revision} were lost" for h, revision in sorted(found.items())}
+        lost = dead_letters.lost_hours(self._job.lake, self._stream, state)
+        why = {h: f"the dead letters of revision {revision} were lost" for h, revision in sorted(lost.items())}
         return self._restatements(state, why)
 
     def again(self) -> dict[str, RebuildRequest]:
@@ -157,7 +159,7 @@ class Rebuilder:
 
     def _restatements(self, state: State, why: Mapping[str, str]) -> dict[str, RebuildRequest]:
         rows = ledger.history(self._job.lake, self._stream.hours_table, why, ledger.BULKY) if why else []
-        refused = {(row["hour"], row["revision"]) for row in rows if row["decision"] == "refused"}
+        refused = {(row.hour, row.revision) for row in rows if row.decision == "refused"}
         accepted = {h: state.accepted[h] for h in why}
         return {
             h: RebuildRequest(True, accepted[h].by_choice, reason)
@@ -183,7 +185,7 @@ class Rebuilder:
             reach(Step.BATCH_EMPTY_ACCEPTED)
             state = load_state(self._job.lake, self._stream.table)
             self._confirmed |= ledger.record_waiting(self._job.lake, self._stream.hours_table, state)
-            results += [Result(str(row["hour"]), "accepted", 1, said=EMPTY) for row in published.decisions]
+            results += [Result(row.hour, "accepted", 1, None, EMPTY, "batch") for row in published.decisions]
             if len(published.decisions) < ACCEPTED_AT_ONCE:
                 break
         return results
@@ -214,7 +216,7 @@ class Rebuilder:
         if cut.offsets == 0:
             return next(iter(self.accept_empty([hour])), Result(hour, "unchanged", before, "it holds no records"))
         if not before and (gone := gone_from_kafka(state.timeline, hour, cut)):
-            return self._refuse(state, hour, cut, before, gone, {})
+            return self._refuse(state, hour, cut, before, gone, HourAccount())
         LOG.info("stream %s: rebuilding hour %s: %d offsets", self._stream.name, hour, cut.offsets)
         for _ in range(_ATTEMPTS):
             try:
@@ -245,7 +247,7 @@ class Rebuilder:
                 for refusal in _refusals(b, state.accepted[b.hour].by_choice)
             ]:
                 self._discard(built)
-                return self._refuse(state, hour, cut, before, "; ".join(refusals), first.said)
+                return self._refuse(state, hour, cut, before, "; ".join(refusals), first.account)
             # Step 6: publish.
             reasons = {hour: acceptance_reason(first.objections, order.accept, order.why)}
             reasons |= {b.hour: acceptance_reason(b.objections, True, f"decided again after {hour}") for b in built[1:]}
@@ -297,7 +299,7 @@ class Rebuilder:
         content = content_by_hour(state.table, "main", around - by_batch)
         return fingerprint(state, around, files, {h: c.rows for h, c in content.items()}, unread)
 
-    def _refuse(self, seen: State, hour: str, cut: Cut, before: int, reason: str, said: Mapping[str, Any]) -> Result:
+    def _refuse(self, seen: State, hour: str, cut: Cut, before: int, reason: str, account: HourAccount) -> Result:
         """Record a refusal that was decided by the state `seen`, unless the ledger says the same already."""
         reach(Step.BATCH_REFUSED)
         now, basis = self._job.lake.clock.now(), self._basis(seen, hour, cut)
@@ -305,10 +307,12 @@ class Rebuilder:
         if standing.should_record(refusal, basis, before + 1, reason, now):
             state = load_state(self._job.lake, self._stream.table)
             served, id = state.served_by(hour), standing.decision_id(new_id(), basis)
-            row = ledger.decision(hour, "refused", before + 1, cut, now, id, reason=reason, served=served, **said)
+            row = ledger.decision(
+                hour, "refused", before + 1, cut, now, id, reason=reason, served=served, account=account
+            )
             ledger.record(self._job.lake, self._stream.hours_table, [row])
         LOG.error("stream %s: hour %s refused: %s", self._stream.name, hour, reason)
-        return Result(hour, "refused", before + 1, reason, said)
+        return Result(hour, "refused", before + 1, reason, account)
 
     def _publish(self, built: Sequence[Built], reasons: Mapping[str, str | None], seen: State) -> Result:
         lake, stream, hour = self._job.lake, self._stream, built[0].hour
@@ -348,13 +352,14 @@ class Rebuilder:
                     letters=(
                         dead_letters.waiting_batch(b.dead, b.hour, b.before + 1, now, f"{b.rows.wap_id}-{b.hour}"),
                     ),
-                    said=dict(b.said) | {"reason": reasons[b.hour]},
+                    account=b.account,
+                    reason=reasons[b.hour],
                 )
                 for b in built
             ]
             return state, plan_publish(state, rebuilt, now, self._confirmed)
 
-        result = Result(hour, "accepted", built[0].before + 1, reasons[hour], built[0].said)
+        result = Result(hour, "accepted", built[0].before + 1, reasons[hour], built[0].account)
         self._begun[hour] = (built[0].rows.wap_id, result)
         published = run(lake, stream.table, decide, f"hour {hour} of {stream.name}", take_turns=True)
         if published is None:
@@ -372,7 +377,7 @@ class Rebuilder:
         for b in built:
             LOG.info(
                 "stream %s: hour %s accepted as revision %d: %d rows, %d dead, %d duplicate, %d in gaps", stream.name,
-                b.hour, b.before + 1, b.said["good"], b.said["dead"], b.said["duplicate"], b.said["gap"],
+                b.hour, b.before + 1, b.account.good, b.account.dead, b.account.duplicate, b.account.gap,
             )  # fmt: skip
             if missing := self._unread_by(b, unread):
                 LOG.warning(

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anabranch import __version__, hours
 from anabranch.hours import Cut
 from anabranch.position import ranges_to_keys
 from anabranch.protocol import coverage
+from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import State
 
 if TYPE_CHECKING:
@@ -25,11 +26,6 @@ if TYPE_CHECKING:
 AGAIN_AFTER = timedelta(days=1)
 # What of a stream's file says nothing about how an hour is judged.
 _OTHER = {"speed", "maintain", "airflow"}
-
-# What a refusal's result shows, as its ledger row has it.
-_SAID = (
-    "offsets", "good", "dead", "duplicate", "gap", "gaps", "speed_rows", "diff", "quality", "partitions", "sources",
-)  # fmt: skip
 
 
 def read_suite(stream: Stream) -> bytes:
@@ -61,27 +57,21 @@ def decision_id(id: str, basis: str) -> str:
     return f"{id}-{basis}"
 
 
-def last_refusal(rows: Sequence[Mapping[str, Any]], hour: str) -> Mapping[str, Any] | None:
+def last_refusal(rows: Sequence[LedgerRow], hour: str) -> LedgerRow | None:
     """The newest refusal of an hour, of the ledger's rows, oldest first; None when a newer row speaks of another
     decision than who serves it. Pure."""
-    found = [row for row in rows if row["hour"] == hour and row["decision"] != "served"]
-    return found[-1] if found and found[-1]["decision"] == "refused" else None
+    of_hour = [row for row in rows if row.hour == hour and row.decision != "served"]
+    return of_hour[-1] if of_hour and of_hour[-1].decision == "refused" else None
 
 
-def stands(refusal: Mapping[str, Any] | None, basis: str, now: datetime) -> bool:
+def stands(refusal: LedgerRow | None, basis: str, now: datetime) -> bool:
     """Whether a refusal need not be looked at again yet: it rests on what is so still, and is not a day old. Pure."""
-    if refusal is None or not str(refusal["decision_id"]).endswith(f"-{basis}"):
+    if refusal is None or not refusal.decision_id.endswith(f"-{basis}"):
         return False
-    at: datetime = refusal["recorded_at"]
-    return now - at < AGAIN_AFTER
+    return now - refusal.recorded_at < AGAIN_AFTER
 
 
-def should_record(refusal: Mapping[str, Any] | None, basis: str, revision: int, reason: str, now: datetime) -> bool:
+def should_record(refusal: LedgerRow | None, basis: str, revision: int, reason: str, now: datetime) -> bool:
     """Whether a refusal says anything that the newest one in the ledger does not. Pure."""
-    same = refusal is not None and (refusal["revision"], refusal["reason"]) == (revision, reason)
+    same = refusal is not None and (refusal.revision, refusal.reason) == (revision, reason)
     return not (same and stands(refusal, basis, now))
-
-
-def said_by(refusal: Mapping[str, Any]) -> dict[str, Any]:
-    """What a refusal's row says of the hour. Pure."""
-    return {key: refusal[key] for key in _SAID if refusal.get(key) is not None}

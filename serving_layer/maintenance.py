@@ -175,8 +175,8 @@ def _drop_some(
         have = content_by_hour(state.table, "speed")
         served_since: dict[str, datetime] = {}
         for row in ledger.history(lake, stream.hours_table, have.keys(), ledger.BULKY):
-            if row["decision"] in ("accepted", "served"):
-                served_since[row["hour"]] = row["recorded_at"]
+            if row.decision in ("accepted", "served"):
+                served_since[row.hour] = row.recorded_at
         at_most = None if dry_run else _HOURS_A_COMMIT
         drop, timeline = plan_drop(state, have, served_since, now - stream.maintain.speed_hours, at_most)
         expired = len(plan_expiry(state.table, None, now)) + len(expired_tags(state.table, now))

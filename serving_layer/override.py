@@ -59,14 +59,14 @@ def plan_served(
     `accepted` is what is accepted of the hour.
     """
     kept = [h for h in state.retained_hours if h != hour]
-    said = {OVERRIDES: json.dumps(overrides, sort_keys=True), KEPT: json.dumps(kept)}
-    changes = [Change("main", properties=said, copy={hour: layer})]
+    properties = {OVERRIDES: json.dumps(overrides, sort_keys=True), KEPT: json.dumps(kept)}
+    changes = [Change("main", properties=properties, copy={hour: layer})]
     if accepted is not None and layer == "speed":
         # Remembered one by one from now on: a batch branch that is lost could not tell it from the others.
         changes.append(Change("batch", properties=accepted_properties(state, {hour: accepted})))
     revision = accepted.revision if accepted is not None else 0
     cut = accepted.cut if accepted is not None else state.cuts.get(hour)
-    row = ledger.decision(hour, "served", revision, cut, now, id=f"{id}-{hour}", served=layer, reason=why)
+    row = ledger.decision(hour, "served", revision, cut, now, f"{id}-{hour}", served=layer, reason=why)
     letters = dead_letters.waiting_served(hour, layer, now, f"{id}-{hour}")
     return Publish(id, tuple(changes), state.timeline, decisions=(row,), dead_letters=(letters,), confirmed=confirmed)
 

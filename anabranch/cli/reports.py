@@ -75,7 +75,7 @@ def diff(stream: str, hour: str, samples: int, conf: str | None, output: str) ->
 
     view = diff.difference(open_stream(stream, conf), hour, samples)
     diff.print_difference(view, output)
-    if view["unexplained"]:
+    if view.unexplained:
         sys.exit(1)
 
 
@@ -199,7 +199,7 @@ def data_docs(stream: str, hour: str | None, to: str, conf: str | None, output: 
         )
     index = docs.publish(job.environment, job.stream, rows, to)
     if output == "json":
-        print_json({"stream": stream, "index": index, "hours": sorted({row["hour"] for row in rows})})
+        print_json({"stream": stream, "index": index, "hours": sorted({row.hour for row in rows})})
     else:
         click.echo(f"{stream}: {len(rows)} pages: {index}")
 
@@ -252,7 +252,7 @@ def status(stream: str, late_after: str | None, conf: str | None, output: str) -
     finally:
         job.kafka.close()
     views.print_status(view, output)
-    if view["unexplained"] or view["late"]:
+    if view.unexplained or view.late:
         sys.exit(1)
 
 

@@ -57,8 +57,8 @@ def plan_begins(
     begins = {}
     for p, end in ends.items():
         if end < position.offsets.get(p, 0):
-            found = unpublished.get(p)
-            begins[p] = min(found.offset, end) if found is not None else end
+            first = unpublished.get(p)
+            begins[p] = min(first.offset, end) if first is not None else end
     return begins or None
 
 
@@ -151,7 +151,7 @@ def plan_publish(state: State, adopted: Adopted, id: str, now: datetime, confirm
     """The publish of an adoption: what it seals and where it goes on, and what is lost, in one commit. Pure."""
     rows = tuple(
         ledger.decision(
-            h, "sealed", 0, adopted.timeline.sealed[h], now, id=f"{id}-{h}", served=state.served_by(h),
+            h, "sealed", 0, adopted.timeline.sealed[h], now, f"{id}-{h}", served=state.served_by(h),
             reason=_reason(adopted, h),
         )
         for h in adopted.sealed
@@ -160,14 +160,14 @@ def plan_publish(state: State, adopted: Adopted, id: str, now: datetime, confirm
         {"at": now.isoformat(), "class": "retention", "ranges": ranges_to_keys(part), "hours": [hour]}
         for hour, part in adopted.lost.items()
     ]
-    said = {LOST: lost_entries(state, lost)} if lost else {}
+    properties = {LOST: lost_entries(state, lost)} if lost else {}
     # On `main` too: a speed branch that is lost begins again there, and must not fall back to the old log.
-    changes = (Change("speed", properties=said), Change("main"))
+    changes = (Change("speed", properties=properties), Change("main"))
     return Publish(id, changes, adopted.timeline, adopted.position, decisions=rows, confirmed=confirmed)
 
 
 def _reason(adopted: Adopted, hour: str) -> str:
-    said = f"sealed by adopting topic id {adopted.position.topic_id}"
+    reason = f"sealed by adopting topic id {adopted.position.topic_id}"
     if hour in adopted.lost:
-        said += f"; never read and lost: {json.dumps(ranges_to_keys(adopted.lost[hour]))}"
-    return said
+        reason += f"; never read and lost: {json.dumps(ranges_to_keys(adopted.lost[hour]))}"
+    return reason

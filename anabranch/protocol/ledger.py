@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,9 +22,9 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType, Time
 from anabranch import __version__
 from anabranch.errors import Refused, Transient
 from anabranch.hours import Cut
-from anabranch.position import ranges_to_keys
+from anabranch.protocol.ledger_row import ACCOUNT_COLUMNS, PARSED, Account, Diff, HourAccount, Kind, LedgerRow, cut_from
 from anabranch.protocol.publish import new_id
-from anabranch.protocol.state import Accepted, State
+from anabranch.protocol.state import Accepted, Layer, State
 from anabranch.remote_errors import asked
 from anabranch.table.lake import Lake
 from anabranch.table.ledger_files import PerFile, Span, has_many, read
@@ -68,93 +69,104 @@ BULKY = ("partitions", "sources", "quality", "diff", "cut")
 """Columns that are long, for readers that need none of them."""
 
 _AT_ONCE = 1_000  # decisions in one commit
+_NOTHING = HourAccount()
 _ARROW = schema_to_pyarrow(LEDGER_SCHEMA)
 
 
 def decision(
-    hour: str, kind: str, revision: int, cut: Cut | None, now: datetime, id: str | None = None, **values: Any
-) -> dict[str, Any]:
-    """A ledger row. `id` and `at` make it a waiting decision in a branch's properties until it is read back."""
-    row: dict[str, Any] = {
-        "id": id or new_id(), "at": now.isoformat(), "hour": hour, "decision": kind, "revision": revision,
-        "code_version": __version__,
-    }  # fmt: skip
-    if cut is not None:
-        row |= {"topic_id": cut.topic_id, "cut": ranges_to_keys(cut.ranges), "offsets": cut.offsets}
-    return row | values
-
-
-def cut_of(row: Mapping[str, Any]) -> Cut | None:
-    """The cut that a row tells of, if it does."""
-    if row.get("cut") is None:
-        return None
-    return Cut.from_dict({"topic_id": row.get("topic_id") or "", "ranges": row["cut"]})
+    hour: str,
+    kind: Kind,
+    revision: int,
+    cut: Cut | None,
+    now: datetime,
+    id: str | None = None,
+    *,
+    served: Layer | None = None,
+    reason: str | None = None,
+    account: HourAccount = _NOTHING,
+) -> LedgerRow:
+    """A decision that is taken now. It counts the offsets of its cut, unless `account` says otherwise."""
+    counted = {name: getattr(account, name) for name in ACCOUNT_COLUMNS}
+    if cut is not None and account.offsets is None:
+        counted["offsets"] = cut.offsets
+    return LedgerRow(
+        hour=hour,
+        decision=kind,
+        revision=revision,
+        decision_id=id or new_id(),
+        recorded_at=now,
+        code_version=__version__,
+        served=served,
+        reason=reason,
+        cut=cut,
+        **counted,
+    )
 
 
 def record_waiting(lake: Lake, table_name: str, state: State) -> frozenset[str]:
     """Write the decisions that wait on the branches, each with its publish's snapshot; returns those that are there."""
     made = snapshots_by_commit(state.table) if state.decisions else {}
-    return record(lake, table_name, [d | {"snapshot_id": made.get(d.get("publish", ""))} for d in state.decisions])
+    return record(lake, table_name, [replace(d, snapshot_id=made.get(d.publish or "")) for d in state.decisions])
 
 
-def record(lake: Lake, table_name: str, waiting: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+def record(lake: Lake, table_name: str, waiting: Iterable[LedgerRow]) -> frozenset[str]:
     """Write the decisions that the ledger does not hold yet; returns the ids that it was read back to hold.
 
     Whoever finds many files when it has written merges some of them.
     """
-    wanted = sorted({str(item["id"]): item for item in waiting}.values(), key=lambda item: str(item["hour"]))
+    wanted = sorted({row.decision_id: row for row in waiting}.values(), key=attrgetter("hour"))
     parts = [wanted[i : i + _AT_ONCE] for i in range(0, len(wanted), _AT_ONCE)]
-    return frozenset[str]().union(*(_record(lake, table_name, {str(d["id"]): d for d in part}) for part in parts))
+    return frozenset[str]().union(*(_record(lake, table_name, {r.decision_id: r for r in part}) for part in parts))
 
 
-def plan_missing(wanted: Mapping[str, Mapping[str, Any]], known: Collection[str]) -> list[Mapping[str, Any]]:
+def plan_missing(wanted: Mapping[str, LedgerRow], known: Collection[str]) -> list[LedgerRow]:
     """The decisions, of `wanted` by id, that a ledger which knows these ids lacks. Pure."""
-    return [item for id, item in wanted.items() if id not in known]
+    return [row for id, row in wanted.items() if id not in known]
 
 
-def _record(lake: Lake, table_name: str, wanted: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
+def _record(lake: Lake, table_name: str, wanted: Mapping[str, LedgerRow]) -> frozenset[str]:
     def missing(sequence: int) -> pa.Table | None:
         # Asked again by every attempt: whoever was first may have restored the same rows.
-        items = plan_missing(wanted, _known(lake.load(table_name), wanted))
-        for item in items:
-            LOG.debug("ledger %s: %s %s revision %s", table_name, item["hour"], item["decision"], item["revision"])
-        return _to_arrow(items, sequence) if items else None
+        rows = plan_missing(wanted, _known(lake.load(table_name), wanted))
+        for row in rows:
+            LOG.debug("ledger %s: %s %s revision %s", table_name, row.hour, row.decision, row.revision)
+        return _to_arrow(rows, sequence) if rows else None
 
     lake.append(table_name, missing)
     table = lake.load(table_name)
-    held = frozenset(_known(table, wanted))
+    recorded = frozenset(_known(table, wanted))
     if has_many(table):
         try:
             lake.merge_files(table_name)
         except Transient as error:
             LOG.warning("ledger %s: files are merged another time: %s", table_name, error)
-    return held
+    return recorded
 
 
-def _known(table: Table, wanted: Mapping[str, Mapping[str, Any]]) -> set[str]:
+def _known(table: Table, wanted: Mapping[str, LedgerRow]) -> set[str]:
     """Which of the decisions the ledger holds; a decision can only be among the rows of its hour."""
     with asked(f"read ledger {'.'.join(table.name())}"):
-        found = read(table, {str(d["hour"]) for d in wanted.values()}, ("decision_id", "hour"))
-    return set(found["decision_id"].to_pylist()) & set(wanted)
+        rows = read(table, {row.hour for row in wanted.values()}, ("decision_id", "hour"))
+    return set(rows["decision_id"].to_pylist()) & set(wanted)
 
 
 def history(
     lake: Lake, table_name: str, hours: Span | Collection[str] | None = None, without: Collection[str] = ()
-) -> list[dict[str, Any]]:
-    """The decisions about `hours`, or all, oldest first; JSON columns as values. Of columns `without` nothing is read.
+) -> list[LedgerRow]:
+    """The decisions about `hours`, or all, oldest first. Of columns `without` nothing is read, and they are None.
 
     Only files that may hold one of the hours are opened: whoever needs some asks for these. Raises Transient.
     """
     if hours is not None and not isinstance(hours, Span) and not hours:
         return []
     table = lake.load(table_name)
-    columns = tuple(c for c in table.schema().column_names if c not in without)
+    # A newer version of the code may have added columns.
+    columns = tuple(c for c in table.schema().column_names if c in _KNOWN and c not in without)
     with asked(f"read ledger {table_name}"):
-        rows = read(table, hours, columns).to_pylist()
+        rows = _from_arrow(read(table, hours, columns))
     # Rows of one commit that are of one moment: by their hours, in whatever files they are.
-    rows.sort(key=lambda row: (row["sequence"], row["recorded_at"], row["hour"]))
-    said = [key for key in _JSON if key not in without]
-    return [row | {key: json.loads(row[key]) if row.get(key) else None for key in said} for row in rows]
+    rows.sort(key=attrgetter("sequence", "recorded_at", "hour"))
+    return rows
 
 
 def known_hours(lake: Lake, table_name: str) -> frozenset[str]:
@@ -176,14 +188,14 @@ def _all_hours(rows: pa.Table) -> frozenset[str]:
 
 def _remarkable(rows: pa.Table) -> frozenset[str]:
     # Most rows say one of few things.
-    diffs = {said for said in rows["diff"].unique().to_pylist() if said and _differs(json.loads(said))}
-    gaps = {said for said in rows["gaps"].unique().to_pylist() if said and json.loads(said).get("retention")}
+    diffs = {text for text in rows["diff"].unique().to_pylist() if text and _differs(Diff.from_dict(json.loads(text)))}
+    gaps = {text for text in rows["gaps"].unique().to_pylist() if text and json.loads(text).get("retention")}
     columns = (rows[name].to_pylist() for name in ("hour", "diff", "gaps"))
     return frozenset(hour for hour, diff, gap in zip(*columns, strict=True) if diff in diffs or gap in gaps)
 
 
-def _differs(diff: Mapping[str, int]) -> bool:
-    return diff["missing"] > (diff.get("unread") or 0) or diff["extra"] > 0 or diff["changed"] > 0
+def _differs(diff: Diff) -> bool:
+    return diff.missing > (diff.unread or 0) or diff.extra > 0 or diff.changed > 0
 
 
 _HOURS = PerFile(("hour",), _all_hours)
@@ -197,21 +209,20 @@ def accepted(lake: Lake, table_name: str, state: State, hour: str) -> Accepted |
     """
     if not state.is_accepted(hour) or hour in state.accepted:
         return state.accepted.get(hour)
-    found = last_accepted(history(lake, table_name, [hour]))
-    if found is None:
+    last = last_accepted(history(lake, table_name, [hour]))
+    if last is None:
         raise Refused(f"hour {hour}: expected its cut in the ledger {table_name}, found none; it stays as it is")
-    return found
+    return last
 
 
-def last_accepted(rows: Iterable[Mapping[str, Any]]) -> Accepted | None:
+def last_accepted(rows: Iterable[LedgerRow]) -> Accepted | None:
     """The newest accepted revision that rows of one hour tell of, with its cut. Pure."""
-    found = [r for r in rows if r["decision"] == "accepted" and r["cut"]]
-    if not found:
-        return None
-    last = max(found, key=lambda r: int(r["revision"]))
-    cut = cut_of(last)
-    assert cut is not None
-    return Accepted(last["revision"], cut, by_choice=str(last["reason"] or "").startswith(BY_CHOICE))
+    revisions = [
+        Accepted(row.revision, row.cut, by_choice=(row.reason or "").startswith(BY_CHOICE))
+        for row in rows
+        if row.decision == "accepted" and row.cut is not None and row.cut.ranges
+    ]
+    return max(revisions, key=attrgetter("revision"), default=None)
 
 
 def remembering(lake: Lake, table_name: str, state: State, hours: Iterable[str]) -> State:
@@ -225,45 +236,76 @@ def remembering(lake: Lake, table_name: str, state: State, hours: Iterable[str])
 def plan_remembering(state: State, hours: Iterable[str], read: Callable[[str], Accepted | None]) -> State:
     """The state in which each accepted one of `hours` is remembered: `read` is asked for those that are forgotten."""
     forgotten = [h for h in hours if h not in state.accepted and state.is_accepted(h)]
-    found = {h: a for h in forgotten if (a := read(h)) is not None}
-    return replace(state, accepted=state.accepted | found) if found else state
+    recalled = {h: a for h in forgotten if (a := read(h)) is not None}
+    return replace(state, accepted=state.accepted | recalled) if recalled else state
 
 
-def accepted_partitions(lake: Lake, table_name: str, hour: str) -> Mapping[str, Any]:
+def accepted_partitions(lake: Lake, table_name: str, hour: str) -> Mapping[int, Account]:
     """The account of each partition in the accepted revision of an hour; nothing when the ledger does not say."""
-    return newest(history(lake, table_name, [hour])).get(hour, {}).get("partitions") or {}
+    row = newest(history(lake, table_name, [hour])).get(hour)
+    return (row.partitions if row is not None else None) or {}
 
 
-def newest(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def newest(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
     """By hour, what the ledger says of it now.
 
     The newest decision of an hour decides; what it does not speak of (counts, quality) is of the newest that does. A
     refusal after an acceptance changes nothing about what is accepted, so only its reason is taken over; who serves an
     hour changes nothing else about it.
     """
-    found: dict[str, dict[str, Any]] = {}
+    by_hour: dict[str, LedgerRow] = {}
     for row in rows:
-        before = found.get(row["hour"], {})
-        said = {k: v for k, v in row.items() if v is not None}
-        if row["decision"] == "served":
-            said = {k: v for k, v in said.items() if k in ("served", "sequence") or not (before or k == "reason")}
-        elif before.get("decision") == "accepted" and row["decision"] in ("refused", "sealed"):
-            said = {k: v for k, v in said.items() if k in ("served", "reason", "sequence")}
-        elif row["decision"] == "accepted":
-            before = {k: v for k, v in before.items() if k != "reason"}
-        found[row["hour"]] = before | said
-    return dict(sorted(found.items()))
+        by_hour[row.hour] = _fold(by_hour.get(row.hour), row)
+    return dict(sorted(by_hour.items()))
 
 
-def _to_arrow(items: list[Mapping[str, Any]], sequence: int) -> pa.Table:
-    rows = []
-    for item in items:
-        row = {field.name: item.get(field.name) for field in LEDGER_SCHEMA.fields}
-        row |= {key: json.dumps(item[key]) if item.get(key) is not None else None for key in _JSON}
-        row |= {
-            "sequence": sequence,
-            "decision_id": item["id"],
-            "recorded_at": datetime.fromisoformat(str(item["at"])).astimezone(UTC),
-        }
-        rows.append(row)
-    return pa.Table.from_pylist(rows, schema=_ARROW)
+def _fold(before: LedgerRow | None, row: LedgerRow) -> LedgerRow:
+    if before is None:
+        return replace(row, reason=None) if row.decision == "served" else row
+    told = {k: v for k, v in vars(row).items() if v is not None}
+    if row.decision == "served":
+        told = {k: v for k, v in told.items() if k in ("served", "sequence")}
+    elif before.decision == "accepted" and row.decision in ("refused", "sealed"):
+        told = {k: v for k, v in told.items() if k in ("served", "reason", "sequence")}
+    elif row.decision == "accepted":
+        told.setdefault("reason", None)
+    return LedgerRow.of(vars(before) | told)
+
+
+_KNOWN = {field.name for field in LEDGER_SCHEMA.fields}
+
+
+def _from_arrow(table: pa.Table) -> list[LedgerRow]:
+    columns = {name: table[name].to_pylist() for name in table.column_names}
+    topic_ids = columns.pop("topic_id")
+    for name in (c for c in _JSON if c in columns and c != "cut"):
+        parse = PARSED.get(name, _as_it_is)
+        # Most rows say one of few things.
+        values = {text: parse(json.loads(text)) for text in table[name].unique().to_pylist() if text}
+        columns[name] = [values.get(text) for text in columns[name]]
+    if "cut" in columns:
+        cuts: dict[tuple[str | None, str | None], Cut | None] = {(None, None): None}
+        columns["cut"] = [_cut(cuts, key) for key in zip(topic_ids, columns["cut"], strict=True)]
+    names = tuple(columns)
+    return [LedgerRow.of(dict(zip(names, values, strict=True))) for values in zip(*columns.values(), strict=True)]
+
+
+def _cut(known: dict[tuple[str | None, str | None], Cut | None], key: tuple[str | None, str | None]) -> Cut | None:
+    """The cut of two columns; the rows of an hour mostly have the same."""
+    if key not in known:
+        topic_id, ranges = key
+        known[key] = cut_from(topic_id, json.loads(ranges)) if ranges else None
+    return known[key]
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _to_arrow(rows: Iterable[LedgerRow], sequence: int) -> pa.Table:
+    values = []
+    for row in rows:
+        columns = row.as_columns()
+        columns |= {key: json.dumps(columns[key]) for key in _JSON if key in columns}
+        values.append(columns | {"sequence": sequence, "recorded_at": row.recorded_at.astimezone(UTC)})
+    return pa.Table.from_pylist(values, schema=_ARROW)

@@ -20,6 +20,7 @@ from typing import Any
 from anabranch.errors import Transient
 from anabranch.hours import Timeline
 from anabranch.position import Position
+from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import (
     ACCEPTED,
     CONTENT,
@@ -50,7 +51,7 @@ class Publish:
     changes: tuple[Change, ...]
     timeline: Timeline
     position: Position | None = None
-    decisions: tuple[Mapping[str, Any], ...] = ()
+    decisions: tuple[LedgerRow, ...] = ()
     dead_letters: tuple[Mapping[str, Any], ...] = ()
     confirmed: frozenset[str] = frozenset()
     tags: tuple[Tag, ...] = ()
@@ -92,7 +93,7 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
         if change.branch != "batch" and publish.position is not None:
             properties[POSITION] = publish.position.to_json()
         said = state.branch_properties[change.branch]
-        decisions = [{**d, "publish": publish.id} for d in publish.decisions]
+        decisions = [replace(row, publish=publish.id).as_waiting() for row in publish.decisions]
         for key, new in ((DECISIONS, decisions), (DEAD_LETTERS, publish.dead_letters)):
             waiting = [i for i in json.loads(said.get(key, "[]")) if i["id"] not in publish.confirmed]
             properties[key] = json.dumps([*waiting, *new], default=str)

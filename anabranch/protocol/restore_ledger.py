@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
-from typing import Any
 
 from anabranch.config import Stream
 from anabranch.hours import hours_between
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import HourAccount, Kind, LedgerRow
 from anabranch.protocol.state import State, load_state
 from anabranch.table.lake import Lake
 from anabranch.table.snapshots import content_by_hour
@@ -21,7 +21,7 @@ WHY = "restored from what the branches say; what is not shown here was in the le
 
 def plan_rows(
     state: State, known: Collection[str], good: Mapping[str, int], dead: Mapping[str, int], now: datetime
-) -> list[dict[str, Any]]:
+) -> list[LedgerRow]:
     """Rows for the sealed hours that the ledger does not know, oldest first: cut, revision and counts as far as the
     branches tell (`good` and `dead` are what the batch branches hold, by hour). Their ids repeat, so that two who write
     them write them once.
@@ -33,12 +33,13 @@ def plan_rows(
         accepted = state.accepted.get(hour)
         served = state.served_by(hour)
         cut = state.cuts.get(hour)
-        kind, revision, counts = "sealed", 0, dict[str, Any]()
+        kind: Kind = "sealed"
+        revision, account = 0, HourAccount()
         if state.is_accepted(hour):
             kind, revision = "accepted", accepted.revision if accepted is not None else 1
-            counts = {"good": good.get(hour, 0), "dead": dead.get(hour, 0)}
+            account = HourAccount(good=good.get(hour, 0), dead=dead.get(hour, 0))
         id = f"restored-{hour}-{kind}-{revision}"
-        rows.append(ledger.decision(hour, kind, revision, cut, now, id=id, served=served, reason=WHY, **counts))
+        rows.append(ledger.decision(hour, kind, revision, cut, now, id, served=served, reason=WHY, account=account))
     return rows
 
 

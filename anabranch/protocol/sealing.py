@@ -273,7 +273,7 @@ def _seal_next(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
     if published is None:
         return []
     reach(Step.SEAL_PUBLISHED)
-    sealed = [str(row["hour"]) for row in published.decisions]
+    sealed = [row.hour for row in published.decisions]
     LOG.info("stream %s: sealed %s", stream.name, f"{sealed[0]} to {sealed[-1]}" if len(sealed) > 1 else sealed[0])
     ledger.record_waiting(lake, stream.hours_table, load_state(lake, stream.table))
     reach(Step.SEAL_RECORDED)

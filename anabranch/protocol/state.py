@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from anabranch.errors import PositionError, Terminal
 from anabranch.hours import Cut, Timeline, shift
 from anabranch.position import Offsets, Position, Topic
+from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.table import snapshots
 from anabranch.table.side_files import SideFileGone
 
@@ -77,7 +78,7 @@ class State:
     accepted: dict[str, Accepted]
     settled_before: str
     overrides: dict[str, Layer]
-    decisions: tuple[dict[str, Any], ...]
+    decisions: tuple[LedgerRow, ...]
     dead_letters: tuple[dict[str, Any], ...]
     merged: dict[str, str]
     retained_hours: tuple[str, ...]
@@ -140,7 +141,7 @@ def read_state(table: Table) -> State:
         accepted=accepted,
         settled_before=said["batch"].get(SETTLED, timeline.first),
         overrides=json.loads(said["main"].get(OVERRIDES, "{}")),
-        decisions=_union(said.values(), DECISIONS),
+        decisions=tuple(map(LedgerRow.from_waiting, _union(said.values(), DECISIONS))),
         dead_letters=_union(said.values(), DEAD_LETTERS),
         merged=json.loads(said["main"].get(MERGED, "{}")),
         retained_hours=tuple(json.loads(said["main"].get(KEPT, "[]"))),
@@ -189,7 +190,7 @@ def accepted_properties(state: State, hours: Mapping[str, Accepted]) -> dict[str
     """
     accepted = state.accepted | dict(hours)
     settled = state.settled_before
-    waits = {str(item.get("hour")) for item in (*state.dead_letters, *state.decisions)} | set(hours)
+    waits = {str(item.get("hour")) for item in state.dead_letters} | {row.hour for row in state.decisions} | set(hours)
     waits |= {h for h, a in accepted.items() if a.unread or state.overrides.get(h) == "speed"}
     old = [h for h in sorted(accepted)[:-REMEMBERED_HOURS] if h not in waits]
     for hour in old:

@@ -10,7 +10,6 @@ import mimetypes
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
@@ -19,6 +18,7 @@ from anabranch import config
 from anabranch.errors import ConfigurationError, Terminal
 from anabranch.hours import shift
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import LedgerRow, QualityResult
 from anabranch.table.ledger_files import Span
 from anabranch.table.s3 import ObjectStore
 from batch_layer.quality import suite
@@ -36,16 +36,16 @@ _LAST = "9999-12-31T23"
 _NOTHING_RAISED = {"raised_exception": False, "exception_message": None, "exception_traceback": None}
 
 
-def plan_pages(history: Sequence[Mapping[str, Any]], hour: str | None) -> list[Mapping[str, Any]]:
+def plan_pages(history: Sequence[LedgerRow], hour: str | None) -> list[LedgerRow]:
     """The ledger's rows that get a page: all of one hour's, or the newest of each of the newest hours. Pure."""
-    judged = [row for row in history if (row.get("quality") or {}).get("evaluated")]
+    judged = [row for row in history if row.quality is not None and row.quality.evaluated]
     if hour is not None:
-        return [row for row in judged if row["hour"] == hour]
-    newest = {row["hour"]: row for row in judged}
+        return [row for row in judged if row.hour == hour]
+    newest = {row.hour: row for row in judged}
     return [newest[h] for h in sorted(newest)[-NEWEST:]]
 
 
-def find_pages(lake: Lake, table: str, timeline: Timeline, hour: str | None) -> list[Mapping[str, Any]]:
+def find_pages(lake: Lake, table: str, timeline: Timeline, hour: str | None) -> list[LedgerRow]:
     """The same, from the ledger `table`: back in time from the newest hour, as far as there are judged ones to find.
     Raises Transient."""
     if hour is not None:
@@ -53,13 +53,13 @@ def find_pages(lake: Lake, table: str, timeline: Timeline, hour: str | None) -> 
     back = NEWEST
     while True:
         first = shift(timeline.open, -back)
-        found = plan_pages(ledger.history(lake, table, Span(first, _LAST)), None)
-        if len(found) >= NEWEST or first <= timeline.first:
-            return found
+        rows = plan_pages(ledger.history(lake, table, Span(first, _LAST)), None)
+        if len(rows) >= NEWEST or first <= timeline.first:
+            return rows
         back *= 4
 
 
-def publish(environment: config.Environment, stream: config.Stream, rows: Sequence[Mapping[str, Any]], to: str) -> str:
+def publish(environment: config.Environment, stream: config.Stream, rows: Sequence[LedgerRow], to: str) -> str:
     """Build a site with a page for each row of the ledger at `to`, a folder or `s3://bucket/prefix`; returns where its
     index is. Files that are there and bear another name stay. Raises ConfigurationError, Terminal, Transient."""
     target = urlparse(to)
@@ -81,7 +81,7 @@ def publish(environment: config.Environment, stream: config.Stream, rows: Sequen
     return f"s3://{target.netloc}/{prefix}index.html"
 
 
-def build(stream: str, table: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+def build(stream: str, table: str, rows: Sequence[LedgerRow], folder: Path) -> None:
     """Write the site into an empty folder. Raises Terminal unless every row has its page: Great Expectations leaves out
     what it cannot render, and only logs it."""
     site = {
@@ -92,18 +92,19 @@ def build(stream: str, table: str, rows: Sequence[Mapping[str, Any]], folder: Pa
     }
     docs = context()
     docs.add_data_docs_site(stream, site)
-    for name, row in {row["quality"].get("suite", stream): row for row in rows}.items():
+    judged = [(row, row.quality) for row in rows if row.quality is not None]
+    for name, quality in {quality.suite or stream: quality for _, quality in judged}.items():
         # As the newest of its rows knows it; each page links to it. What was cut short may not load again.
-        docs.suites.add(suite.build(name, dict(enumerate(e for e, _ in _expectations(row["quality"]) if _loads(e)))))
-    for row in rows:
-        docs.validation_results_store.set(*_page(stream, table, row))
+        docs.suites.add(suite.build(name, dict(enumerate(e for e, _ in _expectations(quality) if _loads(e)))))
+    for row, quality in judged:
+        docs.validation_results_store.set(*_page(stream, table, row, quality))
     docs.build_data_docs()
     pages = sum(1 for _ in (folder / "validations").rglob("*.html"))
     if pages != len(rows):
         raise Terminal(f"data docs of {stream}: expected {len(rows)} pages, found that {pages} could be rendered")
 
 
-def _page(stream: str, table: str, row: Mapping[str, Any]) -> tuple[Any, Any]:
+def _page(stream: str, table: str, row: LedgerRow, quality: QualityResult) -> tuple[Any, Any]:
     """A row of the ledger as Great Expectations' own result, and its key."""
     gx = great_expectations()
     from great_expectations.core.run_identifier import RunIdentifier
@@ -112,14 +113,12 @@ def _page(stream: str, table: str, row: Mapping[str, Any]) -> tuple[Any, Any]:
         ValidationResultIdentifier,
     )
 
-    quality, hour, at = row["quality"], row["hour"], row["recorded_at"]
-    assert isinstance(at, datetime)
-    name = quality.get("suite", stream)
-    run = RunIdentifier(run_name=f"{hour} revision {row['revision']} {row['decision']}", run_time=at)
+    name, at = quality.suite or stream, row.recorded_at
+    run = RunIdentifier(run_name=f"{row.hour} revision {row.revision} {row.decision}", run_time=at)
     results = list(_results(quality))
     met = sum(result.success for result in results)
-    found = gx.core.ExpectationSuiteValidationResult(
-        success=quality["passed"],
+    result = gx.core.ExpectationSuiteValidationResult(
+        success=quality.passed,
         results=results,
         suite_name=name,
         statistics={
@@ -135,19 +134,19 @@ def _page(stream: str, table: str, row: Mapping[str, Any]) -> tuple[Any, Any]:
             "validation_time": at.strftime("%Y%m%dT%H%M%S.%fZ"),
         },
     )
-    return ValidationResultIdentifier(ExpectationSuiteIdentifier(name), run, hour), found
+    return ValidationResultIdentifier(ExpectationSuiteIdentifier(name), run, row.hour), result
 
 
-def _results(quality: Mapping[str, Any]) -> Iterator[Any]:
+def _results(quality: QualityResult) -> Iterator[Any]:
     from great_expectations.core import ExpectationValidationResult
 
-    without = {entry["type"]: entry["reason"] for entry in quality.get("not_applicable", [])}
+    without = {entry["type"]: entry["reason"] for entry in quality.not_applicable or ()}
     for given, entry in _expectations(quality):
         failed = "message" in entry
         info: dict[str, Any] = dict(_NOTHING_RAISED)
         if entry.get("raised"):
-            said = entry["raised"]
-            info |= {"raised_exception": True, "exception_message": said, "exception_traceback": said}
+            why = entry["raised"]
+            info |= {"raised_exception": True, "exception_message": why, "exception_traceback": why}
         yield ExpectationValidationResult(
             success=not failed,
             expectation_config=configuration(given),
@@ -157,9 +156,9 @@ def _results(quality: Mapping[str, Any]) -> Iterator[Any]:
         )
 
 
-def _expectations(quality: Mapping[str, Any]) -> list[tuple[Expectation, Mapping[str, Any]]]:
+def _expectations(quality: QualityResult) -> list[tuple[Expectation, Mapping[str, Any]]]:
     """Every expectation of a verdict, with what the ledger keeps of it."""
-    entries = [*quality["failed"], *quality["warnings"], *quality.get("met", [])]
+    entries = [*quality.failed, *(quality.warnings or ()), *(quality.met or ())]
     return [(Expectation(e["type"], e["kwargs"], e.get("severity", "critical")), e) for e in entries]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anabranch.errors import Refused
+from anabranch.protocol.ledger_row import QualityResult
 from anabranch.remote_errors import explain_text, is_away, telling_line
 from batch_layer.quality.row_counts import TYPES, Bounds, RowCountBaseline, plan_bounds
 from batch_layer.quality.suite import PLACE, Expectation, build, context, load_suite
@@ -82,20 +83,18 @@ class Quality:
     met: tuple[Expectation, ...] = ()
     not_applicable: tuple[tuple[Expectation, str], ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-safe, for the ledger, and short: a few hundred bytes for each expectation."""
-        said: dict[str, Any] = {
-            "passed": self.passed,
-            "failed": [f.as_dict() for f in self.failed],
-            "warnings": [f.as_dict() for f in self.warnings],
-            "evaluated": self.evaluated,
-        }
-        if self.suite is not None:
-            said["suite"] = self.suite
-            said["met"] = [{"type": e.type, "kwargs": _json_safe(e.kwargs), "severity": e.severity} for e in self.met]
-        if self.not_applicable:
-            said["not_applicable"] = [{"type": e.type, "reason": why} for e, why in self.not_applicable]
-        return said
+    def recorded(self) -> QualityResult:
+        """As the ledger keeps it: JSON-safe, and short, a few hundred bytes for each expectation."""
+        met = tuple({"type": e.type, "kwargs": _json_safe(e.kwargs), "severity": e.severity} for e in self.met)
+        return QualityResult(
+            passed=self.passed,
+            failed=tuple(f.as_dict() for f in self.failed),
+            warnings=tuple(f.as_dict() for f in self.warnings),
+            evaluated=self.evaluated,
+            suite=self.suite,
+            met=met if self.suite is not None else None,
+            not_applicable=tuple({"type": e.type, "reason": why} for e, why in self.not_applicable) or None,
+        )
 
 
 def run_suite(frame: DataFrame, path: Path | None, known: RowCountBaseline | None = None) -> Quality:

@@ -16,6 +16,7 @@ from anabranch.job import Job
 from anabranch.position import Offsets, Ranges, Topic, clip
 from anabranch.protocol import ledger
 from anabranch.protocol.adoption import gone_from_kafka
+from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import State, load_state
 from anabranch.table.ledger_files import Span
 from anabranch.table.snapshots import files_by_hour
@@ -39,7 +40,7 @@ class _Lake:
 
     state: State
     letters: Table
-    said: Mapping[str, Mapping[str, Any]]
+    rows: Mapping[str, LedgerRow]
     main: _Files
     batch: _Files
     speed: _Files
@@ -52,7 +53,7 @@ def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> dict[str
     Raises Transient when lake or Kafka do not answer.
     """
     lake = _load(job, hours)
-    known = {h for h in lake.said if _is_said_accepted(lake, h)} | set(lake.state.accepted)
+    known = {h for h in lake.rows if _is_said_accepted(lake, h)} | set(lake.state.accepted)
     chosen = sorted(h for h in known if hours is None or hours[0] <= h <= hours[1])
     topic = job.kafka.describe(job.stream.topic, lake.state.position) if with_kafka else None
     console = Console(stderr=True)
@@ -70,22 +71,22 @@ def _load(job: Job, hours: tuple[str, str] | None) -> _Lake:
     rows = ledger.history(job.lake, job.stream.hours_table, span)
     state = load_state(job.lake, job.stream.table)
     letters = job.lake.load(job.stream.dead_letters_table)
-    said = ledger.newest(with_waiting(rows, state.decisions))
+    newest = ledger.newest(with_waiting(rows, state.decisions))
     main, batch, speed = (files_by_hour(state.table, b) for b in ("main", "batch", "speed"))
-    return _Lake(state, letters, said, main, batch, speed, files_by_hour(letters, "main"))
+    return _Lake(state, letters, newest, main, batch, speed, files_by_hour(letters, "main"))
 
 
 def _is_said_accepted(lake: _Lake, hour: str) -> bool:
-    return lake.said[hour].get("decision") == "accepted" or lake.state.is_accepted(hour)
+    return lake.rows[hour].decision == "accepted" or lake.state.is_accepted(hour)
 
 
 def _cut(lake: _Lake, hour: str) -> Cut | None:
     """The table's word on the cut, else the ledger's."""
-    return lake.state.cuts.get(hour) or ledger.cut_of(lake.said.get(hour, {}))
+    return lake.state.cuts.get(hour) or (lake.rows[hour].cut if hour in lake.rows else None)
 
 
 def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bool) -> Audited:
-    state, said = lake.state, lake.said.get(hour, {})
+    state, row = lake.state, lake.rows.get(hour)
     cut = _cut(lake, hour) or Cut("", {})
     # Step 1: the files.
     by_source = {"rows": lake.main.get(hour, {}).values(), "batch": lake.batch.get(hour, {}).values()}
@@ -93,10 +94,10 @@ def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bo
     counted |= count_files(lake.letters, hour, cut.ranges, {"dead": lake.dead.get(hour, {}).values()})
     # Step 2: Kafka.
     reason = kafka_unavailable_reason(state, hour, cut, topic) if with_kafka else "not asked"
-    given, held = None, Ranges()
+    given, there = None, Ranges()
     if reason is None and topic is not None:
-        given, held = _read(job, topic, cut)
-        reason = None if held or not cut.offsets else "Kafka's retention took all of it"
+        given, there = _read(job, topic, cut)
+        reason = None if there or not cut.offsets else "Kafka's retention took all of it"
     # Step 3: what the batch layer removed, against what it is said to repeat.
     served = state.served_by(hour)
     wanted = (lake.batch if served == "batch" else lake.speed).get(hour, {})
@@ -108,12 +109,12 @@ def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bo
         accepted=state.is_accepted(hour),
         revision=accepted.revision if accepted is not None else 0,
         cut=state.cuts.get(hour),
-        said=said,
-        partitions=recount(cut.ranges, counted, given, held),
+        row=row,
+        partitions=recount(cut.ranges, counted, given, there),
         strange=len(set(have) - set(wanted)),
         lacking=len(set(wanted) - set(have)),
         gone=tuple(sorted({path for c in counted.values() for path in c.gone})),
-        unrepeated=_unrepeated(job, lake, hour, said, counted),
+        unrepeated=_unrepeated(job, lake, hour, row, counted),
         lookback=job.stream.batch.lookback_hours,
         kafka=reason,
         compacted=given is not None and job.kafka.is_compacted(job.stream.topic),
@@ -143,18 +144,18 @@ def plan_held(ranges: Ranges, starts: Offsets, ends: Offsets) -> Ranges:
 
 
 def _unrepeated(
-    job: Job, lake: _Lake, hour: str, said: Mapping[str, Any], counted: Mapping[str, Counted]
+    job: Job, lake: _Lake, hour: str, row: LedgerRow | None, counted: Mapping[str, Counted]
 ) -> int | None:  # fmt: skip
     """How many of the rows that batch is said to have removed repeat nothing, but for those that Kafka did not give it.
 
     Asked only where duplicates are counted: they are where a lost row could hide.
     """
-    if not said.get("duplicate") or counted["batch"].gone or hour not in lake.speed:
+    if row is None or not row.duplicate or counted["batch"].gone or hour not in lake.speed:
         return None
     stream = job.stream
-    with open_comparison(lake.state.table, hour, stream.key, stream.batch.lookback_hours) as found:
-        extra: int = (said.get("diff") or {}).get("extra", 0)
-        return max(0, found.unrepeated() - extra)
+    with open_comparison(lake.state.table, hour, stream.key, stream.batch.lookback_hours) as comparison:
+        extra = row.diff.extra if row.diff is not None else 0
+        return max(0, comparison.unrepeated() - extra)
 
 
 def _unknown(lake: _Lake) -> Sequence[Disagreement]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from anabranch.hours import Cut, Timeline, shift
 from anabranch.output import print_json, print_table
-from anabranch.protocol.ledger import cut_of
+from anabranch.protocol.ledger_row import HourAccount, LedgerRow
 from anabranch.protocol.state import Layer
 from serving_layer.audit.count import Recount
 
@@ -47,8 +47,8 @@ class Disagreement:
 class Audited:
     """One hour: what table and ledger say, and what was counted.
 
-    `cut` and `revision` are the table's own, None and 0 where it no longer remembers the hour by itself; `said` is the
-    ledger's newest row. `strange` are files of `main` that the serving layer does not have, `lacking` files of that
+    `cut` and `revision` are the table's own, None and 0 where it no longer remembers the hour by itself; `row` is the
+    ledger's newest. `strange` are files of `main` that the serving layer does not have, `lacking` files of that
     layer that `main` does not, `gone` files that storage does not have. `unrepeated` are rows that batch removed and
     that repeat nothing, None when that was not asked. `kafka` says why it was not read, or None.
     """
@@ -58,7 +58,7 @@ class Audited:
     accepted: bool
     revision: int
     cut: Cut | None
-    said: Mapping[str, Any]
+    row: LedgerRow | None
     partitions: Mapping[int, Recount]
     strange: int = 0
     lacking: int = 0
@@ -67,6 +67,11 @@ class Audited:
     lookback: int = 1
     kafka: str | None = None
     compacted: bool = False
+
+    @property
+    def account(self) -> HourAccount:
+        """What the ledger counted."""
+        return self.row or HourAccount()
 
     @property
     def is_held(self) -> bool:
@@ -83,13 +88,13 @@ def find_disagreements(audited: Audited) -> list[Disagreement]:
 
 
 def _of_ledger(a: Audited) -> list[Disagreement]:
-    said, found = a.said, []
+    row, account, found = a.row, a.account, list[Disagreement]()
 
     def differs(what: str, expected: object, is_found: object) -> None:
         found.append(Disagreement(a.hour, None, what, str(expected), str(is_found)))
 
-    if a.accepted and said.get("decision") != "accepted":
-        again = "a restatement" if said.get("decision") else "`anabranch apply`"
+    if a.accepted and (row is None or row.decision != "accepted"):
+        again = "a restatement" if row is not None else "`anabranch apply`"
         differs("ledger", "a row that accepts it, as branch batch does", f"none ({again} writes it again)")
         return found
     if not a.accepted:
@@ -98,22 +103,23 @@ def _of_ledger(a: Audited) -> list[Disagreement]:
             "branch batch to hold it as accepted, as the ledger says",
             "that it does not (the next batch run rebuilds it)",
         )
-    if a.revision and said.get("revision") != a.revision:
-        differs("revision", f"{a.revision}, as branch batch says", f"{said.get('revision')} in the ledger")
-    cut = cut_of(said)
+    revision = row.revision if row is not None else None
+    if a.revision and revision != a.revision:
+        differs("revision", f"{a.revision}, as branch batch says", f"{revision} in the ledger")
+    cut = row.cut if row is not None else None
     if a.cut is not None and cut is not None and cut != a.cut:
         differs("cut", f"{a.cut.as_dict()}, as the table says", f"{cut.as_dict()} in the ledger")
     ranges = {p: r.cut for p, r in a.partitions.items()}
     size = sum(e - s for s, e in ranges.values())
-    if said.get("offsets") is not None and said["offsets"] != size:
-        differs("ledger", f"{size} offsets, the size of its cut", said["offsets"])
-    counts = [said.get(name) for name in _CLOSES]
+    if account.offsets is not None and account.offsets != size:
+        differs("ledger", f"{size} offsets, the size of its cut", account.offsets)
+    counts = [getattr(account, name) for name in _CLOSES]
     if None not in counts and sum(n or 0 for n in counts) != size:
         words = " + ".join(f"{n} {name}" for name, n in zip(_CLOSES, counts, strict=True))
         differs("balance of the ledger", f"{size} offsets", f"{sum(n or 0 for n in counts)}: {words}")
-    gaps = said.get("gaps")
-    if gaps is not None and said.get("gap") is not None and sum(gaps.values()) != said["gap"]:
-        differs("gaps of the ledger", f"{said['gap']} in all classes", f"{sum(gaps.values())}: {gaps}")
+    gaps = account.gaps
+    if gaps is not None and account.gap is not None and sum(gaps.values()) != account.gap:
+        differs("gaps of the ledger", f"{account.gap} in all classes", f"{sum(gaps.values())}: {gaps}")
     return found
 
 
@@ -147,15 +153,15 @@ def _of_partition(a: Audited, p: int, counted: Recount) -> list[Disagreement]:
 
 def _of_totals(a: Audited) -> list[Disagreement]:
     """The ledger's counts against the files'."""
-    said, found = a.said, []
+    account, found = a.account, []
     counted = list(a.partitions.values())
-    good, duplicate = said.get("good"), said.get("duplicate")
+    good, duplicate = account.good, account.duplicate
     # The speed layer keeps duplicates.
     rows = good if a.served == "batch" or good is None or duplicate is None else good + duplicate
     expected = (
         ("rows", rows, sum(r.rows for r in counted)),
         ("batch", good, sum(r.batch for r in counted)),
-        ("dead", said.get("dead"), sum(r.dead for r in counted)),
+        ("dead", account.dead, sum(r.dead for r in counted)),
     )
     for source, wanted, n in expected:
         if wanted is not None and wanted != n and a.accepted:
@@ -171,10 +177,10 @@ def _of_kafka(a: Audited) -> list[Disagreement]:
     """What Kafka gives against what is kept: nothing may be in neither but duplicates, and nothing be gone but gaps."""
     if a.kafka is not None or not a.accepted:
         return []
-    said, found = a.said, []
+    account, found = a.account, []
     given = {p: r.kafka for p, r in a.partitions.items() if r.kafka is not None}
     nowhere = sum(k.kept_nowhere for k in given.values())
-    duplicate = said.get("duplicate") if a.served == "batch" else 0
+    duplicate = account.duplicate if a.served == "batch" else 0
     exact = a.is_held and not a.compacted
     if duplicate is not None and (nowhere != duplicate if exact else nowhere > duplicate):
         at = "; ".join(
@@ -185,7 +191,7 @@ def _of_kafka(a: Audited) -> list[Disagreement]:
         )
         found.append(Disagreement(a.hour, None, "Kafka", expected, f"{nowhere}" + (f" ({at})" if at else "")))
     silent = sum(k.held[1] - k.held[0] - k.offsets for k in given.values())
-    gap = said.get("gap")
+    gap = account.gap
     kept = any(k.not_given for k in given.values())
     if gap is not None and not a.compacted and not kept and (silent != gap if a.is_held else silent > gap):
         expected = f"{'' if a.is_held else 'at most '}{gap} offsets that it does not give, the gaps"
@@ -224,8 +230,8 @@ def to_view(stream: str, audited: Sequence[Audited], more: Sequence[Disagreement
             {
                 "hour": a.hour,
                 "served": a.served,
-                "revision": a.revision or a.said.get("revision", 0),
-                "ledger": {name: a.said.get(name) for name in ("offsets", *_CLOSES)},
+                "revision": a.revision or (a.row.revision if a.row is not None else 0),
+                "ledger": {name: getattr(a.account, name) for name in ("offsets", *_CLOSES)},
                 "partitions": {str(p): _partition_view(r) for p, r in a.partitions.items()},
                 "kafka": "not read" if a.kafka else "whole" if a.is_held else "part",
                 "kafka_reason": a.kafka,

@@ -34,13 +34,22 @@ KINDS = ("changed", "extra", "missing", "unread", "duplicate")
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a row lies."""
+
+    hour: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True)
 class Repeated:
     """A record that the batch layer removed: where it lies, its event's key, and the row that it repeats."""
 
     partition: int
     offset: int
-    key: dict[str, Any]
-    repeats: dict[str, Any]
+    key: Mapping[str, Any]
+    repeats: Place
 
 
 @dataclass(frozen=True)
@@ -50,9 +59,9 @@ class Sample:
     kind: str
     partition: int
     offset: int
-    speed: dict[str, Any] | None
-    batch: dict[str, Any] | None
     columns: tuple[str, ...]
+    speed: Mapping[str, Any] | None
+    batch: Mapping[str, Any] | None
 
 
 class Comparison:
@@ -69,10 +78,12 @@ class Comparison:
         first of them, by (partition, offset)."""
         self._find_removed()
         columns = ", ".join(quoted(c) for c in self._key)
-        found = self._ask(f"SELECT {', '.join(_AT)}, repeats, {columns} FROM removed ORDER BY ALL LIMIT {limit}")
+        rows = self._ask(f"SELECT {', '.join(_AT)}, repeats, {columns} FROM removed ORDER BY ALL LIMIT {limit}")
         listed = [
-            Repeated(row["kafka_partition"], row["kafka_offset"], {c: row[c] for c in self._key}, row["repeats"])
-            for row in found
+            Repeated(
+                row["kafka_partition"], row["kafka_offset"], {c: row[c] for c in self._key}, Place(**row["repeats"])
+            )
+            for row in rows
         ]
         return self._number("SELECT count(*) AS n FROM removed"), listed
 
@@ -96,12 +107,12 @@ class Comparison:
         ]
         places = [(row["kafka_partition"], row["kafka_offset"]) for row in chosen]
         speed, batch = self._rows("speed", places), self._rows("batch", places)
-        found = []
+        samples = []
         for row, place in zip(chosen, places, strict=True):
             one, other = speed.get(place), batch.get(place)
             differing = tuple(name for name in differing_columns(one, other) if name in self._columns)
-            found.append(Sample(row["kind"], *place, one, other, differing))
-        return found
+            samples.append(Sample(row["kind"], *place, differing, one, other))
+        return samples
 
     def unrepeated(self) -> int:
         """How many of the speed layer's rows the batch layer lacks although they repeat nothing."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.lookups import inside
 from anabranch.position import Ranges
+from anabranch.protocol.ledger_row import Diff
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -53,9 +54,10 @@ class Difference:
     unread: int
     sample: tuple[dict[str, Any], ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        counts = {"missing": self.missing, "extra": self.extra, "changed": self.changed}
-        return counts | {"duplicate": self.duplicate, "unread": self.unread, "sample": list(self.sample)}
+    @property
+    def diff(self) -> Diff:
+        """As the ledger has it."""
+        return Diff(self.missing, self.extra, self.changed, self.duplicate, self.unread, self.sample)
 
 
 def to_difference(counts: Mapping[str, int], sample: Sequence[dict[str, Any]]) -> Difference:
@@ -66,7 +68,7 @@ def to_difference(counts: Mapping[str, int], sample: Sequence[dict[str, Any]]) -
     return Difference(speed_rows, missing, of["extra"], of["changed"], of["duplicate"], of["unread"], tuple(sample))
 
 
-def unexplained_counts(diff: Mapping[str, Any] | None, gaps: Mapping[str, int] | None, covered: bool) -> dict[str, int]:
+def unexplained_counts(diff: Diff | None, gaps: Mapping[str, int] | None, covered: bool) -> dict[str, int]:
     """What of a ledger's `diff` nothing explains, by kind; empty when all of it is explained. Pure.
 
     Duplicates that batch removed are no difference. Missing rows are explained where the speed layer had not read, at
@@ -74,13 +76,13 @@ def unexplained_counts(diff: Mapping[str, Any] | None, gaps: Mapping[str, int] |
     for the whole hour now. Extra rows are explained by offsets that Kafka no longer gave the batch layer. Nothing
     explains other content.
     """
-    if not diff:
+    if diff is None:
         return {}
-    unread = diff.get("unread")
+    unread = diff.unread
     if unread is None:
-        unread = 0 if covered else diff["missing"]
+        unread = 0 if covered else diff.missing
     gone = sum((gaps or {}).get(name, 0) for name in _GONE)
-    left = {"missing": diff["missing"] - unread, "extra": diff["extra"] - gone, "changed": diff["changed"]}
+    left = {"missing": diff.missing - unread, "extra": diff.extra - gone, "changed": diff.changed}
     return {kind: n for kind, n in left.items() if n > 0}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -20,21 +22,51 @@ _LINE = 160  # characters of a key or value that a line of text shows
 _KEPT = 2000  # and that JSON shows
 
 
-def letters(job: Job, hours: tuple[str, str] | None, each: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Letter:
+    """A dead letter: where it lies, why it is one, and its bytes as text."""
+
+    hour: str
+    partition: int
+    offset: int
+    timestamp: datetime | None
+    text: str | None
+    key: str | None
+    value: str | None
+    value_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Reason:
+    """The dead letters of one error code, with the first of them."""
+
+    reason: str
+    count: int
+    first_hour: str
+    last_hour: str
+    samples: Sequence[Letter]
+
+
+@dataclass(frozen=True)
+class DeadLetters:
+    """The dead letters of a stream, of the hours from the first to the second, or of all."""
+
+    stream: str
+    hours: tuple[str, str] | None
+    dead: int
+    reasons: Sequence[Reason]
+
+
+def letters(job: Job, hours: tuple[str, str] | None, each: int) -> DeadLetters:
     """The dead letters that `main` serves of the hours from the first to the second, or of all: by reason, the most
     frequent first, each with its first `each` samples. Raises Transient when the lake does not answer."""
     table = job.lake.load(job.stream.dead_letters_table)
     wanted = hours_between(hours[0], shift(hours[1], 1)) if hours is not None else []
     reasons = read(table, wanted, each)
-    return {
-        "stream": job.stream.name,
-        "hours": list(hours) if hours is not None else None,
-        "dead": sum(reason["count"] for reason in reasons),
-        "reasons": reasons,
-    }
+    return DeadLetters(job.stream.name, hours, sum(reason.count for reason in reasons), reasons)
 
 
-def read(table: Table, hours: Collection[str], each: int) -> list[dict[str, Any]]:
+def read(table: Table, hours: Collection[str], each: int) -> list[Reason]:
     """The reasons of a loaded table, with samples by (hour, partition, offset)."""
     with connected() as connection:
         connection.register("letters", dataset(".".join(table.name()), table, hours=hours))
@@ -55,7 +87,7 @@ def read(table: Table, hours: Collection[str], each: int) -> list[dict[str, Any]
                 f"AND kafka_offset = {p['kafka_offset']})"
                 for p in places
             )
-            found = _ask(
+            rows = _ask(
                 connection,
                 "SELECT error_code, error_text, ingest_hour, kafka_partition, kafka_offset, kafka_timestamp, key, "
                 f"value FROM letters WHERE {where or 'false'} ORDER BY ingest_hour, kafka_partition, kafka_offset",
@@ -66,16 +98,10 @@ def read(table: Table, hours: Collection[str], each: int) -> list[dict[str, Any]
                     f"dead letters: expected to read every data file, found: {error} (run it again)"
                 ) from error
             raise
-    return [
-        {
-            "reason": row["error_code"],
-            "count": row["n"],
-            "first_hour": row["first"],
-            "last_hour": row["last"],
-            "samples": [_sample(letter) for letter in found if letter["error_code"] == row["error_code"]],
-        }
-        for row in counts
-    ]
+    samples: dict[str, list[Letter]] = {}
+    for row in rows:
+        samples.setdefault(row["error_code"], []).append(_letter(row))
+    return [Reason(c["error_code"], c["n"], c["first"], c["last"], samples.get(c["error_code"], [])) for c in counts]
 
 
 def _ask(connection: duckdb.DuckDBPyConnection, sql: str) -> list[dict[str, Any]]:
@@ -83,17 +109,17 @@ def _ask(connection: duckdb.DuckDBPyConnection, sql: str) -> list[dict[str, Any]
     return rows
 
 
-def _sample(letter: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "hour": letter["ingest_hour"],
-        "partition": letter["kafka_partition"],
-        "offset": letter["kafka_offset"],
-        "timestamp": letter["kafka_timestamp"],
-        "text": letter["error_text"],
-        "key": shown(letter["key"], _KEPT),
-        "value": shown(letter["value"], _KEPT),
-        "value_bytes": len(letter["value"]) if letter["value"] is not None else None,
-    }
+def _letter(row: Mapping[str, Any]) -> Letter:
+    return Letter(
+        hour=row["ingest_hour"],
+        partition=row["kafka_partition"],
+        offset=row["kafka_offset"],
+        timestamp=row["kafka_timestamp"],
+        text=row["error_text"],
+        key=shown(row["key"], _KEPT),
+        value=shown(row["value"], _KEPT),
+        value_bytes=len(row["value"]) if row["value"] is not None else None,
+    )
 
 
 def shown(data: bytes | None, longest: int) -> str | None:
@@ -105,32 +131,32 @@ def shown(data: bytes | None, longest: int) -> str | None:
     return line if len(line) <= longest else line[:longest] + "…"
 
 
-def print_letters(view: Mapping[str, Any], output: str) -> None:
+def print_letters(view: DeadLetters, output: str) -> None:
     if output == "json":
         print_json(view)
         return
-    if not view["reasons"]:
-        print(f"{view['stream']}: no dead letters{_of(view['hours'])}")
+    if not view.reasons:
+        print(f"{view.stream}: no dead letters{_of(view.hours)}")
         return
     print_table(
         ("reason", "dead letters", "first hour", "last hour"),
-        [(r["reason"], r["count"], r["first_hour"], r["last_hour"]) for r in view["reasons"]],
+        [(r.reason, r.count, r.first_hour, r.last_hour) for r in view.reasons],
     )
-    for reason in view["reasons"]:
-        for sample in reason["samples"]:
-            _print_sample(reason["reason"], sample)
-    print(f"\n{view['stream']}: {view['dead']} dead letters{_of(view['hours'])}")
+    for reason in view.reasons:
+        for letter in reason.samples:
+            _print_letter(reason.reason, letter)
+    print(f"\n{view.stream}: {view.dead} dead letters{_of(view.hours)}")
 
 
-def _print_sample(reason: str, sample: Mapping[str, Any]) -> None:
-    at = f", stamped {text(sample['timestamp'])}" if sample["timestamp"] is not None else ""
-    place = f"hour {sample['hour']}, partition {sample['partition']}, offset {sample['offset']}{at}"
-    print(f"\n{reason}: {place}: {text(sample['text'])}")
-    for name in ("key", "value"):
-        line = "null" if sample[name] is None else text(sample[name])
-        size = f" ({sample['value_bytes']} bytes)" if name == "value" and sample["value_bytes"] is not None else ""
+def _print_letter(reason: str, letter: Letter) -> None:
+    at = f", stamped {text(letter.timestamp)}" if letter.timestamp is not None else ""
+    place = f"hour {letter.hour}, partition {letter.partition}, offset {letter.offset}{at}"
+    print(f"\n{reason}: {place}: {text(letter.text)}")
+    for name, data in (("key", letter.key), ("value", letter.value)):
+        line = "null" if data is None else text(data)
+        size = f" ({letter.value_bytes} bytes)" if name == "value" and letter.value_bytes is not None else ""
         print(f"  {name}: {line if len(line) <= _LINE else line[:_LINE] + '…'}{size}")
 
 
-def _of(hours: list[str] | None) -> str:
+def _of(hours: tuple[str, str] | None) -> str:
     return f" of the hours {hours[0]} to {hours[1]}" if hours else ""

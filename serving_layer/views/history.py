@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from anabranch.job import Job
 from anabranch.output import print_json, print_table
 from anabranch.protocol import ledger
-from anabranch.protocol.state import load_state
+from anabranch.protocol.ledger_row import Kind, LedgerRow
+from anabranch.protocol.state import Layer, load_state
 from anabranch.remote_errors import asked
+from serving_layer.views.facts import COUNTS, Counts
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-COUNTS = ("offsets", "good", "dead", "duplicate", "gap")
 _COMPARED = (*COUNTS, "gaps", "speed_rows", "sources", "cut", "topic_id")
 
 
@@ -35,92 +36,103 @@ class Tagged:
     until: datetime | None
 
 
-def history(job: Job, hour: str | None) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class DecisionFacts:
+    """A decision, and of an accepted revision what it `changed` (`changed_values`), and whether and how its rows can
+    be read."""
+
+    hour: str
+    at: datetime
+    decision: Kind
+    revision: int
+    served: Layer | None
+    counts: Counts
+    sources: Mapping[str, int] | None
+    changed: Mapping[str, Sequence[Any]]
+    reason: str | None
+    code_version: str
+    tag: str | None = None
+    query: str | None = None
+    readable: str | None = None
+
+
+def history(job: Job, hour: str | None) -> list[DecisionFacts]:
     """Every decision about one hour or all, by hour, oldest first, with what it changed and how to read what it
     replaced. Raises Transient when the lake does not answer."""
     wanted_hours = [hour] if hour is not None else None
     rows = ledger.history(job.lake, job.stream.hours_table, wanted_hours, ("partitions", "quality", "diff"))
     state = load_state(job.lake, job.stream.table)
-    wanted = [row for row in with_waiting(rows, state.decisions) if hour is None or row["hour"] == hour]
-    tags = tagged(state.table, [(row["hour"], row["revision"]) for row in wanted if row["decision"] == "accepted"])
+    wanted = [row for row in with_waiting(rows, state.decisions) if hour is None or row.hour == hour]
+    tags = tagged(state.table, [(row.hour, row.revision) for row in wanted if row.decision == "accepted"])
     return history_rows(job.stream.table, wanted, tags)
 
 
-def with_waiting(rows: Sequence[Mapping[str, Any]], waiting: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The ledger's rows, and behind them, in the same form, the decisions that still wait on a branch to be written.
-    Pure."""
-    known = {row["decision_id"] for row in rows}
-    nothing = dict.fromkeys(field.name for field in ledger.LEDGER_SCHEMA.fields)
-    late = [
-        nothing | dict(item) | {"decision_id": item["id"], "recorded_at": datetime.fromisoformat(str(item["at"]))}
-        for item in waiting
-        if item["id"] not in known
-    ]
-    return [*(dict(row) for row in rows), *late]
+def with_waiting(rows: Sequence[LedgerRow], waiting: Sequence[LedgerRow]) -> list[LedgerRow]:
+    """The ledger's rows, and behind them the decisions that still wait on a branch to be written. Pure."""
+    known = {row.decision_id for row in rows}
+    return [*rows, *(row for row in waiting if row.decision_id not in known)]
 
 
-def history_rows(table: str, rows: Sequence[Mapping[str, Any]], tags: Mapping[str, Tagged]) -> list[dict[str, Any]]:
-    """The decisions of `rows` (the ledger's, oldest first) as JSON shows them, hour by hour. Pure."""
-    found = []
-    for hour in sorted({row["hour"] for row in rows}):
-        of_hour = [row for row in rows if row["hour"] == hour]
-        newest = max((r["revision"] for r in of_hour if r["decision"] == "accepted"), default=0)
-        accepted: Mapping[str, Any] | None = None
+def history_rows(table: str, rows: Sequence[LedgerRow], tags: Mapping[str, Tagged]) -> list[DecisionFacts]:
+    """The decisions of `rows` (the ledger's, oldest first) hour by hour. Pure."""
+    decisions = []
+    for hour in sorted({row.hour for row in rows}):
+        of_hour = [row for row in rows if row.hour == hour]
+        newest = max((row.revision for row in of_hour if row.decision == "accepted"), default=0)
+        accepted: LedgerRow | None = None
         for row in of_hour:
-            found.append(_decision(table, row, accepted, newest, tags))
-            if row["decision"] == "accepted":
+            decisions.append(_decision(table, row, accepted, newest, tags))
+            if row.decision == "accepted":
                 accepted = row
-    return found
+    return decisions
 
 
 def _decision(
-    table: str, row: Mapping[str, Any], before: Mapping[str, Any] | None, newest: int, tags: Mapping[str, Tagged]
-) -> dict[str, Any]:  # fmt: skip
-    view = {
-        "hour": row["hour"],
-        "at": row["recorded_at"],
-        "decision": row["decision"],
-        "revision": row["revision"],
-        "served": row["served"],
-        "counts": {name: row.get(name) for name in COUNTS},
-        "sources": row.get("sources"),
-        "changed": changed_values(before, row) if row["decision"] == "accepted" and before is not None else {},
-        "reason": row["reason"] or _why(row),
-        "code_version": row["code_version"],
-        "tag": None,
-        "query": None,
-        "readable": None,
-    }
-    if row["decision"] == "accepted":
-        view |= _readable(table, row, newest, tags.get(f"{row['hour']}-r{row['revision']}"))
-    return view
+    table: str, row: LedgerRow, before: LedgerRow | None, newest: int, tags: Mapping[str, Tagged]
+) -> DecisionFacts:
+    facts = DecisionFacts(
+        hour=row.hour,
+        at=row.recorded_at,
+        decision=row.decision,
+        revision=row.revision,
+        served=row.served,
+        counts=Counts.of(row),
+        sources=row.sources,
+        changed=changed_values(before, row) if row.decision == "accepted" and before is not None else {},
+        reason=row.reason or _why(row),
+        code_version=row.code_version,
+    )
+    if row.decision != "accepted":
+        return facts
+    tag, query, readable = _readable(table, row, newest, tags.get(f"{row.hour}-r{row.revision}"))
+    return replace(facts, tag=tag, query=query, readable=readable)
 
 
-def _why(row: Mapping[str, Any]) -> str | None:
+def _why(row: LedgerRow) -> str | None:
     """Why a decision without a reason of its own was taken."""
-    if row["decision"] != "accepted":
+    if row.decision != "accepted":
         return None
-    return "restated (`anabranch batch --restate`)" if row["revision"] > 1 else None
+    return "restated (`anabranch batch --restate`)" if row.revision > 1 else None
 
 
-def _readable(table: str, row: Mapping[str, Any], newest: int, tag: Tagged | None) -> dict[str, Any]:
-    """Whether a revision's rows can be read, and how."""
-    query = f"anabranch query \"SELECT * FROM {table} WHERE ingest_hour = '{row['hour']}'\""
-    if row["revision"] == newest:
-        return {"query": query, "readable": "it is the newest revision"}
+def _readable(table: str, row: LedgerRow, newest: int, tag: Tagged | None) -> tuple[str | None, str | None, str]:
+    """The tag and the command that read a revision's rows, where there are such, and in words whether they can be."""
+    query = f"anabranch query \"SELECT * FROM {table} WHERE ingest_hour = '{row.hour}'\""
+    if row.revision == newest:
+        return None, query, "it is the newest revision"
     if tag is None:
-        return {"readable": "no longer: its tag's age has ended"}
-    said = {"tag": tag.name}
-    if row["good"] is not None and tag.rows != row["good"]:
-        return said | {"readable": f"no: its tag shows {tag.rows} rows, the revision had {row['good']}"}
+        return None, None, "no longer: its tag's age has ended"
+    if row.good is not None and tag.rows != row.good:
+        return tag.name, None, f"no: its tag shows {tag.rows} rows, the revision had {row.good}"
     until = f" until {tag.until:%F %T} UTC" if tag.until is not None else ""
-    return said | {"query": f"{query} --at {tag.name}", "readable": f"by its tag{until}"}
+    return tag.name, f"{query} --at {tag.name}", f"by its tag{until}"
 
 
-def changed_values(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """What two revisions say otherwise: `{name: [before, after]}`. Pure."""
-    pairs = {name: [before.get(name), after.get(name)] for name in _COMPARED}
-    return {name: [one, other] for name, (one, other) in pairs.items() if (one or 0) != (other or 0)}
+def changed_values(before: LedgerRow, after: LedgerRow) -> dict[str, list[Any]]:
+    """What two revisions say otherwise: `{name: [before, after]}`, as JSON has the values. Pure."""
+    one, other = before.as_columns(), after.as_columns()
+    pairs = {name: [one.get(name), other.get(name)] for name in _COMPARED}
+    return {name: pair for name, pair in pairs.items() if (pair[0] or 0) != (pair[1] or 0)}
 
 
 def changed_words(changed: Mapping[str, Sequence[Any]]) -> str:
@@ -136,7 +148,7 @@ def changed_words(changed: Mapping[str, Sequence[Any]]) -> str:
 
 def tagged(table: Table, revisions: Sequence[tuple[str, int]]) -> dict[str, Tagged]:
     """The tags that are left of `revisions` (hour, revision) of a loaded table."""
-    found = {}
+    by_name = {}
     for hour, revision in dict.fromkeys(revisions):
         name = f"{hour}-r{revision}"
         ref = table.metadata.refs.get(name)
@@ -148,11 +160,11 @@ def tagged(table: Table, revisions: Sequence[tuple[str, int]]) -> dict[str, Tagg
             rows = sum(task.file.record_count for task in scan.plan_files())
         made = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
         until = made + timedelta(milliseconds=ref.max_ref_age_ms) if ref.max_ref_age_ms is not None else None
-        found[name] = Tagged(name, ref.snapshot_id, rows, until)
-    return found
+        by_name[name] = Tagged(name, ref.snapshot_id, rows, until)
+    return by_name
 
 
-def print_history(stream: str, hour: str | None, decisions: Sequence[Mapping[str, Any]], output: str) -> None:
+def print_history(stream: str, hour: str | None, decisions: Sequence[DecisionFacts], output: str) -> None:
     if output == "json":
         print_json(decisions)
         return
@@ -162,19 +174,17 @@ def print_history(stream: str, hour: str | None, decisions: Sequence[Mapping[str
     columns = ("hour", "at", "decision", "revision", "served", *COUNTS, "changed", "reason")
     print_table(columns, [_cells(decision) for decision in decisions])
     for decision in decisions:
-        if decision["readable"] is None or (decision["tag"] is None and decision["query"] is not None):
+        if decision.readable is None or (decision.tag is None and decision.query is not None):
             continue
-        print(f"hour {decision['hour']}, revision {decision['revision']}: can be read: {decision['readable']}")
-        if decision["query"] is not None:
-            print(f"  {decision['query']}")
+        print(f"hour {decision.hour}, revision {decision.revision}: can be read: {decision.readable}")
+        if decision.query is not None:
+            print(f"  {decision.query}")
 
 
-def _cells(decision: Mapping[str, Any]) -> list[object]:
-    counts = ["" if decision["counts"][name] is None else decision["counts"][name] for name in COUNTS]
-    is_restated = decision["decision"] == "accepted" and decision["revision"] > 1
-    changed = changed_words(decision["changed"]) if is_restated else ""
-    at = f"{decision['at']:%F %T}"
+def _cells(decision: DecisionFacts) -> list[object]:
+    is_restated = decision.decision == "accepted" and decision.revision > 1
+    changed = changed_words(decision.changed) if is_restated else ""
     return [
-        decision["hour"], at, decision["decision"], decision["revision"] or "", decision["served"] or "", *counts,
-        changed, decision["reason"] or "",
+        decision.hour, f"{decision.at:%F %T}", decision.decision, decision.revision or "", decision.served,
+        *decision.counts.cells, changed, decision.reason,
     ]  # fmt: skip

@@ -3,25 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from anabranch import hours as hour_words
 from anabranch.job import Job
 from anabranch.output import print_json, print_table
-from anabranch.position import ranges_to_keys, size, to_keys
+from anabranch.position import Offsets, Ranges, size
 from anabranch.protocol import coverage, ledger
-from anabranch.protocol.state import POSITION, State, load_state
+from anabranch.protocol.ledger_row import Diff, Entries, HourAccount, LedgerRow
+from anabranch.protocol.state import POSITION, Layer, State, load_state
 from anabranch.table.snapshots import head, last_publish, published_since
 from serving_layer.diff.kinds import unexplained_counts
+from serving_layer.views.facts import COUNTS, Counts, ranges_of
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-_COUNTS = ("offsets", "good", "dead", "duplicate", "gap")
+
+@dataclass(frozen=True)
+class GateSummary:
+    """What the quality gate said of an hour; None before it was asked."""
+
+    passed: bool | None = None
+    failed: Entries = ()
 
 
-def hours(job: Job) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class HourSummary:
+    """An hour as the table and the ledger's newest row have it."""
+
+    hour: str
+    state: str
+    revision: int
+    served: Layer
+    cut: Ranges | None
+    counts: Counts
+    speed_rows: int | None
+    diff: Diff | None
+    quality: GateSummary
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Lag:
+    """Offsets that the speed layer has not published, in all and by partition."""
+
+    offsets: int
+    partitions: Offsets
+
+
+@dataclass(frozen=True)
+class StreamStatus:
+    """Where a stream stands. `late` is why the speed layer is late, if it was asked and is."""
+
+    stream: str
+    topic: str
+    topic_id: str
+    topic_recreated: bool
+    position: Offsets
+    position_since: datetime
+    late: str | None
+    lag: Lag
+    last_publish: Mapping[str, datetime | None]
+    open_hour: str
+    to_seal: Sequence[str]
+    backlog: Sequence[str]
+    refused: Sequence[str]
+    hours: Mapping[str, Layer]
+    unexplained: Mapping[str, Mapping[str, int]]
+    dead_letters: int
+    lost: Mapping[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it: times with their offset from UTC."""
+        published = {b: at.isoformat() if at is not None else None for b, at in self.last_publish.items()}
+        return vars(self) | {"position_since": self.position_since.isoformat(), "last_publish": published}
+
+
+def hours(job: Job) -> list[HourSummary]:
     """Every hour from the first to the running one, oldest first: the ledger's newest word on it, with state and
     serving layer as the table itself says them."""
     state = load_state(job.lake, job.stream.table)
@@ -29,73 +90,69 @@ def hours(job: Job) -> list[dict[str, Any]]:
     return hour_rows(state, rows, datetime.now(UTC))
 
 
-def hour_rows(state: State, history: Sequence[Mapping[str, Any]], now: datetime) -> list[dict[str, Any]]:
+def hour_rows(state: State, history: Sequence[LedgerRow], now: datetime) -> list[HourSummary]:
     """The hours' views, from the table's state and all rows of the ledger. An hour whose row is missing is shown as far
     as the table knows it. Pure."""
     rows = ledger.newest(history)
-    why = {row["hour"]: row["reason"] for row in history if row["decision"] == "served"}
+    why = {row.hour: row.reason for row in history if row.decision == "served"}
     timeline = state.timeline
     # After an adoption the open hour may still lie ahead.
     running = hour_words.shift(max(timeline.open, hour_words.hour_of(now)), 1)
     known = {*rows, *hour_words.hours_between(timeline.first, running)}
-    return [_hour(state, {"hour": h} | rows.get(h, {}), why.get(h)) for h in sorted(known)]
+    return [_hour(state, h, rows.get(h), why.get(h)) for h in sorted(known)]
 
 
-def _hour(state: State, row: Mapping[str, Any], why: str | None) -> dict[str, Any]:
-    hour = row["hour"]
+def _hour(state: State, hour: str, row: LedgerRow | None, why: str | None) -> HourSummary:
     accepted = state.accepted.get(hour)
-    cut = state.cuts.get(hour)
-    counts = {name: row.get(name) for name in _COUNTS}
-    diff = row.get("diff")
-    quality = row.get("quality") or {}
-    return {
-        "hour": hour,
-        "state": _state_of(state, hour, row),
-        "revision": accepted.revision if accepted is not None else row.get("revision", 0),
-        "served": state.served_by(hour),
-        "cut": ranges_to_keys(cut.ranges) if cut is not None else row.get("cut"),
-        "counts": counts,
-        "speed_rows": row.get("speed_rows"),
-        "diff": {name: diff[name] for name in ("missing", "extra", "changed")} if diff else None,
-        "quality": {"passed": quality.get("passed"), "failed": quality.get("failed", [])},
-        "reason": _reason(state.overrides.get(hour), why, row.get("reason")),
-    }
+    cut = state.cuts.get(hour) or (row.cut if row is not None else None)
+    account = row or HourAccount()
+    diff, quality = account.diff, account.quality
+    return HourSummary(
+        hour=hour,
+        state=_state_of(state, hour, row),
+        revision=accepted.revision if accepted is not None else row.revision if row is not None else 0,
+        served=state.served_by(hour),
+        cut=ranges_of(cut),
+        counts=Counts.of(account),
+        speed_rows=account.speed_rows,
+        diff=Diff(diff.missing, diff.extra, diff.changed) if diff is not None else None,
+        quality=GateSummary(quality.passed, quality.failed) if quality is not None else GateSummary(),
+        reason=_reason(state.overrides.get(hour), why, row.reason if row is not None else None),
+    )
 
 
-def _state_of(state: State, hour: str, row: Mapping[str, Any]) -> str:
+def _state_of(state: State, hour: str, row: LedgerRow | None) -> str:
     if hour >= state.timeline.open:
         return "open"
     if state.is_accepted(hour):
         return "accepted"
-    return "refused" if row.get("decision") == "refused" else "sealed"
+    return "refused" if row is not None and row.decision == "refused" else "sealed"
 
 
-def _reason(override: str | None, why: str | None, said: str | None) -> str | None:
+def _reason(override: str | None, why: str | None, reason: str | None) -> str | None:
     if override is None:
-        return said
+        return reason
     chosen = f"served by {override} by choice: {why or 'the reason is not in the ledger'}"
-    return f"{chosen}; {said}" if said else chosen
+    return f"{chosen}; {reason}" if reason else chosen
 
 
-def print_hours(rows: list[dict[str, Any]], output: str) -> None:
+def print_hours(views: Sequence[HourSummary], output: str) -> None:
     if output == "json":
-        print_json(rows)
+        print_json(views)
         return
-    columns = ("hour", "state", "revision", "served", *_COUNTS, "speed rows", "diff", "quality", "reason")
-    print_table(columns, [_hour_cells(row) for row in rows])
+    columns = ("hour", "state", "revision", "served", *COUNTS, "speed rows", "diff", "quality", "reason")
+    print_table(columns, [_hour_cells(view) for view in views])
 
 
-def _hour_cells(row: dict[str, Any]) -> list[object]:
-    diff = row["diff"]
-    differing = f"{diff['missing']}/{diff['extra']}/{diff['changed']}" if diff else ""
-    passed = {True: "passed", False: "failed", None: ""}[row["quality"]["passed"]]
-    counts = ["" if row["counts"][name] is None else row["counts"][name] for name in _COUNTS]
-    rows = "" if row["speed_rows"] is None else row["speed_rows"]
-    cells: list[object] = [row["hour"], row["state"], row["revision"] or "", row["served"], *counts]
-    return [*cells, rows, differing, passed, row["reason"] or ""]
+def _hour_cells(view: HourSummary) -> list[object]:
+    diff = view.diff
+    differing = f"{diff.missing}/{diff.extra}/{diff.changed}" if diff is not None else ""
+    passed = {True: "passed", False: "failed", None: ""}[view.quality.passed]
+    cells: list[object] = [view.hour, view.state, view.revision or "", view.served, *view.counts.cells]
+    return [*cells, view.speed_rows, differing, passed, view.reason]
 
 
-def status(job: Job, late_after: timedelta | None = None) -> dict[str, Any]:
+def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
     """Where the stream stands; with `late_after`, also whether the speed layer is late.
 
     Raises Transient when Kafka or the lake does not answer.
@@ -111,25 +168,25 @@ def status(job: Job, late_after: timedelta | None = None) -> dict[str, Any]:
     # All that is shown of the ledger: other rows, however many, are not read.
     rows = ledger.newest(ledger.history(job.lake, name, {*backlog, *ledger.remarkable_hours(job.lake, name)}))
     since = published_since(state.table, "speed", POSITION)
-    return {
-        "stream": job.stream.name,
-        "topic": job.stream.topic,
-        "topic_id": state.position.topic_id,
-        "topic_recreated": topic is not None and state.position.topic_id not in ("", topic.id),
-        "position": to_keys(state.position.offsets),
-        "position_since": since.isoformat(),
-        "late": late_reason(size(lag), since, late_after, now) if late_after is not None else None,
-        "lag": {"offsets": size(lag), "partitions": to_keys({p: max(0, e - s) for p, (s, e) in lag.items()})},
-        "last_publish": {branch: _published_at(state, branch) for branch in ("speed", "batch", "main")},
-        "open_hour": state.timeline.open,
-        "to_seal": ended,
-        "backlog": backlog,
-        "refused": [h for h in backlog if rows.get(h, {}).get("decision") == "refused"],
-        "hours": {h: state.served_by(h) for h in sorted({*state.accepted, *state.timeline.sealed})},
-        "unexplained": unexplained(state, rows),
-        "dead_letters": _records(job.lake.load(job.stream.dead_letters_table), "main"),
-        "lost": {h: n for h, row in rows.items() if (n := (row.get("gaps") or {}).get("retention"))},
-    }
+    return StreamStatus(
+        stream=job.stream.name,
+        topic=job.stream.topic,
+        topic_id=state.position.topic_id,
+        topic_recreated=topic is not None and state.position.topic_id not in ("", topic.id),
+        position=dict(sorted(state.position.offsets.items())),
+        position_since=since,
+        late=late_reason(size(lag), since, late_after, now) if late_after is not None else None,
+        lag=Lag(size(lag), {p: max(0, e - s) for p, (s, e) in sorted(lag.items())}),
+        last_publish={branch: _published_at(state, branch) for branch in ("speed", "batch", "main")},
+        open_hour=state.timeline.open,
+        to_seal=ended,
+        backlog=backlog,
+        refused=[h for h in backlog if h in rows and rows[h].decision == "refused"],
+        hours={h: state.served_by(h) for h in sorted({*state.accepted, *state.timeline.sealed})},
+        unexplained=unexplained(state, rows),
+        dead_letters=_records(job.lake.load(job.stream.dead_letters_table), "main"),
+        lost={h: n for h, row in rows.items() if (n := (row.gaps or {}).get("retention"))},
+    )
 
 
 def late_reason(lag: int, since: datetime, late_after: timedelta, now: datetime) -> str | None:
@@ -140,15 +197,13 @@ def late_reason(lag: int, since: datetime, late_after: timedelta, now: datetime)
     return f"{lag} offsets wait, and the position has not moved for {still}"
 
 
-def unexplained(state: State, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+def unexplained(state: State, rows: Mapping[str, LedgerRow]) -> dict[str, dict[str, int]]:
     """By hour, the differences of the layers that nothing explains, from the ledger's newest rows. Pure."""
-    found = {
-        hour: unexplained_counts(
-            row.get("diff"), row.get("gaps"), coverage.uncovered_reason(state, "speed", hour) is None
-        )
+    by_hour = {
+        hour: unexplained_counts(row.diff, row.gaps, coverage.uncovered_reason(state, "speed", hour) is None)
         for hour, row in rows.items()
     }
-    return {hour: left for hour, left in sorted(found.items()) if left}
+    return {hour: left for hour, left in sorted(by_hour.items()) if left}
 
 
 def unexplained_words(left: Mapping[str, int]) -> str:
@@ -156,9 +211,9 @@ def unexplained_words(left: Mapping[str, int]) -> str:
     return ", ".join(f"{n} {kind}" for kind, n in left.items())
 
 
-def _published_at(state: State, branch: str) -> str | None:
+def _published_at(state: State, branch: str) -> datetime | None:
     snapshot = last_publish(state.table, branch)
-    return datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC).isoformat() if snapshot is not None else None
+    return datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC) if snapshot is not None else None
 
 
 def _records(table: Table, branch: str) -> int:
@@ -167,30 +222,30 @@ def _records(table: Table, branch: str) -> int:
     return int((summary["total-records"] if summary is not None else None) or 0)
 
 
-def print_status(view: dict[str, Any], output: str) -> None:
+def print_status(view: StreamStatus, output: str) -> None:
     if output == "json":
         print_json(view)
         return
     rows: list[tuple[str, object]] = [
-        ("topic", f"{view['topic']} ({view['topic_id'] or 'not seen yet'})"),
-        ("position", ", ".join(f"{p}: {o}" for p, o in view["position"].items())),
-        ("position since", view["position_since"]),
-        ("lag", f"{view['lag']['offsets']} offsets"),
-        *((f"last publish to {branch}", at or "never") for branch, at in view["last_publish"].items()),
-        ("open hour", view["open_hour"]),
-        ("ended, to be sealed", ", ".join(view["to_seal"]) or "none"),
-        ("sealed, not accepted", ", ".join(view["backlog"]) or "none"),
-        ("refused", ", ".join(view["refused"]) or "none"),
-        ("hours by batch", sum(1 for layer in view["hours"].values() if layer == "batch")),
-        ("dead letters", view["dead_letters"]),
-        ("lost to retention", ", ".join(f"{n} offsets in {h}" for h, n in view["lost"].items()) or "none"),
-        ("unexplained differences", f"in {len(view['unexplained'])} hours" if view["unexplained"] else "none"),
+        ("topic", f"{view.topic} ({view.topic_id or 'not seen yet'})"),
+        ("position", ", ".join(f"{p}: {o}" for p, o in view.position.items())),
+        ("position since", view.position_since.isoformat()),
+        ("lag", f"{view.lag.offsets} offsets"),
+        *((f"last publish to {b}", "never" if at is None else at.isoformat()) for b, at in view.last_publish.items()),
+        ("open hour", view.open_hour),
+        ("ended, to be sealed", ", ".join(view.to_seal) or "none"),
+        ("sealed, not accepted", ", ".join(view.backlog) or "none"),
+        ("refused", ", ".join(view.refused) or "none"),
+        ("hours by batch", sum(1 for layer in view.hours.values() if layer == "batch")),
+        ("dead letters", view.dead_letters),
+        ("lost to retention", ", ".join(f"{n} offsets in {h}" for h, n in view.lost.items()) or "none"),
+        ("unexplained differences", f"in {len(view.unexplained)} hours" if view.unexplained else "none"),
     ]
-    print_table((view["stream"], ""), rows)
-    if view["late"]:
-        print(f"the speed layer is late: {view['late']}")
-    for hour, left in view["unexplained"].items():
+    print_table((view.stream, ""), rows)
+    if view.late:
+        print(f"the speed layer is late: {view.late}")
+    for hour, left in view.unexplained.items():
         print(
             f"hour {hour}: the layers differ and nothing explains it: {unexplained_words(left)}; look at "
-            f"`anabranch diff {view['stream']} {hour}`"
+            f"`anabranch diff {view.stream} {hour}`"
         )

@@ -198,7 +198,7 @@ def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Told:
         "dead": [(d["kafka_partition"], d["kafka_offset"], d["ingest_hour"], d["layer"]) for d in one.dead()],
         "position": state.position.offsets,
         "accepted": {hour: accepted.as_dict() for hour, accepted in state.accepted.items()},
-        "ledger": [{k: v for k, v in row.items() if k not in unlike} for row in decisions],
+        "ledger": [{k: v for k, v in row.as_columns().items() if k not in unlike} for row in decisions],
         "audit": audit,
     }
     text = json.dumps(told, default=str, sort_keys=True)

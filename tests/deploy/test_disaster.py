@@ -106,7 +106,7 @@ def end(one: World) -> None:
     assert one.contents() == one.contents("speed") == acknowledged(one)
     assert [(d["kafka_partition"], bytes(d["value"])) for d in one.dead()] == [(0, BAD)]
     newest = ledger.newest(ledger.history(one.lake, one.job.stream.hours_table))
-    assert {past_hour(ago): newest[past_hour(ago)]["decision"] for ago in (4, 3, 2, 1)} == {
+    assert {past_hour(ago): newest[past_hour(ago)].decision for ago in (4, 3, 2, 1)} == {
         past_hour(ago): "accepted" for ago in (4, 3, 2, 1)
     }
     run(one, "audit", one.name, "--hours", f"{past_hour(4)}..{past_hour(1)}")

@@ -55,8 +55,8 @@ def test_both_jobs_read_a_broker_that_wants_tls_and_a_name(plain_world: Make, br
     one.apply()
     one.speed()
     assert one.contents() == one.acknowledged()
-    [result] = [r for r in one.batch() if r.said.get("offsets")]
-    assert (result.decision, result.said["good"]) == ("accepted", 20)
+    [result] = [r for r in one.batch() if r.account.offsets]
+    assert (result.decision, result.account.good) == ("accepted", 20)
     assert one.contents() == one.acknowledged()
 
 

@@ -70,9 +70,9 @@ def test_three_hours_catch_up_oldest_first_and_a_refused_one_is_restated_by_clea
         assert (refused["hour"], refused["revision"]) == (hours[1], 1)
         assert refused["reason"].startswith("quality: expect_column_values_to_be_between(level)")
         accepted = [
-            row["hour"]
+            row.hour
             for row in ledger.history(one.lake, one.job.stream.hours_table)
-            if row["decision"] == "accepted" and row["hour"] in hours
+            if row.decision == "accepted" and row.hour in hours
         ]
         assert accepted == [hours[0], hours[2]]
         assert one.contents() == one.acknowledged()

@@ -66,7 +66,7 @@ def test_hours_accepted_in_any_order_hold_an_event_once_and_in_its_first_hour(
     if order != (A, B, C):
         assert max(revisions(one).values()) > 1
         rows = ledger.history(one.lake, one.job.stream.hours_table)
-        assert any((row["reason"] or "").startswith("decided again after") for row in rows)
+        assert any((row.reason or "").startswith("decided again after") for row in rows)
     else:
         assert revisions(one) == {A: 1, B: 1, C: 1}
 
@@ -84,7 +84,7 @@ def test_an_event_that_a_restated_hour_loses_comes_back_in_the_hour_after(stream
     one.configure(event_time={"column": "event_time", "past": "2 hours", "future": "1 hour"})
     one.reopen()
     [result] = one.batch(B, restate=True)
-    assert (result.decision, result.said["good"], result.said["dead"]) == ("accepted", 0, 1)
+    assert (result.decision, result.account.good, result.account.dead) == ("accepted", 0, 1)
     assert where(one) == {"a": A, "twice": C, "c": C}
     assert revisions(one) == {A: 1, B: 2, C: 2}
     # And back again, when the bounds are widened.

@@ -168,7 +168,7 @@ def assert_exact(one: World, duplicates: bool) -> None:
 
 
 def decisions(one: World) -> Counter[tuple[str, str]]:
-    return Counter((row["hour"], row["decision"]) for row in ledger.history(one.lake, one.job.stream.hours_table))
+    return Counter((row.hour, row.decision) for row in ledger.history(one.lake, one.job.stream.hours_table))
 
 
 @pytest.fixture
@@ -349,7 +349,7 @@ def test_merging_the_ledger(stream: World, case: Case) -> None:
     run(one, "maintain", one.name)
     after = ledger.history(one.lake, name)
     assert after[: len(before)] == before
-    assert [(row["hour"], row["decision"]) for row in after[len(before) :]] == [(past_hour(1), "sealed")]
+    assert [(row.hour, row.decision) for row in after[len(before) :]] == [(past_hour(1), "sealed")]
 
 
 @pytest.mark.parametrize("case", MAINTAIN, ids=str)

@@ -73,13 +73,13 @@ def test_retention_that_overtook_an_hour_refuses_it_or_is_an_allowed_gap(world: 
     one.apply()
     one.delete_records({0: 5})
     [refused] = one.batch(past_hour(1))
-    assert (refused.decision, refused.said["gaps"]) == ("refused", {"retention": 5})
+    assert (refused.decision, refused.account.gaps) == ("refused", {"retention": 5})
     assert "found 5 retention" in (refused.reason or "")
     assert one.rows() == []
     one.configure(batch={"grace": "0 seconds", "allow_gaps": ["control", "aborted", "retention"]})
     one.reopen()
     [accepted] = one.batch(past_hour(1))
-    assert (accepted.decision, accepted.said["good"], accepted.said["gap"]) == ("accepted", 15, 5)
+    assert (accepted.decision, accepted.account.good, accepted.account.gap) == ("accepted", 15, 5)
     assert one.contents() == one.acknowledged()[5:]
 
 
@@ -167,8 +167,8 @@ def test_a_compacted_topic_closes_with_gaps_of_its_class(world: Make) -> None:
         assert time.monotonic() < deadline, "expected the log cleaner to compact within 120 s"
         time.sleep(1)
     [result] = [r for r in one.batch() if r.hour == hour]
-    left = result.said["good"]
-    assert (result.decision, result.said["gaps"]) == ("accepted", {"compacted": 10 - left})
+    left = result.account.good
+    assert (result.decision, result.account.gaps) == ("accepted", {"compacted": 10 - left})
     assert 0 < left < 10
     # The last record of a key is never compacted away.
     assert one.contents()[-1] == one.acknowledged()[-1]

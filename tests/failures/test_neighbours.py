@@ -267,7 +267,7 @@ def test_s3_cut_between_a_restatement_and_its_ledger_row_makes_one_revision(
     assert [(r.decision, r.revision) for r in results] == [("accepted", 2)]
     assert one.state.accepted[hour].revision == 2
     rows = ledger.history(one.lake, one.job.stream.hours_table)
-    assert [r["revision"] for r in rows if r["decision"] == "accepted" and r["hour"] == hour] == [1, 2]
+    assert [r.revision for r in rows if r.decision == "accepted" and r.hour == hour] == [1, 2]
     assert one.contents("batch") == one.contents() == one.acknowledged()
 
 

@@ -85,7 +85,7 @@ def test_a_task_that_fails_once_duplicates_no_row_in_either_layer(world: Make, f
     assert len(one.dead()) == 1
     [result] = one.batch()
     assert len(list(failing_once.iterdir())) > by_speed
-    assert (result.decision, result.said["good"], result.said["dead"]) == ("accepted", 60, 1)
+    assert (result.decision, result.account.good, result.account.dead) == ("accepted", 60, 1)
     assert one.contents() == one.acknowledged()
 
 

@@ -122,7 +122,7 @@ def test_two_batch_runs_of_one_hour_make_one_revision(stream: World) -> None:
         assert "another run was first" in hung.log
     assert one.state.heads == heads
     rows = ledger.history(one.lake, one.job.stream.hours_table)
-    assert Counter(r["decision"] for r in rows if r["hour"] == hour) == {"sealed": 1, "accepted": 1}
+    assert Counter(r.decision for r in rows if r.hour == hour) == {"sealed": 1, "accepted": 1}
     assert one.contents() == one.acknowledged()
 
 

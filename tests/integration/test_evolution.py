@@ -51,7 +51,7 @@ def records(hour: str, prefix: str) -> list[tuple[int, datetime, bytes]]:
 
 
 def diff(result: Result) -> dict[str, int]:
-    return {k: result.said["diff"][k] for k in ("missing", "extra", "changed")}
+    return {k: getattr(result.account.diff, k) for k in ("missing", "extra", "changed")}
 
 
 def readings(one: World) -> list[list[dict[str, Any]]]:
@@ -94,7 +94,7 @@ def test_hours_of_both_schemas_are_read_and_rebuilt(world: Make) -> None:
 
     # What was dead only by the types of before is missing in the speed layer; nothing else is a difference.
     results = [*one.batch(accepted, restate=True), *one.batch(served)]
-    assert [(r.decision, r.revision, r.said["good"], r.said["dead"]) for r in results] == [
+    assert [(r.decision, r.revision, r.account.good, r.account.dead) for r in results] == [
         ("accepted", 2, 6, 0),
         ("accepted", 1, 6, 0),
     ]
@@ -174,7 +174,7 @@ def test_a_key_that_widens_goes_on_dropping_what_an_hour_before_it_holds(world: 
     one.reopen()
     assert one.apply() == [f"widened column n of {one.job.stream.table} from int to bigint"]
     (result,) = one.batch(second)
-    assert (result.decision, result.said["good"], result.said["duplicate"]) == ("accepted", 1, 1)
+    assert (result.decision, result.account.good, result.account.duplicate) == ("accepted", 1, 1)
     (result,) = one.batch(first, restate=True)
     assert (result.decision, result.revision) == ("accepted", 2)
     assert sorted(row["event_id"] for row in one.rows()) == ["a-1", "a-2", "b-3"]
@@ -204,7 +204,7 @@ def test_a_file_that_was_rolled_back_goes_on_beside_a_newer_table(world: Make) -
     assert len(said) == 1 and "ahead of the stream's file in" in said[0] and one.apply() == []
     one.speed()
     [result] = one.batch(second)
-    assert (result.decision, result.said["good"], result.said["dead"], diff(result)) == (
+    assert (result.decision, result.account.good, result.account.dead, diff(result)) == (
         "accepted", 3, 3, {"missing": 0, "extra": 0, "changed": 0},
     )  # fmt: skip
     assert sorted(r["event_id"] for r in one.rows() if r["event_id"].startswith("a-")) == [

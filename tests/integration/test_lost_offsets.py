@@ -10,6 +10,7 @@ from world import World, event, past_hour, spread
 
 from anabranch.hours import start_of
 from anabranch.protocol import adoption, ledger
+from anabranch.protocol.ledger_row import Account, LedgerRow
 
 Make = Callable[..., World]
 WIDE = {"column": "event_time", "past": "90 days", "future": "1 hour"}
@@ -23,7 +24,7 @@ def send_hour(one: World, hour: str) -> None:
     one.send([*spread(hour, 20, "e", partitions=1), again, (0, at, event("old", old))])
 
 
-def accepted_row(one: World, hour: str) -> dict[str, Any]:
+def accepted_row(one: World, hour: str) -> LedgerRow:
     return ledger.newest(ledger.history(one.lake, one.job.stream.hours_table))[hour]
 
 
@@ -42,9 +43,9 @@ def test_what_kafka_lost_of_an_hour_is_filled_from_the_speed_layer(world: Make) 
     [result] = one.batch(hour)
     assert (result.decision, result.reason) == ("accepted", None)
     row = accepted_row(one, hour)
-    assert (row["good"], row["dead"], row["duplicate"], row["gap"]) == (20, 1, 1, 0)
-    assert row["sources"] == {"kafka": 12, "speed": 10}
-    assert row["partitions"] == {"0": {"offsets": 22, "good": 20, "dead": 1, "duplicate": 1, "gaps": {}}}
+    assert (row.good, row.dead, row.duplicate, row.gap) == (20, 1, 1, 0)
+    assert row.sources == {"kafka": 12, "speed": 10}
+    assert row.partitions == {0: Account(22, good=20, dead=1, duplicate=1, gaps={})}
     assert one.contents() == one.acknowledged()[:20]
 
 
@@ -64,9 +65,9 @@ def test_an_hour_that_kafka_lost_is_restated_from_what_is_accepted_and_its_dead_
     assert (again.decision, again.revision) == ("accepted", 2)
     assert content(one) == before
     row = accepted_row(one, hour)
-    assert (row["good"], row["dead"], row["duplicate"], row["gap"]) == (20, 1, 1, 0)
-    assert row["sources"] == {"accepted": 20, "dead_letters": 1}
-    assert row["reason"] == "to see whether it holds"
+    assert (row.good, row.dead, row.duplicate, row.gap) == (20, 1, 1, 0)
+    assert row.sources == {"accepted": 20, "dead_letters": 1}
+    assert row.reason == "to see whether it holds"
     assert one.replay() == []
     # Widen the bound: the dead letter can be read by now.
     one.configure(event_time=WIDE)
@@ -76,8 +77,8 @@ def test_an_hour_that_kafka_lost_is_restated_from_what_is_accepted_and_its_dead_
     assert one.offsets() == [(0, o) for o in (*range(20), 21)]
     assert one.dead() == []
     row = accepted_row(one, hour)
-    assert (row["good"], row["dead"], row["duplicate"], row["gap"]) == (21, 0, 1, 0)
-    assert row["reason"] == "dead letters replayed: 1 can be read by now"
+    assert (row.good, row.dead, row.duplicate, row.gap) == (21, 0, 1, 0)
+    assert row.reason == "dead letters replayed: 1 can be read by now"
     assert one.replay() == []
 
 
@@ -96,7 +97,7 @@ def test_an_accepted_hour_of_a_deleted_topic_is_restated_from_the_table_alone(wo
     [again] = one.batch(hour, restate=True, why="to see whether it holds")
     assert (again.decision, again.revision) == ("accepted", 2)
     assert (content(one), [d["value"] for d in one.dead()]) == (before, [d["value"] for d in letters])
-    assert accepted_row(one, hour)["sources"] == {"accepted": 20, "dead_letters": 1}
+    assert accepted_row(one, hour).sources == {"accepted": 20, "dead_letters": 1}
 
 
 def test_an_hour_after_a_replayed_one_is_decided_again_though_kafka_lost_both(world: Make) -> None:
@@ -116,7 +117,7 @@ def test_an_hour_after_a_replayed_one_is_decided_again_though_kafka_lost_both(wo
     # The first hour's letter is the event now, and what repeats it an hour later is the duplicate.
     assert one.offsets() == [(0, o) for o in (*range(20), 21, 23, 24, 25)]
     row = accepted_row(one, second)
-    assert (row["revision"], row["good"], row["duplicate"]) == (2, 3, 1)
+    assert (row.revision, row.good, row.duplicate) == (2, 3, 1)
 
 
 def test_what_nobody_holds_is_a_gap_that_an_operator_may_accept(world: Make) -> None:
@@ -132,7 +133,7 @@ def test_what_nobody_holds_is_a_gap_that_an_operator_may_accept(world: Make) -> 
     objection = "gaps: expected only control, aborted, found 5 retention"
     assert accepted.reason == f"accepted by choice: the five are in the archive; in spite of: {objection}"
     assert one.state.accepted[hour].by_choice
-    assert accepted_row(one, hour)["gaps"] == {"retention": 5}
+    assert accepted_row(one, hour).gaps == {"retention": 5}
     # What the twentieth repeats is lost, so it stays.
     assert one.offsets() == [(0, o) for o in range(5, 21)]
     # Without the word it is refused again, and what was accepted stays.

@@ -16,6 +16,7 @@ from world import World, event, past_hour, spread
 from anabranch.cli import main
 from anabranch.hours import start_of
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import Diff, HourAccount
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.table.commits import Change, Outcome
 from anabranch.table.snapshots import files_of
@@ -163,8 +164,8 @@ def test_what_is_spoiled_shows_and_what_was_replaced_stays_readable(known: World
 
     # A ledger that speaks of a difference that nothing explains.
     accepted = one.state.accepted[hour]
-    diff = {"missing": 1, "extra": 0, "changed": 2, "duplicate": 2, "unread": 0, "sample": []}
-    lie = ledger.decision(hour, "accepted", 2, accepted.cut, datetime.now(UTC), served="batch", diff=diff)
+    account = HourAccount(diff=Diff(missing=1, extra=0, changed=2, duplicate=2, unread=0, sample=()))
+    lie = ledger.decision(hour, "accepted", 2, accepted.cut, datetime.now(UTC), served="batch", account=account)
     ledger.record(one.lake, one.job.stream.hours_table, [lie])
     assert shown(one, "status", one.name, expect=1)["unexplained"] == {hour: {"missing": 1, "changed": 2}}
     assert f"hour {hour}: the layers differ and nothing explains it: 1 missing, 2 changed" in run(

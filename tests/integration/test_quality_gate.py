@@ -42,8 +42,8 @@ def three_days(world: Make) -> World:
 
 def quality(one: World, hour: str) -> dict[str, Any]:
     rows = ledger.history(one.lake, one.job.stream.hours_table)
-    found: dict[str, Any] = [row for row in rows if row["hour"] == hour and row["quality"]][-1]["quality"]
-    return found
+    results = [row.quality for row in rows if row.hour == hour and row.quality is not None]
+    return results[-1].as_dict()
 
 
 def docs(one: World, *arguments: str) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def test_row_counts_are_judged_and_every_decision_has_its_page(three_days: World
     one, hour = three_days, past_hour(1)
     one.expect(DAYS, against_speed(1, "critical"), LEVEL | {"severity": "warning"})
 
-    results = {r.hour: r for r in one.batch() if r.said["offsets"]}
+    results = {r.hour: r for r in one.batch() if r.account.offsets}
 
     assert {h: r.decision for h, r in results.items()} == {
         past_hour(49): "accepted",

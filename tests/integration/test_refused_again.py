@@ -12,7 +12,7 @@ from serving_layer.views import status as views
 
 def refusals(one: World) -> int:
     rows = ledger.history(one.lake, one.job.stream.hours_table)
-    return sum(row["decision"] == "refused" for row in rows)
+    return sum(row.decision == "refused" for row in rows)
 
 
 def commits(one: World) -> int:
@@ -37,7 +37,7 @@ def test_a_refused_hour_is_rebuilt_by_itself_only_once_something_has_changed(wor
     for _ in range(2):
         [again] = one.batch()
         assert (again.hour, again.decision, again.reason) == (hour, "refused", first.reason)
-        assert again.said["quality"]["failed"] and again.said["good"] == 10
+        assert again.account.quality.failed and again.account.good == 10
     assert (commits(one), refusals(one)) == (before, 1)
     assert next(h for h in views.hours(one.job) if h["hour"] == hour)["state"] == "refused"
     # Named, it is rebuilt at once; the same reason is in the ledger already.

@@ -62,7 +62,7 @@ def test_an_arithmetic_exception_in_a_task_ends_both_jobs_and_nothing_is_lost(
             assert one.state.heads["speed"] == speed
     # The hour that broke the batch job held back no other.
     assert set(one.state.accepted) == {past_hour(1)}
-    assert not [r for r in ledger.history(one.lake, one.job.stream.hours_table) if r["decision"] == "refused"]
+    assert not [r for r in ledger.history(one.lake, one.job.stream.hours_table) if r.decision == "refused"]
     overflowing.undo()
     one.speed()
     one.batch()

@@ -329,6 +329,6 @@ def test_aborted_transactions_and_control_records_are_explained_gaps(world: Make
     results = one.batch()
     assert [r.decision for r in results] == ["accepted"]
     # Two records were aborted; each of the three transactions ends with a control record.
-    counts = {name: results[0].said[name] for name in ("offsets", "good", "gaps")}
+    counts = {name: getattr(results[0].account, name) for name in ("offsets", "good", "gaps")}
     assert counts == {"offsets": 9, "good": 4, "gaps": {"aborted": 2, "control": 3}}
     assert one.contents() == one.acknowledged()

@@ -17,6 +17,7 @@ from small_world import File, Kafka, Lake, Row, Violation, World, ledger_row
 from anabranch.hours import Cut, hours_between
 from anabranch.position import Ranges, ranges_from_keys
 from anabranch.protocol import dead_letters
+from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import LOST
 from anabranch.table.snapshots import BRANCHES
 
@@ -34,9 +35,9 @@ def check(world: World) -> None:
 
 def check_rest(world: World) -> None:
     """What holds once everybody is at rest. Raises Violation."""
-    lake, letters, known = world.lake, world.letters, {row["id"] for row in map(ledger_row, world.ledger)}
+    lake, letters, known = world.lake, world.letters, {row.decision_id for row in map(ledger_row, world.ledger)}
     assert letters is not None
-    if left := [d["id"] for d in lake.state.decisions if d["id"] not in known]:
+    if left := [row.decision_id for row in lake.state.decisions if row.decision_id not in known]:
         raise Violation(f"at rest, the ledger lacks {left}")
     if left := [item["id"] for item in _outstanding(lake, letters)]:
         raise Violation(f"at rest, the dead letters {left} are not published")
@@ -46,8 +47,8 @@ def check_rest(world: World) -> None:
         raise Violation(f"at rest, main and its dead letters lack {sorted(not_taken)}")
     said = _said_lost(lake, main, world.ledger)
     # Of a log that ended, nobody knows how much lay behind the last cut: the adoption itself says that it is lost.
-    seals = [row for row in map(ledger_row, world.ledger) if row["decision"] == "sealed"]
-    cut = {(row["topic_id"], place) for row in seals for place in _places(_cut(row))}
+    seals = [row for row in map(ledger_row, world.ledger) if row.decision == "sealed"]
+    cut = {(_cut(row).topic_id, place) for row in seals for place in _places(_cut(row).ranges)}
     unknown = {row for row, id in world.kafka.past if (id, row[:2]) not in cut}
     if untold := [row for row in sorted(lacks - unknown) if row[:2] not in said]:
         raise Violation(f"at rest, {untold} are lost, and nothing says so")
@@ -91,20 +92,21 @@ def _check_letters(letters: Lake) -> None:
 def _check_decisions(lake: Lake, ledger: tuple[str, ...], restored: bool) -> None:
     """Every decision has its row once, in the ledger or waiting for it: a seal and each revision of every hour."""
     state, recorded = lake.state, [ledger_row(text) for text in ledger]
-    if twice := [id for id, count in Counter(row["id"] for row in recorded).items() if count > 1]:
+    if twice := [id for id, count in Counter(row.decision_id for row in recorded).items() if count > 1]:
         raise Violation(f"the ledger holds {twice} more than once")
-    waiting = [d for d in state.decisions if d["id"] not in {row["id"] for row in recorded}]
+    known = {row.decision_id for row in recorded}
+    waiting = [row for row in state.decisions if row.decision_id not in known]
     rows = [*recorded, *waiting]
     for hour in hours_between(state.timeline.first, state.timeline.open):
-        of_hour = [row for row in rows if row["hour"] == hour]
-        revisions = sorted(row["revision"] for row in of_hour if row["decision"] == "accepted")
+        of_hour = [row for row in rows if row.hour == hour]
+        revisions = sorted(row.revision for row in of_hour if row.decision == "accepted")
         accepted = state.accepted[hour].revision if hour in state.accepted else len(revisions)
         if revisions != list(range(1, accepted + 1)) or bool(revisions) != state.is_accepted(hour):
             raise Violation(f"{hour} is accepted as revision {accepted}, the ledger says {revisions}")
-        seals = [row["cut"] for row in of_hour if row["decision"] == "sealed"]
+        seals = [row.cut for row in of_hour if row.decision == "sealed"]
         if len(seals) != 1 and not restored:
             raise Violation(f"{hour} is sealed, the ledger says so {len(seals)} times")
-        if any(row["cut"] != seals[0] for row in of_hour if row["decision"] == "accepted" and seals):
+        if any(row.cut != seals[0] for row in of_hour if row.decision == "accepted" and seals):
             raise Violation(f"{hour} is accepted by another cut than {seals[0]}")
 
 
@@ -122,10 +124,10 @@ def _check_offsets(
     for hour, row in _newest_accepted(lake, ledger).items():
         if state.served_by(hour) != "batch":
             continue
-        cut, found = _places(_cut(row)), {row[:2] for row in main.get(hour, ())}
-        if found - cut or len(cut - found) != row.get("gap", 0):
+        cut, found = _places(_cut(row).ranges), {row[:2] for row in main.get(hour, ())}
+        if found - cut or len(cut - found) != (row.gap or 0):
             raise Violation(
-                f"{hour} is accepted as {sorted(cut)} with {row.get('gap', 0)} in gaps, main and its dead letters hold "
+                f"{hour} is accepted as {sorted(cut)} with {row.gap or 0} in gaps, main and its dead letters hold "
                 f"{sorted(found)}"
             )
     # Before an adoption the position says nothing of a log that is another one.
@@ -143,23 +145,24 @@ def _said_lost(lake: Lake, main: Mapping[str, Iterable[Row]], ledger: tuple[str,
     lost = json.loads(lake.state.branch_properties["speed"].get(LOST, "[]"))
     said = {place for entry in lost for place in _places(ranges_from_keys(entry["ranges"]))}
     for hour, row in _newest_accepted(lake, ledger).items():
-        lacks = _places(_cut(row)) - {row[:2] for row in main.get(hour, ())}
-        if len(lacks) == row.get("gap", 0):
+        lacks = _places(_cut(row).ranges) - {row[:2] for row in main.get(hour, ())}
+        if len(lacks) == (row.gap or 0):
             said |= lacks
     return said
 
 
-def _newest_accepted(lake: Lake, ledger: tuple[str, ...]) -> dict[str, Mapping[str, Any]]:
+def _newest_accepted(lake: Lake, ledger: tuple[str, ...]) -> dict[str, LedgerRow]:
     """By accepted hour, what was decided of its newest revision, recorded or not."""
-    found: dict[str, Mapping[str, Any]] = {}
+    found: dict[str, LedgerRow] = {}
     for row in (*map(ledger_row, ledger), *lake.state.decisions):
-        if row["decision"] == "accepted" and row["revision"] >= found.get(row["hour"], row)["revision"]:
-            found[row["hour"]] = row
+        if row.decision == "accepted" and row.revision >= found.get(row.hour, row).revision:
+            found[row.hour] = row
     return found
 
 
-def _cut(row: Mapping[str, Any]) -> Ranges:
-    return Cut.from_dict({"topic_id": "", "ranges": row["cut"]}).ranges
+def _cut(row: LedgerRow) -> Cut:
+    assert row.cut is not None
+    return row.cut
 
 
 def _places(ranges: Ranges) -> set[Place]:

@@ -60,9 +60,9 @@ def is_waiting(world: World) -> bool:
     """Whether a decision lacks its ledger row, or dead letters that a publish named are not published."""
     if world.letters is None:
         return False
-    state, known = world.lake.state, {row["id"] for row in map(ledger_row, world.ledger)}
+    state, known = world.lake.state, {row.decision_id for row in map(ledger_row, world.ledger)}
     table = world.letters.table
-    return any(d["id"] not in known for d in state.decisions) or any(
+    return any(row.decision_id not in known for row in state.decisions) or any(
         dead_letters.is_due(state, item) and not dead_letters.is_done(table, item) for item in state.dead_letters
     )
 
@@ -385,7 +385,7 @@ class Publisher(Actor):
     def should_recover(self, world: World) -> bool:
         """Whether something is named of which it has not seen that it is done."""
         state = world.lake.state
-        named = {str(item["id"]) for item in (*state.decisions, *state.dead_letters)}
+        named = {row.decision_id for row in state.decisions} | {str(item["id"]) for item in state.dead_letters}
         return world.lake.accounts and not named <= self.confirmed
 
     def finishing(self) -> Publisher:
@@ -405,8 +405,9 @@ class Publisher(Actor):
         assert self.seen is not None
         waiting = self.seen.state.decisions
         after = world.record(waiting)
-        done = replace(self, confirmed=self.confirmed | {str(d["id"]) for d in waiting})
-        yield f"records {[d['id'] for d in waiting]}", after, done.following_letters()
+        ids = [row.decision_id for row in waiting]
+        done = replace(self, confirmed=self.confirmed | set(ids))
+        yield f"records {ids}", after, done.following_letters()
 
     def following_letters(self) -> Publisher:
         """Itself before the next of the dead letters that wait, or behind the last one."""

@@ -196,7 +196,7 @@ def check_rest(world: World) -> None:
         main = Counter(world.lake.rows("main"))
         if missing := [row for row in world.kafka.rows if main[row] != 1]:
             raise Violation(f"at rest, main lacks {missing}")
-    refused = {row["hour"] for row in map(ledger_row, world.ledger) if row["decision"] == "refused"}
+    refused = {row.hour for row in map(ledger_row, world.ledger) if row.decision == "refused"}
     if waiting := [h for h in state.timeline.sealed if h not in world.bad and h not in refused]:
         raise Violation(f"at rest, {waiting} are not accepted")
     if left := {t.id for t in world.lake.line} - world.abandoned:

@@ -20,6 +20,7 @@ from anabranch.errors import PositionError
 from anabranch.hours import Cut, hour_of, shift
 from anabranch.position import Ranges, size
 from anabranch.protocol import adoption, coverage, dead_letters, ledger, sealing, turns
+from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import Accepted, State, check_topic
@@ -357,7 +358,7 @@ class Batch(Publisher):
         }
 
     def waiting(self, world: World) -> list[str]:
-        lost = {row["hour"] for row in map(ledger_row, world.ledger) if row["decision"] == "refused"}
+        lost = {row.hour for row in map(ledger_row, world.ledger) if row.decision == "refused"}
         hopeless = self.given_up & world.bad | lost - world.bad
         return [h for h in batch_plan.waiting_hours(world.lake.state) if h not in hopeless]
 
@@ -374,7 +375,7 @@ class Batch(Publisher):
                 yield f"decides {hour} again", world, replace(fresh, at="rebuild", todo=(hour,), restating=True)
         if self.restates:
             # Also those that are no longer remembered one by one, which the ledger knows.
-            forgotten = {row["hour"] for row in map(ledger_row, world.ledger) if state.is_accepted(row["hour"])}
+            forgotten = {row.hour for row in map(ledger_row, world.ledger) if state.is_accepted(row.hour)}
             for hour in sorted(forgotten.union(state.accepted)):
                 if hour not in (self.choice[:1] or (hour,)):
                     continue
@@ -517,8 +518,8 @@ class Batch(Publisher):
         elif objections := read.balance.disallowed(self.allow_gaps):
             yield from self.refusing(after.discard(staged).discard_letters(staged_dead), id, "; ".join(objections))
         else:
-            accounts = {str(p): account.as_dict() for p, account in read.balance.partitions.items()}
-            counts = json.dumps(read.balance.counts | {"partitions": accounts}) if world.letters else "{}"
+            account = replace(read.balance.counts, partitions=read.balance.partitions)
+            counts = json.dumps(account.as_dict()) if world.letters else "{}"
             done = replace(told, at="verdict", staged=staged, dead=staged_dead, counts=counts, lake=None)
             yield f"stages {[*files]}", after, done
 
@@ -551,7 +552,9 @@ class Batch(Publisher):
         accepted = Accepted(self.before + 1, Cut(self.topic_id, dict(self.cut)), unread=self.unread)
         id = f"{self.staged.wap_id}-{hour}"
         letters = (dead_letters.waiting_batch(self.dead, hour, accepted.revision, now, id),)
-        rebuilt = batch_plan.Rebuilt(hour, accepted, self.staged, letters, json.loads(self.counts))
+        rebuilt = batch_plan.Rebuilt(
+            hour, accepted, self.staged, letters, HourAccount.from_dict(json.loads(self.counts))
+        )
         yield from self.publish(world, batch_plan.plan_publish(state, [rebuilt], now, self.confirmed))
 
     def landed(self) -> Publisher:

@@ -11,7 +11,7 @@ from anabranch.hours import Cut
 from anabranch.position import Offsets, Ranges, Topic, size, without
 from anabranch.protocol import adoption, ledger
 from anabranch.protocol.state import Layer
-from batch_layer.balance import Account, Balance, Counted, classify_lost
+from batch_layer.balance import Balance, Counted, classify_lost
 from batch_layer.offset_counts import held
 
 
@@ -50,8 +50,8 @@ def read_hour(world: World, lake: Lake, hour: str, cut: Cut, before: int) -> Rea
             (dead if row[2] in world.kafka.malformed else good).append(row)
     filled = _by_partition([row for row in (*good, *dead) if _is_in(row, lost)])
     left = {p: n for p, (s, e) in lost.items() if (n := e - s - filled.get(p, 0))}
-    said = ledger.newest(world.recorded(hour)).get(hour, {}).get("partitions") or {}
-    accounts = {int(p): Account(**account) for p, account in said.items()} if before else {}
+    row = ledger.newest(world.recorded(hour)).get(hour) if before else None
+    accounts = (row.partitions if row is not None else None) or {}
     duplicate, gaps = classify_lost(left, accounts, stored, {}) if left else ({}, {})
     balance = Balance(cut, _counted(good, cut.ranges), _counted(dead, cut.ranges), duplicate, gaps)
     assert not (problems := balance.problems()), problems

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache, cached_property
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
@@ -25,6 +25,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from anabranch.hours import Timeline, hour_of
 from anabranch.position import Position, Ranges, Stamped, Topic
 from anabranch.protocol import dead_letters, ledger, turns
+from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import DEAD_LETTERS, DECISIONS, POSITION, TIMELINE, State, read_state
 from anabranch.table.commits import Commit
 from anabranch.table.snapshots import BRANCHES, PUBLISH_ID, WAP_ID, Staged, carried
@@ -485,16 +486,16 @@ class World:
         versions = tuple(v for v in self.letters.versions if v.id != staged.snapshot_id)
         return self._over(self.lake, letters=Lake.of(versions, self.letters.refs, self.letters.properties))
 
-    def record(self, decisions: Iterable[Mapping[str, Any]]) -> World:
+    def record(self, decisions: Iterable[LedgerRow]) -> World:
         """The world once the ledger holds some decisions: one append, by somebody who read what it lacks."""
-        wanted = {str(d["id"]): d for d in decisions}
-        known = {str(row["id"]) for row in map(ledger_row, self.ledger)}
-        rows = [json.dumps(dict(d), sort_keys=True, default=str) for d in ledger.plan_missing(wanted, known)]
+        wanted = {row.decision_id: row for row in decisions}
+        known = {row.decision_id for row in map(ledger_row, self.ledger)}
+        rows = [json.dumps(row.as_waiting(), sort_keys=True) for row in ledger.plan_missing(wanted, known)]
         return replace(self, ledger=(*self.ledger, *rows))
 
-    def recorded(self, hour: str) -> list[Mapping[str, Any]]:
+    def recorded(self, hour: str) -> list[LedgerRow]:
         """The ledger's rows of an hour, oldest first."""
-        return [row for row in map(ledger_row, self.ledger) if row["hour"] == hour]
+        return [row for row in map(ledger_row, self.ledger) if row.hour == hour]
 
     def restore(self, branch: str, id: int) -> World:
         """The world once somebody set a branch to a version, with no commit of ours."""
@@ -523,10 +524,9 @@ def _staged(lake: Lake, wap_id: str, files: tuple[File, ...], made_ms: int) -> V
 
 
 @cache
-def ledger_row(text: str) -> Mapping[str, Any]:
-    """A row as `ledger.history` gives it: what it does not speak of is None."""
-    row: dict[str, Any] = {"cut": None, "reason": None, **json.loads(text)}
-    return row
+def ledger_row(text: str) -> LedgerRow:
+    """A row as `ledger.history` gives it."""
+    return LedgerRow.from_waiting(json.loads(text))
 
 
 def new_world(partitions: int = 1, accounts: bool = False, stamped: bool = False, **values: object) -> World:

@@ -140,7 +140,7 @@ def writing_all(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def confirming_at_once(real: Callable[..., Commit]) -> Callable[..., Commit]:
     def to_commit(state: Any, planned: Publish, now: datetime) -> Commit:
-        return real(state, replace(planned, confirmed=frozenset(d["id"] for d in state.decisions)), now)
+        return real(state, replace(planned, confirmed=frozenset(d.decision_id for d in state.decisions)), now)
 
     return to_commit
 

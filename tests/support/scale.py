@@ -21,6 +21,7 @@ from pyiceberg.io.pyarrow import PyArrowFile
 from anabranch.hours import Timeline, end_of, plan_seal, shift
 from anabranch.position import Position
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import Account, Diff, HourAccount, QualityResult
 from anabranch.protocol.publish import Publish, new_id, new_tag, run, to_commit
 from anabranch.protocol.state import Accepted, State
 from anabranch.table.commits import Change, Outcome
@@ -145,7 +146,7 @@ class ScaledStream:
             nonlocal tries
             tries += 1
             state = self.lake.state()
-            rebuilt = Rebuilt(hour, Accepted(1, state.cuts[hour]), staged, (), self._said())
+            rebuilt = Rebuilt(hour, Accepted(1, state.cuts[hour]), staged, (), self._account())
             return state, plan_publish(state, [rebuilt], datetime.now(UTC), _waiting(state))
 
         run(self.lake.lake, self.lake.name, decide, f"hour {hour}", take_turns=True, timeout=timeout)
@@ -155,10 +156,8 @@ class ScaledStream:
         """Accept many hours in one commit: a past that is there when a measurement begins."""
         state = self.lake.state()
         cuts = state.cuts
-        rebuilt = [
-            Rebuilt(h, Accepted(1, cuts[h]), Staged(new_id(), 0, 0, named_files(self.lake, h, files)), (), self._said())
-            for h in hours
-        ]
+        staged = {h: Staged(new_id(), 0, 0, named_files(self.lake, h, files)) for h in hours}
+        rebuilt = [Rebuilt(h, Accepted(1, cuts[h]), s, (), self._account()) for h, s in staged.items()]
         publish = plan_publish(state, rebuilt, datetime.now(UTC), _waiting(state))
         publish = replace(publish, decisions=())
         assert self.lake.publish(publish, state) is Outcome.LANDED
@@ -187,17 +186,16 @@ class ScaledStream:
         table = self.lake.table()
         return sorted(t.file.file_path for t in table.scan(snapshot_id=head(table, branch).snapshot_id).plan_files())
 
-    def _said(self) -> dict[str, object]:
-        """As a rebuilt hour's ledger row says it of five expectations."""
-        account = {"offsets": 100_000, "good": 99_990, "dead": 1, "duplicate": 9, "gaps": {}}
+    def _account(self) -> HourAccount:
+        """As a rebuilt hour's ledger row tells of five expectations."""
+        account = Account(100_000, good=99_990, dead=1, duplicate=9, gaps={})
         met = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "id"}, "severity": "critical"}
-        return {
-            "good": 100_000, "dead": 3, "duplicate": 12, "gap": 0, "gaps": {}, "speed_rows": 100_012,
-            "diff": {"missing": 0, "extra": 0, "changed": 0, "duplicate": 12, "unread": 0, "sample": []},
-            "quality": {"passed": True, "failed": [], "warnings": [], "evaluated": [met] * 5, "suite": "events"},
-            "partitions": {str(p): account for p in range(self.partitions)}, "sources": {"kafka": 100_003},
-        }  # fmt: skip
+        return HourAccount(
+            good=100_000, dead=3, duplicate=12, gap=0, gaps={}, speed_rows=100_012, diff=Diff(0, 0, 0, 12, 0, ()),
+            quality=QualityResult(True, (), (), 5, "events", (met,) * 5),
+            partitions=dict.fromkeys(range(self.partitions), account), sources={"kafka": 100_003},
+        )  # fmt: skip
 
 
 def _waiting(state: State) -> frozenset[str]:
-    return frozenset(str(d["id"]) for d in state.decisions)
+    return frozenset(d.decision_id for d in state.decisions)

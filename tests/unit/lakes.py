@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from pyiceberg.table.update import AssertTableUUID
 
 from anabranch import config
 from anabranch.config.columns import parse_columns
-from anabranch.hours import Timeline
+from anabranch.hours import Cut, Timeline
 from anabranch.position import Position
-from anabranch.protocol import apply
+from anabranch.protocol import apply, ledger
+from anabranch.protocol.ledger_row import Kind, LedgerRow
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.state import POSITION, TIMELINE, Accepted, State, accepted_properties, load_state
 from anabranch.table import admin
@@ -156,6 +157,15 @@ def new_lake(folder: Path, partitions: int = 1, timeline: Timeline | None = None
         if name != stream.hours_table:
             admin.add_branches(made.lake, name, said | ({POSITION: position.to_json()} if said else {}))
     return made
+
+
+def decide(
+    hour: str, kind: Kind, revision: int, cut: Cut | None, now: datetime, id: str | None = None, **said: Any
+) -> LedgerRow:
+    """A decision that says `said`: the ledger's columns, as JSON has them."""
+    columns = {name: said.pop(name) for name in ("snapshot_id", "sequence") if name in said}
+    row = ledger.decision(hour, kind, revision, cut, now, id)
+    return replace(LedgerRow.from_waiting(row.as_waiting() | said), **columns)
 
 
 def stage(lake_: Lake, name: str, frame: pa.Table, wap_id: str | None = None) -> Staged:

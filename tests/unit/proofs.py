@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from lakes import FIRST, StreamLake, new_environment, new_lake, stage
+from lakes import FIRST, StreamLake, decide, new_environment, new_lake, stage
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from anabranch.hours import Cut, Timeline, shift
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted
 from anabranch.table.commits import Change, Commit, Outcome
@@ -71,7 +72,7 @@ def accept(
     if letters:
         bury(one, letters)
     good = {"good": len(rows), "dead": len(letters), "duplicate": 0, "gap": 0, "gaps": {}}
-    record(one, ledger.decision(hour, "accepted", revision, cut, NOW, served="batch", **(good | said)))
+    record(one, decide(hour, "accepted", revision, cut, NOW, served="batch", **(good | said)))
 
 
 def bury(one: StreamLake, letters: Iterable[tuple[str, int, int]], branches: Iterable[str] = ("batch", "main")) -> None:
@@ -82,7 +83,7 @@ def bury(one: StreamLake, letters: Iterable[tuple[str, int, int]], branches: Ite
     assert one.lake.commit(table, Commit(new_id(), heads(table), changes)) is Outcome.LANDED
 
 
-def record(one: StreamLake, *rows: dict[str, Any]) -> None:
+def record(one: StreamLake, *rows: LedgerRow) -> None:
     ledger.record(one.lake, one.stream.hours_table, rows)
 
 

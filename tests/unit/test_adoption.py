@@ -162,8 +162,8 @@ def test_adopting_writes_the_ledger_and_adopting_again_does_nothing(lake: Stream
     assert run(lake, broker) is None
     assert lake.state().heads == heads
     (row,) = ledger.history(lake.lake, lake.stream.hours_table)
-    assert (row["hour"], row["decision"], row["topic_id"], row["cut"]) == (NOW_HOUR, "sealed", OLD, {"0": [1, 3]})
-    assert row["reason"] == f"sealed by adopting topic id {NEW}"
+    assert (row.hour, row.decision, row.cut) == (NOW_HOUR, "sealed", Cut(OLD, {0: (1, 3)}))
+    assert row.reason == f"sealed by adopting topic id {NEW}"
 
 
 def test_a_topic_that_does_not_exist_cannot_be_adopted(lake: StreamLake) -> None:
@@ -250,7 +250,7 @@ def test_hours_that_kafka_lost_are_refused_with_their_reason_and_hold_back_no_ot
     assert f"Kafka no longer holds it: the log of topic id {OLD} ended with hour {NOW_HOUR}" in str(results[0].reason)
     assert lake.rows("main") == ROWS
     said = ledger.newest(ledger.history(lake.lake, lake.stream.hours_table))
-    assert [(said[h]["decision"], said[h]["served"]) for h in (BEFORE, NOW_HOUR)] == [("refused", "speed")] * 2
+    assert [(said[h].decision, said[h].served) for h in (BEFORE, NOW_HOUR)] == [("refused", "speed")] * 2
     # Trying again changes nothing, so they are refused once; asked for by name they say so again.
     assert rebuild_hours(job, rebuilder, None, RebuildRequest()) == []
     assert [r.decision for r in rebuild_hours(job, rebuilder, BEFORE, RebuildRequest())] == ["refused"]

@@ -12,12 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lakes import StreamLake, new_state
+from lakes import StreamLake, decide, new_state
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, job, new_proof, read, record, spoil, stage_rows
 
 from anabranch.hours import Adoption, Cut, Timeline, shift
 from anabranch.position import Topic
-from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted
 from anabranch.table.commits import Change, Outcome
@@ -131,7 +130,7 @@ def test_an_offset_that_is_a_row_and_a_dead_letter(one: StreamLake) -> None:
 
 def test_a_ledger_that_lies_about_its_counts(one: StreamLake) -> None:
     lie = {"good": 4, "dead": 1, "duplicate": 0, "gap": 1, "gaps": {"control": 2}}
-    record(one, ledger.decision(NEXT, "accepted", 1, CUT, NOW, served="batch", **lie))
+    record(one, decide(NEXT, "accepted", 1, CUT, NOW, served="batch", **lie))
     assert sentences(one) == [
         f"hour {NEXT}: gaps of the ledger: expected 1 in all classes, found 2: {{'control': 2}}",
         f"hour {NEXT}: rows of main: expected 4, as the ledger says, found 3 offsets",
@@ -141,7 +140,7 @@ def test_a_ledger_that_lies_about_its_counts(one: StreamLake) -> None:
 
 def test_a_ledger_whose_balance_does_not_close(one: StreamLake) -> None:
     lie = {"good": 3, "dead": 1, "duplicate": 1, "gap": 0, "gaps": {}}
-    record(one, ledger.decision(NEXT, "accepted", 1, CUT, NOW, served="batch", **lie))
+    record(one, decide(NEXT, "accepted", 1, CUT, NOW, served="batch", **lie))
     assert sentences(one) == [
         f"hour {NEXT}: balance of the ledger: expected 6 offsets, found 5: 3 good + 1 dead + 1 duplicate + 0 gap"
     ]
@@ -150,7 +149,7 @@ def test_a_ledger_whose_balance_does_not_close(one: StreamLake) -> None:
 def test_a_ledger_that_says_another_cut_or_revision(one: StreamLake) -> None:
     counts = {"good": 3, "dead": 1, "duplicate": 1, "gap": 1, "gaps": {"control": 1}}
     other = Cut("t", {0: (4, 11), 1: (0, 0)})
-    record(one, ledger.decision(NEXT, "accepted", 2, other, NOW, served="batch", **counts))
+    record(one, decide(NEXT, "accepted", 2, other, NOW, served="batch", **counts))
     found = sentences(one, (NEXT, NEXT))
     assert found[0] == f"hour {NEXT}: revision: expected 1, as branch batch says, found 2 in the ledger"
     assert found[1].startswith(f"hour {NEXT}: cut: expected ")
@@ -164,7 +163,7 @@ def test_a_row_lost_behind_a_duplicate_that_never_was(one: StreamLake) -> None:
     publish = one.accept(stage_rows(one, [event(0, 4), event(0, 5)]), NEXT, Accepted(1, CUT))
     assert one.publish(publish) is Outcome.LANDED
     lie = {"good": 2, "dead": 1, "duplicate": 2, "gap": 1, "gaps": {"control": 1}}
-    record(one, ledger.decision(NEXT, "accepted", 1, CUT, NOW, served="batch", **lie))
+    record(one, decide(NEXT, "accepted", 1, CUT, NOW, served="batch", **lie))
     assert sentences(one) == [
         f"hour {NEXT}: rows that batch removed: expected each to repeat a row of the hour or of the 1 before it, "
         "found 1 that repeat nothing"
@@ -173,7 +172,7 @@ def test_a_row_lost_behind_a_duplicate_that_never_was(one: StreamLake) -> None:
 
 def test_an_hour_that_the_ledger_accepts_and_the_table_does_not(tmp_path: Path) -> None:
     one = new_proof(tmp_path)
-    record(one, ledger.decision(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, dead=0, duplicate=0, gap=0))
+    record(one, decide(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, dead=0, duplicate=0, gap=0))
     assert sentences(one) == [
         f"hour {HOUR}: table: expected branch batch to hold it as accepted, as the ledger says, found that it does not "
         "(the next batch run rebuilds it)"
@@ -183,19 +182,19 @@ def test_an_hour_that_the_ledger_accepts_and_the_table_does_not(tmp_path: Path) 
 def test_an_hour_that_the_table_accepts_and_the_ledger_does_not(tmp_path: Path) -> None:
     one = new_proof(tmp_path)
 
-    row = ledger.decision(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, dead=0, duplicate=0, gap=0)
+    row = decide(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, dead=0, duplicate=0, gap=0)
     publish = one.accept(stage_rows(one, [event(0, o, HOUR) for o in range(4)]), HOUR, Accepted(1, BEFORE))
     assert one.publish(replace(publish, decisions=(row,))) is Outcome.LANDED
     # It waits on the branch to be written, which says as much.
     assert sentences(one) == []
     timeline = one.state().timeline
-    confirmed = Publish(new_id(), _empty("batch", "main", "speed"), timeline, confirmed=frozenset({row["id"]}))
+    confirmed = Publish(new_id(), _empty("batch", "main", "speed"), timeline, confirmed=frozenset({row.decision_id}))
     assert one.publish(confirmed) is Outcome.LANDED
     assert sentences(one) == [
         f"hour {HOUR}: ledger: expected a row that accepts it, as branch batch does, found none (`anabranch apply` "
         "writes it again)"
     ]
-    record(one, ledger.decision(HOUR, "sealed", 0, BEFORE, NOW, served="speed"))
+    record(one, decide(HOUR, "sealed", 0, BEFORE, NOW, served="speed"))
     assert sentences(one) == [
         f"hour {HOUR}: ledger: expected a row that accepts it, as branch batch does, found none (a restatement "
         "writes it again)"
@@ -244,10 +243,7 @@ def test_hours_begin_where_the_hour_before_ended() -> None:
 
 # What Kafka gives is values here: the adapter is tested on a real broker.
 RANGES = {0: (4, 10)}
-SAID = {
-    "decision": "accepted", "revision": 1, "offsets": 6, "good": 3, "dead": 1, "duplicate": 1, "gap": 1,
-    "gaps": {"control": 1},
-}  # fmt: skip
+ROW = decide(NEXT, "accepted", 1, None, NOW, offsets=6, good=3, dead=1, duplicate=1, gap=1, gaps={"control": 1})
 
 
 def kafka(
@@ -257,7 +253,7 @@ def kafka(
     counted = {"rows": Counted(mark(rows)), "batch": Counted(mark(rows)), "dead": Counted(mark((8,)))}
     ranges = {0: held} if held is not None else {}
     partitions = recount(RANGES, counted, mark_given(ranges, [(0, [o]) for o in given]), ranges)
-    audited = Audited(NEXT, "batch", True, 1, Cut("t", RANGES), SAID | {"cut": None}, partitions)
+    audited = Audited(NEXT, "batch", True, 1, Cut("t", RANGES), ROW, partitions)
     return [d.message for d in find_disagreements(replace(audited, **values))]
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from anabranch.hours import Cut
-from batch_layer.balance import Account, Balance, Counted, classify_gaps, classify_lost
+from anabranch.protocol.ledger_row import Account, HourAccount
+from batch_layer.balance import Balance, Counted, classify_gaps, classify_lost
 
 ALLOWED = ("control", "aborted")
 TRUE = Balance(
@@ -22,9 +23,7 @@ TRUE = Balance(
 
 def test_the_true_account_closes_and_says_its_counts() -> None:
     assert [*TRUE.problems(), *TRUE.disallowed(ALLOWED)] == []
-    assert TRUE.counts == {
-        "offsets": 14, "good": 9, "dead": 1, "duplicate": 2, "gap": 2, "gaps": {"aborted": 1, "control": 1},
-    }  # fmt: skip
+    assert TRUE.counts == HourAccount(offsets=14, good=9, dead=1, duplicate=2, gap=2, gaps={"aborted": 1, "control": 1})
 
 
 PERTURBED: dict[str, tuple[Callable[[Balance], Balance], str]] = {
@@ -99,7 +98,7 @@ def test_a_stream_that_allows_no_gap_is_told_so() -> None:
 def test_an_empty_hour_closes() -> None:
     empty = Balance(Cut("t", {0: (4, 4)}), Counted(), Counted(), {}, {})
     assert [*empty.problems(), *empty.disallowed(())] == []
-    assert empty.counts["offsets"] == 0
+    assert empty.counts.offsets == 0
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from lakes import FIRST, StreamLake, new_environment, new_lake
 from anabranch.hours import Cut, Timeline, shift
 from anabranch.job import Job
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.state import Accepted
 from anabranch.table.commits import Outcome
 from anabranch.table.snapshots import Staged
@@ -51,7 +52,7 @@ def verdict(lake: StreamLake, staged: Staged, before: int = 0, lookback: frozens
 
 def accept(lake: StreamLake, staged: Staged, revision: int) -> Outcome:
     state = lake.state()
-    rebuilt = Rebuilt(H0, Accepted(revision, CUT), staged, (), {})
+    rebuilt = Rebuilt(H0, Accepted(revision, CUT), staged, (), HourAccount())
     return lake.publish(plan_publish(state, [rebuilt], NOW, frozenset()), state)
 
 
@@ -63,7 +64,7 @@ def test_a_staged_hour_is_published_in_place_of_the_speed_layers_rows(lake: Stre
     assert lake.rows("main") == ROWS
     assert state.accepted == {H0: Accepted(1, CUT)}
     assert waiting_hours(state) == [H1]
-    assert [d["id"] for d in state.decisions] == [f"{staged.wap_id}-{H0}"]
+    assert [d.decision_id for d in state.decisions] == [f"{staged.wap_id}-{H0}"]
 
 
 def test_another_run_that_was_first_is_noticed(lake: StreamLake) -> None:
@@ -111,7 +112,7 @@ def test_a_long_run_of_hours_without_records_is_accepted_so_many_at_a_time(tmp_p
     assert waiting_hours(state) == []
     assert len(state.decisions) == 1, "expected those of the last commit alone to wait"
     rows = ledger.history(lake.lake, lake.stream.hours_table)
-    assert [(r["hour"], r["decision"], r["revision"]) for r in rows] == [(h, "accepted", 1) for h in run]
+    assert [(r.hour, r.decision, r.revision) for r in rows] == [(h, "accepted", 1) for h in run]
 
 
 def test_an_hour_accepted_in_spite_of_its_rules_says_of_which_and_why() -> None:
@@ -128,7 +129,7 @@ def test_a_replaced_revision_is_tagged_where_it_is_for_a_week_from_now(lake: Str
     later = NOW + timedelta(days=30)
     for overrides, branch in (({}, "main"), ({H0: "speed"}, "batch")):
         chosen = replace(state, overrides=overrides)
-        rebuilt = Rebuilt(H0, Accepted(2, CUT), lake.stage(ROWS), (), {})
+        rebuilt = Rebuilt(H0, Accepted(2, CUT), lake.stage(ROWS), (), HourAccount())
         [tag] = plan_publish(chosen, [rebuilt], later, frozenset()).tags
         assert (tag.name, tag.snapshot_id) == (f"{H0}-r1", state.heads[branch])
         made = state.table.metadata.snapshot_by_id(tag.snapshot_id)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lakes import new_environment, new_stream
+from lakes import decide, new_environment, new_stream
 
 from anabranch.errors import ConfigurationError, Terminal
+from anabranch.protocol.ledger_row import Kind, LedgerRow
 from batch_layer.quality.data_docs import NEWEST, build, plan_pages, publish
 from batch_layer.quality.gate import Quality, _failed
 from batch_layer.quality.row_counts import PREVIOUS, SPEED
@@ -52,12 +53,12 @@ def verdict() -> dict[str, Any]:
     warning = _failed(REGEX, {}, "java.util.regex.PatternSyntaxException: Unclosed group")
     without = ((MET[2], "of 7 days before, 0 are known, 3 are needed"),)
     quality = Quality(False, failed, (warning,), 7, "game_events", MET, without)
-    found: dict[str, Any] = json.loads(json.dumps(quality.as_dict()))
+    found: dict[str, Any] = json.loads(json.dumps(quality.recorded().as_dict()))
     return found
 
 
-def row(hour: str, decision: str = "refused", quality: Any = None, revision: int = 1) -> dict[str, Any]:
-    return {"hour": hour, "decision": decision, "revision": revision, "recorded_at": AT, "quality": quality}
+def row(hour: str, decision: Kind = "refused", quality: Any = None, revision: int = 1) -> LedgerRow:
+    return decide(hour, decision, revision, None, AT, quality=quality)
 
 
 def words(page: Path) -> str:
@@ -100,12 +101,16 @@ def test_a_verdict_that_cannot_be_rendered_is_no_missing_page(tmp_path: Path) ->
 
 
 def test_which_decisions_get_a_page() -> None:
-    said = {"evaluated": 1}
+    said = {"passed": True, "evaluated": 1}
     hours = [f"2026-11-{day:02}T{hour:02}" for day in (20, 21, 22) for hour in range(24)]
     history = [row(h, d, said) for h in hours for d in ("refused", "accepted")]
-    history += [row(hours[-1], "sealed"), row(hours[-1], "served"), row("2026-11-23T00", "accepted", {"evaluated": 0})]
-    assert [(r["hour"], r["decision"]) for r in plan_pages(history, None)] == [(h, "accepted") for h in hours[-NEWEST:]]
-    assert [r["decision"] for r in plan_pages(history, hours[3])] == ["refused", "accepted"]
+    history += [
+        row(hours[-1], "sealed"),
+        row(hours[-1], "served"),
+        row("2026-11-23T00", "accepted", said | {"evaluated": 0}),
+    ]
+    assert [(r.hour, r.decision) for r in plan_pages(history, None)] == [(h, "accepted") for h in hours[-NEWEST:]]
+    assert [r.decision for r in plan_pages(history, hours[3])] == ["refused", "accepted"]
     assert plan_pages(history, "2026-11-23T00") == []
 
 

@@ -18,10 +18,11 @@ from pyiceberg.types import LongType, StringType
 
 from anabranch.errors import Refused
 from anabranch.hours import Cut, Timeline, shift
+from anabranch.protocol.ledger_row import Diff
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.table.commits import Change, Outcome
 from anabranch.table.snapshots import files_of
-from serving_layer.diff.duckdb import Comparison, content_types
+from serving_layer.diff.duckdb import Comparison, Place, content_types
 from serving_layer.views import diff
 
 
@@ -43,16 +44,16 @@ def test_each_row_that_differs_is_shown_with_its_content(one: StreamLake) -> Non
 
     view = diff.difference(job(one), NEXT, 5)
 
-    assert view["diff"] == {"missing": 1, "extra": 1, "changed": 1, "duplicate": 2, "unread": 0}
-    assert (view["speed_rows"], view["batch_rows"]) == (5, 3)
-    assert view["unexplained"] == {"missing": 1, "extra": 1, "changed": 1}
-    shown = {(s["kind"], s["offset"]): s for s in view["samples"]}
+    assert view.diff == Diff(missing=1, extra=1, changed=1, duplicate=2, unread=0)
+    assert (view.speed_rows, view.batch_rows) == (5, 3)
+    assert view.unexplained == {"missing": 1, "extra": 1, "changed": 1}
+    shown = {(s.kind, s.offset): s for s in view.samples}
     assert [*shown] == [("changed", 7), ("extra", 8), ("missing", 9), ("duplicate", 5), ("duplicate", 6)]
     changed = shown["changed", 7]
-    assert changed["columns"] == ["n"]
-    assert (changed["speed"]["n"], changed["batch"]["n"]) == (1, 2)
-    assert shown["extra", 8]["batch"] is None
-    assert shown["missing", 9]["batch"]["id"] == "0-9"
+    assert changed.columns == ("n",)
+    assert ((changed.speed or {})["n"], (changed.batch or {})["n"]) == (1, 2)
+    assert shown["extra", 8].batch is None
+    assert (shown["missing", 9].batch or {})["id"] == "0-9"
 
 
 def test_a_column_added_since_and_a_type_widened_change_no_row(one: StreamLake) -> None:
@@ -66,9 +67,9 @@ def test_a_column_added_since_and_a_type_widened_change_no_row(one: StreamLake) 
 
     view = diff.difference(job(one), NEXT, 5)
 
-    assert view["diff"] == {"missing": 0, "extra": 0, "changed": 1, "duplicate": 0, "unread": 0}
-    [changed] = view["samples"]
-    assert (changed["offset"], changed["columns"]) == (5, ["n"])
+    assert view.diff == Diff(missing=0, extra=0, changed=1, duplicate=0, unread=0)
+    [changed] = view.samples
+    assert (changed.offset, changed.columns) == (5, ("n",))
 
 
 def test_rows_that_the_speed_layer_has_not_read_are_explained(one: StreamLake) -> None:
@@ -76,10 +77,10 @@ def test_rows_that_the_speed_layer_has_not_read_are_explained(one: StreamLake) -
     read(one, [event(0, 4)], {0: 5})
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
     view = diff.difference(job(one), NEXT, 2)
-    assert view["diff"] == {"missing": 5, "extra": 0, "changed": 0, "duplicate": 0, "unread": 5}
-    assert view["unexplained"] == {}
-    assert view["uncovered"] == "the speed layer has not read it to its end"
-    assert [s["offset"] for s in view["samples"]] == [5, 6]
+    assert view.diff == Diff(missing=5, extra=0, changed=0, duplicate=0, unread=5)
+    assert view.unexplained == {}
+    assert view.uncovered == "the speed layer has not read it to its end"
+    assert [s.offset for s in view.samples] == [5, 6]
 
 
 def test_an_hour_that_is_not_accepted_has_nothing_to_compare(one: StreamLake) -> None:
@@ -94,14 +95,14 @@ def test_each_duplicate_names_the_earliest_row_that_it_repeats(one: StreamLake) 
     read(one, [event(0, 4), event(0, 5, id="0-2"), event(0, 6, id="0-4"), event(0, 7, id="0-2")], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4)], duplicate=3)
     view = diff.duplicates(job(one), NEXT, 100)
-    assert [(d["offset"], d["key"], d["repeats"]) for d in view["duplicates"]] == [
-        (5, {"id": "0-2"}, {"hour": HOUR, "partition": 0, "offset": 2}),
-        (6, {"id": "0-4"}, {"hour": NEXT, "partition": 0, "offset": 4}),
-        (7, {"id": "0-2"}, {"hour": HOUR, "partition": 0, "offset": 2}),
+    assert [(d.offset, d.key, d.repeats) for d in view.duplicates] == [
+        (5, {"id": "0-2"}, Place(HOUR, 0, 2)),
+        (6, {"id": "0-4"}, Place(NEXT, 0, 4)),
+        (7, {"id": "0-2"}, Place(HOUR, 0, 2)),
     ]
-    assert (view["counted"], view["found"], view["untold"]) == (3, 3, None)
+    assert (view.counted, view.found, view.untold) == (3, 3, None)
     limited = diff.duplicates(job(one), NEXT, 1)
-    assert (limited["found"], limited["listed"]) == (3, 1)
+    assert (limited.found, limited.listed) == (3, 1)
 
 
 def test_no_row_beyond_the_look_back_is_repeated(one: StreamLake) -> None:
@@ -113,8 +114,8 @@ def test_no_row_beyond_the_look_back_is_repeated(one: StreamLake) -> None:
         stream=one.stream.model_copy(update={"batch": one.stream.batch.model_copy(update={"lookback_hours": 0})}),
     )
     view = diff.duplicates(none, NEXT, 5)
-    assert (view["counted"], view["found"]) == (1, 0)
-    assert view["untold"] == "1 cannot be told: the rows that they repeat are not in the hour or its look-back any more"
+    assert (view.counted, view.found) == (1, 0)
+    assert view.untold == "1 cannot be told: the rows that they repeat are not in the hour or its look-back any more"
 
 
 def test_null_parts_of_a_key_equal_each_other(one: StreamLake) -> None:
@@ -122,9 +123,9 @@ def test_null_parts_of_a_key_equal_each_other(one: StreamLake) -> None:
     read(one, [event(0, 4, id="x", n=None), event(0, 5, id="x", n=None), event(0, 6, id="x", n=1)], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4, id="x", n=None), event(0, 6, id="x", n=1)], duplicate=1)
     two_parts = replace(job(one), stream=one.stream.model_copy(update={"key": ("id", "n")}))
-    (found,) = diff.duplicates(two_parts, NEXT, 5)["duplicates"]
-    assert (found["offset"], found["key"]) == (5, {"id": "x", "n": None})
-    assert found["repeats"] == {"hour": NEXT, "partition": 0, "offset": 4}
+    (found,) = diff.duplicates(two_parts, NEXT, 5).duplicates
+    assert (found.offset, found.key) == (5, {"id": "x", "n": None})
+    assert found.repeats == Place(NEXT, 0, 4)
 
 
 def test_a_key_that_is_null_in_every_part_repeats_nothing(one: StreamLake) -> None:
@@ -133,22 +134,22 @@ def test_a_key_that_is_null_in_every_part_repeats_nothing(one: StreamLake) -> No
     accept(one, NEXT, CUT, [event(0, 4, n=None), event(0, 6, n=1)], duplicate=2)
     keyed_by_n = replace(job(one), stream=one.stream.model_copy(update={"key": ("n",)}))
     view = diff.duplicates(keyed_by_n, NEXT, 5)
-    assert [d["offset"] for d in view["duplicates"]] == [7]
-    assert view["untold"] == "1 cannot be told: the rows that they repeat are not in the hour or its look-back any more"
+    assert [d.offset for d in view.duplicates] == [7]
+    assert view.untold == "1 cannot be told: the rows that they repeat are not in the hour or its look-back any more"
 
 
 def test_duplicates_of_rows_that_maintenance_dropped_cannot_be_told(one: StreamLake) -> None:
     accept_before(one)
     read(one, [event(0, 4), event(0, 5, id="0-4")], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4)], duplicate=1)
-    assert diff.duplicates(job(one), NEXT, 5)["found"] == 1, "there was nothing to lose"
+    assert diff.duplicates(job(one), NEXT, 5).found == 1, "there was nothing to lose"
     state = one.state()
     timeline = replace(state.timeline, covered_from=shift(NEXT, 1))
     drop = Change("speed", remove=files_of(state.table, "speed", NEXT))
     assert one.publish(Publish(new_id(), (drop, Change("main")), timeline), state) is Outcome.LANDED
     view = diff.duplicates(job(one), NEXT, 5)
-    assert (view["counted"], view["found"]) == (1, 0)
-    assert view["untold"] == (
+    assert (view.counted, view.found) == (1, 0)
+    assert view.untold == (
         "1 cannot be told: they are told from the speed layer's rows, and those of the hour are gone "
         "(`anabranch maintain`)"
     )

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lakes import StreamLake, new_state, new_stream
+from lakes import StreamLake, decide, new_state, new_stream
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, event, job, new_proof, read, record, spoil, stage_rows
 
 from anabranch.hours import Adoption, Cut, Timeline, shift
 from anabranch.protocol import ledger
-from anabranch.protocol.state import Accepted
+from anabranch.protocol.ledger_row import Kind, LedgerRow
+from anabranch.protocol.state import Accepted, Layer
 from serving_layer import override
 from serving_layer.views import explain
-from serving_layer.views.explain import classify_hour, hour_facts, served_since
+from serving_layer.views.explain import HourFacts, classify_hour, hour_facts, served_since
 from serving_layer.views.explain_text import explain_sentences, print_explanation
 
 OPEN = shift(HOUR, 2)
@@ -76,7 +77,7 @@ def test_a_refused_hour(one: StreamLake) -> None:
     for at in (NOW, LATER):
         record(
             one,
-            ledger.decision(
+            decide(
                 NEXT,
                 "refused",
                 1,
@@ -101,7 +102,7 @@ def test_a_refused_hour(one: StreamLake) -> None:
 
 
 def test_an_hour_that_was_refused_first_and_is_accepted_now(one: StreamLake) -> None:
-    record(one, ledger.decision(NEXT, "refused", 1, CUT, NOW, served="speed", reason="quality: no", good=6, dead=0))
+    record(one, decide(NEXT, "refused", 1, CUT, NOW, served="speed", reason="quality: no", good=6, dead=0))
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
     found = said(one, NEXT)
     assert found["hour"] == f"{NEXT} of events is accepted as revision 1; the batch layer serves it"
@@ -109,15 +110,13 @@ def test_an_hour_that_was_refused_first_and_is_accepted_now(one: StreamLake) -> 
 
 
 def test_a_balance_that_does_not_close_is_shouted(one: StreamLake) -> None:
-    record(one, ledger.decision(NEXT, "refused", 1, CUT, NOW, reason="the balance", good=5, dead=0, duplicate=0, gap=0))
+    record(one, decide(NEXT, "refused", 1, CUT, NOW, reason="the balance", good=5, dead=0, duplicate=0, gap=0))
     assert said(one, NEXT)["checks"] == "the balance does NOT close (5 + 0 + 0 + 0 = 5 of 6 offsets)"
 
 
 def test_a_restated_hour_and_a_refused_restatement(one: StreamLake) -> None:
     accept(one, HOUR, BEFORE, [event(0, o, HOUR) for o in range(4)], revision=2, reason="decided again after x")
-    record(
-        one, ledger.decision(HOUR, "refused", 3, BEFORE, LATER, served="batch", reason="quality: no", good=1, dead=0)
-    )
+    record(one, decide(HOUR, "refused", 3, BEFORE, LATER, served="batch", reason="quality: no", good=1, dead=0))
     found = said(one, HOUR)
     assert found["hour"].endswith("is accepted as revision 2; the batch layer serves it")
     assert found["refused"] == ("a restatement (revision 3) at 2026-11-22 02:00:00 UTC: quality: no; revision 2 stays")
@@ -132,8 +131,9 @@ def test_a_restated_hour_and_a_refused_restatement(one: StreamLake) -> None:
 
 def test_an_hour_accepted_by_an_operator_and_from_several_sources(one: StreamLake) -> None:
     sources = {"kafka": 3, "speed": 1, "accepted": 0, "dead_letters": 0}
-    row = ledger.decision(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, dead=0, duplicate=0, gap=0, gaps={})
-    facts = _facts([_ledger_row(row | {"reason": "accepted by an operator: known", "sources": sources})])
+    counts = {"good": 4, "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "sources": sources}
+    reason = "accepted by an operator: known"
+    facts = _facts([decide(HOUR, "accepted", 1, BEFORE, NOW, served="batch", reason=reason, **counts)])
     found = dict(explain_sentences(facts))
     assert found["account"] == "of 4 offsets 4 became rows; 3 read from Kafka, 1 read from the speed layer"
     assert found["revision"] == "1 at 2026-11-21 02:00:00 UTC, accepted by an operator: known"
@@ -171,7 +171,7 @@ def test_an_hour_before_the_first(one: StreamLake) -> None:
 
 
 def test_a_main_that_is_not_the_serving_layers_is_shouted(one: StreamLake) -> None:
-    assert explain.explain(job(one), HOUR, NOW)["merged"]
+    assert explain.explain(job(one), HOUR, NOW).merged
     spoil(one, remove_hour=HOUR)
     assert (
         "but main does NOT hold the batch layer's files: `anabranch merge events` puts it right"
@@ -182,22 +182,17 @@ def test_a_main_that_is_not_the_serving_layers_is_shouted(one: StreamLake) -> No
 TIMELINE = Timeline(HOUR, OPEN, {0: 10}, sealed={HOUR: BEFORE, NEXT: CUT})
 
 
-def _facts(rows: list[dict[str, Any]], hour: str = HOUR, **values: Any) -> dict[str, Any]:
+def _facts(rows: list[LedgerRow], hour: str = HOUR, **values: Any) -> HourFacts:
     given = {"accepted": {HOUR: Accepted(1, BEFORE)}} | values
     state = new_state(given.pop("timeline", TIMELINE), {0: 10}, **given)
     held = {"main": {"a": 3, "b": 1}, "speed": {}, "batch": {"a": 3, "b": 1}}
     return hour_facts(new_stream(), state, hour, rows, held, {}, NOW)
 
 
-def _ledger_row(decision: dict[str, Any]) -> dict[str, Any]:
-    nothing = dict.fromkeys(field.name for field in ledger.LEDGER_SCHEMA.fields)
-    return nothing | decision | {"recorded_at": datetime.fromisoformat(decision["at"])}
-
-
 def test_an_empty_hour() -> None:
     cut = Cut("t", {0: (4, 4)})
-    row = ledger.decision(HOUR, "accepted", 1, cut, NOW, served="batch", good=0, dead=0, duplicate=0, gap=0, gaps={})
-    facts = _facts([_ledger_row(row)], accepted={HOUR: Accepted(1, cut)}, timeline=replace(TIMELINE, sealed={}))
+    row = decide(HOUR, "accepted", 1, cut, NOW, served="batch", good=0, dead=0, duplicate=0, gap=0, gaps={})
+    facts = _facts([row], accepted={HOUR: Accepted(1, cut)}, timeline=replace(TIMELINE, sealed={}))
     found = dict(explain_sentences(facts))
     assert found["sealed"] == "the ledger does not say when, without a record"
     assert found["rebuild"] == "there is nothing to rebuild: it holds no records"
@@ -209,7 +204,7 @@ def test_an_hour_that_kafka_lost_is_said_to_stay_as_it_is() -> None:
     facts = _facts([], NEXT, timeline=adopted)
     found = dict(explain_sentences(facts))
     assert found["rebuild"].startswith("it cannot be rebuilt: Kafka no longer holds it: the log of topic id former")
-    assert facts["rebuild"] is None
+    assert facts.rebuild is None
 
 
 def test_an_accepted_hour_that_kafka_lost_is_rebuilt_from_what_the_table_keeps() -> None:
@@ -241,9 +236,9 @@ def test_rows_of_the_speed_layer_that_are_gone_or_were_never_read() -> None:
 
 def test_what_nothing_explains_is_shouted() -> None:
     diff = {"missing": 3, "extra": 0, "changed": 1, "duplicate": 0, "unread": 2, "sample": []}
-    row = ledger.decision(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, diff=diff, speed_rows=1, gaps={})
-    facts = _facts([_ledger_row(row)])
-    assert facts["unexplained"] == {"missing": 1, "changed": 1}
+    row = decide(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, diff=diff, speed_rows=1, gaps={})
+    facts = _facts([row])
+    assert facts.unexplained == {"missing": 1, "changed": 1}
     assert dict(explain_sentences(facts))["checks"] == (
         "compared with 1 rows of speed: 3 missing (2 of them not read by then), 0 extra, 1 changed; NOTHING EXPLAINS "
         f"1 missing, 1 changed: `anabranch diff events {HOUR}`"
@@ -251,15 +246,15 @@ def test_what_nothing_explains_is_shouted() -> None:
 
 
 def test_a_decision_that_waits_on_its_branch_counts(one: StreamLake) -> None:
-    row = ledger.decision(NEXT, "accepted", 1, CUT, NOW, served="batch", good=1, dead=0)
+    row = decide(NEXT, "accepted", 1, CUT, NOW, served="batch", good=1, dead=0)
     publish = one.accept(stage_rows(one, [event(0, 4)]), NEXT, Accepted(1, CUT))
     one.publish(replace(publish, decisions=(row,)))
     assert said(one, NEXT)["account"] == "of 6 offsets 1 became rows"
 
 
 def test_since_when_a_layer_serves() -> None:
-    def row(decision: str, served: str, hour: int) -> dict[str, Any]:
-        return {"decision": decision, "served": served, "recorded_at": datetime(2026, 11, 21, hour, tzinfo=UTC)}
+    def row(kind: Kind, served: Layer, hour: int) -> LedgerRow:
+        return ledger.decision(HOUR, kind, 1, None, datetime(2026, 11, 21, hour, tzinfo=UTC), served=served)
 
     rows = [
         row("sealed", "speed", 1), row("accepted", "batch", 2), row("served", "speed", 3), row("served", "batch", 4),

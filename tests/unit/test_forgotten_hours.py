@@ -15,6 +15,7 @@ from anabranch.hours import Cut, Timeline, shift
 from anabranch.job import Job
 from anabranch.protocol import ledger, state
 from anabranch.protocol.dead_letters import is_due, roll_forward, waiting_batch
+from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, State
 from anabranch.table.commits import Change, Outcome
@@ -36,7 +37,7 @@ class Hours:
         self.again: list[str] = []
 
     def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
-        return Built(hour, cut, before, self._lake.stage([(hour, 0, cut.starts[0])]), None, said=account(cut))
+        return Built(hour, cut, before, self._lake.stage([(hour, 0, cut.starts[0])]), None, account(cut))
 
     def changes_events(self, built: Built, state: State) -> bool:
         return True
@@ -49,8 +50,8 @@ class Hours:
         return [shift(hour, -1)]
 
 
-def account(cut: Cut) -> dict[str, Any]:
-    return {"good": 1, "dead": 0, "duplicate": 0, "gap": cut.offsets - 1}
+def account(cut: Cut) -> HourAccount:
+    return HourAccount(good=1, dead=0, duplicate=0, gap=cut.offsets - 1)
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def accept(
     staged = lake.stage_dead([(H[i], 0, o) for o in dead], "batch") if dead else None
     state = lake.state()
     letters = (waiting_batch(staged, H[i], revision, NOW),)
-    rebuilt = Rebuilt(H[i], Accepted(revision, CUTS[H[i]]), rows, letters, {"reason": reason})
+    rebuilt = Rebuilt(H[i], Accepted(revision, CUTS[H[i]]), rows, letters, HourAccount(), reason)
     confirmed = ledger.record_waiting(lake.lake, lake.stream.hours_table, state)
     confirmed |= roll(lake)
     assert lake.publish(plan_publish(state, [rebuilt], NOW, confirmed), state) is Outcome.LANDED
@@ -171,8 +172,8 @@ def test_the_hour_after_a_forgotten_one_is_decided_again(lake: StreamLake) -> No
     result = restate(ours, 0)
     assert (result.decision, result.revision) == ("accepted", 2)
     newest = ledger.newest(ledger.history(lake.lake, lake.stream.hours_table))
-    assert [newest[h]["revision"] for h in H[:2]] == [2, 2]
-    assert newest[H[1]]["reason"] == f"decided again after {H[0]}"
+    assert [newest[h].revision for h in H[:2]] == [2, 2]
+    assert newest[H[1]].reason == f"decided again after {H[0]}"
 
 
 def test_the_hour_after_one_that_is_accepted_late_is_decided_again(lake: StreamLake) -> None:

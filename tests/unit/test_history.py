@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lakes import StreamLake
+from lakes import StreamLake, decide
 from proofs import CUT, HOUR, NEXT, NOW, event, job, new_proof, read, record, stage_rows
 
 from anabranch.errors import ConfigurationError
 from anabranch.hours import Cut
-from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import HourAccount, Kind, LedgerRow
 from anabranch.protocol.state import Accepted
 from anabranch.table.commits import Outcome
 from anabranch.table.snapshots import find_snapshot
@@ -32,7 +32,8 @@ def rebuild(one: StreamLake, revision: int, rows: list[dict[str, Any]], **said: 
     staged = stage_rows(one, rows)
     state = one.state()
     counts = {"good": len(rows), "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "speed_rows": 0}
-    built = Rebuilt(NEXT, Accepted(revision, CUT), staged, (), counts | said)
+    account = HourAccount.from_dict(counts | said)
+    built = Rebuilt(NEXT, Accepted(revision, CUT), staged, (), account, said.get("reason"))
     publish = plan_publish(state, [built], NOW, frozenset())
     assert one.publish(publish, state) is Outcome.LANDED
     record(one, *publish.decisions)
@@ -51,15 +52,15 @@ def test_a_replaced_revision_is_read_by_its_tag(one: StreamLake) -> None:
 
     first, second, third = history.history(job(one), NEXT)
 
-    assert [d["tag"] for d in (first, second, third)] == [f"{NEXT}-r1", f"{NEXT}-r2", None]
-    assert second["changed"] == {"good": [1, 2]}
-    assert third["changed"] == {"good": [2, 1], "gap": [0, 1], "gaps": [{}, {"control": 1}]}
-    assert first["query"] == (
+    assert [d.tag for d in (first, second, third)] == [f"{NEXT}-r1", f"{NEXT}-r2", None]
+    assert second.changed == {"good": [1, 2]}
+    assert third.changed == {"good": [2, 1], "gap": [0, 1], "gaps": [{}, {"control": 1}]}
+    assert first.query == (
         f"anabranch query \"SELECT * FROM games.events WHERE ingest_hour = '{NEXT}'\" --at {NEXT}-r1"
     )
-    assert first["readable"].startswith("by its tag until ")
-    assert third["readable"] == "it is the newest revision"
-    assert [d["reason"] for d in (first, second, third)] == [
+    assert first.readable.startswith("by its tag until ")
+    assert third.readable == "it is the newest revision"
+    assert [d.reason for d in (first, second, third)] == [
         None, "restated (`anabranch batch --restate`)", "decided again after 2026-11-21T00",
     ]  # fmt: skip
     assert [n_of(one, at) for at in (f"{NEXT}-r1", f"{NEXT}-r2", "main")] == [[1], [2, 3], [4]]
@@ -72,26 +73,23 @@ def test_a_revision_that_was_replaced_while_the_speed_layer_served_is_read_by_it
     override.serve_hour(one.lake, one.stream, NEXT, "speed", "the rule is wrong")
     rebuild(one, 2, [event(0, 4, n=2)])
     decisions = history.history(job(one), NEXT)
-    first = next(d for d in decisions if (d["decision"], d["revision"]) == ("accepted", 1))
+    first = next(d for d in decisions if (d.decision, d.revision) == ("accepted", 1))
     assert n_of(one, "main") == [1, 9], "the hazard did not happen"
     assert n_of(one, f"{NEXT}-r1") == [1]
-    assert first["readable"].startswith("by its tag until ")
+    assert first.readable.startswith("by its tag until ")
 
 
-def row(decision: str, revision: int, **values: Any) -> dict[str, Any]:
-    given = dict.fromkeys(("offsets", "good", "dead", "duplicate", "gap", "served", "reason", "speed_rows", "cut"))
-    return given | {
-        "hour": NEXT, "decision": decision, "revision": revision, "recorded_at": NOW, "code_version": "1",
-    } | values  # fmt: skip
+def row(kind: Kind, revision: int, hour: str = NEXT, **values: Any) -> LedgerRow:
+    return decide(hour, kind, revision, None, NOW, **values)
 
 
 def test_a_tag_that_is_gone_or_shows_other_rows_is_said(one: StreamLake) -> None:
     rows = [row("accepted", 1, good=3), row("accepted", 2, good=3)]
     (first, _) = history.history_rows("games.events", rows, {})
-    assert (first["query"], first["readable"]) == (None, "no longer: its tag's age has ended")
+    assert (first.query, first.readable) == (None, "no longer: its tag's age has ended")
     tag = history.Tagged(f"{NEXT}-r1", 7, 2, datetime(2026, 11, 28, tzinfo=UTC))
     (first, _) = history.history_rows("games.events", rows, {tag.name: tag})
-    assert (first["query"], first["readable"]) == (None, "no: its tag shows 2 rows, the revision had 3")
+    assert (first.query, first.readable) == (None, "no: its tag shows 2 rows, the revision had 3")
 
 
 def test_every_decision_is_there_in_its_order_hour_by_hour() -> None:
@@ -101,17 +99,17 @@ def test_every_decision_is_there_in_its_order_hour_by_hour() -> None:
         row("refused", 2, reason="quality: again"),
     ]  # fmt: skip
     found = history.history_rows("games.events", rows, {})
-    assert [(d["hour"], d["decision"], d["revision"], d["reason"]) for d in found] == [
+    assert [(d.hour, d.decision, d.revision, d.reason) for d in found] == [
         (HOUR, "sealed", 0, None), (HOUR, "accepted", 1, None), (NEXT, "sealed", 0, None),
         (NEXT, "refused", 1, "quality: no"), (NEXT, "accepted", 1, None), (NEXT, "refused", 2, "quality: again"),
     ]  # fmt: skip
-    assert found[4]["sources"] == {"kafka": 2}
+    assert found[4].sources == {"kafka": 2}
     # A refused restatement replaced nothing: the revision before it is the newest.
-    assert found[4]["readable"] == "it is the newest revision"
+    assert found[4].readable == "it is the newest revision"
 
 
 def test_changes_in_words() -> None:
-    before, after = {"good": 40, "gaps": {"control": 1}, "dead": None}, {"good": 41, "gaps": {}, "dead": 0}
+    before, after = row("accepted", 1, good=40, gaps={"control": 1}), row("accepted", 2, good=41, gaps={}, dead=0)
     changed = history.changed_values(before, after)
     assert history.changed_words(changed) == 'good 40 to 41 (+1), gaps {"control": 1} to {}'
     assert history.changed_words({}) == "no count changed"
@@ -148,6 +146,6 @@ def test_only_what_a_table_has_can_be_queried(one: StreamLake) -> None:
 
 
 def test_an_empty_hour_has_no_rows_at_its_tag(one: StreamLake) -> None:
-    record(one, ledger.decision(HOUR, "accepted", 1, Cut("t", {}), NOW, served="batch", good=0))
+    record(one, decide(HOUR, "accepted", 1, Cut("t", {}), NOW, served="batch", good=0))
     (found,) = history.history(job(one), HOUR)
-    assert found["readable"] == "it is the newest revision"
+    assert found.readable == "it is the newest revision"

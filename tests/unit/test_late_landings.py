@@ -28,6 +28,7 @@ from anabranch.hours import Cut, Timeline, hour_of, shift
 from anabranch.position import Position, Topic
 from anabranch.protocol import ledger
 from anabranch.protocol.dead_letters import roll_forward, waiting_speed
+from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.state import read_state
 from anabranch.table import admin, outcomes, snapshots
@@ -311,7 +312,7 @@ def test_an_hour_that_lands_late_keeps_its_dead_letters(tmp_path: Path, looks: i
     rebuilder = cast(Any, Rebuilder(cast(Any, job), cast(Any, None)))
     rebuilder._hours = SimpleNamespace(lookback=lambda hour: [])
     rows = one.stage([(FIRST, 0, o) for o in range(9)])
-    counts = {"good": 9, "dead": 1, "duplicate": 0, "gap": 0}
+    counts = HourAccount(good=9, dead=1, duplicate=0, gap=0)
     built = Built(FIRST, cut, 0, rows, one.stage_dead([(FIRST, 0, 9)], "batch"), counts)
     state = one.state()
     with cut_off(one, looks=looks) as late:
@@ -345,10 +346,10 @@ def test_a_ledger_row_that_lands_late_is_there_once(lake: StreamLake, looks: int
     if begun:
         ledger.record(lake.lake, name, [ledger.decision(FIRST, "refused", 1, None, NOW)])
     with cut_off(lake, name, looks) as late:
-        assert ledger.record(lake.lake, name, [row]) == {row["id"]}
+        assert ledger.record(lake.lake, name, [row]) == {row.decision_id}
     assert late.landed + late.refused == 1, "the hazard did not happen"
-    found = [r["decision_id"] for r in ledger.history(lake.lake, name)]
-    assert found.count(row["id"]) == 1
+    found = [r.decision_id for r in ledger.history(lake.lake, name)]
+    assert found.count(row.decision_id) == 1
     assert len(found) == 1 + begun
 
 

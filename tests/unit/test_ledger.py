@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from lakes import FIRST, StreamLake, new_lake
+from lakes import FIRST, StreamLake, decide, new_lake
 
 from anabranch.errors import Transient
 from anabranch.hours import Cut, shift
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import Kind, LedgerRow, QualityResult
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.table.commits import Change, Outcome
 
@@ -26,24 +28,23 @@ def lake(tmp_path: Path) -> StreamLake:
     return new_lake(tmp_path)
 
 
-def record(lake: StreamLake, *items: dict[str, Any]) -> frozenset[str]:
+def record(lake: StreamLake, *items: LedgerRow) -> frozenset[str]:
     return ledger.record(lake.lake, lake.stream.hours_table, items)
 
 
-def history(lake: StreamLake) -> list[dict[str, Any]]:
+def history(lake: StreamLake) -> list[LedgerRow]:
     return ledger.history(lake.lake, lake.stream.hours_table)
 
 
 def test_a_decision_comes_back_as_it_was_said(lake: StreamLake) -> None:
     said = {"good": 8, "dead": 1, "gaps": {"control": 1}, "quality": {"passed": True, "failed": []}, "served": "batch"}
-    row = ledger.decision(FIRST, "accepted", 2, CUT, NOW, **said)
-    assert record(lake, row) == {row["id"]}
+    row = decide(FIRST, "accepted", 2, CUT, NOW, **said)
+    assert record(lake, row) == {row.decision_id}
     (found,) = history(lake)
-    assert found | said == found
-    assert (found["hour"], found["decision"], found["revision"]) == (FIRST, "accepted", 2)
-    assert (found["topic_id"], found["cut"], found["offsets"]) == ("t", {"0": [0, 10], "1": [3, 3]}, 10)
-    assert found["recorded_at"] == NOW
-    assert found["diff"] is None
+    assert found == replace(row, sequence=found.sequence)
+    assert (found.hour, found.decision, found.revision, found.cut) == (FIRST, "accepted", 2, CUT)
+    assert (found.offsets, found.good, found.gaps, found.diff) == (10, 8, {"control": 1}, None)
+    assert found.quality == QualityResult(True)
 
 
 def test_a_row_lost_in_a_crash_is_restored_once_from_the_branchs_properties(lake: StreamLake) -> None:
@@ -53,9 +54,9 @@ def test_a_row_lost_in_a_crash_is_restored_once_from_the_branchs_properties(lake
     assert lake.publish(publish) is Outcome.LANDED
     assert history(lake) == [], "the hazard did not happen"
     confirmed = record(lake, *lake.state().decisions)
-    assert confirmed == {row["id"]}
+    assert confirmed == {row.decision_id}
     assert record(lake, *lake.state().decisions) == confirmed
-    assert [r["decision_id"] for r in history(lake)] == [row["id"]]
+    assert [r.decision_id for r in history(lake)] == [row.decision_id]
     publish = Publish(new_id(), (Change("speed"),), timeline, confirmed=confirmed)
     assert lake.publish(publish) is Outcome.LANDED
     assert lake.state().decisions == ()
@@ -68,12 +69,12 @@ def test_a_row_that_two_restore_at_once_is_there_once(lake: StreamLake) -> None:
 
     def commit_table(*args: Any) -> Any:
         lake.lake.catalog.commit_table = real  # type: ignore[method-assign]
-        assert ledger.record(lake.again(), lake.stream.hours_table, [row]) == {row["id"]}
+        assert ledger.record(lake.again(), lake.stream.hours_table, [row]) == {row.decision_id}
         return real(*args)
 
     lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
-    assert record(lake, row, other) == {row["id"], other["id"]}
-    assert [r["decision_id"] for r in history(lake)] == [row["id"], other["id"]]
+    assert record(lake, row, other) == {row.decision_id, other.decision_id}
+    assert [r.decision_id for r in history(lake)] == [row.decision_id, other.decision_id]
 
 
 @pytest.mark.parametrize("after", [True, False])
@@ -87,8 +88,8 @@ def test_an_append_whose_answer_is_lost_is_there_once(lake: StreamLake, after: b
         raise ConnectionError("connection reset")
 
     lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
-    assert record(lake, row) == {row["id"]}
-    assert [r["decision_id"] for r in history(lake)] == [row["id"]]
+    assert record(lake, row) == {row.decision_id}
+    assert [r.decision_id for r in history(lake)] == [row.decision_id]
 
 
 def test_concurrent_appends_keep_a_strict_order_that_is_nobodys_clock(lake: StreamLake) -> None:
@@ -112,10 +113,10 @@ def test_concurrent_appends_keep_a_strict_order_that_is_nobodys_clock(lake: Stre
         thread.join()
     assert failures == []
     rows = history(lake)
-    sequences = [r["sequence"] for r in rows]
+    sequences = [r.sequence for r in rows]
     assert sequences == sorted(set(sequences)), "two appends share a place in the order"
     for who in (0, 1):
-        assert [r["hour"] for r in rows if r["revision"] == who] == [shift(FIRST, i) for i in range(4)]
+        assert [r.hour for r in rows if r.revision == who] == [shift(FIRST, i) for i in range(4)]
 
 
 def test_an_append_that_never_comes_first_is_transient(lake: StreamLake) -> None:
@@ -127,12 +128,11 @@ def test_an_append_that_never_comes_first_is_transient(lake: StreamLake) -> None
 
     with pytest.raises(Transient, match="expected to be first once in ten attempts"):
         lake.lake.append(lake.stream.hours_table, rows)
-    assert {r["decision"] for r in history(lake)} == {"sealed"}
+    assert {r.decision for r in history(lake)} == {"sealed"}
 
 
-def row(decision: str, **values: Any) -> dict[str, Any]:
-    given = {"hour": FIRST, "decision": decision, "revision": 1, "reason": None, "served": None, "good": None}
-    return given | values
+def row(decision: Kind, revision: int = 1, hour: str = FIRST, **values: Any) -> LedgerRow:
+    return decide(hour, decision, revision, None, NOW, **values)
 
 
 SEALED = row("sealed", revision=0, served="speed", offsets=10)
@@ -166,11 +166,11 @@ ACCEPTED = row("accepted", good=9, served="batch")
         ([ACCEPTED, SEALED], {"decision": "accepted", "revision": 1}),
     ],
 )
-def test_the_newest_word_on_an_hour(rows: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+def test_the_newest_word_on_an_hour(rows: list[LedgerRow], expected: dict[str, Any]) -> None:
     found = ledger.newest(rows)[FIRST]
-    assert {key: found.get(key) for key in expected} == expected
+    assert {key: getattr(found, key) for key in expected} == expected
 
 
 def test_hours_come_oldest_first() -> None:
-    later = row("sealed") | {"hour": shift(FIRST, 1)}
+    later = row("sealed", hour=shift(FIRST, 1))
     assert list(ledger.newest([later, SEALED])) == [FIRST, shift(FIRST, 1)]

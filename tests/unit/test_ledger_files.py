@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lakes import StreamLake, new_lake
+from lakes import StreamLake, decide, new_lake
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation
@@ -22,6 +22,7 @@ from anabranch.errors import Transient
 from anabranch.fail_points import FAIL_AT
 from anabranch.hours import shift
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import new_id
 from anabranch.table import ledger_files
 from anabranch.table.ledger_files import File, MergeStep, Span, plan_fold, plan_merge, tiered
@@ -54,11 +55,11 @@ def at(day: int, hour: int = 0) -> str:
     return shift(FIRST, 24 * day + hour)
 
 
-def sealed(*hours: str) -> list[dict[str, Any]]:
+def sealed(*hours: str) -> list[LedgerRow]:
     return [ledger.decision(hour, "sealed", 0, CUT, NOW, reason=new_id()) for hour in hours]
 
 
-def append_as_before(lake: StreamLake, rows: list[dict[str, Any]]) -> None:
+def append_as_before(lake: StreamLake, rows: list[LedgerRow]) -> None:
     """One append as it was before files were merged: a file, a manifest, and nothing but an id in its summary."""
     table = loaded(lake)
     tx = Transaction(table)
@@ -67,7 +68,7 @@ def append_as_before(lake: StreamLake, rows: list[dict[str, Any]]) -> None:
     lake.lake.catalog.commit_table(table, tuple(tx._requirements), tuple(tx._updates))
 
 
-def append_as_now(lake: StreamLake, rows: list[dict[str, Any]]) -> None:
+def append_as_now(lake: StreamLake, rows: list[LedgerRow]) -> None:
     lake.lake.append(lake.stream.hours_table, lambda sequence: ledger._to_arrow(rows, sequence))
 
 
@@ -86,7 +87,7 @@ def manifests(lake: StreamLake) -> int:
     return len(snapshot.manifests(table.io))
 
 
-def history(lake: StreamLake, *arguments: Any) -> list[dict[str, Any]]:
+def history(lake: StreamLake, *arguments: Any) -> list[LedgerRow]:
     return ledger.history(lake.again(), lake.stream.hours_table, *arguments)
 
 
@@ -128,14 +129,14 @@ def years(lake: StreamLake) -> StreamLake:
 def test_a_record_opens_only_files_that_may_hold_its_hour(years: StreamLake, opened: list[str]) -> None:
     name = years.stream.hours_table
     new, late = sealed(at(731), at(100, 5))
-    assert ledger.record(years.lake, name, [new]) == {new["id"]}
+    assert ledger.record(years.lake, name, [new]) == {new.decision_id}
     # What it wrote itself, to read it back.
     assert len(set(opened)) == 1
     opened.clear()
-    assert ledger.record(years.lake, name, [late]) == {late["id"]}
+    assert ledger.record(years.lake, name, [late]) == {late.decision_id}
     assert len(set(opened)) == 2
     opened.clear()
-    assert ledger.record(years.lake, name, [new, late]) == {new["id"], late["id"]}
+    assert ledger.record(years.lake, name, [new, late]) == {new.decision_id, late.decision_id}
     assert len(set(opened)) == 3
     assert len(history(years)) == 732
 
@@ -151,22 +152,22 @@ def test_a_history_opens_only_files_that_may_hold_its_hours(years: StreamLake, o
         (None, [at(d) for d in range(730)], 8),
     ):
         opened.clear()
-        assert [row["hour"] for row in history(years, hours)] == expected
+        assert [row.hour for row in history(years, hours)] == expected
         assert len(set(opened)) == number, hours
 
 
 def test_a_history_leaves_out_the_columns_that_are_not_asked_for(lake: StreamLake) -> None:
     append_as_now(lake, sealed(at(0)))
     (row,) = history(lake, [at(0)], ledger.BULKY)
-    assert row["hour"] == at(0)
-    assert not set(ledger.BULKY) & set(row)
+    assert row.hour == at(0)
+    assert [getattr(row, name) for name in ledger.BULKY] == [None] * len(ledger.BULKY)
 
 
 def test_of_old_hours_only_what_tells_of_losses_and_differences_is_read(lake: StreamLake, opened: list[str]) -> None:
     name = lake.stream.hours_table
     clean = {"missing": 4, "extra": 0, "changed": 0, "duplicate": 2, "unread": 4, "sample": []}
     rows = [
-        ledger.decision(at(day), "accepted", 1, CUT, NOW, **said)
+        decide(at(day), "accepted", 1, CUT, NOW, **said)
         for day, said in enumerate((
             {"diff": clean, "gaps": {}}, {"diff": clean | {"unread": 3}}, {"diff": clean | {"extra": 1}},
             {"diff": {"missing": 1, "extra": 0, "changed": 0}}, {"diff": clean | {"changed": 1}},
@@ -190,16 +191,16 @@ def test_of_old_hours_only_what_tells_of_losses_and_differences_is_read(lake: St
 def test_records_leave_few_files_manifests_and_snapshots(lake: StreamLake) -> None:
     rows = sealed(*(at(0, i) for i in range(40)))
     for i, row in enumerate(rows):
-        assert ledger.record(lake.lake, lake.stream.hours_table, [row]) == {row["id"]}
+        assert ledger.record(lake.lake, lake.stream.hours_table, [row]) == {row.decision_id}
         if i % 10 == 9:
             assert len(files(lake)) <= ledger_files.MANY + 3
             assert manifests(lake) <= ledger_files.MANY_MANIFESTS + 2
             assert len(loaded(lake).snapshots()) <= ledger_files.SNAPSHOTS_KEPT + ledger_files.MANY + 2
     assert len(loaded(lake).snapshots()) > ledger_files.SNAPSHOTS_KEPT, "no snapshot was expired"
     found = history(lake)
-    assert [row["decision_id"] for row in found] == [row["id"] for row in rows]
-    assert sorted({row["sequence"] for row in found}) == [row["sequence"] for row in found]
-    assert all(row["reason"] == said["reason"] for row, said in zip(found, rows, strict=True))
+    assert [row.decision_id for row in found] == [row.decision_id for row in rows]
+    assert sorted({row.sequence for row in found}) == [row.sequence for row in found]
+    assert all(row.reason == said.reason for row, said in zip(found, rows, strict=True))
 
 
 def test_a_ledger_that_was_never_merged_is_and_says_what_it_said(lake: StreamLake) -> None:
@@ -217,7 +218,7 @@ def test_a_ledger_that_was_never_merged_is_and_says_what_it_said(lake: StreamLak
     assert history(lake) == before
     row = sealed(at(85))[0]
     append_as_before(lake, [row])
-    assert [r["decision_id"] for r in history(lake)] == [*(r["decision_id"] for r in before), row["id"]]
+    assert [r.decision_id for r in history(lake)] == [*(r.decision_id for r in before), row.decision_id]
 
 
 def test_of_very_many_manifests_some_are_merged_at_a_time(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,15 +255,15 @@ def test_a_merge_that_an_append_was_before_is_refused_and_loses_no_row(many: Str
     before, row = history(many), sealed(at(1))[0]
 
     def first(commit: Callable[[], Any]) -> Any:
-        assert ledger.record(many.again(), many.stream.hours_table, [row]) == {row["id"]}
+        assert ledger.record(many.again(), many.stream.hours_table, [row]) == {row.decision_id}
         return commit()
 
     before_the_commit(many, first)
     assert merge(many) is MergeStep.REFUSED
-    expected = [*(r["decision_id"] for r in before), row["id"]]
-    assert [r["decision_id"] for r in history(many)] == expected
+    expected = [*(r.decision_id for r in before), row.decision_id]
+    assert [r.decision_id for r in history(many)] == expected
     merge_all(many)
-    assert [r["decision_id"] for r in history(many)] == expected
+    assert [r.decision_id for r in history(many)] == expected
     assert len(files(many)) < 16
 
 
@@ -274,8 +275,8 @@ def test_an_append_that_a_merge_was_before_is_made_again(many: StreamLake) -> No
         return commit()
 
     before_the_commit(many, first)
-    assert ledger.record(many.lake, many.stream.hours_table, [row]) == {row["id"]}
-    assert [r["decision_id"] for r in history(many)] == [*(r["decision_id"] for r in before), row["id"]]
+    assert ledger.record(many.lake, many.stream.hours_table, [row]) == {row.decision_id}
+    assert [r.decision_id for r in history(many)] == [*(r.decision_id for r in before), row.decision_id]
     assert len(files(many)) <= 2
 
 
@@ -321,15 +322,15 @@ def test_a_merge_that_fails_fails_no_record(many: StreamLake, monkeypatch: pytes
 
     monkeypatch.setattr(many.lake, "merge_files", merge_files)
     row = sealed(at(1))[0]
-    assert ledger.record(many.lake, many.stream.hours_table, [row]) == {row["id"]}
+    assert ledger.record(many.lake, many.stream.hours_table, [row]) == {row.decision_id}
 
 
 def test_very_many_decisions_are_written_in_commits_of_some(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "_AT_ONCE", 10)
     rows = sealed(*(at(day) for day in range(25)))
-    assert ledger.record(lake.lake, lake.stream.hours_table, rows) == {row["id"] for row in rows}
+    assert ledger.record(lake.lake, lake.stream.hours_table, rows) == {row.decision_id for row in rows}
     assert len(files(lake)) == 3
-    assert [row["decision_id"] for row in history(lake)] == [row["id"] for row in rows]
+    assert [row.decision_id for row in history(lake)] == [row.decision_id for row in rows]
 
 
 # What is planned

@@ -17,6 +17,7 @@ from anabranch.protocol.publish import new_id
 from anabranch.table.commits import Change, Commit, Outcome
 from anabranch.table.snapshots import heads
 from serving_layer.views import dead_letters
+from serving_layer.views.dead_letters import Letter
 
 
 @pytest.fixture
@@ -67,23 +68,20 @@ def test_reasons_are_counted_and_shown_with_their_first_records(one: StreamLake)
 
     view = dead_letters.letters(job(one), None, 2)
 
-    assert [(r["reason"], r["count"], r["first_hour"], r["last_hour"]) for r in view["reasons"]] == [
+    assert [(r.reason, r.count, r.first_hour, r.last_hour) for r in view.reasons] == [
         ("malformed_json", 3, HOUR, NEXT), ("null_value", 1, HOUR, HOUR),
     ]  # fmt: skip
-    assert view["dead"] == 4
-    first, second = view["reasons"][0]["samples"]
-    assert first == {
-        "hour": HOUR, "partition": 0, "offset": 1, "timestamp": at, "text": "broken", "key": "k",
-        "value": "{a\x00\\xff", "value_bytes": 4,
-    }  # fmt: skip
-    assert second["offset"] == 3
-    assert view["reasons"][1]["samples"][0]["value"] is None
+    assert view.dead == 4
+    first, second = view.reasons[0].samples
+    assert first == Letter(HOUR, 0, 1, at, "broken", "k", "{a\x00\\xff", 4)
+    assert second.offset == 3
+    assert view.reasons[1].samples[0].value is None
 
 
 def test_hours_choose_and_none_is_said(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
     bury(one, {"kafka_offset": 1, "value": b"{"}, {"kafka_offset": 2, "value": b"[", "ingest_hour": NEXT})
     view = dead_letters.letters(job(one), (NEXT, NEXT), 3)
-    assert [s["offset"] for r in view["reasons"] for s in r["samples"]] == [2]
+    assert [s.offset for r in view.reasons for s in r.samples] == [2]
     dead_letters.print_letters(dead_letters.letters(job(one), ("2026-11-22T00", "2026-11-22T05"), 3), "text")
     assert "no dead letters of the hours 2026-11-22T00 to 2026-11-22T05" in capsys.readouterr().out
 

@@ -173,7 +173,7 @@ def test_who_was_paused_before_a_commit_to_the_other_tables_names_no_file_that_i
         assert (H[3], 0, 9) in lake.dead("main")
     assert paused[1:] and paused[1] > 0, "the hazard did not happen"
     assert all_readable(lake)
-    assert {r["decision_id"] for r in ledger.history(lake.lake, lake.stream.hours_table)} >= (
+    assert {r.decision_id for r in ledger.history(lake.lake, lake.stream.hours_table)} >= (
         {"late"} if paused_at is Step.LEDGER_PREPARED else set()
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
@@ -11,21 +10,28 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from serving_layer.views.metrics import metrics_of
+from serving_layer.views.status import Lag, StreamStatus
 
 NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)
-VIEW: dict[str, Any] = {
-    "position": {"0": 93, "1": 50},
-    "lag": {"offsets": 7, "partitions": {"0": 7, "1": 0}},
-    "last_publish": {"speed": NOW.isoformat(), "batch": None, "main": NOW.isoformat()},
-    "position_since": (NOW - timedelta(seconds=90)).isoformat(),
-    "to_seal": [],
-    "backlog": ["2026-11-21T00", "2026-11-21T01"],
-    "refused": ["2026-11-21T01"],
-    "hours": {"2026-11-21T00": "speed", "2026-11-21T01": "speed", "2026-11-20T23": "batch"},
-    "dead_letters": 11,
-    "lost": {"2026-11-20T23": 5},
-    "unexplained": {"2026-11-20T23": {"missing": 2}, "2026-11-20T22": {"missing": 1, "changed": 4}},
-}
+VIEW = StreamStatus(
+    stream="events",
+    topic="events",
+    topic_id="t",
+    topic_recreated=False,
+    position={0: 93, 1: 50},
+    position_since=NOW - timedelta(seconds=90),
+    late=None,
+    lag=Lag(7, {0: 7, 1: 0}),
+    last_publish={"speed": NOW, "batch": None, "main": NOW},
+    open_hour="2026-11-21T02",
+    to_seal=[],
+    backlog=["2026-11-21T00", "2026-11-21T01"],
+    refused=["2026-11-21T01"],
+    hours={"2026-11-21T00": "speed", "2026-11-21T01": "speed", "2026-11-20T23": "batch"},
+    unexplained={"2026-11-20T23": {"missing": 2}, "2026-11-20T22": {"missing": 1, "changed": 4}},
+    dead_letters=11,
+    lost={"2026-11-20T23": 5},
+)
 
 
 class _Fixed(Collector):

@@ -25,6 +25,14 @@ class Cut:
     at: datetime
 
 
+@dataclass(frozen=True)
+class Told:
+    end: int | None
+
+    def as_dict(self) -> dict[str, object]:
+        return {} if self.end is None else {"end": self.end}
+
+
 RESULT = pa.table(
     {
         "n": pa.array([1, None], pa.int64()),
@@ -54,6 +62,7 @@ RESULT = pa.table(
         (b"\x00\xff", "AP8="),
         ({3: {"b", "a"}}, {"3": ["a", "b"]}),
         (Cut(5, datetime(2026, 11, 21, tzinfo=UTC)), {"end": 5, "at": "2026-11-21T00:00:00Z"}),
+        ([Told(5), Told(None)], [{"end": 5}, {}]),
         ((Path("a/b"), True, None), ["a/b", True, None]),
     ],
 )

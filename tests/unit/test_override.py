@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from brokers import Broker
 from click.testing import CliRunner
-from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
+from lakes import FIRST, StreamLake, decide, new_environment, new_lake, new_state
 
 from anabranch.cli import main
 from anabranch.errors import ConfigurationError, Refused, Transient
@@ -19,13 +19,15 @@ from anabranch.hours import Cut, Timeline, shift, start_of
 from anabranch.job import Job
 from anabranch.protocol import ledger
 from anabranch.protocol.dead_letters import roll_forward, waiting_batch, waiting_speed
+from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, State
 from anabranch.table.commits import Change, Outcome
 from serving_layer.merge import merge
 from serving_layer.override import Served, plan_override, serve_hour
-from serving_layer.views.status import hour_rows
+from serving_layer.views.status import HourSummary, hour_rows
 
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 H = [shift(FIRST, i) for i in range(4)]
 CUTS = [Cut("t", {0: (3 * i, 3 * i + 3)}) for i in range(4)]
 SPEED = {i: [(H[i], 0, 3 * i + o) for o in range(3)] for i in range(2)}
@@ -68,7 +70,7 @@ def choose(lake: StreamLake, choice: Any, i: int = 0, why: str = "the gate was w
     return serve_hour(lake.lake, lake.stream, H[i], choice, why)
 
 
-def history(lake: StreamLake) -> list[dict[str, Any]]:
+def history(lake: StreamLake) -> list[LedgerRow]:
     return ledger.history(lake.lake, lake.stream.hours_table)
 
 
@@ -80,7 +82,7 @@ def test_an_hour_is_given_to_the_speed_layer_and_back_in_one_swap_each(lake: Str
     assert lake.state().is_merged
     assert choose(lake, "auto", why="it was right") == Served(H[0], "batch", None, True)
     assert (lake.rows("main"), lake.dead("main")) == (BY_BATCH, DEAD_BATCH)
-    said = [(r["decision"], r["served"], r["reason"], r["revision"]) for r in history(lake)]
+    said = [(r.decision, r.served, r.reason, r.revision) for r in history(lake)]
     assert said == [("served", "speed", "the gate was wrong", 1), ("served", "batch", "it was right", 1)]
 
 
@@ -208,42 +210,42 @@ def test_an_hour_long_past_is_remembered_again_while_the_speed_layer_is_chosen(l
 # What `hours` shows
 
 
-def view(state: State, *rows: dict[str, Any], at: str = H[2]) -> list[dict[str, Any]]:
+def view(state: State, *rows: LedgerRow, at: str = H[2]) -> list[HourSummary]:
     return hour_rows(state, rows, start_of(at))
 
 
 def test_every_hour_is_shown_up_to_the_running_one_whether_or_not_the_ledger_has_it() -> None:
     timeline = Timeline(FIRST, H[2], {0: 6}, sealed={H[1]: CUTS[1]})
     state = new_state(timeline, {0: 6}, accepted={H[0]: Accepted(2, CUTS[0])})
-    shown = [(v["hour"], v["state"], v["revision"], v["served"], v["cut"]) for v in view(state, at=H[3])]
+    shown = [(v.hour, v.state, v.revision, v.served, v.cut) for v in view(state, at=H[3])]
     assert shown == [
-        (H[0], "accepted", 2, "batch", {"0": [0, 3]}),
-        (H[1], "sealed", 0, "speed", {"0": [3, 6]}),
+        (H[0], "accepted", 2, "batch", CUTS[0].ranges),
+        (H[1], "sealed", 0, "speed", CUTS[1].ranges),
         (H[2], "open", 0, "speed", None),
         (H[3], "open", 0, "speed", None),
     ]
 
 
 def test_the_next_hour_of_an_adopted_topic_is_open_before_its_time() -> None:
-    assert [v["hour"] for v in view(new_state(Timeline(H[1], H[2], {0: 0})), at=H[1])] == [H[1], H[2]]
+    assert [v.hour for v in view(new_state(Timeline(H[1], H[2], {0: 0})), at=H[1])] == [H[1], H[2]]
 
 
 def test_the_table_says_whether_an_hour_is_accepted() -> None:
     state = new_state(Timeline(FIRST, H[2], {0: 6}, sealed={H[0]: CUTS[0], H[1]: CUTS[1]}), {0: 6})
-    rows = [{"hour": H[0], "decision": "accepted", "revision": 1}, {"hour": H[1], "decision": "refused", "revision": 1}]
-    assert [v["state"] for v in view(state, *rows)] == ["sealed", "refused", "open"]
+    rows = [decide(H[0], "accepted", 1, None, NOW), decide(H[1], "refused", 1, None, NOW)]
+    assert [v.state for v in view(state, *rows)] == ["sealed", "refused", "open"]
 
 
 def test_the_reason_of_a_choice_is_shown_while_it_holds() -> None:
     rows = [
-        {"hour": H[0], "decision": "refused", "revision": 1, "reason": "the gate"},
-        {"hour": H[0], "decision": "served", "revision": 0, "reason": "why not", "served": "speed"},
+        decide(H[0], "refused", 1, None, NOW, reason="the gate"),
+        decide(H[0], "served", 0, None, NOW, reason="why not", served="speed"),
     ]
     state = new_state(Timeline(FIRST, H[1], {0: 3}, sealed={H[0]: CUTS[0]}), {0: 3}, overrides={H[0]: "speed"})
     (first, _) = view(state, *rows, at=H[1])
-    assert (first["state"], first["reason"]) == ("refused", "served by speed by choice: why not; the gate")
+    assert (first.state, first.reason) == ("refused", "served by speed by choice: why not; the gate")
     (first, _) = view(replace(state, overrides={}), *rows, at=H[1])
-    assert first["reason"] == "the gate"
+    assert first.reason == "the gate"
 
 
 # The command

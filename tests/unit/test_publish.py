@@ -16,6 +16,7 @@ from pyiceberg.table.refs import SnapshotRefType
 
 from anabranch.errors import Terminal
 from anabranch.hours import Cut
+from anabranch.protocol import ledger
 from anabranch.protocol import publish as publish_module
 from anabranch.protocol.publish import Publish, new_id, run, to_commit
 from anabranch.protocol.state import DECISIONS, POSITION, TURN, Accepted, State, load_state
@@ -372,14 +373,14 @@ def test_main_says_what_it_was_made_from(lake: StreamLake) -> None:
 def test_decisions_wait_on_the_branch_until_they_are_confirmed(lake: StreamLake) -> None:
     timeline = lake.state().timeline
     for i in ("a", "b"):
-        said = {"id": i, "at": f"2026-11-21T00:00:0{i}"}
-        assert lake.publish(Publish(new_id(), (Change("speed"),), timeline, decisions=(said,))) is Outcome.LANDED
+        row = ledger.decision(FIRST, "sealed", 0, None, NOW, i)
+        assert lake.publish(Publish(new_id(), (Change("speed"),), timeline, decisions=(row,))) is Outcome.LANDED
     assert waiting(lake.state(), "speed", DECISIONS) == ["a", "b"]
     lake.move("speed")
-    assert [d["id"] for d in lake.state().decisions] == ["a", "b"]
+    assert [row.decision_id for row in lake.state().decisions] == ["a", "b"]
     publish = Publish(new_id(), (Change("speed"),), timeline, confirmed=frozenset({"a"}))
     assert lake.publish(publish) is Outcome.LANDED
-    assert [d["id"] for d in lake.state().decisions] == ["b"]
+    assert [row.decision_id for row in lake.state().decisions] == ["b"]
 
 
 # run, and turns

@@ -200,7 +200,7 @@ def test_a_failed_expectation_is_one_sentence(
 def test_the_verdict_is_json_whatever_was_observed() -> None:
     seen = [Decimal("1.50"), datetime(2026, 11, 21, tzinfo=UTC), float("nan"), b"\x00", {"a": (1, None)}, True, 0.5]
     failed = FailedExpectation("expect_x", {"column": "c", "min_value": date(2026, 1, 1)}, seen, 7, "a sentence")
-    said = Quality(False, (failed,), (failed,), 2).as_dict()
+    said = Quality(False, (failed,), (failed,), 2).recorded().as_dict()
     assert json.loads(json.dumps(said, allow_nan=False)) == said
     assert said["failed"] == said["warnings"]
     assert said["failed"][0] == {

@@ -15,6 +15,7 @@ from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
 from anabranch.hours import Cut, Timeline, shift
 from anabranch.protocol import apply as tables
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.restore_ledger import WHY, plan_rows, restore_ledger
 from anabranch.protocol.state import (
@@ -174,7 +175,7 @@ def test_an_hour_given_to_the_speed_layer_is_never_forgotten() -> None:
 # The ledger
 
 
-def history(lake: StreamLake) -> list[dict[str, Any]]:
+def history(lake: StreamLake) -> list[LedgerRow]:
     return ledger.history(lake.lake, lake.stream.hours_table)
 
 
@@ -187,12 +188,12 @@ def test_a_dropped_ledger_is_written_again_from_what_the_branches_say(lake: Stre
         f"wrote 3 rows of {name} from what the branches say: it had none of these hours",
     ]
     rows = history(lake)
-    assert [(r["hour"], r["decision"], r["revision"], r["served"], r["good"], r["dead"]) for r in rows] == [
+    assert [(r.hour, r.decision, r.revision, r.served, r.good, r.dead) for r in rows] == [
         (H[0], "accepted", 1, "batch", 2, 0), (H[1], "accepted", 1, "batch", 2, 0),
         (H[2], "sealed", 0, "speed", None, None),
     ]  # fmt: skip
-    assert [r["cut"] for r in rows] == [{"0": [0, 3]}, {"0": [3, 6]}, {"0": [6, 9]}]
-    assert {r["reason"] for r in rows} == {WHY}
+    assert [r.cut for r in rows] == CUTS[:3]
+    assert {r.reason for r in rows} == {WHY}
     assert apply(lake) == []
     assert len(history(lake)) == 3
 
@@ -202,7 +203,7 @@ def test_a_decision_that_waits_says_more_than_what_is_restored(lake: StreamLake)
     publish = Publish(new_id(), (Change("speed"),), lake.state().timeline, decisions=(row,))
     assert lake.publish(publish) is Outcome.LANDED
     assert restore_ledger(lake.lake, lake.stream) == 2
-    assert ledger.newest(history(lake))[H[2]]["reason"] == "the gate"
+    assert ledger.newest(history(lake))[H[2]].reason == "the gate"
 
 
 def test_two_who_restore_at_once_write_each_row_once(lake: StreamLake) -> None:
@@ -216,6 +217,6 @@ def test_two_who_restore_at_once_write_each_row_once(lake: StreamLake) -> None:
 def test_a_forgotten_hour_is_restored_as_accepted_without_its_cut() -> None:
     state = new_state(Timeline(H[0], H[2], {0: 6}), {0: 6}, accepted={H[1]: Accepted(4, CUTS[1])}, settled_before=H[1])
     rows = plan_rows(state, (), {H[0]: 7}, {}, NOW)
-    assert [(r["hour"], r["decision"], r["revision"], r["good"], r.get("cut")) for r in rows] == [
-        (H[0], "accepted", 1, 7, None), (H[1], "accepted", 4, 0, {"0": [3, 6]}),
+    assert [(r.hour, r.decision, r.revision, r.good, r.cut) for r in rows] == [
+        (H[0], "accepted", 1, 7, None), (H[1], "accepted", 4, 0, CUTS[1]),
     ]  # fmt: skip

@@ -103,7 +103,7 @@ def test_a_long_backlog_is_sealed_in_commits_of_bounded_size_and_written_down_be
     assert waited[:2] == [3, 3]
     assert max(waited) <= 3
     rows = ledger.history(lake.lake, lake.stream.hours_table)
-    assert [r["hour"] for r in rows] == [shift(first, i) for i in range(6 + len(sealed))]
+    assert [r.hour for r in rows] == [shift(first, i) for i in range(6 + len(sealed))]
 
 
 def test_nothing_to_seal_is_no_publish() -> None:

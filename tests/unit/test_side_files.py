@@ -22,6 +22,7 @@ from anabranch.job import Job
 from anabranch.position import Offsets, Position
 from anabranch.protocol import ledger
 from anabranch.protocol.dead_letters import DONE
+from anabranch.protocol.ledger_row import Account, HourAccount
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.state import (
     ACCEPTED,
@@ -137,7 +138,7 @@ def test_hours_that_are_sealed_and_wait_leave_a_snapshot_small(tmp_path: Path, h
     forget_what_was_read()
     state = lake.state()
     assert state.cuts == cuts
-    assert [d["hour"] for d in state.decisions] == list(cuts)
+    assert [d.hour for d in state.decisions] == list(cuts)
 
 
 @pytest.mark.parametrize(("hours", "partitions"), [(8_760, 12), (744, 100)])
@@ -202,8 +203,8 @@ def test_in_health_the_metadata_stays_small(tmp_path: Path, partitions: int, mos
     opened = Timeline(FIRST, last, offsets_at(REMEMBERED_HOURS, partitions))
     lake = new_lake(tmp_path, partitions=partitions, timeline=opened)
     said = accepted_properties(lake.state(), {h: Accepted(1, c) for h, c in cuts.items()})
-    account = {str(p): {"offsets": 100_000, "good": 99_990, "dead": 1, "gaps": {}} for p in range(partitions)}
-    row = ledger.decision(FIRST, "accepted", 1, cuts[FIRST], NOW, served="batch", partitions=account)
+    account = HourAccount(partitions={p: Account(100_000, 99_990, 1, 9, {}) for p in range(partitions)})
+    row = ledger.decision(FIRST, "accepted", 1, cuts[FIRST], NOW, served="batch", account=account)
     path = f"{lake.table().location()}/data/ingest_hour={FIRST}/{new_id()}.parquet"
     letters = {
         "id": new_id(), "at": NOW.isoformat(), "layer": "batch", "hour": FIRST, "revision": 1, "paths": [path],

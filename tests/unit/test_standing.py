@@ -11,6 +11,8 @@ from lakes import new_state, new_stream
 
 from anabranch import config
 from anabranch.hours import Cut, Timeline
+from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import Kind, LedgerRow
 from anabranch.protocol.state import Accepted, State
 from batch_layer import standing
 from batch_layer.standing import AGAIN_AFTER, last_refusal, refusal_basis, should_record, stands
@@ -62,9 +64,8 @@ def test_another_version_of_the_code_is_another_basis(monkeypatch: pytest.Monkey
     assert basis() != before
 
 
-def row(decision: str, at: datetime = NOW, **values: Any) -> dict[str, Any]:
-    given = {"hour": HOUR, "decision": decision, "revision": 1, "reason": "no", "recorded_at": at}
-    return given | {"decision_id": standing.decision_id("id", basis())} | values
+def row(kind: Kind, id: str | None = None) -> LedgerRow:
+    return ledger.decision(HOUR, kind, 1, CUT, NOW, id or standing.decision_id("id", basis()), reason="no")
 
 
 def test_a_refusal_stands_while_what_it_rests_on_does_and_for_a_day() -> None:
@@ -74,7 +75,7 @@ def test_a_refusal_stands_while_what_it_rests_on_does_and_for_a_day() -> None:
     assert not stands(refusal, basis(suite=b"another"), NOW)
     assert not stands(None, basis(), NOW)
     # Written before refusals said what they rest on.
-    assert not stands(row("refused", decision_id="0f"), basis(), NOW)
+    assert not stands(row("refused", "0f"), basis(), NOW)
 
 
 def test_a_refusal_is_written_again_only_when_it_says_something_new() -> None:

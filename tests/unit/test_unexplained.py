@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from datetime import UTC, datetime
 
 import pytest
 from lakes import FIRST, new_state
 
 from anabranch.hours import Adoption, Cut, Timeline, shift
+from anabranch.protocol import ledger
 from anabranch.protocol.coverage import unread_ranges
+from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow
 from serving_layer.diff.kinds import to_difference, unexplained_counts
 from serving_layer.views import status
 
@@ -18,8 +20,10 @@ CUT = Cut("t", {0: (0, 10), 1: (4, 8)})
 TIMELINE = Timeline(HOUR, shift(FIRST, 2), {0: 10, 1: 8}, sealed={HOUR: CUT})
 
 
-def diff(missing: int = 0, extra: int = 0, changed: int = 0, **more: Any) -> dict[str, Any]:
-    return {"missing": missing, "extra": extra, "changed": changed, "sample": [], **more}
+def diff(
+    missing: int = 0, extra: int = 0, changed: int = 0, duplicate: int | None = None, unread: int | None = None
+) -> Diff:
+    return Diff(missing, extra, changed, duplicate, unread, ())
 
 
 @pytest.mark.parametrize(
@@ -45,7 +49,7 @@ def diff(missing: int = 0, extra: int = 0, changed: int = 0, **more: Any) -> dic
     ],
 )
 def test_what_explains_a_difference(
-    said: dict[str, Any] | None, gaps: dict[str, int] | None, covered: bool, left: dict[str, int]
+    said: Diff | None, gaps: dict[str, int] | None, covered: bool, left: dict[str, int]
 ) -> None:
     assert unexplained_counts(said, gaps, covered) == left
 
@@ -72,16 +76,19 @@ def test_an_hour_of_a_log_before_this_one_is_not_compared_with_the_position() ->
 
 def test_unread_rows_are_missing_rows_and_duplicates_are_the_speed_layers() -> None:
     found = to_difference({"missing": 1, "unread": 2, "duplicate": 4, "same": 8, "extra": 16, "changed": 32}, [])
-    assert found.as_dict() == {
-        "missing": 3, "extra": 16, "changed": 32, "duplicate": 4, "unread": 2, "sample": [],
-    }  # fmt: skip
+    assert found.diff == Diff(missing=3, extra=16, changed=32, duplicate=4, unread=2, sample=())
     assert found.speed_rows == 4 + 8 + 16 + 32
+
+
+def row(found: Diff | None) -> LedgerRow:
+    now = datetime(2026, 11, 21, 2, tzinfo=UTC)
+    return ledger.decision(HOUR, "accepted", 1, CUT, now, account=HourAccount(diff=found))
 
 
 def test_status_names_the_hours_that_nothing_explains() -> None:
     state = new_state(TIMELINE, {0: 10, 1: 8})
-    rows = {HOUR: {"diff": diff(missing=1, unread=0), "gaps": {}}, NEXT: {"diff": diff(), "gaps": None}, "x": {}}
+    rows = {HOUR: row(diff(missing=1, unread=0)), NEXT: row(diff()), "x": row(None)}
     assert status.unexplained(state, rows) == {HOUR: {"missing": 1}}
     # A row from before `unread` was told, of an hour that the speed layer jumped over.
     skipped = new_state(replace(TIMELINE, skipped=(HOUR,)), {0: 10, 1: 8})
-    assert status.unexplained(skipped, {HOUR: {"diff": diff(missing=1), "gaps": {}}}) == {}
+    assert status.unexplained(skipped, {HOUR: row(diff(missing=1))}) == {}

@@ -16,6 +16,7 @@ from anabranch.hours import Cut, Timeline, shift
 from anabranch.job import Job
 from anabranch.protocol import ledger, state
 from anabranch.protocol.coverage import unread_hours
+from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.state import Accepted, State, accepted_properties
 from anabranch.table.commits import Outcome
 from batch_layer.build import Built
@@ -40,8 +41,7 @@ class Hours:
         self.built.append(hour)
         rows = self._lake.stage([(hour, 0, o) for o in range(*cut.ranges[0])])
         self.meanwhile()
-        said = {"good": 10, "dead": 0, "duplicate": 0, "gap": 0}
-        return Built(hour, cut, before, rows, None, said=said)
+        return Built(hour, cut, before, rows, None, HourAccount(good=10, dead=0, duplicate=0, gap=0))
 
     def changes_events(self, built: Built, state: State) -> bool:
         return False

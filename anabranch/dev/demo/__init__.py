@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
@@ -30,6 +30,7 @@ from anabranch.protocol.state import State, load_state
 
 if TYPE_CHECKING:
     from anabranch.job import Job
+    from serving_layer.views.status import HourSummary
 
 EVENTS = 30_000
 PAST_HOURS = 3
@@ -158,13 +159,12 @@ class _Demo:
         self._story.step(f"Beside it the batch layer proves the oldest hour, {oldest}, and takes it over")
         self._space.run("batch", STREAM, "--hour", oldest)
         view = self._hours()[oldest]
-        if view["served"] != "batch":
-            raise Terminal(f"hour {oldest}: expected main to serve it from batch, found {view['served']}")
-        diff = view["diff"]
+        if view.served != "batch" or view.diff is None:
+            raise Terminal(f"hour {oldest}: expected main to serve it from batch, found {view.served}")
         self._story.say(
-            f"main serves {oldest} from batch now, {view['counts']['duplicate']:,} duplicates left out. Of its rows "
-            f"the speed layer had {view['speed_rows']:,} when they were compared: {diff['missing']:,} missing so far, "
-            f"{diff['extra']} extra, {diff['changed']} changed"
+            f"main serves {oldest} from batch now, {view.counts.duplicate:,} duplicates left out. Of its rows "
+            f"the speed layer had {view.speed_rows:,} when they were compared: {view.diff.missing:,} missing so far, "
+            f"{view.diff.extra} extra, {view.diff.changed} changed"
         )
 
     # Step 4.
@@ -295,26 +295,26 @@ class _Demo:
         views, state = self._hours(), self._state()
         lines = []
         for hour in sorted({*rows, *dead, *views}):
-            view: Mapping[str, Any] = views.get(hour) or {"state": "not sealed", "counts": {}}
-            revision = view.get("revision") or ""
-            duplicate = view["counts"].get("duplicate")
+            view = views.get(hour)
+            known = (view.state, view.revision or "", view.counts.duplicate) if view else ("not sealed", "", None)
+            name, revision, duplicate = known
             cells = (rows.get(hour, 0), dead.get(hour, 0), "" if duplicate is None else duplicate)
-            lines.append((hour, view["state"], state.served_by(hour), revision, *cells))
+            lines.append((hour, name, state.served_by(hour), revision, *cells))
         self._story.table(("hour", "state", "served by", "revision", "rows", "dead letters", "duplicates"), lines)
 
     # Questions to the table.
     def _state(self) -> State:
         return load_state(self._job.lake, self._job.stream.table)
 
-    def _hours(self) -> dict[str, dict[str, Any]]:
+    def _hours(self) -> dict[str, HourSummary]:
         from serving_layer.views import status
 
-        return {view["hour"]: view for view in status.hours(self._job)}
+        return {view.hour: view for view in status.hours(self._job)}
 
     def _lag(self) -> int:
         from serving_layer.views import status
 
-        return int(status.status(self._job)["lag"]["offsets"])
+        return status.status(self._job).lag.offsets
 
     def _newest(self) -> datetime | None:
         """The newest Kafka timestamp in `main`, of this hour and the one before."""

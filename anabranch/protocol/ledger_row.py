@@ -1,0 +1,221 @@
+"""A row of the ledger: one decision about one hour, and the account that it rests on.
+
+It has two forms beside this one: the ledger's columns, and the JSON that waits in a branch's properties until the row
+has been read back. What a decision does not tell of is None here, null there, and not in the JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from anabranch.hours import Cut
+from anabranch.position import ranges_to_keys
+
+if TYPE_CHECKING:
+    from anabranch.protocol.state import Layer
+
+Kind = Literal["sealed", "accepted", "refused", "served"]
+
+Entries = tuple[Mapping[str, Any], ...]
+"""What is carried through as JSON: expectations, and rows by where they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One partition's part of a balance."""
+
+    offsets: int
+    good: int
+    dead: int
+    duplicate: int
+    gaps: Mapping[str, int]
+
+    @property
+    def gap(self) -> int:
+        return sum(self.gaps.values())
+
+    @property
+    def total(self) -> int:
+        return self.good + self.dead + self.duplicate + self.gap
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """Speed against batch, counted as `serving_layer.diff.kinds.Difference` says. Rows of before `duplicate` and
+    `unread` were told have None there."""
+
+    missing: int
+    extra: int
+    changed: int
+    duplicate: int | None = None
+    unread: int | None = None
+    sample: Entries | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return _told(self)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Diff:
+        sample = data.get("sample")
+        return Diff(
+            data["missing"], data["extra"], data["changed"], data.get("duplicate"), data.get("unread"),
+            tuple(sample) if sample is not None else None,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class QualityResult:
+    """What the quality gate said; its expectations are JSON. Rows of before a field was told have None there."""
+
+    passed: bool
+    failed: Entries = ()
+    warnings: Entries | None = None
+    evaluated: int | None = None
+    suite: str | None = None
+    met: Entries | None = None
+    not_applicable: Entries | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return _told(self)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> QualityResult:
+        def entries(name: str) -> Entries | None:
+            return tuple(data[name]) if data.get(name) is not None else None
+
+        return QualityResult(
+            data["passed"], entries("failed") or (), entries("warnings"), data.get("evaluated"), data.get("suite"),
+            entries("met"), entries("not_applicable"),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class HourAccount:
+    """What was counted of an hour, where its records came from, and what its checks found."""
+
+    offsets: int | None = None
+    good: int | None = None
+    dead: int | None = None
+    duplicate: int | None = None
+    gap: int | None = None
+    gaps: Mapping[str, int] | None = None
+    partitions: Mapping[int, Account] | None = None
+    sources: Mapping[str, int] | None = None
+    speed_rows: int | None = None
+    diff: Diff | None = None
+    quality: QualityResult | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        values = {name: v for name in ACCOUNT_COLUMNS if (v := getattr(self, name)) is not None}
+        if self.partitions is not None:
+            values["partitions"] = {str(p): _told(account) for p, account in self.partitions.items()}
+        for name in ("diff", "quality"):
+            if name in values:
+                values[name] = values[name].as_dict()
+        return values
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> HourAccount:
+        return HourAccount(**_account_values(data))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerRow(HourAccount):
+    """A decision about an hour. `sequence` and `snapshot_id` are None while it waits for its row of the ledger, and
+    `publish` is the publish that it waits with. Columns that were not read are None too."""
+
+    hour: str
+    decision: Kind
+    revision: int
+    decision_id: str
+    recorded_at: datetime
+    code_version: str
+    served: Layer | None = None
+    reason: str | None = None
+    cut: Cut | None = None
+    snapshot_id: int | None = None
+    sequence: int | None = None
+    publish: str | None = None
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> LedgerRow:
+        """From the fields' values. A year has some 20,000 rows, and a frozen `__init__` takes six times as long."""
+        row = object.__new__(LedgerRow)
+        vars(row).update(values)
+        return row
+
+    def as_waiting(self) -> dict[str, Any]:
+        """As it waits in a branch's properties."""
+        account = self.as_dict()
+        row = {
+            "id": self.decision_id, "at": self.recorded_at.isoformat(), "hour": self.hour, "decision": self.decision,
+            "revision": self.revision, "code_version": self.code_version, **_cut_columns(self.cut),
+            "offsets": account.pop("offsets", None), "served": self.served, **account, "reason": self.reason,
+            "publish": self.publish,
+        }  # fmt: skip
+        # A build always tells its reason, also that there is none.
+        return {k: v for k, v in row.items() if v is not None or (k == "reason" and self.quality is not None)}
+
+    @staticmethod
+    def from_waiting(data: Mapping[str, Any]) -> LedgerRow:
+        return LedgerRow(
+            hour=data["hour"],
+            decision=data["decision"],
+            revision=data["revision"],
+            decision_id=data["id"],
+            recorded_at=datetime.fromisoformat(data["at"]),
+            code_version=data["code_version"],
+            served=data.get("served"),
+            reason=data.get("reason"),
+            cut=cut_from(data.get("topic_id"), data["cut"]) if data.get("cut") is not None else None,
+            publish=data.get("publish"),
+            **_account_values(data),
+        )
+
+    def as_columns(self) -> dict[str, Any]:
+        """By the ledger's columns, each value as JSON has it; but for the sequence, which the append gives."""
+        return self.as_dict() | _cut_columns(self.cut) | {
+            "decision_id": self.decision_id, "hour": self.hour, "decision": self.decision, "revision": self.revision,
+            "served": self.served, "snapshot_id": self.snapshot_id, "reason": self.reason,
+            "code_version": self.code_version, "recorded_at": self.recorded_at,
+        }  # fmt: skip
+
+
+ACCOUNT_COLUMNS = tuple(f.name for f in fields(HourAccount))
+
+
+def cut_from(topic_id: str | None, ranges: Mapping[str, Any]) -> Cut:
+    """The cut of a row, from its two columns."""
+    return Cut.from_dict({"topic_id": topic_id or "", "ranges": ranges})
+
+
+def accounts_from(data: Mapping[str, Mapping[str, Any]]) -> dict[int, Account]:
+    """The partitions' accounts, from JSON."""
+    names = [f.name for f in fields(Account)]
+    return {int(p): Account(**{name: account[name] for name in names}) for p, account in data.items()}
+
+
+def _cut_columns(cut: Cut | None) -> dict[str, Any]:
+    return {"topic_id": cut.topic_id, "cut": ranges_to_keys(cut.ranges)} if cut is not None else {}
+
+
+def _account_values(data: Mapping[str, Any]) -> dict[str, Any]:
+    values = {name: data[name] for name in ACCOUNT_COLUMNS if data.get(name) is not None}
+    for name, parse in PARSED.items():
+        if name in values:
+            values[name] = parse(values[name])
+    return values
+
+
+PARSED = {"partitions": accounts_from, "diff": Diff.from_dict, "quality": QualityResult.from_dict}
+"""Of the columns that hold JSON, those that are more than what JSON gives."""
+
+
+def _told(value: Any) -> dict[str, Any]:
+    """By field, what a flat dataclass tells of, as JSON has it."""
+    told = {f.name: v for f in fields(value) if (v := getattr(value, f.name)) is not None}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in told.items()}

@@ -1,0 +1,36 @@
+"""What several views tell of an hour. A view is a dataclass whose fields are the keys of its JSON, in their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anabranch.hours import Cut
+from anabranch.position import Ranges
+from anabranch.protocol.ledger_row import HourAccount
+
+
+@dataclass(frozen=True)
+class Counts:
+    """An hour's account in numbers; None where the ledger does not tell."""
+
+    offsets: int | None
+    good: int | None
+    dead: int | None
+    duplicate: int | None
+    gap: int | None
+
+    @staticmethod
+    def of(account: HourAccount) -> Counts:
+        return Counts(account.offsets, account.good, account.dead, account.duplicate, account.gap)
+
+    @property
+    def cells(self) -> list[object]:
+        return [getattr(self, name) for name in COUNTS]
+
+
+COUNTS = ("offsets", "good", "dead", "duplicate", "gap")
+
+
+def ranges_of(cut: Cut | None) -> Ranges | None:
+    """A cut's ranges, by partition in order."""
+    return dict(sorted(cut.ranges.items())) if cut is not None else None
