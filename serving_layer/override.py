@@ -80,12 +80,12 @@ def serve_hour(
     when the layer's rows do not cover the hour, ConfigurationError for an hour before the first, Transient for one
     that is not sealed.
     """
-    require_sealed(lake, stream, hour)
     served: Served | None = None
 
     def decide() -> tuple[State, Publish | None]:
         nonlocal served
         state = load_state(lake, stream.table)
+        require_sealed(state, stream, hour)
         overrides, layer = plan_override(state, hour, choice)
         served = Served(hour, layer, overrides.get(hour), overrides != state.overrides)
         if not served.changed:
@@ -97,11 +97,10 @@ def serve_hour(
         now = datetime.now(UTC)
         return state, plan_served(state, hour, overrides, layer, accepted, new_id(), now, why, confirmed)
 
-    published = run(lake, stream.table, decide, f"serve hour {hour} of {stream.name}", take_turns=True)
+    landed = run(lake, stream.table, decide, f"serve hour {hour} of {stream.name}", take_turns=True)
     assert served is not None
-    if published is not None:
-        state = load_state(lake, stream.table)
-        ledger.record_waiting(lake, stream.hours_table, state)
-        dead_letters.roll_forward(lake, stream.dead_letters_table, state)
+    if landed is not None:
+        ledger.record_waiting(lake, stream.hours_table, landed.state)
+        dead_letters.roll_forward(lake, stream.dead_letters_table, landed.state)
         LOG.info("stream %s: hour %s is now served by %s: %s", stream.name, hour, served.layer, why)
     return served

@@ -23,18 +23,17 @@ from anabranch.logs import fields, note
 from anabranch.position import Position, Ranges, ranges_to_keys, size
 from anabranch.protocol import dead_letters
 from anabranch.protocol.apply import require_columns, rows_columns
-from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.publish import Landed, Publish, land, new_id
 from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
-from anabranch.protocol.state import State, load_state
+from anabranch.protocol.state import State
 from anabranch.protocol.turns import Holding
 from anabranch.records.formats import open_format
-from anabranch.table.commits import Outcome
 from anabranch.table.lake import Lake
 from anabranch.table.manifests import hour_of_file
 from anabranch.table.staging import stage
 from serving_layer import merge
 from serving_layer.diff.spark import fitted
-from serving_layer.merge import recover
+from serving_layer.merge import Merged, recover
 from speed_layer.plan import (
     Next,
     Plan,
@@ -75,10 +74,14 @@ class MicroBatches:
         self._table: Table | None = None
         self._rollup = Rollup(lake, stream)
 
-    def recover(self) -> None:
-        """Finish what an earlier publisher left half done: the merge, dead letters, ledger rows."""
-        self._confirmed |= recover(self._lake, self._stream)
+    def recover(self) -> State:
+        """Finish what an earlier publisher left half done: the merge, dead letters, ledger rows; returns the state that
+        it ended with."""
+        recovered = recover(self._lake, self._stream)
+        self._confirmed |= recovered.confirmed
+        self._clock.start_from(recovered.state)
         self._rollup.begin()
+        return recovered.state
 
     def finish(self) -> None:
         """At the end of a job that ends by itself: roll up what is due."""
@@ -154,13 +157,12 @@ class MicroBatches:
                 merge.merge(self._lake, self._stream)
                 continue
             publish = plan_publish(decided, plan, staged, _hours_of(state, staged), new_id(), self._confirmed)
-            if self._lake.commit(state.table, to_commit(state, publish, decided.now)) is Outcome.LANDED:
+            if (landed := land(self._lake, state, publish, decided.now)) is not None:
                 break
             refusals += 1
             LOG.info("stream %s: publish refused (%d): a head moved; deciding again", self._stream.name, refusals)
-        if state.retained_hours:
-            merge.merge(self._lake, self._stream)
-        self._after(publish, staged)
+        ended = merge.merge(self._lake, self._stream) if state.retained_hours else landed
+        self._after(publish, staged, ended)
         LOG.info(
             "stream %s: published %d offsets as %d rows and %d dead letters of hour %s in %.2f s",
             self._stream.name, size(plan.todo), staged.rows.rows if staged.rows else 0,
@@ -171,7 +173,7 @@ class MicroBatches:
 
     def _publish_ends(self, decided: ResolvedState) -> bool:
         publish = plan_ends(decided, new_id(), self._confirmed)
-        if self._lake.commit(decided.state.table, to_commit(decided.state, publish, decided.now)) is Outcome.REFUSED:
+        if land(self._lake, decided.state, publish, decided.now) is None:
             return False
         ended = max(decided.timeline.boundaries, default=decided.timeline.open)
         LOG.info("stream %s: hours are cut up to %s; cutting on", self._stream.name, ended)
@@ -199,7 +201,7 @@ class MicroBatches:
         return self._move(decided, publish, "retention took them")
 
     def _move(self, decided: ResolvedState, publish: Publish, why: str) -> bool:
-        if self._lake.commit(decided.state.table, to_commit(decided.state, publish, decided.now)) is Outcome.REFUSED:
+        if land(self._lake, decided.state, publish, decided.now) is None:
             return False
         reach(Step.SPEED_SKIPPED)
         assert publish.position is not None
@@ -241,14 +243,14 @@ class MicroBatches:
                 f"{topic.id if topic else 'no topic'}: nothing of this micro-batch is published; run `anabranch adopt`"
             )
 
-    def _after(self, publish: Publish, staged: StagedBatch) -> None:
-        """What follows a publish and may be lost with the process: whoever starts next does it again."""
+    def _after(self, publish: Publish, staged: StagedBatch, ended: Landed | Merged) -> None:
+        """What follows a publish, or the merge after it, and may be lost with the process: whoever starts next does it
+        again."""
         self._turns.published()
         self._confirmed = frozenset()
         reach(Step.SPEED_PUBLISHED)
         if staged.dead is not None:
-            state = load_state(self._lake, self._stream.table)
-            self._confirmed = dead_letters.roll_forward(self._lake, self._stream.dead_letters_table, state)
+            self._confirmed = dead_letters.roll_forward(self._lake, self._stream.dead_letters_table, ended.state)
         reach(Step.SPEED_DEAD_LETTERS)
         assert publish.position is not None
         try:

@@ -130,10 +130,10 @@ def adopt(stream: Stream, lake: Lake, kafka: KafkaAdapter, confirmed: frozenset[
         adopted = plan_adopt(state.timeline, position, topic.id, begins, accepted)
         return state, plan_publish(state, adopted, new_id(), lake.clock.now(), confirmed)
 
-    published = run(lake, stream.table, decide, f"adopt topic {stream.topic}", take_turns=True)
-    if published is None or adopted is None:
+    landed = run(lake, stream.table, decide, f"adopt topic {stream.topic}", take_turns=True)
+    if landed is None or adopted is None:
         return None
-    ledger.record_waiting(lake, stream.hours_table, load_state(lake, stream.table))
+    ledger.record_waiting(lake, stream.hours_table, landed.state)
     LOG.warning(
         "stream %s: adopted topic id %s in place of %s: sealed %s, going on with hour %s from %s", stream.name,
         adopted.position.topic_id, adopted.former_id, ", ".join(adopted.sealed), adopted.timeline.open,

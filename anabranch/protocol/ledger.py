@@ -91,10 +91,15 @@ def cut_of(row: Mapping[str, Any]) -> Cut | None:
     return Cut.from_dict({"topic_id": row.get("topic_id") or "", "ranges": row["cut"]})
 
 
-def record_waiting(lake: Lake, table_name: str, state: State) -> frozenset[str]:
-    """Write the decisions that wait on the branches, each with its publish's snapshot; returns those that are there."""
-    made = snapshots_by_commit(state.table) if state.decisions else {}
-    return record(lake, table_name, [d | {"snapshot_id": made.get(d.get("publish", ""))} for d in state.decisions])
+def record_waiting(
+    lake: Lake, table_name: str, state: State, confirmed: frozenset[str] = frozenset()
+) -> frozenset[str]:
+    """Write the decisions that wait on the branches, each with its publish's snapshot; returns those that are there.
+    Those `confirmed` were read back already."""
+    waiting = [d for d in state.decisions if d["id"] not in confirmed]
+    made = snapshots_by_commit(state.table) if waiting else {}
+    written = record(lake, table_name, [d | {"snapshot_id": made.get(d.get("publish", ""))} for d in waiting])
+    return confirmed | written
 
 
 def record(lake: Lake, table_name: str, waiting: Iterable[Mapping[str, Any]]) -> frozenset[str]:
@@ -113,16 +118,18 @@ def plan_missing(wanted: Mapping[str, Mapping[str, Any]], known: Collection[str]
 
 
 def _record(lake: Lake, table_name: str, wanted: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
-    def missing(sequence: int) -> pa.Table | None:
+    known: set[str] = set()
+
+    def missing(table: Table) -> pa.Table | None:
         # Asked again by every attempt: whoever was first may have restored the same rows.
-        items = plan_missing(wanted, _known(lake.load(table_name), wanted))
+        known.update(_known(table, wanted))
+        items = plan_missing(wanted, known)
         for item in items:
             LOG.debug("ledger %s: %s %s revision %s", table_name, item["hour"], item["decision"], item["revision"])
-        return _to_arrow(items, sequence) if items else None
+        return _to_arrow(items, table.metadata.next_sequence_number()) if items else None
 
-    lake.append(table_name, missing)
-    table = lake.load(table_name)
-    held = frozenset(_known(table, wanted))
+    table = lake.append(table_name, missing)
+    held = frozenset(wanted if known >= set(wanted) else _known(table, wanted))
     if has_many(table):
         try:
             lake.merge_files(table_name)

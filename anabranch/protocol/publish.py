@@ -15,7 +15,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from anabranch.errors import Transient
 from anabranch.hours import Timeline
@@ -30,11 +31,15 @@ from anabranch.protocol.state import (
     SETTLED,
     TIMELINE,
     State,
+    read_state,
 )
-from anabranch.protocol.turns import in_line
-from anabranch.table.commits import Change, Commit, Outcome, Tag
+from anabranch.protocol.turns import Place, in_line
+from anabranch.table.commits import Change, Commit, Tag
 from anabranch.table.lake import Lake
 from anabranch.table.snapshots import expired_tags, head, plan_expiry
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
 LOG = logging.getLogger(__name__)
 
@@ -56,6 +61,20 @@ class Publish:
     tags: tuple[Tag, ...] = ()
     remove_properties: tuple[str, ...] = ()
     merges: bool = False
+
+
+@dataclass(frozen=True)
+class Landed:
+    """A publish that landed, and the table as the catalog has it with it."""
+
+    publish: Publish
+    table: Table
+
+    @cached_property
+    def state(self) -> State:
+        """What the table says with it: for what follows the publish, without another load. The next decision rests on
+        a load of its own."""
+        return read_state(self.table)
 
 
 def new_id() -> str:
@@ -111,6 +130,19 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
     )
 
 
+def land(lake: Lake, state: State, publish: Publish, now: datetime, place: Place | None = None) -> Landed | None:
+    """Step 3 of every publish: one commit over the heads of `state`, which also takes back the turn of `place`.
+
+    None when it is refused: a head moved, and whoever decided has to load and decide again. Raises Transient when
+    nothing tells whether it landed.
+    """
+    commit = to_commit(state, publish, now)
+    if place is not None:
+        commit = place.taking_back(state.table.properties, commit)
+    table = lake.land(state.table, commit)
+    return Landed(publish, table) if table is not None else None
+
+
 def run(
     lake: Lake,
     table_name: str,
@@ -118,7 +150,7 @@ def run(
     what: str,
     take_turns: bool = False,
     timeout: timedelta = timedelta(minutes=10),
-) -> Publish | None:
+) -> Landed | None:
     """Publish what `decide` says of a state that it loads itself, deciding again after each refusal.
 
     None when it says that nothing is left to do.
@@ -138,10 +170,9 @@ def run(
                 return None
             if place.waits(state.table.properties, deadline):
                 continue
-            commit = place.taking_back(state.table.properties, to_commit(state, publish, lake.clock.now()))
-            if lake.commit(state.table, commit) is Outcome.LANDED:
+            if (landed := land(lake, state, publish, lake.clock.now(), place)) is not None:
                 place.landed()
-                return publish
+                return landed
             refusals += 1
             LOG.info(
                 "%s: publish refused because a head of %s moved; deciding again (refusal %d)",
