@@ -8,7 +8,6 @@ and never repeats a decision by itself.
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -28,6 +27,7 @@ from pyiceberg.table.update import (
     TableRequirement,
 )
 
+from anabranch.attempts import attempts, doubling
 from anabranch.config import Environment
 from anabranch.errors import MetadataGone, Terminal, Transient
 from anabranch.fail_points import Step, reach
@@ -183,8 +183,8 @@ class Lake:
         if not commit.changes:
             return None
         name = ".".join(table.name())
-        deadline, pause, found = time.monotonic() + _PATIENCE_SECONDS, 0.05, "nothing"
-        while True:
+        found = "nothing"
+        for _ in attempts(doubling(0.05, 2.0), _PATIENCE_SECONDS):
             try:
                 fresh = self.load(name)
                 standing = classify_commit(fresh, commit)
@@ -212,13 +212,10 @@ class Lake:
                 raise
             except Transient as error:
                 found = str(error)
-            if time.monotonic() > deadline:
-                raise Transient(
-                    f"commit {commit.id} of {name}: expected to learn whether it landed, found {found}; nothing is "
-                    "deleted, try again"
-                )
-            time.sleep(pause)
-            pause = min(2.0, pause * 2)
+        raise Transient(
+            f"commit {commit.id} of {name}: expected to learn whether it landed, found {found}; nothing is deleted, "
+            "try again"
+        )
 
     def _fence(self, table: Table, fence: Commit) -> bool:
         """Whether an empty commit landed that keeps another from landing. Raises Transient when that is not known."""
@@ -318,15 +315,14 @@ class Lake:
 
     def _look(self, name: str) -> Table:
         """Load a table, for half a minute if need be. Raises Transient."""
-        deadline, pause = time.monotonic() + _PATIENCE_SECONDS, 0.1
-        while True:
+        last: Transient | None = None
+        for _ in attempts(doubling(0.1, 2.0), _PATIENCE_SECONDS):
             try:
                 return self.load(name)
-            except Transient:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(pause)
-                pause = min(2.0, pause * 2)
+            except Transient as error:
+                last = error
+        assert last is not None
+        raise last
 
 
 def _with(table: Table, landed: CommitTableResponse) -> Table:
