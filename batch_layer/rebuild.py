@@ -27,7 +27,7 @@ from anabranch.logs import fields
 from anabranch.protocol import coverage, dead_letters, ledger
 from anabranch.protocol.adoption import gone_from_kafka
 from anabranch.protocol.apply import require_columns
-from anabranch.protocol.publish import Publish, new_id, run
+from anabranch.protocol.publish import Again, Decision, new_id, run
 from anabranch.protocol.sealing import Sealed, require_sealed
 from anabranch.protocol.state import Accepted, State, load_state
 from anabranch.spark.session import explain_spark, explained
@@ -172,7 +172,7 @@ class Rebuilder:
     def accept_empty(self, candidates: Sequence[str]) -> list[Result]:
         """Accept hours without records, in commits of bounded size."""
 
-        def decide() -> tuple[State, Publish | None]:
+        def decide() -> Decision:
             state = load_state(self._job.lake, self._stream.table)
             return state, plan_acceptance_of_empty(
                 state, candidates, new_id(), self._job.lake.clock.now(), self._confirmed
@@ -316,7 +316,7 @@ class Rebuilder:
         surroundings = self._surroundings(built, seen, unread)
         overtaken: list[int] = []
 
-        def decide() -> tuple[State, Publish | None]:
+        def decide() -> Decision:
             state = load_state(lake, stream.table)
             require_columns(state.table, stream)
             # Somebody may have restated one of them since, and others have let it be forgotten again.
@@ -336,7 +336,7 @@ class Rebuilder:
                     raise Transient(f"hour {b.hour}: expected its staged snapshot, found it gone; try again")
                 if verdict is PublishCheck.MERGE:
                     merge.merge(lake, stream)
-                    return decide()
+                    return Again.AGAIN
                 if verdict in (PublishCheck.MOVED, PublishCheck.OVERTAKEN):
                     raise _Moved
             now = lake.clock.now()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from anabranch.config import Stream
 from anabranch.fail_points import Step, reach
 from anabranch.protocol import coverage, dead_letters, ledger
-from anabranch.protocol.publish import Publish, new_id, run
+from anabranch.protocol.publish import Decision, Publish, new_id, run
 from anabranch.protocol.state import KEPT, Layer, State, load_state
 from anabranch.table.commits import Change
 from anabranch.table.lake import Lake
@@ -118,7 +118,7 @@ def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = 
     found: list[Swap] = []
     state: State | None = None
 
-    def decide() -> tuple[State, Publish | None]:
+    def decide() -> Decision:
         nonlocal found, state
         state = load_state(lake, stream.table)
         found = []

@@ -11,7 +11,7 @@ from typing import Literal
 from anabranch.config import Stream
 from anabranch.errors import Refused
 from anabranch.protocol import coverage, dead_letters, ledger
-from anabranch.protocol.publish import Publish, new_id, run
+from anabranch.protocol.publish import Again, Decision, Publish, new_id, run
 from anabranch.protocol.sealing import require_sealed
 from anabranch.protocol.state import KEPT, OVERRIDES, Accepted, Layer, State, accepted_properties, load_state
 from anabranch.table.commits import Change
@@ -82,7 +82,7 @@ def serve_hour(
     """
     served: Served | None = None
 
-    def decide() -> tuple[State, Publish | None]:
+    def decide() -> Decision:
         nonlocal served
         state = load_state(lake, stream.table)
         require_sealed(state, stream, hour)
@@ -92,7 +92,7 @@ def serve_hour(
             return state, None
         if merge.needs_merge(state):
             merge.merge(lake, stream)
-            return decide()
+            return Again.AGAIN
         accepted = ledger.accepted(lake, stream.hours_table, state, hour)
         now = datetime.now(UTC)
         return state, plan_served(state, hour, overrides, layer, accepted, new_id(), now, why, confirmed)

@@ -17,7 +17,7 @@ from anabranch.hours import Timeline
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.position import Offsets, Position, Stamped, Topic
 from anabranch.protocol import ledger
-from anabranch.protocol.publish import Publish, new_id, new_tag, run
+from anabranch.protocol.publish import Decision, Publish, new_id, new_tag, run
 from anabranch.protocol.state import State, check_log_end, check_topic, load_state
 from anabranch.table.commits import Change
 from anabranch.table.lake import Lake
@@ -269,7 +269,7 @@ def seal(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> Sealed:
     check_clock(lake, state)
     confirmed = ledger.record_waiting(lake, stream.hours_table, state)
 
-    def decide() -> tuple[State, Publish | None]:
+    def decide() -> Decision:
         nonlocal state
         decided = resolver.decide(stream.batch.grace)
         state = decided.state
