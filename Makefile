@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/anabranch.stamp
 CODE := anabranch speed_layer batch_layer serving_layer dags tests
 
-.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy test-scale test-scale-long soak sizing bench-metadata lint types format docs dist clean
+.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy test-scale test-scale-long soak sizing bench-metadata bench-loads lint types format docs dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -52,6 +52,9 @@ sizing: $(READY) ## what a record, a micro-batch and an hour cost, for the rules
 
 bench-metadata: $(READY) ## what a publish costs by micro-batches and hours; draws docs/metadata.svg
 	@PYTHONPATH=tests/support:tests/unit $(BIN)/python tests/measure/metadata.py
+
+bench-loads: $(READY) ## how often an hour and a micro-batch load a table's metadata
+	@PYTHONPATH=tests/support $(BIN)/python tests/measure/metadata_loads.py
 
 lint: $(READY) ## formatting, lint and the direction of imports, changing nothing
 	@$(BIN)/ruff format --check $(CODE)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import fcntl
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import repeat
 from pathlib import Path
 
+from anabranch.attempts import attempts
 from anabranch.errors import Transient
 
 
@@ -18,18 +19,14 @@ def locked(file: Path, seconds: float, waiting: Callable[[], None] | None = None
     Raises Transient after `seconds`. The file itself is left: removing it would let two processes hold two files of
     one name.
     """
-    deadline = time.monotonic() + seconds
     with file.open("a") as handle:
-        told = False
-        while True:
+        for number in attempts(repeat(0.1), seconds):
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if not told and waiting is not None:
+                if number == 1 and waiting is not None:
                     waiting()
-                told = True
-                if time.monotonic() >= deadline:
-                    raise Transient(f"Another process has held {file} for {seconds:.0f} s; try again later.") from None
-                time.sleep(0.1)
+        else:
+            raise Transient(f"Another process has held {file} for {seconds:.0f} s; try again later.")
         yield

@@ -17,11 +17,16 @@ MAX_OFFSET = 2**63 - 1
 _NOTHING = "CAST(array() AS ARRAY<BIGINT>)"
 
 
+def within(offset: str, start: str, end: str) -> str:
+    """Whether an offset lies in `[start, end)`; false where there are no bounds. Never null. SQL of any engine."""
+    return f"coalesce({offset} >= {start} AND {offset} < {end}, false)"
+
+
 def inside(ranges: Ranges, partition: str = "kafka_partition", offset: str = "kafka_offset") -> str:
     """Whether a row's offset lies in `[start, end)` of its partition; false for any other partition. Never null."""
     every = [ranges.get(p, (0, 0)) for p in _up_to_last(ranges)]
     starts, ends = (numbers([bounds[i] for bounds in every]) for i in (0, 1))
-    return f"coalesce({offset} >= get({starts}, {partition}) AND {offset} < get({ends}, {partition}), false)"
+    return within(offset, f"get({starts}, {partition})", f"get({ends}, {partition})")
 
 
 def arrays(values: Mapping[int, Sequence[int]]) -> str:

@@ -1,5 +1,5 @@
 """Trying again: the policy of both jobs for what is transient. A publish that is refused is decided again elsewhere
-(`anabranch.protocol.publish.run`).
+(`anabranch.protocol.publish.run`), and what is asked again within seconds has no policy (`anabranch.attempts`).
 
 Capped exponential back-off with full jitter (each pause is anywhere between nothing and the bound, so that jobs which
 failed together do not come back together), one log line for each failure, and an end that the configuration sets. What

@@ -95,7 +95,7 @@ class HourBuilder:
         frames = self._frames(hour, cut, state, {})
         reach(Step.BATCH_DECODED)
         # Steps 2 to 5: stage and check.
-        return self._checked(frames, self._stage(frames, hour, cut, before), state)
+        return self._checked(frames, self._stage(frames, hour, cut, before, state), state)
 
     def decide_again(self, hour: str, cut: Cut, before: int, state: State, together: Together) -> Built | None:
         """An accepted hour once more, after hours of its look-back were rebuilt; None when it keeps the same rows."""
@@ -104,7 +104,7 @@ class HourBuilder:
         kept = frames.kept.select(*AT)
         if kept.exceptAll(batch).isEmpty() and batch.exceptAll(kept).isEmpty():
             return None
-        return self._checked(frames, self._stage(frames, hour, cut, before), state)
+        return self._checked(frames, self._stage(frames, hour, cut, before, state), state)
 
     def changes_events(self, built: Built, state: State) -> bool:
         """Whether the hour will hold other events, by the stream's key, than `main` serves of it."""
@@ -138,7 +138,7 @@ class HourBuilder:
     def _at(self, snapshot_id: int) -> DataFrame:
         return read_snapshot(self._spark, self._catalog, self._stream.table, snapshot_id)
 
-    def _stage(self, frames: _Frames, hour: str, cut: Cut, before: int) -> Built:
+    def _stage(self, frames: _Frames, hour: str, cut: Cut, before: int, state: State) -> Built:
         stream, lake = self._stream, self._job.lake
         order = [
             "event_date",
@@ -148,7 +148,7 @@ class HourBuilder:
         ]
         files = max(1, math.ceil(cut.offsets / ROWS_PER_FILE))
         # Ranges of time, sorted: few files, each of which a query on time can leave out.
-        kept = fitted(frames.kept, self._catalog, lake.load(stream.table), rows_columns(stream))
+        kept = fitted(frames.kept, self._catalog, state.table, rows_columns(stream))
         rows = kept.repartitionByRange(files, *order) if files > 1 else kept.coalesce(1)
         # They come by date, all of one hour: so a task has one file open at a time, however many dates there are. Asked
         # for nothing, or Iceberg would sort them by date alone.

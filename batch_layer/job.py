@@ -32,6 +32,7 @@ from anabranch.output import print_json, print_table
 from anabranch.protocol.sealing import require_sealed, seal
 from anabranch.retry import Retry
 from anabranch.spark.session import open_session, stop_on_signal
+from batch_layer.plan import empty_hours
 from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
 
 if TYPE_CHECKING:
@@ -52,10 +53,10 @@ def rebuild_hours(
     over or `stop` is set.
     """
     name, retry = f"stream {job.stream.name}", _retry(job, stop)
-    retry.call(name, lambda: seal(job.stream, job.lake, job.kafka))
+    sealed = retry.call(name, lambda: seal(job.stream, job.lake, job.kafka))
     if hour is not None:
-        retry.call(name, lambda: require_sealed(job.lake, job.stream, hour))
-    retry.call(name, rebuilder.recover)
+        require_sealed(sealed.state, job.stream, hour)
+    state = retry.call(name, lambda: rebuilder.recover(sealed))
 
     def rebuild(h: str, order: RebuildRequest) -> Result:
         return retry.call(f"{name}: hour {h}", lambda: rebuilder.rebuild(h, order))
@@ -73,16 +74,22 @@ def rebuild_hours(
     if hour is not None:
         results.append(rebuild(hour, order))
     else:
-        waiting = retry.call(name, rebuilder.waiting)
-        results += retry.call(name, lambda: rebuilder.accept_empty(rebuilder.empty(waiting)))
-        results += retry.call(name, lambda: rebuilder.standing(waiting))
+        waiting = retry.call(name, lambda: rebuilder.waiting(state))
+        if empty := empty_hours(state, waiting):
+            results += retry.call(name, lambda: rebuilder.accept_empty(empty))
+            state = retry.call(name, rebuilder.load)
+        results += retry.call(name, lambda: rebuilder.standing(state, waiting))
         done = {result.hour for result in results}
         for h in waiting:
             if h not in done:
                 attempt(h, order)
-    for restatements in (rebuilder.lost, rebuilder.again):
-        for h, again in retry.call(name, restatements).items():
+    state = retry.call(name, rebuilder.load)
+    if lost := retry.call(name, lambda: rebuilder.lost(state)):
+        for h, again in lost.items():
             attempt(h, again)
+        state = retry.call(name, rebuilder.load)
+    for h, again in retry.call(name, lambda: rebuilder.again(state)).items():
+        attempt(h, again)
     if broken and hour is None:
         more = f" (and {len(broken) - 1} more hours, in the lines above)" if len(broken) > 1 else ""
         raise Unexpected(f"{broken[0]}{more}") from broken[0]

@@ -28,8 +28,8 @@ from anabranch.protocol import coverage, dead_letters, ledger
 from anabranch.protocol.adoption import gone_from_kafka
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.ledger_row import HourAccount
-from anabranch.protocol.publish import Publish, new_id, run
-from anabranch.protocol.sealing import require_sealed
+from anabranch.protocol.publish import Again, Decision, new_id, run
+from anabranch.protocol.sealing import Sealed, require_sealed
 from anabranch.protocol.state import Accepted, Layer, State, load_state
 from anabranch.spark.session import explain_spark, explained
 from anabranch.table.snapshots import content_by_hour, files_by_hour, has_landed
@@ -42,7 +42,6 @@ from batch_layer.plan import (
     Rebuilt,
     acceptance_reason,
     check_publish,
-    empty_hours,
     fingerprint,
     plan_acceptance_of_empty,
     plan_again,
@@ -106,25 +105,32 @@ class Rebuilder:
         # By hour, the publish that an earlier try of this run began, and what it says when it landed.
         self._begun: dict[str, tuple[str, Result]] = {}
 
-    def recover(self) -> None:
-        """Finish what an earlier publisher left half done: the merge, dead letters, ledger rows."""
-        self._confirmed |= recover(self._job.lake, self._stream)
+    def load(self) -> State:
+        """The state as it is now."""
+        return load_state(self._job.lake, self._stream.table)
 
-    def waiting(self) -> list[str]:
+    def recover(self, sealed: Sealed | None = None) -> State:
+        """Finish what an earlier publisher left half done: the merge, dead letters, ledger rows. After a seal it starts
+        from what that ended with."""
+        before = (sealed.state, sealed.confirmed) if sealed is not None else ()
+        recovered = recover(self._job.lake, self._stream, *before)
+        self._confirmed |= recovered.confirmed
+        return recovered.state
+
+    def waiting(self, state: State) -> list[str]:
         """The sealed hours that are not accepted, oldest first; not those that Kafka lost and that are refused for it,
         since trying again changes nothing."""
-        state = load_state(self._job.lake, self._stream.table)
         waiting = waiting_hours(state)
         gone = [h for h in waiting if gone_from_kafka(state.timeline, h, state.timeline.sealed[h])]
         rows = ledger.newest(ledger.history(self._job.lake, self._stream.hours_table, gone, ledger.BULKY))
         refused = {h for h, row in rows.items() if row.decision == "refused"}
         return [h for h in waiting if h not in refused]
 
-    def standing(self, candidates: Sequence[str]) -> list[Result]:
+    def standing(self, state: State, candidates: Sequence[str]) -> list[Result]:
         """The refusals, of `candidates`, that stand: nothing that they rest on has changed, so nothing is built."""
         if not candidates:
             return []
-        state, now = load_state(self._job.lake, self._stream.table), self._job.lake.clock.now()
+        now = self._job.lake.clock.now()
         rows = ledger.history(self._job.lake, self._stream.hours_table, candidates)
         results = []
         for hour in (h for h in candidates if h in state.timeline.sealed):
@@ -142,18 +148,16 @@ class Rebuilder:
         suite = standing.read_suite(self._stream)
         return standing.refusal_basis(self._stream, suite, state, hour, cut or state.timeline.sealed[hour])
 
-    def lost(self) -> dict[str, RebuildRequest]:
+    def lost(self, state: State) -> dict[str, RebuildRequest]:
         """The accepted hours whose dead letters were lost before they were published, and how to restate each; not
         those whose restatement was refused, since trying again changes nothing."""
-        state = load_state(self._job.lake, self._stream.table)
         lost = dead_letters.lost_hours(self._job.lake, self._stream, state)
         why = {h: f"the dead letters of revision {revision} were lost" for h, revision in sorted(lost.items())}
         return self._restatements(state, why)
 
-    def again(self) -> dict[str, RebuildRequest]:
+    def again(self, state: State) -> dict[str, RebuildRequest]:
         """The accepted hours whose look-back the speed layer has read to its end since, and how to restate each; not
         those whose restatement was refused, since trying again changes nothing."""
-        state = load_state(self._job.lake, self._stream.table)
         why = {h: _said_of_unread(unread) for h, unread in plan_again(state).items()}
         return self._restatements(state, why)
 
@@ -167,32 +171,27 @@ class Rebuilder:
             if (h, accepted[h].revision + 1) not in refused
         }
 
-    def empty(self, candidates: Sequence[str]) -> list[str]:
-        """Those of `candidates` whose cut holds no offset."""
-        return empty_hours(load_state(self._job.lake, self._stream.table), candidates)
-
     def accept_empty(self, candidates: Sequence[str]) -> list[Result]:
         """Accept hours without records, in commits of bounded size."""
 
-        def decide() -> tuple[State, Publish | None]:
+        def decide() -> Decision:
             state = load_state(self._job.lake, self._stream.table)
             return state, plan_acceptance_of_empty(
                 state, candidates, new_id(), self._job.lake.clock.now(), self._confirmed
             )
 
         doing, results = f"accept empty hours of {self._stream.name}", list[Result]()
-        while (published := run(self._job.lake, self._stream.table, decide, doing, True)) is not None:
+        while (landed := run(self._job.lake, self._stream.table, decide, doing, True)) is not None:
             reach(Step.BATCH_EMPTY_ACCEPTED)
-            state = load_state(self._job.lake, self._stream.table)
-            self._confirmed |= ledger.record_waiting(self._job.lake, self._stream.hours_table, state)
-            results += [Result(row.hour, "accepted", 1, None, EMPTY, "batch") for row in published.decisions]
-            if len(published.decisions) < ACCEPTED_AT_ONCE:
+            self._confirmed |= ledger.record_waiting(self._job.lake, self._stream.hours_table, landed.state)
+            results += [Result(row.hour, "accepted", 1, None, EMPTY, "batch") for row in landed.publish.decisions]
+            if len(landed.publish.decisions) < ACCEPTED_AT_ONCE:
                 break
         return results
 
     def repairable(self) -> dict[str, int]:
         """By accepted hour, how many of its dead letters would be rows by the stream as it is now."""
-        state = load_state(self._job.lake, self._stream.table)
+        state = self.load()
         with explained(self._spark, "read the dead letters"):
             return {h: n for h, n in self._hours.repairable().items() if state.is_accepted(h)}
 
@@ -202,7 +201,8 @@ class Rebuilder:
         A refusal is a result and is in the ledger, once for each reason; nothing else has changed. Raises Transient,
         PositionError.
         """
-        state = require_sealed(self._job.lake, self._stream, hour)
+        state = self.load()
+        require_sealed(state, self._stream, hour)
         require_columns(state.table, self._stream)
         if hour in self._begun and has_landed(state.table, self._begun[hour][0]):
             # Its answer, or what follows it, was lost; another restatement would be one too many.
@@ -221,11 +221,12 @@ class Rebuilder:
         for _ in range(_ATTEMPTS):
             try:
                 with fields(hour=hour):
-                    return self._rebuild(hour, cut, before, order)
+                    return self._rebuild(state, hour, cut, before, order)
             except _Moved:
                 LOG.info(
                     "stream %s: hour %s: the look-back changed; dropping duplicates again", self._stream.name, hour
                 )
+                state = self.load()
             except AnabranchError:
                 raise
             except Exception as error:
@@ -233,8 +234,7 @@ class Rebuilder:
                 raise explain_spark(self._spark, f"rebuild hour {hour}", error) from error
         raise Transient(f"hour {hour}: expected the look-back to hold still once in {_ATTEMPTS} attempts; try again")
 
-    def _rebuild(self, hour: str, cut: Cut, before: int, order: RebuildRequest) -> Result:
-        state = load_state(self._job.lake, self._stream.table)
+    def _rebuild(self, state: State, hour: str, cut: Cut, before: int, order: RebuildRequest) -> Result:
         first = self._hours.build(hour, cut, before, state)
         built = [first]
         try:
@@ -305,7 +305,7 @@ class Rebuilder:
         now, basis = self._job.lake.clock.now(), self._basis(seen, hour, cut)
         refusal = standing.last_refusal(ledger.history(self._job.lake, self._stream.hours_table, [hour]), hour)
         if standing.should_record(refusal, basis, before + 1, reason, now):
-            state = load_state(self._job.lake, self._stream.table)
+            state = self.load()
             served, id = state.served_by(hour), standing.decision_id(new_id(), basis)
             row = ledger.decision(
                 hour, "refused", before + 1, cut, now, id, reason=reason, served=served, account=account
@@ -320,7 +320,7 @@ class Rebuilder:
         surroundings = self._surroundings(built, seen, unread)
         overtaken: list[int] = []
 
-        def decide() -> tuple[State, Publish | None]:
+        def decide() -> Decision:
             state = load_state(lake, stream.table)
             require_columns(state.table, stream)
             # Somebody may have restated one of them since, and others have let it be forgotten again.
@@ -340,7 +340,7 @@ class Rebuilder:
                     raise Transient(f"hour {b.hour}: expected its staged snapshot, found it gone; try again")
                 if verdict is PublishCheck.MERGE:
                     merge.merge(lake, stream)
-                    return decide()
+                    return Again.AGAIN
                 if verdict in (PublishCheck.MOVED, PublishCheck.OVERTAKEN):
                     raise _Moved
             now = lake.clock.now()
@@ -361,16 +361,15 @@ class Rebuilder:
 
         result = Result(hour, "accepted", built[0].before + 1, reasons[hour], built[0].account)
         self._begun[hour] = (built[0].rows.wap_id, result)
-        published = run(lake, stream.table, decide, f"hour {hour} of {stream.name}", take_turns=True)
-        if published is None:
+        landed = run(lake, stream.table, decide, f"hour {hour} of {stream.name}", take_turns=True)
+        if landed is None:
             self._discard(built)
             reason = f"another run was first: revision {overtaken[-1]} is accepted"
             return Result(hour, "unchanged", overtaken[-1], reason)
         reach(Step.BATCH_PUBLISHED)
-        state = load_state(lake, stream.table)
-        self._confirmed |= ledger.record_waiting(lake, stream.hours_table, state)
+        self._confirmed |= ledger.record_waiting(lake, stream.hours_table, landed.state)
         reach(Step.BATCH_RECORDED)
-        self._confirmed |= dead_letters.roll_forward(lake, stream.dead_letters_table, state)
+        self._confirmed |= dead_letters.roll_forward(lake, stream.dead_letters_table, landed.state)
         reach(Step.BATCH_DEAD_LETTERS)
         # All of it is done: what is asked of the hour from here on is another restatement.
         del self._begun[hour]

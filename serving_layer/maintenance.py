@@ -20,7 +20,7 @@ from anabranch.errors import AnabranchError, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Timeline, end_of, shift
 from anabranch.protocol import dead_letters, ledger
-from anabranch.protocol.publish import Publish, new_id, run
+from anabranch.protocol.publish import Again, Decision, Publish, new_id, run
 from anabranch.protocol.sealing import check_clock
 from anabranch.protocol.state import State, load_state
 from anabranch.table.commits import Change, Commit, Outcome
@@ -166,12 +166,12 @@ def _drop_some(
     drop: tuple[str, ...] = ()
     expired = 0
 
-    def decide() -> tuple[State, Publish | None]:
+    def decide() -> Decision:
         nonlocal drop, expired
         state = load_state(lake, stream.table)
         if merge.needs_merge(state) and not dry_run:
             merge.merge(lake, stream)
-            return decide()
+            return Again.AGAIN
         have = content_by_hour(state.table, "speed")
         served_since: dict[str, datetime] = {}
         for row in ledger.history(lake, stream.hours_table, have.keys(), ledger.BULKY):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from anabranch.config import Stream
 from anabranch.fail_points import Step, reach
 from anabranch.protocol import coverage, dead_letters, ledger
-from anabranch.protocol.publish import Publish, new_id, run
+from anabranch.protocol.publish import Decision, Publish, new_id, run
 from anabranch.protocol.state import KEPT, Layer, State, load_state
 from anabranch.table.commits import Change
 from anabranch.table.lake import Lake
@@ -38,6 +38,23 @@ class Swap:
     add: tuple[DataFile, ...]
     remove: tuple[DataFile, ...]
     refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a merge ended with: what it swapped, or refused to, and the state in which `main` is right."""
+
+    swaps: list[Swap]
+    state: State
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What was finished: the ids of what waited and is done now, which the next publish drops from its branches, and
+    the state that the rest of the job starts from."""
+
+    confirmed: frozenset[str]
+    state: State
 
 
 def plan_merge(state: State, main: Files, speed: Files, batch: Files) -> list[Swap]:
@@ -92,15 +109,17 @@ def needs_merge(state: State) -> bool:
     )
 
 
-def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = False) -> list[Swap]:
-    """Make `main` right in one zero-copy publish; returns what was (or, with `dry_run`, would be) swapped or refused.
+def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = False) -> Merged:
+    """Make `main` right in one zero-copy publish; returns what was (or, with `dry_run`, would be) swapped or refused,
+    and the state after it.
 
     Without `everything` nothing is compared when `main` says that it was made from the other branches as they are.
     """
     found: list[Swap] = []
+    state: State | None = None
 
-    def decide() -> tuple[State, Publish | None]:
-        nonlocal found
+    def decide() -> Decision:
+        nonlocal found, state
         state = load_state(lake, stream.table)
         found = []
         if not everything and not needs_merge(state):
@@ -112,23 +131,27 @@ def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = 
             reach(Step.MERGE_PLANNED)
         return state, publish
 
-    if run(lake, stream.table, decide, f"merge {stream.name}", take_turns=True) is not None:
+    if (landed := run(lake, stream.table, decide, f"merge {stream.name}", take_turns=True)) is not None:
         reach(Step.MERGE_PUBLISHED)
+        state = landed.state
+    assert state is not None
     for swap in found:
         if swap.refused is not None:
             LOG.warning("stream %s: hour %s %s", stream.name, swap.hour, swap.refused)
         elif not dry_run:
             LOG.info("stream %s: hour %s is now served by %s", stream.name, swap.hour, swap.layer)
-    return found
+    return Merged(found, state)
 
 
-def recover(lake: Lake, stream: Stream) -> frozenset[str]:
+def recover(
+    lake: Lake, stream: Stream, state: State | None = None, confirmed: frozenset[str] = frozenset()
+) -> Recovered:
     """Finish what an earlier publisher, of either layer, left half done: merge, publish the dead letters that a rows'
-    publish named, and write the ledger rows that are missing.
+    publish named, and write the ledger rows that are missing. Raises Transient.
 
-    Returns the ids of what waited and is done now; the next publish drops them from its branches. Raises Transient.
+    A step that has just ended hands on its `state`, and the ids that it knows the ledger to hold.
     """
-    merge(lake, stream)
-    state = load_state(lake, stream.table)
+    if state is None or needs_merge(state):
+        state = merge(lake, stream).state
     published = dead_letters.roll_forward(lake, stream.dead_letters_table, state)
-    return published | ledger.record_waiting(lake, stream.hours_table, state)
+    return Recovered(published | ledger.record_waiting(lake, stream.hours_table, state, confirmed), state)

@@ -11,7 +11,7 @@ from typing import Literal
 from anabranch.config import Stream
 from anabranch.errors import Refused
 from anabranch.protocol import coverage, dead_letters, ledger
-from anabranch.protocol.publish import Publish, new_id, run
+from anabranch.protocol.publish import Again, Decision, Publish, new_id, run
 from anabranch.protocol.sealing import require_sealed
 from anabranch.protocol.state import KEPT, OVERRIDES, Accepted, Layer, State, accepted_properties, load_state
 from anabranch.table.commits import Change
@@ -80,28 +80,27 @@ def serve_hour(
     when the layer's rows do not cover the hour, ConfigurationError for an hour before the first, Transient for one
     that is not sealed.
     """
-    require_sealed(lake, stream, hour)
     served: Served | None = None
 
-    def decide() -> tuple[State, Publish | None]:
+    def decide() -> Decision:
         nonlocal served
         state = load_state(lake, stream.table)
+        require_sealed(state, stream, hour)
         overrides, layer = plan_override(state, hour, choice)
         served = Served(hour, layer, overrides.get(hour), overrides != state.overrides)
         if not served.changed:
             return state, None
         if merge.needs_merge(state):
             merge.merge(lake, stream)
-            return decide()
+            return Again.AGAIN
         accepted = ledger.accepted(lake, stream.hours_table, state, hour)
         now = datetime.now(UTC)
         return state, plan_served(state, hour, overrides, layer, accepted, new_id(), now, why, confirmed)
 
-    published = run(lake, stream.table, decide, f"serve hour {hour} of {stream.name}", take_turns=True)
+    landed = run(lake, stream.table, decide, f"serve hour {hour} of {stream.name}", take_turns=True)
     assert served is not None
-    if published is not None:
-        state = load_state(lake, stream.table)
-        ledger.record_waiting(lake, stream.hours_table, state)
-        dead_letters.roll_forward(lake, stream.dead_letters_table, state)
+    if landed is not None:
+        ledger.record_waiting(lake, stream.hours_table, landed.state)
+        dead_letters.roll_forward(lake, stream.dead_letters_table, landed.state)
         LOG.info("stream %s: hour %s is now served by %s: %s", stream.name, hour, served.layer, why)
     return served

@@ -90,9 +90,8 @@ class SpeedJob:
 
     def _run_once(self) -> None:
         # Step 1: finish what somebody left half done, and compare clocks.
-        self._batches.recover()
+        state = self._batches.recover()
         reach(Step.SPEED_RECOVERED)
-        state = load_state(self._job.lake, self._job.stream.table)
         require_columns(state.table, self._job.stream)
         check_clock(self._job.lake, state)
         # Step 2: come back hour by hour.

@@ -23,18 +23,17 @@ from anabranch.logs import fields, note
 from anabranch.position import Position, Ranges, ranges_to_keys, size
 from anabranch.protocol import dead_letters
 from anabranch.protocol.apply import require_columns, rows_columns
-from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.publish import Again, Decision, Landed, Publish, land, new_id, run
 from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
-from anabranch.protocol.state import State, load_state
+from anabranch.protocol.state import State
 from anabranch.protocol.turns import Holding
 from anabranch.records.formats import open_format
-from anabranch.table.commits import Outcome
 from anabranch.table.lake import Lake
 from anabranch.table.manifests import hour_of_file
 from anabranch.table.staging import stage
 from serving_layer import merge
 from serving_layer.diff.spark import fitted
-from serving_layer.merge import recover
+from serving_layer.merge import Merged, recover
 from speed_layer.plan import (
     Next,
     Plan,
@@ -75,10 +74,14 @@ class MicroBatches:
         self._table: Table | None = None
         self._rollup = Rollup(lake, stream)
 
-    def recover(self) -> None:
-        """Finish what an earlier publisher left half done: the merge, dead letters, ledger rows."""
-        self._confirmed |= recover(self._lake, self._stream)
+    def recover(self) -> State:
+        """Finish what an earlier publisher left half done: the merge, dead letters, ledger rows; returns the state that
+        it ended with."""
+        recovered = recover(self._lake, self._stream)
+        self._confirmed |= recovered.confirmed
+        self._clock.start_from(recovered.state)
         self._rollup.begin()
+        return recovered.state
 
     def finish(self) -> None:
         """At the end of a job that ends by itself: roll up what is due."""
@@ -106,61 +109,58 @@ class MicroBatches:
     def _publish_next(self, frame: Callable[[], DataFrame], ranges: Ranges) -> tuple[int, bool]:
         """Publish what of `ranges` belongs to hours that are decided; how many offsets, and whether that was all."""
         began = time.monotonic()
-        staged: StagedBatch | None = None
-        refusals = 0
         needed = {p: e for p, (_, e) in ranges.items()}
-        while True:
+        decided: ResolvedState | None = None
+        plan: Plan | None = None
+        staged: StagedBatch | None = None
+
+        def decide() -> Decision:
+            nonlocal decided, plan, staged
             # Step 1: decide from the table as it is now.
             decided = self._clock.decide(needed=needed)
-            state, position = decided.state, decided.position
+            state = decided.state
             require_columns(state.table, self._stream)
             self._table = state.table
             plan = plan_micro_batch(decided, ranges, staged)
+            if plan.next in (Next.LEAVE, Next.RESTART, Next.DECIDE):
+                self._discard(staged)
+                staged = None
             if plan.next is Next.LEAVE:
-                LOG.info(
-                    "stream %s: offsets %s are already published; skipped", self._stream.name, ranges_to_keys(ranges)
-                )
-                self._discard(staged)
-                return 0, True
+                return state, None
             if plan.next is Next.RESTART:
-                self._discard(staged)
                 raise Transient(
-                    f"stream {self._stream.name}: expected offsets from the position {position.to_json()} on, found "
-                    f"{ranges_to_keys(ranges)}: the position was moved back, or a partition is new; starting again "
-                    "from the table"
+                    f"stream {self._stream.name}: expected offsets from the position {decided.position.to_json()} on, "
+                    f"found {ranges_to_keys(ranges)}: the position was moved back, or a partition is new; starting "
+                    "again from the table"
                 )
             if plan.next is Next.DECIDE:
-                self._discard(staged)
-                self._publish_ends(decided)
-                return 0, False
+                return state, plan_ends(decided, new_id(), self._confirmed)
             reach(Step.SPEED_DECIDED)
             # Whoever has its turn goes first, also before rows that are staged: they stay the right ones meanwhile.
             if self._turns.holds(state.table.properties):
-                continue
+                return Again.AGAIN
             # Step 2: stage, unless the rows that are staged are still the right ones.
             if staged is None or plan.next is Next.STAGE:
                 self._discard(staged)
-                try:
-                    staged = self._stage(frame(), plan, position.topic_id)
-                except (PySparkException, Py4JError) as error:
-                    if not is_unreadable(error):
-                        raise
-                    session, topic = frame().sparkSession, self._stream.topic
-                    around = read_around(session, self._environment.kafka, self._kafka, topic, plan.todo)
-                    staged = self._stage(around, plan, position.topic_id)
-                continue
-            # Step 3: publish.
+                staged = self._stage_readable(frame, plan, decided.position.topic_id)
+                return Again.AGAIN
             if plan.next is Next.MERGE:
                 merge.merge(self._lake, self._stream)
-                continue
-            publish = plan_publish(decided, plan, staged, _hours_of(state, staged), new_id(), self._confirmed)
-            if self._lake.commit(state.table, to_commit(state, publish, decided.now)) is Outcome.LANDED:
-                break
-            refusals += 1
-            LOG.info("stream %s: publish refused (%d): a head moved; deciding again", self._stream.name, refusals)
-        if state.retained_hours:
-            merge.merge(self._lake, self._stream)
-        self._after(publish, staged)
+                return Again.AGAIN
+            # Step 3: publish.
+            return state, plan_publish(decided, plan, staged, _hours_of(state, staged), new_id(), self._confirmed)
+
+        landed = run(self._lake, self._stream.table, decide, f"stream {self._stream.name}")
+        assert decided is not None
+        assert plan is not None
+        if landed is None:
+            LOG.info("stream %s: offsets %s are already published; skipped", self._stream.name, ranges_to_keys(ranges))
+            return 0, True
+        if staged is None:
+            self._say_ends(decided)
+            return 0, False
+        ended = merge.merge(self._lake, self._stream) if decided.state.retained_hours else landed
+        self._after(landed.publish, staged, ended)
         LOG.info(
             "stream %s: published %d offsets as %d rows and %d dead letters of hour %s in %.2f s",
             self._stream.name, size(plan.todo), staged.rows.rows if staged.rows else 0,
@@ -171,11 +171,14 @@ class MicroBatches:
 
     def _publish_ends(self, decided: ResolvedState) -> bool:
         publish = plan_ends(decided, new_id(), self._confirmed)
-        if self._lake.commit(decided.state.table, to_commit(decided.state, publish, decided.now)) is Outcome.REFUSED:
+        if land(self._lake, decided.state, publish, decided.now) is None:
             return False
+        self._say_ends(decided)
+        return True
+
+    def _say_ends(self, decided: ResolvedState) -> None:
         ended = max(decided.timeline.boundaries, default=decided.timeline.open)
         LOG.info("stream %s: hours are cut up to %s; cutting on", self._stream.name, ended)
-        return True
 
     def skip(self, skip: Skip) -> bool:
         """Move the position behind hours that the batch layer serves; False when the table moved meanwhile."""
@@ -199,12 +202,23 @@ class MicroBatches:
         return self._move(decided, publish, "retention took them")
 
     def _move(self, decided: ResolvedState, publish: Publish, why: str) -> bool:
-        if self._lake.commit(decided.state.table, to_commit(decided.state, publish, decided.now)) is Outcome.REFUSED:
+        if land(self._lake, decided.state, publish, decided.now) is None:
             return False
         reach(Step.SPEED_SKIPPED)
         assert publish.position is not None
         LOG.info("stream %s: position moved to %s: %s", self._stream.name, publish.position.to_json(), why)
         return True
+
+    def _stage_readable(self, frame: Callable[[], DataFrame], plan: Plan, topic_id: str) -> StagedBatch:
+        """Stage what `frame` reads; where Spark's reader cannot pass a record, what is read around it."""
+        try:
+            return self._stage(frame(), plan, topic_id)
+        except (PySparkException, Py4JError) as error:
+            if not is_unreadable(error):
+                raise
+            session, topic = frame().sparkSession, self._stream.topic
+            around = read_around(session, self._environment.kafka, self._kafka, topic, plan.todo)
+            return self._stage(around, plan, topic_id)
 
     def _stage(self, frame: DataFrame, plan: Plan, topic_id: str) -> StagedBatch:
         stream, catalog = self._stream, self._environment.catalog.name
@@ -241,14 +255,14 @@ class MicroBatches:
                 f"{topic.id if topic else 'no topic'}: nothing of this micro-batch is published; run `anabranch adopt`"
             )
 
-    def _after(self, publish: Publish, staged: StagedBatch) -> None:
-        """What follows a publish and may be lost with the process: whoever starts next does it again."""
+    def _after(self, publish: Publish, staged: StagedBatch, ended: Landed | Merged) -> None:
+        """What follows a publish, or the merge after it, and may be lost with the process: whoever starts next does it
+        again."""
         self._turns.published()
         self._confirmed = frozenset()
         reach(Step.SPEED_PUBLISHED)
         if staged.dead is not None:
-            state = load_state(self._lake, self._stream.table)
-            self._confirmed = dead_letters.roll_forward(self._lake, self._stream.dead_letters_table, state)
+            self._confirmed = dead_letters.roll_forward(self._lake, self._stream.dead_letters_table, ended.state)
         reach(Step.SPEED_DEAD_LETTERS)
         assert publish.position is not None
         try:

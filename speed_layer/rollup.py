@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 from anabranch.config import Stream
 from anabranch.errors import AnabranchError, Transient
 from anabranch.fail_points import Step, reach
-from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.publish import Publish, land, new_id
 from anabranch.protocol.state import State, load_state
 from anabranch.protocol.turns import read_line
 from anabranch.remote_errors import asked
-from anabranch.table.commits import Change, Outcome
+from anabranch.table.commits import Change
 from anabranch.table.lake import Lake
 from anabranch.table.manifests import HourManifest, hour_of_file, list_manifests, read_entries
 from anabranch.table.snapshot_writer import delete_quietly
@@ -338,7 +338,7 @@ class Rollup:
             return
         # From here on a commit may know of the files, whatever becomes of the answer: nobody here deletes them.
         self._asked = True
-        if self._lake.commit(state.table, to_commit(state, publish, now)) is Outcome.REFUSED:
+        if land(self._lake, state, publish, now) is None:
             LOG.info("stream %s: roll-up refused: a head moved; trying again", self._stream.name)
             return
         reach(Step.ROLLUP_PUBLISHED)

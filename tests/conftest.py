@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,10 +22,6 @@ if TYPE_CHECKING:
 for name in ("CONF", "KAFKA", "S3", "CATALOG", "WAREHOUSE", "SPARK_MASTER"):
     name = f"ANABRANCH_{name}"
     os.environ.pop(name, None)
-
-
-# In a JVM that lives for a minute the second compiler costs more than it gives.
-_SHORT_LIVED = "-XX:TieredStopAtLevel=1"
 
 
 @dataclass(frozen=True)
@@ -55,6 +49,8 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Neighbours]:
 @pytest.fixture(scope="session")
 def environment(services: Neighbours, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What stands in `anabranch.yaml` in every test."""
+    from sessions import SHORT_LIVED
+
     return {
         "kafka": {"bootstrap_servers": services.kafka},
         "catalog": {
@@ -69,46 +65,18 @@ def environment(services: Neighbours, tmp_path_factory: pytest.TempPathFactory) 
         },
         "spark": {
             "master": "local[2]",
-            "conf": {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": _SHORT_LIVED},
+            "conf": {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": SHORT_LIVED},
         },
     }
 
 
 @pytest.fixture(scope="session")
 def spark(environment: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The one Spark session of a test run, on the jobs' catalog and S3 server; it tries a task four times."""
-    from pyspark.sql import SparkSession
+    """The one Spark session of a test run."""
+    from sessions import running_spark
 
-    from anabranch import config
-    from anabranch.spark.jars import ensure_jars, jvm_folder
-    from anabranch.spark.settings import AVRO_OPTIONS, session_settings
-
-    folder = tmp_path_factory.mktemp("conf")
-    (folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
-    settings = session_settings(config.load_environment(folder))
-    log4j = f"-Dlog4j2.configurationFile=file:{jvm_folder() / 'log4j2-spark.properties'}"
-    os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    builder = SparkSession.builder.master("local[2,4]").appName("tests")
-    options = f"{log4j} {_SHORT_LIVED} {AVRO_OPTIONS} -Daws.requestChecksumCalculation=WHEN_REQUIRED"
-    launch = {
-        "spark.driver.extraClassPath": ":".join(str(jar) for jar in ensure_jars().spark),
-        "spark.driver.extraJavaOptions": options,
-        "spark.jars": "",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
-        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-    }
-    for key, value in (settings | launch).items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    gateway: Any = session.sparkContext._gateway
-    session.stop()
-    # The JVM ends with its standard input; waited for, so that nothing is left running.
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait(30)
+    with running_spark(environment, tmp_path_factory.mktemp("session")) as session:
+        yield session
 
 
 @pytest.fixture(scope="session")

@@ -66,13 +66,13 @@ def _seal(stream: str, hour: str | None, conf: str | None, output: str) -> None:
     try:
         sealed = sealing.seal(job.stream, job.lake, job.kafka)
         if hour is not None:
-            sealing.require_sealed(job.lake, job.stream, hour)
+            sealing.require_sealed(sealed.state, job.stream, hour)
     finally:
         job.kafka.close()
     if output == "json":
-        print_json({"stream": stream, "sealed": sealed})
+        print_json({"stream": stream, "sealed": list(sealed.hours)})
     else:
-        click.echo(f"{stream}: sealed {', '.join(sealed) or 'nothing: no hour has ended since'}")
+        click.echo(f"{stream}: sealed {', '.join(sealed.hours) or 'nothing: no hour has ended since'}")
 
 
 @click.command()

@@ -66,7 +66,7 @@ def adopt(stream: str, conf: str | None, output: str) -> None:
 
     job = open_stream(stream, conf)
     try:
-        confirmed = recover(job.lake, job.stream)
+        confirmed = recover(job.lake, job.stream).confirmed
         adopted = adoption.adopt(job.stream, job.lake, job.kafka, confirmed)
     finally:
         job.kafka.close()
@@ -133,7 +133,7 @@ def serve_hour(
 
     hours.start_of(hour)
     job = open_stream(stream, conf)
-    confirmed = recover(job.lake, job.stream)
+    confirmed = recover(job.lake, job.stream).confirmed
     served = override.serve_hour(job.lake, job.stream, hour, layer, why, confirmed)
     if output == "json":
         view = {"hour": hour, "served": served.layer, "override": served.override, "changed": served.changed}
@@ -179,7 +179,7 @@ def maintain(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
     from serving_layer.merge import recover
 
     job = open_stream(stream, conf)
-    confirmed = frozenset() if dry_run else recover(job.lake, job.stream)
+    confirmed = frozenset() if dry_run else recover(job.lake, job.stream).confirmed
     done = maintenance.view(stream, maintenance.maintain(job, datetime.now(UTC), dry_run, confirmed), dry_run)
     if output == "json":
         print_json(done)
@@ -201,16 +201,15 @@ def maintain(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
 def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
     """Make main right: for each hour the files of the layer that serves it. Nothing is copied."""
     from anabranch.output import print_json
-    from anabranch.protocol.state import load_state
     from serving_layer import merge
 
     job = open_stream(stream, conf)
-    swaps = merge.merge(job.lake, job.stream, dry_run=dry_run, everything=True)
+    merged = merge.merge(job.lake, job.stream, dry_run=dry_run, everything=True)
+    swaps, overrides = merged.swaps, merged.state.overrides
     rows = [
         {"hour": s.hour, "served": s.layer, "added": len(s.add), "removed": len(s.remove), "reason": s.refused}
         for s in swaps
     ]
-    overrides = load_state(job.lake, job.stream.table).overrides
     if output == "json":
         print_json({"stream": stream, "dry_run": dry_run, "swaps": rows, "overrides": overrides})
     else:

@@ -12,6 +12,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from itertools import repeat
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from kafka.protocol.consumer.offsets import IsolationLevel
 from kafka.structs import OffsetAndMetadata
 
 from anabranch import config
+from anabranch.attempts import attempts
 from anabranch.errors import AnabranchError, Transient
 from anabranch.kafka.security import kafka_python_settings
 from anabranch.position import Position, Ranges, Stamped, Topic, is_contradicted
@@ -146,12 +148,14 @@ class KafkaAdapter:
 
     def _believed(self, question: Callable[[], T], is_doubtful: Callable[[T], bool]) -> T:
         """An answer, asked for again while it is doubtful, for some seconds."""
-        until = time.monotonic() + _BELIEVED_AFTER_S
-        while is_doubtful(found := question()) and time.monotonic() < until:
-            LOG.debug("found %s, which is doubtful; asking again", found)
-            time.sleep(_ASKED_AGAIN_AFTER_S)
-            # The next connection goes to whichever broker answers first.
-            self.close_quietly()
+        for number in attempts(repeat(_ASKED_AGAIN_AFTER_S), _BELIEVED_AFTER_S):
+            if number > 1:
+                # The next connection goes to whichever broker answers first.
+                self.close_quietly()
+            found = question()
+            if not is_doubtful(found):
+                break
+            LOG.debug("found %s, which is doubtful", found)
         return found
 
     def _describe(self, topic: str) -> Topic | None:
@@ -320,12 +324,10 @@ class KafkaAdapter:
             self._ask(f"create topic {topic}", lambda admin: admin.create_topics([new]))
         except errors.TopicAlreadyExistsError:
             return False
-        deadline = time.monotonic() + 30
-        while (found := self._describe(topic)) is None or len(found.partitions) < partitions:
-            if time.monotonic() > deadline:
-                raise Transient(f"create topic {topic}: expected to see it within 30 s, found it missing; try again")
-            time.sleep(0.05)
-        return True
+        for _ in attempts(repeat(0.05), seconds=30):
+            if (found := self._describe(topic)) is not None and len(found.partitions) >= partitions:
+                return True
+        raise Transient(f"create topic {topic}: expected to see it within 30 s, found it missing; try again")
 
     def _offsets(self, topic: Topic, spec: Any) -> dict[int, Stamped]:
         specs = {TopicPartition(topic.name, p): spec for p in topic.partitions}

@@ -19,7 +19,7 @@ from anabranch.hours import Adoption, Cut, Timeline, end_of, hours_between, shif
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.position import Offsets, Position, Ranges, Stamped, Topic, ranges_to_keys, size
 from anabranch.protocol import coverage, ledger
-from anabranch.protocol.publish import Publish, new_id, run
+from anabranch.protocol.publish import Decision, Publish, new_id, run
 from anabranch.protocol.sealing import check_clock, first_after
 from anabranch.protocol.state import LOST, POSITION, State, load_state, lost_entries
 from anabranch.table.commits import Change
@@ -109,7 +109,7 @@ def adopt(stream: Stream, lake: Lake, kafka: KafkaAdapter, confirmed: frozenset[
     check_clock(lake, load_state(lake, stream.table))
     adopted: Adopted | None = None
 
-    def decide() -> tuple[State, Publish | None]:
+    def decide() -> Decision:
         nonlocal adopted
         # The state first: a position that moves after Kafka was asked moves a head, and the publish is refused.
         state = load_state(lake, stream.table)
@@ -130,10 +130,10 @@ def adopt(stream: Stream, lake: Lake, kafka: KafkaAdapter, confirmed: frozenset[
         adopted = plan_adopt(state.timeline, position, topic.id, begins, accepted)
         return state, plan_publish(state, adopted, new_id(), lake.clock.now(), confirmed)
 
-    published = run(lake, stream.table, decide, f"adopt topic {stream.topic}", take_turns=True)
-    if published is None or adopted is None:
+    landed = run(lake, stream.table, decide, f"adopt topic {stream.topic}", take_turns=True)
+    if landed is None or adopted is None:
         return None
-    ledger.record_waiting(lake, stream.hours_table, load_state(lake, stream.table))
+    ledger.record_waiting(lake, stream.hours_table, landed.state)
     LOG.warning(
         "stream %s: adopted topic id %s in place of %s: sealed %s, going on with hour %s from %s", stream.name,
         adopted.position.topic_id, adopted.former_id, ", ".join(adopted.sealed), adopted.timeline.open,

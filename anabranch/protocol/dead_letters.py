@@ -22,7 +22,7 @@ from anabranch.errors import Transient
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import Layer, State, load_state
 from anabranch.remote_errors import asked
-from anabranch.table.commits import Change, Commit, Outcome
+from anabranch.table.commits import Change, Commit
 from anabranch.table.lake import Lake
 from anabranch.table.manifests import hour_of_file
 from anabranch.table.snapshots import (
@@ -91,10 +91,12 @@ def roll_forward(lake: Lake, table_name: str, state: State) -> frozenset[str]:
     Each is published once, whoever does it: the dead letters' own snapshots remember the ids. Raises Transient.
     """
     done = set()
-    rows_table = ".".join(state.table.name())
+    rows_table, table = ".".join(state.table.name()), None
     for item in state.dead_letters:
         for _ in range(20):
-            if _publish(lake, table_name, rows_table, item):
+            # Each is decided by the table as the one before it left it; refused, by a fresh one.
+            table = _publish(lake, table or lake.load(table_name), rows_table, item)
+            if table is not None:
                 break
         else:
             raise Transient(f"dead letters {item['id']} of {table_name}: expected to land in 20 attempts; try again")
@@ -174,31 +176,31 @@ def lost_hours(lake: Lake, stream: Stream, state: State) -> dict[str, int]:
     return {h: r for h, r in found.items() if h in state.accepted and state.accepted[h].revision == r}
 
 
-def _publish(lake: Lake, table_name: str, rows_table: str, item: Mapping[str, Any]) -> bool:
-    table = lake.load(table_name)
+def _publish(lake: Lake, table: Table, rows_table: str, item: Mapping[str, Any]) -> Table | None:
+    """The dead letters' table in which nothing of an item is left to do; None when its publish was refused."""
     layer, hour = item["layer"], item.get("hour")
     if is_done(table, item):
-        return True
+        return table
     # The rows' state after the dead letters' table: what an acceptance since then publishes refuses this one.
     state = load_state(lake, rows_table)
     if not is_due(state, item):
         LOG.info("dead letters %s: of layer %s, hour %s: done or replaced since", item["id"], layer, hour)
-        return True
+        return table
     files, gone = _files(table, item)
     if files and not hour and _is_published(table, layer, files):
         LOG.info("dead letters %s: layer %s has them", item["id"], layer)
-        return True
+        return table
     changes = plan_changes(state, item, files, {f.file_path: hour_of_file(table, f) for f in files})
     if not changes:
         LOG.info("dead letters %s: hour %s is served by %s since", item["id"], hour, state.served_by(str(hour)))
-        return True
-    landed = lake.commit(table, plan_commit(table, state, item, changes, bool(gone), datetime.now(UTC)))
-    if landed is not Outcome.LANDED:
-        return False
+        return table
+    landed = lake.land(table, plan_commit(table, state, item, changes, bool(gone), datetime.now(UTC)))
+    if landed is None:
+        return None
     if gone:
         LOG.error(
             "dead letters %s of %s: expected %d files, found %d gone (%s); published without them: %s", item["id"],
-            table_name, len(item["paths"]), len(gone), gone[0],
+            ".".join(table.name()), len(item["paths"]), len(gone), gone[0],
             f"the batch layer restates hour {hour} at its next run (at once: `anabranch batch STREAM --hour {hour} "
             "--restate`)" if hour else "the batch layer has them again once it has rebuilt their hours",
         )  # fmt: skip
@@ -206,7 +208,7 @@ def _publish(lake: Lake, table_name: str, rows_table: str, item: Mapping[str, An
         LOG.info(
             "dead letters %s: %d records of layer %s published", item["id"], sum(f.record_count for f in files), layer
         )
-    return True
+    return landed
 
 
 def _remembered(table: Table) -> dict[str, list[str]]:

@@ -103,10 +103,15 @@ def decision(
     )
 
 
-def record_waiting(lake: Lake, table_name: str, state: State) -> frozenset[str]:
-    """Write the decisions that wait on the branches, each with its publish's snapshot; returns those that are there."""
-    made = snapshots_by_commit(state.table) if state.decisions else {}
-    return record(lake, table_name, [replace(d, snapshot_id=made.get(d.publish or "")) for d in state.decisions])
+def record_waiting(
+    lake: Lake, table_name: str, state: State, confirmed: frozenset[str] = frozenset()
+) -> frozenset[str]:
+    """Write the decisions that wait on the branches, each with its publish's snapshot; returns those that are there.
+    Those `confirmed` were read back already."""
+    waiting = [row for row in state.decisions if row.decision_id not in confirmed]
+    made = snapshots_by_commit(state.table) if waiting else {}
+    written = record(lake, table_name, [replace(row, snapshot_id=made.get(row.publish or "")) for row in waiting])
+    return confirmed | written
 
 
 def record(lake: Lake, table_name: str, waiting: Iterable[LedgerRow]) -> frozenset[str]:
@@ -125,16 +130,18 @@ def plan_missing(wanted: Mapping[str, LedgerRow], known: Collection[str]) -> lis
 
 
 def _record(lake: Lake, table_name: str, wanted: Mapping[str, LedgerRow]) -> frozenset[str]:
-    def missing(sequence: int) -> pa.Table | None:
+    known: set[str] = set()
+
+    def missing(table: Table) -> pa.Table | None:
         # Asked again by every attempt: whoever was first may have restored the same rows.
-        rows = plan_missing(wanted, _known(lake.load(table_name), wanted))
+        known.update(_known(table, wanted))
+        rows = plan_missing(wanted, known)
         for row in rows:
             LOG.debug("ledger %s: %s %s revision %s", table_name, row.hour, row.decision, row.revision)
-        return _to_arrow(rows, sequence) if rows else None
+        return _to_arrow(rows, table.metadata.next_sequence_number()) if rows else None
 
-    lake.append(table_name, missing)
-    table = lake.load(table_name)
-    recorded = frozenset(_known(table, wanted))
+    table = lake.append(table_name, missing)
+    recorded = frozenset(wanted if known >= set(wanted) else _known(table, wanted))
     if has_many(table):
         try:
             lake.merge_files(table_name)

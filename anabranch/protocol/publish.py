@@ -1,8 +1,13 @@
-"""The publish protocol: decide on a fresh load, commit, and decide again when refused.
+"""The publish protocol: decide on a fresh load, commit, and decide again when refused. `run` is its one loop.
 
-1. Stage: rows become files and one snapshot that no branch points to (`anabranch.table.staging`).
-2. Check: `decide` looks at the state and the staged rows and says what to commit, or that nothing is left to do.
-3. Publish: one commit moves every branch concerned and requires the heads that step 2 saw.
+1. Stage: rows become files and one snapshot that no branch points to (`anabranch.table.staging`). The batch layer
+   stages before the loop, the speed layer inside its first decision, which tells the hours that it stages by.
+2. Check: `decide` looks at the state and the staged rows and says what to commit, that nothing is left to do, or that
+   it did something first.
+3. Publish: one commit (`land`) moves every branch concerned and requires the heads that step 2 saw.
+
+What is not worth a second attempt at once (a roll-up, a position moved behind hours of the batch layer) is decided once
+and landed; whoever asked for it loads and decides anew.
 """
 
 from __future__ import annotations
@@ -15,7 +20,9 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from anabranch.errors import Transient
 from anabranch.hours import Timeline
@@ -31,11 +38,15 @@ from anabranch.protocol.state import (
     SETTLED,
     TIMELINE,
     State,
+    read_state,
 )
-from anabranch.protocol.turns import in_line
-from anabranch.table.commits import Change, Commit, Outcome, Tag
+from anabranch.protocol.turns import Place, in_line
+from anabranch.table.commits import Change, Commit, Tag
 from anabranch.table.lake import Lake
 from anabranch.table.snapshots import expired_tags, head, plan_expiry
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
 LOG = logging.getLogger(__name__)
 
@@ -57,6 +68,30 @@ class Publish:
     tags: tuple[Tag, ...] = ()
     remove_properties: tuple[str, ...] = ()
     merges: bool = False
+
+
+@dataclass(frozen=True)
+class Landed:
+    """A publish that landed, and the table as the catalog has it with it."""
+
+    publish: Publish
+    table: Table
+
+    @cached_property
+    def state(self) -> State:
+        """What the table says with it: for what follows the publish, without another load. The next decision rests on
+        a load of its own."""
+        return read_state(self.table)
+
+
+class Again(Enum):
+    """A decision that did something first (staged, merged, waited for a turn): load and decide again."""
+
+    AGAIN = 0
+
+
+Decision = tuple[State, Publish | None] | Again
+"""What to commit over the heads of a state, None when nothing is left to do; or to decide again."""
 
 
 def new_id() -> str:
@@ -112,37 +147,55 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
     )
 
 
+def land(lake: Lake, state: State, publish: Publish, now: datetime, place: Place | None = None) -> Landed | None:
+    """Step 3 of every publish: one commit over the heads of `state`, which also takes back the turn of `place`.
+
+    None when it is refused: a head moved, and whoever decided has to load and decide again. Raises Transient when
+    nothing tells whether it landed.
+    """
+    commit = to_commit(state, publish, now)
+    if place is not None:
+        commit = place.taking_back(state.table.properties, commit)
+    table = lake.land(state.table, commit)
+    return Landed(publish, table) if table is not None else None
+
+
 def run(
     lake: Lake,
     table_name: str,
-    decide: Callable[[], tuple[State, Publish | None]],
+    decide: Callable[[], Decision],
     what: str,
     take_turns: bool = False,
     timeout: timedelta = timedelta(minutes=10),
-) -> Publish | None:
+) -> Landed | None:
     """Publish what `decide` says of a state that it loads itself, deciding again after each refusal.
 
     None when it says that nothing is left to do.
 
     With `take_turns` it asks for the right of way when it would go on being refused, and waits for those who asked
-    before it (`anabranch.protocol.turns`). Raises Transient after `timeout`, with nothing published.
+    before it (`anabranch.protocol.turns`); it pauses after a refusal, and raises Transient after `timeout`, with
+    nothing published. Without, as the speed layer, which waits for others' turns inside its decision, it goes on at
+    once, until it lands.
     """
     deadline = time.monotonic() + timeout.total_seconds()
     refusals = 0
     with in_line(lake, table_name, what, take_turns) as place:
+        began = time.monotonic()
         while True:
-            began = time.monotonic()
-            if began > deadline:
+            if take_turns and time.monotonic() > deadline:
                 raise Transient(f"{what}: expected a publish within {timeout}, found {refusals} refusals; try again")
-            state, publish = decide()
+            decision = decide()
+            if isinstance(decision, Again):
+                continue
+            state, publish = decision
             if publish is None:
                 return None
             if place.waits(state.table.properties, deadline):
+                began = time.monotonic()
                 continue
-            commit = place.taking_back(state.table.properties, to_commit(state, publish, lake.clock.now()))
-            if lake.commit(state.table, commit) is Outcome.LANDED:
+            if (landed := land(lake, state, publish, lake.clock.now(), place)) is not None:
                 place.landed()
-                return publish
+                return landed
             refusals += 1
             LOG.info(
                 "%s: publish refused because a head of %s moved; deciding again (refusal %d)",
@@ -151,4 +204,6 @@ def run(
                 refusals,
             )
             place.refused(time.monotonic() - began)
-            time.sleep(random.uniform(0, min(0.5, 0.02 * 2**refusals)))
+            if take_turns:
+                time.sleep(random.uniform(0, min(0.5, 0.02 * 2**refusals)))
+            began = time.monotonic()

@@ -17,7 +17,7 @@ from anabranch.hours import Timeline
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.position import Offsets, Position, Stamped, Topic
 from anabranch.protocol import ledger
-from anabranch.protocol.publish import Publish, new_id, new_tag, run
+from anabranch.protocol.publish import Decision, Publish, new_id, new_tag, run
 from anabranch.protocol.state import State, check_log_end, check_topic, load_state
 from anabranch.table.commits import Change
 from anabranch.table.lake import Lake
@@ -194,6 +194,10 @@ class BoundaryResolver:
         self._last: State | None = None
         self._seen: Seen = {}
 
+    def start_from(self, state: State) -> None:
+        """Ask Kafka next for what a state needs that was loaded already; what is decided rests on a fresh one."""
+        self._last = state
+
     def decide(self, grace: timedelta = timedelta(0), needed: Offsets | None = None) -> ResolvedState:
         """A fresh state in which the hours that ended `grace` ago have their ends: the oldest `hours.at_once` that have
         none yet, unless offsets up to `needed` belong to hours that have theirs. Nothing is published here.
@@ -243,47 +247,53 @@ def _fits(position: Position, topic: Topic) -> bool:
     return position.topic_id in ("", topic.id) and set(position.offsets) <= set(topic.partitions)
 
 
-def seal(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
-    """Seal every hour whose end and grace have passed, in commits of bounded size; returns the hours sealed, oldest
-    first.
+@dataclass(frozen=True)
+class Sealed:
+    """What a seal ended with: the hours that it sealed, oldest first, the state in which none is left to seal, and the
+    decisions that the ledger is known to hold."""
+
+    hours: tuple[str, ...]
+    state: State
+    confirmed: frozenset[str]
+
+
+def seal(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> Sealed:
+    """Seal every hour whose end and grace have passed, in commits of bounded size.
 
     Waiting decisions are written to the ledger before each commit and after it. Cut short anywhere, it goes on where it
     ended.
     """
-    sealed: list[str] = []
-    while more := _seal_next(stream, lake, kafka):
-        sealed += more
-    return sealed
+    state = load_state(lake, stream.table)
+    resolver = BoundaryResolver(stream, lake, kafka)
+    sealed: tuple[str, ...] = ()
+    check_clock(lake, state)
+    confirmed = ledger.record_waiting(lake, stream.hours_table, state)
 
-
-def _seal_next(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
-    before = load_state(lake, stream.table)
-    check_clock(lake, before)
-    confirmed = ledger.record_waiting(lake, stream.hours_table, before)
-    clock = BoundaryResolver(stream, lake, kafka)
-
-    def decide() -> tuple[State, Publish | None]:
-        decided = clock.decide(stream.batch.grace)
+    def decide() -> Decision:
+        nonlocal state
+        decided = resolver.decide(stream.batch.grace)
+        state = decided.state
         publish = plan_sealing(decided, stream.batch.grace, new_id(), confirmed)
         if publish is not None:
             reach(Step.SEAL_DECIDED)
-        return decided.state, publish
+        return state, publish
 
-    published = run(lake, stream.table, decide, f"seal {stream.name}", take_turns=True)
-    if published is None:
-        return []
-    reach(Step.SEAL_PUBLISHED)
-    sealed = [row.hour for row in published.decisions]
-    LOG.info("stream %s: sealed %s", stream.name, f"{sealed[0]} to {sealed[-1]}" if len(sealed) > 1 else sealed[0])
-    ledger.record_waiting(lake, stream.hours_table, load_state(lake, stream.table))
-    reach(Step.SEAL_RECORDED)
-    return sealed
+    resolver.start_from(state)
+    while (landed := run(lake, stream.table, decide, f"seal {stream.name}", take_turns=True)) is not None:
+        reach(Step.SEAL_PUBLISHED)
+        now = tuple(row.hour for row in landed.publish.decisions)
+        LOG.info("stream %s: sealed %s", stream.name, f"{now[0]} to {now[-1]}" if len(now) > 1 else now[0])
+        state, sealed = landed.state, (*sealed, *now)
+        confirmed = ledger.record_waiting(lake, stream.hours_table, state)
+        reach(Step.SEAL_RECORDED)
+        check_clock(lake, state)
+        resolver.start_from(state)
+    return Sealed(sealed, state, confirmed)
 
 
-def require_sealed(lake: Lake, stream: Stream, hour: str) -> State:
-    """The state, in which `hour` is sealed. Raises ConfigurationError for an hour before the first, NotYet for one that
-    has not ended, grace included."""
-    state = load_state(lake, stream.table)
+def require_sealed(state: State, stream: Stream, hour: str) -> None:
+    """That `hour` is sealed. Raises ConfigurationError for an hour before the first, NotYet for one that has not ended,
+    grace included."""
     if hour < state.timeline.first:
         raise ConfigurationError(
             f"hour {hour}: expected an hour from {state.timeline.first} on, where stream {stream.name} begins"
@@ -293,4 +303,3 @@ def require_sealed(lake: Lake, stream: Stream, hour: str) -> State:
         raise NotYet(
             f"hour {hour}: expected it to be sealed, found it open; it can be sealed from {ready:%F %T} UTC on"
         )
-    return state

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
 import socket
 import threading
 import time
@@ -27,6 +26,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from anabranch.attempts import attempts, jitter
 from anabranch.errors import Transient
 from anabranch.protocol.state import TURN
 from anabranch.table.commits import Commit, Outcome
@@ -165,8 +165,7 @@ def ask_for_turn(lake: Lake, table_name: str, what: str, longest: float = 0.0) -
     """
     by, at = f"{socket.gethostname()}:{os.getpid()}", datetime.now(UTC).isoformat(timespec="seconds")
     wanted = Turn(uuid.uuid4().hex, 0, turn_bound(longest), what, by, at)
-    deadline = time.monotonic() + ASKING
-    while time.monotonic() < deadline:
+    for _ in attempts(jitter(0.1), ASKING):
         table = lake.load(table_name)
         line = read_line(table.properties)
         # The answer of the attempt before may have been lost.
@@ -177,7 +176,6 @@ def ask_for_turn(lake: Lake, table_name: str, what: str, longest: float = 0.0) -
             return None
         if lake.commit(table, Commit(turn.id, {}, (), set_properties=turn.to_properties())) is Outcome.LANDED:
             return turn
-        time.sleep(random.uniform(0, 0.1))
     return None
 
 
@@ -186,15 +184,13 @@ def take_back_turn(lake: Lake, table_name: str, id: str) -> None:
 
     What others' commits don't let it take out within a quarter of a minute stays, until its bound is seen to pass.
     """
-    deadline = time.monotonic() + ASKING
-    while time.monotonic() < deadline:
+    for _ in attempts(jitter(0.1), ASKING):
         table = lake.load(table_name)
         if id not in {t.id for t in read_line(table.properties)}:
             return
         commit = plan_taking_back(table.properties, id, Commit(uuid.uuid4().hex, {}, ()))
         if lake.commit(table, commit) is Outcome.LANDED:
             return
-        time.sleep(random.uniform(0, 0.1))
 
 
 def wait_for_turn(

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from anabranch.attempts import attempts, doubling
 from anabranch.errors import Terminal, Transient
 from anabranch.file_lock import locked
 from anabranch.resources import shipped
@@ -26,6 +27,7 @@ from anabranch.spark.java import require_java
 
 CONFS = ("spark", "broker", "s3")
 ATTEMPTS = 4
+_FIRST_PAUSE = 2.0
 # Resolving takes minutes on a slow network; another process may wait for all of its attempts.
 _LOCK_SECONDS = 3600.0
 _IVY_EVENT = re.compile(r"^\s*(found|\[SUCCESSFUL \])\s+(\S+)")
@@ -159,15 +161,14 @@ def _retrieve(java: Path, ivy_xml: Path, ivy_cache: Path, into: Path, total: int
     command = [str(java), "-Xmx256m", *timeouts, "-jar", str(ivy_jars[-1]), "-cache", str(ivy_cache)]
     command += ["-ivy", str(ivy_xml), "-confs", *CONFS]
     command += ["-retrieve", f"{into}/[conf]/[artifact]-[revision].[ext]"]
-    for attempt in range(1, ATTEMPTS + 1):
+    for number in attempts(doubling(_FIRST_PAUSE), at_most=ATTEMPTS):
         progress(f"resolving {total} jars (once; 200 MB, some minutes on a slow network)")
         tail = _run_ivy(command, total, progress)
         if tail is None:
             return
-        if attempt < ATTEMPTS:
-            pause = 2.0**attempt
+        if number < ATTEMPTS:
+            pause = _FIRST_PAUSE * 2 ** (number - 1)
             progress(f"download failed: {tail[-1] if tail else 'no message'}; next try in {pause:.0f} s")
-            time.sleep(pause)
     raise Transient(
         f"The jars of {ivy_xml} could not be downloaded in {ATTEMPTS} attempts. Ivy's last lines:\n  "
         + "\n  ".join(tail or [])

@@ -8,7 +8,6 @@ and never repeats a decision by itself.
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -28,6 +27,7 @@ from pyiceberg.table.update import (
     TableRequirement,
 )
 
+from anabranch.attempts import attempts, doubling
 from anabranch.config import Environment
 from anabranch.errors import MetadataGone, Terminal, Transient
 from anabranch.fail_points import Step, reach
@@ -121,9 +121,14 @@ class Lake:
         return self._find(name) is not None
 
     def commit(self, table: Table, commit: Commit) -> Outcome:
-        """Make `commit` land, or find that it is refused because a head or the schema moved. Never replays.
+        """Make `commit` land, or find that it is refused: `land`, where the table is not needed after it."""
+        return Outcome.REFUSED if self.land(table, commit) is None else Outcome.LANDED
 
-        When the answer is lost, or may be one to the client's own repetition, the table tells; REFUSED is said only of
+    def land(self, table: Table, commit: Commit) -> Table | None:
+        """Make `commit` land; returns the table with it. None: refused, because a head or the schema moved. Never
+        replays.
+
+        When the answer is lost, or may be one to the client's own repetition, the table tells; None is said only of
         what cannot land any more. A commit without changes makes no snapshot to be known by: ask for it again.
         Raises Transient when the outcome stays unknown: nothing that the commit names may be discarded then.
         """
@@ -143,12 +148,12 @@ class Lake:
             reach(Step.COMMIT_LANDED)
             note(snapshots={c.branch: landed.metadata.refs[c.branch].snapshot_id for c in commit.changes})
             delete_old_metadata(table, landed)
-            return Outcome.LANDED
+            return _with(table, landed)
         except (CommitFailedException, ValidationException) as error:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
             # A client over HTTP asks again by itself, and is then told that somebody else was first: that was itself.
-            if self.environment.catalog.type != "sql" and self._settle(table, commit, refused=True) is Outcome.LANDED:
-                return Outcome.LANDED
+            if self.environment.catalog.type != "sql" and (found := self._settle(table, commit, refused=True)):
+                return found
         except ValueError as error:
             # Another commit took the sequence number between this decision and its publish, or discarded what this one
             # would have expired.
@@ -166,19 +171,20 @@ class Lake:
         # The catalog said no, and no snapshot refers to what was written nor ever will. Where only the answer was lost,
         # the files are left to maintenance.
         delete_quietly(table, prepared.written)
-        return Outcome.REFUSED
+        return None
 
-    def _settle(self, table: Table, commit: Commit, refused: bool = False) -> Outcome:
-        """What became of a commit that may have landed, or may still land. `refused`: the catalog said no to it.
+    def _settle(self, table: Table, commit: Commit, refused: bool = False) -> Table | None:
+        """What became of a commit that may have landed, or may still land: the table with it, or None. `refused`: the
+        catalog said no to it.
 
         While it may still land, a head is moved that it requires; then it has landed before or it never will. Raises
         Transient when that is not known after half a minute, or cannot be known any more.
         """
         if not commit.changes:
-            return Outcome.REFUSED
+            return None
         name = ".".join(table.name())
-        deadline, pause, found = time.monotonic() + _PATIENCE_SECONDS, 0.05, "nothing"
-        while True:
+        found = "nothing"
+        for _ in attempts(doubling(0.05, 2.0), _PATIENCE_SECONDS):
             try:
                 fresh = self.load(name)
                 standing = classify_commit(fresh, commit)
@@ -201,18 +207,15 @@ class Lake:
                         table.name(),
                         "had landed" if landed else "had not landed, and cannot any more",
                     )
-                    return Outcome.LANDED if landed else Outcome.REFUSED
+                    return fresh if landed else None
             except _Unknown:
                 raise
             except Transient as error:
                 found = str(error)
-            if time.monotonic() > deadline:
-                raise Transient(
-                    f"commit {commit.id} of {name}: expected to learn whether it landed, found {found}; nothing is "
-                    "deleted, try again"
-                )
-            time.sleep(pause)
-            pause = min(2.0, pause * 2)
+        raise Transient(
+            f"commit {commit.id} of {name}: expected to learn whether it landed, found {found}; nothing is deleted, "
+            "try again"
+        )
 
     def _fence(self, table: Table, fence: Commit) -> bool:
         """Whether an empty commit landed that keeps another from landing. Raises Transient when that is not known."""
@@ -236,15 +239,16 @@ class Lake:
         delete_old_metadata(table, landed)
         return True
 
-    def append(self, name: str, rows: Callable[[int], pa.Table | None]) -> None:
-        """Append to a plain table (the ledger). `rows` gets the sequence number that the commit will have, and is asked
-        again when somebody else was first; None is nothing to append. Raises Transient when ten attempts are refused.
+    def append(self, name: str, rows: Callable[[Table], pa.Table | None]) -> Table:
+        """Append to a plain table (the ledger); returns it with what was appended. `rows` gets the table that the
+        commit will rest on, whose next sequence number it will have, and is asked again when somebody else was first;
+        None is nothing to append. Raises Transient when ten attempts are refused.
         """
         for _ in range(10):
             table = self.load(name)
-            found = rows(table.metadata.next_sequence_number())
+            found = rows(table)
             if found is None:
-                return
+                return table
             if lacking := [c for c in found.column_names if c not in table.schema().column_names]:
                 raise Terminal(f"table {name}: expected column {lacking[0]}, found none; run `anabranch apply`")
             self.clock.now(table.metadata.last_updated_ms)
@@ -256,14 +260,14 @@ class Lake:
                 landed = self.catalog.commit_table(table, _require_main(table), updates)
                 reach(Step.LEDGER_APPENDED)
                 delete_old_metadata(table, landed)
-                return
+                return _with(table, landed)
             except CommitFailedException as error:
                 LOG.debug("append to %s refused: %s", name, error)
             except Exception as error:
                 LOG.warning("append to %s: the answer was lost (%s)", name, said_by(error))
                 # If it still lands, the next attempt is refused, or finds its rows there: both require one head.
-                if has_landed(self._look(name), commit_id):
-                    return
+                if has_landed(fresh := self._look(name), commit_id):
+                    return fresh
         raise Transient(f"append to {name}: expected to be first once in ten attempts, found others were; try again")
 
     def merge_files(self, name: str, idle: bool = False) -> MergeStep:
@@ -311,15 +315,19 @@ class Lake:
 
     def _look(self, name: str) -> Table:
         """Load a table, for half a minute if need be. Raises Transient."""
-        deadline, pause = time.monotonic() + _PATIENCE_SECONDS, 0.1
-        while True:
+        last: Transient | None = None
+        for _ in attempts(doubling(0.1, 2.0), _PATIENCE_SECONDS):
             try:
                 return self.load(name)
-            except Transient:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(pause)
-                pause = min(2.0, pause * 2)
+            except Transient as error:
+                last = error
+        assert last is not None
+        raise last
+
+
+def _with(table: Table, landed: CommitTableResponse) -> Table:
+    """A table as the catalog says that a commit has made it."""
+    return Table(table.name(), landed.metadata, landed.metadata_location, table.io, table.catalog)
 
 
 def _require_main(table: Table) -> tuple[TableRequirement, ...]:

@@ -17,6 +17,7 @@ from pyiceberg.schema import Schema, index_by_id
 
 from anabranch.errors import Transient
 from anabranch.hours import shift
+from anabranch.lookups import within
 from anabranch.output import text
 from anabranch.position import Ranges
 from anabranch.table.snapshots import files_of, heads
@@ -154,7 +155,7 @@ class Comparison:
             SELECT kafka_partition, kafka_offset, kind FROM (
                 SELECT kafka_partition, kafka_offset, {KIND} AS kind FROM (
                     SELECT kafka_partition, kafka_offset, speed, batch, removed,
-                        coalesce(kafka_offset >= first AND kafka_offset < behind, false) AS unread
+                        {within("kafka_offset", "first", "behind")} AS unread
                     FROM (SELECT {", ".join(_AT)}, {self._content} AS speed FROM speed)
                     FULL JOIN (SELECT {", ".join(_AT)}, {self._content} AS batch FROM batch) USING ({", ".join(_AT)})
                     LEFT JOIN (SELECT {", ".join(_AT)}, true AS removed FROM removed) USING ({", ".join(_AT)})

@@ -339,7 +339,7 @@ def test_merging_the_ledger(stream: World, case: Case) -> None:
     name = one.job.stream.hours_table
     for ago in range(40, 40 - ledger_files.MANY, -1):
         row = ledger.decision(past_hour(ago), "sealed", 0, None, datetime.now(UTC))
-        one.lake.append(name, lambda sequence, row=row: ledger._to_arrow([row], sequence))
+        one.lake.append(name, lambda table, row=row: ledger._to_arrow([row], table.metadata.next_sequence_number()))
     before = ledger.history(one.lake, name)
     run_into(one, case.fail_at, "batch", one.name, "--seal-only")
     # The hazard: what was to be one file is, or is not; no row changed.

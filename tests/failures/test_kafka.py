@@ -25,11 +25,10 @@ from anabranch.kafka.source import read_ranges
 from anabranch.position import Position
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.sealing import seal
-from anabranch.protocol.state import TIMELINE
+from anabranch.protocol.state import LOST, TIMELINE
 from anabranch.table import side_files
 from anabranch.table.commits import Change, Outcome
 from serving_layer.views import status as views
-from speed_layer.micro_batch import LOST
 
 Make = Callable[..., World]
 # Kafka 4 turns away what is stamped more than an hour ahead; older brokers and other topics do not.

@@ -229,7 +229,7 @@ def test_the_merger_repairs_main(three_hours: World) -> None:
     one.lake.commit(state.table, to_commit(state, damage, datetime.now(UTC)))
     assert len(one.rows()) == 10
 
-    swaps = merge.merge(one.lake, one.job.stream, everything=True)
+    swaps = merge.merge(one.lake, one.job.stream, everything=True).swaps
 
     assert [(s.hour, s.layer) for s in swaps] == [
         (past_hour(3), "batch"),
@@ -237,7 +237,7 @@ def test_the_merger_repairs_main(three_hours: World) -> None:
         (past_hour(1), "speed"),
     ]
     assert one.contents() == one.acknowledged()
-    assert merge.merge(one.lake, one.job.stream, everything=True) == []
+    assert merge.merge(one.lake, one.job.stream, everything=True).swaps == []
 
 
 def _files(one: World, hour: str) -> tuple[object, ...]:

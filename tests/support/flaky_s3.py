@@ -30,7 +30,7 @@ _SILENCE_SECONDS = 15.0  # longer than any client of ours waits for an answer
 @dataclass
 class FlakyS3:
     """The front's port, and what it does to each request: faults by their probability. `counts` says what it did,
-    `methods` what it was asked.
+    `methods` what it was asked, `kinds` the same by method and kind of file (`parquet`, `metadata.json`).
 
     Only keys that end in `ending` are concerned.
     """
@@ -42,6 +42,7 @@ class FlakyS3:
     ending: str = ""
     counts: Counter[str] = field(default_factory=Counter)
     methods: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._chance = random.Random(self.seed)
@@ -75,6 +76,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         body = self._body()
         self.front.methods[self.command] += 1
+        name = self.path.partition("?")[0].rpartition("/")[2]
+        self.front.kinds[self.command, name.partition(".")[2]] += 1
         fault = self.front.draw(self.path)
         if fault == "silence":
             self.front.ended.wait(_SILENCE_SECONDS)

@@ -1,11 +1,58 @@
-"""The shared Spark session under other settings."""
+"""The one Spark session of a test run, and the same under other settings."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
+import yaml
 from pyspark.sql import SparkSession
+
+from anabranch import config
+from anabranch.spark.jars import ensure_jars, jvm_folder
+from anabranch.spark.settings import AVRO_OPTIONS, session_settings
+
+# In a JVM that lives for a minute the second compiler costs more than it gives.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1"
+
+
+@contextmanager
+def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[SparkSession]:
+    """A session on the jobs' catalog and S3 server, as `anabranch.yaml` names them; it tries a task four times. What it
+    writes on this machine goes below `folder`."""
+    conf = folder / "conf"
+    conf.mkdir()
+    (conf / "anabranch.yaml").write_text(yaml.safe_dump(dict(environment)))
+    settings = session_settings(config.load_environment(conf))
+    log4j = f"-Dlog4j2.configurationFile=file:{jvm_folder() / 'log4j2-spark.properties'}"
+    os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    builder = SparkSession.builder.master("local[2,4]").appName("tests")
+    options = f"{log4j} {SHORT_LIVED} {AVRO_OPTIONS} -Daws.requestChecksumCalculation=WHEN_REQUIRED"
+    launch = {
+        "spark.driver.extraClassPath": ":".join(str(jar) for jar in ensure_jars().spark),
+        "spark.driver.extraJavaOptions": options,
+        "spark.jars": "",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.local.dir": str(folder / "spark"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+    }
+    for key, value in (settings | launch).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    try:
+        yield session
+    finally:
+        gateway: Any = session.sparkContext._gateway
+        session.stop()
+        # The JVM ends with its standard input; waited for, so that nothing is left running.
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(30)
 
 
 @contextmanager

@@ -152,7 +152,7 @@ def test_adopting_a_recreated_topic_keeps_every_row_and_goes_on_at_0(lake: Strea
     assert [uncovered_reason(state, "speed", h) for h in (BEFORE, NOW_HOUR)] == [None, None]
     decided = BoundaryResolver(lake.stream, lake.lake, broker.adapter).decide()
     assert decided.position == state.position
-    assert merge(lake.lake, lake.stream, everything=True) == []
+    assert merge(lake.lake, lake.stream, everything=True).swaps == []
 
 
 def test_adopting_writes_the_ledger_and_adopting_again_does_nothing(lake: StreamLake) -> None:

@@ -180,13 +180,13 @@ def test_the_hour_after_one_that_is_accepted_late_is_decided_again(lake: StreamL
     accept_all(lake, but=(0,))
     assert H[1] not in lake.state().accepted, "the hazard did not happen"
     ours, hours = rebuilder(lake)
-    result = ours._rebuild(H[0], CUTS[H[0]], 0, RebuildRequest())
+    result = ours._rebuild(ours.load(), H[0], CUTS[H[0]], 0, RebuildRequest())
     assert (result.decision, result.revision) == ("accepted", 1)
     assert hours.again[0] == H[1]
 
 
 def restate(rebuilder: Rebuilder, i: int) -> Result:
-    return rebuilder._rebuild(H[i], CUTS[H[i]], 1, RebuildRequest(restate=True))
+    return rebuilder._rebuild(rebuilder.load(), H[i], CUTS[H[i]], 1, RebuildRequest(restate=True))
 
 
 def test_of_two_restatements_of_a_forgotten_hour_the_second_finds_the_first(lake: StreamLake) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from lakes import FIRST, StreamLake, decide, new_lake
+from pyiceberg.table import Table
 
 from anabranch.errors import Transient
 from anabranch.hours import Cut, shift
@@ -122,9 +123,9 @@ def test_concurrent_appends_keep_a_strict_order_that_is_nobodys_clock(lake: Stre
 def test_an_append_that_never_comes_first_is_transient(lake: StreamLake) -> None:
     rival = lake.again()
 
-    def rows(sequence: int) -> pa.Table:
+    def rows(table: Table) -> pa.Table:
         ledger.record(rival, lake.stream.hours_table, [ledger.decision(FIRST, "sealed", 0, CUT, NOW)])
-        return ledger._to_arrow([ledger.decision(FIRST, "refused", 1, CUT, NOW)], sequence)
+        return ledger._to_arrow([ledger.decision(FIRST, "refused", 1, CUT, NOW)], table.metadata.next_sequence_number())
 
     with pytest.raises(Transient, match="expected to be first once in ten attempts"):
         lake.lake.append(lake.stream.hours_table, rows)

@@ -69,7 +69,9 @@ def append_as_before(lake: StreamLake, rows: list[LedgerRow]) -> None:
 
 
 def append_as_now(lake: StreamLake, rows: list[LedgerRow]) -> None:
-    lake.lake.append(lake.stream.hours_table, lambda sequence: ledger._to_arrow(rows, sequence))
+    lake.lake.append(
+        lake.stream.hours_table, lambda table: ledger._to_arrow(rows, table.metadata.next_sequence_number())
+    )
 
 
 def loaded(lake: StreamLake) -> Table:

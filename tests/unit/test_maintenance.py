@@ -344,7 +344,7 @@ def test_dropped_hours_leave_the_speed_branch_alone_and_count_as_not_covered(lak
     assert state.is_merged
     assert uncovered_reason(state, "speed", H[0]) == "the speed layer skipped it, wholly or in part"
     assert uncovered_reason(state, "speed", H[2]) is None
-    assert merge(lake.lake, lake.stream, everything=True) == []
+    assert merge(lake.lake, lake.stream, everything=True).swaps == []
     with pytest.raises(Refused, match="batch goes on serving it"):
         serve_hour(lake.lake, lake.stream, H[0], "speed", "why")
     heads = lake.state().heads

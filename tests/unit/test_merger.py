@@ -133,7 +133,7 @@ def test_a_wrong_main_is_restored_in_one_publish_without_new_files(lake: StreamL
     wreck(lake)
     assert lake.rows("main") == [], "the hazard did not happen"
     before = lake.state().heads
-    assert [s.hour for s in merge(lake.lake, lake.stream, everything=True)] == [H0, H1]
+    assert [s.hour for s in merge(lake.lake, lake.stream, everything=True).swaps] == [H0, H1]
     assert lake.rows("main") == RIGHT
     assert {h: set(f) for h, f in files_by_hour(lake.table(), "main").items()} == {h: set(f) for h, f in files.items()}
     after = lake.state()
@@ -143,15 +143,15 @@ def test_a_wrong_main_is_restored_in_one_publish_without_new_files(lake: StreamL
 
 def test_merging_again_changes_nothing(lake: StreamLake) -> None:
     head = lake.state().heads
-    assert merge(lake.lake, lake.stream) == []
-    assert merge(lake.lake, lake.stream, everything=True) == []
+    assert merge(lake.lake, lake.stream).swaps == []
+    assert merge(lake.lake, lake.stream, everything=True).swaps == []
     assert lake.state().heads == head
 
 
 def test_a_dry_run_says_what_it_would_swap_and_swaps_nothing(lake: StreamLake) -> None:
     wreck(lake)
     head = lake.state().heads
-    assert [s.hour for s in merge(lake.lake, lake.stream, dry_run=True, everything=True)] == [H0, H1]
+    assert [s.hour for s in merge(lake.lake, lake.stream, dry_run=True, everything=True).swaps] == [H0, H1]
     assert lake.state().heads == head
 
 
@@ -205,7 +205,7 @@ def test_an_override_is_merged_and_lifted(lake: StreamLake) -> None:
 
 def test_an_override_that_the_layer_does_not_cover_leaves_the_hour_whole(lake: StreamLake) -> None:
     say(lake, {H1: "batch"})
-    (swap,) = merge(lake.lake, lake.stream, everything=True)
+    (swap,) = merge(lake.lake, lake.stream, everything=True).swaps
     assert swap.refused == "not swapped to batch: the batch layer has not accepted it"
     assert lake.rows("main") == RIGHT
 
@@ -222,6 +222,6 @@ def test_a_branch_that_moved_without_main_is_noticed_and_merged(lake: StreamLake
     update.commit()
     lake.lake.catalog.commit_table(table, tuple(tx._requirements), tuple(tx._updates))
     assert not lake.state().is_merged
-    assert [s.hour for s in merge(lake.lake, lake.stream)] == [H1]
+    assert [s.hour for s in merge(lake.lake, lake.stream).swaps] == [H1]
     assert lake.rows("main") == [*RIGHT, (H1, 0, 4)]
     assert lake.state().is_merged

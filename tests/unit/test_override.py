@@ -92,7 +92,7 @@ def test_the_override_and_its_swap_land_in_one_commit(lake: StreamLake) -> None:
     choose(lake, "speed")
     new = [s for s in lake.table().snapshots() if s.snapshot_id not in before]
     assert len({s.summary.get("anabranch.publish") for s in new if s.summary}) == 1
-    assert merge(lake.lake, lake.stream, everything=True) == []
+    assert merge(lake.lake, lake.stream, everything=True).swaps == []
 
 
 def test_choosing_what_is_chosen_changes_nothing(lake: StreamLake) -> None:
@@ -108,7 +108,7 @@ def test_a_restatement_goes_behind_an_override_and_serves_when_it_is_lifted(lake
     choose(lake, "speed")
     accept(lake, 2)
     assert (lake.rows("main"), lake.dead("main")) == (BY_SPEED, DEAD_SPEED)
-    assert merge(lake.lake, lake.stream, everything=True) == []
+    assert merge(lake.lake, lake.stream, everything=True).swaps == []
     choose(lake, "auto")
     assert (lake.rows("main"), lake.dead("main")) == (BY_BATCH, DEAD_BATCH)
 

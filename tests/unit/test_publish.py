@@ -14,15 +14,15 @@ import pytest
 from lakes import FIRST, StreamLake, new_lake, waiting
 from pyiceberg.table.refs import SnapshotRefType
 
-from anabranch.errors import Terminal
+from anabranch.errors import Terminal, Transient
 from anabranch.hours import Cut
-from anabranch.protocol import ledger
+from anabranch.protocol import ledger, turns
 from anabranch.protocol import publish as publish_module
-from anabranch.protocol.publish import Publish, new_id, run, to_commit
+from anabranch.protocol.publish import Again, Decision, Publish, new_id, run, to_commit
 from anabranch.protocol.state import DECISIONS, POSITION, TURN, Accepted, State, load_state
 from anabranch.table import admin, snapshots
 from anabranch.table.commits import Change, Outcome, Tag
-from anabranch.table.snapshots import STAGING
+from anabranch.table.snapshots import STAGING, Staged
 
 ROWS = [(FIRST, 0, o) for o in range(3)]
 MORE = [(FIRST, 0, o) for o in range(3, 5)]
@@ -406,6 +406,44 @@ def test_run_decides_again_after_every_refusal(lake: StreamLake) -> None:
     assert len(seen) == 3
     assert lake.rows("main") == ROWS
     assert TURN not in lake.table().properties
+
+
+def test_run_decides_again_after_a_decision_that_did_something_first(lake: StreamLake) -> None:
+    staged: list[Staged] = []
+
+    def decide() -> Decision:
+        state = lake.state()
+        if not staged:
+            staged.append(lake.stage(ROWS))
+            return Again.AGAIN
+        return state, lake.speed(staged[0], {0: 3}, state)
+
+    assert run(lake.lake, lake.name, decide, "test") is not None
+    assert lake.rows("main") == ROWS
+
+
+def test_run_of_who_takes_no_turns_goes_on_at_once_and_without_end(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged, left = lake.stage(ROWS), list(range(turns.REFUSALS + 1))
+
+    def decide() -> Decision:
+        state = lake.state()
+        if left:
+            left.pop()
+            lake.move("speed")
+        return state, lake.speed(staged, {0: 3}, state)
+
+    monkeypatch.setattr(publish_module.time, "sleep", lambda seconds: pytest.fail("it paused"))
+    assert run(lake.lake, lake.name, decide, "test", timeout=timedelta(0)) is not None
+    assert lake.rows("main") == ROWS
+    assert TURN not in lake.table().properties
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_run_of_who_takes_turns_ends_in_time_whatever_its_decisions_do_first(lake: StreamLake) -> None:
+    with pytest.raises(Transient, match="expected a publish within 0:00:01, found 0 refusals"):
+        run(lake.lake, lake.name, lambda: Again.AGAIN, "test", take_turns=True, timeout=timedelta(seconds=1))
 
 
 def test_run_ends_when_nothing_is_left_to_do(lake: StreamLake) -> None:

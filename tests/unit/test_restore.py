@@ -88,7 +88,7 @@ def test_hours_accepted_stay_accepted_when_the_batch_branch_is_dropped(lake: Str
     state = lake.state()
     assert (state.accepted, state.settled_before) == (before.accepted, before.settled_before)
     assert state.timeline == before.timeline
-    assert merge(lake.lake, lake.stream, everything=True) == []
+    assert merge(lake.lake, lake.stream, everything=True).swaps == []
     assert lake.rows("main") == MAIN
     assert lake.state().is_merged
     accept(lake, 2)

@@ -26,7 +26,7 @@ from anabranch.config.columns import parse_columns
 from anabranch.errors import Terminal, Transient
 from anabranch.hours import Cut, Timeline, shift
 from anabranch.protocol import apply
-from anabranch.protocol.publish import new_id, to_commit
+from anabranch.protocol.publish import land, new_id
 from anabranch.protocol.state import Accepted
 from anabranch.protocol.turns import ask_for_turn, take_back_turn
 from anabranch.table import admin
@@ -370,9 +370,9 @@ def test_refused_by_a_moved_head_it_is_committed_later_over_what_came(
     def first_somebody_else(*given: Any) -> Any:
         if next(moved, False):
             publish(lake, 1)
-        return to_commit(*given)
+        return land(*given)
 
-    monkeypatch.setattr(rollup, "to_commit", first_somebody_else)
+    monkeypatch.setattr(rollup, "land", first_somebody_else)
     rolling.published(1)
     assert len(files(lake)) == 11
     rolling.published(0)

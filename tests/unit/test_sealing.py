@@ -98,7 +98,7 @@ def test_a_long_backlog_is_sealed_in_commits_of_bounded_size_and_written_down_be
     with pytest.raises(KeyboardInterrupt):
         sealing.seal(lake.stream, lake.lake, kafka)
     assert lake.state().timeline.open == shift(first, 6), "cut short after two commits"
-    sealed = sealing.seal(lake.stream, lake.lake, kafka)
+    sealed = sealing.seal(lake.stream, lake.lake, kafka).hours
     assert sealed[0] == shift(first, 6)
     assert waited[:2] == [3, 3]
     assert max(waited) <= 3

@@ -95,15 +95,15 @@ def test_an_hour_is_accepted_while_the_speed_layer_works_off_its_look_back(lake:
 def test_it_is_decided_again_by_the_next_run_once_its_look_back_is_read(lake: StreamLake) -> None:
     made, hours = rebuilder(lake)
     made.rebuild(H1)
-    assert made.again() == {}, "not before"
+    assert made.again(lake.state()) == {}, "not before"
     read(lake, 10)
     why = f"decided again: the speed layer has read {H0} to its end since"
-    assert made.again() == {H1: RebuildRequest(restate=True, why=why)}
+    assert made.again(lake.state()) == {H1: RebuildRequest(restate=True, why=why)}
     hours.built.clear()
-    result = made.rebuild(H1, made.again()[H1])
+    result = made.rebuild(H1, made.again(lake.state())[H1])
     assert (result.decision, result.revision, result.reason, hours.built) == ("accepted", 2, why, [H1])
     assert lake.state().accepted[H1] == Accepted(2, CUTS[H1])
-    assert made.again() == {}
+    assert made.again(lake.state()) == {}
 
 
 def test_a_refused_restatement_of_it_is_not_tried_by_every_run(lake: StreamLake) -> None:
@@ -112,7 +112,7 @@ def test_a_refused_restatement_of_it_is_not_tried_by_every_run(lake: StreamLake)
     read(lake, 10)
     row = ledger.decision(H1, "refused", 2, CUTS[H1], NOW, "id", reason="no")
     ledger.record(lake.lake, lake.stream.hours_table, [row])
-    assert made.again() == {}
+    assert made.again(lake.state()) == {}
 
 
 def test_an_hour_accepted_by_choice_stays_so(lake: StreamLake) -> None:
@@ -121,7 +121,7 @@ def test_an_hour_accepted_by_choice_stays_so(lake: StreamLake) -> None:
     hours.build = lambda *given: replace(real(*given), objections=("too few",))  # type: ignore[method-assign]
     made.rebuild(H1, RebuildRequest(accept=True, why="known"))
     read(lake, 10)
-    assert made.again()[H1].accept
+    assert made.again(lake.state())[H1].accept
 
 
 def test_accepting_the_hour_before_decides_it_again_in_the_same_publish(lake: StreamLake) -> None:
@@ -133,7 +133,7 @@ def test_accepting_the_hour_before_decides_it_again_in_the_same_publish(lake: St
     assert hours.again == [H1]
     # It keeps the same rows, and rests on all of its look-back now.
     assert lake.state().accepted == {H0: Accepted(1, CUTS[H0]), H1: Accepted(1, CUTS[H1])}
-    assert made.again() == {}
+    assert made.again(lake.state()) == {}
 
 
 def test_a_look_back_that_was_read_whole_still_has_to_hold_still(lake: StreamLake) -> None:

@@ -1,0 +1,145 @@
+"""How often the table is loaded: to decide, and for nothing that a step before it knows already."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from brokers import Broker
+from lakes import FIRST, StreamLake, new_lake
+
+from anabranch.hours import Cut, Timeline, hour_of
+from anabranch.protocol import dead_letters, ledger, publish, sealing
+from anabranch.protocol.publish import Landed, Publish, new_id
+from anabranch.protocol.state import State
+from anabranch.table.commits import Change
+from anabranch.table.lake import Lake
+from serving_layer.merge import recover
+
+NOW = datetime(2026, 11, 21, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    return new_lake(tmp_path)
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """The loads of each table."""
+    found, find = Counter[str](), Lake._find
+
+    def counting(lake: Lake, name: str) -> Any:
+        found[name] += 1
+        return find(lake, name)
+
+    with patch.object(Lake, "_find", counting):
+        yield found
+
+
+def land(lake: StreamLake, publish_: Publish, before: State | None = None) -> Landed | None:
+    return publish.land(lake.lake, before or lake.state(), publish_, datetime.now(UTC))
+
+
+def test_what_a_publish_hands_on_is_what_a_load_finds(lake: StreamLake) -> None:
+    staged, dead = lake.stage([(FIRST, 0, 0)]), lake.stage_dead([(FIRST, 0, 1)], "speed")
+    before = lake.state()
+    row = ledger.decision(FIRST, "sealed", 0, Cut("t", {0: (0, 2)}), NOW)
+    named = dead_letters.waiting_speed(dead, NOW)
+    with counted() as loads:
+        landed = land(lake, lake.speed(staged, {0: 2}, before, decisions=(row,), dead_letters=(named,)), before)
+        assert landed is not None
+        handed_on = landed.state
+    assert not loads
+    assert handed_on == lake.state()
+    assert [d["hour"] for d in handed_on.decisions] == [FIRST]
+    assert land(lake, Publish(new_id(), (Change("speed"),), before.timeline), before) is None, "over heads of before"
+
+
+def test_a_publish_whose_answer_was_lost_hands_on_what_is_there(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, commit = lake.state(), lake.lake.catalog.commit_table
+
+    def lost(*given: Any) -> Any:
+        commit(*given)
+        raise ConnectionError("no answer")
+
+    monkeypatch.setattr(lake.lake.catalog, "commit_table", lost)
+    landed = land(lake, Publish(new_id(), (Change("speed"), Change("main")), state.timeline), state)
+    assert landed is not None
+    assert landed.state == lake.state()
+    assert landed.state.heads["main"] != state.heads["main"]
+
+
+def test_a_decision_is_written_down_and_read_back_by_one_load(lake: StreamLake) -> None:
+    row = ledger.decision(FIRST, "sealed", 0, None, NOW)
+    for _ in ("written", "known"):
+        with counted() as loads:
+            assert ledger.record(lake.lake, lake.stream.hours_table, [row]) == {row["id"]}
+        assert loads == {lake.stream.hours_table: 1}
+    assert len(ledger.history(lake.lake, lake.stream.hours_table)) == 1
+
+
+def test_nothing_that_waits_is_one_load(lake: StreamLake) -> None:
+    with counted() as loads:
+        recovered = recover(lake.lake, lake.stream)
+    assert loads == {lake.name: 1}
+    assert recovered.state == lake.state()
+    with counted() as loads:
+        assert recover(lake.lake, lake.stream, recovered.state) == recovered
+    assert not loads
+
+
+def test_dead_letters_are_decided_over_the_table_as_those_before_them_left_it(lake: StreamLake) -> None:
+    staged = [lake.stage_dead([(FIRST, 0, i)], "speed") for i in range(3)]
+    named = tuple(dead_letters.waiting_speed(one, NOW) for one in staged)
+    landed = land(lake, lake.speed(lake.stage([]), {0: 3}, dead_letters=named))
+    assert landed is not None
+    with counted() as loads:
+        done = dead_letters.roll_forward(lake.lake, lake.stream.dead_letters_table, landed.state)
+    assert done == {one.wap_id for one in staged}
+    # Each rests on a load of the rows' table that is younger than the dead letters'.
+    assert loads == {lake.stream.dead_letters_table: 1, lake.name: 3}
+    assert lake.dead("speed") == lake.dead("main") == [(FIRST, 0, i) for i in range(3)]
+
+
+def test_dead_letters_that_others_publish_meanwhile_are_decided_over_a_fresh_load(lake: StreamLake) -> None:
+    staged = [lake.stage_dead([(FIRST, 0, i)], "speed") for i in range(2)]
+    named = tuple(dead_letters.waiting_speed(one, NOW) for one in staged)
+    landed = land(lake, lake.speed(lake.stage([]), {0: 2}, dead_letters=named))
+    assert landed is not None
+    name, others = lake.stream.dead_letters_table, [lake.again()]
+    real = dead_letters.plan_commit
+
+    def overtaken(*given: Any) -> Any:
+        if others:
+            assert dead_letters.roll_forward(others.pop(), name, landed.state) == {one.wap_id for one in staged}
+        return real(*given)
+
+    with patch.object(dead_letters, "plan_commit", overtaken):
+        assert dead_letters.roll_forward(lake.lake, name, landed.state) == {one.wap_id for one in staged}
+    assert lake.dead("speed") == [(FIRST, 0, i) for i in range(2)], "each once"
+
+
+def test_an_hour_is_sealed_by_one_load_for_each_decision(tmp_path: Path) -> None:
+    first = hour_of(datetime.now(UTC) - timedelta(hours=2))
+    lake = new_lake(tmp_path, timeline=Timeline(first, first, {0: 0}))
+    with counted() as loads:
+        sealed = sealing.seal(lake.stream, lake.lake, Broker(log={0: []}).adapter)
+    # The hour after it too, but for its grace.
+    assert sealed.hours[0] == first
+    # To ask Kafka, to decide, and to find that nothing is left.
+    assert loads == {lake.name: 3, lake.stream.hours_table: 1}
+    assert sealed.state == lake.state()
+    assert sealed.confirmed == {d["id"] for d in sealed.state.decisions}
+    with counted() as loads:
+        recovered = recover(lake.lake, lake.stream, sealed.state, sealed.confirmed)
+    assert not loads
+    assert recovered.confirmed == sealed.confirmed
