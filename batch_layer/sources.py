@@ -111,7 +111,7 @@ class HourReader:
         letters = self._job.lake.load(self._stream.dead_letters_table)
         found = (
             self._decode(self._bytes(heads(letters)["main"]), DEAD_LETTERS)
-            .where("error_code IS NULL")
+            .where("NOT is_dead")
             .groupBy("ingest_hour")
             .count()
             .collect()

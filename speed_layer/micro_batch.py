@@ -226,9 +226,8 @@ class MicroBatches:
         frame = records.trim(frame, plan.todo) if plan.trimmed else frame
         decoded = records.decode(records.assign_hours(frame, plan.hours), stream, self._format)
         counts = Observation()
-        is_dead = F.col("error_code").isNotNull()
         # A task that is tried again may count twice, which only costs a needless look for dead letters.
-        watched = decoded.observe(counts, F.count(F.when(is_dead, 1)).alias("dead"))
+        watched = decoded.observe(counts, F.expr("count_if(is_dead)").alias("dead"))
         good = records.good(watched, stream)
         if self._table is not None:
             good = fitted(good, catalog, self._table, rows_columns(stream))

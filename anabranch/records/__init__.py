@@ -91,12 +91,12 @@ def decode(frame: DataFrame, stream: Stream, form: Format) -> DataFrame:
     """Read Kafka's `value` as the stream's columns, by its format, and judge it.
 
     `frame` has the columns of Spark's Kafka source and `ingest_hour`. The result has the stream's columns (exact
-    types), `kafka_partition`, `kafka_offset`, `kafka_timestamp`, `ingest_hour`, `event_date`, then `error_code` (null:
-    the record is good) and `error_text`, then `kafka_key`, `kafka_value` and `kafka_headers` as they came. Where there
-    is an `error_code`, the stream's columns hold whatever could be read. A format with a schema registry looks at the
+    types), `kafka_partition`, `kafka_offset`, `kafka_timestamp`, `ingest_hour`, `event_date`, then `is_dead`, and where
+    it is true `error_code` and `error_text`, then `kafka_key`, `kafka_value` and `kafka_headers` as they came. Where
+    `is_dead`, the stream's columns hold whatever could be read. A format with a schema registry looks at the
     frame's schema ids first, and raises as `Format.read` says.
     """
-    types = {c.name: DataType.fromDDL(c.type) for c in stream.columns}
+    types = types_of(stream)
     headers = "headers" if "headers" in frame.columns else f"CAST(NULL AS {_HEADERS})"
     records = frame.selectExpr(
         "CAST(partition AS INT) AS kafka_partition",
@@ -114,7 +114,8 @@ def decode(frame: DataFrame, stream: Stream, form: Format) -> DataFrame:
     reading = form.read(records, types)
     verdict = judge(stream, reading.checks, reading.shown)
     # Not deterministic in name only: so that no filter on the verdict is pushed below, to parse every value twice.
-    judged = reading.frame.selectExpr("*", f"IF(spark_partition_id() < 0, NULL, {verdict}) AS _error")
+    judged = reading.frame.selectExpr("*", f"IF(spark_partition_id() < 0, NULL, {verdict.is_dead}) AS is_dead")
+    judged = judged.selectExpr("*", f"IF(is_dead, {verdict.error}, NULL) AS _error")
     event_time = "coalesce(kafka_timestamp, timestamp_micros(_hour_start))"
     if stream.event_time is not None:
         event_time = f"coalesce(`_row_{stream.event_time.column}`, kafka_timestamp, timestamp_micros(_hour_start))"
@@ -122,10 +123,16 @@ def decode(frame: DataFrame, stream: Stream, form: Format) -> DataFrame:
         *(f"`_row_{name}` AS `{name}`" for name in types),
         *_KAFKA_COLUMNS,
         f"{utc_date(event_time)} AS event_date",
+        "is_dead",
         "_error.code AS error_code",
         f"substring(_error.text, 1, {ERROR_TEXT_LENGTH}) AS error_text",
         *_BYTES,
     )
+
+
+def types_of(stream: Stream) -> dict[str, DataType]:
+    """The types of the stream's columns, by name."""
+    return {c.name: DataType.fromDDL(c.type) for c in stream.columns}
 
 
 def as_decoded(rows: DataFrame, stream: Stream) -> DataFrame:
@@ -139,6 +146,7 @@ def as_decoded(rows: DataFrame, stream: Stream) -> DataFrame:
         *(f"`{name}`" for name in names),
         *_KAFKA_COLUMNS,
         "event_date",
+        "false AS is_dead",
         *(f"CAST(NULL AS {kind}) AS {name}" for name, kind in unknown.items()),
     )
 
@@ -146,12 +154,12 @@ def as_decoded(rows: DataFrame, stream: Stream) -> DataFrame:
 def good(decoded: DataFrame, stream: Stream) -> DataFrame:
     """The rows of the table: good records only, the table's columns in the table's order."""
     names = [column.name for column in stream.columns]
-    return decoded.where("error_code IS NULL").select(*names, *_KAFKA_COLUMNS, "event_date")
+    return decoded.where("NOT is_dead").select(*names, *_KAFKA_COLUMNS, "event_date")
 
 
 def dead(decoded: DataFrame, topic_id: str, layer: str) -> DataFrame:
     """The dead letters: the records with a verdict, their bytes as they came."""
-    return decoded.where("error_code IS NOT NULL").select(
+    return decoded.where("is_dead").select(
         F.lit(topic_id).alias("topic_id"),
         *_KAFKA_COLUMNS,
         *(F.col(name).alias(name.removeprefix("kafka_")) for name in _BYTES),

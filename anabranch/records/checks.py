@@ -65,8 +65,19 @@ def in_the_calendar(micros: str) -> str:
     return f"({micros} BETWEEN {_FIRST_MICROS}L AND {_LAST_MICROS}L)"
 
 
-def judge(stream: Stream, checks: Sequence[Check], shown: Callable[[str], str]) -> str:
-    """The verdict on a record, null or a struct of code and text: the first check that holds."""
+@dataclass(frozen=True)
+class Verdict:
+    """What the checks say of a record, as Spark SQL: whether one of them holds, and the error of the first that does.
+
+    `error` is a struct of code and text, or null. It costs much more than `is_dead`, and few need it.
+    """
+
+    is_dead: str
+    error: str
+
+
+def judge(stream: Stream, checks: Sequence[Check], shown: Callable[[str], str]) -> Verdict:
+    """The verdict on a record."""
     every = [
         *checks,
         *(
@@ -79,8 +90,10 @@ def judge(stream: Stream, checks: Sequence[Check], shown: Callable[[str], str]) 
         ),
         *(_judge_event_time(stream.event_time, shown) if stream.event_time is not None else ()),
     ]
+    if not every:
+        return Verdict("false", _NO_VERDICT)
     cases = " ".join(f"WHEN {check.test} THEN {check.error}" for check in every)
-    return f"CASE {cases} END" if every else _NO_VERDICT
+    return Verdict(f"coalesce({' OR '.join(f'({check.test})' for check in every)}, false)", f"CASE {cases} END")
 
 
 def _judge_event_time(bounds: EventTime, shown: Callable[[str], str]) -> Iterator[Check]:

@@ -191,7 +191,7 @@ def test_an_event_time_outside_the_calendar_is_a_dead_letter_without_bounds_too(
     verdict = checks.judge(stream, (), lambda name: f"CAST(unix_micros(`_row_{name}`) AS STRING)")
     moments = spark.createDataFrame([(micros,), (0,), (None,)], "micros BIGINT")
     frame = moments.selectExpr("timestamp_micros(micros) AS _row_at", "0L AS _hour_start", "micros")
-    found = frame.selectExpr("micros", f"({verdict}).code AS code").collect()
+    found = frame.selectExpr("micros", f"({verdict.error}).code AS code").collect()
     assert {row.micros: row.code for row in found} == {micros: "event_time_out_of_bounds", 0: None, None: None}
 
 
@@ -262,9 +262,14 @@ def test_headers_are_kept(spark: SparkSession) -> None:
 def test_values_are_parsed_once(spark: SparkSession) -> None:
     """The filter on the verdict stays above the parsing: pushed below, every value would be parsed again and again."""
     spark.conf.set("spark.sql.debug.maxToStringFields", 1000)
-    plan = good(decode(kafka(spark, [event()]), EVENTS), EVENTS)._jdf.queryExecution().optimizedPlan().toString()
+    decoded = decode(kafka(spark, [event()]), EVENTS)
+    plans = {
+        name: frame._jdf.queryExecution().optimizedPlan().toString()
+        for name, frame in (("good", good(decoded, EVENTS)), ("dead", dead(decoded, "t", "speed")))
+    }
     spark.conf.unset("spark.sql.debug.maxToStringFields")
-    assert plan.count("from_json(") == 3, "one for the columns, two that only read what is broken"
+    assert plans["good"].count("from_json(") == 1, "rows need no errors, so nothing is read again to tell them"
+    assert plans["dead"].count("from_json(") == 3, "one for the columns, two that only read what is broken"
 
 
 RECORDS = [(p, o) for p in range(3) for o in range(6)]

@@ -14,12 +14,16 @@ from anabranch.records.formats.json_sql import (
     MAX_DIGITS,
     TEXT,
     as_read,
+    colons,
     converted,
     intact,
+    is_ordinary,
+    is_plain,
     monstrous,
     parse,
     raw,
     unreadable,
+    value,
 )
 
 if TYPE_CHECKING:
@@ -55,14 +59,24 @@ class JsonFormat:
     """Values that are JSON objects."""
 
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
-        """As `Format.read`. Each value is parsed once; only a broken one again, to say what is wrong."""
+        """As `Format.read`.
+
+        Each value is parsed once; only a broken one again, to say what is wrong. The names of its fields are listed
+        where they may be other than the stream's, or one of them twice.
+        """
         shape = StructType([StructField(name, as_read(kind)) for name, kind in types.items()])
-        hashed = records.selectExpr("*", "CAST(xxhash64(value) AS STRING) AS _hash")
-        parsed = hashed.selectExpr("*", f"{parse(shape, unless=monstrous(types))} AS _parsed")
-        rows = parsed.selectExpr(
+        times = [name for name, kind in types.items() if isinstance(kind, TimestampType)]
+        frame = records.selectExpr("*", f"{is_plain()} AS _plain")
+        frame = frame.selectExpr(
             "*",
-            f"{intact('_parsed')} AS _intact",
-            f"json_object_keys({TEXT}) AS _names",
+            f"IF(_plain, {colons(TEXT)}, NULL) AS _colons",
+            "IF(_plain, NULL, CAST(xxhash64(value) AS STRING)) AS _hash",
+        )
+        frame = frame.selectExpr("*", f"{parse(shape, unless=monstrous(types))} AS _parsed")
+        frame = frame.selectExpr("*", f"{intact('_parsed')} AS _intact", f"{value('_parsed')} AS _value")
+        rows = frame.selectExpr(
+            "*",
+            f"IF(_plain AND {is_ordinary(shape, times)}, NULL, json_object_keys({TEXT})) AS _names",
             *(f"{converted(raw(name), kind)} AS `_row_{name}`" for name, kind in types.items()),
         )
         return Reading(rows, tuple(_checks(types)), raw)
@@ -70,14 +84,18 @@ class JsonFormat:
 
 def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:
     yield Check("value IS NULL", error("null_value", "'expected a JSON object, found a null value'"))
-    yield Check(f"NOT is_valid_utf8({TEXT})", error("invalid_utf8", "'expected UTF-8, found bytes that are not'"))
+    yield Check(
+        f"NOT _plain AND NOT is_valid_utf8({TEXT})", error("invalid_utf8", "'expected UTF-8, found bytes that are not'")
+    )
     if huge := monstrous(types):
         said = f"'expected a DECIMAL of at most {MAX_DIGITS} digits, and 3 of an exponent, found one with more'"
         yield Check(f"_parsed IS NULL AND {huge}", error("wrong_type", said))
     yield Check("NOT _intact", _judge_broken(types))
-    yield Check("get(_parsed.m, 1) IS NULL", error("not_an_object", "'expected a JSON object, found null'"))
+    yield Check("_value IS NULL", error("not_an_object", "'expected a JSON object, found null'"))
     lone = "'expected Unicode text, found the escape of a surrogate without its partner'"
-    yield Check(rf"contains({TEXT}, r'\u') AND {TEXT} RLIKE r'{_LONE_SURROGATE}'", error("lone_surrogate", lone))
+    yield Check(
+        rf"NOT _plain AND contains({TEXT}, r'\u') AND {TEXT} RLIKE r'{_LONE_SURROGATE}'", error("lone_surrogate", lone)
+    )
     repeated = "concat('expected each field once, found ', array_join(_names, ', '))"
     yield Check("size(array_distinct(_names)) < size(_names)", error("duplicate_key", repeated))
     for name, kind in types.items():
@@ -90,12 +108,12 @@ def _judge_broken(types: Mapping[str, DataType]) -> str:
     texts = parse(StructType([StructField(name, StringType()) for name in types]))
     culprits = []
     for name, kind in types.items():
-        text = f"get(b.texts.m, 1).`{name}`"
+        text = f"{value('b.texts')}.`{name}`"
         said = found(f"{name}: expected {kind.simpleString()}", text)
         culprits.append(f"IF({text} IS NOT NULL AND {raw(name)} IS NULL, {said}, NULL)")
     # Where the parser gives up a whole record for one field (a setting of Spark's), there is no telling which.
     unknown = "'expected the types of the schema, found another'"
-    culprit = f"IF(get(_parsed.m, 1) IS NULL, {unknown}, coalesce({', '.join(culprits)}, {unknown}))"
+    culprit = f"IF(_value IS NULL, {unknown}, coalesce({', '.join(culprits)}, {unknown}))"
     malformed = "'expected one JSON object, found text that is not JSON, is cut off, or goes on after the object'"
     too_deep = f"'expected at most {MAX_DEPTH} levels of nesting, found more'"
     empty = error("empty_value", "'expected a JSON object, found no text'")

@@ -19,7 +19,7 @@ How JSON becomes columns:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import groupby
 from unicodedata import category
 
@@ -39,6 +39,9 @@ from pyspark.sql.types import (
 
 MAX_DIGITS = 10_000
 """How many digits a DECIMAL in quotes may have; Java takes time as their square. Without quotes it is 1,000."""
+
+MOST_COLONS = 2_000
+"""How many colons are counted: a value with as many is not known to be ordinary, whatever it is."""
 
 MAX_DEPTH = 100
 """How deep objects and arrays may be nested; deeper is `too_deep`."""
@@ -106,8 +109,47 @@ def _decimals(name: str, kind: DataType) -> tuple[set[str], bool]:
     return set(), False
 
 
+def is_plain() -> str:
+    """Whether a value is UTF-8 without escapes that begins with `{` and ends with the only `}` that it has. Never null.
+
+    Nothing can follow an object that is read from such a text, and each of its characters stands for itself. To search
+    for a byte costs a tenth of a regular expression.
+    """
+    parts = (
+        f"startswith({TEXT}, '{{')",
+        f"endswith({TEXT}, '}}')",
+        f"NOT contains({TEXT}, r'\\')",
+        "NOT contains(CAST(substring(value, 1, octet_length(value) - 1) AS STRING), '}')",
+        f"is_valid_utf8({TEXT})",
+    )
+    return f"coalesce({' AND '.join(parts)}, false)"
+
+
+def colons(text: str) -> str:
+    """How many colons a text has; none is looked for behind MOST_COLONS of them."""
+    return f"size(split({text}, ':', {MOST_COLONS + 1})) - 1"
+
+
+def is_ordinary(shape: StructType, times: Collection[str]) -> str:
+    """Whether a plain value, read as `_value`, is an object of the shape's fields alone, none twice. Never null.
+
+    Of the value's colons, `_colons`, one belongs to each field that was read, and others to the texts that were read.
+    Where there are no more, there is no other field. A field that is null is not known from one that is missing, so a
+    value with one is not ordinary. The texts named by `times`, which always have colons, are looked at first.
+    """
+    known = " + ".join(f"CAST(_value.`{f.name}` IS NOT NULL AS INT)" for f in shape.fields) or "0"
+    texts = [f.name for f in shape.fields if isinstance(f.dataType, StringType)]
+    is_enough = [f"_colons <= {known}"]
+    for names in ([name for name in texts if name in times], texts):
+        if names:
+            within = colons(f"concat_ws('', {', '.join(f'_value.`{name}`' for name in names)})")
+            is_enough.append(f"_colons - ({within}) <= {known}")
+    return f"coalesce(_colons < {MOST_COLONS} AND ({' OR '.join(is_enough)}), false)"
+
+
 def parse(shape: StructType, depth: int = MAX_DEPTH, unless: str | None = None) -> str:
-    """Read `{"m": [{"#": <hash>}, <value>, {"#": <hash>}]}`, the hash being the value's own.
+    """Read `{"m": [{"#": <hash>}, <value>, {"#": <hash>}]}`, the hash being the value's own; `{"m": [<value>]}` where
+    `_plain` holds.
 
     Spark's parser stops at the end of the first object and never sees what follows it. No value can name its own
     hash, so whatever closes the wrapper early, or adds to it, shows: `m` is no longer these three elements.
@@ -124,12 +166,13 @@ def parse(shape: StructType, depth: int = MAX_DEPTH, unless: str | None = None) 
         "maxNestingDepth": str(depth + 2),  # the wrapper is two levels of its own
     }
     pairs = ", ".join(f"'{key}', '{value}'" for key, value in options.items())
-    wrapped = f"concat('{{\"m\":[', {mark}, ',', {TEXT}, ',', {mark}, ']}}')"
+    marked = f"concat('{{\"m\":[', {mark}, ',', {TEXT}, ',', {mark}, ']}}')"
+    wrapped = f"IF(_plain, concat('{{\"m\":[', {TEXT}, ']}}'), {marked})"
     guarded = f"IF({unless}, NULL, {wrapped})" if unless is not None else wrapped
-    return f"from_json({guarded}, '{_ddl(schema)}', map({pairs}))"
+    return f"from_json({guarded}, '{ddl(schema)}', map({pairs}))"
 
 
-def _ddl(schema: StructType) -> str:
+def ddl(schema: StructType) -> str:
     return ", ".join(f"`{f.name}` {_sql_type(f.dataType)}" for f in schema.fields)
 
 
@@ -145,14 +188,17 @@ def _sql_type(kind: DataType) -> str:
 
 def intact(parsed: str) -> str:
     """Whether the value was read as one JSON value of the expected shape, nothing left over. Never null."""
-    return (
-        f"coalesce({parsed}.corrupt IS NULL AND size({parsed}.m) = 3 "
-        f"AND get({parsed}.m, 0).`#` = _hash AND get({parsed}.m, 2).`#` = _hash, false)"
-    )
+    is_marked = f"size({parsed}.m) = 3 AND get({parsed}.m, 0).`#` = _hash AND get({parsed}.m, 2).`#` = _hash"
+    return f"coalesce({parsed}.corrupt IS NULL AND IF(_plain, size({parsed}.m) = 1, {is_marked}), false)"
+
+
+def value(parsed: str) -> str:
+    """The value itself, of what was read with its wrapper."""
+    return f"get({parsed}.m, IF(_plain, 0, 1))"
 
 
 def raw(name: str) -> str:
-    return f"get(_parsed.m, 1).`{name}`"
+    return f"_value.`{name}`"
 
 
 def as_read(kind: DataType) -> DataType:

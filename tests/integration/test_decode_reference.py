@@ -1,0 +1,192 @@
+"""The shortcuts of the JSON decoder change no verdict and no value: both decoders read the same values."""
+
+from __future__ import annotations
+
+import json as plain_json
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import hostile
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from reference_json import ReferenceJsonFormat
+
+from anabranch import records
+from anabranch.config import Stream
+from anabranch.config.columns import parse_columns
+from anabranch.records.formats import Format
+from anabranch.records.formats.json import JsonFormat
+
+START = datetime(2026, 11, 21, 3, tzinfo=UTC)
+SOURCE = "key binary, value binary, partition int, offset bigint, timestamp timestamp"
+FLAT = (
+    "id STRING NOT NULL, at TIMESTAMP NOT NULL, level INT, total BIGINT, amount DOUBLE, ok BOOLEAN, "
+    "day DATE, small FLOAT, raw BINARY, name STRING, note STRING"
+)
+# A hundred thousand values of each would take minutes; another seed is another day's.
+VALUES = 4_000
+
+_TEXTS = (
+    "", "a", ":", "a:b", "::", "http://x:80/y", "}", "{", "{}", "]}", "é", "\u2028", "\u0085", "😀", "\ufffd",
+    "\x7f", "null",
+    "m", "#", '"', "\\", "\n", "\t", "\ud800", "12", "2026-11-21T03:10:00Z", " x ", "a" * 300, "\x00",
+)  # fmt: skip
+_TIMES = (
+    "2026-11-21T03:10:00Z", "2026-11-21 03:10:00", "2026-11-21T03:10:00.123456+01:00", "2026-11-21", "noon",
+    "2026-1-02T03:04:05Z",
+    "2026-11-21T03:10:00.1234567Z", "2026-13-21T03:00:00Z", "0001-01-01T00:00:00+01:00",
+    "2026-11-21T03:10:00 UTC", "",
+)  # fmt: skip
+_OTHERS = (
+    "null", "true", "5", "-0", "1.50", "1e3", "1e999", "01", "NaN", '"5"', "[]", "[[1,[2]]]", "{}", '{"a":1}',
+    '{"a":1,"a":2}',
+    '["a:b"]', "[" * 97 + "]" * 97, "[" * 99 + "]" * 99, "[" * 101 + "]" * 101, "2147483648", '"!!"', '"QUJD"',
+    "[1", '"x',
+)  # fmt: skip
+_AFTER = (
+    b"",
+    b"",
+    b"",
+    b"",
+    b" ",
+    b"\n",
+    b"\r\n",
+    b"\x85",
+    b"\xc2\x85",
+    b"}",
+    b"{}",
+    b"]}",
+    b",",
+    b" x",
+    b',{"#":1}',
+    b'],"m":[{}',
+)
+
+
+def _value(dice: random.Random, names: list[str]) -> bytes:
+    """An object that is ordinary more often than not, with a few things that are not."""
+    mean = dice.random() < 0.6
+    members = []
+    for name in names:
+        if dice.random() < (0.1 if mean else 0.0):
+            continue
+        members.append((name, _field(dice, name, mean)))
+    if mean:
+        for _ in range(dice.choice((0, 0, 1, 2))):
+            name = dice.choice([*names, "x", "m", "#", "a:b", "}", "corrupt", ""])
+            members.insert(dice.randrange(len(members) + 1), (name, _field(dice, name, mean)))
+    blank = dice.choice(("", "", "", " ", "\n\t")) if mean else ""
+    colon = f"{blank}:{blank}"
+    body = ",".join(f"{_quoted(dice, name)}{colon}{value}" for name, value in members)
+    raw = ("{" + blank + body + blank + "}").encode("utf-8", "surrogatepass")
+    if mean and dice.random() < 0.3:
+        raw = dice.choice((b"", b"", b" ", b"\n", b"\xef\xbb\xbf", b"[", b"x")) + raw + dice.choice(_AFTER)
+    if mean and dice.random() < 0.15 and raw:
+        at = dice.randrange(len(raw))
+    raw = dice.choice((raw[:at], raw[:at] + bytes([dice.randrange(256)]) + raw[at + 1 :], raw[:at] + raw[at + 1 :]))
+    return raw
+
+
+def _field(dice: random.Random, name: str, mean: bool) -> str:
+    if mean and dice.random() < 0.12:
+        return dice.choice(_OTHERS)
+    right = {
+        "at": lambda: _quoted(dice, dice.choice(_TIMES if mean and dice.random() < 0.2 else _TIMES[:3])),
+        "day": lambda: '"2026-11-21"',
+        "level": lambda: str(dice.randrange(-5, 99)), "total": lambda: str(dice.randrange(2**40)),
+        "amount": lambda: repr(dice.random()), "small": lambda: "0.5", "ok": lambda: dice.choice(("true", "false")),
+        "raw": lambda: '"QUJD"', "price": lambda: dice.choice(("1.50", '"2.345"', "1e2", "1e-99999999")),
+        "tags": lambda: '["a","b:c"]', "scores": lambda: '{"a":1.5}',
+        "nested": lambda: '{"at":"2026-11-21T03:10:00Z","n":1,"days":["2026-11-21"]}',
+    }.get(name)  # fmt: skip
+    return right() if right is not None else _quoted(dice, dice.choice(_TEXTS if mean else _TEXTS[:7]))
+
+
+def _quoted(dice: random.Random, text: str) -> str:
+    return plain_json.dumps(text, ensure_ascii=dice.random() < 0.3)
+
+
+def _stream(ddl: str) -> Stream:
+    return Stream.model_validate(
+        {"name": "e", "topic": "e", "table": "l.e", "schema": ddl, "columns": parse_columns(ddl), "key": "id",
+         "event_time": hostile.EVENT_TIME if "at TIMESTAMP NOT NULL" in ddl else None}
+    )  # fmt: skip
+
+
+def _frame(spark: SparkSession, values: list[bytes | None]) -> DataFrame:
+    rows = [(b"k", None if v is None else bytearray(v), 0, i, START) for i, v in enumerate(values)]
+    return spark.createDataFrame(rows, SOURCE).withColumn("ingest_hour", F.lit("2026-11-21T03"))
+
+
+def _decoded(frame: DataFrame, stream: Stream, form: Format, name: str) -> DataFrame:
+    decoded = records.decode(frame, stream, form)
+    # Doubles and maps cannot be compared as they are. What could be read of a dead letter is nobody's.
+    row = F.to_json(F.struct(*(F.col(c.name).cast("string").alias(c.name) for c in stream.columns), "event_date"))
+    seen = F.struct("is_dead", "error_code", "error_text", F.when(~F.col("is_dead"), row))
+    return decoded.select("kafka_offset", seen.alias(name), "kafka_value")
+
+
+def _differences(spark: SparkSession, values: list[bytes | None], stream: Stream) -> Iterator[str]:
+    frame = _frame(spark, values).cache()
+    ours = _decoded(frame, stream, JsonFormat(), "ours")
+    reference = _decoded(frame, stream, ReferenceJsonFormat(), "reference").drop("kafka_value")
+    both = ours.join(reference, "kafka_offset").cache()
+    assert both.count() == len(values)
+    for row in both.where("NOT ours <=> reference").limit(10).collect():
+        yield f"{bytes(row.kafka_value or b'')[:400]!r}: expected {row.reference}, found {row.ours}"
+
+
+@pytest.mark.parametrize("ddl", [FLAT, hostile.DDL], ids=["flat", "nested"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_value_is_read_as_without_shortcuts(spark: SparkSession, ddl: str, seed: int) -> None:
+    dice, stream = random.Random(seed), _stream(ddl)
+    names = [c.name for c in stream.columns]
+    values: list[bytes | None] = [_value(dice, names) for _ in range(VALUES)]
+    assert not list(_differences(spark, values, stream))
+    if ddl == FLAT:
+        # Enough of each way through the decoder, or nothing was compared.
+        reading = JsonFormat().read(_frame(spark, values), records.types_of(stream)).frame
+        counts = reading.selectExpr(
+            "count_if(_plain AND _names IS NULL) AS ordinary", "count_if(_plain AND _names IS NOT NULL) AS listed",
+            "count_if(NOT _plain) AS marked", "count_if(NOT _intact) AS broken",
+        ).first()  # fmt: skip
+        assert counts is not None
+        assert min(counts) > VALUES / 40, counts
+
+
+def test_every_hostile_value_is_read_as_without_shortcuts(spark: SparkSession) -> None:
+    values = [value for value, _, _ in hostile.cases(START).values()]
+    assert not list(_differences(spark, values, _stream(hostile.DDL)))
+    assert not list(_differences(spark, values, _stream(FLAT)))
+
+
+LOOKS_ORDINARY: list[bytes | None] = [
+    b'{"id":"a","id":"b"}', b'{"id":"a","x":1,"x":2}', b'{"id":null,"id":"b"}', b'{"id":"b","id":null}',
+    b'{"id" :"a","id" :"b"}',
+    b'{"id":"a:b","id":"c"}', b'{"id":"c","id":"a:b"}', b'{"id":"a:b:c","x":1,"x":2}',
+    b'{"id":{"a":1,"b":2},"id":3}',
+    b'{"id":[":",":"],"x":1,"x":2}', b'{"id":"' + b":" * 2_500 + b'","x":1,"x":2}',
+    b'{"id":"a","level":1,"level":1}',
+    b'{"id":"a","x":"}","x":1}', b'{"x":1,"x":2}', b'{"":1,"":2,"id":"a"}', b'{"id":"a"}{"id":"b"}',
+    b'{"id":"a"],"m":[{"id":"b"}',
+    b'{"id":"a","x":[1}', b'{"id":"a","x":"}', b'{"id":"a}', b'{"id":"a","x":' + b"[" * 99 + b"]" * 99 + b"}",
+    b'{"id":"a","x":' + b"[" * 100 + b"]" * 100 + b"}", b'{"id":"a","x":' + b"[" * 98 + b"]" * 98 + b"}", b"{}",
+    b"{", b"}", b"",
+    b"{\xff}", b'{"id":"\xff"}', b'{"id":"\xed\xa0\x80"}', b'{"id":"a","x\xff":1}',
+    b'{"id":"a","x":"\xc0\x80"}', None,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "id STRING, level INT",
+        "id STRING NOT NULL, at TIMESTAMP, level INT, x STRING",
+        "id STRING, x INT, tags ARRAY<STRING>",
+        "id STRING, price DECIMAL(10,2)",
+    ],
+)
+def test_what_looks_ordinary_and_is_not(spark: SparkSession, ddl: str) -> None:
+    assert not list(_differences(spark, LOOKS_ORDINARY, _stream(ddl)))

@@ -1,0 +1,145 @@
+"""The JSON decoder without any shortcut, against which the product's own is compared: the same verdict for every byte.
+
+It is the first decoder of the project, and stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import ArrayType, DataType, DateType, StringType, StructField, StructType, TimestampType
+
+from anabranch.records.checks import Check, error, found
+from anabranch.records.formats import Reading
+from anabranch.records.formats.json_sql import (
+    MAX_DEPTH,
+    MAX_DIGITS,
+    TEXT,
+    as_read,
+    converted,
+    ddl,
+    monstrous,
+    unreadable,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# Far enough to tell "too deep" from "malformed", near enough to cost no memory.
+_DEPTH_TO_TELL = 10_000
+
+# Regular expressions of Java; none holds a quote, so that r'...' is their SQL.
+_OTHER_THAN_OBJECT = r"^\s*+(\[|\x22|-?\d|true\b|false\b|null\b)"
+_NOT_TEXT = r"^(-?\d++(\.\d++)?+([eE][+-]?\d++)?+|true|false|[\[{][\s\S]*)$"
+# The escape of a UTF-16 surrogate without its partner, after an even number of backslashes.
+_LONE_SURROGATE = (
+    r"(?<!\\)(?:\\\\)*+(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F])"
+)
+
+
+class ReferenceJsonFormat:
+    """Values that are JSON objects, each of them parsed with the marks, its names listed, its bytes looked at."""
+
+    def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
+        """As `Format.read`. Each value is parsed once; only a broken one again, to say what is wrong."""
+        shape = StructType([StructField(name, as_read(kind)) for name, kind in types.items()])
+        hashed = records.selectExpr("*", "CAST(xxhash64(value) AS STRING) AS _hash")
+        parsed = hashed.selectExpr("*", f"{parse(shape, unless=monstrous(types))} AS _parsed")
+        rows = parsed.selectExpr(
+            "*",
+            f"{intact('_parsed')} AS _intact",
+            f"json_object_keys({TEXT}) AS _names",
+            *(f"{converted(raw(name), kind)} AS `_row_{name}`" for name, kind in types.items()),
+        )
+        return Reading(rows, tuple(_checks(types)), raw)
+
+
+def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:
+    yield Check("value IS NULL", error("null_value", "'expected a JSON object, found a null value'"))
+    yield Check(f"NOT is_valid_utf8({TEXT})", error("invalid_utf8", "'expected UTF-8, found bytes that are not'"))
+    if huge := monstrous(types):
+        said = f"'expected a DECIMAL of at most {MAX_DIGITS} digits, and 3 of an exponent, found one with more'"
+        yield Check(f"_parsed IS NULL AND {huge}", error("wrong_type", said))
+    yield Check("NOT _intact", _judge_broken(types))
+    yield Check("get(_parsed.m, 1) IS NULL", error("not_an_object", "'expected a JSON object, found null'"))
+    lone = "'expected Unicode text, found the escape of a surrogate without its partner'"
+    yield Check(rf"contains({TEXT}, r'\u') AND {TEXT} RLIKE r'{_LONE_SURROGATE}'", error("lone_surrogate", lone))
+    repeated = "concat('expected each field once, found ', array_join(_names, ', '))"
+    yield Check("size(array_distinct(_names)) < size(_names)", error("duplicate_key", repeated))
+    for name, kind in types.items():
+        yield from _judge_column(name, kind)
+
+
+def _judge_broken(types: Mapping[str, DataType]) -> str:
+    """Why a value is not intact. It is read again, twice, which only bad records cost."""
+    deep = parse(StructType([]), _DEPTH_TO_TELL)
+    texts = parse(StructType([StructField(name, StringType()) for name in types]))
+    culprits = []
+    for name, kind in types.items():
+        text = f"get(b.texts.m, 1).`{name}`"
+        said = found(f"{name}: expected {kind.simpleString()}", text)
+        culprits.append(f"IF({text} IS NOT NULL AND {raw(name)} IS NULL, {said}, NULL)")
+    # Where the parser gives up a whole record for one field (a setting of Spark's), there is no telling which.
+    unknown = "'expected the types of the schema, found another'"
+    culprit = f"IF(get(_parsed.m, 1) IS NULL, {unknown}, coalesce({', '.join(culprits)}, {unknown}))"
+    malformed = "'expected one JSON object, found text that is not JSON, is cut off, or goes on after the object'"
+    too_deep = f"'expected at most {MAX_DEPTH} levels of nesting, found more'"
+    empty = error("empty_value", "'expected a JSON object, found no text'")
+    not_an_object = error("not_an_object", found("expected a JSON object", TEXT))
+    verdict = (
+        rf"CASE WHEN NOT {TEXT} RLIKE r'\S' THEN {empty} "
+        f"WHEN {TEXT} RLIKE r'{_OTHER_THAN_OBJECT}' THEN {not_an_object} "
+        f"WHEN NOT {intact('b.deep')} THEN {error('malformed_json', malformed)} "
+        f"WHEN NOT {intact('b.texts')} THEN {error('too_deep', too_deep)} "
+        f"ELSE {error('wrong_type', culprit)} END"
+    )
+    # A lambda over one element: the way to evaluate an expression once and name it.
+    return f"get(transform(array(named_struct('deep', {deep}, 'texts', {texts})), b -> {verdict}), 0)"
+
+
+def _judge_column(name: str, kind: DataType) -> Iterator[Check]:
+    read = raw(name)
+    text = found(f"{name}: expected {kind.simpleString()}", f"CAST({read} AS STRING)")
+    if isinstance(kind, (TimestampType, DateType)):
+        unread = f"{read} IS NOT NULL AND `_row_{name}` IS NULL"
+        yield Check(f"{unread} AND {read} RLIKE r'{_NOT_TEXT}'", error("wrong_type", text))
+        yield Check(unread, error("unreadable_timestamp", text))
+    elif unread := unreadable(read, kind):
+        yield Check(unread, error("wrong_type", text))
+
+
+def parse(shape: StructType, depth: int = MAX_DEPTH, unless: str | None = None) -> str:
+    """Read `{"m": [{"#": <hash>}, <value>, {"#": <hash>}]}`, the hash being the value's own.
+
+    Spark's parser stops at the end of the first object and never sees what follows it. No value can name its own
+    hash, so whatever closes the wrapper early, or adds to it, shows: `m` is no longer these three elements.
+    """
+    mark = "'{\"#\":', _hash, '}'"
+    element = StructType([*shape.fields, StructField("#", StringType())])
+    schema = StructType([StructField("m", ArrayType(element)), StructField("corrupt", StringType())])
+    options = {
+        "mode": "PERMISSIVE",
+        "columnNameOfCorruptRecord": "corrupt",
+        "allowNonNumericNumbers": "false",
+        "allowSingleQuotes": "false",
+        "timeZone": "UTC",
+        "maxNestingDepth": str(depth + 2),  # the wrapper is two levels of its own
+    }
+    pairs = ", ".join(f"'{key}', '{value}'" for key, value in options.items())
+    wrapped = f"concat('{{\"m\":[', {mark}, ',', {TEXT}, ',', {mark}, ']}}')"
+    guarded = f"IF({unless}, NULL, {wrapped})" if unless is not None else wrapped
+    return f"from_json({guarded}, '{ddl(schema)}', map({pairs}))"
+
+
+def intact(parsed: str) -> str:
+    """Whether the value was read as one JSON value of the expected shape, nothing left over. Never null."""
+    return (
+        f"coalesce({parsed}.corrupt IS NULL AND size({parsed}.m) = 3 "
+        f"AND get({parsed}.m, 0).`#` = _hash AND get({parsed}.m, 2).`#` = _hash, false)"
+    )
+
+
+def raw(name: str) -> str:
+    return f"get(_parsed.m, 1).`{name}`"
