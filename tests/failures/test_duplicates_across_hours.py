@@ -13,6 +13,7 @@ from waiting import wait_for
 from world import World, event, past_hour
 
 from anabranch.hours import start_of
+from anabranch.output import plain
 from anabranch.protocol import ledger
 from serving_layer.views import status as views
 from speed_layer.job import SpeedJob
@@ -36,7 +37,7 @@ def where(one: World) -> dict[str, str]:
 
 
 def revisions(one: World) -> dict[str, int]:
-    return {h["hour"]: h["revision"] for h in views.hours(one.job) if h["hour"] in (A, B, C)}
+    return {h["hour"]: h["revision"] for h in plain(views.hours(one.job)) if h["hour"] in (A, B, C)}
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_hours_accepted_in_any_order_hold_an_event_once_and_in_its_first_hour(
         assert result.decision == "accepted"
         where(one)
     assert where(one) == {"a": A, "ab": A, "abc": A, "b": B, "bc": B, "c": C}
-    counts = {h["hour"]: h["counts"] for h in views.hours(one.job)}
+    counts = {h["hour"]: h["counts"] for h in plain(views.hours(one.job))}
     assert [(counts[h]["good"], counts[h]["duplicate"]) for h in (A, B, C)] == [(3, 0), (2, 2), (1, 2)]
     # The hazard: out of order, an hour that was accepted already had to give events back, and says so.
     if order != (A, B, C):

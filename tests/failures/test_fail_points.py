@@ -20,6 +20,7 @@ from world import Record, World, event, past_hour
 
 from anabranch.fail_points import Step
 from anabranch.hours import start_of
+from anabranch.output import plain
 from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.table import ledger_files
@@ -279,7 +280,7 @@ def test_batch(stream: World, case: Case) -> None:
     assert len(publishes(one, "main")) == 2
     hours = [past_hour(2), past_hour(1)]
     assert decisions(one) == {(h, d): 1 for h in hours for d in ("sealed", "accepted")}
-    assert [(h["hour"], h["revision"], h["counts"]) for h in views.hours(one.job) if h["hour"] in hours] == [
+    assert [(h["hour"], h["revision"], h["counts"]) for h in plain(views.hours(one.job)) if h["hour"] in hours] == [
         (h, 1, {"offsets": 10, "good": 8, "dead": 1, "duplicate": 1, "gap": 0}) for h in hours
     ]
 

@@ -22,6 +22,7 @@ from anabranch.errors import PositionError
 from anabranch.hours import Timeline, at_once, end_of, start_of
 from anabranch.kafka.client import new_producer
 from anabranch.kafka.source import read_ranges
+from anabranch.output import plain
 from anabranch.position import Position
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.sealing import seal
@@ -208,7 +209,7 @@ def test_records_out_of_order_around_an_hours_end_are_in_one_hour_of_both_layers
     # The hazard: by their own stamps, some records would lie in the other hour.
     stamped = {r["kafka_offset"]: r["kafka_timestamp"] < boundary for r in one.rows() if r["kafka_partition"] == 0}
     assert any(early != (by_batch[0, o] == past_hour(2)) for o, early in stamped.items())
-    accepted = [h for h in views.hours(one.job) if h["state"] == "accepted"]
+    accepted = [h for h in plain(views.hours(one.job)) if h["state"] == "accepted"]
     assert [h["diff"] for h in accepted] == [{"missing": 0, "extra": 0, "changed": 0}] * 2
 
 
@@ -311,7 +312,7 @@ def test_any_timestamp_that_a_broker_holds_is_served_by_both_layers(world: Make,
     assert held["nanos"] is held["micros"] is held["the first of all"] is None
     assert held["negative"] == datetime(1969, 12, 31, tzinfo=UTC)
     if speed_is_alive:
-        [hour] = [h for h in views.hours(one.job) if h["state"] == "accepted"]
+        [hour] = [h for h in plain(views.hours(one.job)) if h["state"] == "accepted"]
         assert hour["diff"] == {"missing": 0, "extra": 0, "changed": 0}
 
 
@@ -374,7 +375,7 @@ def test_empty_partitions_and_an_idle_topic_cost_nothing_and_stop_nothing(world:
         assert one.batch() == []
     assert one.state.heads == heads
     assert one.contents() == one.acknowledged()
-    assert Counter(h["state"] for h in views.hours(one.job)) == {"accepted": 2, "open": 1}
+    assert Counter(h["state"] for h in plain(views.hours(one.job))) == {"accepted": 2, "open": 1}
 
 
 def test_a_topic_that_does_not_exist_yet_begins_with_its_first_record(world: Make) -> None:

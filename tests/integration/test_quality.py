@@ -52,7 +52,7 @@ def _file(folder: Path, *entries: dict[str, Any]) -> Path:
 
 
 def test_good_rows_pass(spark: SparkSession) -> None:
-    said = run_suite(_rows(spark), GAME_EVENTS).as_dict()
+    said = run_suite(_rows(spark), GAME_EVENTS).recorded().as_dict()
     met = said.pop("met")
     assert said == {"passed": True, "failed": [], "warnings": [], "evaluated": 5, "suite": "game_events"}
     assert met == yaml.safe_load(GAME_EVENTS.read_text())["expectations"]
@@ -91,7 +91,7 @@ def test_bad_rows_fail_with_counts_and_a_sample_and_a_warning_alone_lets_pass(sp
         [(0, 5, {"event_id": None})],
         [(0, 0, {"event_id": "e0"}), (0, 7, {"event_id": "e0"})],
     ]
-    json.dumps(quality.as_dict(), allow_nan=False)
+    json.dumps(quality.recorded().as_dict(), allow_nan=False)
 
     quality = run_suite(_rows(spark, {"player_id": "somebody"}), GAME_EVENTS)
     assert (quality.passed, quality.failed, len(quality.warnings)) == (True, (), 1)
@@ -118,7 +118,7 @@ def test_rows_are_named_by_every_kind_of_expectation_that_speaks_of_rows(spark: 
         f"{SPEED}: expected at least 9, min ratio 0.9, found 5 (the speed layer has 10)"
     )
     assert run_suite(_rows(spark), path, RowCountBaseline(4)).failed[-1].type != SPEED
-    json.dumps(quality.as_dict(), allow_nan=False)
+    json.dumps(quality.recorded().as_dict(), allow_nan=False)
 
 
 def test_what_cannot_be_evaluated_has_failed_and_spoils_no_other_verdict(spark: SparkSession, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_aggregates_are_judged_and_observed(spark: SparkSession, tmp_path: Path)
     ]
     assert [f.observed for f in quality.failed[:2]] == [4, 3.0]
     assert quality.evaluated == 6  # an entry that is there twice is evaluated twice
-    json.dumps(quality.as_dict(), allow_nan=False)
+    json.dumps(quality.recorded().as_dict(), allow_nan=False)
 
 
 def test_without_rows_only_columns_and_aggregates_can_fail(spark: SparkSession, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from world import World, past_hour, spread
 
+from anabranch.output import plain
 from anabranch.protocol import ledger
 from serving_layer.views import status as views
 
@@ -39,7 +40,7 @@ def test_a_refused_hour_is_rebuilt_by_itself_only_once_something_has_changed(wor
         assert (again.hour, again.decision, again.reason) == (hour, "refused", first.reason)
         assert again.account.quality.failed and again.account.good == 10
     assert (commits(one), refusals(one)) == (before, 1)
-    assert next(h for h in views.hours(one.job) if h["hour"] == hour)["state"] == "refused"
+    assert next(h for h in plain(views.hours(one.job)) if h["hour"] == hour)["state"] == "refused"
     # Named, it is rebuilt at once; the same reason is in the ledger already.
     [named] = one.batch(hour)
     assert (named.decision, named.reason) == ("refused", first.reason)

@@ -16,6 +16,7 @@ from pyiceberg.table.snapshots import ancestors_of
 from world import Record, World, event, past_hour, spread
 
 from anabranch.errors import ConfigurationError, PositionError, Transient
+from anabranch.output import plain
 from anabranch.position import RangeRelation, classify
 from anabranch.protocol import sealing
 from anabranch.protocol.publish import Publish, new_id, to_commit
@@ -51,7 +52,7 @@ def test_speed_serves_and_batch_takes_over_hour_by_hour(three_hours: World) -> N
 
     assert [(r.hour, r.decision, r.revision) for r in results] == [(past_hour(ago), "accepted", 1) for ago in (3, 2, 1)]
     assert one.contents() == one.acknowledged()
-    *by_hour, running = views.hours(one.job)
+    *by_hour, running = plain(views.hours(one.job))
     assert (running["hour"], running["state"], running["served"]) == (past_hour(0), "open", "speed")
     assert [h["served"] for h in by_hour] == ["batch"] * 3
     assert [h["counts"] for h in by_hour] == [{"offsets": 40, "good": 40, "dead": 0, "duplicate": 0, "gap": 0}] * 3
@@ -94,7 +95,7 @@ def test_a_refused_hour_between_two_accepted_ones_is_read_by_a_speed_layer_that_
     one.speed()
 
     assert one.contents() == one.acknowledged()
-    refused = next(h for h in views.hours(one.job) if h["hour"] == past_hour(2))
+    refused = next(h for h in plain(views.hours(one.job)) if h["hour"] == past_hour(2))
     assert (refused["state"], refused["served"]) == ("refused", "speed")
     assert "expect_column_values_to_match_regex" in refused["reason"]
     # The operator mends the rule; the hour lands, and the rows are the same.
@@ -124,7 +125,7 @@ def test_duplicates_malformed_and_late_records_are_accounted_for(world: Make) ->
 
     one.batch()
 
-    counts = {h["hour"]: h["counts"] for h in views.hours(one.job)}
+    counts = {h["hour"]: h["counts"] for h in plain(views.hours(one.job))}
     assert counts[before] == {"offsets": 1, "good": 1, "dead": 0, "duplicate": 0, "gap": 0}
     # One repeats a record of its hour, one a record of the hour before.
     assert counts[hour] == {"offsets": 8, "good": 4, "dead": 2, "duplicate": 2, "gap": 0}

@@ -30,6 +30,7 @@ from anabranch.dev.producers.produce import STREAM, produce_events
 from anabranch.dev.services.processes import HOST
 from anabranch.hours import hour_of, shift, start_of
 from anabranch.job import Job
+from anabranch.output import plain
 from anabranch.position import size
 from anabranch.protocol.state import State, load_state
 from anabranch.table.manifests import list_manifests
@@ -253,7 +254,7 @@ class RealHours:
         assert self.speed.terminate() == 0, self.speed.log_tail(20)
 
     def hours(self) -> dict[str, dict[str, Any]]:
-        return {view["hour"]: view for view in views.hours(self.job)}
+        return {view["hour"]: view for view in plain(views.hours(self.job))}
 
     def require_exact(self) -> None:
         """Every acknowledged record is in `main` once, or accounted for by name; and the audit agrees."""

@@ -58,7 +58,7 @@ def test_what_a_publish_hands_on_is_what_a_load_finds(lake: StreamLake) -> None:
         handed_on = landed.state
     assert not loads
     assert handed_on == lake.state()
-    assert [d["hour"] for d in handed_on.decisions] == [FIRST]
+    assert [d.hour for d in handed_on.decisions] == [FIRST]
     assert land(lake, Publish(new_id(), (Change("speed"),), before.timeline), before) is None, "over heads of before"
 
 
@@ -82,7 +82,7 @@ def test_a_decision_is_written_down_and_read_back_by_one_load(lake: StreamLake) 
     row = ledger.decision(FIRST, "sealed", 0, None, NOW)
     for _ in ("written", "known"):
         with counted() as loads:
-            assert ledger.record(lake.lake, lake.stream.hours_table, [row]) == {row["id"]}
+            assert ledger.record(lake.lake, lake.stream.hours_table, [row]) == {row.decision_id}
         assert loads == {lake.stream.hours_table: 1}
     assert len(ledger.history(lake.lake, lake.stream.hours_table)) == 1
 
@@ -138,7 +138,7 @@ def test_an_hour_is_sealed_by_one_load_for_each_decision(tmp_path: Path) -> None
     # To ask Kafka, to decide, and to find that nothing is left.
     assert loads == {lake.name: 3, lake.stream.hours_table: 1}
     assert sealed.state == lake.state()
-    assert sealed.confirmed == {d["id"] for d in sealed.state.decisions}
+    assert sealed.confirmed == {d.decision_id for d in sealed.state.decisions}
     with counted() as loads:
         recovered = recover(lake.lake, lake.stream, sealed.state, sealed.confirmed)
     assert not loads
