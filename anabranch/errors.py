@@ -14,7 +14,7 @@ class AnabranchError(Exception):
 
 
 class Terminal(AnabranchError):
-    """Trying again changes nothing: somebody has to act first."""
+    """Trying again changes nothing: an operator has to act first."""
 
 
 class ConfigurationError(Terminal):
@@ -48,7 +48,7 @@ class JvmGone(Terminal):
 
 
 class Transient(AnabranchError):
-    """A neighbour did not answer, or somebody else was first: the same call may succeed later."""
+    """A service did not answer, or another process was first: the same call may succeed later."""
 
     exit_code = 75
 

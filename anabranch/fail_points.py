@@ -4,7 +4,7 @@
 Several with a comma between them arm each: what follows a lost answer is reached after one.
 A step of kind `dies` kills this process and, under spark-submit, its JVM: no handler, no flush, no goodbye. A step of
 kind `answer is lost` breaks the connection to the catalog instead, before or after the commit landed.
-`ANABRANCH_PAUSE_AT=<step>[:n]` stops both there (SIGSTOP), until somebody sends SIGCONT.
+`ANABRANCH_PAUSE_AT=<step>[:n]` stops both there (SIGSTOP), until SIGCONT.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Step(Enum):
     MAINTAIN_EXPIRED = "maintain.expired", "snapshots of all tables are expired, no file is looked for"
     MAINTAIN_LISTED = "maintain.listed", "the orphans are known, none is deleted"
     MAINTAIN_DELETED = "maintain.deleted", "the orphans are deleted"
-    # Every publish, whoever makes it.
+    # Every publish, of any layer.
     COMMIT_PREPARED = "commit.prepared", "a publish's manifests are written, the catalog is not asked"
     COMMIT_REQUEST_LOST = "commit.request-lost", "the connection breaks before the catalog got the publish"
     COMMIT_ANSWER_LOST = "commit.answer-lost", "the publish landed, the connection breaks before the answer"

@@ -217,7 +217,7 @@ def plan_first_hour(timeline: Timeline, position: Position, earliest: Stamped | 
 
 
 def _ended(timeline: Timeline, until: datetime) -> list[str]:
-    """The unsealed hours that ended by `until`, or whose end somebody with a clock ahead has used already."""
+    """The unsealed hours that ended by `until`, or whose end a process with a clock ahead has used already."""
     used = [shift(max(timeline.boundaries), 1)] if timeline.boundaries else []
     running = max([hour_of(until), *used])
     return hours_between(timeline.open, running)
@@ -246,7 +246,7 @@ def plan_wanted(
 ) -> list[str]:
     """The hours to be decided next, oldest first, `at_most` so many.
 
-    Empty while what somebody is about to publish (up to `needed`) lies inside the hours that are decided: so a backlog
+    Empty while what a process is about to publish (up to `needed`) lies inside the hours that are decided: so a backlog
     of many hours is decided as it is read, not all at once.
     """
     waiting = undecided(timeline, position, until)

@@ -1,4 +1,4 @@
-"""What an error that is not ours means: it may pass, somebody has to act first, or nobody knows.
+"""What an error that is not ours means: transient, for an operator, or unknown.
 
 Kafka, S3 and the catalog are reached through clients of two languages, and what Spark's JVM throws arrives as text. So
 the meaning is read from the types of Python's errors, the names of Java's, and the words that the services themselves
@@ -55,7 +55,7 @@ _DENIED = {
 # S3 refuses a signature of another time as it refuses a wrong one.
 _SKEWED = ("RequestTimeTooSkewed", "REQUEST_TIME_TOO_SKEWED")
 
-# What only the way to a neighbour, or Spark's own machinery, can throw: never the rows that are read.
+# What only the network, or Spark's own machinery, can throw: never the rows that are read.
 _AWAY = (
     "S3Exception", "SdkClientException", "SdkServiceException", "AwsServiceException", "software.amazon.awssdk",
     "java.net.", "java.io.IOException", "java.io.EOFException", "RuntimeIOException", "UncheckedIOException",
@@ -73,7 +73,7 @@ _JAVA_TERMINAL = (
     "NoSuchFieldError", "AbstractMethodError", "ClassNotFoundException", "UnsupportedClassVersionError",
 )  # fmt: skip
 
-# These look like a neighbour that is away, and may as well stay as they are: a memory that is too small, a file that is
+# These look like a service that is away, and may as well stay as they are: a memory that is too small, a file that is
 # gone, a broker that does not know a request, bytes that a disk lost.
 _JAVA_DOUBTFUL = (
     "OutOfMemoryError", "Location does not exist", "FileNotFoundException", "NoSuchFileException", "NoSuchKeyException",
@@ -196,20 +196,20 @@ def explain_text(doing: str, text: str, said: str | None = None) -> AnabranchErr
 
 
 def _explained(doing: str, text: str, said: str, meaning: Meaning) -> AnabranchError:
-    found = f"{doing}: expected an answer, found {said}"
+    failed = f"{doing}: {said}"
     if any(word in text for word in _SKEWED):
-        return Transient(f"{found}; set this machine's clock (NTP)")
+        return Transient(f"{failed}; set this machine's clock (NTP)")
     for subject, words in _DENIED.items():
         if any(word in text for word in words):
-            return ConfigurationError(f"{found}; check {subject}, then start it again")
+            return ConfigurationError(f"{failed}; check {subject}, then start it again")
     if meaning is Meaning.PASSES:
-        return Transient(f"{found}; this may pass, try again")
+        return Transient(f"{failed} (transient, try again)")
     if meaning is Meaning.STAYS:
         return Unexpected(
-            f"{doing}: expected it to work, found {said}; no other try mends that; nothing half done is visible; mend "
-            "what it names or report it, then start it again"
+            f"{failed}; trying again does not help; nothing half done is visible; mend what it names or report it, "
+            "then start it again"
         )
-    return Unexplained(f"{found}; nothing tells whether this passes; try again, a few times only")
+    return Unexplained(f"{failed} (of unknown cause; try again, a few times only)")
 
 
 def is_denied(text: str) -> bool:
@@ -218,7 +218,7 @@ def is_denied(text: str) -> bool:
 
 
 def is_away(text: str) -> bool:
-    """Whether an error's text, traces included, speaks of the way to a neighbour and not of the rows. Pure."""
+    """Whether an error's text, traces included, speaks of the network and not of the rows. Pure."""
     return any(word in text for word in _AWAY)
 
 

@@ -105,7 +105,7 @@ class Retry:
         def tried() -> T:
             # A pause that ends because of `stop` is followed by no try.
             if self.stop.is_set():
-                raise Transient(f"{what}: told to stop; nothing is lost, run it again")
+                raise Transient(f"{what}: stop requested; nothing is lost, run it again")
             try:
                 return action()
             except AnabranchError:
@@ -127,7 +127,7 @@ class Retry:
                 raise error
             if isinstance(error, Unexplained):
                 raise Unexpected(
-                    f"{what}: given up after {state.attempt_number} tries, since nothing tells whether it passes; what "
+                    f"{what}: given up after {state.attempt_number} tries, of unknown cause; what "
                     f"is published stays as it is; the cause: {error}"
                 ) from error
             raise Transient(

@@ -123,7 +123,7 @@ def _stopped_by_signal(spark: SparkSession, stream: str) -> Iterator[threading.E
 
     def told() -> None:
         if not stop.is_set():
-            LOG.info("stream %s: told to stop; what is not published yet will not be", stream)
+            LOG.info("stream %s: stop requested; unpublished work is discarded", stream)
         stop.set()
 
     def cancel() -> None:

@@ -323,7 +323,7 @@ class Rebuilder:
         def decide() -> Decision:
             state = load_state(lake, stream.table)
             require_columns(state.table, stream)
-            # Somebody may have restated one of them since, and others have let it be forgotten again.
+            # One of them may have been restated since, and others have let it be forgotten again.
             state = ledger.remembering(lake, stream.hours_table, state, [b.hour for b in built])
             around = self._surroundings(built, state, unread)
             for b in built:

@@ -2,7 +2,7 @@
 
 What a rebuild finds is decided by the cut, the code, the stream's file, its suite, and what the other hours and the
 speed layer hold by then. As long as all of that is as it was, rebuilding it every hour would find the same again; what
-can't be told from here (a row count of a week ago, what a neighbour lost or found again) is looked at once a day.
+can't be told from here (a row count of a week ago, what Kafka or S3 lost or found again) is looked at once a day.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ Each hour of the stream `{stream}`, in UTC, as soon as it has ended:
   without another try and says why, in its log and as its XCom `refused`; the hour stays served as it was, and the
   next hour is not held back.
 - **merge** repairs whatever is not served by its wanted layer, also after a refusal.
-- **verify** counts the hour again from its files, and tells whoever waits for the asset `anabranch_hours__{stream}`.
+- **verify** counts the hour again from its files, and tells the consumers of the asset `anabranch_hours__{stream}`.
 
 More on an hour: `anabranch explain {stream} HOUR`. To run it again: clear `rebuild` with its downstream tasks;
 an hour that was accepted is restated then, and by a backfill too. To accept it as it is: trigger the DAG with `hour`,

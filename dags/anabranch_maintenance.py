@@ -1,4 +1,4 @@
-"""One DAG a stream: once a day, what nobody needs is cleared away, beside whatever else runs. Wiring only."""
+"""One DAG a stream: once a day, what is unreferenced is cleared away, beside whatever else runs. Wiring only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ for long, and deletes files that nothing refers to. The ages are the stream's (`
 for _stream in streams():
     with DAG(
         dag_id=f"anabranch_maintenance__{_stream}",
-        description=f"Clears away what nobody needs of {_stream}.",
+        description=f"Clears away what is unreferenced in {_stream}.",
         doc_md=DOC.format(stream=_stream),
         schedule="40 2 * * *",
         start_date=datetime(2026, 1, 1, tzinfo=UTC),

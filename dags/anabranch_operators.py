@@ -160,7 +160,7 @@ def _require_success(command: Sequence[str], code: int, last: Iterable[str]) -> 
     if code == TRANSIENT or code < 0:
         raise AirflowException(message)
     if code == UNEXPECTED:
-        raise Unexpected(f"not refused, but broken by what nobody expected; somebody has to look: {message}")
+        raise Unexpected(f"not refused, but broken by an unexpected error; an operator has to look: {message}")
     raise Refused(message) if code == REFUSED else AirflowFailException(message)
 
 

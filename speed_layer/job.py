@@ -52,7 +52,7 @@ LOG = logging.getLogger(__name__)
 
 
 class SpeedJob:
-    """Runs a stream until it is told to stop, or until all that was there at its start is published."""
+    """Runs a stream until a stop is requested, or until all that was there at its start is published."""
 
     def __init__(self, job: Job, spark: SparkSession, available_now: bool) -> None:
         self._job, self._spark, self._available_now = job, spark, available_now
@@ -73,7 +73,7 @@ class SpeedJob:
         """Start from the table, again after every transient failure for as long as `speed.retry_for` says.
 
         What is published in between ends a row of failures. Raises what is terminal, and Transient when the time is
-        over; told to stop, it returns.
+        over; when a stop is requested, it returns.
         """
         retry = Retry(self._job.stream.speed.retry_for, "speed.retry_for", self._stop)
         try:
@@ -89,7 +89,7 @@ class SpeedJob:
             self._run_once()
 
     def _run_once(self) -> None:
-        # Step 1: finish what somebody left half done, and compare clocks.
+        # Step 1: finish what an earlier publisher left half done, and compare clocks.
         state = self._batches.recover()
         reach(Step.SPEED_RECOVERED)
         require_columns(state.table, self._job.stream)
@@ -151,7 +151,7 @@ class SpeedJob:
         frame = read_stream(self._spark, self._job.environment.kafka, stream.topic, position, limit)
 
         def each(batch: DataFrame, batch_id: int) -> None:
-            # Whoever stops the query holds the lock and waits for this function, so it must not wait for the lock.
+            # The thread that stops the query holds the lock and waits for this function, which must not wait for it.
             while not self._running.acquire(timeout=0.1):
                 if self._stop.is_set():
                     return
@@ -190,7 +190,7 @@ class SpeedJob:
             raise self._cause(self._failure)
 
     def _cause(self, error: Exception) -> Exception:
-        """What failed, as an error of ours. What Spark or the neighbours throw may pass, unless it says otherwise."""
+        """What failed, as an error of ours. What Spark, Kafka or S3 throws is transient, unless it says otherwise."""
         failure = self._failure or error
         if isinstance(failure, AnabranchError):
             return failure

@@ -56,7 +56,7 @@ LOG = logging.getLogger(__name__)
 
 
 class MicroBatches:
-    """Publishes a stream's micro-batches to `speed` and `main`, each offset once, whoever else publishes meanwhile."""
+    """Publishes a stream's micro-batches to `speed` and `main`, each offset once, beside any other publisher."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class MicroBatches:
 
         What is published already is skipped, what overlaps is trimmed, and what belongs to hours that are not decided
         yet follows in a publish of its own. Raises Transient when the range lies ahead of the position (start again
-        from the table) or a neighbour does not answer, PositionError for a recreated topic, Terminal when the table was
+        from the table) or Kafka or the lake does not answer, PositionError for a recreated topic, Terminal when the table was
         evolved meanwhile.
         """
         published, whole = 0, False
@@ -136,7 +136,7 @@ class MicroBatches:
             if plan.next is Next.DECIDE:
                 return state, plan_ends(decided, new_id(), self._confirmed)
             reach(Step.SPEED_DECIDED)
-            # Whoever has its turn goes first, also before rows that are staged: they stay the right ones meanwhile.
+            # A publisher with a turn goes first, also before rows that are staged: they stay the right ones meanwhile.
             if self._turns.holds(state.table.properties):
                 return Again.AGAIN
             # Step 2: stage, unless the rows that are staged are still the right ones.
@@ -255,7 +255,7 @@ class MicroBatches:
             )
 
     def _after(self, publish: Publish, staged: StagedBatch, ended: Landed | Merged) -> None:
-        """What follows a publish, or the merge after it, and may be lost with the process: whoever starts next does it
+        """What follows a publish, or the merge after it, and may be lost with the process: the next one does it
         again."""
         self._turns.published()
         self._confirmed = frozenset()

@@ -13,7 +13,7 @@ from anabranch.cli.options import master_option, open_stream, options
 @master_option
 @options
 def speed(stream: str, available_now: bool, master: str | None, conf: str | None, output: str) -> None:
-    """Run the speed layer: publish the stream's records within seconds, until told to stop (SIGTERM, Ctrl-C).
+    """Run the speed layer: publish the stream's records within seconds, until stopped (SIGTERM, Ctrl-C).
 
     With --output json its log is JSON, one event a line.
     """

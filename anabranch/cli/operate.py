@@ -167,7 +167,7 @@ def init(folder: str, output: str) -> None:
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @options
 def maintain(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
-    """Clear away what nobody needs: old rows of the speed layer, snapshots, orphan files. main stays as it is.
+    """Clear away what is unreferenced: old rows of the speed layer, snapshots, orphan files. main stays as it is.
 
     The ages are the stream's: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. To be run once a day, or more
     often; whatever else runs meanwhile goes on.

@@ -33,7 +33,7 @@ LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A command is to fail within seconds; whoever asks in a job asks again.
+# A command is to fail within seconds; a job asks again.
 _BOOTSTRAP_MS = 10_000
 _REQUEST_MS = 15_000
 # A consumer that is given nothing new for so long is cut off from the brokers.

@@ -79,11 +79,10 @@ class Registry:
             answer = self._session.get(f"{self._settings.url}/{path}", timeout=_SECONDS)
         except (requests.exceptions.SSLError, requests.exceptions.InvalidURL) as error:
             raise ConfigurationError(
-                f"{doing}: expected an answer, found {error}; check registry.url and its certificate, then start it "
-                "again"
+                f"{doing}: {error}; check registry.url and its certificate, then start it again"
             ) from error
         except requests.exceptions.RequestException as error:
-            raise Transient(f"{doing}: expected an answer, found {error}; this may pass, try again") from error
+            raise Transient(f"{doing}: {error} (transient, try again)") from error
         status, body = answer.status_code, _json(answer)
         if status == 200 and body is not None:
             return body
@@ -93,7 +92,7 @@ class Registry:
         if status == 404 and isinstance(body, dict) and body.get("error_code") == _NOT_FOUND:
             return None
         if status in (408, 425, 429) or status >= 500:
-            raise Transient(f"{doing}: expected an answer, found {found}; this may pass, try again")
+            raise Transient(f"{doing}: {found} (transient, try again)")
         if status in (401, 403):
             raise ConfigurationError(
                 f"{doing}: expected leave to read, found {found}; check registry.user and registry.password, and what "

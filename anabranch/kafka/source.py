@@ -112,7 +112,7 @@ def using(
 def read_around(
     spark: SparkSession, kafka: Kafka, adapter: KafkaAdapter, topic: str, ranges: Ranges, uncommitted: bool = False
 ) -> DataFrame:
-    """As `read_ranges`, with the records that Spark's reader cannot pass, and their neighbours, taken through the
+    """As `read_ranges`, with the records that Spark's reader cannot pass, and those beside them, taken through the
     driver: their bytes as they are, a timestamp that it cannot hold as null. Looks for them by reading."""
     odd: dict[int, list[int]] = {}
     for piece in _failing(spark, kafka, topic, ranges, uncommitted):

@@ -104,7 +104,7 @@ def gone_from_kafka(timeline: Timeline, hour: str, cut: Cut) -> str | None:
 def adopt(stream: Stream, lake: Lake, kafka: KafkaAdapter, confirmed: frozenset[str] = frozenset()) -> Adopted | None:
     """Go on with the topic as Kafka has it now, in one commit; None when there is nothing to adopt. Idempotent.
 
-    Raises PositionError when the topic does not exist, Transient when a neighbour does not answer.
+    Raises PositionError when the topic does not exist, Transient when Kafka or the lake does not answer.
     """
     check_clock(lake, load_state(lake, stream.table))
     adopted: Adopted | None = None

@@ -1,7 +1,7 @@
 """Dead letters: their table follows the rows' publish, which names the staged files.
 
 The two tables cannot move in one commit. The rows' commit is authoritative; the one that follows it is remembered by
-id, and whoever starts next rolls a missing one forward. What it names waits for as long as it takes: it is not expired,
+id, and the next process rolls a missing one forward. What it names waits for as long as it takes: it is not expired,
 and should its snapshot be gone all the same, it is published from the files. Files that are gone block nobody: that is
 said once, and the batch layer restates an hour of its own that lacks them.
 """
@@ -88,7 +88,7 @@ def is_due(state: State, item: Mapping[str, Any]) -> bool:
 def roll_forward(lake: Lake, table_name: str, state: State) -> frozenset[str]:
     """Publish every set of dead letters that a rows' publish named; returns the ids that are published now.
 
-    Each is published once, whoever does it: the dead letters' own snapshots remember the ids. Raises Transient.
+    Each is published once, by any process: the dead letters' own snapshots remember the ids. Raises Transient.
     """
     done = set()
     rows_table, table = ".".join(state.table.name()), None

@@ -1,7 +1,7 @@
 """The ledger: every decision about every hour, append-only, in the order of the table's own sequence.
 
 A decision stays in the properties of the branch that it was published on until its row has been read back, so
-whoever runs next restores a row that a crash kept from being written.
+the next process restores a row that a crash kept from being written.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def record_waiting(
 def record(lake: Lake, table_name: str, waiting: Iterable[LedgerRow]) -> frozenset[str]:
     """Write the decisions that the ledger does not hold yet; returns the ids that it was read back to hold.
 
-    Whoever finds many files when it has written merges some of them.
+    A writer that finds many files afterwards merges some of them.
     """
     wanted = sorted({row.decision_id: row for row in waiting}.values(), key=attrgetter("hour"))
     parts = [wanted[i : i + _AT_ONCE] for i in range(0, len(wanted), _AT_ONCE)]
@@ -133,7 +133,7 @@ def _record(lake: Lake, table_name: str, wanted: Mapping[str, LedgerRow]) -> fro
     known: set[str] = set()
 
     def missing(table: Table) -> pa.Table | None:
-        # Asked again by every attempt: whoever was first may have restored the same rows.
+        # Asked again by every attempt: another process may have restored the same rows.
         known.update(_known(table, wanted))
         rows = plan_missing(wanted, known)
         for row in rows:
@@ -162,7 +162,7 @@ def history(
 ) -> list[LedgerRow]:
     """The decisions about `hours`, or all, oldest first. Of columns `without` nothing is read, and they are None.
 
-    Only files that may hold one of the hours are opened: whoever needs some asks for these. Raises Transient.
+    Only files that may hold one of the hours are opened: name the hours that are needed. Raises Transient.
     """
     if hours is not None and not isinstance(hours, Span) and not hours:
         return []

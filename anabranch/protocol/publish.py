@@ -7,7 +7,7 @@
 3. Publish: one commit (`land`) moves every branch concerned and requires the heads that step 2 saw.
 
 What is not worth a second attempt at once (a roll-up, a position moved behind hours of the batch layer) is decided once
-and landed; whoever asked for it loads and decides anew.
+and landed; its caller loads and decides anew.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
 def land(lake: Lake, state: State, publish: Publish, now: datetime, place: Place | None = None) -> Landed | None:
     """Step 3 of every publish: one commit over the heads of `state`, which also takes back the turn of `place`.
 
-    None when it is refused: a head moved, and whoever decided has to load and decide again. Raises Transient when
+    None when it is refused: a head moved, and the caller has to load and decide again. Raises Transient when
     nothing tells whether it landed.
     """
     commit = to_commit(state, publish, now)

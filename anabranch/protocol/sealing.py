@@ -168,7 +168,9 @@ def resolve_state(state: State, asked: KafkaOffsets) -> ResolvedState | None:
     None when the table moved on so far that it needs answers which were not asked for.
     """
     if not _fits(state.position, asked.topic):
-        return None  # Somebody published what is newer than the answers: `ask` tells whether Kafka contradicts it.
+        return (
+            None  # Another process published what is newer than the answers: `ask` tells whether Kafka contradicts it.
+        )
     position = check_topic(state.position, asked.topic, asked.topic.name)
     timeline = _with_first_hour(state, position, asked)
     wanted = hours.plan_wanted(timeline, position.offsets, asked.until, asked.needed, len(asked.answers) or 1)
@@ -202,7 +204,7 @@ class BoundaryResolver:
         """A fresh state in which the hours that ended `grace` ago have their ends: the oldest `hours.at_once` that have
         none yet, unless offsets up to `needed` belong to hours that have theirs. Nothing is published here.
 
-        Raises PositionError for a recreated topic, Transient when a neighbour does not answer.
+        Raises PositionError for a recreated topic, Transient when Kafka or the lake does not answer.
         """
         fresh = self._last is None
         state = self._last or load_state(self._lake, self._stream.table)

@@ -183,7 +183,7 @@ def accepted_properties(state: State, hours: Mapping[str, Accepted]) -> dict[str
     """The batch branch's properties after it accepted `hours`: what is accepted, and before which hour it is forgotten.
 
     An hour is forgotten once it is two days behind, and the speed layer is past it; not by the publish that accepts or
-    restates it, nor while dead letters or decisions of it wait, which follow that publish: whoever asks for a forgotten
+    restates it, nor while dead letters or decisions of it wait, which follow that publish: asking for a forgotten
     hour's revision finds it in the ledger; not while an override gives it to the speed layer, since a batch branch
     made again from `main` then lacks its rows; and not while it waits to be decided again, which the ledger does not
     say.

@@ -1,14 +1,14 @@
 """Turns: a right of way over other publishes, for a publisher that would be refused again and again.
 
 Each turn is a table property of its own, `anabranch.turn.<id>`, so that asking for one and taking one back never undo
-what somebody else asks at the same time. The turns that a table holds are a line: the first has the way, everybody else
-waits until it is gone or its bound has passed, and whoever saw that happen takes it out.
+what another process asks at the same time. The turns that a table holds are a line: the first has the way, every other
+waits until it is gone or its bound has passed, and a publisher that saw that happen takes it out.
 
 1. Ask: a publisher that was refused, or that finds others before it, puts its turn at the end of the line.
-2. Wait: whoever is about to commit and finds a turn before its own waits for that one, then decides again.
+2. Wait: a publisher that is about to commit and finds a turn before its own waits for that one, then decides again.
 3. Take back: the publish that lands takes its turn with it, or its end does.
 
-A bound is measured by the clock of whoever waits, from when it saw the turn first in line: no two clocks are compared.
+A bound is measured by the waiter's clock, from when it saw the turn first in line: no two clocks are compared.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SETTLING = 2.0
 
 @dataclass(frozen=True)
 class Turn:
-    """One asker's place in line. `bound` is how many seconds it may hold others; the rest is for whoever looks."""
+    """One asker's place in line. `bound` is how many seconds it may hold others; the rest is for people."""
 
     id: str
     number: int
@@ -116,7 +116,7 @@ def plan_turn(line: Line, turn: Turn) -> Turn | None:
 def should_ask(refusals: int, longest: float) -> bool:
     """Whether a publisher asks for a turn after so many refusals, the longest try having taken so many seconds. Pure.
 
-    A try that takes a second loses against whoever publishes every second, however often it is repeated.
+    A try that takes a second loses against a publisher that lands every second, however often it is repeated.
     """
     return refusals >= REFUSALS or (refusals > 0 and longest >= LONG_TRY)
 
@@ -146,7 +146,7 @@ def is_over(turn: Turn, seconds: float) -> bool:
 def plan_taking_back(properties: Mapping[str, str], id: str, commit: Commit) -> Commit:
     """`commit`, which also takes a turn out of the line. Pure.
 
-    The key is set before it is removed: PyIceberg fails to remove one that somebody else took out meanwhile.
+    The key is set before it is removed: PyIceberg fails to remove one that another process took out meanwhile.
     """
     keys = (_PREFIX + id, *((TURN,) if properties.get(TURN) == id else ()))
     if not any(key in properties for key in keys):

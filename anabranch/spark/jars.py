@@ -123,7 +123,7 @@ def ensure_jars(cache: Path | None = None, progress: Progress | None = None) -> 
         java = require_java().executable
         root.mkdir(parents=True, exist_ok=True)
         with locked(root / f"{folder.name}.lock", _LOCK_SECONDS, lambda: progress("another process resolves the jars")):
-            # Asked again: whoever held the lock may have done the work.
+            # Asked again: the process that held the lock may have done the work.
             if _names(folder) != expected.keys():
                 _resolve(java, conf, folder, len(expected), progress)
     return Jars(folder, *(tuple(sorted((folder / name).glob("*.jar"))) for name in CONFS))
@@ -217,7 +217,7 @@ def _jar_names(folder: Path) -> Iterator[str]:
 
 
 def _write_sums(progress: Progress) -> Path:
-    """Resolves ivy.xml as it stands and writes what came of it; for whoever changes a version."""
+    """Resolves ivy.xml as it stands and writes what came of it; for a developer who changes a version."""
     conf = jvm_folder()
     root = cache_folder() / "jars"
     root.mkdir(parents=True, exist_ok=True)

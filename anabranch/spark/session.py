@@ -1,4 +1,4 @@
-"""The JVM behind a job's Spark session: opening it, being told to stop, and what its errors mean.
+"""The JVM behind a job's Spark session: opening it, stopping it on a signal, and what its errors mean.
 
 Only the `job.py` files open a session.
 """

@@ -44,7 +44,7 @@ def submit_command(environment: Environment, layer: str, arguments: Sequence[str
     jars = [str(jar) for jar in ensure_jars().spark]
     local = master.startswith("local") and not master.startswith("local-cluster")
     command = [str(spark_home() / "bin" / "spark-submit"), "--master", master]
-    # The empty list overrides what spark-defaults.conf may name for whoever calls spark-submit alone.
+    # The empty list overrides what spark-defaults.conf may name for plain spark-submit.
     command += ["--driver-class-path", ":".join(jars), "--conf", "spark.jars="] if local else ["--jars", ",".join(jars)]
     log4j = jvm_folder() / "log4j2-spark.properties"
     # The option wins over the setting of the same meaning, so what is configured joins it.

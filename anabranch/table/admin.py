@@ -96,7 +96,7 @@ def read_metadata(lake: Lake, metadata_file: str) -> Table:
 
 
 def change_schema(lake: Lake, name: str, write: Callable[[Table, UpdateSchema], None]) -> None:
-    """One commit of what `write` puts into the schema of the table as it is; asked again when somebody else was
+    """One commit of what `write` puts into the schema of the table as it is; asked again when another process was
     first. Nothing to change is no commit. Raises Transient when ten attempts are refused or the answer is lost.
     """
     for _ in range(10):
@@ -144,7 +144,7 @@ def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[s
     try:
         lake.catalog.commit_table(table, tuple(requirements), tuple(updates))
     except CommitFailedException as error:
-        raise Transient(f"create branches of {name}: somebody else was first ({error}); run it again") from error
+        raise Transient(f"create branches of {name}: another process was first ({error}); run it again") from error
     except Exception as error:
         raise explain(f"create branches of {name}", error) from error
     return made

@@ -1,6 +1,6 @@
 """The catalog's address as PyIceberg and as Spark need it, so that both write to one catalog.
 
-Both give up on a lock or a dead connection within seconds: whoever asked tries again, and says so.
+Both give up on a lock or a dead connection within seconds: the caller tries again, and says so.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Clock:
 
 
 def store_clock(environment: Environment) -> Clock:
-    """The clock of whoever commits to the warehouse; only an object store has one to compare with."""
+    """The clock of a process that commits to the warehouse; only an object store has one to compare with."""
     bucket = bucket_of(environment.catalog.warehouse)
     if bucket is None:
         return Clock(None)

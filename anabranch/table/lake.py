@@ -48,7 +48,7 @@ LOG = logging.getLogger(__name__)
 # How a REST catalog's server says, with the status of a table that does not exist, that a metadata file is not there.
 _NO_FILE = "Location does not exist"
 
-# How PyIceberg says, as a plain ValueError, that somebody else changed the table first.
+# How PyIceberg says, as a plain ValueError, that another process changed the table first.
 _OVERTAKEN = ("Cannot add snapshot with sequence number", "Snapshot with snapshot id")
 
 # How long the table is asked what became of a commit whose answer was lost.
@@ -151,7 +151,7 @@ class Lake:
             return _with(table, landed)
         except (CommitFailedException, ValidationException) as error:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
-            # A client over HTTP asks again by itself, and is then told that somebody else was first: that was itself.
+            # A client over HTTP asks again by itself, and is then told that another was first: that was itself.
             if self.environment.catalog.type != "sql" and (found := self._settle(table, commit, refused=True)):
                 return found
         except ValueError as error:
@@ -241,7 +241,7 @@ class Lake:
 
     def append(self, name: str, rows: Callable[[Table], pa.Table | None]) -> Table:
         """Append to a plain table (the ledger); returns it with what was appended. `rows` gets the table that the
-        commit will rest on, whose next sequence number it will have, and is asked again when somebody else was first;
+        commit will rest on, whose next sequence number it will have, and is asked again when another process was first;
         None is nothing to append. Raises Transient when ten attempts are refused.
         """
         for _ in range(10):
@@ -292,7 +292,7 @@ class Lake:
         return MergeStep.LANDED
 
     def touch(self, name: str) -> bool:
-        """Move the head of a plain table (the ledger), and no row; False when somebody else was first. Raises
+        """Move the head of a plain table (the ledger), and no row; False when another process was first. Raises
         Transient."""
         table = self.load(name)
         self.clock.now(table.metadata.last_updated_ms)
@@ -301,7 +301,7 @@ class Lake:
         try:
             delete_old_metadata(table, self.catalog.commit_table(table, _require_main(table), updates))
         except CommitFailedException as error:
-            LOG.debug("moving the head of %s: somebody else was first (%s)", name, error)
+            LOG.debug("moving the head of %s: another process was first (%s)", name, error)
             return False
         except Exception as error:
             raise explain(f"move the head of {name}", error) from error

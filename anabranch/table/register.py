@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"/metadata/(?:v|0*)(\d+)[^/]*\.metadata\.json$")
 class Candidate:
     """A metadata file. `past` are the files that it names as those before it; `broken` says why it cannot be read.
 
-    `empty`: it has no branch yet. Whoever creates a table that is there already leaves such a file.
+    `empty`: it has no branch yet. Creating a table that is there already leaves such a file.
     """
 
     path: str

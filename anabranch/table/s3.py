@@ -40,7 +40,7 @@ class ObjectStore:
             aws_access_key_id=s3.access_key.get_secret_value() if s3.access_key else None,
             aws_secret_access_key=s3.secret_key.get_secret_value() if s3.secret_key else None,
             config=Config(
-                # Whoever asks tries again, and says so: a command is to fail within seconds.
+                # The caller tries again, and says so: a command is to fail within seconds.
                 connect_timeout=3,
                 read_timeout=8,
                 retries={"max_attempts": 1, "mode": "standard"},

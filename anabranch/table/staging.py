@@ -29,7 +29,7 @@ def stage(
     """Write `frame` (columns of the table, by name) under `wap_id`; nobody sees the rows.
 
     `wap_id` must be new: exactly one snapshot carries it. Nullability is the decoder's promise, not checked again.
-    Raises Transient when the snapshot is not there after a successful write (somebody expired it meanwhile), and when
+    Raises Transient when the snapshot is not there after a successful write (it was expired meanwhile), and when
     that took longer than WITHIN, as of a process that slept.
     """
     # The JVM stamps the snapshot by the same machine's clock.

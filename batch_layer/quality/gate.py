@@ -177,7 +177,7 @@ def _evaluate(
 
 
 def _pass_on_if_away(doing: str, text: str) -> None:
-    """Raises what the text of an exception means when it speaks of a neighbour and not of the rows."""
+    """Raises what the text of an exception means when it speaks of a service and not of the rows."""
     if is_away(text):
         raise explain_text(doing, text)
 

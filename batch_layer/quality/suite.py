@@ -133,7 +133,7 @@ def great_expectations() -> Any:
     from great_expectations.validator import validation_graph
 
     logging.getLogger("great_expectations").setLevel(logging.CRITICAL)
-    # It reads the rows three times when a reading fails, unheard; whoever rebuilds the hour tries again, and says so.
+    # It reads the rows three times when a reading fails, unheard; the batch job tries again, and says so.
     validation_graph.MAX_METRIC_COMPUTATION_RETRIES = 1
     row_counts.register()
     return great_expectations

@@ -86,7 +86,7 @@ def test_registry_cut_under_a_running_speed_job(
         proxy.mend()
         wait_for(lambda: one.published == 3, "the speed job to reach the head")
     assert "ask the schema registry for http://127.0.0.1:" in lines(caplog, TRIED_AGAIN)[0]
-    assert "this may pass, try again; try 2 in" in lines(caplog, TRIED_AGAIN)[0]
+    assert "(transient, try again); try 2 in" in lines(caplog, TRIED_AGAIN)[0]
     assert events(one) == ["a", "b", "c"] and one.dead() == []
 
 

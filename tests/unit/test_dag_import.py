@@ -230,7 +230,7 @@ def test_a_refusal_can_be_told_from_other_errors(found: Any) -> None:
 def test_what_broke_is_said_to_be_no_refusal(found: Any) -> None:
     kinds, message = found["runs"]["broken"]
     assert "Unexpected" in kinds and "Refused" not in kinds
-    assert message.startswith("not refused, but broken by what nobody expected; somebody has to look: ")
+    assert message.startswith("not refused, but broken by an unexpected error; an operator has to look: ")
     assert "expected exit code 0, found 70\nOverflowError" in message
 
 

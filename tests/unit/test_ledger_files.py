@@ -320,7 +320,7 @@ Lake(new_environment(Path({str(many.folder)!r}))).merge_files({many.stream.hours
 
 def test_a_merge_that_fails_fails_no_record(many: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     def merge_files(*args: Any) -> MergeStep:
-        raise Transient("read rows: expected an answer")
+        raise Transient("read rows: SlowDown")
 
     monkeypatch.setattr(many.lake, "merge_files", merge_files)
     row = sealed(at(1))[0]

@@ -96,13 +96,13 @@ def test_subjects_of_an_id_count_deleted_versions_and_are_asked_for_until_found(
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
 def test_what_may_pass(server: Answering, status: int) -> None:
     server.answers["/schemas/ids/7"] = (status, "Bad Gateway")
-    with pytest.raises(Transient, match=f"schemas/ids/7: expected an answer, found {status}.*; this may pass"):
+    with pytest.raises(Transient, match=f"schemas/ids/7: {status}.*transient"):
         server.registry().schema(7)
 
 
 def test_nobody_listens() -> None:
     registry = Registry(config.Registry(url=f"http://{HOST}:{free_port()}"))
-    with pytest.raises(Transient, match=r"ask the schema registry for .*refused.*this may pass"):
+    with pytest.raises(Transient, match=r"ask the schema registry for .*refused.*transient"):
         registry.schema(7)
 
 

@@ -1,4 +1,4 @@
-"""Live events: from a thread, at a rate, until told to stop; each accounted for."""
+"""Live events: from a thread, at a rate, until stopped; each accounted for."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def _await_end(processes: Sequence[psutil.Process], seconds: float) -> list[psut
 
 
 def free_port(*avoid: int) -> int:
-    """A port that nothing listened on a moment ago, and none of `avoid`, which somebody is about to take."""
+    """A port that nothing listened on a moment ago, and none of `avoid`, which another service is about to take."""
     while True:
         with socket.socket() as probe:
             probe.bind((HOST, 0))

@@ -1,4 +1,4 @@
-"""The soak's faults: what it does to a stream's processes, neighbours, clocks, files and records, by dice."""
+"""The soak's faults: what it does to a stream's processes, services, clocks, files and records, by dice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PATIENCE = 120.0
 _COMMAND_SECONDS = 600.0
 _SPEED_STEPS = [s for s in Step if s.label.startswith(("speed.", "commit.", "rollup."))]
 _BATCH_STEPS = [s for s in Step if s.label.startswith(("batch.", "commit.", "ledger.", "seal."))]
-# Seconds that a clock is ahead: what nobody may notice, and what has to stop whoever would stamp by it.
+# Seconds that a clock is ahead: what nobody may notice, and what has to stop a process that would stamp by it.
 _TOLERATED = (-12.0, 12.0)
 _WRONG = (-86_400.0, -600.0, -45.0, 45.0, 600.0, 3_600.0, 3 * 365 * 86_400.0)
 _UNEXPECTED = 70
@@ -72,7 +72,7 @@ class Faults:
         """The faults, the likelier ones more than once, each with the layer that has to have done something since its
         start, so that there is something to break."""
         layers: tuple[Layer, ...] = ("speed", "batch")
-        neighbours: tuple[Service, ...] = ("kafka", "s3")
+        services: tuple[Service, ...] = ("kafka", "s3")
         found: list[_Fault] = [
             (self._kill_speed, "speed"), (self._kill_speed, "speed"), (self._fail_speed, "speed"),
             (self._fail_speed, "speed"), (self._second_speed, "speed"), (self._pause_speed, "speed"),
@@ -82,7 +82,7 @@ class Faults:
             (self._stamp_strangely, None), (self._stamp_strangely, None),
             (functools.partial(self._land_late, "command"), None),
         ]  # fmt: skip
-        for service in neighbours:
+        for service in services:
             found += [(functools.partial(self._hang, service), None), (functools.partial(self._cut, service), None)]
             found += [(functools.partial(self._cut_short, service), None)] * 2
         for layer in layers:
@@ -103,7 +103,7 @@ class Faults:
             number += 1
             self._keep_alive()
             time.sleep(self._dice.uniform(0, 8))
-            # Two that stop nobody follow each that does, while whoever was stopped comes up again.
+            # Two that stop nobody follow each that does, while the stopped process comes up again.
             fault, layer = self._dice.choice([f for f in self._faults if (f[1] is None) == (number % 3 != 0)])
             if layer is not None:
                 self._await_progress(layer)
@@ -168,7 +168,7 @@ class Faults:
                 running.require_alive()
 
     def _await_progress(self, layer: Layer) -> None:
-        """So that there is something to break: whoever was started may take its time until it publishes."""
+        """So that there is something to break: a process that was started takes its time until it publishes."""
         deadline = time.monotonic() + _PATIENCE
         while self._done(layer) == self._done_before[layer] and time.monotonic() < deadline:
             self._keep_alive()
@@ -242,7 +242,7 @@ class Faults:
     def _delete_checkpoints(self) -> None:
         for checkpoint in self._space.checkpoints():
             shutil.rmtree(checkpoint, ignore_errors=True)
-        self._did("checkpoints deleted", "every checkpoint deleted, under whoever runs")
+        self._did("checkpoints deleted", "every checkpoint deleted, under running jobs")
 
     def _kill_batch(self) -> None:
         for running in self._batch:
@@ -282,7 +282,7 @@ class Faults:
         self._did(f"served by {layer}", f"hour {hour} to be served by {layer}, {'refused' if code else 'done'}")
 
     def _evolve(self) -> None:
-        """Change the stream's file, under whoever runs, then apply it."""
+        """Change the stream's file, under running jobs, then apply it."""
         words = self._evolving.step()
         self._space.set_stream(STREAM, schema=self._evolving.schema)
         self._finish("apply", *(["--rolled-back"] if self._evolving.is_behind else []))

@@ -125,7 +125,7 @@ class Interference:
 class Gateway:
     """Carries out what was taken away from its senders. `landed` and `refused` say how often it did, and was told no.
 
-    A request that its neighbours have no answer for is asked again; one that is to land never does nothing.
+    A request that gets no answer is sent again; one that is to land never does nothing.
     """
 
     def __init__(self, requests: Path, catalog: Catalog) -> None:
@@ -173,7 +173,7 @@ class Gateway:
         except (CommitFailedException, ValidationException, ValueError) as error:
             LOG.debug("a late request is refused: %s", error)
             self.refused += 1
-        except Exception as error:  # a neighbour that does not answer
+        except Exception as error:  # a service that does not answer
             LOG.debug("a late request has to wait: %s", error)
             return
         file.unlink()

@@ -82,7 +82,7 @@ def test_kafka_cut_under_a_running_speed_job(
         proxied_kafka.proxy.mend()
         one.send_now(300, "after")
         wait_for(lambda: one.published == 1100, "the speed job to reach the head")
-    assert "expected an answer, found" in lines(caplog, TRIED_AGAIN)[0]
+    assert "transient, try again" in lines(caplog, TRIED_AGAIN)[0]
     _assert_exact(one, caplog)
 
 
@@ -395,7 +395,7 @@ def test_postgres_stage_that_lands_late_while_its_repetition_waits_behind_it(
     _assert_exact(one, caplog)
 
 
-# What is terminal, what is told to stop, and the commands that do not wait
+# What is terminal, what is stopped, and the commands that do not wait
 
 
 def test_a_wrong_s3_secret_ends_both_jobs_with_what_to_do(behind: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -478,7 +478,7 @@ def test_a_command_without_spark_fails_within_seconds(
         result = CliRunner().invoke(main, [*command, one.name, "--conf", str(one.folder)])
         assert time.monotonic() - began < 30
         assert result.exit_code == 75, (command, result.output, result.exception)
-        assert "expected an answer, found" in result.output, command
+        assert "transient, try again" in result.output, command
 
 
 def _once(action: Callable[[], None]) -> Callable[[], None]:
