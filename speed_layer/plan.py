@@ -219,7 +219,7 @@ def plan_return(state: State, position: Offsets) -> Skip | Read | None:
 def plan_skip(decided: ResolvedState, skip: Skip, id: str, confirmed: frozenset[str]) -> Publish | None:
     """The publish that moves the position behind hours that the batch layer serves.
 
-    None when by now the way back begins with something else: a position that went further meanwhile must not be moved back.
+    None when by now the way back begins with something else: a position never moves back.
     """
     if plan_return(decided.state, decided.position.offsets) != skip:
         return None
