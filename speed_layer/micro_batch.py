@@ -96,8 +96,8 @@ class MicroBatches:
 
         What is published already is skipped, what overlaps is trimmed, and what belongs to hours that are not decided
         yet follows in a publish of its own. Raises Transient when the range lies ahead of the position (start again
-        from the table) or what it asks does not answer, PositionError for a recreated topic, Terminal when the table was
-        evolved meanwhile.
+        from the table) or Kafka or the lake does not answer, PositionError for a recreated topic, Terminal when the
+        table was evolved meanwhile.
         """
         published, whole = 0, False
         while not whole:

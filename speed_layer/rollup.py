@@ -48,8 +48,8 @@ _GROWTH, _GROWTH_OF_MANY, _MANY = 8, 4, 48
 _TARGET_BYTES = 128 * 2**20
 # One step takes so many files; of an hour that an older version left, a part of them, so that its steps are few.
 _MOST_INPUTS, _PART_OF_MANY = 128, 8
-# What is not committed by then is given up: a process that waits longer may find that orphan removal took the file, which
-# spares files for a day at least.
+# What is not committed by then is given up: after a longer wait, orphan removal may have taken the file, which it spares
+# for a day at least.
 _GIVEN_UP_AFTER = timedelta(minutes=10)
 _ATTEMPTS_AT_THE_END = 10
 
@@ -154,8 +154,8 @@ def plan_replacement(
     """The publish that puts each new file in the place of its sources on `speed` and `main`; None when it must not be.
 
     `there`: by hour, the files that both branches hold. Where some source has left since (the hour was accepted, given
-    to another layer, dropped, or rolled up by another process), the new file would bring rows back. `began`: from when on
-    the files were written, `now`: when `state` was loaded, or later. Pure.
+    to another layer, dropped, or rolled up by another), the new file would bring rows back. `began`: from when on the
+    files were written, `now`: when `state` was loaded, or later. Pure.
     """
     held = {path for hour, files in there.items() if is_served(state, hour) for path in files}
     sources = tuple(f for one in done for f in one.sources)
