@@ -48,8 +48,8 @@ _GROWTH, _GROWTH_OF_MANY, _MANY = 8, 4, 48
 _TARGET_BYTES = 128 * 2**20
 # One step takes so many files; of an hour that an older version left, a part of them, so that its steps are few.
 _MOST_INPUTS, _PART_OF_MANY = 128, 8
-# What is not committed by then is given up: after a longer wait, orphan removal may have taken the file, which it spares
-# for a day at least.
+# What is not committed by then is given up: after a longer wait, orphan removal may have taken the file; it spares
+# files for a day at least.
 _GIVEN_UP_AFTER = timedelta(minutes=10)
 _ATTEMPTS_AT_THE_END = 10
 
