@@ -21,7 +21,7 @@ from anabranch.config import Stream
 from anabranch.hours import HourRange
 from anabranch.lookups import MAX_OFFSET, arrays, inside, texts
 from anabranch.position import Ranges
-from anabranch.records.checks import in_the_calendar, judge, utc_date
+from anabranch.records.checks import in_the_calendar, judge, opaque, utc_date
 from anabranch.records.formats import Format
 
 ERROR_TEXT_LENGTH = 300
@@ -113,8 +113,7 @@ def decode(frame: DataFrame, stream: Stream, form: Format) -> DataFrame:
     )
     reading = form.read(records, types)
     verdict = judge(stream, reading.checks, reading.shown)
-    # Not deterministic in name only: so that no filter on the verdict is pushed below, to parse every value twice.
-    judged = reading.frame.selectExpr("*", f"IF(spark_partition_id() < 0, NULL, {verdict.is_dead}) AS is_dead")
+    judged = reading.frame.selectExpr("*", f"{opaque(verdict.is_dead)} AS is_dead")
     judged = judged.selectExpr("*", f"IF(is_dead, {verdict.error}, NULL) AS _error")
     event_time = "coalesce(kafka_timestamp, timestamp_micros(_hour_start))"
     if stream.event_time is not None:

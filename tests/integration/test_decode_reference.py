@@ -85,7 +85,7 @@ def _value(dice: random.Random, names: list[str]) -> bytes:
         raw = dice.choice((b"", b"", b" ", b"\n", b"\xef\xbb\xbf", b"[", b"x")) + raw + dice.choice(_AFTER)
     if mean and dice.random() < 0.15 and raw:
         at = dice.randrange(len(raw))
-    raw = dice.choice((raw[:at], raw[:at] + bytes([dice.randrange(256)]) + raw[at + 1 :], raw[:at] + raw[at + 1 :]))
+        raw = dice.choice((raw[:at], raw[:at] + bytes([dice.randrange(256)]) + raw[at + 1 :], raw[:at] + raw[at + 1 :]))
     return raw
 
 

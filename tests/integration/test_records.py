@@ -325,3 +325,16 @@ def test_trim_keeps_half_open_ranges(spark: SparkSession) -> None:
     rows = trim(offsets(spark), {0: (1, 3), 2: (5, 5)}).collect()
     assert sorted((r.partition, r.offset) for r in rows) == [(0, 1), (0, 2)]
     assert trim(offsets(spark), {}).count() == 0
+
+
+def test_a_stream_of_two_hundred_columns_is_read(spark: SparkSession) -> None:
+    """The hazard: an expression over all columns, of which Spark's optimizer derives a constraint for each subset."""
+    types = ("STRING", "INT", "DOUBLE", "TIMESTAMP", "BOOLEAN", "DATE")
+    stream = make_stream(", ".join(["id STRING NOT NULL", *(f"c{i} {types[i % 6]}" for i in range(199))]), "id")
+    values: list[bytes | None] = [b'{"id":"a","c0":"x","c1":5}', b'{"id":"b","id":"b"}', b'{"c0":"x"}']
+    decoded = decode(kafka(spark, values), stream)
+    assert [(r.id, r.c0, r.c1) for r in good(decoded, stream).collect()] == [("a", "x", 5)]
+    assert [r.error_code for r in dead(decoded, "t", "speed").orderBy("kafka_offset").collect()] == [
+        "duplicate_key",
+        "missing_required",
+    ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import DataType, DateType, StringType, StructField, StructType, TimestampType
 
-from anabranch.records.checks import Check, error, found
+from anabranch.records.checks import Check, error, found, opaque
 from anabranch.records.formats import Reading
 from anabranch.records.formats.json_sql import (
     MAX_DEPTH,
@@ -20,6 +20,7 @@ from anabranch.records.formats.json_sql import (
     is_ordinary,
     is_plain,
     monstrous,
+    other_colons,
     parse,
     raw,
     unreadable,
@@ -74,9 +75,11 @@ class JsonFormat:
         )
         frame = frame.selectExpr("*", f"{parse(shape, unless=monstrous(types))} AS _parsed")
         frame = frame.selectExpr("*", f"{intact('_parsed')} AS _intact", f"{value('_parsed')} AS _value")
+        frame = frame.selectExpr("*", f"{opaque(other_colons(types))} AS _others")
+        frame = frame.selectExpr("*", f"{opaque(is_ordinary(shape, times))} AS _ordinary")
         rows = frame.selectExpr(
             "*",
-            f"IF(_plain AND {is_ordinary(shape, times)}, NULL, json_object_keys({TEXT})) AS _names",
+            f"IF(_plain AND _ordinary, NULL, json_object_keys({TEXT})) AS _names",
             *(f"{converted(raw(name), kind)} AS `_row_{name}`" for name, kind in types.items()),
         )
         return Reading(rows, tuple(_checks(types)), raw)

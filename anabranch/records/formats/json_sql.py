@@ -19,7 +19,7 @@ How JSON becomes columns:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 from unicodedata import category
 
@@ -130,21 +130,31 @@ def colons(text: str) -> str:
     return f"size(split({text}, ':', {MOST_COLONS + 1})) - 1"
 
 
+def other_colons(names: Iterable[str]) -> str:
+    """How many of a plain value's colons do not stand behind the names of the fields that were read as `_value`.
+
+    By subtractions: Spark takes memory without end to bring a sum of twenty terms into one of its possible orders.
+    """
+    return f"_colons{''.join(f' - CAST(_value.`{name}` IS NOT NULL AS INT)' for name in names)}"
+
+
 def is_ordinary(shape: StructType, times: Collection[str]) -> str:
     """Whether a plain value, read as `_value`, is an object of the shape's fields alone, none twice. Never null.
 
-    Of the value's colons, `_colons`, one belongs to each field that was read, and others to the texts that were read.
+    Of the value's colons one belongs to each field that was read, and others (`_others`) to the texts that were read.
     Where there are no more, there is no other field. A field that is null is not known from one that is missing, so a
     value with one is not ordinary. The texts named by `times`, which always have colons, are looked at first.
     """
-    known = " + ".join(f"CAST(_value.`{f.name}` IS NOT NULL AS INT)" for f in shape.fields) or "0"
     texts = [f.name for f in shape.fields if isinstance(f.dataType, StringType)]
-    is_enough = [f"_colons <= {known}"]
+    is_enough = ["_others <= 0"]
     for names in ([name for name in texts if name in times], texts):
         if names:
-            within = colons(f"concat_ws('', {', '.join(f'_value.`{name}`' for name in names)})")
-            is_enough.append(f"_colons - ({within}) <= {known}")
+            is_enough.append(f"_others <= {colons(f'concat_ws({_joined(names)})')}")
     return f"coalesce(_colons < {MOST_COLONS} AND ({' OR '.join(is_enough)}), false)"
+
+
+def _joined(names: Iterable[str]) -> str:
+    return ", ".join(["''", *(f"_value.`{name}`" for name in names)])
 
 
 def parse(shape: StructType, depth: int = MAX_DEPTH, unless: str | None = None) -> str:
