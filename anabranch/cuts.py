@@ -63,16 +63,16 @@ def plan_split(records: Sequence[Stamped], moment: int, now: int) -> int | None:
     early = [r.timestamp_ms for r in usable if r.timestamp_ms < moment]
     wrong, distance = len(early), sum(moment - stamp for stamp in early)
     best: tuple[int, int] | None = None
-    found = None
+    split = None
     for record in usable:
         away = abs(record.timestamp_ms - moment)
         if record.timestamp_ms < moment:
             wrong, distance = wrong - 1, distance - away
             continue
         if best is None or (wrong, -distance) < best:
-            best, found = (wrong, -distance), record.offset
+            best, split = (wrong, -distance), record.offset
         wrong, distance = wrong + 1, distance + away
-    return found if best is not None and best <= (wrong, -distance) else None
+    return split if best is not None and best <= (wrong, -distance) else None
 
 
 def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Window]) -> Search:
@@ -87,11 +87,11 @@ def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Windo
     # What lies from `high` on tells nothing, or is later; `later` is where the later begins to be told.
     high, later = end, None
     for offset in sorted(o for o in seen if low < o < end):
-        told = tell(seen[offset], moment, now)
-        if told is Told.LATER:
+        side = tell(seen[offset], moment, now)
+        if side is Told.LATER:
             high = later = offset
             break
-        if told is Told.EARLIER:
+        if side is Told.EARLIER:
             low, left = offset, seen[offset]
     # Left of `high` nothing is left to look at once the window there reaches it.
     for _ in range(_BISECTIONS):
@@ -99,12 +99,12 @@ def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Windo
             break
         middle = (left[-1].offset + high) // 2
         at, window = yield from _first_telling(middle, high, now)
-        told = tell(window, moment, now)
-        if told is Told.EARLIER:
+        side = tell(window, moment, now)
+        if side is Told.EARLIER:
             low, left = at, window
         else:
             high = middle
-            later = at if told is Told.LATER else later
+            later = at if side is Told.LATER else later
     right = (yield later) if later is not None else ()
     split = plan_split((*(r for r in left if r.offset < high), *right), moment, now)
     return later if split is None else split
@@ -123,16 +123,16 @@ def _first_telling(start: int, high: int, now: int) -> Generator[int, Window, tu
         if not window or _telling(window, high, now):
             break
         silent, ahead, step = ahead, window[-1].offset + step, 2 * step
-    found = min(ahead, high)
-    while found - silent > WINDOW:
-        middle = (silent + found) // 2
+    telling = min(ahead, high)
+    while telling - silent > WINDOW:
+        middle = (silent + telling) // 2
         window = yield middle
         if not window or _telling(window, high, now):
-            found = middle
+            telling = middle
         else:
             silent = middle
-    window = (yield found) if found < high else ()
-    return found, tuple(r for r in window if r.offset < high)
+    window = (yield telling) if telling < high else ()
+    return telling, tuple(r for r in window if r.offset < high)
 
 
 def _telling(window: Window, high: int, now: int) -> bool:
@@ -149,19 +149,19 @@ def find_ends(
     `keep` is told of each window that cannot change any more: by partition and offset.
     """
     wants: Offsets = {p: next(search) for p, search in searches.items()}
-    found: dict[int, int | None] = {}
+    ends: dict[int, int | None] = {}
     while wants:
         windows = look(wants)
-        asked, wants = wants, {}
-        for p, offset in asked.items():
+        offsets, wants = wants, {}
+        for p, offset in offsets.items():
             window = windows.get(p, ())
             if len(window) == WINDOW:
                 keep(p, offset, window)
             try:
                 wants[p] = searches[p].send(window)
             except StopIteration as stopped:
-                found[p] = stopped.value
-    return found
+                ends[p] = stopped.value
+    return ends
 
 
 def plan_oldest(window: Sequence[Stamped], now: int) -> Stamped | None:

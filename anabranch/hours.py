@@ -43,13 +43,13 @@ def hour_of(when: datetime) -> str:
 def start_of(hour: str) -> datetime:
     """The moment an hour begins. Raises ConfigurationError for anything but `2026-11-21T03`."""
     try:
-        found = datetime.strptime(hour, _FORMAT).replace(tzinfo=UTC)
+        start = datetime.strptime(hour, _FORMAT).replace(tzinfo=UTC)
     except ValueError:
-        found = None
+        start = None
     # strptime takes other spellings too, which would name no hour of ours.
-    if found is None or hour_of(found) != hour:
+    if start is None or hour_of(start) != hour:
         raise ConfigurationError(f"hour: expected a UTC hour such as 2026-11-21T03, found {hour!r}")
-    return found
+    return start
 
 
 def end_of(hour: str) -> datetime:
@@ -186,16 +186,16 @@ class HourRange:
     ends: Offsets | None
 
 
-def plan_boundary(found: Stamped | None, stable_end: int, floor: int, now: datetime) -> int:
+def plan_boundary(record: Stamped | None, stable_end: int, floor: int, now: datetime) -> int:
     """Where one partition's hour ends, asked after the hour has ended on the clock.
 
-    `found` is the earliest decided record stamped at the hour's end or later. A record stamped later than the clock
+    `record` is the earliest decided record stamped at the hour's end or later. A record stamped later than the clock
     says nothing about now, and without a record there is nothing to say: then all that is decided (`stable_end`)
     belongs to the hour. Never below `floor`, what is already published for the hour.
     """
     boundary = stable_end
-    if found is not None and found.timestamp_ms <= millis(now):
-        boundary = min(found.offset, stable_end)
+    if record is not None and record.timestamp_ms <= millis(now):
+        boundary = min(record.offset, stable_end)
     return max(boundary, floor)
 
 

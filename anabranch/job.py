@@ -31,8 +31,8 @@ class Job:
 def open_job(stream: str, conf: str | None) -> Job:
     """Read the configuration and prepare the connections. Raises ConfigurationError."""
     environment = config.load_environment(conf)
-    found = config.load_stream(stream, conf)
-    return Job(environment, found, Lake(environment), KafkaAdapter(environment.kafka))
+    definition = config.load_stream(stream, conf)
+    return Job(environment, definition, Lake(environment), KafkaAdapter(environment.kafka))
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -57,8 +57,8 @@ def main(run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> None:
         LOG.error("%s", error)
         code = error.exit_code
     except Exception as error:
-        found = classify_unexpected("run the job", error)
-        LOG.error("%s", found, exc_info=not isinstance(found, ConfigurationError))
-        code = found.exit_code
+        explained = classify_unexpected("run the job", error)
+        LOG.error("%s", explained, exc_info=not isinstance(explained, ConfigurationError))
+        code = explained.exit_code
     sys.stdout.flush()
     sys.exit(code)

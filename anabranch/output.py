@@ -166,8 +166,8 @@ def _iso(value: datetime) -> str:
 
 
 def _is_numeric(rows: Sequence[Sequence[object]], column: int) -> bool:
-    found = [row[column] for row in rows if row[column] not in (None, "")]
-    return bool(found) and all(isinstance(v, int | float | Decimal) and not isinstance(v, bool) for v in found)
+    values = [row[column] for row in rows if row[column] not in (None, "")]
+    return bool(values) and all(isinstance(v, int | float | Decimal) and not isinstance(v, bool) for v in values)
 
 
 def _aligned(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None) -> str:

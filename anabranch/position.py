@@ -40,11 +40,11 @@ class Topic:
     partitions: tuple[int, ...]
 
 
-def is_contradicted(found: Topic | None, expected: Position | None) -> bool:
+def is_contradicted(topic: Topic | None, expected: Position | None) -> bool:
     """Whether a broker's answer contradicts a position: no topic, another one, or one of fewer partitions. Pure."""
-    if found is None or expected is None:
-        return found is None
-    return expected.topic_id not in ("", found.id) or not set(expected.offsets) <= set(found.partitions)
+    if topic is None or expected is None:
+        return topic is None
+    return expected.topic_id not in ("", topic.id) or not set(expected.offsets) <= set(topic.partitions)
 
 
 @dataclass(frozen=True)

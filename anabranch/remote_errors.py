@@ -135,14 +135,14 @@ class Meaning(Enum):
 
 def classify_text(text: str) -> Meaning:
     """The meaning of an error that is only text, such as a JVM's, by the names and words in it. Pure."""
-    said = _FRAME.sub("", text)
-    if any(name in said for name in _JAVA_TERMINAL):
+    message = _FRAME.sub("", text)
+    if any(name in message for name in _JAVA_TERMINAL):
         return Meaning.STAYS
-    if any(name in said for name in _JAVA_DOUBTFUL):
+    if any(name in message for name in _JAVA_DOUBTFUL):
         return Meaning.UNKNOWN
-    if any(word in said for word in (*_AWAY, *_PASSES)):
+    if any(word in message for word in (*_AWAY, *_PASSES)):
         return Meaning.PASSES
-    refused = {name for name in _ANALYSIS.findall(said) if not name.startswith("_LEGACY")}
+    refused = {name for name in _ANALYSIS.findall(message) if not name.startswith("_LEGACY")}
     return Meaning.STAYS if refused - _CHANGED_MEANWHILE else Meaning.UNKNOWN
 
 
@@ -171,8 +171,8 @@ def _names(error: BaseException) -> set[str]:
     return {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
 
 
-def explain(doing: str, error: BaseException, said: str | None = None) -> AnabranchError:
-    """The error of ours for what a client threw while `doing`; one of ours stays itself. `said` is what a message
+def explain(doing: str, error: BaseException, reason: str | None = None) -> AnabranchError:
+    """The error of ours for what a client threw while `doing`; one of ours stays itself. `reason` is what a message
     repeats of it. Pure.
 
     ConfigurationError when keys, rights or a bucket are what is wrong; Transient for what is known to pass; Unexpected
@@ -180,23 +180,23 @@ def explain(doing: str, error: BaseException, said: str | None = None) -> Anabra
     """
     if isinstance(error, AnabranchError):
         return error
-    text = f"{_full_text(error)}\n{said or ''}"
-    return _explained(doing, text, said or said_by(error), classify(error))
+    text = f"{_full_text(error)}\n{reason or ''}"
+    return _explained(doing, text, reason or said_by(error), classify(error))
 
 
 def classify_unexpected(doing: str, error: BaseException) -> AnabranchError:
     """The same for an error that reached the end of the program: what nothing explains there is Unexpected. Pure."""
-    found = explain(doing, error)
-    return Unexpected(str(found)) if isinstance(found, Unexplained) else found
+    explained = explain(doing, error)
+    return Unexpected(str(explained)) if isinstance(explained, Unexplained) else explained
 
 
-def explain_text(doing: str, text: str, said: str | None = None) -> AnabranchError:
-    """The same for an error that is only text. `said` is the part of it for the message."""
-    return _explained(doing, text, said or telling_line(text), classify_text(text))
+def explain_text(doing: str, text: str, reason: str | None = None) -> AnabranchError:
+    """The same for an error that is only text. `reason` is the part of it for the message."""
+    return _explained(doing, text, reason or telling_line(text), classify_text(text))
 
 
-def _explained(doing: str, text: str, said: str, meaning: Meaning) -> AnabranchError:
-    failed = f"{doing}: {said}"
+def _explained(doing: str, text: str, reason: str, meaning: Meaning) -> AnabranchError:
+    failed = f"{doing}: {reason}"
     if any(word in text for word in _SKEWED):
         return Transient(f"{failed}; set this machine's clock (NTP)")
     for subject, words in _DENIED.items():
@@ -250,12 +250,12 @@ def telling_line(text: str) -> str:
 
 def _chain(error: BaseException) -> list[BaseException]:
     """An error and its causes, outermost first."""
-    found: list[BaseException] = []
+    chain: list[BaseException] = []
     link: BaseException | None = error
-    while link is not None and len(found) < 10:
-        found.append(link)
+    while link is not None and len(chain) < 10:
+        chain.append(link)
         link = link.__cause__
-    return found
+    return chain
 
 
 def _full_text(error: BaseException) -> str:

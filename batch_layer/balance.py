@@ -101,13 +101,13 @@ def classify_gaps(missing: Mapping[int, int], aborted: Mapping[int, int], compac
 
 
 def classify_lost(
-    lost: Mapping[int, int], before: Mapping[int, Account], stored: Mapping[int, int], held: Gaps
+    lost: Mapping[int, int], before: Mapping[int, Account], stored: Mapping[int, int], gaps_in_kafka: Gaps
 ) -> tuple[Offsets, Gaps]:
     """Duplicates and gaps among `lost`, the offsets by partition that Kafka no longer holds, nor anybody else.
 
     They are `retention` gaps, unless an accepted revision has accounted for them: `before` is its account, `stored` how
-    many of its rows and dead letters are still there, `held` the gaps among what Kafka does hold. Where they are all
-    there, an offset that is not one of them was a duplicate or in a gap.
+    many of its rows and dead letters are still there, `gaps_in_kafka` the gaps among what Kafka does hold. Where they
+    are all there, an offset that is not one of them was a duplicate or in a gap.
     """
     duplicate: Offsets = {}
     gaps: Gaps = {"retention": {}}
@@ -115,7 +115,7 @@ def classify_lost(
         account = before.get(p)
         if account is not None and stored.get(p, 0) == account.good + account.dead:
             for name, count in account.gaps.items():
-                taken = min(left, max(0, count - held.get(name, {}).get(p, 0)))
+                taken = min(left, max(0, count - gaps_in_kafka.get(name, {}).get(p, 0)))
                 gaps.setdefault(name, {})[p] = taken
                 left -= taken
             duplicate[p] = min(left, account.duplicate)
@@ -135,4 +135,4 @@ def plus(one: Mapping[int, int], other: Mapping[int, int]) -> Offsets:
 
 
 def _without_zeros(gaps: Gaps) -> Gaps:
-    return {name: {p: n for p, n in found.items() if n} for name, found in gaps.items() if any(found.values())}
+    return {name: {p: n for p, n in counts.items() if n} for name, counts in gaps.items() if any(counts.values())}

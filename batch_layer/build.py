@@ -222,12 +222,12 @@ class HourBuilder:
     def _gaps(self, read: Read, cut: Cut) -> Gaps:
         """A class for each offset that Kafka should hold and did not give, found by looking: at what an uncommitted
         reading of just their span gives, and at the topic's configuration."""
-        given = count(read.decoded, read.held).distinct
-        missing = {p: e - s - given.get(p, 0) for p, (s, e) in read.held.items() if e - s > given.get(p, 0)}
+        given = count(read.decoded, read.in_kafka).distinct
+        missing = {p: e - s - given.get(p, 0) for p, (s, e) in read.in_kafka.items() if e - s > given.get(p, 0)}
         if not missing:
             return {}
         kafka, topic = self._job.environment.kafka, self._stream.topic
-        span = span_of_missing(read.decoded, {p: read.held[p] for p in missing})
+        span = span_of_missing(read.decoded, {p: read.in_kafka[p] for p in missing})
         aborted = using(
             self._spark, kafka, self._job.kafka, topic, span, lambda raw: count_aborted(read.decoded, raw), True
         )
@@ -235,13 +235,13 @@ class HourBuilder:
         self._reader.require_topic(cut)
         return classify_gaps(missing, aborted, compacted)
 
-    def _lost(self, read: Read, built: Built, held: Gaps) -> tuple[Offsets, Gaps]:
+    def _lost(self, read: Read, built: Built, gaps_in_kafka: Gaps) -> tuple[Offsets, Gaps]:
         """What nobody holds: as the accepted revision accounted for it, else lost."""
         if not read.lost:
             return {}, {}
         read_of_lost = count(read.decoded, read.lost).distinct
         lost = {p: left for p, (s, e) in read.lost.items() if (left := e - s - read_of_lost.get(p, 0)) > 0}
         if not lost or read.accepted is None:
-            return classify_lost(lost, {}, {}, held)
+            return classify_lost(lost, {}, {}, gaps_in_kafka)
         before = ledger.accepted_partitions(self._job.lake, self._stream.hours_table, built.hour)
-        return classify_lost(lost, before, count(read.accepted, built.cut.ranges).distinct, held)
+        return classify_lost(lost, before, count(read.accepted, built.cut.ranges).distinct, gaps_in_kafka)

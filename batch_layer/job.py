@@ -103,13 +103,13 @@ def replay(job: Job, rebuilder: Rebuilder, hour: str | None, stop: threading.Eve
     """
     name, retry = f"stream {job.stream.name}", _retry(job, stop)
     retry.call(name, rebuilder.recover)
-    found = {h: n for h, n in retry.call(name, rebuilder.repairable).items() if hour in (None, h)}
+    repairable = {h: n for h, n in retry.call(name, rebuilder.repairable).items() if hour in (None, h)}
 
     def restate(h: str) -> Result:
-        order = RebuildRequest(restate=True, why=f"dead letters replayed: {found[h]} can be read by now")
+        order = RebuildRequest(restate=True, why=f"dead letters replayed: {repairable[h]} can be read by now")
         return retry.call(f"{name}: hour {h}", lambda: rebuilder.rebuild(h, order))
 
-    return [restate(h) for h in found]
+    return [restate(h) for h in repairable]
 
 
 def _retry(job: Job, stop: threading.Event | None) -> Retry:
@@ -121,7 +121,7 @@ def _stopped_by_signal(spark: SparkSession, stream: str) -> Iterator[threading.E
     """An event that SIGTERM or Ctrl-C sets; Spark's work is cancelled with it, so that the job ends within seconds."""
     stop, ended = threading.Event(), threading.Event()
 
-    def told() -> None:
+    def request_stop() -> None:
         if not stop.is_set():
             LOG.info("stream %s: stop requested; unpublished work is discarded", stream)
         stop.set()
@@ -133,7 +133,7 @@ def _stopped_by_signal(spark: SparkSession, stream: str) -> Iterator[threading.E
 
     # Not in the handler: it may come in the middle of another call to the JVM.
     threading.Thread(target=cancel, name="cancel", daemon=True).start()
-    stop_on_signal(spark, told, (signal.SIGTERM, signal.SIGINT))
+    stop_on_signal(spark, request_stop, (signal.SIGTERM, signal.SIGINT))
     try:
         yield stop
     finally:

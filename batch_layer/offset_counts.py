@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def held(ranges: Ranges, log_starts: Offsets) -> Ranges:
+def within_log(ranges: Ranges, log_starts: Offsets) -> Ranges:
     """The part of the ranges that Kafka still holds."""
     kept = {p: (max(s, log_starts.get(p, 0)), e) for p, (s, e) in ranges.items()}
     return {p: (s, e) for p, (s, e) in kept.items() if s < e}
@@ -23,16 +23,16 @@ def held(ranges: Ranges, log_starts: Offsets) -> Ranges:
 
 def count(rows: DataFrame, ranges: Ranges) -> Counted:
     """Count distinct offsets inside the ranges by partition, all rows, and rows outside."""
-    found = (
+    counts = (
         rows.select("kafka_partition", "kafka_offset", F.expr(inside(ranges)).alias("within"))
         .groupBy("kafka_partition", "within")
         .agg(F.count("*").alias("rows"), F.count_distinct("kafka_offset").alias("offsets"))
         .collect()
     )
     return Counted(
-        distinct={row["kafka_partition"]: row["offsets"] for row in found if row["within"]},
-        rows=sum(row["rows"] for row in found),
-        outside=sum(row["rows"] for row in found if not row["within"]),
+        distinct={row["kafka_partition"]: row["offsets"] for row in counts if row["within"]},
+        rows=sum(row["rows"] for row in counts),
+        outside=sum(row["rows"] for row in counts if not row["within"]),
     )
 
 
@@ -43,8 +43,8 @@ def span_of_missing(given: DataFrame, ranges: Ranges) -> Ranges:
     offsets = given.where(inside(ranges)).select("kafka_partition", "kafka_offset").union(bounds)
     following = F.lead("kafka_offset").over(Window.partitionBy("kafka_partition").orderBy("kafka_offset"))
     holes = offsets.withColumn("_next", following).where("_next > kafka_offset + 1")
-    found = holes.groupBy("kafka_partition").agg(F.min("kafka_offset").alias("first"), F.max("_next").alias("end"))
-    return {row["kafka_partition"]: (row["first"] + 1, row["end"]) for row in found.collect()}
+    spans = holes.groupBy("kafka_partition").agg(F.min("kafka_offset").alias("first"), F.max("_next").alias("end"))
+    return {row["kafka_partition"]: (row["first"] + 1, row["end"]) for row in spans.collect()}
 
 
 def count_aborted(given: DataFrame, uncommitted: DataFrame) -> Offsets:
@@ -53,5 +53,5 @@ def count_aborted(given: DataFrame, uncommitted: DataFrame) -> Offsets:
     only = everything.join(
         given.select("kafka_partition", "kafka_offset"), ["kafka_partition", "kafka_offset"], "left_anti"
     )
-    found = only.groupBy("kafka_partition").agg(F.count_distinct("kafka_offset").alias("offsets")).collect()
-    return {row["kafka_partition"]: row["offsets"] for row in found}
+    counts = only.groupBy("kafka_partition").agg(F.count_distinct("kafka_offset").alias("offsets")).collect()
+    return {row["kafka_partition"]: row["offsets"] for row in counts}

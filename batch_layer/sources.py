@@ -25,7 +25,7 @@ from anabranch.protocol.state import State
 from anabranch.records.formats import open_format
 from anabranch.table.snapshots import heads
 from anabranch.table.staging import read_snapshot
-from batch_layer.offset_counts import held
+from batch_layer.offset_counts import within_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,12 +36,12 @@ KAFKA, ACCEPTED, DEAD_LETTERS, SPEED = "kafka", "accepted", "dead_letters", "spe
 
 @dataclass(frozen=True)
 class Read:
-    """An hour's records. `decoded` has the columns of `records.decode`, and `source`; `held` is the part of the cut
+    """An hour's records. `decoded` has the columns of `records.decode`, and `source`; `in_kafka` is the part of the cut
     that Kafka holds, `lost` the rest. With anything lost, `accepted` are the offsets of the accepted revision, if
     there is one."""
 
     decoded: DataFrame
-    held: Ranges
+    in_kafka: Ranges
     lost: Ranges
     accepted: DataFrame | None = None
 
@@ -62,7 +62,7 @@ class HourReader:
         """
         # Step 1: what Kafka holds.
         gone = gone_from_kafka(state.timeline, hour, cut) is not None
-        ranges: Ranges = {} if gone else held(cut.ranges, self._job.kafka.log_starts(self.require_topic(cut)))
+        ranges: Ranges = {} if gone else within_log(cut.ranges, self._job.kafka.log_starts(self.require_topic(cut)))
         kafka, topic = self._job.environment.kafka, self._stream.topic
 
         def decode(raw: DataFrame) -> DataFrame:
@@ -74,7 +74,7 @@ class HourReader:
             else decode(no_records(self._spark))
         )
         # Step 2: what it does not hold, asked after the read: retention may have gone on while it ran.
-        ranges = {} if gone else held(cut.ranges, self._job.kafka.log_starts(self.require_topic(cut)))
+        ranges = {} if gone else within_log(cut.ranges, self._job.kafka.log_starts(self.require_topic(cut)))
         missing = without(cut.ranges, ranges)
         if not missing:
             return Read(decoded, ranges, {})
@@ -109,14 +109,14 @@ class HourReader:
     def repairable(self) -> dict[str, int]:
         """By hour, how many of the dead letters that `main` has would be rows by the stream as it is now."""
         letters = self._job.lake.load(self._stream.dead_letters_table)
-        found = (
+        rows = (
             self._decode(self._bytes(heads(letters)["main"]), DEAD_LETTERS)
             .where("NOT is_dead")
             .groupBy("ingest_hour")
             .count()
             .collect()
         )
-        return {row["ingest_hour"]: row["count"] for row in sorted(found, key=lambda row: str(row["ingest_hour"]))}
+        return {row["ingest_hour"]: row["count"] for row in sorted(rows, key=lambda row: str(row["ingest_hour"]))}
 
     def _of_branch(self, snapshots: tuple[int, int], hour: str, sources: tuple[str, str]) -> list[DataFrame]:
         """Rows, then dead letters, of an hour in a branch's snapshots of the two tables."""

@@ -22,9 +22,9 @@ with DAG(
 
     @task
     def read_hours(triggering_asset_events: Any = None) -> list[dict[str, Any]]:
-        found = [dict(event.extra) for event in triggering_asset_events[_ASSET]]
-        for extra in found:
+        extras = [dict(event.extra) for event in triggering_asset_events[_ASSET]]
+        for extra in extras:
             print(f"hour {extra['hour']}, revision {extra['revision']}: {extra['rows']} rows")
-        return found
+        return extras
 
     read_hours()

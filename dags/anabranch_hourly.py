@@ -39,9 +39,9 @@ an hour that was accepted is restated then, and by a backfill too. To accept it 
 
 def stream_dag(stream: str) -> DAG:
     """The DAG of one stream; its data interval is the hour."""
-    found = settings(stream)
-    grace = int(duration(found.get("batch", {}).get("grace"), timedelta(minutes=2)).total_seconds())
-    start = _start(found.get("airflow", {}).get("start"))
+    stream_settings = settings(stream)
+    grace = int(duration(stream_settings.get("batch", {}).get("grace"), timedelta(minutes=2)).total_seconds())
+    start = _start(stream_settings.get("airflow", {}).get("start"))
     with DAG(
         dag_id=f"anabranch_hourly__{stream}",
         description=f"Seals, rebuilds, merges and verifies each hour of {stream}.",

@@ -42,10 +42,10 @@ def settings(stream: str) -> dict[str, Any]:
     """What the stream's file says under `airflow` and `batch`; nothing of a file that cannot be read, since each task
     says what is wrong with it."""
     try:
-        found = yaml.safe_load((CONF / "streams" / f"{stream}.yaml").read_text(encoding="utf-8"))
+        document = yaml.safe_load((CONF / "streams" / f"{stream}.yaml").read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
-    sections = {key: found.get(key) for key in ("airflow", "batch")} if isinstance(found, dict) else {}
+    sections = {key: document.get(key) for key in ("airflow", "batch")} if isinstance(document, dict) else {}
     return {key: value for key, value in sections.items() if isinstance(value, dict)}
 
 
@@ -76,8 +76,8 @@ def hours_asset(stream: str) -> Asset:
 
 def _imported(name: str) -> Callable[..., None]:
     module, _, function = name.rpartition(".")
-    found: Callable[..., None] = getattr(importlib.import_module(module), function)
-    return found
+    imported: Callable[..., None] = getattr(importlib.import_module(module), function)
+    return imported
 
 
 class Refused(AirflowFailException):

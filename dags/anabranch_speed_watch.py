@@ -18,8 +18,8 @@ Fails when records of `{stream}` wait and the speed layer has published nothing 
 """
 
 for _stream in streams():
-    _found = settings(_stream).get("airflow", {})
-    _late = str(_found.get("speed_late_after", "10 minutes"))
+    _settings = settings(_stream).get("airflow", {})
+    _late = str(_settings.get("speed_late_after", "10 minutes"))
     with DAG(
         dag_id=f"anabranch_speed_watch__{_stream}",
         description=f"Whether the speed layer of {_stream} keeps up.",
@@ -32,6 +32,6 @@ for _stream in streams():
         tags=["anabranch", _stream],
     ) as _dag:
         _watch = AnabranchOperator(task_id="watch", arguments=["status", _stream, "--late-after", _late])
-        if _restart := _found.get("speed_restart"):
+        if _restart := _settings.get("speed_restart"):
             _watch >> BashOperator(task_id="restart", bash_command=f"{_restart}\n", trigger_rule="one_failed")
     globals()[_dag.dag_id] = _dag

@@ -99,7 +99,7 @@ def maintain(
     nothing: tuple[tuple[str, ...], int] = ((), 0)
     dropped, expired = steps.run(lambda: _drop_hours(job, now, dry_run, confirmed), nothing)
     reach(Step.MAINTAIN_DROPPED)
-    found = {
+    expired_by_table = {
         stream.table: expired,
         stream.dead_letters_table: steps.run(lambda: _maintain_dead_letters(job, now, dry_run), 0),
         stream.hours_table: steps.run(lambda: _expire_ledger(job, dry_run), 0),
@@ -110,7 +110,7 @@ def maintain(
     reach(Step.MAINTAIN_DELETED)
     if steps.failed:
         raise steps.failed[0]
-    return Maintained(dropped, found, orphans)
+    return Maintained(dropped, expired_by_table, orphans)
 
 
 class _Steps:
@@ -153,9 +153,9 @@ def _drop_hours(
     dropped: tuple[str, ...] = ()
     expired = 0
     while True:
-        found, gone = _drop_some(job, now, dry_run, confirmed)
-        dropped, expired = (*dropped, *found), expired + gone
-        if dry_run or len(found) < _HOURS_A_COMMIT:
+        hours, gone = _drop_some(job, now, dry_run, confirmed)
+        dropped, expired = (*dropped, *hours), expired + gone
+        if dry_run or len(hours) < _HOURS_A_COMMIT:
             return dropped, expired
 
 

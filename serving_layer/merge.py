@@ -115,18 +115,18 @@ def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = 
 
     Without `everything` nothing is compared when `main` says that it was made from the other branches as they are.
     """
-    found: list[Swap] = []
+    swaps: list[Swap] = []
     state: State | None = None
 
     def decide() -> Decision:
-        nonlocal found, state
+        nonlocal swaps, state
         state = load_state(lake, stream.table)
-        found = []
+        swaps = []
         if not everything and not needs_merge(state):
             return state, None
         hours = _hours_to_compare(state)
-        found = plan_merge(state, *(files_by_hour(state.table, b, hours) for b in ("main", "speed", "batch")))
-        publish = None if dry_run else plan_swaps(state, found, new_id())
+        swaps = plan_merge(state, *(files_by_hour(state.table, b, hours) for b in ("main", "speed", "batch")))
+        publish = None if dry_run else plan_swaps(state, swaps, new_id())
         if publish is not None:
             reach(Step.MERGE_PLANNED)
         return state, publish
@@ -135,12 +135,12 @@ def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = 
         reach(Step.MERGE_PUBLISHED)
         state = landed.state
     assert state is not None
-    for swap in found:
+    for swap in swaps:
         if swap.refused is not None:
             LOG.warning("stream %s: hour %s %s", stream.name, swap.hour, swap.refused)
         elif not dry_run:
             LOG.info("stream %s: hour %s is now served by %s", stream.name, swap.hour, swap.layer)
-    return Merged(found, state)
+    return Merged(swaps, state)
 
 
 def recover(

@@ -249,10 +249,10 @@ def plan_skip_lost(
         "ranges": ranges_to_keys(lost),
         "hours": sorted(hours),
     }
-    said = {LOST: lost_entries(decided.state, [entry])}
+    properties = {LOST: lost_entries(decided.state, [entry])}
     timeline = replace(decided.timeline, skipped=tuple(sorted({*decided.timeline.skipped, *hours})))
     moved = advance(position, lost)
-    return Publish(id, (Change("speed", properties=said),), timeline, moved, confirmed=confirmed), lost
+    return Publish(id, (Change("speed", properties=properties),), timeline, moved, confirmed=confirmed), lost
 
 
 def _comparable_cuts(state: State) -> list[tuple[str, Cut]]:

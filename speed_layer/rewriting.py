@@ -105,14 +105,14 @@ def rewrite(table: Table, sources: Sequence[DataFile], is_stopped: Callable[[], 
 
 def _write(table: Table, path: str, sources: Sequence[DataFile], is_stopped: Callable[[], bool]) -> None:
     with _opened(table, sources[0]) as parquet:
-        schema, said = parquet.schema_arrow, parquet.metadata.metadata or {}
+        schema, metadata = parquet.schema_arrow, parquet.metadata.metadata or {}
     codec = table.metadata.properties.get(_COMPRESSION, "zstd")
     with (
         table.io.new_output(path).create() as sink,
         _writer(sink, schema, compression="none" if codec == "uncompressed" else codec) as writer,
     ):
         # What Iceberg's writer says of the schema stays; Arrow's own word on it is of no use to others.
-        writer.add_key_value_metadata({k: v for k, v in said.items() if k != b"ARROW:schema"})
+        writer.add_key_value_metadata({k: v for k, v in metadata.items() if k != b"ARROW:schema"})
         for group in _row_groups(_batches(table, sources, is_stopped)):
             rows = pa.Table.from_batches(group)
             writer.write_table(rows, row_group_size=max(1, rows.num_rows))

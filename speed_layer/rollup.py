@@ -86,11 +86,12 @@ def plan_rollup(
 
 def _by_kind(files: Iterable[DataFile], apart: Mapping[str, str]) -> list[list[DataFile]]:
     """Those that may become one file, the largest number of files first."""
-    found: dict[object, list[DataFile]] = defaultdict(list)
+    kinds: dict[object, list[DataFile]] = defaultdict(list)
     for f in files:
-        held = frozenset({*(f.column_sizes or ()), *(f.value_counts or ())})
-        found[f.spec_id, tuple(f.partition[i] for i in range(len(f.partition))), held, apart.get(f.file_path)].append(f)
-    return sorted(found.values(), key=len, reverse=True)
+        columns = frozenset({*(f.column_sizes or ()), *(f.value_counts or ())})
+        kind = f.spec_id, tuple(f.partition[i] for i in range(len(f.partition))), columns, apart.get(f.file_path)
+        kinds[kind].append(f)
+    return sorted(kinds.values(), key=len, reverse=True)
 
 
 def _due(ascending: Sequence[DataFile], growth: int) -> list[DataFile]:
@@ -106,11 +107,11 @@ def _due(ascending: Sequence[DataFile], growth: int) -> list[DataFile]:
 
 def _size_class(rows: int, growth: int) -> int:
     """0 for fewer rows than `growth`, 1 for fewer than its square, and so on."""
-    found = 0
+    size_class = 0
     while rows >= growth:
         rows //= growth
-        found += 1
-    return found
+        size_class += 1
+    return size_class
 
 
 def _fitting(files: Sequence[DataFile], room_files: int, room_bytes: int) -> list[DataFile]:
@@ -157,9 +158,9 @@ def plan_replacement(
     to another layer, dropped, or rolled up by another), the new file would bring rows back. `began`: from when on the
     files were written, `now`: when `state` was loaded, or later. Pure.
     """
-    held = {path for hour, files in there.items() if is_served(state, hour) for path in files}
+    served = {path for hour, files in there.items() if is_served(state, hour) for path in files}
     sources = tuple(f for one in done for f in one.sources)
-    if is_stale(began, now) or not state.is_merged or not all(f.file_path in held for f in sources):
+    if is_stale(began, now) or not state.is_merged or not all(f.file_path in served for f in sources):
         return None
     new = tuple(one.file for one in done)
     changes = tuple(Change(branch, new, sources, rewrites=True) for branch in ("speed", "main"))
@@ -178,11 +179,11 @@ def shared_files(table: Table, hours: Collection[str]) -> dict[str, dict[str, Da
     speed, main = (
         {e.data_file.file_path: e.data_file for path in listed for e in entries[path]} for listed in by_branch
     )
-    found: dict[str, dict[str, DataFile]] = {}
+    shared: dict[str, dict[str, DataFile]] = {}
     for path, data_file in speed.items():
         if path in main and (hour := hour_of_file(table, data_file)) in hours:
-            found.setdefault(hour, {})[path] = data_file
-    return found
+            shared.setdefault(hour, {})[path] = data_file
+    return shared
 
 
 def _may(manifest: HourManifest, hours: Collection[str]) -> bool:
@@ -253,7 +254,7 @@ class Rollup:
         self._work: Future[Looked] | None = None
         self._began = datetime.now(UTC)
         self._waiting: tuple[Rewritten, ...] = ()
-        self._asked = False
+        self._commit_requested = False
         self._is_on = stream.speed.roll_up
 
     def begin(self) -> None:
@@ -302,7 +303,7 @@ class Rollup:
 
     def _look(self) -> None:
         state = load_state(self._lake, self._stream.table)
-        self._new_files, self._began, self._asked = 0, datetime.now(UTC), False
+        self._new_files, self._began, self._commit_requested = 0, datetime.now(UTC), False
         self._work = self._pool.submit(look, state, self._known, self._stop.is_set)
 
     def _take(self) -> None:
@@ -337,7 +338,7 @@ class Rollup:
             self._drop()
             return
         # From here on a commit may know of the files, whatever becomes of the answer: nobody here deletes them.
-        self._asked = True
+        self._commit_requested = True
         if land(self._lake, state, publish, now) is None:
             LOG.info("stream %s: roll-up refused: a head moved; trying again", self._stream.name)
             return
@@ -355,7 +356,7 @@ class Rollup:
     def _forget(self, done: Iterable[Rewritten]) -> None:
         """Delete files that no commit was asked for; the others are for orphan removal to judge."""
         paths = [one.file.file_path for one in done]
-        if paths and not self._asked:
+        if paths and not self._commit_requested:
             with suppress(AnabranchError):
                 delete_quietly(self._lake.load(self._stream.table), paths)
 

@@ -40,10 +40,10 @@ def _explained(error: Exception) -> AnabranchError:
 
     from anabranch.remote_errors import classify_unexpected
 
-    found = classify_unexpected("run the command", error)
-    if found.exit_code == Unexpected.exit_code:
+    explained = classify_unexpected("run the command", error)
+    if explained.exit_code == Unexpected.exit_code:
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
-    return found
+    return explained
 
 
 def _fail(error: AnabranchError) -> NoReturn:

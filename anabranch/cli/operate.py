@@ -214,8 +214,8 @@ def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
         print_json({"stream": stream, "dry_run": dry_run, "swaps": rows, "overrides": overrides})
     else:
         for row in rows:
-            said = row["reason"] or f"served by {row['served']}: {row['added']} files in, {row['removed']} out"
-            click.echo(f"{stream}: {row['hour']} {said}")
+            outcome = row["reason"] or f"served by {row['served']}: {row['added']} files in, {row['removed']} out"
+            click.echo(f"{stream}: {row['hour']} {outcome}")
         if not rows:
             click.echo(f"{stream}: main is right, nothing to swap")
         for hour, layer in sorted(overrides.items()):

@@ -81,8 +81,8 @@ def _section(context: click.Context) -> str:
     if help_text := _paragraphs(command.help):
         parts.append(help_text)
     if isinstance(command, click.Group):
-        found = [(name, command.get_command(context, name)) for name in command.list_commands(context)]
-        shown = [(name, child) for name, child in found if child is not None and not child.hidden]
+        commands = [(name, command.get_command(context, name)) for name in command.list_commands(context)]
+        shown = [(name, child) for name, child in commands if child is not None and not child.hidden]
         if shown:
             parts.append(_table("command", [(name, child.get_short_help_str(limit=1000)) for name, child in shown]))
     records: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}

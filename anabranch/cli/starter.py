@@ -38,10 +38,10 @@ def write(folder: Path) -> list[Path]:
 
 
 def _sources() -> dict[str, Path]:
-    found = {place: shipped(*where) for place, where in _SHIPPED.items()}
+    files = {place: shipped(*where) for place, where in _SHIPPED.items()}
     dags = shipped("dags/anabranch_operators.py", "_dags/anabranch_operators.py").parent
-    found |= {f"dags/{file.name}": file for file in [*sorted(dags.glob("*.py")), dags / ".airflowignore"]}
+    files |= {f"dags/{file.name}": file for file in [*sorted(dags.glob("*.py")), dags / ".airflowignore"]}
     # What the compose file mounts, and files for Kubernetes, YARN and S3.
     deploy = shipped("deploy/s3/jobs.json", "_deploy/deploy/s3/jobs.json").parents[1]
     more = [file for file in sorted(deploy.rglob("*")) if file.is_file()]
-    return found | {f"deploy/{file.relative_to(deploy)}": file for file in more}
+    return files | {f"deploy/{file.relative_to(deploy)}": file for file in more}

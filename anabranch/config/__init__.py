@@ -325,8 +325,8 @@ def load_environment(folder: str | Path | None = None) -> Environment:
 
 def stream_names(folder: str | Path | None = None) -> tuple[str, ...]:
     """The streams that the configuration folder holds, sorted."""
-    found = (resolve_folder(folder) / "streams").glob("*.yaml")
-    return tuple(sorted(p.stem for p in found if not p.stem.endswith(".expectations")))
+    paths = (resolve_folder(folder) / "streams").glob("*.yaml")
+    return tuple(sorted(p.stem for p in paths if not p.stem.endswith(".expectations")))
 
 
 def load_stream(name: str, folder: str | Path | None = None) -> Stream:
@@ -382,10 +382,10 @@ def _substitute(path: Path, key: str, value: Any) -> Any:
 
     def lookup(match: re.Match[str]) -> str:
         name, default = match.groups()
-        found = os.environ.get(name, default)
-        if found is None:
+        replacement = os.environ.get(name, default)
+        if replacement is None:
             raise ConfigurationError(f"{path}: {key}: expected the environment variable {name}, found it unset")
-        return found
+        return replacement
 
     return _REFERENCE.sub(lookup, value)
 
@@ -402,9 +402,9 @@ def _validated(path: Path, model: type[M], data: dict[str, Any]) -> M:
                 message = (
                     f"expected one of {', '.join(sorted(model.model_fields))}" if "." not in key else "unknown key"
                 )
-            found = "" if problem["type"] in ("missing",) or not key else f", found {problem['input']!r}"
+            suffix = "" if problem["type"] in ("missing",) or not key else f", found {problem['input']!r}"
             if not _SECRETS.isdisjoint(problem["loc"]):
-                found = f", found {type(problem['input']).__name__}"
-            found = _USER_IN_URL.sub("//…@", found)
-            lines.append(f"{path}: {key + ': ' if key else ''}{message}{found}")
+                suffix = f", found {type(problem['input']).__name__}"
+            suffix = _USER_IN_URL.sub("//…@", suffix)
+            lines.append(f"{path}: {key + ': ' if key else ''}{message}{suffix}")
         raise ConfigurationError("\n".join(lines)) from None

@@ -69,17 +69,17 @@ def up(home: Path, kafka_port: int | None, s3_port: int | None, output: str) -> 
 
     # Terminated half-way, it stops what it has started, as with Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)
-    found = services.up(services.Home(home), kafka_port, s3_port, progress=_progress)
-    states = services.status(found.home)
+    running = services.up(services.Home(home), kafka_port, s3_port, progress=_progress)
+    states = services.status(running.home)
     if output == "json":
-        _print_json(states, started=list(found.started))
+        _print_json(states, started=list(running.started))
         return
     _print_text(states)
-    if not found.started:
+    if not running.started:
         click.echo("Already up.")
     for name, value, shipped in (
-        ("ANABRANCH_KAFKA", found.bootstrap_servers, f"127.0.0.1:{services.KAFKA_PORT}"),
-        ("ANABRANCH_S3", found.s3_endpoint, f"http://127.0.0.1:{services.S3_PORT}"),
+        ("ANABRANCH_KAFKA", running.bootstrap_servers, f"127.0.0.1:{services.KAFKA_PORT}"),
+        ("ANABRANCH_S3", running.s3_endpoint, f"http://127.0.0.1:{services.S3_PORT}"),
     ):
         if value != shipped and os.environ.get(name) != value:
             click.echo(f"For conf/anabranch.yaml as it ships: export {name}={value}")

@@ -64,8 +64,8 @@ class _Failures(logging.Handler):
 
     def since(self, began: float) -> str | None:
         """The failure that tells most: the last that speaks of keys or rights, else the last."""
-        found = [failure for at, failure in self._failures if at >= began]
-        return next((f for f in reversed(found) if is_denied(f)), found[-1] if found else None)
+        failures = [failure for at, failure in self._failures if at >= began]
+        return next((f for f in reversed(failures) if is_denied(f)), failures[-1] if failures else None)
 
 
 _FAILURES = _Failures()
@@ -144,7 +144,7 @@ class KafkaAdapter:
         still knows a topic that was deleted. So an answer of none, and one that contradicts the position `expected`, is
         believed only when brokers go on to give it for some seconds, over new connections.
         """
-        return self._believed(lambda: self._describe(topic), lambda found: is_contradicted(found, expected))
+        return self._believed(lambda: self._describe(topic), lambda described: is_contradicted(described, expected))
 
     def _believed(self, question: Callable[[], T], is_doubtful: Callable[[T], bool]) -> T:
         """An answer, asked for again while it is doubtful, for some seconds."""
@@ -152,15 +152,15 @@ class KafkaAdapter:
             if number > 1:
                 # The next connection goes to whichever broker answers first.
                 self.close_quietly()
-            found = question()
-            if not is_doubtful(found):
+            answer = question()
+            if not is_doubtful(answer):
                 break
-            LOG.debug("found %s, which is doubtful", found)
-        return found
+            LOG.debug("found %s, which is doubtful", answer)
+        return answer
 
     def _describe(self, topic: str) -> Topic | None:
-        found = self._ask(f"describe topic {topic}", lambda admin: admin.describe_topics([topic]))
-        for entry in found:
+        topics = self._ask(f"describe topic {topic}", lambda admin: admin.describe_topics([topic]))
+        for entry in topics:
             if entry["name"] != topic:
                 continue
             if entry["error_code"] == errors.UnknownTopicOrPartitionError.errno:
@@ -186,24 +186,24 @@ class KafkaAdapter:
             return {p: s.offset for p, s in self._offsets(topic, OffsetSpec.LATEST).items()}
 
         known = reached or {}
-        return self._believed(ends, lambda found: any(found.get(p, o) < o for p, o in known.items()))
+        return self._believed(ends, lambda offsets: any(offsets.get(p, o) < o for p, o in known.items()))
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
         """By partition, the earliest offset whose record is stamped at `when` or later and is decided, else None."""
         millis = max(0, int(when.timestamp() * 1000))
-        found = self._offsets(topic, millis)
-        return {p: s if s.offset >= 0 else None for p, s in found.items()}
+        stamps = self._offsets(topic, millis)
+        return {p: s if s.offset >= 0 else None for p, s in stamps.items()}
 
     def stamps_from(
         self, topic: Topic, starts: Mapping[int, int], ends: Mapping[int, int], count: int
     ) -> dict[int, tuple[Stamped, ...]]:
         """By partition of `starts`, the first `count` records that a consumer is given from there on and below `ends`
         (decided offsets), with their timestamps; fewer where there are no more. Cheap for a few."""
-        found: dict[int, list[Stamped]] = {p: [] for p in starts}
+        by_partition: dict[int, list[Stamped]] = {p: [] for p in starts}
         ranges = {p: (s, ends.get(p, 0)) for p, s in starts.items() if s < ends.get(p, 0)}
         for p, records in self._few(topic.name, ranges, count):
-            found[p] += [Stamped(r.offset, r.timestamp) for r in records]
-        return {p: tuple(stamps[:count]) for p, stamps in found.items()}
+            by_partition[p] += [Stamped(r.offset, r.timestamp) for r in records]
+        return {p: tuple(stamps[:count]) for p, stamps in by_partition.items()}
 
     def _few(self, topic: str, ranges: Ranges, count: int) -> Iterator[tuple[int, list[Any]]]:
         """Records of each range, in order, until there are `count` of it or no more. One connection for all calls."""
@@ -262,11 +262,11 @@ class KafkaAdapter:
 
     def is_compacted(self, topic: str) -> bool:
         resource = ConfigResource(ConfigResourceType.TOPIC, topic)
-        found = self._ask(
+        configs = self._ask(
             f"describe the configuration of topic {topic}",
             lambda admin: admin.describe_configs([resource], config_filter="all"),
         )
-        return "compact" in str(_config_value(found, topic, "cleanup.policy"))
+        return "compact" in str(_config_value(configs, topic, "cleanup.policy"))
 
     def commit_lag(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Show lag monitors how far a stream is. Nothing of ours ever reads this back."""
@@ -325,17 +325,17 @@ class KafkaAdapter:
         except errors.TopicAlreadyExistsError:
             return False
         for _ in attempts(repeat(0.05), seconds=30):
-            if (found := self._describe(topic)) is not None and len(found.partitions) >= partitions:
+            if (created := self._describe(topic)) is not None and len(created.partitions) >= partitions:
                 return True
         raise Transient(f"create topic {topic}: expected to see it within 30 s, found it missing; try again")
 
     def _offsets(self, topic: Topic, spec: Any) -> dict[int, Stamped]:
         specs = {TopicPartition(topic.name, p): spec for p in topic.partitions}
-        found = self._ask(
+        offsets = self._ask(
             f"list offsets of topic {topic.name}",
             lambda admin: admin.list_partition_offsets(specs, isolation_level=_READ_COMMITTED),
         )
-        return {tp.partition: Stamped(value.offset, value.timestamp) for tp, value in found.items()}
+        return {tp.partition: Stamped(value.offset, value.timestamp) for tp, value in offsets.items()}
 
     def _ask(self, doing: str, question: Any) -> Any:
         began = time.monotonic()
@@ -367,8 +367,8 @@ class KafkaAdapter:
 
 def _explained(kafka: config.Kafka, doing: str, error: BaseException, began: float) -> AnabranchError:
     cause = _FAILURES.since(began)
-    said = said_by(error) + (f" ({cause})" if cause and cause not in str(error) else "")
-    return explain(f"{doing} at {kafka.bootstrap_servers}", error, said)
+    reason = said_by(error) + (f" ({cause})" if cause and cause not in str(error) else "")
+    return explain(f"{doing} at {kafka.bootstrap_servers}", error, reason)
 
 
 def _for_code(code: int, doing: str) -> AnabranchError:
@@ -384,9 +384,9 @@ def _topic_id(raw: Any) -> str:
     return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")
 
 
-def _config_value(found: Any, topic: str, key: str) -> Any:
+def _config_value(configs: Any, topic: str, key: str) -> Any:
     """The value of one key in kafka-python's description, whose shape is nested dicts or lists by version."""
-    stack: list[Any] = [found]
+    stack: list[Any] = [configs]
     while stack:
         item = stack.pop()
         if isinstance(item, Mapping):

@@ -86,24 +86,24 @@ class Registry:
         status, body = answer.status_code, _json(answer)
         if status == 200 and body is not None:
             return body
-        said = body.get("message") if isinstance(body, dict) else None
-        found = f"{status} {said or answer.reason or ''}".strip()[:300]
+        message = body.get("message") if isinstance(body, dict) else None
+        status_line = f"{status} {message or answer.reason or ''}".strip()[:300]
         # A 404 of anybody else (a proxy, another path) says nothing about a schema.
         if status == 404 and isinstance(body, dict) and body.get("error_code") == _NOT_FOUND:
             return None
         if status in (408, 425, 429) or status >= 500:
-            raise Transient(f"{doing}: {found} (transient, try again)")
+            raise Transient(f"{doing}: {status_line} (transient, try again)")
         if status in (401, 403):
             raise ConfigurationError(
-                f"{doing}: expected leave to read, found {found}; check registry.user and registry.password, and what "
-                "the user may read, then start it again"
+                f"{doing}: expected leave to read, found {status_line}; check registry.user and registry.password, and "
+                "what the user may read, then start it again"
             )
-        raise self._other_than_expected(path, found)
+        raise self._other_than_expected(path, status_line)
 
-    def _other_than_expected(self, path: str, found: str) -> ConfigurationError:
+    def _other_than_expected(self, path: str, actual: str) -> ConfigurationError:
         return ConfigurationError(
             f"ask the schema registry for {self._settings.url}/{path}: expected the answer of a schema registry's REST "
-            f"API, found {found}; check registry.url, then start it again"
+            f"API, found {actual}; check registry.url, then start it again"
         )
 
 

@@ -116,15 +116,18 @@ def read_around(
     driver: their bytes as they are, a timestamp that it cannot hold as null. Looks for them by reading."""
     odd: dict[int, list[int]] = {}
     for piece in _failing(spark, kafka, topic, ranges, uncommitted):
-        for p, found in adapter.read_records(topic, piece, uncommitted):
-            odd.setdefault(p, []).extend(r.offset for r in found if abs(r.timestamp) > _LAST_MILLIS)
+        for p, records in adapter.read_records(topic, piece, uncommitted):
+            odd.setdefault(p, []).extend(r.offset for r in records if abs(r.timestamp) > _LAST_MILLIS)
     taken = plan_stretches(odd, _STRETCHES)
     LOG.warning(
         "topic %s: %d records have a timestamp that Spark cannot hold, such as nanoseconds; read around offsets %s",
         topic, sum(map(len, odd.values())), [ranges_to_keys(part) for part in taken],
     )  # fmt: skip
     rows = [
-        _row(topic, r) for part in taken for _, found in adapter.read_records(topic, part, uncommitted) for r in found
+        _row(topic, r)
+        for part in taken
+        for _, records in adapter.read_records(topic, part, uncommitted)
+        for r in records
     ]
     frames = [read_ranges(spark, kafka, topic, part, uncommitted) for part in plan_rest(ranges, taken)]
     return reduce(lambda one, other: one.unionByName(other), frames, spark.createDataFrame(rows, _COLUMNS))
@@ -153,15 +156,15 @@ def plan_stretches(odd: dict[int, list[int]], at_most: int) -> list[Ranges]:
     `at_most`, or one for each partition."""
     joined = 0
     while True:
-        found: list[Ranges] = []
+        stretches: list[Ranges] = []
         for p, offsets in sorted(odd.items()):
             for offset in sorted(offsets):
-                if found and p in found[-1] and offset - found[-1][p][1] <= joined:
-                    found[-1] = {p: (found[-1][p][0], offset + 1)}
+                if stretches and p in stretches[-1] and offset - stretches[-1][p][1] <= joined:
+                    stretches[-1] = {p: (stretches[-1][p][0], offset + 1)}
                 else:
-                    found.append({p: (offset, offset + 1)})
-        if len(found) <= max(at_most, len(odd)):
-            return found
+                    stretches.append({p: (offset, offset + 1)})
+        if len(stretches) <= max(at_most, len(odd)):
+            return stretches
         joined = max(64, 2 * joined)
 
 

@@ -219,7 +219,7 @@ def require_columns(table: Table, stream: Stream) -> None:
     if differs is None or is_rolled_back(table, columns):
         return
     name = ".".join(table.name())
-    found = (
+    difference = (
         f"table {name}: expected column {differs} {column_words(wanted.get(differs))}, found "
         f"{column_words(have.get(differs))}"
     )
@@ -229,10 +229,10 @@ def require_columns(table: Table, stream: Stream) -> None:
     except Refused as error:
         if not is_ahead(name, table.schema(), columns):
             raise Terminal(
-                f"{found}; nothing is lost, and `anabranch apply {stream.name}` would say: {error}"
+                f"{difference}; nothing is lost, and `anabranch apply {stream.name}` would say: {error}"
             ) from error
         remedy = f"{remedy}; {_if_rolled_back(stream)}"
-    raise Terminal(f"{found}; {remedy}")
+    raise Terminal(f"{difference}; {remedy}")
 
 
 def _if_rolled_back(stream: Stream) -> str:

@@ -138,14 +138,14 @@ def plan_commit(
     lost: dict[str, int] = json.loads(branch_properties(table, "batch").get(LOST, "{}"))
     now_lost = {h: r for h, r in lost.items() if h != hour} | ({str(hour): item["revision"]} if hour and lacks else {})
 
-    def said(branch: str) -> dict[str, str]:
+    def properties_of(branch: str) -> dict[str, str]:
         done = {DONE: json.dumps(remembered_ids(remembered[branch], id, waiting))}
         return done | ({LOST: json.dumps(now_lost)} if branch == "batch" and now_lost != lost else {})
 
     return Commit(
         id=id,
         heads=heads(table),
-        changes=tuple(replace(c, properties=said(c.branch)) for c in changes),
+        changes=tuple(replace(c, properties=properties_of(c.branch)) for c in changes),
         expire=plan_expiry(table, id, now, waiting=waiting),
     )
 
@@ -171,9 +171,9 @@ def discard(lake: Lake, stream: Stream, staged: Staged) -> None:
 def lost_hours(lake: Lake, stream: Stream, state: State) -> dict[str, int]:
     """The hours whose accepted revision, which is named too, lacks dead letters: their files were lost before they were
     published."""
-    said = branch_properties(lake.load(stream.dead_letters_table), "batch")
-    found: dict[str, int] = json.loads(said.get(LOST, "{}"))
-    return {h: r for h, r in found.items() if h in state.accepted and state.accepted[h].revision == r}
+    properties = branch_properties(lake.load(stream.dead_letters_table), "batch")
+    lost: dict[str, int] = json.loads(properties.get(LOST, "{}"))
+    return {h: r for h, r in lost.items() if h in state.accepted and state.accepted[h].revision == r}
 
 
 def _publish(lake: Lake, table: Table, rows_table: str, item: Mapping[str, Any]) -> Table | None:
@@ -238,9 +238,9 @@ def _files(table: Table, item: Mapping[str, Any]) -> tuple[tuple[DataFile, ...],
 
 def _from_footer(table: Table, path: str) -> DataFile:
     """A file as a manifest would have it: its partition, counts and bounds stand in its own footer."""
-    found = parquet_file_to_data_file(table.io, table.metadata, path)
-    found.spec_id = table.metadata.default_spec_id
-    return found
+    data_file = parquet_file_to_data_file(table.io, table.metadata, path)
+    data_file.spec_id = table.metadata.default_spec_id
+    return data_file
 
 
 def _staged(table: Table, id: str) -> Staged | None:

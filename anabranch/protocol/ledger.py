@@ -269,14 +269,14 @@ def newest(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
 def _fold(before: LedgerRow | None, row: LedgerRow) -> LedgerRow:
     if before is None:
         return replace(row, reason=None) if row.decision == "served" else row
-    told = {k: v for k, v in vars(row).items() if v is not None}
+    values = {k: v for k, v in vars(row).items() if v is not None}
     if row.decision == "served":
-        told = {k: v for k, v in told.items() if k in ("served", "sequence")}
+        values = {k: v for k, v in values.items() if k in ("served", "sequence")}
     elif before.decision == "accepted" and row.decision in ("refused", "sealed"):
-        told = {k: v for k, v in told.items() if k in ("served", "reason", "sequence")}
+        values = {k: v for k, v in values.items() if k in ("served", "reason", "sequence")}
     elif row.decision == "accepted":
-        told.setdefault("reason", None)
-    return LedgerRow.of(vars(before) | told)
+        values.setdefault("reason", None)
+    return LedgerRow.of(vars(before) | values)
 
 
 _KNOWN = {field.name for field in LEDGER_SCHEMA.fields}

@@ -55,7 +55,7 @@ class Diff:
     sample: Entries | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return _told(self)
+        return _present_fields(self)
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Diff:
@@ -79,7 +79,7 @@ class QualityResult:
     not_applicable: Entries | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return _told(self)
+        return _present_fields(self)
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> QualityResult:
@@ -112,7 +112,7 @@ class HourAccount:
         """As JSON has it."""
         values = {name: v for name in ACCOUNT_COLUMNS if (v := getattr(self, name)) is not None}
         if self.partitions is not None:
-            values["partitions"] = {str(p): _told(account) for p, account in self.partitions.items()}
+            values["partitions"] = {str(p): _present_fields(account) for p, account in self.partitions.items()}
         for name in ("diff", "quality"):
             if name in values:
                 values[name] = values[name].as_dict()
@@ -215,7 +215,7 @@ PARSED = {"partitions": accounts_from, "diff": Diff.from_dict, "quality": Qualit
 """Of the columns that hold JSON, those that are more than what JSON gives."""
 
 
-def _told(value: Any) -> dict[str, Any]:
+def _present_fields(value: Any) -> dict[str, Any]:
     """By field, what a flat dataclass tells of, as JSON has it."""
-    told = {f.name: v for f in fields(value) if (v := getattr(value, f.name)) is not None}
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in told.items()}
+    values = {f.name: v for f in fields(value) if (v := getattr(value, f.name)) is not None}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}

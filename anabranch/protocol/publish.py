@@ -127,10 +127,10 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
         # On `main` too: a speed branch that is lost begins again there, where its rows end.
         if change.branch != "batch" and publish.position is not None:
             properties[POSITION] = publish.position.to_json()
-        said = state.branch_properties[change.branch]
+        before = state.branch_properties[change.branch]
         decisions = [replace(row, publish=publish.id).as_waiting() for row in publish.decisions]
         for key, new in ((DECISIONS, decisions), (DEAD_LETTERS, publish.dead_letters)):
-            waiting = [i for i in json.loads(said.get(key, "[]")) if i["id"] not in publish.confirmed]
+            waiting = [i for i in json.loads(before.get(key, "[]")) if i["id"] not in publish.confirmed]
             properties[key] = json.dumps([*waiting, *new], default=str)
         changes.append(replace(change, properties=properties))
     if not merged and content != state.content:

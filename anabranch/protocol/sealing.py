@@ -95,40 +95,40 @@ def ask(
     topic = kafka.describe(topic_name, state.position)
     position = check_topic(state.position, topic, topic_name)
     assert topic is not None
-    asked = KafkaOffsets(topic, now, now - grace, {}, {}, {}, needed)
+    offsets = KafkaOffsets(topic, now, now - grace, {}, {}, {}, needed)
     if hours.is_untouched(state.timeline, position):
         windows = kafka.stamps_from(topic, position.offsets, kafka.stable_ends(topic, position.offsets), cuts.WINDOW)
-        asked = replace(asked, oldest={p: cuts.plan_oldest(w, cuts.millis(now)) for p, w in windows.items()})
-    timeline = _with_first_hour(state, position, asked)
+        offsets = replace(offsets, oldest={p: cuts.plan_oldest(w, cuts.millis(now)) for p, w in windows.items()})
+    timeline = _with_first_hour(state, position, offsets)
     at_most = at_most or hours.at_once(len(topic.partitions))
-    wanted = hours.plan_wanted(timeline, position.offsets, asked.until, needed, at_most)
+    wanted = hours.plan_wanted(timeline, position.offsets, offsets.until, needed, at_most)
     if not wanted:
-        return asked
+        return offsets
     ends = kafka.stable_ends(topic, position.offsets)
     check_log_end(position, ends, topic_name)
     # What is published, and the hours before, end below.
-    before = [e.ends or {} for e in hours.decided_ends(timeline, position.offsets, asked.until) if e.hour < wanted[0]]
+    before = [e.ends or {} for e in hours.decided_ends(timeline, position.offsets, offsets.until) if e.hour < wanted[0]]
     start = before[-1] if before else timeline.start
     lows = {p: max(o, start.get(p, 0)) for p, o in position.offsets.items()}
     answers: dict[str, Mapping[int, Stamped | None]] = {}
-    said: Mapping[int, Stamped | None] = {}
+    stamps: Mapping[int, Stamped | None] = {}
     for hour in wanted:
         # The first record from a moment on answers for every moment up to its own stamp.
         moment = cuts.millis(hours.end_of(hour))
-        if not said or not all(s is not None and s.timestamp_ms >= moment for s in said.values()):
-            said = kafka.first_from(topic, hours.end_of(hour))
-        answers[hour] = _look_behind(kafka, topic, hours.end_of(hour), said, lows, ends, now, seen)
+        if not stamps or not all(s is not None and s.timestamp_ms >= moment for s in stamps.values()):
+            stamps = kafka.first_from(topic, hours.end_of(hour))
+        answers[hour] = _look_behind(kafka, topic, hours.end_of(hour), stamps, lows, ends, now, seen)
         known = timeline.boundaries.get(hour, {})
         for p, low in lows.items():
             lows[p] = known[p] if p in known else hours.plan_boundary(answers[hour].get(p), ends.get(p, 0), low, now)
-    return replace(asked, answers=answers, ends=ends)
+    return replace(offsets, answers=answers, ends=ends)
 
 
 def _look_behind(
     kafka: OffsetSource,
     topic: Topic,
     moment: datetime,
-    said: Mapping[int, Stamped | None],
+    stamps: Mapping[int, Stamped | None],
     lows: Offsets,
     ends: Offsets,
     now: datetime,
@@ -136,21 +136,21 @@ def _look_behind(
 ) -> dict[int, Stamped | None]:
     """By partition, the record from which on the log was received at `moment` or later, as most stamps there say.
 
-    `said` is what Kafka's time index says; what lies below `lows` is decided, and what lies behind `ends` is not.
+    `stamps` is what Kafka's time index says; what lies below `lows` is decided, and what lies behind `ends` is not.
     """
     seen = {} if seen is None else seen
     if sum(map(len, seen.values())) > _SEEN_AT_MOST:
         seen.clear()
     known = {p: seen.setdefault((topic.id, p), {}) for p in topic.partitions}
-    starts = {p: max(s.offset, lows.get(p, 0)) for p, s in said.items() if s is not None}
+    starts = {p: max(s.offset, lows.get(p, 0)) for p, s in stamps.items() if s is not None}
     at, clock = cuts.millis(moment), cuts.millis(now)
     searches = {p: cuts.find_end(at, o, ends[p], clock, known[p]) for p, o in starts.items() if o < ends.get(p, 0)}
-    found = cuts.find_ends(
+    offsets = cuts.find_ends(
         searches,
         lambda wants: kafka.stamps_from(topic, wants, ends, cuts.WINDOW),
         lambda p, offset, window: known[p].setdefault(offset, window),
     )
-    return {p: None if (o := found.get(p)) is None else Stamped(o, at) for p in said}
+    return {p: None if (o := offsets.get(p)) is None else Stamped(o, at) for p in stamps}
 
 
 def first_after(kafka: OffsetSource, topic: Topic, moment: datetime) -> dict[int, Stamped | None]:
@@ -162,30 +162,30 @@ def first_after(kafka: OffsetSource, topic: Topic, moment: datetime) -> dict[int
     return _look_behind(kafka, topic, moment, kafka.first_from(topic, moment), {}, ends, clock, None)
 
 
-def resolve_state(state: State, asked: KafkaOffsets) -> ResolvedState | None:
+def resolve_state(state: State, offsets: KafkaOffsets) -> ResolvedState | None:
     """The state as loaded after Kafka was asked, in which the hours that were wanted have their ends. Pure.
 
     None when the table moved on so far that it needs answers which were not asked for.
     """
-    if not _fits(state.position, asked.topic):
+    if not _fits(state.position, offsets.topic):
         return (
             None  # Another process published what is newer than the answers: `ask` tells whether Kafka contradicts it.
         )
-    position = check_topic(state.position, asked.topic, asked.topic.name)
-    timeline = _with_first_hour(state, position, asked)
-    wanted = hours.plan_wanted(timeline, position.offsets, asked.until, asked.needed, len(asked.answers) or 1)
+    position = check_topic(state.position, offsets.topic, offsets.topic.name)
+    timeline = _with_first_hour(state, position, offsets)
+    wanted = hours.plan_wanted(timeline, position.offsets, offsets.until, offsets.needed, len(offsets.answers) or 1)
     # Never an hour before those ahead of it.
-    told = {h: asked.answers[h] for h in takewhile(asked.answers.__contains__, wanted)}
-    if wanted and not told:
+    answers = {h: offsets.answers[h] for h in takewhile(offsets.answers.__contains__, wanted)}
+    if wanted and not answers:
         return None
-    planned = hours.plan_boundaries(timeline, position.offsets, told, asked.ends, asked.until, asked.now)
-    return ResolvedState(state, position, planned, asked.now)
+    planned = hours.plan_boundaries(timeline, position.offsets, answers, offsets.ends, offsets.until, offsets.now)
+    return ResolvedState(state, position, planned, offsets.now)
 
 
-def _with_first_hour(state: State, position: Position, asked: KafkaOffsets) -> Timeline:
-    waiting = [s for p, s in asked.oldest.items() if s is not None and s.offset >= position.offsets.get(p, 0)]
+def _with_first_hour(state: State, position: Position, offsets: KafkaOffsets) -> Timeline:
+    waiting = [s for p, s in offsets.oldest.items() if s is not None and s.offset >= position.offsets.get(p, 0)]
     oldest = min(waiting, key=lambda s: s.timestamp_ms, default=None)
-    return hours.plan_first_hour(state.timeline, position, oldest, asked.now)
+    return hours.plan_first_hour(state.timeline, position, oldest, offsets.now)
 
 
 class BoundaryResolver:
@@ -211,7 +211,7 @@ class BoundaryResolver:
         while True:
             try:
                 now = self._lake.clock.now()
-                asked = ask(self._kafka, self._stream.topic, state, now, grace, needed, self._seen)
+                offsets = ask(self._kafka, self._stream.topic, state, now, grace, needed, self._seen)
             except PositionError:
                 # The state may be older than an adoption: only a topic described after a fresh load contradicts it.
                 if fresh:
@@ -220,7 +220,7 @@ class BoundaryResolver:
                 continue
             state = self._last = load_state(self._lake, self._stream.table)
             fresh = True
-            if (decided := resolve_state(state, asked)) is not None:
+            if (decided := resolve_state(state, offsets)) is not None:
                 return decided
 
 

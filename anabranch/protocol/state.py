@@ -123,51 +123,53 @@ def load_state(lake_: Lake, table_name: str) -> State:
 
 def read_state(table: Table) -> State:
     """Read a loaded table."""
-    said = {b: snapshots.branch_properties(table, b) for b in snapshots.BRANCHES}
-    if POSITION not in said["speed"]:
+    properties = {b: snapshots.branch_properties(table, b) for b in snapshots.BRANCHES}
+    if POSITION not in properties["speed"]:
         name = ".".join(table.name())
         raise Terminal(f"table {name}: expected a position on branch speed, found none; run `anabranch apply`")
     publishes = {b: snapshots.last_publish(table, b) for b in snapshots.BRANCHES}
-    newest = max(said, key=lambda b: (TIMELINE in said[b], (p.sequence_number or 0) if (p := publishes[b]) else 0))
-    timeline = Timeline.from_json(said[newest][TIMELINE])
-    accepted, waiting = plan_held(said)
+    newest = max(
+        properties, key=lambda b: (TIMELINE in properties[b], (p.sequence_number or 0) if (p := publishes[b]) else 0)
+    )
+    timeline = Timeline.from_json(properties[newest][TIMELINE])
+    accepted, waiting = plan_held(properties)
     if waiting:
         timeline = replace(timeline, sealed=timeline.sealed | waiting)
     return State(
         table=table,
         heads=snapshots.heads(table),
-        position=Position.from_json(said["speed"][POSITION]),
+        position=Position.from_json(properties["speed"][POSITION]),
         timeline=timeline,
         accepted=accepted,
-        settled_before=said["batch"].get(SETTLED, timeline.first),
-        overrides=json.loads(said["main"].get(OVERRIDES, "{}")),
-        decisions=tuple(map(LedgerRow.from_waiting, _union(said.values(), DECISIONS))),
-        dead_letters=_union(said.values(), DEAD_LETTERS),
-        merged=json.loads(said["main"].get(MERGED, "{}")),
-        retained_hours=tuple(json.loads(said["main"].get(KEPT, "[]"))),
-        content={b: said[b].get(CONTENT, "") for b in ("speed", "batch")},
-        branch_properties=said,
+        settled_before=properties["batch"].get(SETTLED, timeline.first),
+        overrides=json.loads(properties["main"].get(OVERRIDES, "{}")),
+        decisions=tuple(map(LedgerRow.from_waiting, _union(properties.values(), DECISIONS))),
+        dead_letters=_union(properties.values(), DEAD_LETTERS),
+        merged=json.loads(properties["main"].get(MERGED, "{}")),
+        retained_hours=tuple(json.loads(properties["main"].get(KEPT, "[]"))),
+        content={b: properties[b].get(CONTENT, "") for b in ("speed", "batch")},
+        branch_properties=properties,
     )
 
 
-def plan_held(said: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, Accepted], dict[str, Cut]]:
+def plan_held(properties: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, Accepted], dict[str, Cut]]:
     """The hours whose rows the batch branch holds as accepted, and the cuts of those that it lost and that wait again.
 
     `main` says what is accepted too. A batch branch that was made again from it holds what `main` served then: the
     accepted hours stay accepted, but for those that an override had given to the speed layer. One that was set back
     lacks the hours accepted since.
     """
-    batch, settled = _accepted(said["batch"]), said["batch"].get(SETTLED, "")
-    known = _accepted(said["main"]) | batch
-    made_again = MERGED in said["batch"] and CONTENT not in said["batch"]
-    overridden = json.loads(said["batch"].get(OVERRIDES, "{}")) if made_again else {}
-    held = {h: a for h, a in batch.items() if overridden.get(h) != "speed"}
-    lost = {h for h in known if h not in held and (h >= settled or h in batch)}
-    return held, {h: known[h].cut for h in lost}
+    batch, settled = _accepted(properties["batch"]), properties["batch"].get(SETTLED, "")
+    known = _accepted(properties["main"]) | batch
+    made_again = MERGED in properties["batch"] and CONTENT not in properties["batch"]
+    overridden = json.loads(properties["batch"].get(OVERRIDES, "{}")) if made_again else {}
+    accepted = {h: a for h, a in batch.items() if overridden.get(h) != "speed"}
+    lost = {h for h in known if h not in accepted and (h >= settled or h in batch)}
+    return accepted, {h: known[h].cut for h in lost}
 
 
-def _accepted(said: Mapping[str, str]) -> dict[str, Accepted]:
-    return dict(_accepted_of(said.get(ACCEPTED, "{}")))
+def _accepted(properties: Mapping[str, str]) -> dict[str, Accepted]:
+    return dict(_accepted_of(properties.get(ACCEPTED, "{}")))
 
 
 @lru_cache(maxsize=4)
@@ -228,13 +230,13 @@ def lost_entries(state: State, new: Sequence[Mapping[str, Any]]) -> str:
     return json.dumps([*folded.values(), *entries[-REMEMBERED_LOSSES:]])
 
 
-def _union(said: Iterable[Mapping[str, str]], key: str) -> tuple[dict[str, Any], ...]:
+def _union(properties: Iterable[Mapping[str, str]], key: str) -> tuple[dict[str, Any], ...]:
     """What waits under `key` on any branch, each id once, oldest first."""
-    found: dict[str, dict[str, Any]] = {}
-    for branch in said:
+    items: dict[str, dict[str, Any]] = {}
+    for branch in properties:
         for item in json.loads(branch.get(key, "[]")):
-            found.setdefault(item["id"], item)
-    return tuple(sorted(found.values(), key=lambda item: str(item["at"])))
+            items.setdefault(item["id"], item)
+    return tuple(sorted(items.values(), key=lambda item: str(item["at"])))
 
 
 def check_topic(position: Position, topic: Topic | None, name: str) -> Position:

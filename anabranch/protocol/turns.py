@@ -64,10 +64,10 @@ class Turn:
 
     def to_properties(self) -> dict[str, str]:
         """As the table carries it. The bare id is what older versions wait for."""
-        said = {
+        values = {
             "number": self.number, "bound": self.bound, "what": self.what, "by": self.by, "asked_at": self.asked_at,
         }  # fmt: skip
-        return {_PREFIX + self.id: json.dumps(said), TURN: self.id}
+        return {_PREFIX + self.id: json.dumps(values), TURN: self.id}
 
     @property
     def who(self) -> str:
@@ -93,9 +93,9 @@ def read_line(properties: Mapping[str, str]) -> Line:
 
 def _read(id: str, text: str) -> Turn:
     try:
-        said = json.loads(text)
-        bound = min(LIMIT, float(said["bound"]))
-        return Turn(id, int(said["number"]), bound, *(str(said.get(k, "")) for k in ("what", "by", "asked_at")))
+        values = json.loads(text)
+        bound = min(LIMIT, float(values["bound"]))
+        return Turn(id, int(values["number"]), bound, *(str(values.get(k, "")) for k in ("what", "by", "asked_at")))
     except (ValueError, KeyError, TypeError, AttributeError):
         # Written by hand, or by a version to come: it holds nobody for long.
         return Turn(id, 0, BARE_BOUND)
@@ -169,8 +169,8 @@ def ask_for_turn(lake: Lake, table_name: str, what: str, longest: float = 0.0) -
         table = lake.load(table_name)
         line = read_line(table.properties)
         # The answer of the attempt before may have been lost.
-        if asked := next((t for t in line if t.id == wanted.id), None):
-            return asked
+        if own := next((t for t in line if t.id == wanted.id), None):
+            return own
         turn = plan_turn(line, wanted)
         if turn is None:
             return None
@@ -204,17 +204,19 @@ def wait_for_turn(
     if turn is None or turn == waited:
         return turn
     began, pause, stop = time.monotonic(), 0.05, stop or threading.Event()
-    held = _find(lake, table_name, turn)
-    if held is not None:
-        LOG.info("table %s: %s has the way; waiting at most %.0f s", table_name, held.who, held.bound)
-    while held is not None and not stop.is_set():
-        if is_over(held, time.monotonic() - began):
-            LOG.warning("table %s: %s was not taken back within its %.0f s; going on", table_name, held.who, held.bound)
+    ahead = _find(lake, table_name, turn)
+    if ahead is not None:
+        LOG.info("table %s: %s has the way; waiting at most %.0f s", table_name, ahead.who, ahead.bound)
+    while ahead is not None and not stop.is_set():
+        if is_over(ahead, time.monotonic() - began):
+            LOG.warning(
+                "table %s: %s was not taken back within its %.0f s; going on", table_name, ahead.who, ahead.bound
+            )
             take_back_turn(lake, table_name, turn)
             break
-        stop.wait(min(pause, held.bound))
+        stop.wait(min(pause, ahead.bound))
         pause = min(pause * 1.3, 0.5)
-        held = _find(lake, table_name, turn)
+        ahead = _find(lake, table_name, turn)
     return turn
 
 

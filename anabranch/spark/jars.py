@@ -83,11 +83,11 @@ def sums_of(folder: Path) -> dict[str, str]:
     return sums
 
 
-def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+def differences(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
     """One sentence for each jar that is missing, extra or different; empty if all is as expected."""
     sentences = []
-    for name in sorted(expected.keys() | found.keys()):
-        want, have = expected.get(name), found.get(name)
+    for name in sorted(expected.keys() | actual.keys()):
+        want, have = expected.get(name), actual.get(name)
         if have is None:
             sentences.append(f"{name} is missing (expected sha256 {want})")
         elif want is None:
@@ -179,19 +179,19 @@ def _retrieve(java: Path, ivy_xml: Path, ivy_cache: Path, into: Path, total: int
 def _run_ivy(command: list[str], total: int, progress: Progress) -> list[str] | None:
     """None if Ivy succeeded, else the lines that say why not."""
     lines: list[str] = []
-    found = downloaded = 0
-    told = time.monotonic()
+    resolved = downloaded = 0
+    reported_at = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
                 lines.append(line.rstrip())
                 if event := _IVY_EVENT.match(line):
-                    found += event.group(1) == "found"
+                    resolved += event.group(1) == "found"
                     downloaded += event.group(1) != "found" and "!" in event.group(2)
-                    if time.monotonic() - told >= 2:
-                        told = time.monotonic()
-                        progress(f"{found} of about {total} jars found, {downloaded} downloaded")
+                    if time.monotonic() - reported_at >= 2:
+                        reported_at = time.monotonic()
+                        progress(f"{resolved} of about {total} jars found, {downloaded} downloaded")
         except BaseException:
             process.kill()
             raise

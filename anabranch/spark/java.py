@@ -29,8 +29,8 @@ class Java:
 
 def parse_major(output: str) -> int | None:
     """The major version in what `java -version` prints, or None if it says none."""
-    found = _VERSION.search(output)
-    return int(found.group(1)) if found else None
+    match = _VERSION.search(output)
+    return int(match.group(1)) if match else None
 
 
 def require_java() -> Java:

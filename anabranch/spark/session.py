@@ -40,9 +40,9 @@ def open_session(environment: Environment, name: str) -> SparkSession:
     try:
         spark = builder.getOrCreate()
     except Exception as error:
-        found = explain("start Spark", error)
+        explained = explain("start Spark", error)
         # A master that is away says so in many ways, and nothing has begun that could be in doubt.
-        raise (Transient(str(found)) if isinstance(found, Unexplained) else found) from error
+        raise (Transient(str(explained)) if isinstance(explained, Unexplained) else explained) from error
     spark.sparkContext.setLogLevel("ERROR")
     jvm: Any = spark.sparkContext._jvm
     # Servers that are not AWS do not all know the SDK's newer checksums.

@@ -25,12 +25,12 @@ COMPARED_FOR = timedelta(minutes=10)
 class Compared:
     """What the other clock said, and the one that nobody sets, in seconds, at that moment."""
 
-    said: datetime
+    time: datetime
     elapsed: float
 
     def says(self, elapsed: float) -> datetime:
         """What the other clock says by now."""
-        return self.said + timedelta(seconds=elapsed - self.elapsed)
+        return self.time + timedelta(seconds=elapsed - self.elapsed)
 
 
 def is_apart(one: datetime, other: datetime) -> bool:
@@ -77,20 +77,20 @@ class Clock:
 
     def compare(self) -> datetime:
         """The same, after asking the other clock."""
-        said = self._ask() if self._ask is not None else None
+        store_time = self._ask() if self._ask is not None else None
         wall, elapsed = self._wall(), self._elapsed()
-        if said is not None and is_apart(wall, said):
+        if store_time is not None and is_apart(wall, store_time):
             raise Transient(
-                f"clock: expected this machine ({wall.isoformat()}) and the object store ({said.isoformat()}) within "
-                f"{MAX_CLOCK_SKEW}; set this machine's clock (NTP)"
+                f"clock: expected this machine ({wall.isoformat()}) and the object store ({store_time.isoformat()}) "
+                f"within {MAX_CLOCK_SKEW}; set this machine's clock (NTP)"
             )
-        if said is None and self._last is not None and is_apart(wall, self._last.says(elapsed)):
+        if store_time is None and self._last is not None and is_apart(wall, self._last.says(elapsed)):
             raise Transient(
                 f"clock: expected this machine to say {self._last.says(elapsed).isoformat()}, by what it said before, "
                 f"found {wall.isoformat()}: it was set while this ran, and no object store can say which is right; set "
                 "it (NTP), or start this again if it is right now"
             )
-        self._last = Compared(said or wall, elapsed)
+        self._last = Compared(store_time or wall, elapsed)
         return wall
 
 

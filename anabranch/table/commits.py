@@ -97,8 +97,8 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
     try:
         # What the branches share is written for `main`, which readers may follow by its snapshots.
         for change in sorted(commit.changes, key=lambda c: c.branch != "main"):
-            said = carried(table, change.branch, change.properties, commit.id)
-            snapshot = writer.write(change, summary_of(table, change.branch, said))
+            properties = carried(table, change.branch, change.properties, commit.id)
+            snapshot = writer.write(change, summary_of(table, change.branch, properties))
             updates.append(AddSnapshotUpdate(snapshot=snapshot))
             updates.append(set_ref(change.branch, snapshot.snapshot_id, SnapshotRefType.BRANCH))
     except Exception as error:

@@ -94,19 +94,19 @@ class Lake:
             except (Terminal, Transient):
                 raise
             except Exception as error:
-                found = said_by(error)
-                if not (isinstance(error, FileNotFoundError) or _NO_FILE in found):
+                message = said_by(error)
+                if not (isinstance(error, FileNotFoundError) or _NO_FILE in message):
                     if isinstance(error, NoSuchTableError):
                         return None
                     raise explain(f"load table {name}", error) from error
                 # Asked twice: the first may have been overtaken by publishes that deleted the file since.
-                if gone == found:
+                if gone == message:
                     raise MetadataGone(
-                        f"table {name}: expected the metadata file that the catalog names, found {found}; if the "
+                        f"table {name}: expected the metadata file that the catalog names, found {message}; if the "
                         "bucket was restored to an earlier time, stop the stream's jobs and run `anabranch apply "
                         "STREAM --register`, which takes the newest metadata file that is there"
                     ) from error
-                gone = found
+                gone = message
 
     @property
     def catalog_name(self) -> str:
@@ -152,8 +152,8 @@ class Lake:
         except (CommitFailedException, ValidationException) as error:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
             # A client over HTTP asks again by itself, and is then told that another was first: that was itself.
-            if self.environment.catalog.type != "sql" and (found := self._settle(table, commit, refused=True)):
-                return found
+            if self.environment.catalog.type != "sql" and (settled := self._settle(table, commit, refused=True)):
+                return settled
         except ValueError as error:
             # Another commit took the sequence number between this decision and its publish, or discarded what this one
             # would have expired.
@@ -183,7 +183,7 @@ class Lake:
         if not commit.changes:
             return None
         name = ".".join(table.name())
-        found = "nothing"
+        last_error = "nothing"
         for _ in attempts(doubling(0.05, 2.0), _PATIENCE_SECONDS):
             try:
                 fresh = self.load(name)
@@ -211,10 +211,10 @@ class Lake:
             except _Unknown:
                 raise
             except Transient as error:
-                found = str(error)
+                last_error = str(error)
         raise Transient(
-            f"commit {commit.id} of {name}: expected to learn whether it landed, found {found}; nothing is deleted, "
-            "try again"
+            f"commit {commit.id} of {name}: expected to learn whether it landed, found {last_error}; nothing is "
+            "deleted, try again"
         )
 
     def _fence(self, table: Table, fence: Commit) -> bool:
@@ -246,15 +246,15 @@ class Lake:
         """
         for _ in range(10):
             table = self.load(name)
-            found = rows(table)
-            if found is None:
+            new_rows = rows(table)
+            if new_rows is None:
                 return table
-            if lacking := [c for c in found.column_names if c not in table.schema().column_names]:
+            if lacking := [c for c in new_rows.column_names if c not in table.schema().column_names]:
                 raise Terminal(f"table {name}: expected column {lacking[0]}, found none; run `anabranch apply`")
             self.clock.now(table.metadata.last_updated_ms)
             commit_id = uuid.uuid4().hex
             with asked(f"write rows of {name}"):
-                updates = ledger_files.append(table, found, commit_id)
+                updates = ledger_files.append(table, new_rows, commit_id)
             reach(Step.LEDGER_PREPARED)
             try:
                 landed = self.catalog.commit_table(table, _require_main(table), updates)

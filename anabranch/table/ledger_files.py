@@ -132,13 +132,13 @@ def plan_merge(files: Iterable[File], idle: bool = False) -> tuple[File, ...]:
             return (file,)
         by_bucket.setdefault(file.bucket, []).append(file)
     newest = max(by_bucket, default="")
-    for bucket, found in sorted(by_bucket.items(), reverse=True):
-        sizes = [f.rows for f in found]
+    for bucket, in_bucket in sorted(by_bucket.items(), reverse=True):
+        sizes = [f.rows for f in in_bucket]
         count = tiered(sizes, MANY, _SMALL, _MOST_ROWS)
         if bucket != newest:
             count = max(count, _count_of_over([rows for rows in sizes if rows <= _MOST_ROWS // 2], idle))
         if count > 1:
-            return tuple(found[: min(count, _MOST_FILES)])
+            return tuple(in_bucket[: min(count, _MOST_FILES)])
     return ()
 
 
@@ -189,10 +189,10 @@ def has_many(table: Table) -> bool:
 
 def append(table: Table, rows: pa.Table, commit_id: str) -> tuple[TableUpdate, ...]:
     """Write a file of `rows`, and say what a commit changes that appends it. Raises OSError."""
-    return _commit(table, _said(table, commit_id), (), _write(table, rows))
+    return _commit(table, _properties(table, commit_id), (), _write(table, rows))
 
 
-def _said(table: Table, commit_id: str) -> dict[str, str]:
+def _properties(table: Table, commit_id: str) -> dict[str, str]:
     """What a snapshot that merges nothing says."""
     snapshot = table.current_snapshot()
     merged = _number(snapshot, MERGED) if snapshot is not None else 0
@@ -201,7 +201,7 @@ def _said(table: Table, commit_id: str) -> dict[str, str]:
 
 def touch(table: Table, commit_id: str) -> tuple[TableUpdate, ...]:
     """What a commit changes that moves the head, and no row. Raises OSError."""
-    return _commit(table, _said(table, commit_id), (), ())
+    return _commit(table, _properties(table, commit_id), (), ())
 
 
 def merge(table: Table, commit_id: str, idle: bool = False) -> tuple[TableUpdate, ...]:
@@ -220,8 +220,8 @@ def merge(table: Table, commit_id: str, idle: bool = False) -> tuple[TableUpdate
     removed = tuple(files[f.path] for f in chosen)
     added = _write(table, *_split(_read(table, removed))) if removed else []
     merged = max(0, _number(snapshot, "total-data-files") - len(removed) + len(added))
-    said = {PUBLISH_ID: commit_id, MERGED: str(merged)}
-    return (*_commit(table, said, removed, added), *_expired(expire))
+    properties = {PUBLISH_ID: commit_id, MERGED: str(merged)}
+    return (*_commit(table, properties, removed, added), *_expired(expire))
 
 
 class PerFile:
@@ -235,11 +235,11 @@ class PerFile:
         """What all files of the table as it was loaded say together."""
         files = _live(table)
         before = self._known.get(table.location(), {})
-        said = {
+        answers = {
             p: before[p] if p in before else self._answer(_read(table, [f], self._columns)) for p, f in files.items()
         }
-        self._known[table.location()] = said
-        return frozenset[str]().union(*said.values())
+        self._known[table.location()] = answers
+        return frozenset[str]().union(*answers.values())
 
 
 def _expired(ids: Sequence[int]) -> tuple[TableUpdate, ...]:
@@ -247,12 +247,16 @@ def _expired(ids: Sequence[int]) -> tuple[TableUpdate, ...]:
 
 
 def _commit(
-    table: Table, said: dict[str, str], removed: Sequence[DataFile], added: Sequence[DataFile]
+    table: Table, properties: dict[str, str], removed: Sequence[DataFile], added: Sequence[DataFile]
 ) -> tuple[TableUpdate, ...]:
     tx = Transaction(table)
     replace = bool(removed or not added)
     producer = _Producer(
-        Operation.OVERWRITE if replace else Operation.APPEND, tx, table.io, snapshot_properties=said, branch="main"
+        Operation.OVERWRITE if replace else Operation.APPEND,
+        tx,
+        table.io,
+        snapshot_properties=properties,
+        branch="main",
     )
     for data_file in added:
         producer.append_data_file(data_file)
@@ -266,14 +270,14 @@ class _Producer(_FastAppendFiles):
     """A snapshot without the deleted files, and with the entries of its small manifests in one."""
 
     def _existing_manifests(self) -> list[ManifestFile]:
-        found = {m.manifest_path: m for m in super()._existing_manifests()}
-        entries = self._read_entries(found.values()) if self._deleted_data_files else {}
+        manifests = {m.manifest_path: m for m in super()._existing_manifests()}
+        entries = self._read_entries(manifests.values()) if self._deleted_data_files else {}
         gone = {f.file_path for f in self._deleted_data_files}
         touched = [p for p, listed in entries.items() if any(e.data_file.file_path in gone for e in listed)]
-        fold = plan_fold(_counts(found.values()), touched)
+        fold = plan_fold(_counts(manifests.values()), touched)
         if not fold:
-            return list(found.values())
-        entries |= self._read_entries(found[path] for path in fold if path not in entries)
+            return list(manifests.values())
+        entries |= self._read_entries(manifests[path] for path in fold if path not in entries)
         kept = [e for path in fold for e in entries[path] if e.data_file.file_path not in gone]
         written: list[ManifestFile] = []
         for spec_id, of_spec in groupby(sorted(kept, key=lambda e: e.data_file.spec_id), lambda e: e.data_file.spec_id):
@@ -281,7 +285,7 @@ class _Producer(_FastAppendFiles):
                 for entry in of_spec:
                     writer.add_entry(_with_status(entry, ManifestEntryStatus.EXISTING, entry.snapshot_id))
             written.append(writer.to_manifest_file())
-        return written + [m for path, m in found.items() if path not in set(fold)]
+        return written + [m for path, m in manifests.items() if path not in set(fold)]
 
     def _deleted_entries(self) -> list[ManifestEntry]:
         gone = {f.file_path for f in self._deleted_data_files}
@@ -369,5 +373,5 @@ def _write(table: Table, *parts: pa.Table) -> list[DataFile]:
 
 
 def _number(snapshot: Snapshot, name: str) -> int:
-    said: Any = snapshot.summary[name] if snapshot.summary is not None else None
-    return int(said or 0)
+    value: Any = snapshot.summary[name] if snapshot.summary is not None else None
+    return int(value or 0)

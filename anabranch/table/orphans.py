@@ -26,8 +26,8 @@ def list_table(environment: Environment, table: Table) -> list[Stored]:
     parts = ["".join(f"{re.escape(f.name)}=[^/]*/" for f in spec.fields) for spec in table.specs().values()]
     pattern = re.compile("|".join([_METADATA, *(rf"data/{part}[^/]+\.parquet" for part in parts)]))
     below = len(same_file(location)) + 1
-    found = (f for folder in _FOLDERS for f in list_files(environment, f"{location}/{folder}"))
-    return [f for f in found if pattern.fullmatch(same_file(f.path)[below:])]
+    stored = (f for folder in _FOLDERS for f in list_files(environment, f"{location}/{folder}"))
+    return [f for f in stored if pattern.fullmatch(same_file(f.path)[below:])]
 
 
 def references(table: Table) -> Iterator[str]:

@@ -44,8 +44,8 @@ class Candidate:
 
     @property
     def number(self) -> int:
-        found = _NUMBER.search(self.path)
-        return int(found.group(1)) if found else -1
+        match = _NUMBER.search(self.path)
+        return int(match.group(1)) if match else -1
 
 
 def newest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -66,11 +66,13 @@ def require_unknown(environment: Environment, lake: Lake, name: str, schema: Sch
     A catalog that was lost would else begin anew beside them, with what Kafka still holds.
     """
     location = admin.new_location(lake, name, schema)
-    found = _metadata_files((f.path for f in list_files(environment, f"{location.rstrip('/')}/metadata")), location)
+    metadata_files = _metadata_files(
+        (f.path for f in list_files(environment, f"{location.rstrip('/')}/metadata")), location
+    )
     # Looked for again: another apply may be creating it at this moment.
-    if not found or lake.exists(name):
+    if not metadata_files or lake.exists(name):
         return
-    newest = newest_first(_read(lake, path)[0] for path in found)[0]
+    newest = newest_first(_read(lake, path)[0] for path in metadata_files)[0]
     raise ConfigurationError(
         f"table {name}: expected nothing below {location}, since the catalog {environment.catalog.name} does not know "
         f"the table, found its files up to {newest.path}; has the catalog been lost? `anabranch apply {stream} "

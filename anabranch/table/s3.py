@@ -83,8 +83,8 @@ class ObjectStore:
         """Key, size and time of every object whose key begins with `prefix`. Raises Terminal (rights) or Transient."""
         try:
             for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-                for found in page.get("Contents", ()):
-                    yield found["Key"], found["Size"], found["LastModified"].astimezone(UTC)
+                for entry in page.get("Contents", ()):
+                    yield entry["Key"], entry["Size"], entry["LastModified"].astimezone(UTC)
         except (ClientError, BotoCoreError) as error:
             raise self._failed(f"list s3://{bucket}/{prefix}", error) from error
 

@@ -90,11 +90,11 @@ def evolve(lake: Lake, name: str, wanted: Columns) -> list[str]:
 
     Idempotent: run again, also after an answer that was lost, it finds nothing to change. Raises Refused, Transient.
     """
-    said: list[str] = []
+    sentences: list[str] = []
 
     def write(table: Table, update: UpdateSchema) -> None:
         changes = plan_evolution(name, table.schema(), wanted)
-        said[:] = [change.words(name) for change in changes] or said
+        sentences[:] = [change.words(name) for change in changes] or sentences
         for change in changes:
             if change.kind is Kind.ADDED:
                 update.add_column(change.path, change.after, required=False)
@@ -106,7 +106,7 @@ def evolve(lake: Lake, name: str, wanted: Columns) -> list[str]:
                 update.make_column_optional(change.path)
 
     admin.change_schema(lake, name, write)
-    return said
+    return sentences
 
 
 def _fields(
@@ -125,8 +125,8 @@ def _fields(
     for f in wanted:
         at = (*path, f.name)
         column = f"{where}, column {'.'.join(at)}"
-        found = known.get(f.name)
-        if found is None:
+        existing = known.get(f.name)
+        if existing is None:
             if f.required:
                 raise Refused(
                     f"{column}: expected the new column to be nullable, found NOT NULL; leave out NOT NULL: old rows "
@@ -139,20 +139,20 @@ def _fields(
                 )
             yield SchemaChange(Kind.ADDED, at, None, f.field_type)
             continue
-        if f.required and not found.required:
+        if f.required and not existing.required:
             raise Refused(
                 f"{column}: expected it to stay nullable, found NOT NULL; leave out NOT NULL: rows may hold null there "
                 "(to refuse hours for it: expect_column_values_to_not_be_null in the quality gate)"
             )
         is_key = f.name in columns.key and not path
-        yield from _types(where, at, found.field_type, f.field_type, columns, is_key)
-        if found.required and not f.required:
+        yield from _types(where, at, existing.field_type, f.field_type, columns, is_key)
+        if existing.required and not f.required:
             if is_key:
                 raise Refused(
                     f"{column}: expected the key's column to stay NOT NULL, found it nullable; put NOT NULL back: "
                     "records without it would all be one event"
                 )
-            yield SchemaChange(Kind.OPTIONAL, at, found.field_type, f.field_type)
+            yield SchemaChange(Kind.OPTIONAL, at, existing.field_type, f.field_type)
 
 
 def _types(

@@ -65,14 +65,16 @@ def unpack(value: str) -> str:
     return zlib.decompress(base64.b85decode(value.removeprefix(_PACKED))).decode()
 
 
-def plan_split(said: Mapping[str, str], before: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+def plan_split(properties: Mapping[str, str], before: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """What a snapshot says itself, packed, and what a side file says for it; `before` is all that the branch said until
     now. Pure."""
-    said = {k: v for k, v in said.items() if v != _NOTHING}
-    carried_on = {_ITSELF_WHILE_NEW} if said.get(_ITSELF_WHILE_NEW) == before.get(_ITSELF_WHILE_NEW) else set[str]()
-    own = [k for k in _ITSELF if k in said and k not in carried_on]
-    itself = {k: packed for k in own if len(packed := pack(said[k])) <= _ITSELF[k]}
-    aside = {k: v for k, v in said.items() if k not in itself}
+    properties = {k: v for k, v in properties.items() if v != _NOTHING}
+    carried_on = (
+        {_ITSELF_WHILE_NEW} if properties.get(_ITSELF_WHILE_NEW) == before.get(_ITSELF_WHILE_NEW) else set[str]()
+    )
+    own = [k for k in _ITSELF if k in properties and k not in carried_on]
+    itself = {k: packed for k in own if len(packed := pack(properties[k])) <= _ITSELF[k]}
+    aside = {k: v for k, v in properties.items() if k not in itself}
     # Nothing that is long is packed just to see how long it is.
     if sum(len(v) for v in aside.values()) <= 100 * _WORTH_A_FILE:
         packed_aside = {k: pack(v) for k, v in aside.items()}
@@ -81,10 +83,10 @@ def plan_split(said: Mapping[str, str], before: Mapping[str, str]) -> tuple[dict
     return itself, aside
 
 
-def named(said: Mapping[str, str]) -> str | None:
+def named(properties: Mapping[str, str]) -> str | None:
     """The name of the side file that a snapshot's properties refer to. Pure."""
     for key in (_TIMELINE, _SIDE_FILE):
-        if (value := said.get(key, "")).startswith(_REFERENCE):
+        if (value := properties.get(key, "")).startswith(_REFERENCE):
             return value.removeprefix(_REFERENCE)
     return None
 
@@ -94,14 +96,14 @@ def path_of(table: Table, name: str) -> str:
     return f"{table.location().rstrip('/')}/metadata/{name}"
 
 
-def set_aside(table: Table, said: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+def set_aside(table: Table, properties: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
     """What a new snapshot says itself of all that its branch says; the rest is written to a side file, or is in the one
     that the branch's head names (`before` are the properties of that snapshot).
 
     Only that one is used again: the commit requires the head, so that it is referred to until the commit lands. Any
     other might be deleted meanwhile as an orphan. Raises OSError, Terminal, Transient.
     """
-    itself, aside = plan_split(said, whole(table, before))
+    itself, aside = plan_split(properties, whole(table, before))
     if not aside:
         return itself
     name = named(before)
@@ -110,20 +112,20 @@ def set_aside(table: Table, said: Mapping[str, str], before: Mapping[str, str]) 
     return itself | {_TIMELINE if _TIMELINE in aside else _SIDE_FILE: _REFERENCE + name}
 
 
-def whole(table: Table, said: Mapping[str, str]) -> dict[str, str]:
+def whole(table: Table, properties: Mapping[str, str]) -> dict[str, str]:
     """All that a snapshot says, itself and by its side file; also one of before there were side files. Raises Terminal,
     Transient."""
-    name = named(said)
+    name = named(properties)
     aside = _read(table, name) if name is not None else {}
-    return {**aside, **{k: unpack(v) for k, v in said.items() if not v.startswith(_REFERENCE)}}
+    return {**aside, **{k: unpack(v) for k, v in properties.items() if not v.startswith(_REFERENCE)}}
 
 
-def look_up(table: Table, said: Mapping[str, str], key: str) -> str | None:
+def look_up(table: Table, properties: Mapping[str, str], key: str) -> str | None:
     """One value of all that a snapshot says. Raises Terminal, Transient."""
-    value = said.get(key)
+    value = properties.get(key)
     if value is not None and not value.startswith(_REFERENCE):
         return unpack(value)
-    return whole(table, said).get(key)
+    return whole(table, properties).get(key)
 
 
 # By path; a side file never changes, and a state is loaded with every micro-batch.

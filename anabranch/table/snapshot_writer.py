@@ -152,14 +152,14 @@ class SnapshotWriter:
     def _of_hour(self, branch: str, hour: str) -> list[HourManifest]:
         """The manifests of an hour on another branch; of one that holds other hours too, a new one of this hour."""
         listed = [m for m in list_manifests(self._table, self._head(branch))[0] if m.may_hold(hour)]
-        found = [m for m in listed if m.hour == hour]
+        manifests = [m for m in listed if m.hour == hour]
         mixed = [m for m in listed if m.hour != hour]
         for manifest, entries in zip(mixed, self._read(mixed), strict=True):
             of_hour = [e for e in entries if hour_of_file(self._table, e.data_file) == hour]
             key = ("of", manifest.manifest.manifest_path, hour)
             made = self._once(key, manifest.manifest.partition_spec_id, of_hour)
-            found += [made] if made is not None else []
-        return found
+            manifests += [made] if made is not None else []
+        return manifests
 
     def _with(self, manifests: list[HourManifest], files: Iterable[DataFile]) -> list[HourManifest]:
         """The manifests and those of new files, one for each hour, small ones merged."""

@@ -98,37 +98,37 @@ def find_snapshot(table: Table, at: str) -> int:
 def branch_properties(table: Table, branch: str) -> dict[str, str]:
     """What a branch says in our words (`anabranch.*`), but for the id of its last publish."""
     snapshot = last_publish(table, branch)
-    return side_files.whole(table, _said_itself(snapshot)) if snapshot is not None else {}
+    return side_files.whole(table, _own_properties(snapshot)) if snapshot is not None else {}
 
 
-def _said_itself(snapshot: Snapshot) -> dict[str, str]:
+def _own_properties(snapshot: Snapshot) -> dict[str, str]:
     """What a snapshot says in our words without its side file, but for the id of its publish."""
-    said = snapshot.summary.additional_properties if snapshot.summary is not None else {}
-    return {k: v for k, v in said.items() if k.startswith(PREFIX) and k != PUBLISH_ID}
+    properties = snapshot.summary.additional_properties if snapshot.summary is not None else {}
+    return {k: v for k, v in properties.items() if k.startswith(PREFIX) and k != PUBLISH_ID}
 
 
 def published_since(table: Table, branch: str, key: str) -> datetime:
     """When the branch's word on `key` was first published, as far back as its snapshots are remembered."""
-    said = branch_properties(table, branch).get(key)
-    found = snapshot = ancestors_to_last_publish(table, branch)[-1]
+    value = branch_properties(table, branch).get(key)
+    since = snapshot = ancestors_to_last_publish(table, branch)[-1]
     while snapshot.parent_snapshot_id is not None:
         parent = table.metadata.snapshot_by_id(snapshot.parent_snapshot_id)
         if parent is None:
             break
         snapshot = parent
-        if (before := side_files.look_up(table, _said_itself(snapshot), key)) is not None:
-            if before != said:
+        if (before := side_files.look_up(table, _own_properties(snapshot), key)) is not None:
+            if before != value:
                 break
-            found = snapshot
-    return datetime.fromtimestamp(found.timestamp_ms / 1000, UTC)
+            since = snapshot
+    return datetime.fromtimestamp(since.timestamp_ms / 1000, UTC)
 
 
 def staged_snapshot(table: Table, wap_id: str) -> Snapshot | None:
     """The snapshot of an attempt, or None when it is gone. Raises Terminal when two carry the same id. Pure."""
-    found = [s for s in table.snapshots() if s.summary is not None and s.summary.get(WAP_ID) == wap_id]
-    if len(found) > 1:
-        raise Terminal(f"table {'.'.join(table.name())}: expected one staged snapshot {wap_id}, found {len(found)}")
-    return found[0] if found else None
+    staged = [s for s in table.snapshots() if s.summary is not None and s.summary.get(WAP_ID) == wap_id]
+    if len(staged) > 1:
+        raise Terminal(f"table {'.'.join(table.name())}: expected one staged snapshot {wap_id}, found {len(staged)}")
+    return staged[0] if staged else None
 
 
 def has_landed(table: Table, commit_id: str) -> bool:
@@ -153,7 +153,7 @@ def reachable(table: Table, snapshots: Iterable[Snapshot]) -> Iterator[str]:
     seen: set[str] = set()
     for snapshot in snapshots:
         yield snapshot.manifest_list
-        if (name := side_files.named(_said_itself(snapshot))) is not None:
+        if (name := side_files.named(_own_properties(snapshot))) is not None:
             yield side_files.path_of(table, name)
         for manifest in snapshot.manifests(table.io):
             if manifest.manifest_path in seen:
@@ -168,11 +168,11 @@ def carried(table: Table, branch: str, properties: Mapping[str, str], commit_id:
     return branch_properties(table, branch) | dict(properties) | {PUBLISH_ID: commit_id}
 
 
-def summary_of(table: Table, branch: str, said: Mapping[str, str]) -> dict[str, str]:
+def summary_of(table: Table, branch: str, properties: Mapping[str, str]) -> dict[str, str]:
     """What the snapshot's summary has of what it says (`carried`): the rest is in a side file, written here. Raises
     OSError."""
     before = last_publish(table, branch)
-    return side_files.set_aside(table, said, _said_itself(before) if before is not None else {})
+    return side_files.set_aside(table, properties, _own_properties(before) if before is not None else {})
 
 
 def find_staged(table: Table, wap_id: str) -> Staged | None:
@@ -200,7 +200,7 @@ def files_by_hour(
     table: Table, branch: str, hours: Collection[str] | None = None
 ) -> dict[str, dict[str, DataFile]]:  # fmt: skip
     """The data files of a branch, all or those of `hours`: hour -> path -> file."""
-    found: dict[str, dict[str, DataFile]] = {}
+    files: dict[str, dict[str, DataFile]] = {}
     with asked(f"read the manifests of {'.'.join(table.name())}"):
         listed, _ = list_manifests(table, head(table, branch))
         wanted = [m.manifest for m in listed if hours is None or any(m.may_hold(h) for h in hours)]
@@ -208,8 +208,8 @@ def files_by_hour(
             for entry in entries:
                 hour = hour_of_file(table, entry.data_file)
                 if hours is None or hour in hours:
-                    found.setdefault(hour, {})[entry.data_file.file_path] = entry.data_file
-    return found
+                    files.setdefault(hour, {})[entry.data_file.file_path] = entry.data_file
+    return files
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ def _results(quality: QualityResult) -> Iterator[Any]:
         yield ExpectationValidationResult(
             success=not failed,
             expectation_config=configuration(given),
-            result=_found(entry) if failed else {"observed_value": without.get(given.type)},
+            result=_failed_result(entry) if failed else {"observed_value": without.get(given.type)},
             exception_info=info,
             meta={},
         )
@@ -170,12 +170,12 @@ def _loads(expectation: Expectation) -> bool:
     return True
 
 
-def _found(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _failed_result(entry: Mapping[str, Any]) -> dict[str, Any]:
     """What was observed, in the words of Great Expectations' result format."""
     observed, count, elements = entry["observed"], entry["unexpected_count"], entry.get("element_count")
     if count is None or not elements:
         return {"observed_value": observed}
-    found = {
+    result = {
         "element_count": elements,
         "unexpected_count": count,
         "unexpected_percent": 100 * count / elements,
@@ -183,11 +183,11 @@ def _found(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
     if rows := entry.get("rows"):
         # Its pages show the values alone, each once, so where a row is stands beside its value.
-        found["partial_unexpected_list"] = [_row(row) for row in rows]
-    return found
+        result["partial_unexpected_list"] = [_row(row) for row in rows]
+    return result
 
 
 def _row(row: Mapping[str, Any]) -> str:
     values = row["values"]
-    said = ", ".join(f"{k} {v}" for k, v in values.items()) if len(values) > 1 else next(iter(values.values()), "row")
-    return f"{said} (partition {row['partition']}, offset {row['offset']})"
+    label = ", ".join(f"{k} {v}" for k, v in values.items()) if len(values) > 1 else next(iter(values.values()), "row")
+    return f"{label} (partition {row['partition']}, offset {row['offset']})"

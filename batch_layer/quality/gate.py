@@ -128,11 +128,11 @@ def run_suite(frame: DataFrame, path: Path | None, known: RowCountBaseline | Non
     failed: list[FailedExpectation] = []
     warnings: list[FailedExpectation] = []
     for i, expectation in unmet.items():
-        found = _failed(expectation, observed.get(i, {}), raised[i], ours[i].said if i in ours else None)
-        (failed if expectation.severity == "critical" else warnings).append(found)
-        log.warning("quality: suite %s, %s: %s", suite.name, expectation.severity, found.message)
+        failure = _failed(expectation, observed.get(i, {}), raised[i], ours[i].basis if i in ours else None)
+        (failed if expectation.severity == "critical" else warnings).append(failure)
+        log.warning("quality: suite %s, %s: %s", suite.name, expectation.severity, failure.message)
     met = tuple(e for i, e in bound.items() if i not in unmet)
-    without = tuple((bound[i], b.said) for i, b in ours.items() if not b.applies)
+    without = tuple((bound[i], b.basis) for i, b in ours.items() if not b.applies)
     for expectation, why in without:
         log.info("quality: suite %s: %s does not apply: %s", suite.name, expectation.type, why)
     return Quality(not failed, tuple(failed), tuple(warnings), len(verdicts), suite.name, met, without)
@@ -146,11 +146,11 @@ def _bounded(expectation: Expectation, bounds: Bounds | None) -> Expectation:
 
 def _observed(frame: DataFrame, name: str, expectations: Mapping[int, Expectation]) -> dict[int, Mapping[str, Any]]:
     """What was found in place of what was expected, with rows where Great Expectations can name them."""
-    found = _evaluate(frame, name, expectations, _ROWS)
+    results = _evaluate(frame, name, expectations, _ROWS)
     # Not every type can name rows: such a one is asked for its values alone.
-    again = {i: expectations[i] for i, result in found.items() if _exception(result)}
-    found |= _evaluate(frame, name, again, _VALUES)
-    return {i: result.result for i, result in found.items()}
+    again = {i: expectations[i] for i, result in results.items() if _exception(result)}
+    results |= _evaluate(frame, name, again, _VALUES)
+    return {i: result.result for i, result in results.items()}
 
 
 def _evaluate(
@@ -165,15 +165,15 @@ def _evaluate(
     doing = f"evaluate the suite {name}"
     try:
         # Not a ValidationDefinition: it stores the result too, and fails when a value in it (a NumPy bool) is not JSON.
-        found = batch.validate(build(name, expectations), result_format=dict(result_format))
+        validation = batch.validate(build(name, expectations), result_format=dict(result_format))
     except Exception as error:
         _pass_on_if_away(doing, "".join(traceback.format_exception(error)))
         raise
-    for result in found.results:
+    for result in validation.results:
         for info in _raised(result):
             # Great Expectations takes whatever is thrown for the expectation's own failure, also an S3 that is away.
             _pass_on_if_away(doing, f"{info.get('exception_message')}\n{info.get('exception_traceback')}")
-    return {result.expectation_config.meta[PLACE]: result for result in found.results}
+    return {result.expectation_config.meta[PLACE]: result for result in validation.results}
 
 
 def _pass_on_if_away(doing: str, text: str) -> None:
@@ -207,24 +207,24 @@ def _failed(
         values = rows[0]["values"]
         sample = [next(iter(values.values())) if len(values) == 1 else values or None]
     if raised:
-        found = f"could not be evaluated: {raised}"
+        outcome = f"could not be evaluated: {raised}"
     elif count is not None and "element_count" in result:
         such_as = f", such as {_short(_words(sample[0]))}" if sample and sample[0] is not None else ""
         at = f" (partition {rows[0]['partition']}, offset {rows[0]['offset']})" if rows else ""
-        found = f"found {count} of {result['element_count']} rows otherwise{such_as}{at}"
+        outcome = f"found {count} of {result['element_count']} rows otherwise{such_as}{at}"
     elif observed is not None:
-        found = f"found {_short(_words(observed))}"
+        outcome = f"found {_short(_words(observed))}"
     elif count is not None:
-        found = f"found {count} otherwise"
+        outcome = f"found {count} otherwise"
     else:
-        found = "found no value" if "observed_value" in result else "found otherwise"
+        outcome = "found no value" if "observed_value" in result else "found otherwise"
     columns = (
         kwargs.get("column_list")
         or kwargs.get("column_set")
         or [kwargs[k] for k in ("column", "column_A", "column_B") if k in kwargs]
     )
     subject = f"({', '.join(str(c) for c in columns)})" if columns else ""
-    message = f"{expectation.type}{subject}: expected {_expected(expectation)}, {found}{f' ({why})' if why else ''}"
+    message = f"{expectation.type}{subject}: expected {_expected(expectation)}, {outcome}{f' ({why})' if why else ''}"
     elements = result.get("element_count")
     return FailedExpectation(
         expectation.type, kwargs, observed, count, message, expectation.severity, elements, rows, raised
@@ -247,17 +247,17 @@ def _expected(expectation: Expectation) -> str:
     kwargs = {k: v for k, v in expectation.kwargs.items() if not k.startswith("column") and v is not None}
     low, high, mostly = kwargs.pop("min_value", None), kwargs.pop("max_value", None), kwargs.pop("mostly", None)
     if low is not None and high is not None:
-        said = f"{_words(low)} to {_words(high)}"
+        text = f"{_words(low)} to {_words(high)}"
     elif low is not None or high is not None:
-        said = f"at least {_words(low)}" if low is not None else f"at most {_words(high)}"
+        text = f"at least {_words(low)}" if low is not None else f"at most {_words(high)}"
     elif "value_set" in kwargs and "_not_be_in_set" not in expectation.type:
-        said = f"one of {_words(kwargs.pop('value_set'))}"
+        text = f"one of {_words(kwargs.pop('value_set'))}"
     else:  # expect_column_values_to_not_be_null
-        said = "to " + (expectation.type.partition("_to_")[2] or "pass").replace("_", " ")
+        text = "to " + (expectation.type.partition("_to_")[2] or "pass").replace("_", " ")
     for key, value in kwargs.items():
         name = key.replace("_", " ").strip()
-        said += f" {_words(value)}" if said.endswith(f" {name}") else f", {name} {_words(value)}"
-    return _short(said) + (f", mostly {mostly}" if mostly is not None else "")
+        text += f" {_words(value)}" if text.endswith(f" {name}") else f", {name} {_words(value)}"
+    return _short(text) + (f", mostly {mostly}" if mostly is not None else "")
 
 
 def _words(value: Any) -> str:

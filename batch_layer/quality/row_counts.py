@@ -49,12 +49,12 @@ class Bounds:
 
     min_value: int | None
     max_value: int | None
-    said: str
+    basis: str
     applies: bool = True
 
     def as_kwargs(self) -> dict[str, int]:
-        found = {"min_value": self.min_value, "max_value": self.max_value}
-        return {k: v for k, v in found.items() if v is not None}
+        bounds = {"min_value": self.min_value, "max_value": self.max_value}
+        return {k: v for k, v in bounds.items() if v is not None}
 
 
 def plan_bounds(type: str, kwargs: Mapping[str, Any], known: RowCountBaseline) -> Bounds:
@@ -64,18 +64,18 @@ def plan_bounds(type: str, kwargs: Mapping[str, Any], known: RowCountBaseline) -
             return Bounds(None, None, known.why, applies=False)
         return _around(Fraction(known.speed_rows), kwargs, f"the speed layer has {known.speed_rows}")
     days, least = kwargs.get("days", DAYS), kwargs.get("min_days", min(MIN_DAYS, kwargs.get("days", DAYS)))
-    found = list(known.previous(days))
-    if len(found) < least:
-        return Bounds(None, None, f"of {days} days before, {len(found)} are known, {least} are needed", applies=False)
-    median = statistics.median(found)
-    return _around(Fraction(median), kwargs, f"the median of {len(found)} days before is {median:g}")
+    counts = list(known.previous(days))
+    if len(counts) < least:
+        return Bounds(None, None, f"of {days} days before, {len(counts)} are known, {least} are needed", applies=False)
+    median = statistics.median(counts)
+    return _around(Fraction(median), kwargs, f"the median of {len(counts)} days before is {median:g}")
 
 
-def _around(count: Fraction, kwargs: Mapping[str, Any], said: str) -> Bounds:
+def _around(count: Fraction, kwargs: Mapping[str, Any], basis: str) -> Bounds:
     # Exact: 0.07 times 100 rows are 7, not a little more.
     low, high = (None if kwargs.get(k) is None else Fraction(str(kwargs[k])) for k in ("min_ratio", "max_ratio"))
     return Bounds(
-        None if low is None else math.ceil(low * count), None if high is None else math.floor(high * count), said
+        None if low is None else math.ceil(low * count), None if high is None else math.floor(high * count), basis
     )
 
 

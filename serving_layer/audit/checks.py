@@ -77,26 +77,28 @@ class Audited:
     def is_held(self) -> bool:
         """Whether Kafka still holds all of the hour."""
         live = [r for r in self.partitions.values() if r.cut[0] < r.cut[1]]
-        return self.kafka is None and all(r.kafka is not None and r.kafka.held == r.cut for r in live)
+        return self.kafka is None and all(r.kafka is not None and r.kafka.in_kafka == r.cut for r in live)
 
 
 def find_disagreements(audited: Audited) -> list[Disagreement]:
     """All that disagrees about one hour, the ledger first, then files, then Kafka. Pure."""
-    found = [*_of_ledger(audited), *_of_files(audited)]
-    found += [d for p, counted in sorted(audited.partitions.items()) for d in _of_partition(audited, p, counted)]
-    return [*found, *_of_totals(audited), *_of_kafka(audited)]
+    disagreements = [*_of_ledger(audited), *_of_files(audited)]
+    disagreements += [
+        d for p, counted in sorted(audited.partitions.items()) for d in _of_partition(audited, p, counted)
+    ]
+    return [*disagreements, *_of_totals(audited), *_of_kafka(audited)]
 
 
 def _of_ledger(a: Audited) -> list[Disagreement]:
-    row, account, found = a.row, a.account, list[Disagreement]()
+    row, account, disagreements = a.row, a.account, list[Disagreement]()
 
     def differs(what: str, expected: object, is_found: object) -> None:
-        found.append(Disagreement(a.hour, None, what, str(expected), str(is_found)))
+        disagreements.append(Disagreement(a.hour, None, what, str(expected), str(is_found)))
 
     if a.accepted and (row is None or row.decision != "accepted"):
         again = "a restatement" if row is not None else "`anabranch apply`"
         differs("ledger", "a row that accepts it, as branch batch does", f"none ({again} writes it again)")
-        return found
+        return disagreements
     if not a.accepted:
         differs(
             "table",
@@ -120,40 +122,44 @@ def _of_ledger(a: Audited) -> list[Disagreement]:
     gaps = account.gaps
     if gaps is not None and account.gap is not None and sum(gaps.values()) != account.gap:
         differs("gaps of the ledger", f"{account.gap} in all classes", f"{sum(gaps.values())}: {gaps}")
-    return found
+    return disagreements
 
 
 def _of_files(a: Audited) -> list[Disagreement]:
-    found = [Disagreement(a.hour, None, "storage", f"the data file {path}", "none") for path in a.gone]
+    disagreements = [Disagreement(a.hour, None, "storage", f"the data file {path}", "none") for path in a.gone]
     if a.strange or a.lacking:
-        said = (
+        actual = (
             f"{a.lacking} of its files missing and {a.strange} others in their place (`anabranch merge` puts it right)"
         )
-        found.append(Disagreement(a.hour, None, "main", f"the files of the {a.served} layer, which serves it", said))
-    return found
+        disagreements.append(
+            Disagreement(a.hour, None, "main", f"the files of the {a.served} layer, which serves it", actual)
+        )
+    return disagreements
 
 
 def _of_partition(a: Audited, p: int, counted: Recount) -> list[Disagreement]:
-    found = []
+    disagreements = []
     start, end = counted.cut
     for source, n in counted.outside.items():
-        found.append(Disagreement(a.hour, p, _WORDS[source], f"none outside the cut [{start}, {end})", f"{n}"))
+        disagreements.append(Disagreement(a.hour, p, _WORDS[source], f"none outside the cut [{start}, {end})", f"{n}"))
     for source, n in counted.twice.items():
-        found.append(Disagreement(a.hour, p, _WORDS[source], "each offset once", f"{n} rows more"))
+        disagreements.append(Disagreement(a.hour, p, _WORDS[source], "each offset once", f"{n} rows more"))
     for source, n in counted.misplaced.items():
-        found.append(Disagreement(a.hour, p, _WORDS[source], "rows of this hour alone", f"{n} that name another"))
+        disagreements.append(
+            Disagreement(a.hour, p, _WORDS[source], "rows of this hour alone", f"{n} that name another")
+        )
     if counted.both:
-        said = f"{counted.both} that are both"
-        found.append(Disagreement(a.hour, p, "rows and dead letters", "each offset to be one of them", said))
+        actual = f"{counted.both} that are both"
+        disagreements.append(Disagreement(a.hour, p, "rows and dead letters", "each offset to be one of them", actual))
     if counted.kafka is not None and counted.kafka.not_given and not a.compacted:
-        said = f"{counted.kafka.not_given} kept that it does not give: {_spans(counted.kafka.not_given_at)}"
-        found.append(Disagreement(a.hour, p, "Kafka", "all offsets that are kept", said))
-    return found
+        actual = f"{counted.kafka.not_given} kept that it does not give: {_spans(counted.kafka.not_given_at)}"
+        disagreements.append(Disagreement(a.hour, p, "Kafka", "all offsets that are kept", actual))
+    return disagreements
 
 
 def _of_totals(a: Audited) -> list[Disagreement]:
     """The ledger's counts against the files'."""
-    account, found = a.account, []
+    account, disagreements = a.account, []
     counted = list(a.partitions.values())
     good, duplicate = account.good, account.duplicate
     # The speed layer keeps duplicates.
@@ -165,19 +171,21 @@ def _of_totals(a: Audited) -> list[Disagreement]:
     )
     for source, wanted, n in expected:
         if wanted is not None and wanted != n and a.accepted:
-            found.append(Disagreement(a.hour, None, _WORDS[source], f"{wanted}, as the ledger says", f"{n} offsets"))
+            disagreements.append(
+                Disagreement(a.hour, None, _WORDS[source], f"{wanted}, as the ledger says", f"{n} offsets")
+            )
     if a.unrepeated:
         words = f"a row of the hour or of the {a.lookback} before it"
-        said_of = f"{a.unrepeated} that repeat nothing"
-        found.append(Disagreement(a.hour, None, "rows that batch removed", f"each to repeat {words}", said_of))
-    return found
+        actual = f"{a.unrepeated} that repeat nothing"
+        disagreements.append(Disagreement(a.hour, None, "rows that batch removed", f"each to repeat {words}", actual))
+    return disagreements
 
 
 def _of_kafka(a: Audited) -> list[Disagreement]:
     """What Kafka gives against what is kept: nothing may be in neither but duplicates, and nothing be gone but gaps."""
     if a.kafka is not None or not a.accepted:
         return []
-    account, found = a.account, []
+    account, disagreements = a.account, []
     given = {p: r.kafka for p, r in a.partitions.items() if r.kafka is not None}
     nowhere = sum(k.kept_nowhere for k in given.values())
     duplicate = account.duplicate if a.served == "batch" else 0
@@ -189,26 +197,26 @@ def _of_kafka(a: Audited) -> list[Disagreement]:
         expected = (
             f"{'' if exact else 'at most '}{duplicate} offsets of it in neither rows nor dead letters, the duplicates"
         )
-        found.append(Disagreement(a.hour, None, "Kafka", expected, f"{nowhere}" + (f" ({at})" if at else "")))
-    silent = sum(k.held[1] - k.held[0] - k.offsets for k in given.values())
+        disagreements.append(Disagreement(a.hour, None, "Kafka", expected, f"{nowhere}" + (f" ({at})" if at else "")))
+    silent = sum(k.in_kafka[1] - k.in_kafka[0] - k.offsets for k in given.values())
     gap = account.gap
     kept = any(k.not_given for k in given.values())
     if gap is not None and not a.compacted and not kept and (silent != gap if a.is_held else silent > gap):
         expected = f"{'' if a.is_held else 'at most '}{gap} offsets that it does not give, the gaps"
-        found.append(Disagreement(a.hour, None, "Kafka", expected, f"{silent}"))
-    return found
+        disagreements.append(Disagreement(a.hour, None, "Kafka", expected, f"{silent}"))
+    return disagreements
 
 
-def _spans(found: Sequence[tuple[int, int]]) -> str:
+def _spans(spans: Sequence[tuple[int, int]]) -> str:
     return (
-        "offsets " + ", ".join(str(s) if e == s + 1 else f"{s} to {e - 1}" for s, e in found) + ", …" * (len(found) > 2)
+        "offsets " + ", ".join(str(s) if e == s + 1 else f"{s} to {e - 1}" for s, e in spans) + ", …" * (len(spans) > 2)
     )
 
 
 def check_adjacent_cuts(cuts: Mapping[str, Cut], timeline: Timeline) -> list[Disagreement]:
     """Where an hour does not begin at the end of the hour before it, in the same log. Pure."""
     adopted = {adoption.hour for adoption in timeline.adoptions}
-    found = []
+    disagreements = []
     for hour, cut in sorted(cuts.items()):
         before = cuts.get(shift(hour, -1))
         if before is None or shift(hour, -1) in adopted or before.topic_id != cut.topic_id:
@@ -216,8 +224,8 @@ def check_adjacent_cuts(cuts: Mapping[str, Cut], timeline: Timeline) -> list[Dis
         for p, (start, _) in sorted(cut.ranges.items()):
             if p in before.ranges and before.ranges[p][1] != start:
                 words = f"{before.ranges[p][1]}, the end of hour {shift(hour, -1)}"
-                found.append(Disagreement(hour, p, "begin of the cut", words, str(start)))
-    return found
+                disagreements.append(Disagreement(hour, p, "begin of the cut", words, str(start)))
+    return disagreements
 
 
 def to_view(stream: str, audited: Sequence[Audited], more: Sequence[Disagreement]) -> dict[str, Any]:
@@ -256,7 +264,7 @@ def _partition_view(counted: Recount) -> dict[str, Any]:
         "kafka": None
         if kafka is None
         else {
-            "held": list(kafka.held), "given": kafka.offsets, "kept_nowhere": kafka.kept_nowhere,
+            "held": list(kafka.in_kafka), "given": kafka.offsets, "kept_nowhere": kafka.kept_nowhere,
             "not_given": kafka.not_given,
         },
     }  # fmt: skip
@@ -294,11 +302,11 @@ def _cells(hour: Mapping[str, Any]) -> list[object]:
     partitions = hour["partitions"].values()
     total = {name: sum(p[name] for p in partitions) for name in ("rows", "dead", "batch")}
     kafka = [p["kafka"] for p in partitions if p["kafka"] is not None]
-    held, given = sum(k["held"][1] - k["held"][0] for k in kafka), sum(k["given"] for k in kafka)
-    said = {name: "" if n is None else n for name, n in hour["ledger"].items()}
-    read = f"{given} of {held} given" if hour["kafka"] != "not read" else hour["kafka_reason"]
+    in_kafka, given = sum(k["held"][1] - k["held"][0] for k in kafka), sum(k["given"] for k in kafka)
+    ledger = {name: "" if n is None else n for name, n in hour["ledger"].items()}
+    read = f"{given} of {in_kafka} given" if hour["kafka"] != "not read" else hour["kafka_reason"]
     verdict = f"{len(hour['disagreements'])} disagree" if hour["disagreements"] else "agrees"
     return [
         hour["hour"], hour["served"], sum(p["cut"][1] - p["cut"][0] for p in partitions), total["rows"], total["dead"],
-        said["duplicate"], said["gap"], total["batch"], read, verdict,
+        ledger["duplicate"], ledger["gap"], total["batch"], read, verdict,
     ]  # fmt: skip

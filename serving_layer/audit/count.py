@@ -31,7 +31,7 @@ class OffsetCounts:
 
     def __init__(self, ranges: Ranges) -> None:
         self.starts = {p: s for p, (s, _) in ranges.items()}
-        self.found = {p: np.zeros(max(0, e - s), np.uint8) for p, (s, e) in ranges.items()}
+        self.counts = {p: np.zeros(max(0, e - s), np.uint8) for p, (s, e) in ranges.items()}
         self.outside: dict[int, int] = {}
         self.twice: dict[int, int] = {}
 
@@ -44,22 +44,22 @@ class OffsetCounts:
             self._add(int(name), part)
 
     def _add(self, partition: int, offsets: NDArray[Any]) -> None:
-        marks = self.found.get(partition)
+        marks = self.counts.get(partition)
         places = offsets - self.starts.get(partition, 0)
         within = places[(places >= 0) & (places < (0 if marks is None else len(marks)))]
         if len(within) < len(offsets):
             self.outside[partition] = self.outside.get(partition, 0) + len(offsets) - len(within)
         if marks is None or not len(within):
             return
-        held, times = np.unique(within, return_counts=True)
+        distinct, times = np.unique(within, return_counts=True)
         # Whatever is found again, here or since an earlier file, is once too often each time.
-        more = int(times.sum()) - int((marks[held] == 0).sum())
+        more = int(times.sum()) - int((marks[distinct] == 0).sum())
         if more:
             self.twice[partition] = self.twice.get(partition, 0) + more
-        marks[held] = np.minimum(marks[held].astype(np.int64) + times, _MOST)
+        marks[distinct] = np.minimum(marks[distinct].astype(np.int64) + times, _MOST)
 
     def distinct(self, partition: int) -> int:
-        marks = self.found.get(partition)
+        marks = self.counts.get(partition)
         return 0 if marks is None else int(np.count_nonzero(marks))
 
 
@@ -125,7 +125,7 @@ def mark_given(ranges: Ranges, given: Iterable[tuple[int, list[int]]]) -> Offset
 class Given:
     """What Kafka gives of one partition of an hour, in the part of the cut that it still holds."""
 
-    held: tuple[int, int]
+    in_kafka: tuple[int, int]
     offsets: int
     kept_nowhere: int
     kept_nowhere_at: tuple[tuple[int, int], ...]
@@ -152,14 +152,14 @@ class Recount:
 
 
 def recount(
-    ranges: Ranges, counted: Mapping[str, Counted], given: OffsetCounts | None, held: Ranges
+    ranges: Ranges, counted: Mapping[str, Counted], given: OffsetCounts | None, in_kafka: Ranges
 ) -> dict[int, Recount]:
-    """By partition, what was counted of `rows`, `batch` and `dead`, compared with what Kafka gave of `held`."""
+    """By partition, what was counted of `rows`, `batch` and `dead`, compared with what Kafka gave of `in_kafka`."""
     named = {p for c in counted.values() for p in (*c.marks.outside, *c.misplaced)}
-    found = {}
+    recounts = {}
     for p in sorted({*ranges, *named}):
-        rows, dead = (counted[source].marks.found.get(p, np.zeros(0, np.uint8)) > 0 for source in ("rows", "dead"))
-        found[p] = Recount(
+        rows, dead = (counted[source].marks.counts.get(p, np.zeros(0, np.uint8)) > 0 for source in ("rows", "dead"))
+        recounts[p] = Recount(
             cut=ranges.get(p, (0, 0)),
             rows=counted["rows"].marks.distinct(p),
             batch=counted["batch"].marks.distinct(p),
@@ -168,20 +168,22 @@ def recount(
             outside={source: c.marks.outside[p] for source, c in counted.items() if p in c.marks.outside},
             misplaced={source: c.misplaced[p] for source, c in counted.items() if p in c.misplaced},
             both=int(np.count_nonzero(rows & dead)),
-            kafka=_given(p, ranges[p], rows | dead, given, held[p]) if given is not None and p in held else None,
+            kafka=_given(p, ranges[p], rows | dead, given, in_kafka[p])
+            if given is not None and p in in_kafka
+            else None,
         )
-    return found
+    return recounts
 
 
 def _given(
-    partition: int, cut: tuple[int, int], kept: NDArray[Any], given: OffsetCounts, held: tuple[int, int]
+    partition: int, cut: tuple[int, int], kept: NDArray[Any], given: OffsetCounts, in_kafka: tuple[int, int]
 ) -> Given:
-    """`given` is marked over its own ranges, of which `held` is a part."""
-    low, high = held
-    there = given.found[partition][low - given.starts[partition] : high - given.starts[partition]] > 0
+    """`given` is marked over its own ranges, of which `in_kafka` is a part."""
+    low, high = in_kafka
+    there = given.counts[partition][low - given.starts[partition] : high - given.starts[partition]] > 0
     kept = kept[low - cut[0] : high - cut[0]]
     return Given(
-        held=held,
+        in_kafka=in_kafka,
         offsets=int(np.count_nonzero(there)),
         kept_nowhere=int(np.count_nonzero(there & ~kept)),
         kept_nowhere_at=spans(there & ~kept, low),

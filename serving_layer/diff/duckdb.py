@@ -168,8 +168,8 @@ class Comparison:
         if not places:
             return {}
         ranges = " OR ".join(f"(kafka_partition = {p} AND kafka_offset = {o})" for p, o in places)
-        found = self._ask(f"SELECT * FROM {layer} WHERE {ranges}")
-        return {(row["kafka_partition"], row["kafka_offset"]): row for row in found}
+        rows = self._ask(f"SELECT * FROM {layer} WHERE {ranges}")
+        return {(row["kafka_partition"], row["kafka_offset"]): row for row in rows}
 
     def _number(self, sql: str) -> int:
         return int(self._ask(sql)[0]["n"])
@@ -220,12 +220,12 @@ def content_types(now: Schema, schemas: Sequence[Schema], files: Sequence[DataFi
     As in the batch job (`serving_layer.diff.spark`): nothing that a file of the speed layer does not hold, a DOUBLE
     that once was FLOAT as FLOAT; here a nested column goes as a whole. What is nested is text.
     """
-    held, floats = held_fields(schemas, files), once_floats(schemas)
+    field_ids, floats = held_fields(schemas, files), once_floats(schemas)
     content = {}
     for field in now.fields:
         # Files count what is in a nested column, not the column itself.
         leaves = {f.field_id for f in index_by_id(Schema(field)).values() if f.field_type.is_primitive}
-        if field.name in _AT or not leaves <= held:
+        if field.name in _AT or not leaves <= field_ids:
             continue
         name = quoted(field.name)
         if field.field_type.is_primitive:

@@ -57,8 +57,8 @@ def fitted(rows: DataFrame, catalog: str, table: Table, columns: Columns) -> Dat
 
 def _struct(kind: StructType, iceberg: IcebergStruct, known: Collection[int], floats: Collection[int]) -> StructType:
     fields = {f.name: f for f in iceberg.fields}
-    found = [(f, _kind(f.dataType, fields[f.name], known, floats)) for f in kind.fields if f.name in fields]
-    return StructType([StructField(f.name, k, f.nullable) for f, k in found if k is not None])
+    kinds = [(f, _kind(f.dataType, fields[f.name], known, floats)) for f in kind.fields if f.name in fields]
+    return StructType([StructField(f.name, k, f.nullable) for f, k in kinds if k is not None])
 
 
 def _kind(kind: DataType, field: NestedField, known: Collection[int], floats: Collection[int]) -> DataType | None:

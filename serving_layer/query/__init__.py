@@ -47,12 +47,12 @@ def run_query(sql: str, tables: Mapping[str, Table], *, catalog: str = "lake", a
             try:
                 table = tables[name]
                 snapshot_id = find_snapshot(table, at) if at is not None and mentioned else None
-                found = dataset(name, table, snapshot_id) if mentioned else columns_only(table)
+                source = dataset(name, table, snapshot_id) if mentioned else columns_only(table)
             except AnabranchError as error:
                 # Such as another stream's, that is not applied yet: whether the SQL needs it, DuckDB will say.
                 absent[name] = error
                 continue
-            _register(connection, catalog, name, found)
+            _register(connection, catalog, name, source)
         _lock(connection)
         try:
             return _distinctly_named(connection.sql(statement).to_arrow_table())

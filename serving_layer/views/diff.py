@@ -149,17 +149,18 @@ def duplicates(job: Job, hour: str, limit: int) -> HourDuplicates:
     )
 
 
-def untold_reason(state: State, hour: str, counted: int | None, found: int) -> str | None:
+def untold_reason(state: State, hour: str, counted: int | None, number: int) -> str | None:
     """Why not all duplicates that the ledger counts can be told, or None when they can. Pure."""
     if counted is None:
         return "the ledger does not say how many there were; its row was written again from the branches"
-    if counted == found:
+    if counted == number:
         return None
-    if found > counted:
+    if number > counted:
         return (
-            f"{found - counted} more than the ledger counts: rows that batch lacks although it never had to remove them"
+            f"{number - counted} more than the ledger counts: rows that batch lacks although it never had to remove "
+            "them"
         )
-    left = f"{counted - found} cannot be told"
+    left = f"{counted - number} cannot be told"
     if (uncovered := speed_rows_reason(state, hour)) is not None:
         return f"{left}: they are told from the speed layer's rows, and {uncovered}"
     return f"{left}: the rows that they repeat are not in the hour or its look-back any more"

@@ -113,9 +113,9 @@ def explain(job: Job, hour: str, now: datetime) -> HourFacts:
     rows = ledger.history(job.lake, job.stream.hours_table, [hour])
     state = load_state(job.lake, job.stream.table)
     of_hour = [row for row in with_waiting(rows, state.decisions) if row.hour == hour]
-    held = {b: {f.file_path: f.record_count for f in files_of(state.table, b, hour)} for b in snapshots.BRANCHES}
+    by_branch = {b: {f.file_path: f.record_count for f in files_of(state.table, b, hour)} for b in snapshots.BRANCHES}
     tags = tagged(state.table, [(hour, row.revision) for row in of_hour if row.decision == "accepted"])
-    return hour_facts(job.stream, state, hour, of_hour, held, tags, now)
+    return hour_facts(job.stream, state, hour, of_hour, by_branch, tags, now)
 
 
 def hour_facts(
@@ -123,11 +123,11 @@ def hour_facts(
     state: State,
     hour: str,
     rows: Sequence[LedgerRow],
-    held: Held,
+    by_branch: Held,
     tags: Mapping[str, Tagged],
     now: datetime,
 ) -> HourFacts:
-    """The facts of an hour: `rows` are the ledger's of it, oldest first, `held` what the branches hold of it. Pure."""
+    """The facts of an hour: `rows` are the ledger's of it, oldest first, `by_branch` its files by branch. Pure."""
     accepted = _last(rows, "accepted") if state.is_accepted(hour) else None
     refusals = _refusals(rows, accepted)
     account = accepted or (refusals[-1] if refusals else HourAccount())
@@ -158,7 +158,7 @@ def hour_facts(
         partitions=account.partitions,
         sources=account.sources,
         layers=Layers(
-            **{b: HeldRows(sum(files.values()), len(files)) for b, files in held.items()}, uncovered=uncovered
+            **{b: HeldRows(sum(files.values()), len(files)) for b, files in by_branch.items()}, uncovered=uncovered
         ),
         speed_rows=account.speed_rows,
         diff=replace(account.diff, sample=None) if account.diff is not None else None,
@@ -168,7 +168,7 @@ def hour_facts(
         served=served if name not in _UNKNOWN else None,
         served_since=served_since(rows, served),
         override=_override(state, hour, rows),
-        merged=set(held["main"]) == set(held[served]),
+        merged=set(by_branch["main"]) == set(by_branch[served]),
         kept=hour in state.retained_hours,
         gone=gone,
         revisions=[d for d in history_rows(stream.table, rows, tags) if d.decision == "accepted"],

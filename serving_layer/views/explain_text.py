@@ -70,14 +70,14 @@ def _sealed(facts: HourFacts) -> str:
 
 def _layers(facts: HourFacts) -> str:
     layers = facts.layers
-    held = f"speed has {_rows(layers.speed)}, batch has {_rows(layers.batch)}, main serves {_rows(layers.main)}"
+    text = f"speed has {_rows(layers.speed)}, batch has {_rows(layers.batch)}, main serves {_rows(layers.main)}"
     if layers.uncovered is not None:
-        held += f"; speed does not account for all of the hour: {layers.uncovered}"
-    return held
+        text += f"; speed does not account for all of the hour: {layers.uncovered}"
+    return text
 
 
-def _rows(held: HeldRows) -> str:
-    return f"{_many(held.rows, 'row')} in {_many(held.files, 'file')}" if held.files else "no rows"
+def _rows(rows: HeldRows) -> str:
+    return f"{_many(rows.rows, 'row')} in {_many(rows.files, 'file')}" if rows.files else "no rows"
 
 
 def _account(facts: HourFacts) -> str | None:

@@ -215,7 +215,7 @@ class Publisher(Actor):
         compared = self.told_time(world)
         if compared is None:
             return None
-        return self if compared.said == self.compared else replace(self, compared=compared.said)
+        return self if compared.time == self.compared else replace(self, compared=compared.time)
 
     def asking(self, world: World, **values: Any) -> Any:
         """Ask Kafka for the needs of the version loaded last, on this publisher's own clock."""

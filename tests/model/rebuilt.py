@@ -12,7 +12,7 @@ from anabranch.position import Offsets, Ranges, Topic, size, without
 from anabranch.protocol import adoption, ledger
 from anabranch.protocol.state import Layer
 from batch_layer.balance import Balance, Counted, classify_lost
-from batch_layer.offset_counts import held
+from batch_layer.offset_counts import within_log
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def read_hour(world: World, lake: Lake, hour: str, cut: Cut, before: int) -> Rea
     """Each record of the cut that anybody holds, over revision `before`; None where Kafka has another log."""
     gone = adoption.gone_from_kafka(lake.state.timeline, hour, cut) is not None
     starts = world.kafka.log_starts(Topic(TOPIC, cut.topic_id, ()))
-    there = {} if gone else held(cut.ranges, starts)
+    there = {} if gone else within_log(cut.ranges, starts)
     if size(there) and (world.kafka.id != cut.topic_id or not world.kafka.holds(there)):
         return None
     lost = without(cut.ranges, there)

@@ -263,7 +263,7 @@ def test_an_expectation_of_ours_means_bounds_of_the_row_count(
 ) -> None:
     found = plan_bounds(type_, kwargs, known)
     assert (found.min_value, found.max_value) == bounds
-    assert said in found.said
+    assert said in found.basis
     assert found.applies is (bounds != (None, None))
 
 

@@ -323,7 +323,7 @@ def test_orphan_removal_spares_what_any_kept_snapshot_names(long: StreamLake) ->
     prepare(long.table(), to_commit(long.state(), refused, NOW), NOW)
     lost = replace(other, skipped=other.skipped[1:])
     prepare(long.table(), to_commit(long.state(), Publish(new_id(), (Change("speed"),), lost), NOW), NOW)
-    named = {n for s in long.table().snapshots() if (n := side_files.named(snapshots._said_itself(s)))}
+    named = {n for s in long.table().snapshots() if (n := side_files.named(snapshots._own_properties(s)))}
     assert len(named) == 4
     assert len(side_files_of(long)) == 5, "expected the file of a commit that was never made"
     old = (NOW - timedelta(days=9)).timestamp()
@@ -412,7 +412,7 @@ def test_main_whose_side_file_is_gone_is_set_back_and_merged(long: StreamLake) -
 
 
 def named_by(table: Table, branch: str) -> str:
-    name = side_files.named(snapshots._said_itself(snapshots.head(table, branch)))
+    name = side_files.named(snapshots._own_properties(snapshots.head(table, branch)))
     assert name is not None
     return name
 

@@ -86,21 +86,22 @@ class _Demo:
 
     # Step 1.
     def _begin(self) -> None:
-        say, found = self._story.say, self._space.services
+        say, services = self._story.say, self._space.services
         say(
-            f"Kafka answers at {found.bootstrap_servers}, S3 at {found.s3_endpoint}; the folder is {self._space.folder}"
+            f"Kafka answers at {services.bootstrap_servers}, S3 at {services.s3_endpoint}; the folder is "
+            f"{self._space.folder}"
         )
         # An hour can be sealed once its grace has passed, so that is where the past ends.
         until = hours.start_of(hours.hour_of(datetime.now(UTC) - self._job.stream.batch.grace))
         began = time.monotonic()
-        with self._story.awaiting("sending events") as told:
+        with self._story.awaiting("sending events") as tell:
             count = 0
 
             def on_ack(ack: Ack) -> None:
                 nonlocal count
                 count += 1
                 if count % 500 == 0:
-                    told(f"{count:,} acknowledged")
+                    tell(f"{count:,} acknowledged")
 
             self._past = sent = produce_events(
                 self._job.environment.kafka, self._job.stream.topic, events=EVENTS, hours=PAST_HOURS, until=until,
@@ -129,7 +130,7 @@ class _Demo:
     def _await_oldest_hour(self, speed: Running) -> str:
         began = time.monotonic()
         started = False
-        with self._story.awaiting("the speed layer starts") as told:
+        with self._story.awaiting("the speed layer starts") as tell:
 
             def well_into_the_oldest() -> str | None:
                 nonlocal started
@@ -137,14 +138,14 @@ class _Demo:
                 parts = rest_of(_by_hour(state), state.position.offsets)
                 # The ends of the past hours are published with its first rows.
                 if not parts:
-                    told(f"{time.monotonic() - began:.0f} s")
+                    tell(f"{time.monotonic() - began:.0f} s")
                     return None
                 if not started:
                     started = True
                     self._story.say(
                         f"First rows in main {time.monotonic() - began:.0f} s after its start, JVM included"
                     )
-                told(_progress(parts, state.position.offsets))
+                tell(_progress(parts, state.position.offsets))
                 hour, whole, rest = parts[0]
                 return hour if size(rest) < 0.6 * size(whole) else None
 
@@ -170,12 +171,12 @@ class _Demo:
     # Step 4.
     def _kill_in_a_past_hour(self, speed: Running, oldest: str) -> None:
         self._story.step("kill -9 for the speed layer, in the middle of an hour")
-        with self._story.awaiting("the middle of an hour") as told:
+        with self._story.awaiting("the middle of an hour") as tell:
 
             def in_the_middle() -> bool | None:
                 state = self._state()
                 parts = rest_of(_by_hour(state), state.position.offsets)
-                told(_progress(parts, state.position.offsets))
+                tell(_progress(parts, state.position.offsets))
                 waiting = [(hour, size(rest) / size(whole)) for hour, whole, rest in parts if rest]
                 # Without one, a slow batch run has let it pass all past hours.
                 return True if not waiting or (waiting[0][0] > oldest and 0.1 < waiting[0][1] < 0.9) else None
@@ -199,10 +200,10 @@ class _Demo:
         # Only now, since its last publish may have landed until the end.
         position = self._state().position.offsets
         self._story.say(f"The table's position is {_words(position)}: that, and nothing else, is where it stands")
-        found = self._space.checkpoints()
-        for checkpoint in found:
+        checkpoints = self._space.checkpoints()
+        for checkpoint in checkpoints:
             shutil.rmtree(checkpoint)
-        self._story.say(f"Deleted every checkpoint: {', '.join(c.name for c in found) or 'there was none'}")
+        self._story.say(f"Deleted every checkpoint: {', '.join(c.name for c in checkpoints) or 'there was none'}")
         self._story.say(f"Events go on: {self._live.count():,} acknowledged in the running hour so far")
 
     # Step 5.
@@ -234,12 +235,12 @@ class _Demo:
 
     def _await_head(self, speed: Running) -> float:
         began = self._newest()
-        with self._story.awaiting("the head") as told:
+        with self._story.awaiting("the head") as tell:
 
             def fresh() -> float | None:
                 newest = self._newest()
                 age = (datetime.now(UTC) - newest).total_seconds() if newest else None
-                told(f"{self._lag():,} offsets behind")
+                tell(f"{self._lag():,} offsets behind")
                 return age if newest != began and age is not None and age < FRESH_SECONDS else None
 
             return poll(fresh, "the speed layer to be at the head", _SECONDS, speed.require_alive)
@@ -257,11 +258,11 @@ class _Demo:
     def _drain(self, speed: Running) -> None:
         _require_all_acknowledged(self._live.sent)
         self._story.say(f"The events end: {self._live.sent.acknowledged:,} were sent live")
-        with self._story.awaiting("the last events") as told:
+        with self._story.awaiting("the last events") as tell:
 
             def drained() -> bool | None:
                 lag = self._lag()
-                told(f"{lag:,} offsets behind")
+                tell(f"{lag:,} offsets behind")
                 return True if lag == 0 else None
 
             poll(drained, "the lag to be 0", _SECONDS, speed.require_alive)
@@ -331,12 +332,12 @@ def _require_all_acknowledged(sent: Sent) -> None:
 
 def _by_hour(state: State) -> dict[str, Ranges]:
     """The ranges of the hours whose ends are decided, oldest first, sealed or not."""
-    found = {hour: cut.ranges for hour, cut in sorted(state.cuts.items())}
+    ranges = {hour: cut.ranges for hour, cut in sorted(state.cuts.items())}
     start = dict(state.timeline.start)
     for hour, ends in sorted(state.timeline.boundaries.items()):
-        found[hour] = ranges_between(start, ends)
+        ranges[hour] = ranges_between(start, ends)
         start |= ends
-    return found
+    return ranges
 
 
 def rest_of(by_hour: Mapping[str, Ranges], position: Offsets) -> list[tuple[str, Ranges, Ranges]]:

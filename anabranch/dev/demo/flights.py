@@ -66,14 +66,14 @@ def _send(story: Story, job: Job) -> Sent:
     # An hour can be sealed once its grace has passed, so that is where the past ends.
     until = hours.start_of(hours.hour_of(datetime.now(UTC) - job.stream.batch.grace))
     began = time.monotonic()
-    with story.awaiting("sending flights") as told:
+    with story.awaiting("sending flights") as tell:
         count = 0
 
         def on_ack(ack: Ack) -> None:
             nonlocal count
             count += 1
             if count % 5_000 == 0:
-                told(f"{count:,} of {flights_data.FLIGHTS:,} acknowledged")
+                tell(f"{count:,} of {flights_data.FLIGHTS:,} acknowledged")
 
         sent = flights_data.send(
             job.environment.kafka, job.stream.topic, hours=PAST_HOURS, until=until, on_ack=on_ack

@@ -62,14 +62,14 @@ class Story:
     @contextmanager
     def awaiting(self, what: str) -> Iterator[Callable[[str], None]]:
         """Shows that something is awaited; the function that it gives changes the words, as often as one likes."""
-        said = time.monotonic()
+        printed_at = time.monotonic()
 
         def tell(detail: str) -> None:
-            nonlocal said
+            nonlocal printed_at
             if self._console.is_terminal:
                 status.update(escape(f"{what}: {detail}"))
-            elif time.monotonic() - said >= _SAY_EVERY_SECONDS:
-                said = time.monotonic()
+            elif time.monotonic() - printed_at >= _SAY_EVERY_SECONDS:
+                printed_at = time.monotonic()
                 self.say(f"… {what}: {detail}")
 
         if self._console.is_terminal:

@@ -117,12 +117,12 @@ class Running:
             ) from None
 
     def _members(self) -> list[psutil.Process]:
-        found = []
+        members = []
         for process in psutil.process_iter():
             with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
                 if os.getsid(process.pid) == self._process.pid:
-                    found.append(process)
-        return found
+                    members.append(process)
+        return members
 
 
 @dataclass(frozen=True)
@@ -145,12 +145,12 @@ class Workspace:
     def __init__(
         self,
         folder: Path,
-        found: services.Services,
+        running_services: services.Services,
         streams: Sequence[str],
         story: Story,
         elsewhere: Elsewhere,
     ) -> None:
-        self.folder, self.services, self.story, self._elsewhere = folder, found, story, elsewhere
+        self.folder, self.services, self.story, self._elsewhere = folder, running_services, story, elsewhere
         self.conf, self.logs = folder / "conf", folder / "logs"
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
@@ -268,11 +268,13 @@ def open_workspace(
     try:
         kafka, s3 = elsewhere.kafka_front, elsewhere.s3_front
         advertised = kafka.port if kafka is not None else None
-        with services.running(folder / ".anabranch", progress=lambda text: None, advertised_port=advertised) as found:
-            for front, port in ((kafka, found.kafka_port), (s3, found.s3_port)):
+        with services.running(
+            folder / ".anabranch", progress=lambda text: None, advertised_port=advertised
+        ) as running_services:
+            for front, port in ((kafka, running_services.kafka_port), (s3, running_services.s3_port)):
                 if front is not None:
                     front.upstream_port = port
-            space = Workspace(folder, found, streams, story, elsewhere)
+            space = Workspace(folder, running_services, streams, story, elsewhere)
             try:
                 yield space
             finally:
@@ -317,8 +319,8 @@ def _shipped() -> Path:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return found
+    document: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return document
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:

@@ -150,7 +150,7 @@ def down(home: Home, wipe: bool = False, progress: Progress | None = None) -> tu
     if not home.path.is_dir():
         return tuple(daemon.name for daemon in (home.s3, home.kafka) if _stop(daemon))
     with _alone(home, progress):
-        running = {daemon.name: found for daemon in (home.s3, home.kafka) if (found := daemon.process())}
+        running = {daemon.name: process for daemon in (home.s3, home.kafka) if (process := daemon.process())}
         if running:
             progress(f"stopping {' and '.join(sorted(running))}")
         killed = stop_all(list(running.values()), _STOP_SECONDS)
@@ -188,7 +188,7 @@ def running(
         down(home)
 
 
-def _existing(daemon: Daemon, asked: int | None, default: int, flag: str) -> tuple[psutil.Process | None, int]:
+def _existing(daemon: Daemon, given_port: int | None, default: int, flag: str) -> tuple[psutil.Process | None, int]:
     """The living process, if any, and the service's port."""
     recorded = daemon.recorded()
     process = daemon.process()
@@ -197,12 +197,12 @@ def _existing(daemon: Daemon, asked: int | None, default: int, flag: str) -> tup
         _stop(daemon)
         process = None
     if process is None or recorded is None:
-        port = asked or (recorded.port if recorded else default)
+        port = given_port or (recorded.port if recorded else default)
         require_free_port(port, daemon.title, flag)
         return None, port
-    if asked is not None and asked != recorded.port:
+    if given_port is not None and given_port != recorded.port:
         raise ConfigurationError(
-            f"{flag} {asked} was given, but {daemon.title} of {daemon.home} already runs on port {recorded.port}. "
+            f"{flag} {given_port} was given, but {daemon.title} of {daemon.home} already runs on port {recorded.port}. "
             f"Run 'anabranch dev down --home {daemon.home}' first, or leave the flag out."
         )
     return process, recorded.port

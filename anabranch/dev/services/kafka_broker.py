@@ -107,16 +107,16 @@ def start(
         if answer.returncode != 0:
             raise Terminal(f"Kafka's storage in {part} could not be formatted:\n{answer.stdout}{answer.stderr}")
         part.rename(data)
-    told = broker_properties(port, controller_port, data, advertised_port)
-    write_private(properties, properties_text(_joined(told, more)))
+    server_properties = broker_properties(port, controller_port, data, advertised_port)
+    write_private(properties, properties_text(_joined(server_properties, more)))
     return daemon.start([*jvm, "kafka.Kafka", str(properties)], port, environment)
 
 
-def _joined(told: Mapping[str, object], more: Mapping[str, object] | None) -> dict[str, object]:
+def _joined(properties: Mapping[str, object], more: Mapping[str, object] | None) -> dict[str, object]:
     """Both; `more` wins, but its lists of listeners join those that are there."""
     lists = ("listeners", "advertised.listeners", "listener.security.protocol.map")
-    added = {key: f"{told[key]},{value}" if key in lists else value for key, value in (more or {}).items()}
-    return {**told, **added}
+    added = {key: f"{properties[key]},{value}" if key in lists else value for key, value in (more or {}).items()}
+    return {**properties, **added}
 
 
 def answers(port: int) -> bool:

@@ -73,7 +73,7 @@ class Faults:
         start, so that there is something to break."""
         layers: tuple[Layer, ...] = ("speed", "batch")
         services: tuple[Service, ...] = ("kafka", "s3")
-        found: list[_Fault] = [
+        faults: list[_Fault] = [
             (self._kill_speed, "speed"), (self._kill_speed, "speed"), (self._fail_speed, "speed"),
             (self._fail_speed, "speed"), (self._second_speed, "speed"), (self._pause_speed, "speed"),
             (self._delete_checkpoints, "speed"), (self._kill_batch, "batch"), (self._fail_batch, "batch"),
@@ -83,16 +83,16 @@ class Faults:
             (functools.partial(self._land_late, "command"), None),
         ]  # fmt: skip
         for service in services:
-            found += [(functools.partial(self._hang, service), None), (functools.partial(self._cut, service), None)]
-            found += [(functools.partial(self._cut_short, service), None)] * 2
+            faults += [(functools.partial(self._hang, service), None), (functools.partial(self._cut, service), None)]
+            faults += [(functools.partial(self._cut_short, service), None)] * 2
         for layer in layers:
-            found += [(functools.partial(self._die_in_doubt, layer), layer)] * 2
-            found += [(functools.partial(self._pause_in_doubt, layer), layer)]
-            found += [
+            faults += [(functools.partial(self._die_in_doubt, layer), layer)] * 2
+            faults += [(functools.partial(self._pause_in_doubt, layer), layer)]
+            faults += [
                 (functools.partial(self._land_late, layer), None),
                 (functools.partial(self._set_clock, layer), None),
             ]
-        return found
+        return faults
 
     def run(self, seconds: float) -> None:
         """Do one thing after the other until the time is over, keeping both layers alive between them."""
@@ -192,13 +192,13 @@ class Faults:
         return sum(state.position.offsets.values()), sorted(state.accepted)
 
     def _state(self) -> State:
-        def asked() -> State | None:
+        def loaded() -> State | None:
             try:
                 return load_state(self._job.lake, self._job.stream.table)
             except Transient:
                 return None
 
-        return poll(asked, "the table to be read", _COMMAND_SECONDS)
+        return poll(loaded, "the table to be read", _COMMAND_SECONDS)
 
     # What is done to them.
     def _kill_speed(self) -> None:
@@ -311,8 +311,8 @@ class Faults:
             for _ in range(self._dice.randint(1, 3))
         ]
         self._interference.lose_requests(who, after)
-        told = ", ".join("never" if seconds is None else f"{seconds:.1f} s" for seconds in after)
-        self._did("late landings", f"the next requests of {who} to the catalog lost, to land after: {told}")
+        delays = ", ".join("never" if seconds is None else f"{seconds:.1f} s" for seconds in after)
+        self._did("late landings", f"the next requests of {who} to the catalog lost, to land after: {delays}")
         time.sleep(self._dice.uniform(5, 15))
 
     def _die_in_doubt(self, layer: Layer) -> None:
@@ -357,12 +357,12 @@ class Faults:
         self._did(f"{service} cut short", words)
 
     def _cut(self, service: Service) -> None:
-        found = self._space.services
+        running = self._space.services
         os.kill(self._pid(service), signal.SIGKILL)
         seconds = self._dice.uniform(0, 10)
         time.sleep(seconds)
         services.up(
-            found.home, access_key=found.access_key, secret_key=found.secret_key,
+            running.home, access_key=running.access_key, secret_key=running.secret_key,
             advertised_port=self._fronts["kafka"].port,
         )  # fmt: skip
         self._did(f"{service} killed", f"{service} killed with every connection to it, started after {seconds:.0f} s")

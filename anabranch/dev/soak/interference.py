@@ -107,8 +107,8 @@ class Interference:
     def lose_requests(self, name: str, after: list[float | None]) -> None:
         """Take the next requests to the catalog away; each lands after so many seconds, or never for None."""
         for number, seconds in enumerate(after):
-            told = _NEVER if seconds is None else seconds
-            write_whole(self._orders(name) / f"late-{time.monotonic_ns()}-{number}", str(told))
+            delay = _NEVER if seconds is None else seconds
+            write_whole(self._orders(name) / f"late-{time.monotonic_ns()}-{number}", str(delay))
 
     def end(self) -> None:
         """Every clock is right again, and no request is taken away any more."""
@@ -153,13 +153,13 @@ class Gateway:
     def carry_out(self, now: float) -> None:
         """Let all land whose time has come by then."""
         for file in sorted(self._requests.glob("*.json")):
-            told = json.loads(file.read_text(encoding="utf-8"))
-            if told["after"] == _NEVER:
+            delayed = json.loads(file.read_text(encoding="utf-8"))
+            if delayed["after"] == _NEVER:
                 self.dropped += 1
                 file.unlink()
                 continue
-            if now >= self._due.setdefault(file, time.monotonic() + told["after"]):
-                self._land(file, told["request"])
+            if now >= self._due.setdefault(file, time.monotonic() + delayed["after"]):
+                self._land(file, delayed["request"])
 
     def _land(self, file: Path, text: str) -> None:
         from pyiceberg.exceptions import CommitFailedException, ValidationException
