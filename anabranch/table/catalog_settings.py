@@ -37,6 +37,8 @@ def catalog_properties(environment: Environment) -> dict[str, str]:
         "s3.connect-timeout": "3",
         "s3.request-timeout": "8",
     }
+    if catalog.warehouse.startswith("s3://"):
+        properties |= {"py-io-impl": "anabranch.table.file_io.LakeFileIO"}
     if catalog.type == "sql":
         _prepare_database(catalog.uri)
         # A connection that the catalog's restart has broken is replaced before it is used.

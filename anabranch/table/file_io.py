@@ -1,0 +1,131 @@
+"""How PyIceberg reaches the files of a warehouse: by PyArrow, with as few requests of S3 as it can be brought to.
+
+What PyArrow would do otherwise, for each file of some kilobytes: open connections anew with each load of a table, ask
+whether the file is there before it is written, write it in parts (three requests), and make a marker of its folder
+when it deletes one.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from typing import Any
+
+from pyarrow.fs import FileSystem, S3FileSystem
+from pyiceberg.io import S3_RETRY_STRATEGY_IMPL, InputFile, OutputFile, OutputStream
+from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
+
+from anabranch import config
+from anabranch.errors import AnabranchError
+from anabranch.table.s3 import ObjectStore, bucket_of
+
+
+class _NewFile(PyArrowFile):
+    """A file that is written under a name that nothing has: each of ours and of PyIceberg's holds a UUID.
+
+    A manifest or a list of them knows how long it is once it is written, since its writer asks.
+    """
+
+    _length: int | None = None
+
+    def create(self, overwrite: bool = False) -> OutputStream:
+        stream = super().create(overwrite=True)
+        # Parquet's writer takes none but PyArrow's own streams.
+        return _Counted(stream, self) if self.location.endswith(".avro") else stream
+
+    def __len__(self) -> int:
+        return super().__len__() if self._length is None else self._length
+
+
+class _Counted(OutputStream):
+    """A stream that tells its file how much was written, once it is closed."""
+
+    def __init__(self, stream: OutputStream, file: _NewFile) -> None:
+        self._stream, self._file, self._length, self._open = stream, file, 0, True
+
+    def write(self, b: bytes) -> int:
+        written = self._stream.write(b)
+        self._length += len(b)
+        return written
+
+    def tell(self) -> int:
+        return self._length
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._stream.close()
+            self._file._length = self._length
+
+    def __enter__(self) -> OutputStream:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+
+class LakeFileIO(PyArrowFileIO):
+    """PyIceberg's own file access by PyArrow; on S3 with fewer requests, over connections that the process shares."""
+
+    def __init__(self, properties: dict[str, str]) -> None:
+        super().__init__(properties)
+        self.fs_by_scheme = self._shared_fs
+
+    def _shared_fs(self, scheme: str, netloc: str | None) -> FileSystem:
+        if not scheme.startswith("s3"):
+            return self._initialize_fs(scheme, netloc)
+        # A forked process must not use its parent's connections.
+        return _open_s3(os.getpid(), netloc, tuple(sorted(self.properties.items())))
+
+    def new_output(self, location: str) -> PyArrowFile:
+        scheme, netloc, path = self.parse_location(location, self.properties)
+        return _NewFile(location, path, self.fs_by_scheme(scheme, netloc))
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        """Delete a file. Raises OSError; on S3 not for one that is gone already."""
+        path = location if isinstance(location, str) else location.location
+        bucket = bucket_of(path)
+        if bucket is None or self.properties.keys() & _NOT_OURS:
+            super().delete(location)
+            return
+        try:
+            _store(os.getpid(), *(self.properties.get(f"s3.{key}") for key in _STORE)).delete_objects(
+                bucket, [path.removeprefix(f"s3://{bucket}/")]
+            )
+        except AnabranchError as error:
+            raise OSError(str(error)) from error
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.fs_by_scheme = self._shared_fs
+
+
+_STORE = ("endpoint", "region", "access-key-id", "secret-access-key")
+# Properties of S3 that only PyArrow is told: keys that a catalog hands out, a role, a proxy.
+_NOT_OURS = {
+    "s3.session-token",
+    "s3.role-arn",
+    "client.role-arn",
+    "s3.proxy-uri",
+    "s3.anonymous",
+    "client.session-token",
+}
+
+
+@lru_cache(maxsize=16)
+def _open_s3(process: int, netloc: str | None, properties: tuple[tuple[str, str], ...]) -> FileSystem:
+    io = PyArrowFileIO(dict(properties))
+    opened = io._initialize_fs("s3", netloc)
+    if not isinstance(opened, S3FileSystem) or S3_RETRY_STRATEGY_IMPL in io.properties:
+        return opened
+    # PyIceberg has no property for it: a file is opened with its first part, and one of a single part is one request.
+    rebuild, (options,) = opened.__reduce__()
+    return rebuild(options | {"allow_delayed_open": True})
+
+
+@lru_cache(maxsize=16)
+def _store(
+    process: int, endpoint: str | None, region: str | None, access_key: str | None, secret_key: str | None
+) -> ObjectStore:
+    given = {"endpoint": endpoint, "region": region, "access_key": access_key, "secret_key": secret_key}
+    return ObjectStore(config.S3.model_validate({key: value for key, value in given.items() if value is not None}))

@@ -1,0 +1,121 @@
+"""What PyIceberg's files cost: the requests of S3 that a small file takes, and that nothing is lost by asking less."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from flaky_s3 import FlakyS3, running_flaky_s3
+
+from anabranch.config import Environment
+from anabranch.dev.services.processes import HOST
+from anabranch.table.catalog_settings import catalog_properties
+from anabranch.table.file_io import LakeFileIO
+from anabranch.table.lake import Lake
+from anabranch.table.s3 import ObjectStore
+
+
+@pytest.fixture
+def front(environment: dict[str, Any]) -> Iterator[FlakyS3]:
+    port = urlparse(environment["s3"]["endpoint"]).port
+    assert port is not None
+    with running_flaky_s3(port, seed=1) as front:
+        yield front
+
+
+@pytest.fixture
+def files(environment: dict[str, Any], front: FlakyS3) -> LakeFileIO:
+    keys = {name: os.path.expandvars(environment["s3"][name]) for name in ("access_key", "secret_key")}
+    s3 = {"endpoint": f"http://{HOST}:{front.port}", **keys}
+    told = Environment.model_validate(environment | {"s3": s3})
+    ObjectStore(told.s3).ensure_bucket("tests")
+    front.methods.clear()
+    return LakeFileIO(catalog_properties(told))
+
+
+@pytest.fixture
+def folder(environment: dict[str, Any]) -> str:
+    return f"{environment['catalog']['warehouse']}/files-{uuid.uuid4().hex}"
+
+
+def test_the_lake_uses_it(environment: dict[str, Any]) -> None:
+    lake = Lake(Environment.model_validate(environment))
+    assert lake.catalog.properties["py-io-impl"] == f"{LakeFileIO.__module__}.{LakeFileIO.__qualname__}"
+
+
+def test_a_small_file_is_written_by_one_request(files: LakeFileIO, front: FlakyS3, folder: str) -> None:
+    file = files.new_output(f"{folder}/one.avro")
+    with file.create() as stream:
+        assert (stream.write(b"ab"), stream.write(b"cde"), stream.tell()) == (2, 3, 5)
+    assert len(file) == 5
+    assert front.methods == {"PUT": 1}
+    with files.new_input(f"{folder}/one.avro").open() as written:
+        assert written.read() == b"abcde"
+    assert len(files.new_input(f"{folder}/one.avro")) == 5
+
+
+def test_a_large_file_is_written_in_parts_and_whole(files: LakeFileIO, front: FlakyS3, folder: str) -> None:
+    content = bytes(range(256)) * 4096 * 24
+    with files.new_output(f"{folder}/large.parquet").create() as stream:
+        for at in range(0, len(content), 1 << 20):
+            stream.write(content[at : at + (1 << 20)])
+    assert front.methods["POST"] > 0 and front.methods["PUT"] > 1
+    with files.new_input(f"{folder}/large.parquet").open() as written:
+        assert written.read() == content
+
+
+def test_parquet_is_written_as_ever(files: LakeFileIO, folder: str) -> None:
+    rows = pa.table({"n": list(range(1000))})
+    with files.new_output(f"{folder}/rows.parquet").create() as stream:
+        pq.write_table(rows, stream)
+    with files.new_input(f"{folder}/rows.parquet").open() as written:
+        assert pq.read_table(written) == rows
+
+
+def test_a_file_is_deleted_by_one_request_and_no_marker_is_left(files: LakeFileIO, front: FlakyS3, folder: str) -> None:
+    with files.new_output(f"{folder}/a.avro").create() as stream:
+        stream.write(b"a")
+    front.methods.clear()
+    files.delete(f"{folder}/a.avro")
+    assert front.methods == {"POST": 1}
+    assert not files.new_input(f"{folder}/a.avro").exists()
+    assert not files.new_input(folder).exists()
+    with pytest.raises(FileNotFoundError):
+        files.new_input(f"{folder}/a.avro").open()
+    # Another publisher may have deleted it before.
+    files.delete(f"{folder}/a.avro")
+
+
+def test_a_write_that_s3_refuses_fails(files: LakeFileIO, front: FlakyS3, folder: str) -> None:
+    front.faults = {"500": 1.0}
+    with pytest.raises(OSError), files.new_output(f"{folder}/refused.avro").create() as stream:
+        stream.write(b"a")
+    with pytest.raises(OSError):
+        files.delete(f"{folder}/refused.avro")
+    front.faults = {}
+    assert not files.new_input(f"{folder}/refused.avro").exists()
+
+
+def test_a_copy_in_another_process_works(files: LakeFileIO, folder: str) -> None:
+    copy = pickle.loads(pickle.dumps(files))
+    with copy.new_output(f"{folder}/b.avro").create() as stream:
+        stream.write(b"b")
+    assert files.new_input(f"{folder}/b.avro").exists()
+
+
+def test_files_of_this_machine_are_written_as_ever(tmp_path: Path) -> None:
+    files = LakeFileIO({})
+    path = f"file://{tmp_path}/x.avro"
+    with files.new_output(path).create() as stream:
+        stream.write(b"x")
+    assert files.new_input(path).exists()
+    files.delete(path)
+    assert not files.new_input(path).exists()
