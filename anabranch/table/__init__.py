@@ -7,26 +7,17 @@ from importlib.abc import MetaPathFinder
 from typing import Any
 
 
-class _WithoutPandas(MetaPathFinder):
-    """Says that pandas is not installed."""
+class _PandasLater(MetaPathFinder):
+    """Says that pandas is not installed for as long as PyArrow's datasets are being imported.
+
+    They ask for it only to know whether it is there, which would be a second of each command's start. `to_pandas`
+    imports it when it is called (https://github.com/apache/arrow/blob/main/python/pyarrow/pandas-shim.pxi).
+    """
 
     def find_spec(self, fullname: str, *_: Any) -> None:
-        if fullname == "pandas":
+        datasets = sys.modules.get("pyarrow.dataset")
+        if fullname == "pandas" and datasets is not None and not hasattr(datasets, "write_dataset"):
             raise ImportError("pandas is imported when it is needed", name=fullname)
 
 
-def _import_datasets() -> None:
-    """Import PyArrow's datasets without pandas, which they ask for only to know whether it is there.
-
-    It would be a second of each command's start. `to_pandas` imports it when it is called
-    (https://github.com/apache/arrow/blob/main/python/pyarrow/pandas-shim.pxi).
-    """
-    finder = _WithoutPandas()
-    sys.meta_path.insert(0, finder)
-    try:
-        import pyarrow.dataset  # noqa: F401
-    finally:
-        sys.meta_path.remove(finder)
-
-
-_import_datasets()
+sys.meta_path.insert(0, _PandasLater())

@@ -79,7 +79,7 @@ class JsonFormat:
         frame = frame.selectExpr("*", f"{opaque(is_ordinary(shape, times))} AS _ordinary")
         rows = frame.selectExpr(
             "*",
-            f"IF(_plain AND _ordinary, NULL, json_object_keys({TEXT})) AS _names",
+            f"IF(_ordinary, NULL, json_object_keys({TEXT})) AS _names",
             *(f"{converted(raw(name), kind)} AS `_row_{name}`" for name, kind in types.items()),
         )
         return Reading(rows, tuple(_checks(types)), raw)
