@@ -18,6 +18,7 @@ USER 10001:10001
 WORKDIR /opt/anabranch
 ENV PATH=/opt/anabranch/.venv/bin:$PATH \
     UV_LINK_MODE=copy \
+    UV_COMPILE_BYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     ANABRANCH_CONF=/opt/anabranch/conf
 

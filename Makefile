@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/anabranch.stamp
 CODE := anabranch speed_layer batch_layer serving_layer dags tests
 
-.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy test-scale test-scale-long soak sizing bench-metadata bench-loads lint types format docs dist clean
+.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy test-scale test-scale-long soak sizing bench-metadata bench-loads bench-start bench-decode lint types format docs dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -55,6 +55,12 @@ bench-metadata: $(READY) ## what a publish costs by micro-batches and hours; dra
 
 bench-loads: $(READY) ## how often an hour and a micro-batch load a table's metadata
 	@PYTHONPATH=tests/support $(BIN)/python tests/measure/metadata_loads.py
+
+bench-start: $(READY) ## how long the commands take that need no Spark
+	@PYTHONPATH=tests/support $(BIN)/python tests/measure/start.py
+
+bench-decode: $(READY) ## CPU of decoding a record, against Spark's own from_json
+	@PYTHONPATH=tests/support $(BIN)/python tests/measure/decode.py
 
 lint: $(READY) ## formatting, lint and the direction of imports, changing nothing
 	@$(BIN)/ruff format --check $(CODE)

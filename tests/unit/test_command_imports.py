@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import cache_from_source
+from pathlib import Path
 
+import pyarrow
+import pyiceberg
 import pytest
+import sqlalchemy
 
 
 @pytest.mark.parametrize(
@@ -37,3 +42,8 @@ def test_pandas_is_there_for_those_who_ask_for_it_later() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.split() == ["3", "1"]
+
+
+def test_packages_are_compiled_for_commands_that_may_not_write() -> None:
+    compiled = [Path(cache_from_source(module.__file__)) for module in (pyiceberg, pyarrow, sqlalchemy)]
+    assert [str(path) for path in compiled if not path.exists()] == []
