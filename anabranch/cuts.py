@@ -28,7 +28,7 @@ _BISECTIONS = 64
 _KAFKA_BEGAN = int(datetime(2011, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 
-class Told(Enum):
+class Side(Enum):
     """What a window tells about a moment."""
 
     EARLIER = "most of it was received before"
@@ -45,12 +45,12 @@ def _usable(stamp: int, now: int) -> bool:
     return _KAFKA_BEGAN <= stamp <= now
 
 
-def tell(window: Sequence[Stamped], moment: int, now: int) -> Told:
+def side_of(window: Sequence[Stamped], moment: int, now: int) -> Side:
     usable = [r.timestamp_ms for r in window if _usable(r.timestamp_ms, now)]
     later = sum(stamp >= moment for stamp in usable)
     if not usable:
-        return Told.NOTHING
-    return Told.LATER if 2 * later >= len(usable) else Told.EARLIER
+        return Side.NOTHING
+    return Side.LATER if 2 * later >= len(usable) else Side.EARLIER
 
 
 def plan_split(records: Sequence[Stamped], moment: int, now: int) -> int | None:
@@ -82,16 +82,16 @@ def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Windo
     nothing usable is known of belongs to the time before.
     """
     left = yield low
-    if tell(left, moment, now) is Told.LATER:
+    if side_of(left, moment, now) is Side.LATER:
         return plan_split(left, moment, now)
     # What lies from `high` on tells nothing, or is later; `later` is where the later begins to be told.
     high, later = end, None
     for offset in sorted(o for o in seen if low < o < end):
-        side = tell(seen[offset], moment, now)
-        if side is Told.LATER:
+        side = side_of(seen[offset], moment, now)
+        if side is Side.LATER:
             high = later = offset
             break
-        if side is Told.EARLIER:
+        if side is Side.EARLIER:
             low, left = offset, seen[offset]
     # Left of `high` nothing is left to look at once the window there reaches it.
     for _ in range(_BISECTIONS):
@@ -99,12 +99,12 @@ def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Windo
             break
         middle = (left[-1].offset + high) // 2
         at, window = yield from _first_telling(middle, high, now)
-        side = tell(window, moment, now)
-        if side is Told.EARLIER:
+        side = side_of(window, moment, now)
+        if side is Side.EARLIER:
             low, left = at, window
         else:
             high = middle
-            later = at if side is Told.LATER else later
+            later = at if side is Side.LATER else later
     right = (yield later) if later is not None else ()
     split = plan_split((*(r for r in left if r.offset < high), *right), moment, now)
     return later if split is None else split

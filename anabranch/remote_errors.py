@@ -181,7 +181,7 @@ def explain(doing: str, error: BaseException, reason: str | None = None) -> Anab
     if isinstance(error, AnabranchError):
         return error
     text = f"{_full_text(error)}\n{reason or ''}"
-    return _explained(doing, text, reason or said_by(error), classify(error))
+    return _explained(doing, text, reason or one_line(error), classify(error))
 
 
 def classify_unexpected(doing: str, error: BaseException) -> AnabranchError:
@@ -223,7 +223,7 @@ def is_away(text: str) -> bool:
 
 
 @contextmanager
-def asked(doing: str) -> Iterator[None]:
+def lake_errors(doing: str) -> Iterator[None]:
     """Turn what reading the lake's files throws when the object store is away into an error of ours."""
     try:
         yield
@@ -231,7 +231,7 @@ def asked(doing: str) -> Iterator[None]:
         raise explain(doing, error) from error
 
 
-def said_by(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """An error in one line, with its type unless that is in the line."""
     line = telling_line(str(error))
     name = type(error).__name__

@@ -25,7 +25,7 @@ from pyiceberg.io.pyarrow import (
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 
 from anabranch.errors import Terminal
-from anabranch.remote_errors import asked
+from anabranch.remote_errors import lake_errors
 from anabranch.table.snapshot_writer import delete_quietly
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def rewrite(table: Table, sources: Sequence[DataFile], is_stopped: Callable[[], 
     first = sources[0]
     path = f"{first.file_path.rsplit('/', 1)[0]}/rolled-{uuid.uuid4().hex}.parquet"
     try:
-        with asked(f"roll {len(sources)} files up into {path}"):
+        with lake_errors(f"roll {len(sources)} files up into {path}"):
             _write(table, path, sources, is_stopped)
             made = _described(table, path, first)
             _require_same(table, made, sources, is_stopped)
@@ -241,7 +241,7 @@ def _batches(
 
 
 def _opened(table: Table, data_file: DataFile) -> pq.ParquetFile:
-    with asked(f"read {data_file.file_path}"):
+    with lake_errors(f"read {data_file.file_path}"):
         source = table.io.new_input(data_file.file_path).open()
         if data_file.file_size_in_bytes <= _WHOLE:
             with source:

@@ -24,7 +24,7 @@ from anabranch.fail_points import Step, reach
 from anabranch.protocol.publish import Publish, land, new_id
 from anabranch.protocol.state import State, load_state
 from anabranch.protocol.turns import read_line
-from anabranch.remote_errors import asked
+from anabranch.remote_errors import lake_errors
 from anabranch.table.commits import Change
 from anabranch.table.lake import Lake
 from anabranch.table.manifests import HourManifest, hour_of_file, list_manifests, read_entries
@@ -169,7 +169,7 @@ def plan_replacement(
 
 def shared_files(table: Table, hours: Collection[str]) -> dict[str, dict[str, DataFile]]:
     """By hour, the files that `speed` and `main` both hold. A manifest of both is read once. Raises Transient."""
-    with asked(f"read the manifests of {'.'.join(table.name())}"):
+    with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
         by_branch = [
             {m.manifest.manifest_path: m.manifest for m in list_manifests(table, head(table, b))[0] if _may(m, hours)}
             for b in ("speed", "main")
@@ -234,7 +234,7 @@ def _hours(table: Table, all_of_them: bool) -> set[str]:
     which hours of the last day have."""
     if all_of_them:
         return {h for h, content in content_by_hour(table, "speed").items() if content.files > 1}
-    with asked(f"read the manifests of {'.'.join(table.name())}"):
+    with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
         return {m.hour for m in list_manifests(table, head(table, "speed"))[0] if m.hour is not None}
 
 

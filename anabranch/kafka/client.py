@@ -27,7 +27,7 @@ from anabranch.attempts import attempts
 from anabranch.errors import AnabranchError, Transient
 from anabranch.kafka.security import kafka_python_settings
 from anabranch.position import Position, Ranges, Stamped, Topic, is_contradicted
-from anabranch.remote_errors import explain, is_denied, said_by
+from anabranch.remote_errors import explain, is_denied, one_line
 
 LOG = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class _Failures(logging.Handler):
         failure = next((a for a in values if isinstance(a, Exception)), None)
         # A time-out is what the error says itself; why nobody answered is what was logged before it.
         if failure is not None and not isinstance(failure, errors.KafkaTimeoutError):
-            self._failures.append((time.monotonic(), said_by(failure)))
+            self._failures.append((time.monotonic(), one_line(failure)))
 
     def since(self, began: float) -> str | None:
         """The failure that tells most: the last that speaks of keys or rights, else the last."""
@@ -367,7 +367,7 @@ class KafkaAdapter:
 
 def _explained(kafka: config.Kafka, doing: str, error: BaseException, began: float) -> AnabranchError:
     cause = _FAILURES.since(began)
-    reason = said_by(error) + (f" ({cause})" if cause and cause not in str(error) else "")
+    reason = one_line(error) + (f" ({cause})" if cause and cause not in str(error) else "")
     return explain(f"{doing} at {kafka.bootstrap_servers}", error, reason)
 
 

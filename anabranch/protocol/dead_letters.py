@@ -21,7 +21,7 @@ from pyiceberg.manifest import DataFile
 from anabranch.errors import Transient
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import Layer, State, load_state
-from anabranch.remote_errors import asked
+from anabranch.remote_errors import lake_errors
 from anabranch.table.commits import Change, Commit
 from anabranch.table.lake import Lake
 from anabranch.table.manifests import hour_of_file
@@ -225,13 +225,13 @@ def _files(table: Table, item: Mapping[str, Any]) -> tuple[tuple[DataFile, ...],
     if staged is not None:
         return staged.files, ()
     name = ".".join(table.name())
-    with asked(f"look for the dead letters that {item['id']} names in {name}"):
+    with lake_errors(f"look for the dead letters that {item['id']} names in {name}"):
         there = [path for path in paths if table.io.new_input(path).exists()]
     LOG.warning(
         "dead letters %s of %s: expected the staged snapshot, found none; publishing from the %d files that are there",
         item["id"], name, len(there),
     )  # fmt: skip
-    with asked(f"read the dead letters that {item['id']} names in {name}"):
+    with lake_errors(f"read the dead letters that {item['id']} names in {name}"):
         files = tuple(_from_footer(table, path) for path in there)
     return files, tuple(path for path in paths if path not in there)
 

@@ -25,7 +25,7 @@ from anabranch.hours import Cut
 from anabranch.protocol.ledger_row import ACCOUNT_COLUMNS, PARSED, Account, Diff, HourAccount, Kind, LedgerRow, cut_from
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import Accepted, Layer, State
-from anabranch.remote_errors import asked
+from anabranch.remote_errors import lake_errors
 from anabranch.table.lake import Lake
 from anabranch.table.ledger_files import PerFile, Span, has_many, read
 from anabranch.table.snapshots import snapshots_by_commit
@@ -152,7 +152,7 @@ def _record(lake: Lake, table_name: str, wanted: Mapping[str, LedgerRow]) -> fro
 
 def _known(table: Table, wanted: Mapping[str, LedgerRow]) -> set[str]:
     """Which of the decisions the ledger holds; a decision can only be among the rows of its hour."""
-    with asked(f"read ledger {'.'.join(table.name())}"):
+    with lake_errors(f"read ledger {'.'.join(table.name())}"):
         rows = read(table, {row.hour for row in wanted.values()}, ("decision_id", "hour"))
     return set(rows["decision_id"].to_pylist()) & set(wanted)
 
@@ -169,7 +169,7 @@ def history(
     table = lake.load(table_name)
     # A newer version of the code may have added columns.
     columns = tuple(c for c in table.schema().column_names if c in _KNOWN and c not in without)
-    with asked(f"read ledger {table_name}"):
+    with lake_errors(f"read ledger {table_name}"):
         rows = _from_arrow(read(table, hours, columns))
     # Rows of one commit that are of one moment: by their hours, in whatever files they are.
     rows.sort(key=attrgetter("sequence", "recorded_at", "hour"))
@@ -178,14 +178,14 @@ def history(
 
 def known_hours(lake: Lake, table_name: str) -> frozenset[str]:
     """The hours that the ledger has a decision about. Raises Transient."""
-    with asked(f"read ledger {table_name}"):
+    with lake_errors(f"read ledger {table_name}"):
         return _HOURS.ask(lake.load(table_name))
 
 
 def remarkable_hours(lake: Lake, table_name: str) -> frozenset[str]:
     """The hours of which a decision tells of offsets that retention took, or of a difference of the layers that is not
     explained by what the speed layer had not read. Raises Transient."""
-    with asked(f"read ledger {table_name}"):
+    with lake_errors(f"read ledger {table_name}"):
         return _REMARKABLE.ask(lake.load(table_name))
 
 

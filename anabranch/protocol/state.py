@@ -132,7 +132,7 @@ def read_state(table: Table) -> State:
         properties, key=lambda b: (TIMELINE in properties[b], (p.sequence_number or 0) if (p := publishes[b]) else 0)
     )
     timeline = Timeline.from_json(properties[newest][TIMELINE])
-    accepted, waiting = plan_held(properties)
+    accepted, waiting = read_accepted(properties)
     if waiting:
         timeline = replace(timeline, sealed=timeline.sealed | waiting)
     return State(
@@ -152,7 +152,7 @@ def read_state(table: Table) -> State:
     )
 
 
-def plan_held(properties: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, Accepted], dict[str, Cut]]:
+def read_accepted(properties: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, Accepted], dict[str, Cut]]:
     """The hours whose rows the batch branch holds as accepted, and the cuts of those that it lost and that wait again.
 
     `main` says what is accepted too. A batch branch that was made again from it holds what `main` served then: the

@@ -37,7 +37,7 @@ def error(code: str, text: str) -> str:
     return f"struct('{code}' AS code, {text} AS text)"
 
 
-def found(expected: str, text: str) -> str:
+def expected_found(expected: str, text: str) -> str:
     """`expected …, found …` as SQL; `text` is SQL for what was found, shortened."""
     return f"concat('{expected}, found ', coalesce(substring({text}, 1, {_FOUND_LENGTH}), 'null'))"
 
@@ -109,7 +109,7 @@ def judge(stream: Stream, checks: Sequence[Check], shown: Callable[[str], str]) 
 def _judge_event_time(bounds: EventTime, shown: Callable[[str], str]) -> Iterator[Check]:
     """The bounds are measured from the ingest hour's start and end, so every rebuild gives the same verdict."""
     at = f"unix_micros(`_row_{bounds.column}`)"
-    text = found(f"{bounds.column}: expected a time near the ingest hour", shown(bounds.column))
+    text = expected_found(f"{bounds.column}: expected a time near the ingest hour", shown(bounds.column))
     verdict = error("event_time_out_of_bounds", text)
     # A date behind the calendar could be written by Spark, and read or published by nobody else.
     yield Check(f"NOT {in_the_calendar(at)}", verdict)

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from anabranch.config import Environment
 from anabranch.errors import AnabranchError, ConfigurationError, JvmGone, Transient, Unexplained
-from anabranch.remote_errors import explain, said_by
+from anabranch.remote_errors import explain, one_line
 from anabranch.spark.settings import session_settings
 
 LOG = logging.getLogger(__name__)
@@ -72,8 +72,8 @@ def explain_spark(spark: SparkSession, doing: str, error: BaseException) -> Anab
     context: Any = spark.sparkContext._jsc
     if context is None or context.sc().isStopped():
         return JvmGone(
-            f"{doing}: expected Spark's context to run, found it stopped ({said_by(error)}); nothing is lost, start it "
-            "again"
+            f"{doing}: expected Spark's context to run, found it stopped ({one_line(error)}); nothing is lost, "
+            "start it again"
         )
     return explain(doing, error)
 

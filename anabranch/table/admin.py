@@ -21,7 +21,7 @@ from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.transforms import IdentityTransform
 
 from anabranch.errors import Transient
-from anabranch.remote_errors import asked, explain
+from anabranch.remote_errors import explain, lake_errors
 from anabranch.table.catalog_settings import catalog_properties
 from anabranch.table.commits import set_ref
 from anabranch.table.lake import Lake, delete_old_metadata
@@ -129,7 +129,7 @@ def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[s
         return []
     lake.clock.now(table.metadata.last_updated_ms)
     if table.current_snapshot() is None:
-        with asked(f"write the first snapshot of {name}"):
+        with lake_errors(f"write the first snapshot of {name}"):
             first = set_aside(table, {**properties, PUBLISH_ID: uuid.uuid4().hex}, {})
             tx.update_snapshot(snapshot_properties=first).fast_append().commit()
     head = tx.table_metadata.refs["main"].snapshot_id

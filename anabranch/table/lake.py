@@ -32,7 +32,7 @@ from anabranch.config import Environment
 from anabranch.errors import MetadataGone, Terminal, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.logs import note
-from anabranch.remote_errors import asked, explain, said_by
+from anabranch.remote_errors import explain, lake_errors, one_line
 from anabranch.table import ledger_files
 from anabranch.table.catalog_settings import catalog_properties
 from anabranch.table.clock import Clock, store_clock
@@ -94,7 +94,7 @@ class Lake:
             except (Terminal, Transient):
                 raise
             except Exception as error:
-                message = said_by(error)
+                message = one_line(error)
                 if not (isinstance(error, FileNotFoundError) or _NO_FILE in message):
                     if isinstance(error, NoSuchTableError):
                         return None
@@ -165,7 +165,7 @@ class Lake:
                 "commit %s of %s: the answer was lost (%s); looking at the table",
                 commit.id,
                 table.name(),
-                said_by(error),
+                one_line(error),
             )
             return self._settle(table, commit)
         # The catalog said no, and no snapshot refers to what was written nor ever will. Where only the answer was lost,
@@ -253,7 +253,7 @@ class Lake:
                 raise Terminal(f"table {name}: expected column {lacking[0]}, found none; run `anabranch apply`")
             self.clock.now(table.metadata.last_updated_ms)
             commit_id = uuid.uuid4().hex
-            with asked(f"write rows of {name}"):
+            with lake_errors(f"write rows of {name}"):
                 updates = ledger_files.append(table, new_rows, commit_id)
             reach(Step.LEDGER_PREPARED)
             try:
@@ -264,7 +264,7 @@ class Lake:
             except CommitFailedException as error:
                 LOG.debug("append to %s refused: %s", name, error)
             except Exception as error:
-                LOG.warning("append to %s: the answer was lost (%s)", name, said_by(error))
+                LOG.warning("append to %s: the answer was lost (%s)", name, one_line(error))
                 # If it still lands, the next attempt is refused, or finds its rows there: both require one head.
                 if has_landed(fresh := self._look(name), commit_id):
                     return fresh
@@ -277,7 +277,7 @@ class Lake:
         """
         table = self.load(name)
         self.clock.now(table.metadata.last_updated_ms)
-        with asked(f"merge files of {name}"):
+        with lake_errors(f"merge files of {name}"):
             updates = ledger_files.merge(table, uuid.uuid4().hex, idle)
         if not updates:
             return MergeStep.NOTHING
@@ -287,7 +287,7 @@ class Lake:
             reach(Step.LEDGER_MERGED)
             delete_old_metadata(table, landed)
         except Exception as error:
-            LOG.debug("merging files of %s: left for the next time (%s)", name, said_by(error))
+            LOG.debug("merging files of %s: left for the next time (%s)", name, one_line(error))
             return MergeStep.REFUSED
         return MergeStep.LANDED
 
@@ -296,7 +296,7 @@ class Lake:
         Transient."""
         table = self.load(name)
         self.clock.now(table.metadata.last_updated_ms)
-        with asked(f"move the head of {name}"):
+        with lake_errors(f"move the head of {name}"):
             updates = ledger_files.touch(table, uuid.uuid4().hex)
         try:
             delete_old_metadata(table, self.catalog.commit_table(table, _require_main(table), updates))

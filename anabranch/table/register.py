@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.config import Environment
 from anabranch.errors import ConfigurationError, MetadataGone
-from anabranch.remote_errors import said_by
+from anabranch.remote_errors import one_line
 from anabranch.table import admin
 from anabranch.table.files import list_files, same_file
 from anabranch.table.snapshots import reachable
@@ -128,7 +128,7 @@ def _read(lake: Lake, path: str) -> tuple[Candidate, Table | None]:
     try:
         table = admin.read_metadata(lake, path)
     except (OSError, ValueError) as error:
-        return Candidate(path, broken=said_by(error), empty=True), None
+        return Candidate(path, broken=one_line(error), empty=True), None
     metadata = table.metadata
     past = frozenset(same_file(entry.metadata_file) for entry in metadata.metadata_log)
     return Candidate(path, metadata.last_updated_ms, past, empty=not metadata.refs), table
@@ -144,7 +144,7 @@ def _why_not(table: Table, location: str, listed: Collection[str]) -> str | None
     try:
         missing = next((path for path in _needed(table) if same_file(path) not in listed), None)
     except (OSError, ValueError) as error:
-        return f"expected to read its manifests, found {said_by(error)}"
+        return f"expected to read its manifests, found {one_line(error)}"
     return None if missing is None else f"expected {missing}, found none"
 
 

@@ -12,7 +12,7 @@ from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
 from anabranch.errors import ConfigurationError, Terminal
-from anabranch.remote_errors import asked
+from anabranch.remote_errors import lake_errors
 from anabranch.table import side_files
 from anabranch.table.manifests import hour_of_file, list_manifests, read_entries
 
@@ -180,7 +180,7 @@ def find_staged(table: Table, wap_id: str) -> Staged | None:
     snapshot = staged_snapshot(table, wap_id)
     if snapshot is None:
         return None
-    with asked(f"read the manifests of what is staged in {'.'.join(table.name())}"):
+    with lake_errors(f"read the manifests of what is staged in {'.'.join(table.name())}"):
         files = tuple(
             entry.data_file
             for manifest in snapshot.manifests(table.io)
@@ -201,7 +201,7 @@ def files_by_hour(
 ) -> dict[str, dict[str, DataFile]]:  # fmt: skip
     """The data files of a branch, all or those of `hours`: hour -> path -> file."""
     files: dict[str, dict[str, DataFile]] = {}
-    with asked(f"read the manifests of {'.'.join(table.name())}"):
+    with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
         listed, _ = list_manifests(table, head(table, branch))
         wanted = [m.manifest for m in listed if hours is None or any(m.may_hold(h) for h in hours)]
         for entries in read_entries(table.io, wanted):
@@ -222,7 +222,7 @@ class HourContent:
 
 def hours_apart(table: Table, one: str, other: str) -> set[str]:
     """The hours of which two branches may hold different files: all that manifests which are on one of them hold."""
-    with asked(f"read the manifests of {'.'.join(table.name())}"):
+    with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
         here, there = (
             {m.manifest.manifest_path: m for m in list_manifests(table, head(table, b))[0]} for b in (one, other)
         )
@@ -237,7 +237,7 @@ def hours_apart(table: Table, one: str, other: str) -> set[str]:
 def content_by_hour(table: Table, branch: str, hours: Collection[str] | None = None) -> dict[str, HourContent]:
     """What a branch holds of each hour, or of `hours`. Opens only manifests of several hours, which are old ones."""
     counted: dict[str, list[tuple[int, int]]] = {}
-    with asked(f"read the manifests of {'.'.join(table.name())}"):
+    with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
         listed, _ = list_manifests(table, head(table, branch))
         wanted = [m for m in listed if hours is None or any(m.may_hold(h) for h in hours)]
         for manifest in wanted:

@@ -132,13 +132,13 @@ def kafka_unavailable_reason(state: State, hour: str, cut: Cut, topic: Topic | N
 
 def _read(job: Job, topic: Topic, cut: Cut) -> tuple[OffsetCounts, Ranges]:
     """What Kafka gives of the cut, and the part that it held all the while."""
-    before = plan_held(cut.ranges, job.kafka.log_starts(topic), job.kafka.stable_ends(topic))
+    before = read_accepted(cut.ranges, job.kafka.log_starts(topic), job.kafka.stable_ends(topic))
     given = mark_given(before, job.kafka.read_offsets(topic.name, before) if before else ())
     # Asked again: retention may have gone on while it was read.
-    return given, plan_held(before, job.kafka.log_starts(topic), {p: e for p, (_, e) in before.items()})
+    return given, read_accepted(before, job.kafka.log_starts(topic), {p: e for p, (_, e) in before.items()})
 
 
-def plan_held(ranges: Ranges, starts: Offsets, ends: Offsets) -> Ranges:
+def read_accepted(ranges: Ranges, starts: Offsets, ends: Offsets) -> Ranges:
     """The part of the ranges that the log holds; what is left with nothing drops out. Pure."""
     return clip(ranges, {p: (s, ends.get(p, 0)) for p, s in starts.items()})
 

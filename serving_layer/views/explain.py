@@ -30,7 +30,7 @@ Held = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True)
-class HeldRows:
+class BranchRows:
     """What a branch holds of an hour."""
 
     rows: int
@@ -41,9 +41,9 @@ class HeldRows:
 class Layers:
     """What each branch holds of an hour, and why the speed layer's rows do not account for all of it, if so."""
 
-    main: HeldRows
-    speed: HeldRows
-    batch: HeldRows
+    main: BranchRows
+    speed: BranchRows
+    batch: BranchRows
     uncovered: str | None
 
 
@@ -158,7 +158,7 @@ def hour_facts(
         partitions=account.partitions,
         sources=account.sources,
         layers=Layers(
-            **{b: HeldRows(sum(files.values()), len(files)) for b, files in by_branch.items()}, uncovered=uncovered
+            **{b: BranchRows(sum(files.values()), len(files)) for b, files in by_branch.items()}, uncovered=uncovered
         ),
         speed_rows=account.speed_rows,
         diff=replace(account.diff, sample=None) if account.diff is not None else None,
@@ -177,8 +177,8 @@ def hour_facts(
     )
 
 
-def _rows(files: Mapping[str, int]) -> HeldRows:
-    return HeldRows(sum(files.values()), len(files))
+def _rows(files: Mapping[str, int]) -> BranchRows:
+    return BranchRows(sum(files.values()), len(files))
 
 
 _UNKNOWN = ("before the first", "not begun")

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from anabranch.output import plain, print_json
 from anabranch.protocol.ledger_row import Diff, QualityResult
-from serving_layer.views.explain import HeldRows, HourFacts, Refusal
+from serving_layer.views.explain import BranchRows, HourFacts, Refusal
 from serving_layer.views.history import DecisionFacts, changed_words
 from serving_layer.views.status import unexplained_words
 
@@ -76,7 +76,7 @@ def _layers(facts: HourFacts) -> str:
     return text
 
 
-def _rows(rows: HeldRows) -> str:
+def _rows(rows: BranchRows) -> str:
     return f"{_many(rows.rows, 'row')} in {_many(rows.files, 'file')}" if rows.files else "no rows"
 
 

@@ -17,7 +17,7 @@ from anabranch.output import print_json, print_table
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Kind, LedgerRow
 from anabranch.protocol.state import Layer, load_state
-from anabranch.remote_errors import asked
+from anabranch.remote_errors import lake_errors
 from serving_layer.views.facts import COUNTS, Counts
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def tagged(table: Table, revisions: Sequence[tuple[str, int]]) -> dict[str, Tagg
         if ref is None or snapshot is None:
             continue
         scan = table.scan(row_filter=f"ingest_hour = '{hour}'", snapshot_id=ref.snapshot_id)
-        with asked(f"read the manifests of {'.'.join(table.name())}"):
+        with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
             rows = sum(task.file.record_count for task in scan.plan_files())
         made = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
         until = made + timedelta(milliseconds=ref.max_ref_age_ms) if ref.max_ref_age_ms is not None else None

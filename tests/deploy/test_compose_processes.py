@@ -45,7 +45,7 @@ def ran(services: Composition, name: str, *arguments: str) -> str:
     return done.stdout
 
 
-def asked(services: Composition, *arguments: str) -> Any:
+def printed_json(services: Composition, *arguments: str) -> Any:
     """What a command of ours prints as JSON."""
     return json.loads(ran(services, "speed", "anabranch", *arguments, "--output", "json"))
 
@@ -61,17 +61,20 @@ def test_every_service_starts_is_healthy_does_its_work_and_ends(built: Built, tm
     with running_composition(resolved, built, tmp_path, without=["grafana"]) as services:
         # Events first: Airflow begins with the hour that ended last, and skips it when the stream begins after it.
         services.up("kafka", "topic")
-        sent = asked(services, "dev", "produce", "game_events", "--events", str(EVENTS), "--hours", "1.5", "--dirty")
+        sent = printed_json(
+            services, "dev", "produce", "game_events", "--events", str(EVENTS), "--hours", "1.5", "--dirty"
+        )
         services.up()
         assert set(services.completed) == {"topic", "apply", "airflow-init"}
         # Rows come out, on the cluster.
-        until(lambda: sum(asked(services, "status", "game_events")["position"].values()) >= EVENTS, "rows", 300)
+        until(lambda: sum(printed_json(services, "status", "game_events")["position"].values()) >= EVENTS, "rows", 300)
         until(
-            lambda: asked(services, "status", "game_events")["lag"]["offsets"] == 0, "the speed layer to be at the head"
+            lambda: printed_json(services, "status", "game_events")["lag"]["offsets"] == 0,
+            "the speed layer to be at the head",
         )
-        status = asked(services, "status", "game_events")
+        status = printed_json(services, "status", "game_events")
         assert sum(status["position"].values()) == sent["acknowledged"]
-        [[dead]] = _values(asked(services, "query", "SELECT count(*) FROM games.game_events_dead_letters"))
+        [[dead]] = _values(printed_json(services, "query", "SELECT count(*) FROM games.game_events_dead_letters"))
         assert 0 < dead == status["dead_letters"]
         apps = json.loads(ran(services, "speed", "python", "-c", FETCH, "http://spark-master:8090/json/"))
         assert len(apps["workers"]) == 2
@@ -90,7 +93,9 @@ def test_every_service_starts_is_healthy_does_its_work_and_ends(built: Built, tm
         until(lambda: ours <= dags(), "Airflow to read the DAGs")
 
         def accepted() -> bool:
-            return {h["hour"]: h["state"] for h in asked(services, "hours", "game_events")}[past_hour(1)] == "accepted"
+            return {h["hour"]: h["state"] for h in printed_json(services, "hours", "game_events")}[
+                past_hour(1)
+            ] == "accepted"
 
         until(accepted, "Airflow to have the last hour accepted", 900)
         ran(services, "speed", "anabranch", "audit", "game_events")

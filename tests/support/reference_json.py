@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import ArrayType, DataType, DateType, StringType, StructField, StructType, TimestampType
 
-from anabranch.records.checks import Check, error, found
+from anabranch.records.checks import Check, error, expected_found
 from anabranch.records.formats import Reading
 from anabranch.records.formats.json_sql import (
     MAX_DEPTH,
@@ -79,7 +79,7 @@ def _judge_broken(types: Mapping[str, DataType]) -> str:
     culprits = []
     for name, kind in types.items():
         text = f"get(b.texts.m, 1).`{name}`"
-        said = found(f"{name}: expected {kind.simpleString()}", text)
+        said = expected_found(f"{name}: expected {kind.simpleString()}", text)
         culprits.append(f"IF({text} IS NOT NULL AND {raw(name)} IS NULL, {said}, NULL)")
     # Where the parser gives up a whole record for one field (a setting of Spark's), there is no telling which.
     unknown = "'expected the types of the schema, found another'"
@@ -87,7 +87,7 @@ def _judge_broken(types: Mapping[str, DataType]) -> str:
     malformed = "'expected one JSON object, found text that is not JSON, is cut off, or goes on after the object'"
     too_deep = f"'expected at most {MAX_DEPTH} levels of nesting, found more'"
     empty = error("empty_value", "'expected a JSON object, found no text'")
-    not_an_object = error("not_an_object", found("expected a JSON object", TEXT))
+    not_an_object = error("not_an_object", expected_found("expected a JSON object", TEXT))
     verdict = (
         rf"CASE WHEN NOT {TEXT} RLIKE r'\S' THEN {empty} "
         f"WHEN {TEXT} RLIKE r'{_OTHER_THAN_OBJECT}' THEN {not_an_object} "
@@ -101,7 +101,7 @@ def _judge_broken(types: Mapping[str, DataType]) -> str:
 
 def _judge_column(name: str, kind: DataType) -> Iterator[Check]:
     read = raw(name)
-    text = found(f"{name}: expected {kind.simpleString()}", f"CAST({read} AS STRING)")
+    text = expected_found(f"{name}: expected {kind.simpleString()}", f"CAST({read} AS STRING)")
     if isinstance(kind, (TimestampType, DateType)):
         unread = f"{read} IS NOT NULL AND `_row_{name}` IS NULL"
         yield Check(f"{unread} AND {read} RLIKE r'{_NOT_TEXT}'", error("wrong_type", text))

@@ -23,7 +23,7 @@ from anabranch.table.commits import Change, Outcome
 from anabranch.table.snapshots import files_of
 from serving_layer import override
 from serving_layer.audit import audit as count_again
-from serving_layer.audit import checks, kafka_unavailable_reason, plan_held
+from serving_layer.audit import checks, kafka_unavailable_reason, read_accepted
 from serving_layer.audit.checks import Audited, check_adjacent_cuts, find_disagreements
 from serving_layer.audit.count import Counted, OffsetCounts, mark_given, recount, spans
 
@@ -298,8 +298,8 @@ def test_a_part_that_kafka_still_holds_is_compared_as_far_as_it_goes() -> None:
 
 def test_what_kafka_holds_of_a_cut() -> None:
     ranges = {0: (4, 10), 1: (0, 5), 2: (3, 3)}
-    assert plan_held(ranges, {0: 6, 1: 5, 2: 0}, {0: 20, 1: 9, 2: 9}) == {0: (6, 10)}
-    assert plan_held(ranges, {0: 0, 1: 0}, {0: 8, 1: 9}) == {0: (4, 8), 1: (0, 5)}
+    assert read_accepted(ranges, {0: 6, 1: 5, 2: 0}, {0: 20, 1: 9, 2: 9}) == {0: (6, 10)}
+    assert read_accepted(ranges, {0: 0, 1: 0}, {0: 8, 1: 9}) == {0: (4, 8), 1: (0, 5)}
 
 
 def test_an_hour_of_a_log_that_is_gone_is_not_asked_of_another() -> None:

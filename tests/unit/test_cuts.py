@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lakes import new_state
 
 from anabranch import cuts, hours
-from anabranch.cuts import REACH, WINDOW, Told, Window, millis
+from anabranch.cuts import REACH, WINDOW, Side, Window, millis
 from anabranch.hours import Timeline, end_of, hour_of, start_of
 from anabranch.position import Offsets, Position, Stamped, Topic
 from anabranch.protocol import sealing
@@ -219,10 +219,10 @@ def test_any_log_is_cut_in_order_and_whole(logs: list[list[int]]) -> None:
 
 def test_a_window_is_told_by_most_of_its_usable_stamps() -> None:
     at, now = millis(NOW - HOUR), millis(NOW)
-    assert cuts.tell(stamped([at - 1, at - 1, at]), at, now) is Told.EARLIER
-    assert cuts.tell(stamped([at - 1, at, IN_2036]), at, now) is Told.LATER
-    assert cuts.tell(stamped(LIES), at, now) is Told.NOTHING
-    assert cuts.tell((), at, now) is Told.NOTHING
+    assert cuts.side_of(stamped([at - 1, at - 1, at]), at, now) is Side.EARLIER
+    assert cuts.side_of(stamped([at - 1, at, IN_2036]), at, now) is Side.LATER
+    assert cuts.side_of(stamped(LIES), at, now) is Side.NOTHING
+    assert cuts.side_of((), at, now) is Side.NOTHING
 
 
 @pytest.mark.parametrize(

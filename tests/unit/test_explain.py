@@ -9,14 +9,14 @@ import pytest
 from anabranch.errors import ConfigurationError, Refused, Transient, Unexpected, Unexplained
 from anabranch.remote_errors import (
     Meaning,
-    asked,
     classify,
     classify_text,
     classify_unexpected,
     explain,
     explain_text,
     is_away,
-    said_by,
+    lake_errors,
+    one_line,
     telling_line,
 )
 
@@ -113,7 +113,7 @@ def test_a_cause_that_is_only_a_class_of_javas_is_enough() -> None:
     trace = (
         "An error occurred while calling o63.append.\n: org.apache.Some: Job aborted\nCaused by: java.io.EOFException\n"
     )
-    assert said_by(RuntimeError(trace)) == "java.io.EOFException"
+    assert one_line(RuntimeError(trace)) == "java.io.EOFException"
 
 
 def test_what_spark_puts_around_a_cause_is_left_out() -> None:
@@ -140,7 +140,7 @@ def test_what_the_rows_themselves_cause_is_no_neighbour(text: str) -> None:
 
 def test_reading_files_raises_errors_of_ours() -> None:
     expected = "read the manifests of t: OSError: gone"
-    with pytest.raises(Transient, match=expected), asked("read the manifests of t"):
+    with pytest.raises(Transient, match=expected), lake_errors("read the manifests of t"):
         raise OSError("gone")
 
 

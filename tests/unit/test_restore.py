@@ -27,7 +27,7 @@ from anabranch.protocol.state import (
     SETTLED,
     Accepted,
     accepted_properties,
-    plan_held,
+    read_accepted,
 )
 from anabranch.table.commits import Change, Outcome
 from serving_layer.merge import merge
@@ -147,17 +147,17 @@ def said(accepted: dict[str, int], **values: Any) -> dict[str, str]:
 def test_what_the_batch_branch_says_counts_and_what_it_forgot_is_not_lost() -> None:
     main = said({H[0]: 1, H[1]: 1, H[2]: 1})
     batch = said({H[2]: 2}, **{SETTLED: H[2], CONTENT: "c"})
-    held, waiting = plan_held({"speed": {}, "batch": batch, "main": main})
+    held, waiting = read_accepted({"speed": {}, "batch": batch, "main": main})
     assert held == {H[2]: Accepted(2, CUTS[2])}
     assert waiting == {}
     older = said({H[0]: 1}, **{SETTLED: H[0], CONTENT: "c"})
-    held, waiting = plan_held({"speed": {}, "batch": older, "main": main})
+    held, waiting = read_accepted({"speed": {}, "batch": older, "main": main})
     assert (set(held), set(waiting)) == ({H[0]}, {H[1], H[2]})
 
 
 def test_an_override_of_today_says_nothing_about_a_branch_made_again_before_it() -> None:
     both = said({H[0]: 1}, **{MERGED: "{}"})
-    held, waiting = plan_held({"speed": {}, "batch": both, "main": both | {OVERRIDES: json.dumps({H[0]: "speed"})}})
+    held, waiting = read_accepted({"speed": {}, "batch": both, "main": both | {OVERRIDES: json.dumps({H[0]: "speed"})}})
     assert (set(held), waiting) == ({H[0]}, {})
 
 

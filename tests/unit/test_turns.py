@@ -61,7 +61,7 @@ def line(lake: StreamLake) -> list[str]:
     return [t.id for t in read_line(lake.table().properties)]
 
 
-def asked(lake: StreamLake, what: str = "test") -> str:
+def new_turn(lake: StreamLake, what: str = "test") -> str:
     turn = ask_for_turn(lake.again(), lake.name, what)
     assert turn is not None
     return turn.id
@@ -206,7 +206,7 @@ def test_a_turn_asked_for_against_the_speed_layer_is_really_set(lake: StreamLake
 
 
 def test_a_turn_says_who_asked_for_what(lake: StreamLake) -> None:
-    asked(lake, "hour 2026-11-21T00 of events")
+    new_turn(lake, "hour 2026-11-21T00 of events")
     [turn] = read_line(lake.table().properties)
     assert f"hour 2026-11-21T00 of events ({turn.by}, turn {turn.id})" == turn.who
     assert turn.by.endswith(f":{os.getpid()}")
@@ -220,7 +220,7 @@ def test_two_that_ask_at_once_are_both_in_line(lake: StreamLake) -> None:
 
     def commit_table(*args: Any) -> Any:
         own.catalog.commit_table = real  # type: ignore[method-assign]
-        others.append(asked(lake))
+        others.append(new_turn(lake))
         return real(*args)
 
     own.catalog.commit_table = commit_table  # type: ignore[method-assign]
@@ -231,13 +231,13 @@ def test_two_that_ask_at_once_are_both_in_line(lake: StreamLake) -> None:
 
 def test_a_full_line_takes_nobody(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "LONGEST_LINE", 1)
-    first = asked(lake)
+    first = new_turn(lake)
     assert ask_for_turn(lake.lake, lake.name, "test") is None
     assert line(lake) == [first]
 
 
 def test_taking_back_anothers_turn_or_none_changes_nothing(lake: StreamLake) -> None:
-    turn = asked(lake)
+    turn = new_turn(lake)
     before = lake.table().metadata_location
     take_back_turn(lake.lake, lake.name, "mine")
     assert line(lake) == [turn]
@@ -245,7 +245,7 @@ def test_taking_back_anothers_turn_or_none_changes_nothing(lake: StreamLake) -> 
 
 
 def test_what_stood_in_line_behind_a_turn_stays_when_it_is_taken_back(lake: StreamLake) -> None:
-    first, second = asked(lake), asked(lake)
+    first, second = new_turn(lake), new_turn(lake)
     take_back_turn(lake.lake, lake.name, first)
     assert line(lake) == [second]
     assert lake.table().properties[TURN] == second
@@ -257,7 +257,7 @@ def test_what_stood_in_line_behind_a_turn_stays_when_it_is_taken_back(lake: Stre
 
 
 def test_a_turn_is_waited_for_once_until_it_is_taken_back(lake: StreamLake) -> None:
-    turn, happened, own = asked(lake), [], lake.again()
+    turn, happened, own = new_turn(lake), [], lake.again()
 
     def take_back() -> None:
         happened.append("taken back")
@@ -269,7 +269,7 @@ def test_a_turn_is_waited_for_once_until_it_is_taken_back(lake: StreamLake) -> N
     happened.append("waited")
     timer.join()
     assert happened == ["taken back", "waited"]
-    other = asked(lake)
+    other = new_turn(lake)
     # Neither of these would come back before the test's end.
     assert wait_for_turn(lake.lake, lake.name, other, other) == other
     assert wait_for_turn(lake.lake, lake.name, None, other) is None
@@ -280,7 +280,7 @@ def test_a_turn_that_nobody_takes_back_is_taken_out_after_its_bound(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(turns, "LEAST", 0.3)
-    turn = asked(lake)
+    turn = new_turn(lake)
     assert wait_for_turn(lake.lake, lake.name, turn, None) == turn
     assert line(lake) == []
     assert "was not taken back within its 0 s; going on" in caplog.text
@@ -294,7 +294,7 @@ def test_an_older_versions_turn_is_waited_for_and_taken_out(lake: StreamLake, mo
 
 
 def test_a_speed_layer_that_is_told_to_stop_waits_no_longer(lake: StreamLake) -> None:
-    turn, stop = asked(lake), threading.Event()
+    turn, stop = new_turn(lake), threading.Event()
     stop.set()
     assert Holding(lake.lake, lake.name, stop).holds(lake.table().properties)
     assert line(lake) == [turn]
@@ -334,7 +334,7 @@ def test_a_killed_holder_holds_the_speed_layer_no_longer_than_its_bound(lake: St
 
 def test_the_speed_layer_publishes_between_two_turns(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "LEAST", 0.3)
-    first, second = asked(lake), asked(lake)
+    first, second = new_turn(lake), new_turn(lake)
     speed, left = SpeedLoop(lake), []
     for _ in range(2):
         speed.once()

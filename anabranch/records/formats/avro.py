@@ -13,7 +13,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql.types import DataType, DateType, StringType, TimestampType
 
 from anabranch.errors import Terminal
-from anabranch.records.checks import Check, error, found, utc
+from anabranch.records.checks import Check, error, expected_found, utc
 from anabranch.records.formats import Reading
 from anabranch.records.formats.avro_names import Incompatible
 from anabranch.records.formats.avro_schema import Projection, project
@@ -134,7 +134,7 @@ def _checks(types: Mapping[str, DataType], projections: Mapping[int, Projection]
                 verdict = error("invalid_utf8", f"'{name}: expected UTF-8, found bytes that are not'")
             elif isinstance(kind, (DateType, TimestampType)):
                 number = _by_id({i: _read(i, name) for i in broken})
-                verdict = error("unreadable_timestamp", found(expected, f"CAST({number} AS STRING)"))
+                verdict = error("unreadable_timestamp", expected_found(expected, f"CAST({number} AS STRING)"))
             else:
                 verdict = error("wrong_type", f"'{expected}, found a value that is not'")
             yield Check(f"coalesce({_by_id(broken)}, false)", verdict)

@@ -64,10 +64,10 @@ class _Parser:
         self._open: set[str] = set()
 
     def node(self, schema: Any, namespace: str, depth: int) -> Node:
-        found = self._node(schema, namespace, depth)
-        if found.size > MAX_SIZE:
+        node = self._node(schema, namespace, depth)
+        if node.size > MAX_SIZE:
             raise Incompatible(f"expected at most {MAX_SIZE} types, found more")
-        return found
+        return node
 
     def _node(self, schema: Any, namespace: str, depth: int) -> Node:
         if depth > MAX_DEPTH:
@@ -140,5 +140,5 @@ def _logical(schema: Mapping[str, Any]) -> str:
 
 
 def _digits(schema: Mapping[str, Any]) -> dict[str, int]:
-    found = {key: schema.get(key, 0) for key in ("precision", "scale")}
-    return {key: value if isinstance(value, int) else -1 for key, value in found.items()}
+    given = {key: schema.get(key, 0) for key in ("precision", "scale")}
+    return {key: value if isinstance(value, int) else -1 for key, value in given.items()}

@@ -230,8 +230,8 @@ class _Resolver:
 
         def broken(read: str) -> str:
             parts = [value.broken(f"{read}.`{name}`") for name, value in present.items()]
-            found = " OR ".join(f"coalesce({part}, false)" for part in parts if part)
-            return f"({found})" if found else ""
+            any_broken = " OR ".join(f"coalesce({part}, false)" for part in parts if part)
+            return f"({any_broken})" if any_broken else ""
 
         return Value(self.record({name: value.reader for name, value in present.items()}), convert, broken)
 

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from anabranch.records.checks import Check, error, found
+from anabranch.records.checks import Check, error, expected_found
 from anabranch.records.formats import Reading
 from anabranch.records.formats.json_sql import TEXT, converted
 
@@ -103,5 +103,5 @@ def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:
     for name, kind in types.items():
         if not isinstance(kind, StringType):
             code = "unreadable_timestamp" if isinstance(kind, (TimestampType, DateType)) else "wrong_type"
-            said = found(f"{name}: expected {kind.simpleString()}", f"`_text_{name}`")
-            yield Check(f"`_text_{name}` IS NOT NULL AND `_row_{name}` IS NULL", error(code, said))
+            text = expected_found(f"{name}: expected {kind.simpleString()}", f"`_text_{name}`")
+            yield Check(f"`_text_{name}` IS NOT NULL AND `_row_{name}` IS NULL", error(code, text))

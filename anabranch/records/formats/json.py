@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import DataType, DateType, StringType, StructField, StructType, TimestampType
 
-from anabranch.records.checks import Check, error, found, opaque
+from anabranch.records.checks import Check, error, expected_found, opaque
 from anabranch.records.formats import Reading
 from anabranch.records.formats.json_sql import (
     MAX_DEPTH,
@@ -91,8 +91,8 @@ def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:
         f"NOT _plain AND NOT is_valid_utf8({TEXT})", error("invalid_utf8", "'expected UTF-8, found bytes that are not'")
     )
     if huge := monstrous(types):
-        said = f"'expected a DECIMAL of at most {MAX_DIGITS} digits, and 3 of an exponent, found one with more'"
-        yield Check(f"_parsed IS NULL AND {huge}", error("wrong_type", said))
+        digits = f"'expected a DECIMAL of at most {MAX_DIGITS} digits, and 3 of an exponent, found one with more'"
+        yield Check(f"_parsed IS NULL AND {huge}", error("wrong_type", digits))
     yield Check("NOT _intact", _judge_broken(types))
     yield Check("_value IS NULL", error("not_an_object", "'expected a JSON object, found null'"))
     lone = "'expected Unicode text, found the escape of a surrogate without its partner'"
@@ -112,15 +112,15 @@ def _judge_broken(types: Mapping[str, DataType]) -> str:
     culprits = []
     for name, kind in types.items():
         text = f"{value('b.texts')}.`{name}`"
-        said = found(f"{name}: expected {kind.simpleString()}", text)
-        culprits.append(f"IF({text} IS NOT NULL AND {raw(name)} IS NULL, {said}, NULL)")
+        wrong = expected_found(f"{name}: expected {kind.simpleString()}", text)
+        culprits.append(f"IF({text} IS NOT NULL AND {raw(name)} IS NULL, {wrong}, NULL)")
     # Where the parser gives up a whole record for one field (a setting of Spark's), there is no telling which.
     unknown = "'expected the types of the schema, found another'"
     culprit = f"IF(_value IS NULL, {unknown}, coalesce({', '.join(culprits)}, {unknown}))"
     malformed = "'expected one JSON object, found text that is not JSON, is cut off, or goes on after the object'"
     too_deep = f"'expected at most {MAX_DEPTH} levels of nesting, found more'"
     empty = error("empty_value", "'expected a JSON object, found no text'")
-    not_an_object = error("not_an_object", found("expected a JSON object", TEXT))
+    not_an_object = error("not_an_object", expected_found("expected a JSON object", TEXT))
     verdict = (
         rf"CASE WHEN NOT {TEXT} RLIKE r'\S' THEN {empty} "
         f"WHEN {TEXT} RLIKE r'{_OTHER_THAN_OBJECT}' THEN {not_an_object} "
@@ -134,7 +134,7 @@ def _judge_broken(types: Mapping[str, DataType]) -> str:
 
 def _judge_column(name: str, kind: DataType) -> Iterator[Check]:
     read = raw(name)
-    text = found(f"{name}: expected {kind.simpleString()}", f"CAST({read} AS STRING)")
+    text = expected_found(f"{name}: expected {kind.simpleString()}", f"CAST({read} AS STRING)")
     if isinstance(kind, (TimestampType, DateType)):
         unread = f"{read} IS NOT NULL AND `_row_{name}` IS NULL"
         yield Check(f"{unread} AND {read} RLIKE r'{_NOT_TEXT}'", error("wrong_type", text))

@@ -83,8 +83,8 @@ def monstrous(types: Mapping[str, DataType]) -> str | None:
     """
     names, anywhere = set[str](), False
     for name, kind in types.items():
-        found, loose = _decimals(name, kind)
-        names |= found
+        decimals, loose = _decimals(name, kind)
+        names |= decimals
         anywhere |= loose
     if not names and not anywhere:
         return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anabranch.kafka.schema_registry import RegisteredSchema, Registry
-from anabranch.records.checks import Check, error, found, literal
+from anabranch.records.checks import Check, error, expected_found, literal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -55,7 +55,7 @@ def look_up(records: DataFrame, registry: Registry, kind: str, subject: str | No
             refused.append(refuse(schema_id, "incompatible_schema", f"expected type {kind}, found {schema.type}"))
         else:
             schemas[schema_id] = schema
-    header = found("expected a zero byte and a schema id of four bytes", "hex(substring(kafka_value, 1, 5))")
+    header = expected_found("expected a zero byte and a schema id of four bytes", "hex(substring(kafka_value, 1, 5))")
     nowhere = "concat('schema id ', _schema_id, ': expected it in the schema registry, found none')"
     checks = [
         Check("value IS NULL", error("null_value", f"'expected a value in {kind} wire format, found a null value'")),
