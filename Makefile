@@ -1,9 +1,9 @@
 # Needs Python 3.11+, Java 17+ and make; everything else goes into .venv and ~/.cache/anabranch.
 BIN := .venv/bin
 READY := .venv/anabranch.stamp
-CODE := anabranch speed_layer batch_layer serving_layer dags tests
+CODE := anabranch speed_layer batch_layer serving_layer dags tests benchmarks
 
-.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy test-scale test-scale-long soak sizing bench-metadata bench-loads bench-start bench-decode lint types format docs dist clean
+.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy test-scale test-scale-long soak sizing bench-metadata bench-loads bench-start bench-decode bench bench-smoke lint types format docs dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -61,6 +61,12 @@ bench-start: $(READY) ## how long the commands take that need no Spark
 
 bench-decode: $(READY) ## CPU of decoding a record, against Spark's own from_json
 	@PYTHONPATH=tests/support $(BIN)/python tests/measure/decode.py
+
+bench: $(READY) ## against Spark's file sink, Iceberg's and Delta's: most of an hour; fewer with ARGS='--shape json_440 --rounds 1'
+	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench.py $(ARGS)
+
+bench-smoke: $(READY) ## three minutes of it: whether a ratio lost more than 15 per cent
+	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench.py --smoke
 
 lint: $(READY) ## formatting, lint and the direction of imports, changing nothing
 	@$(BIN)/ruff format --check $(CODE)

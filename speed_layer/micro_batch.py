@@ -224,11 +224,14 @@ class MicroBatches:
         stream, catalog = self._stream, self._environment.catalog.name
         # The usual micro-batch is not trimmed: changing bounds in the plan would have it compiled anew each time.
         frame = records.trim(frame, plan.todo) if plan.trimmed else frame
-        decoded = records.decode(records.assign_hours(frame, plan.hours), stream, self._format)
+        # A file for each task: as many as run at once, however many partitions there are.
+        at_once = frame.sparkSession.sparkContext.defaultParallelism
+        frame = frame.coalesce(at_once) if len(plan.todo) > at_once else frame
+        # Counted before anything else, where a row is not copied for it. A task that is tried again may count twice,
+        # which only costs a needless look for dead letters.
         counts = Observation()
-        # A task that is tried again may count twice, which only costs a needless look for dead letters.
-        watched = decoded.observe(counts, F.expr("count_if(is_dead)").alias("dead"))
-        good = records.good(watched, stream)
+        counted = frame.observe(counts, F.count(F.lit(1)).alias("records"))
+        good = records.good(self._decode(counted, plan, with_errors=False), stream)
         if self._table is not None:
             good = fitted(good, catalog, self._table, rows_columns(stream))
         write = plan_write(stream.most_event_dates, len(plan.by_hour))
@@ -237,14 +240,17 @@ class MicroBatches:
         reach(Step.SPEED_ROWS_STAGED)
         seen: dict[str, Any] = counts.get
         dead = None
-        if seen["dead"]:
-            letters = records.dead(decoded, topic_id, "speed")
+        if seen["records"] > rows.rows:
+            letters = records.dead(self._decode(frame, plan, with_errors=True), topic_id, "speed")
             dead = stage(
                 letters, self._lake, catalog, stream.dead_letters_table, new_id(), plan_write(1, len(plan.by_hour))
             )
         reach(Step.SPEED_STAGED)
         self._check_topic_unchanged(topic_id)
         return StagedBatch(plan.by_hour, rows, dead)
+
+    def _decode(self, frame: DataFrame, plan: Plan, with_errors: bool) -> DataFrame:
+        return records.decode(records.assign_hours(frame, plan.hours), self._stream, self._format, with_errors)
 
     def _check_topic_unchanged(self, topic_id: str) -> None:
         topic = self._kafka.describe(self._stream.topic, Position(topic_id, {}))

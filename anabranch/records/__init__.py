@@ -87,14 +87,15 @@ def trim(frame: DataFrame, ranges: Ranges) -> DataFrame:
     return frame.where(F.expr(inside(ranges, "partition", "offset")))
 
 
-def decode(frame: DataFrame, stream: Stream, form: Format) -> DataFrame:
+def decode(frame: DataFrame, stream: Stream, form: Format, with_errors: bool = True) -> DataFrame:
     """Read Kafka's `value` as the stream's columns, by its format, and judge it.
 
     `frame` has the columns of Spark's Kafka source and `ingest_hour`. The result has the stream's columns (exact
     types), `kafka_partition`, `kafka_offset`, `kafka_timestamp`, `ingest_hour`, `event_date`, then `is_dead`, and where
     it is true `error_code` and `error_text`, then `kafka_key`, `kafka_value` and `kafka_headers` as they came. Where
-    `is_dead`, the stream's columns hold whatever could be read. A format with a schema registry looks at the
-    frame's schema ids first, and raises as `Format.read` says.
+    `is_dead`, the stream's columns hold whatever could be read. Not `with_errors`, nothing comes behind `is_dead`, and
+    Spark has less to plan. A format with a schema registry looks at the frame's schema ids first, and raises as
+    `Format.read` says.
     """
     types = types_of(stream)
     headers = "headers" if "headers" in frame.columns else f"CAST(NULL AS {_HEADERS})"
@@ -114,7 +115,12 @@ def decode(frame: DataFrame, stream: Stream, form: Format) -> DataFrame:
     reading = form.read(records, types)
     verdict = judge(stream, reading.checks, reading.shown)
     judged = reading.frame.selectExpr("*", f"{opaque(verdict.is_dead)} AS is_dead")
-    judged = judged.selectExpr("*", f"IF(is_dead, {verdict.error}, NULL) AS _error")
+    errors: tuple[str, ...] = ()
+    if with_errors:
+        judged = judged.selectExpr("*", f"IF(is_dead, {verdict.error}, NULL) AS _error")
+        errors = (
+            "_error.code AS error_code", f"substring(_error.text, 1, {ERROR_TEXT_LENGTH}) AS error_text", *_BYTES,
+        )  # fmt: skip
     event_time = "coalesce(kafka_timestamp, timestamp_micros(_hour_start))"
     if stream.event_time is not None:
         event_time = f"coalesce(`_row_{stream.event_time.column}`, kafka_timestamp, timestamp_micros(_hour_start))"
@@ -123,9 +129,7 @@ def decode(frame: DataFrame, stream: Stream, form: Format) -> DataFrame:
         *_KAFKA_COLUMNS,
         f"{utc_date(event_time)} AS event_date",
         "is_dead",
-        "_error.code AS error_code",
-        f"substring(_error.text, 1, {ERROR_TEXT_LENGTH}) AS error_text",
-        *_BYTES,
+        *errors,
     )
 
 

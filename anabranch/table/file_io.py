@@ -1,23 +1,27 @@
 """How PyIceberg reaches the files of a warehouse: by PyArrow, with as few requests of S3 as it can be brought to.
 
 What PyArrow would do otherwise, for each file of some kilobytes: open connections anew with each load of a table, ask
-whether the file is there before it is written, write it in parts (three requests), and make a marker of its folder
-when it deletes one.
+for a file's length before it is read and whether it is there before it is written, write it in parts (three requests),
+and make a marker of its folder when it deletes one.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import lru_cache
+from io import BytesIO
 from typing import Any
 
 from pyarrow.fs import FileSystem, S3FileSystem
-from pyiceberg.io import S3_RETRY_STRATEGY_IMPL, InputFile, OutputFile, OutputStream
+from pyiceberg.io import S3_RETRY_STRATEGY_IMPL, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from anabranch import config
 from anabranch.errors import AnabranchError
 from anabranch.table.s3 import ObjectStore, bucket_of
+
+LOG = logging.getLogger(__name__)
 
 
 class _NewFile(PyArrowFile):
@@ -35,6 +39,24 @@ class _NewFile(PyArrowFile):
 
     def __len__(self) -> int:
         return super().__len__() if self._length is None else self._length
+
+
+class _WholeFile(PyArrowFile):
+    """A file of metadata, which is read as a whole: by one request, where the process speaks to S3 so already.
+
+    Whatever comes in between, PyArrow is asked as ever: it tries again, and its errors are the ones that are known.
+    """
+
+    store: ObjectStore | None = None
+
+    def open(self, seekable: bool = True) -> InputStream:
+        bucket = bucket_of(self.location)
+        if self.store is not None and bucket is not None:
+            try:
+                return BytesIO(self.store.get(bucket, self.location.removeprefix(f"s3://{bucket}/")))
+            except AnabranchError as error:
+                LOG.debug("%s", error)
+        return super().open(seekable)
 
 
 class _Counted(OutputStream):
@@ -77,6 +99,15 @@ class LakeFileIO(PyArrowFileIO):
         # A forked process must not use its parent's connections.
         return _open_s3(os.getpid(), netloc, tuple(sorted(self.properties.items())))
 
+    def new_input(self, location: str) -> PyArrowFile:
+        if not location.endswith((".avro", ".json")):
+            return super().new_input(location)
+        scheme, netloc, path = self.parse_location(location, self.properties)
+        file = _WholeFile(location, path, self.fs_by_scheme(scheme, netloc))
+        # A command that only reads is spared another library's import.
+        file.store = self._store() if _open_store.cache_info().currsize else None
+        return file
+
     def new_output(self, location: str) -> PyArrowFile:
         scheme, netloc, path = self.parse_location(location, self.properties)
         return _NewFile(location, path, self.fs_by_scheme(scheme, netloc))
@@ -84,16 +115,20 @@ class LakeFileIO(PyArrowFileIO):
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Delete a file. Raises OSError; on S3 not for one that is gone already."""
         path = location if isinstance(location, str) else location.location
-        bucket = bucket_of(path)
-        if bucket is None or self.properties.keys() & _NOT_OURS:
+        bucket, store = bucket_of(path), self._store()
+        if bucket is None or store is None:
             super().delete(location)
             return
         try:
-            _store(os.getpid(), *(self.properties.get(f"s3.{key}") for key in _STORE)).delete_objects(
-                bucket, [path.removeprefix(f"s3://{bucket}/")]
-            )
+            store.delete_objects(bucket, [path.removeprefix(f"s3://{bucket}/")])
         except AnabranchError as error:
             raise OSError(str(error)) from error
+
+    def _store(self) -> ObjectStore | None:
+        """S3 by its own requests; None where only PyArrow is told how to reach it."""
+        if self.properties.keys() & _NOT_OURS:
+            return None
+        return _open_store(os.getpid(), *(self.properties.get(f"s3.{key}") for key in _STORE))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -124,7 +159,7 @@ def _open_s3(process: int, netloc: str | None, properties: tuple[tuple[str, str]
 
 
 @lru_cache(maxsize=16)
-def _store(
+def _open_store(
     process: int, endpoint: str | None, region: str | None, access_key: str | None, secret_key: str | None
 ) -> ObjectStore:
     given = {"endpoint": endpoint, "region": region, "access_key": access_key, "secret_key": secret_key}

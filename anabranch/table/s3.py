@@ -88,6 +88,14 @@ class ObjectStore:
         except (ClientError, BotoCoreError) as error:
             raise self._failed(f"list s3://{bucket}/{prefix}", error) from error
 
+    def get(self, bucket: str, key: str) -> bytes:
+        """One object, whole. Raises ConfigurationError (keys, rights), Transient, Terminal (no such object)."""
+        try:
+            body: bytes = self._client.get_object(Bucket=bucket, Key=key)["Body"].read()
+        except (ClientError, BotoCoreError) as error:
+            raise self._failed(f"read s3://{bucket}/{key}", error) from error
+        return body
+
     def put(self, bucket: str, key: str, body: bytes, content_type: str) -> None:
         """Write one object. Raises ConfigurationError (keys, rights, no such bucket) or Transient."""
         try:

@@ -62,6 +62,36 @@ def test_a_small_file_is_written_by_one_request(files: LakeFileIO, front: FlakyS
     assert len(files.new_input(f"{folder}/one.avro")) == 5
 
 
+@pytest.mark.parametrize("name", ["one.avro", "one.metadata.json"])
+def test_a_file_of_metadata_is_read_by_one_request(files: LakeFileIO, front: FlakyS3, folder: str, name: str) -> None:
+    with files.new_output(f"{folder}/{name}").create() as stream:
+        stream.write(b"abcde")
+    # From the first deletion on, which a publish has: the library for it is there then.
+    files.delete(f"{folder}/gone.avro")
+    front.methods.clear()
+    with files.new_input(f"{folder}/{name}").open() as written:
+        assert (written.read(2), written.seek(1), written.read(), written.tell()) == (b"ab", 1, b"bcde", 5)
+    assert front.methods == {"GET": 1}
+
+
+def test_a_read_that_s3_refuses_is_another_librarys_next(files: LakeFileIO, front: FlakyS3, folder: str) -> None:
+    with files.new_output(f"{folder}/one.avro").create() as stream:
+        stream.write(b"abcde")
+    files.delete(f"{folder}/gone.avro")
+    front.faults, contents, refused = {"500": 0.3}, [], 0
+    for _ in range(20):
+        try:
+            with files.new_input(f"{folder}/one.avro").open() as written:
+                contents.append(written.read())
+        except OSError:
+            refused += 1
+    assert set(contents) == {b"abcde"}
+    assert refused < 5
+    front.faults = {"500": 1.0}
+    with pytest.raises(OSError):
+        files.new_input(f"{folder}/one.avro").open()
+
+
 def test_a_large_file_is_written_in_parts_and_whole(files: LakeFileIO, front: FlakyS3, folder: str) -> None:
     content = bytes(range(256)) * 4096 * 24
     with files.new_output(f"{folder}/large.parquet").create() as stream:

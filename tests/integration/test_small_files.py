@@ -91,3 +91,17 @@ def test_rolled_up_files_are_read_by_spark_and_pyiceberg_as_those_that_spark_wro
     assert len(kinds) == 2
     assert by_spark(one) == spark
     assert by_pyiceberg(one) == pyiceberg
+
+
+def test_a_micro_batch_leaves_a_file_for_each_task_that_runs_at_once(world: Make) -> None:
+    one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 1000, "roll_up": False})
+    one.topic(partitions=6)
+    one.send_now(60, "now", partitions=6)
+    one.send([(5, datetime.now(UTC), b"{")])
+    one.apply()
+    one.speed()
+    # Six partitions, two cores.
+    assert files(one) == 2
+    assert len(one.dead()) == 1
+    one.sent = one.sent[:-1]
+    assert one.contents() == one.contents("speed") == one.acknowledged()

@@ -1,0 +1,187 @@
+"""The product against other ways to write the same topic: `make bench`; three minutes of it: `make bench-smoke`.
+
+Every way writes the same topic from its beginning to its end, in turn, several rounds, on a real Kafka, local files or
+a real S3 server. What is told are medians, and ratios within a round: machines differ, and other programs come and go.
+`benchmarks/recorded.json` holds the ratios that docs/performance.md tells; the smoke test compares with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import peer
+from runs import OURS, Run, median, run, spread
+from shapes import SHAPES, Shape, fill
+
+from anabranch.dev.services import Services, running
+from anabranch.output import print_table
+
+RECORDED = Path(__file__).with_name("recorded.json")
+# What a ratio may lose against the recorded one.
+LOSS = 0.15
+LOCAL, ON_S3 = (*peer.WAYS, "anabranch"), ("iceberg_s3", "anabranch_s3")
+Results = dict[str, list[Run]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is compared: ways by shape, how many records, how many of them a micro-batch."""
+
+    shape: Shape
+    ways: tuple[str, ...]
+    records: int
+    limit: int
+    rounds: int
+
+
+def full(rounds: int, ways: tuple[str, ...] | None) -> list[Plan]:
+    some = ("file_sink", "iceberg", "anabranch")
+    return [
+        Plan(SHAPES["json_440"], ways or (*LOCAL, *ON_S3), 1_500_000, 250_000, rounds),
+        Plan(SHAPES["json_440"], ways or ("iceberg_s3", "anabranch_s3"), 200_000, 10_000, rounds),
+        Plan(SHAPES["json_2k"], ways or some, 400_000, 66_000, rounds),
+        Plan(SHAPES["json_200_columns"], ways or some, 150_000, 25_000, rounds),
+    ]
+
+
+def smoke() -> list[Plan]:
+    return [Plan(SHAPES["json_440"], ("file_sink", "anabranch"), 600_000, 150_000, 2)]
+
+
+def compare(plan: Plan, services: Services) -> Results:
+    """All ways of a plan, in turn, round after round."""
+    results: Results = {way: [] for way in plan.ways}
+    for number in range(plan.rounds):
+        for way in plan.ways:
+            done = run(way, plan.shape, services, plan.limit, plan.records)
+            results[way].append(done)
+            print(f"{plan.shape.name}, round {number + 1}, {way}: {done.records_per_second:,.0f} records/s", flush=True)
+    return results
+
+
+def ratios(results: Results, way: str, base: str) -> list[float]:
+    """One way's rate by another's, round by round."""
+    pairs = zip(results[way], results[base], strict=True)
+    return [one.records_per_second / other.records_per_second for one, other in pairs]
+
+
+def table(plan: Plan, results: Results, size: float) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    base = next(way for way in ("file_sink", "iceberg", "iceberg_s3", plan.ways[0]) if way in results)
+    head = (
+        "way", "records/s", "least to most", f"of {base}", "MB/s", "CPU s a million", "CPU s a micro-batch",
+        "s a micro-batch", "JVM MB",
+    )  # fmt: skip
+    rows = []
+    for way, runs in results.items():
+        rate, (least, most) = median(runs, "records_per_second"), spread(runs, "records_per_second")
+        rows.append(
+            (
+                way, f"{rate:,.0f}", f"{least:,.0f} to {most:,.0f}",
+                f"{statistics.median(ratios(results, way, base)):.2f}", f"{rate * size / 1e6:.0f}",
+                f"{median(runs, 'cpu_per_million'):.1f}", f"{median(runs, 'cpu_per_micro_batch'):.2f}",
+                f"{median(runs, 'seconds_per_micro_batch'):.2f}", f"{median(runs, 'jvm_peak_mb'):,.0f}",
+            )
+        )  # fmt: skip
+    return head, rows
+
+
+def markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def chart(all_results: list[tuple[Plan, Results]], file: Path) -> None:
+    """Records a second of each way, a panel for each plan, with each round as a dot."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot as plt
+
+    figure, panels = plt.subplots(len(all_results), 1, figsize=(8, 2.6 * len(all_results)), squeeze=False)
+    for (plan, results), panel in zip(all_results, panels[:, 0], strict=True):
+        ways = list(results)[::-1]
+        colours = ["tab:blue" if way in OURS else "tab:gray" for way in ways]
+        panel.barh(ways, [median(results[way], "records_per_second") for way in ways], color=colours)
+        for way in ways:
+            panel.plot([r.records_per_second for r in results[way]], [way] * len(results[way]), "k.", markersize=4)
+        panel.set_title(f"{plan.shape.name}, {plan.limit:,} records a micro-batch", fontsize=9)
+        panel.set_xlabel("records a second", fontsize=8)
+        panel.tick_params(labelsize=8)
+    figure.tight_layout()
+    figure.savefig(file, metadata={"Date": None})
+
+
+def recorded(all_results: list[tuple[Plan, Results]]) -> dict[str, float]:
+    """The ratios of ours to each other way, by shape, size of a micro-batch and way."""
+    found = {}
+    for plan, results in all_results:
+        for ours in (way for way in results if way in OURS):
+            for other in (way for way in results if way not in OURS and way.endswith("_s3") == ours.endswith("_s3")):
+                name = f"{plan.shape.name} {plan.limit} {ours} {other}"
+                found[name] = round(statistics.median(ratios(results, ours, other)), 3)
+    return found
+
+
+def losses(now: dict[str, float], before: dict[str, float]) -> list[str]:
+    """The ratios that lost more than LOSS against the recorded ones, in words."""
+    return [
+        f"{name}: {now[name]:.2f}, recorded {before[name]:.2f}"
+        for name in sorted(now.keys() & before.keys())
+        if now[name] < before[name] * (1 - LOSS)
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The product against other ways to write the same topic.")
+    parser.add_argument("--smoke", action="store_true", help="compare with the recorded ratios, in three minutes")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--ways", type=lambda text: tuple(text.split(",")), help="only these, such as file_sink,anabranch"
+    )
+    parser.add_argument("--shape", choices=list(SHAPES), help="only this one")
+    parser.add_argument("--out", type=Path, help="a folder for bench.md, bench.json and bench.svg")
+    parser.add_argument("--record", action="store_true", help="write the ratios to benchmarks/recorded.json")
+    options = parser.parse_args()
+    plans = smoke() if options.smoke else full(options.rounds, options.ways)
+    plans = [plan for plan in plans if options.shape in (None, plan.shape.name)]
+    every: list[tuple[Plan, Results]] = []
+    text = []
+    with tempfile.TemporaryDirectory(prefix="anabranch-bench-") as name:
+        for plan in plans:
+            # A broker for each plan: a topic's pages of another one are in nobody's way.
+            with running(Path(name) / f"{plan.shape.name}-{plan.limit}") as services:
+                size = fill(services.bootstrap_servers, plan.shape, plan.records) / plan.records
+                results = compare(plan, services)
+            every.append((plan, results))
+            head, rows = table(plan, results, size)
+            title = f"{plan.shape.name}: {plan.records:,} records of {size:.0f} bytes, {plan.limit:,} a micro-batch"
+            print_table(head, rows, title)
+            text.append(f"{title}, {plan.rounds} rounds\n\n{markdown(head, rows)}\n")
+    now = recorded(every)
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "bench.md").write_text("\n".join(text))
+        values = [
+            {"shape": p.shape.name, "limit": p.limit, "way": way, "runs": [dataclasses.asdict(r) for r in runs]}
+            for p, results in every
+            for way, runs in results.items()
+        ]
+        (options.out / "bench.json").write_text(json.dumps({"ratios": now, "runs": values}, indent=2) + "\n")
+        chart(every, options.out / "bench.svg")
+    before = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    if options.record:
+        RECORDED.write_text(json.dumps(before | now, indent=2, sort_keys=True) + "\n")
+    elif lost := losses(now, before):
+        print("slower than recorded by more than 15 per cent: " + "; ".join(lost))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""One other way to write a Kafka topic to Parquet, as a process: `peer.py WAY TOPIC BROKER FOLDER S3 SCHEMA LIMIT`.
+
+Prints a line of JSON for each micro-batch: how many records, and when it had ended (seconds since the epoch). WAY is
+
+- noop: read and parse, and write nowhere: what the engine itself takes;
+- file_sink: Spark's own Parquet file sink;
+- iceberg: Iceberg's own streaming sink (`toTable`);
+- append: `foreachBatch` with an append to the Iceberg table;
+- delta: Delta Lake's sink.
+
+Each has `from_json` of the same columns, the same partitions, Zstandard, the same heap and collector as the product.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from anabranch.spark.jars import ensure_jars, jvm_folder
+
+WAYS = ("noop", "file_sink", "iceberg", "append", "delta")
+DELTA = "io.delta:delta-spark_4.1_2.13:4.1.0"
+_KEYS = ("anabranch", "anabranch-local")
+
+
+def session(way: str, folder: Path, s3: str | None) -> SparkSession:
+    log4j = f"-Dlog4j2.configurationFile=file:{jvm_folder() / 'log4j2-spark.properties'}"
+    builder: Any = (
+        SparkSession.builder.master("local[2]")
+        .appName(way)
+        .config("spark.driver.memory", "2g")
+        .config("spark.driver.extraJavaOptions", f"{log4j} -XX:+UseParallelGC -Djava.io.tmpdir={folder}")
+        .config("spark.driver.extraClassPath", ":".join(str(jar) for jar in ensure_jars().spark))
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.local.dir", str(folder))
+        .config("spark.sql.warehouse.dir", str(folder / "hive"))
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
+    )
+    if way in ("iceberg", "append"):
+        lake = {
+            "": "org.apache.iceberg.spark.SparkCatalog", ".type": "jdbc", ".uri": f"jdbc:sqlite:{folder}/catalog.db",
+            ".jdbc.schema-version": "V1", ".warehouse": f"file://{folder}/warehouse",
+        }  # fmt: skip
+        if s3 is not None:
+            lake |= {
+                ".warehouse": f"s3://anabranch/{folder.name}", ".io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+                ".s3.endpoint": s3, ".s3.path-style-access": "true", ".s3.access-key-id": _KEYS[0],
+                ".s3.secret-access-key": _KEYS[1], ".client.region": "us-east-1",
+            }  # fmt: skip
+        builder = builder.config(
+            "spark.sql.extensions", "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+        )
+        for key, value in lake.items():
+            builder = builder.config(f"spark.sql.catalog.lake{key}", value)
+    if way == "delta":
+        builder = (
+            builder.config("spark.jars.packages", DELTA)
+            .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+            .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+        )
+    spark: SparkSession = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def records(spark: SparkSession, topic: str, broker: str, schema: str, limit: int) -> DataFrame:
+    source = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", broker)
+        .option("subscribe", topic)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", limit)
+        .load()
+    )
+    parsed = source.select(
+        F.from_json(F.col("value").cast("string"), schema.replace(" NOT NULL", "")).alias("j"),
+        "partition", "offset", "timestamp",
+    )  # fmt: skip
+    return parsed.select(
+        "j.*",
+        F.to_date("j.event_time").alias("event_date"),
+        F.date_format("timestamp", "yyyy-MM-dd'T'HH").alias("ingest_hour"),
+        F.col("partition").alias("kafka_partition"),
+        F.col("offset").alias("kafka_offset"),
+        F.col("timestamp").alias("kafka_timestamp"),
+    )
+
+
+def main(arguments: list[str]) -> None:
+    way, topic, broker, name, s3, schema, limit = arguments
+    folder = Path(name)
+    spark = session(way, folder, s3 or None)
+    frame = records(spark, topic, broker, schema, int(limit))
+    if way in ("iceberg", "append"):
+        spark.sql("CREATE NAMESPACE lake.db")
+        columns = ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in frame.schema.fields)
+        spark.sql(
+            f"CREATE TABLE lake.db.events ({columns}) USING iceberg PARTITIONED BY (event_date, ingest_hour) "
+            "TBLPROPERTIES ('write.distribution-mode'='none', 'write.parquet.compression-codec'='zstd')"
+        )
+    writer = frame.writeStream.option("checkpointLocation", f"file://{folder}/checkpoint").trigger(availableNow=True)
+    parts = ("event_date", "ingest_hour")
+    match way:
+        case "noop":
+            query = writer.format("noop").start()
+        case "file_sink":
+            files = writer.format("parquet").option("path", f"{folder}/out").option("compression", "zstd")
+            query = files.partitionBy(*parts).start()
+        case "iceberg":
+            query = writer.format("iceberg").option("fanout-enabled", "true").toTable("lake.db.events")
+        case "append":
+            query = writer.foreachBatch(
+                lambda batch, _: batch.writeTo("lake.db.events").option("fanout-enabled", "true").append()
+            ).start()
+        case "delta":
+            query = writer.format("delta").option("path", f"{folder}/out").partitionBy(*parts).start()
+        case _:
+            raise ValueError(f"expected one of {', '.join(WAYS)}, found {way}")
+    query.awaitTermination()
+    for progress in query.recentProgress:
+        if progress["numInputRows"]:
+            began = datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00")).astimezone(UTC)
+            ended = began + timedelta(milliseconds=progress["durationMs"]["triggerExecution"])
+            print(json.dumps({"records": progress["numInputRows"], "ended": ended.timestamp()}), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,214 @@
+"""One run of one way to write a topic: what each micro-batch took, of time, of CPU, of memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+import yaml
+from shapes import Shape
+
+from anabranch.dev.services import Services
+
+OURS = ("anabranch", "anabranch_s3")
+_PUBLISHED = re.compile(r"published (\d+) offsets as")
+_EVERY = 0.1
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    records: int
+    ended: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """All processes of a run at one moment: CPU seconds so far."""
+
+    at: float
+    cpu: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run was. Rates are of its full micro-batches behind the first, in which a JVM compiles its code."""
+
+    records: int
+    micro_batches: int
+    records_per_second: float
+    cpu_per_million: float
+    cpu_per_micro_batch: float
+    seconds_per_micro_batch: float
+    jvm_peak_mb: float
+
+
+class Watch:
+    """Looks at a process and its descendants until it ends."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.samples: list[Sample] = []
+        self.jvm_peak_mb = 0.0
+        self._process, self._cpu = process, dict[int, float]()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._thread.join(10)
+
+    def _look(self) -> None:
+        root = psutil.Process(self._process.pid)
+        while self._process.poll() is None:
+            try:
+                family = [root, *root.children(recursive=True)]
+            except psutil.NoSuchProcess:
+                return
+            for process in family:
+                try:
+                    times = process.cpu_times()
+                    # A process that ends takes its own figures along.
+                    self._cpu[process.pid] = times.user + times.system
+                    if process.name() == "java":
+                        self.jvm_peak_mb = max(self.jvm_peak_mb, process.memory_info().rss / 2**20)
+                except psutil.Error:
+                    continue
+            self.samples.append(Sample(time.time(), sum(self._cpu.values())))
+            time.sleep(_EVERY)
+
+    def cpu_at(self, moment: float) -> float:
+        return min(self.samples, key=lambda sample: abs(sample.at - moment)).cpu
+
+
+def summarized(batches: list[MicroBatch], watch: Watch, limit: int) -> Run:
+    full = [b for b in batches[1:] if b.records > limit / 2]
+    if not full:
+        raise ValueError(f"expected at least two full micro-batches of {limit} records, found {batches}")
+    first, last, number = batches[0], full[-1], sum(b.records for b in full)
+    seconds, cpu = last.ended - first.ended, watch.cpu_at(last.ended) - watch.cpu_at(first.ended)
+    return Run(
+        records=sum(b.records for b in batches), micro_batches=len(batches), records_per_second=number / seconds,
+        cpu_per_million=cpu / number * 1e6, cpu_per_micro_batch=cpu / len(full),
+        seconds_per_micro_batch=seconds / len(full), jvm_peak_mb=watch.jvm_peak_mb,
+    )  # fmt: skip
+
+
+def run(way: str, shape: Shape, services: Services, limit: int, expected: int) -> Run:
+    """One way, from the topic's beginning to its end, in a folder that is gone afterwards. Raises RuntimeError when it
+    fails, or wrote other than the expected number of records."""
+    with _folder() as folder:
+        if way in OURS:
+            batches, watch = _ours(way, shape, services, limit, folder)
+        else:
+            batches, watch = _peer(way, shape, services, limit, folder)
+    if (number := sum(b.records for b in batches)) != expected:
+        raise RuntimeError(f"{way}: expected {expected} records, found {number}")
+    return summarized(batches, watch, limit)
+
+
+def _peer(way: str, shape: Shape, services: Services, limit: int, folder: Path) -> tuple[list[MicroBatch], Watch]:
+    name, on_s3 = way.removesuffix("_s3"), way.endswith("_s3")
+    arguments = [
+        name, shape.name, services.bootstrap_servers, str(folder), services.s3_endpoint if on_s3 else "", shape.schema,
+        str(limit),
+    ]  # fmt: skip
+    log, watch = _watched([sys.executable, str(Path(__file__).with_name("peer.py")), *arguments], {}, folder)
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    return [MicroBatch(line["records"], line["ended"]) for line in lines if "ended" in line], watch
+
+
+def _ours(way: str, shape: Shape, services: Services, limit: int, folder: Path) -> tuple[list[MicroBatch], Watch]:
+    environment = configure(folder, shape, services, way == "anabranch_s3", {"max_offsets_per_trigger": limit})
+    anabranch = [sys.executable, "-m", "anabranch.cli"]
+    subprocess.run([*anabranch, "apply", "bench"], env=os.environ | environment, check=True, capture_output=True)
+    command = [*anabranch, "speed", "bench", "--available-now", "--output", "json"]
+    log, watch = _watched(command, environment, folder)
+    return list(published(log)), watch
+
+
+def configure(folder: Path, shape: Shape, services: Services, on_s3: bool, speed: dict[str, object]) -> dict[str, str]:
+    """Write a configuration with one stream, `bench`, of the shape's topic; returns what a command's environment
+    needs."""
+    conf = folder / "conf"
+    (conf / "streams").mkdir(parents=True)
+    warehouse = f"s3://anabranch/{folder.name}" if on_s3 else f"file://{folder}/warehouse"
+    environment = {
+        "kafka": {"bootstrap_servers": services.bootstrap_servers},
+        "catalog": {"name": "lake", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": warehouse},
+        "s3": {
+            "endpoint": services.s3_endpoint, "access_key": services.access_key, "secret_key": services.secret_key,
+        },
+        "spark": {"master": "local[2]", "conf": {"spark.driver.memory": "2g"}},
+    }  # fmt: skip
+    stream = {
+        "topic": shape.name, "table": "bench.events", "format": "json", "schema": shape.schema, "key": "event_id",
+        "event_time": {"column": "event_time", "past": "30 days", "future": "1 hour"},
+        "speed": {"trigger": "1 second", **speed},
+        "batch": {"grace": "0 seconds", "lookback_hours": 1},
+    }  # fmt: skip
+    (conf / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    (conf / "streams" / "bench.yaml").write_text(yaml.safe_dump(stream))
+    return {"ANABRANCH_CONF": str(conf), "ANABRANCH_LOG": "json"}
+
+
+def published(log: str) -> Iterator[MicroBatch]:
+    """The micro-batches that the speed layer's JSON log tells of."""
+    for line in log.splitlines():
+        if line.startswith("{") and (event := _event(line)) and (match := _PUBLISHED.search(event["message"])):
+            yield MicroBatch(int(match[1]), datetime.fromisoformat(event["at"]).timestamp())
+
+
+def _event(line: str) -> dict[str, str] | None:
+    try:
+        event: dict[str, str] = json.loads(line)
+    except ValueError:
+        return None
+    return event if "message" in event and "at" in event else None
+
+
+def _watched(command: list[str], environment: dict[str, str], folder: Path) -> tuple[str, Watch]:
+    local = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": str(folder), "TMPDIR": str(folder)}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, env=os.environ | local | environment, stdout=log, stderr=subprocess.STDOUT, cwd=folder
+        )
+        watch = Watch(process)
+        try:
+            code = process.wait(1800)
+        finally:
+            process.kill()
+            watch.stop()
+    text = (folder / "log").read_text(errors="replace")
+    if code != 0:
+        raise RuntimeError(f"{' '.join(command[:4])} ended with {code}: {text[-3000:]}")
+    return text, watch
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="anabranch-bench-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def median(runs: list[Run], name: str) -> float:
+    return statistics.median(getattr(run, name) for run in runs)
+
+
+def spread(runs: list[Run], name: str) -> tuple[float, float]:
+    values = [getattr(run, name) for run in runs]
+    return min(values), max(values)

@@ -1,0 +1,150 @@
+"""The records that the benchmarks send: their columns, their bytes, and a topic full of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from confluent_kafka import KafkaException, Message, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+PARTITIONS = 4
+_EVENT = (
+    "event_id STRING NOT NULL, event_type STRING, game STRING, player_id STRING, event_time TIMESTAMP NOT NULL, "
+    "level INT, amount DOUBLE, platform STRING, payload STRING"
+)
+_KINDS = ("session_start", "session_end", "level_up", "purchase", "achievement")
+_TEXTS = [hashlib.sha256(str(i).encode()).hexdigest() for i in range(997)]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """JSON objects of one kind. `schema` is as a stream's file has it; `event_time` is a column of all of them."""
+
+    name: str
+    schema: str
+    fields: Callable[[int], dict[str, object]]
+
+    def value(self, number: int, now: str) -> bytes:
+        base = {"event_id": f"{self.name}-{number}", "event_time": now}
+        return json.dumps(base | self.fields(number)).encode()
+
+
+def _event(payload: int) -> Callable[[int], dict[str, object]]:
+    def fields(i: int) -> dict[str, object]:
+        text = _TEXTS[i % 997]
+        return {
+            "event_type": _KINDS[i % 5], "game": f"g{i % 40}", "player_id": f"p{i * 7919 % 100_000}", "level": i % 90,
+            "amount": i % 1000 / 7, "platform": "ios", "payload": (text * (payload // 64 + 1))[:payload],
+        }  # fmt: skip
+
+    return fields
+
+
+def _wide(i: int) -> dict[str, object]:
+    text = _TEXTS[i % 997][:8]
+    kinds: tuple[object, ...] = (text, i % 1000, i % 1000 / 8, i % 2 == 0)
+    return {f"c{n}": kinds[n % 4] for n in range(198)}
+
+
+_WIDE = ", ".join(f"c{n} {('STRING', 'INT', 'DOUBLE', 'BOOLEAN')[n % 4]}" for n in range(198))
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("json_440", _EVENT, _event(192)),
+        Shape("json_2k", _EVENT, _event(1750)),
+        Shape("json_200_columns", f"event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, {_WIDE}", _wide),
+    )
+}
+
+
+def fill(bootstrap_servers: str, shape: Shape, records: int) -> int:
+    """Make the shape's topic and send so many records as fast as it goes; returns their bytes. All acknowledged, or
+    it raises."""
+    producer, failed, size = _producer(bootstrap_servers, shape.name, 100), [], 0
+    now = _text(time.time())
+    for i in range(records):
+        value = shape.value(i, now)
+        size += len(value)
+        _send(producer, shape.name, i, value, lambda error, _: failed.append(error) if error else None)
+    _flush(producer, failed)
+    return size
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    partition: int
+    offset: int
+    at: float
+
+
+def steady(
+    bootstrap_servers: str, shape: Shape, topic: str, rate: int, stop: threading.Event
+) -> Iterator[Acknowledged]:
+    """Send `rate` records a second until `stop`; yields each as it is acknowledged, with the moment."""
+    acknowledged: list[Acknowledged] = []
+    failed: list[object] = []
+
+    def delivered(error: object, message: Message) -> None:
+        if error:
+            failed.append(error)
+        else:
+            acknowledged.append(Acknowledged(message.partition(), message.offset(), time.time()))
+
+    producer, began, sent = _producer(bootstrap_servers, topic, 20), time.time(), 0
+    while not stop.is_set():
+        now = time.time()
+        due = min(int((now - began) * rate) - sent, 500)
+        text = _text(now)
+        for i in range(sent, sent + due):
+            _send(producer, topic, i, shape.value(i, text), delivered)
+        sent += due
+        producer.poll(0 if due else 0.002)
+        yield from _taken(acknowledged)
+    _flush(producer, failed)
+    yield from _taken(acknowledged)
+
+
+def _taken(some: list[Acknowledged]) -> list[Acknowledged]:
+    taken, some[:] = some[:], []
+    return taken
+
+
+def _producer(bootstrap_servers: str, topic: str, linger_ms: int) -> Producer:
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+    return Producer(
+        {
+            "bootstrap.servers": bootstrap_servers, "compression.type": "zstd", "linger.ms": linger_ms,
+            "batch.size": 1_000_000, "queue.buffering.max.messages": 500_000, "acks": "all",
+            "enable.idempotence": True,
+        }
+    )  # fmt: skip
+
+
+def _send(producer: Producer, topic: str, number: int, value: bytes, delivered: Callable[..., None]) -> None:
+    while True:
+        try:
+            producer.produce(topic, value, key=b"p%d" % (number % 100_000), on_delivery=delivered)
+        except BufferError:
+            producer.poll(0.1)
+        else:
+            break
+    if number % 1000 == 0:
+        producer.poll(0)
+
+
+def _flush(producer: Producer, failed: list[object]) -> None:
+    if left := producer.flush(120):
+        raise KafkaException(f"expected every record to be acknowledged, found {left} without an answer")
+    if failed:
+        raise KafkaException(f"expected every record to be acknowledged, found {failed[0]}")
+
+
+def _text(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
