@@ -66,7 +66,8 @@ SHAPES = {
 def fill(bootstrap_servers: str, shape: Shape, records: int) -> int:
     """Make the shape's topic and send so many records as fast as it goes; returns their bytes. All acknowledged, or
     it raises."""
-    producer, failed, size = _producer(bootstrap_servers, shape.name, 100), [], 0
+    create(bootstrap_servers, shape)
+    producer, failed, size = _producer(bootstrap_servers, 100), [], 0
     now = _text(time.time())
     for i in range(records):
         value = shape.value(i, now)
@@ -83,9 +84,7 @@ class Acknowledged:
     at: float
 
 
-def steady(
-    bootstrap_servers: str, shape: Shape, topic: str, rate: int, stop: threading.Event
-) -> Iterator[Acknowledged]:
+def steady(bootstrap_servers: str, shape: Shape, rate: int, stop: threading.Event) -> Iterator[Acknowledged]:
     """Send `rate` records a second until `stop`; yields each as it is acknowledged, with the moment."""
     acknowledged: list[Acknowledged] = []
     failed: list[object] = []
@@ -96,13 +95,13 @@ def steady(
         else:
             acknowledged.append(Acknowledged(message.partition(), message.offset(), time.time()))
 
-    producer, began, sent = _producer(bootstrap_servers, topic, 20), time.time(), 0
+    producer, began, sent = _producer(bootstrap_servers, 20), time.time(), 0
     while not stop.is_set():
         now = time.time()
         due = min(int((now - began) * rate) - sent, 500)
         text = _text(now)
         for i in range(sent, sent + due):
-            _send(producer, topic, i, shape.value(i, text), delivered)
+            _send(producer, shape.name, i, shape.value(i, text), delivered)
         sent += due
         producer.poll(0 if due else 0.002)
         yield from _taken(acknowledged)
@@ -115,9 +114,13 @@ def _taken(some: list[Acknowledged]) -> list[Acknowledged]:
     return taken
 
 
-def _producer(bootstrap_servers: str, topic: str, linger_ms: int) -> Producer:
+def create(bootstrap_servers: str, shape: Shape) -> None:
+    """Make the shape's topic, which must not be there."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+    admin.create_topics([NewTopic(shape.name, PARTITIONS, 1)])[shape.name].result(30)
+
+
+def _producer(bootstrap_servers: str, linger_ms: int) -> Producer:
     return Producer(
         {
             "bootstrap.servers": bootstrap_servers, "compression.type": "zstd", "linger.ms": linger_ms,

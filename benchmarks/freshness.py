@@ -1,0 +1,157 @@
+"""How fresh the table is under a steady producer: `make bench-freshness MINUTES=10 RATE=10000`.
+
+From a record's acknowledgement by Kafka to the moment at which an independent reader has loaded a table whose `main`
+holds it. Producer, speed layer, Kafka, S3 and reader share this machine. Percentiles by minute, also of the first, in
+which Java compiles. At the end the table holds every acknowledged record once, or it raises.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+from runs import configure
+from shapes import SHAPES, Acknowledged, create, steady
+
+from anabranch import config
+from anabranch.dev.services import Services, running
+from anabranch.output import print_table
+from anabranch.protocol.state import load_state
+from anabranch.table.lake import Lake
+
+_EVERY = 0.02
+_START_SECONDS, _DRAIN_SECONDS = 120.0, 120.0
+
+
+class Reader:
+    """Looks at the table over and over: up to which offsets `main` held the topic, and since when."""
+
+    def __init__(self, conf: str) -> None:
+        self.seen: dict[int, list[tuple[int, float]]] = {}
+        self._lake = Lake(config.load_environment(conf))
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(30)
+
+    @property
+    def rows(self) -> int:
+        table = self._lake.load("bench.events")
+        return sum(task.file.record_count for task in table.scan().plan_files())
+
+    def holds(self, ends: dict[int, int]) -> bool:
+        return all(self.seen.get(p, [(0, 0.0)])[-1][0] >= end for p, end in ends.items())
+
+    def _look(self) -> None:
+        while not self._stop.wait(_EVERY):
+            offsets = load_state(self._lake, "bench.events").position.offsets
+            now = time.time()
+            for partition, end in offsets.items():
+                ends = self.seen.setdefault(partition, [])
+                if not ends or end > ends[-1][0]:
+                    ends.append((end, now))
+
+
+def delays(acknowledged: list[Acknowledged], seen: dict[int, list[tuple[int, float]]]) -> tuple[np.ndarray, np.ndarray]:
+    """Of each record: when it was acknowledged, and how many seconds later the reader had it."""
+    at, waited = [], []
+    for partition, ends in seen.items():
+        mine = [a for a in acknowledged if a.partition == partition]
+        acked = np.array([a.at for a in mine])
+        first = np.searchsorted([end for end, _ in ends], [a.offset for a in mine], side="right")
+        at.append(acked)
+        waited.append(np.array([when for _, when in ends])[first] - acked)
+    return np.concatenate(at), np.concatenate(waited)
+
+
+def produce(broker: str, shape: str, rate: int, seconds: float, into: Connection) -> None:
+    """In a process of its own: send for so long, then hand over what was acknowledged."""
+    stop = threading.Event()
+    threading.Timer(seconds, stop.set).start()
+    into.send(list(steady(broker, SHAPES[shape], rate, stop)))
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"expected {what} within {seconds:.0f} s")
+        time.sleep(0.1)
+
+
+def measure(services: Services, folder: Path, rate: int, minutes: float) -> list[tuple[str, ...]]:
+    shape = SHAPES["json_440"]
+    create(services.bootstrap_servers, shape)
+    environment = configure(folder, shape, services, True, {"trigger": "1 second", "max_offsets_per_trigger": 250_000})
+    anabranch = [sys.executable, "-m", "anabranch.cli"]
+    subprocess.run([*anabranch, "apply", "bench"], env=os.environ | environment, check=True, capture_output=True)
+    reader = Reader(environment["ANABRANCH_CONF"])
+    began = time.monotonic()
+    with (folder / "speed.log").open("wb") as log:
+        speed = subprocess.Popen(
+            [*anabranch, "speed", "bench", "--output", "json"], env=os.environ | environment, stdout=log, stderr=log
+        )
+        try:
+            streaming = "reading from the table's position"
+            until(lambda: streaming in (folder / "speed.log").read_text(), "the speed layer to stream", _START_SECONDS)
+            print(f"start to streaming: {time.monotonic() - began:.1f} s", flush=True)
+            reader.start()
+            spawned = multiprocessing.get_context("spawn")
+            here, there = spawned.Pipe()
+            sender = spawned.Process(
+                target=produce, args=(services.bootstrap_servers, shape.name, rate, minutes * 60, there), daemon=True
+            )
+            sender.start()
+            there.close()
+            acknowledged: list[Acknowledged] = here.recv()
+            sender.join(60)
+            ends: dict[int, int] = {}
+            for a in acknowledged:
+                ends[a.partition] = max(ends.get(a.partition, 0), a.offset + 1)
+            until(lambda: reader.holds(ends), "every acknowledged record in main", _DRAIN_SECONDS)
+        finally:
+            speed.terminate()
+            speed.wait(60)
+            reader.stop()
+    if (rows := reader.rows) != len(acknowledged):
+        raise RuntimeError(f"expected {len(acknowledged)} rows, found {rows}")
+    at, waited = delays(acknowledged, reader.seen)
+    minute = ((at - at.min()) // 60).astype(int)
+    table = []
+    for number in sorted(set(minute.tolist())):
+        some = waited[minute == number]
+        percentiles = (f"{value:.2f}" for value in np.percentile(some, [50, 95, 99, 100]))
+        table.append((str(number + 1), f"{len(some):,}", *percentiles))
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="How fresh the table is under a steady producer.")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--rate", type=int, default=10_000, help="records a second")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="anabranch-fresh-") as name:
+        folder = Path(name)
+        (folder / "run").mkdir()
+        with running(folder / "services") as services:
+            table = measure(services, folder / "run", options.rate, options.minutes)
+    print_table(("minute", "records", "p50 s", "p95 s", "p99 s", "most s"), table)
+
+
+if __name__ == "__main__":
+    main()
