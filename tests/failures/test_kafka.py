@@ -394,7 +394,7 @@ def test_a_seal_of_hours_that_speed_has_not_seen_is_used_by_it_afterwards(world:
         one.send(spread(past_hour(ago), 20, f"h{ago}"))
     one.apply()
     job: Any = one.job
-    assert seal(job.stream, job.lake, job.kafka) == [past_hour(2), past_hour(1)]
+    assert seal(job.stream, job.lake, job.kafka).hours == (past_hour(2), past_hour(1))
     one.speed()
     for hour, cut in one.state.timeline.sealed.items():
         rows = [r for r in one.rows() if r["ingest_hour"] == hour]
