@@ -27,10 +27,10 @@ from anabranch.logs import fields
 from anabranch.protocol import coverage, dead_letters, ledger
 from anabranch.protocol.adoption import gone_from_kafka
 from anabranch.protocol.apply import require_columns
-from anabranch.protocol.ledger_row import HourAccount
+from anabranch.protocol.ledger_row import HourAccount, Layer
 from anabranch.protocol.publish import Again, Decision, new_id, run
 from anabranch.protocol.sealing import Sealed, require_sealed
-from anabranch.protocol.state import Accepted, Layer, State, load_state
+from anabranch.protocol.state import Accepted, State, load_state
 from anabranch.spark.session import explain_spark, explained
 from anabranch.table.snapshots import content_by_hour, files_by_hour, has_landed
 from batch_layer import standing

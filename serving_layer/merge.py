@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from anabranch.config import Stream
 from anabranch.fail_points import Step, reach
 from anabranch.protocol import coverage, dead_letters, ledger
+from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import Decision, Publish, new_id, run
-from anabranch.protocol.state import KEPT, Layer, State, load_state
+from anabranch.protocol.state import KEPT, State, load_state
 from anabranch.table.commits import Change
 from anabranch.table.lake import Lake
 from anabranch.table.snapshots import files_by_hour, hours_apart

@@ -11,9 +11,10 @@ from typing import Literal
 from anabranch.config import Stream
 from anabranch.errors import Refused
 from anabranch.protocol import coverage, dead_letters, ledger
+from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import Again, Decision, Publish, new_id, run
 from anabranch.protocol.sealing import require_sealed
-from anabranch.protocol.state import KEPT, OVERRIDES, Accepted, Layer, State, accepted_properties, load_state
+from anabranch.protocol.state import KEPT, OVERRIDES, Accepted, State, accepted_properties, load_state
 from anabranch.table.commits import Change
 from anabranch.table.lake import Lake
 from serving_layer import merge

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from anabranch.hours import Cut
 from anabranch.position import Offsets, Ranges, clip
-from anabranch.protocol.state import Layer, State
+from anabranch.protocol.ledger_row import Layer
+from anabranch.protocol.state import State
 
 
 def uncovered_reason(state: State, layer: Layer, hour: str) -> str | None:

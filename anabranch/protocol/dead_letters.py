@@ -19,8 +19,9 @@ from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.manifest import DataFile
 
 from anabranch.errors import Transient
+from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import new_id
-from anabranch.protocol.state import Layer, State, load_state
+from anabranch.protocol.state import State, load_state
 from anabranch.remote_errors import lake_errors
 from anabranch.table.commits import Change, Commit
 from anabranch.table.lake import Lake

@@ -22,9 +22,19 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType, Time
 from anabranch import __version__
 from anabranch.errors import Refused, Transient
 from anabranch.hours import Cut
-from anabranch.protocol.ledger_row import ACCOUNT_COLUMNS, PARSED, Account, Diff, HourAccount, Kind, LedgerRow, cut_from
+from anabranch.protocol.ledger_row import (
+    ACCOUNT_COLUMNS,
+    PARSED,
+    Account,
+    Diff,
+    HourAccount,
+    Kind,
+    Layer,
+    LedgerRow,
+    cut_from,
+)
 from anabranch.protocol.publish import new_id
-from anabranch.protocol.state import Accepted, Layer, State
+from anabranch.protocol.state import Accepted, State
 from anabranch.remote_errors import lake_errors
 from anabranch.table.lake import Lake
 from anabranch.table.ledger_files import PerFile, Span, has_many, read

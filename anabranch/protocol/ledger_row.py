@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from anabranch.hours import Cut
 from anabranch.position import ranges_to_keys
 
-if TYPE_CHECKING:
-    from anabranch.protocol.state import Layer
-
+Layer = Literal["speed", "batch"]
 Kind = Literal["sealed", "accepted", "refused", "served"]
 
 Entries = tuple[Mapping[str, Any], ...]

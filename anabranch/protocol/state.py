@@ -11,12 +11,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from anabranch.errors import PositionError, Terminal
 from anabranch.hours import Cut, Timeline, shift
 from anabranch.position import Offsets, Position, Topic
-from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.ledger_row import Layer, LedgerRow
 from anabranch.table import snapshots
 from anabranch.table.side_files import SideFileGone
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from anabranch.table.lake import Lake
 
-Layer = Literal["speed", "batch"]
 
 POSITION = "anabranch.position"
 TIMELINE = "anabranch.timeline"

@@ -23,8 +23,8 @@ from pyiceberg.transforms import IdentityTransform
 from anabranch.errors import Transient
 from anabranch.remote_errors import explain, lake_errors
 from anabranch.table.catalog_settings import catalog_properties
-from anabranch.table.commits import set_ref
 from anabranch.table.lake import Lake, delete_old_metadata
+from anabranch.table.prepare import set_ref
 from anabranch.table.side_files import set_aside
 from anabranch.table.snapshots import BRANCHES, PUBLISH_ID, STAGING
 

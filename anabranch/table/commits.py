@@ -1,30 +1,15 @@
-"""A commit as a value: what changes on which branch of one table, and the heads that the decision rests on; and what of
-it is written before the catalog is asked. `anabranch.table.lake` makes it land.
+"""A commit as a value: what changes on which branch of one table, and the heads that the decision rests on.
+
+`anabranch.table.prepare` writes its manifests, `anabranch.table.lake` makes it land.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from enum import Enum
 
 from pyiceberg.manifest import DataFile
-from pyiceberg.table import Table
-from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.table.update import (
-    AddSnapshotUpdate,
-    RemovePropertiesUpdate,
-    RemoveSnapshotRefUpdate,
-    RemoveSnapshotsUpdate,
-    SetPropertiesUpdate,
-    SetSnapshotRefUpdate,
-    TableUpdate,
-)
-
-from anabranch.remote_errors import explain
-from anabranch.table.snapshot_writer import SnapshotWriter, delete_quietly
-from anabranch.table.snapshots import carried, summary_of
 
 
 class Outcome(Enum):
@@ -78,51 +63,3 @@ class Commit:
     expire: tuple[int, ...] = ()
     set_properties: Mapping[str, str] = field(default_factory=dict)
     remove_properties: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A commit as the catalog is asked for it, and the files that were written for it and that nothing refers to when
-    it is refused."""
-
-    updates: tuple[TableUpdate, ...]
-    written: tuple[str, ...]
-
-
-def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
-    """Write the commit's manifests and say what it changes, stamped with `now`, or a moment later than the table's last
-    update if that is ahead. Nothing is visible yet. Raises Transient."""
-    writer = SnapshotWriter(table, max(int(now.timestamp() * 1000), table.metadata.last_updated_ms + 1))
-    updates: list[TableUpdate] = []
-    try:
-        # What the branches share is written for `main`, which readers may follow by its snapshots.
-        for change in sorted(commit.changes, key=lambda c: c.branch != "main"):
-            properties = carried(table, change.branch, change.properties, commit.id)
-            snapshot = writer.write(change, summary_of(table, change.branch, properties))
-            updates.append(AddSnapshotUpdate(snapshot=snapshot))
-            updates.append(set_ref(change.branch, snapshot.snapshot_id, SnapshotRefType.BRANCH))
-    except Exception as error:
-        delete_quietly(table, writer.written)
-        if not isinstance(error, OSError):
-            raise
-        raise explain(f"write the manifests of commit {commit.id} of {'.'.join(table.name())}", error) from error
-    if commit.set_properties:
-        updates.append(SetPropertiesUpdate(updates=dict(commit.set_properties)))
-    if commit.remove_properties:
-        updates.append(RemovePropertiesUpdate(removals=list(commit.remove_properties)))
-    if commit.expire:
-        updates.append(RemoveSnapshotsUpdate(snapshot_ids=list(commit.expire)))
-    updates += [set_ref(t.name, t.snapshot_id, SnapshotRefType.TAG, t.max_age_ms) for t in commit.tags]
-    updates += [RemoveSnapshotRefUpdate(ref_name=name) for name in commit.drop_tags]
-    return Prepared(tuple(updates), tuple(writer.written))
-
-
-def set_ref(name: str, snapshot_id: int, kind: str, max_age_ms: int | None = None) -> SetSnapshotRefUpdate:
-    return SetSnapshotRefUpdate(
-        ref_name=name,
-        snapshot_id=snapshot_id,
-        type=kind,
-        max_ref_age_ms=max_age_ms,
-        max_snapshot_age_ms=None,
-        min_snapshots_to_keep=None,
-    )

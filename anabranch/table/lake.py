@@ -36,9 +36,10 @@ from anabranch.remote_errors import explain, lake_errors, one_line
 from anabranch.table import ledger_files
 from anabranch.table.catalog_settings import catalog_properties
 from anabranch.table.clock import Clock, store_clock
-from anabranch.table.commits import Commit, Outcome, prepare
+from anabranch.table.commits import Commit, Outcome
 from anabranch.table.ledger_files import MergeStep
 from anabranch.table.outcomes import CommitFate, classify_commit, plan_fence
+from anabranch.table.prepare import prepare
 from anabranch.table.snapshot_writer import delete_quietly
 from anabranch.table.snapshots import Staged, has_landed
 

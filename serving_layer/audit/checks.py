@@ -13,8 +13,7 @@ from typing import Any
 
 from anabranch.hours import Cut, Timeline, shift
 from anabranch.output import print_json, print_table
-from anabranch.protocol.ledger_row import HourAccount, LedgerRow
-from anabranch.protocol.state import Layer
+from anabranch.protocol.ledger_row import HourAccount, Layer, LedgerRow
 from serving_layer.audit.count import Recount
 
 _WORDS = {"rows": "rows of main", "batch": "rows of branch batch", "dead": "dead letters of main"}

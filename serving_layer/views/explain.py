@@ -16,8 +16,8 @@ from anabranch.job import Job
 from anabranch.position import Ranges
 from anabranch.protocol import ledger
 from anabranch.protocol.adoption import gone_from_kafka
-from anabranch.protocol.ledger_row import Account, Diff, HourAccount, Kind, LedgerRow, QualityResult
-from anabranch.protocol.state import Layer, State, load_state
+from anabranch.protocol.ledger_row import Account, Diff, HourAccount, Kind, Layer, LedgerRow, QualityResult
+from anabranch.protocol.state import State, load_state
 from anabranch.table import snapshots
 from anabranch.table.snapshots import files_of
 from serving_layer.diff.kinds import unexplained_counts

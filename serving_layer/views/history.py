@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from anabranch.job import Job
 from anabranch.output import print_json, print_table
 from anabranch.protocol import ledger
-from anabranch.protocol.ledger_row import Kind, LedgerRow
-from anabranch.protocol.state import Layer, load_state
+from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
+from anabranch.protocol.state import load_state
 from anabranch.remote_errors import lake_errors
 from serving_layer.views.facts import COUNTS, Counts
 

@@ -12,8 +12,8 @@ from anabranch.job import Job
 from anabranch.output import print_json, print_table
 from anabranch.position import Offsets, Ranges, size
 from anabranch.protocol import coverage, ledger
-from anabranch.protocol.ledger_row import Diff, Entries, HourAccount, LedgerRow
-from anabranch.protocol.state import POSITION, Layer, State, load_state
+from anabranch.protocol.ledger_row import Diff, Entries, HourAccount, Layer, LedgerRow
+from anabranch.protocol.state import POSITION, State, load_state
 from anabranch.table.snapshots import head, last_publish, published_since
 from serving_layer.diff.kinds import unexplained_counts
 from serving_layer.views.facts import COUNTS, Counts, ranges_of

@@ -18,9 +18,10 @@ from small_world import MINUTE, TOPIC, File, Kafka, Lake, Request, World, ledger
 from anabranch.errors import PositionError, Refused, Transient
 from anabranch.protocol import adoption, dead_letters, ledger, sealing, turns
 from anabranch.protocol import publish as publishing
+from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.sealing import ResolvedState
-from anabranch.protocol.state import POSITION, Layer, check_log_end, check_topic
+from anabranch.protocol.state import POSITION, check_log_end, check_topic
 from anabranch.table import outcomes
 from anabranch.table.clock import Clock, Compared
 from anabranch.table.commits import Change, Commit

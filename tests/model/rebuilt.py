@@ -10,7 +10,7 @@ from small_world import TOPIC, Lake, Row, World
 from anabranch.hours import Cut
 from anabranch.position import Offsets, Ranges, Topic, size, without
 from anabranch.protocol import adoption, ledger
-from anabranch.protocol.state import Layer
+from anabranch.protocol.ledger_row import Layer
 from batch_layer.balance import Balance, Counted, classify_lost
 from batch_layer.offset_counts import within_log
 

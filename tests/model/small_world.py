@@ -345,7 +345,7 @@ class Lake:
         return max(v.made_ms for v in self.versions)
 
     def stamp(self, made_ms: int) -> int:
-        """What a snapshot is stamped with by a clock that says `made_ms`, as `commits.prepare` does; else 0."""
+        """What a snapshot is stamped with by a clock that says `made_ms`, as `prepare` does; else 0."""
         return max(made_ms, self.updated_ms) if self.updated_ms else 0
 
     def commit(self, loaded: Lake, commit: Commit, made_ms: int) -> Lake | None:

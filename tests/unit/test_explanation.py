@@ -14,8 +14,8 @@ from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, event, job, new_proof, 
 
 from anabranch.hours import Adoption, Cut, Timeline, shift
 from anabranch.protocol import ledger
-from anabranch.protocol.ledger_row import Kind, LedgerRow
-from anabranch.protocol.state import Accepted, Layer
+from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
+from anabranch.protocol.state import Accepted
 from serving_layer import override
 from serving_layer.views import explain
 from serving_layer.views.explain import HourFacts, classify_hour, hour_facts, served_since

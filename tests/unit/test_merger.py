@@ -13,9 +13,10 @@ from lakes import FIRST, StreamLake, new_lake, new_state
 
 from anabranch.hours import Cut, Timeline, shift
 from anabranch.protocol.coverage import uncovered_reason
+from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.sealing import ResolvedState
-from anabranch.protocol.state import MERGED, OVERRIDES, Accepted, Layer, State
+from anabranch.protocol.state import MERGED, OVERRIDES, Accepted, State
 from anabranch.table.commits import Change, Outcome
 from anabranch.table.snapshots import files_by_hour
 from serving_layer.merge import Swap, merge, needs_merge, plan_merge

@@ -41,7 +41,8 @@ from anabranch.protocol.state import (
     read_state,
 )
 from anabranch.table import admin, orphans, register, side_files, snapshots
-from anabranch.table.commits import Change, Outcome, Tag, prepare
+from anabranch.table.commits import Change, Outcome, Tag
+from anabranch.table.prepare import prepare
 from serving_layer import maintenance
 from serving_layer.merge import merge
 
