@@ -119,13 +119,13 @@ def chart(all_results: list[tuple[Plan, Results]], file: Path) -> None:
 
 def recorded(all_results: list[tuple[Plan, Results]]) -> dict[str, float]:
     """The ratios of ours to each other way, by shape, size of a micro-batch and way."""
-    found = {}
+    medians = {}
     for plan, results in all_results:
         for ours in (way for way in results if way in OURS):
             for other in (way for way in results if way not in OURS and way.endswith("_s3") == ours.endswith("_s3")):
                 name = f"{plan.shape.name} {plan.limit} {ours} {other}"
-                found[name] = round(statistics.median(ratios(results, ours, other)), 3)
-    return found
+                medians[name] = round(statistics.median(ratios(results, ours, other)), 3)
+    return medians
 
 
 def losses(now: dict[str, float], before: dict[str, float]) -> list[str]:

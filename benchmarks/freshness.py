@@ -2,7 +2,7 @@
 
 From a record's acknowledgement by Kafka to the moment at which an independent reader has loaded a table whose `main`
 holds it. Producer, speed layer, Kafka, S3 and reader share this machine. Percentiles by minute, also of the first, in
-which Java compiles. At the end the table holds every acknowledged record once, or it raises.
+which Java compiles. At the end the table holds as many rows as records were acknowledged, or it raises.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from runs import configure
 from shapes import SHAPES, Acknowledged, create, steady
 
 from anabranch import config
+from anabranch.dev.demo.story import poll
 from anabranch.dev.services import Services, running
 from anabranch.output import print_table
 from anabranch.protocol.state import load_state
@@ -86,14 +86,6 @@ def produce(broker: str, shape: str, rate: int, seconds: float, into: Connection
     into.send(list(steady(broker, SHAPES[shape], rate, stop)))
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"expected {what} within {seconds:.0f} s")
-        time.sleep(0.1)
-
-
 def measure(services: Services, folder: Path, rate: int, minutes: float) -> list[tuple[str, ...]]:
     shape = SHAPES["json_440"]
     create(services.bootstrap_servers, shape)
@@ -108,7 +100,8 @@ def measure(services: Services, folder: Path, rate: int, minutes: float) -> list
         )
         try:
             streaming = "reading from the table's position"
-            until(lambda: streaming in (folder / "speed.log").read_text(), "the speed layer to stream", _START_SECONDS)
+            log_file = folder / "speed.log"
+            poll(lambda: streaming in log_file.read_text() or None, "the speed layer to stream", _START_SECONDS)
             print(f"start to streaming: {time.monotonic() - began:.1f} s", flush=True)
             reader.start()
             spawned = multiprocessing.get_context("spawn")
@@ -123,7 +116,7 @@ def measure(services: Services, folder: Path, rate: int, minutes: float) -> list
             ends: dict[int, int] = {}
             for a in acknowledged:
                 ends[a.partition] = max(ends.get(a.partition, 0), a.offset + 1)
-            until(lambda: reader.holds(ends), "every acknowledged record in main", _DRAIN_SECONDS)
+            poll(lambda: reader.holds(ends) or None, "every acknowledged record in main", _DRAIN_SECONDS)
         finally:
             speed.terminate()
             speed.wait(60)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -108,7 +106,8 @@ def summarized(batches: list[MicroBatch], watch: Watch, limit: int) -> Run:
 def run(way: str, shape: Shape, services: Services, limit: int, expected: int) -> Run:
     """One way, from the topic's beginning to its end, in a folder that is gone afterwards. Raises RuntimeError when it
     fails, or wrote other than the expected number of records."""
-    with _folder() as folder:
+    with tempfile.TemporaryDirectory(prefix="anabranch-bench-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
         if way in OURS:
             batches, watch = _ours(way, shape, services, limit, folder)
         else:
@@ -194,15 +193,6 @@ def _watched(command: list[str], environment: dict[str, str], folder: Path) -> t
     if code != 0:
         raise RuntimeError(f"{' '.join(command[:4])} ended with {code}: {text[-3000:]}")
     return text, watch
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="anabranch-bench-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def median(runs: list[Run], name: str) -> float:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from confluent_kafka import KafkaException, Message, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+
+from anabranch import config
+from anabranch.kafka.client import create_topic
 
 PARTITIONS = 4
 _EVENT = (
@@ -115,9 +117,8 @@ def _taken(some: list[Acknowledged]) -> list[Acknowledged]:
 
 
 def create(bootstrap_servers: str, shape: Shape) -> None:
-    """Make the shape's topic, which must not be there."""
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    admin.create_topics([NewTopic(shape.name, PARTITIONS, 1)])[shape.name].result(30)
+    """Make the shape's topic."""
+    create_topic(config.Kafka(bootstrap_servers=bootstrap_servers), shape.name, PARTITIONS)
 
 
 def _producer(bootstrap_servers: str, linger_ms: int) -> Producer:

@@ -50,10 +50,9 @@ class _WholeFile(PyArrowFile):
     store: ObjectStore | None = None
 
     def open(self, seekable: bool = True) -> InputStream:
-        bucket = bucket_of(self.location)
-        if self.store is not None and bucket is not None:
+        if self.store is not None:
             try:
-                return BytesIO(self.store.get(bucket, self.location.removeprefix(f"s3://{bucket}/")))
+                return BytesIO(self.store.get(*_bucket_and_key(self.location)))
             except AnabranchError as error:
                 LOG.debug("%s", error)
         return super().open(seekable)
@@ -105,7 +104,7 @@ class LakeFileIO(PyArrowFileIO):
         scheme, netloc, path = self.parse_location(location, self.properties)
         file = _WholeFile(location, path, self.fs_by_scheme(scheme, netloc))
         # A command that only reads is spared another library's import.
-        file.store = self._store() if _open_store.cache_info().currsize else None
+        file.store = self._store(location) if _open_store.cache_info().currsize else None
         return file
 
     def new_output(self, location: str) -> PyArrowFile:
@@ -115,24 +114,30 @@ class LakeFileIO(PyArrowFileIO):
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Delete a file. Raises OSError; on S3 not for one that is gone already."""
         path = location if isinstance(location, str) else location.location
-        bucket, store = bucket_of(path), self._store()
-        if bucket is None or store is None:
+        store = self._store(path)
+        if store is None:
             super().delete(location)
             return
+        bucket, key = _bucket_and_key(path)
         try:
-            store.delete_objects(bucket, [path.removeprefix(f"s3://{bucket}/")])
+            store.delete_objects(bucket, [key])
         except AnabranchError as error:
             raise OSError(str(error)) from error
 
-    def _store(self) -> ObjectStore | None:
-        """S3 by its own requests; None where only PyArrow is told how to reach it."""
-        if self.properties.keys() & _NOT_OURS:
+    def _store(self, location: str) -> ObjectStore | None:
+        """S3 by its own requests; None for a file elsewhere, and where only PyArrow is told how to reach S3."""
+        if bucket_of(location) is None or self.properties.keys() & _NOT_OURS:
             return None
         return _open_store(os.getpid(), *(self.properties.get(f"s3.{key}") for key in _STORE))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.fs_by_scheme = self._shared_fs
+
+
+def _bucket_and_key(location: str) -> tuple[str, str]:
+    bucket, _, key = location.removeprefix("s3://").partition("/")
+    return bucket, key
 
 
 _STORE = ("endpoint", "region", "access-key-id", "secret-access-key")

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from flaky_s3 import FlakyS3, running_flaky_s3
 
-from anabranch.config import Environment
-from anabranch.dev.services.processes import HOST
+from anabranch.config import S3, Environment
+from anabranch.dev.services.processes import HOST, free_port
 from anabranch.table.catalog_settings import catalog_properties
-from anabranch.table.file_io import LakeFileIO
+from anabranch.table.file_io import LakeFileIO, _WholeFile
 from anabranch.table.lake import Lake
 from anabranch.table.s3 import ObjectStore
 
@@ -90,6 +90,17 @@ def test_a_read_that_s3_refuses_is_another_librarys_next(files: LakeFileIO, fron
     front.faults = {"500": 1.0}
     with pytest.raises(OSError):
         files.new_input(f"{folder}/one.avro").open()
+
+
+def test_a_file_is_read_by_pyarrow_where_the_other_library_has_no_answer(files: LakeFileIO, folder: str) -> None:
+    with files.new_output(f"{folder}/one.avro").create() as stream:
+        stream.write(b"abcde")
+    file = files.new_input(f"{folder}/one.avro")
+    assert isinstance(file, _WholeFile)
+    nobody = {"endpoint": f"http://{HOST}:{free_port()}", "access_key": "nobody", "secret_key": "nothing"}
+    file.store = ObjectStore(S3.model_validate(nobody))
+    with file.open() as written:
+        assert written.read() == b"abcde"
 
 
 def test_a_large_file_is_written_in_parts_and_whole(files: LakeFileIO, front: FlakyS3, folder: str) -> None:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 import yaml
+from children_cpu import children_cpu
 from flaky_s3 import FlakyS3, running_flaky_s3
 from running import PUBLISHED
 
@@ -51,7 +52,7 @@ class Meter:
 
     def run(self, *arguments: str) -> Cost:
         self._front.methods.clear()
-        before = _cpu()
+        before = children_cpu()
         # As a job runs that lives long: the workspace leaves the second compiler out.
         running = self._space.start(*arguments, JDK_JAVA_OPTIONS=f"-Djava.io.tmpdir={self._space.temporary}")
         self._space.story.command(arguments)
@@ -59,14 +60,9 @@ class Meter:
         if running.code != 0:
             raise Terminal(running.log_tail(20))
         batches = sum(bool(PUBLISHED.search(event)) for event in running.events())
-        cost = Cost(_cpu() - before, Counter(self._front.methods), batches)
+        cost = Cost(children_cpu() - before, Counter(self._front.methods), batches)
         self._space.story.say(f"{cost.cpu:.0f} CPU seconds, {cost.batches} micro-batches, {dict(cost.requests)}")
         return cost
-
-
-def _cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def go_through(front: FlakyS3, space: Workspace) -> None:

@@ -8,12 +8,13 @@ threads. The first two lines are what nobody can go below: Python alone, and the
 from __future__ import annotations
 
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+
+from children_cpu import children_cpu
 
 from anabranch.dev.demo.story import Story
 from anabranch.dev.demo.workspace import Workspace, main, open_workspace
@@ -63,21 +64,16 @@ def commands(hour: str) -> dict[str, list[str]]:
 
 
 def run(space: Workspace, command: list[str], taken: Taken) -> None:
-    before, began = _cpu(), time.monotonic()
+    before, began = children_cpu(), time.monotonic()
     # Compiled once, as an installation is.
     compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(space.folder / "compiled")}
     environment = os.environ | compiled | {"ANABRANCH_CONF": str(space.conf)}
     done = subprocess.run(command, env=environment, cwd=space.folder, capture_output=True, text=True, timeout=120)
     taken.seconds.append(time.monotonic() - began)
-    taken.cpu.append(_cpu() - before)
+    taken.cpu.append(children_cpu() - before)
     # `audit` and `status` have exit codes of their own for what they find.
     if done.returncode not in (0, 1):
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
-
-
-def _cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def tell(story: Story) -> None:
