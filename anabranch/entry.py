@@ -13,4 +13,4 @@ def main() -> None:
     except ImportError:
         traceback.print_exc()
         sys.exit(70)
-    cli.main()
+    cli.run()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+import logging
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -11,6 +14,9 @@ import click
 from anabranch import __version__
 from anabranch.cli import jobs, operate, reports
 from anabranch.errors import AnabranchError, Unexpected
+
+# A command's imports make 130,000 objects that stay: Python would look through them again and again for what can go.
+_COLLECT_AFTER = (100_000, 50, 50)
 
 
 class _Commands(click.Group):
@@ -59,6 +65,26 @@ def main() -> None:
     Exit codes: 0 done, 1 refused or found wanting, 2 wrong usage or configuration, 70 unexpected, 75 transient (try
     again).
     """
+
+
+def run() -> NoReturn:
+    """Run the command of this process and end it with its exit code, at once.
+
+    What it said is written. Beyond that nothing is tidied up: to free the libraries' objects one by one would take
+    Python a fifth of the command's time.
+    """
+    gc.set_threshold(*_COLLECT_AFTER)
+    try:
+        main()
+        code = 0
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise
+        code = ended.code or 0
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 for module in (jobs, operate, reports):

@@ -1,5 +1,5 @@
 """`python -m anabranch.cli`."""
 
-from anabranch.cli import main
+from anabranch.cli import run
 
-main()
+run()

@@ -127,6 +127,30 @@ def test_a_broken_installation_is_no_refusal(tmp_path: Path, library: str, begin
     assert "a_library_that_is_not_there" in done.stderr
 
 
+@pytest.mark.parametrize(("end", "code"), [("return", 0), ("sys.exit(1)", 1), ("raise Transient('later')", 75)])
+def test_a_command_that_ends_at_once_has_written_all_that_it_said(end: str, code: int) -> None:
+    program = f"""
+import logging, sys
+from anabranch import cli
+from anabranch.errors import Transient
+
+@cli.main.command()
+def speak():
+    logging.basicConfig(stream=sys.stderr)
+    sys.stdout.write("out" * 100_000)
+    logging.warning("err" * 100_000)
+    {end}
+
+cli.run()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "speak"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == code
+    assert done.stdout == "out" * 100_000
+    assert "err" * 100_000 in done.stderr
+
+
 def test_the_command_begins_where_imports_are_looked_after() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["scripts"] == {"anabranch": "anabranch.entry:main"}
