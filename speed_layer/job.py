@@ -161,7 +161,7 @@ class SpeedJob:
                 try:
                     ends = _batch_end(checkpoint, batch_id, stream.topic)
                     ranges = {p: (starts["offsets"].get(p, 0), e) for p, e in ends.items()}
-                    self._published += self._batches.publish(lambda: batch, ranges)
+                    self._published += self._batches.hand_over(lambda: batch, ranges)
                     starts["offsets"] = ends
                 except Exception as error:
                     self._failure = error
@@ -176,9 +176,9 @@ class SpeedJob:
         )  # fmt: skip
         query = writer.start()
         try:
-            while query.isActive and not self._stop.is_set():
+            while query.isActive and not self._stop.is_set() and not self._batches.has_failed:
                 query.awaitTermination(1)
-            if self._stop.is_set():
+            if query.isActive:
                 with self._running:
                     query.stop()
             query.awaitTermination(30)
@@ -186,8 +186,16 @@ class SpeedJob:
             raise self._cause(error) from error
         finally:
             _stop_quietly(query)
+            self._wait()
         if self._failure is not None:
             raise self._cause(self._failure)
+
+    def _wait(self) -> None:
+        """Wait for the publish of the last micro-batch, which nothing may follow while it is under way."""
+        try:
+            self._published += self._batches.wait()
+        except Exception as error:
+            self._failure = self._failure or error
 
     def _cause(self, error: Exception) -> Exception:
         """What failed, as an error of ours. What Spark, Kafka or S3 throws is transient, unless it says otherwise."""

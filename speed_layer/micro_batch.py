@@ -1,4 +1,8 @@
-"""One micro-batch: stage, check, publish. The table says where the stream stands; no checkpoint is believed."""
+"""One micro-batch: stage, check, publish. The table says where the stream stands; no checkpoint is believed.
+
+In a stream the next micro-batch is staged while the one before it is still being published. It is staged by a guess at
+its hours; the decision that it is published by comes after the publish before it, as for any other.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
@@ -15,12 +21,12 @@ from pyspark.sql import functions as F
 
 from anabranch import records
 from anabranch.config import Environment, Stream
-from anabranch.errors import PositionError, Transient, Unexpected
+from anabranch.errors import AnabranchError, Transient, Unexpected
 from anabranch.fail_points import Step, reach
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.kafka.source import is_unreadable, read_around
 from anabranch.logs import fields, note
-from anabranch.position import Position, Ranges, ranges_to_keys, size
+from anabranch.position import Ranges, ranges_to_keys, size
 from anabranch.protocol import dead_letters
 from anabranch.protocol.apply import require_columns, rows_columns
 from anabranch.protocol.publish import Again, Decision, Landed, Publish, land, new_id, run
@@ -39,6 +45,7 @@ from speed_layer.plan import (
     Plan,
     Skip,
     StagedBatch,
+    plan_ahead,
     plan_ends,
     plan_micro_batch,
     plan_publish,
@@ -49,14 +56,16 @@ from speed_layer.plan import (
 from speed_layer.rollup import Rollup
 
 if TYPE_CHECKING:
-    from pyiceberg.table import Table
     from pyspark.sql import DataFrame
 
 LOG = logging.getLogger(__name__)
 
 
 class MicroBatches:
-    """Publishes a stream's micro-batches to `speed` and `main`, each offset once, beside any other publisher."""
+    """Publishes a stream's micro-batches to `speed` and `main`, each offset once, beside any other publisher.
+
+    For one thread, which may have one micro-batch published behind it (`hand_over`).
+    """
 
     def __init__(
         self,
@@ -71,14 +80,20 @@ class MicroBatches:
         self._format = open_format(environment, stream)
         self._confirmed: frozenset[str] = frozenset()
         self._turns = Holding(lake, stream.table, stop)
-        self._table: Table | None = None
+        # What was decided last.
+        self._decided: ResolvedState | None = None
         self._rollup = Rollup(lake, stream)
+        self._publisher = ThreadPoolExecutor(1, "publisher")
+        self._under_way: Future[int] | None = None
+        # Spark's session knows one id to stage by.
+        self._staging = threading.Lock()
 
     def recover(self) -> State:
         """Finish what an earlier publisher left half done: the merge, dead letters, ledger rows; returns the state that
         it ended with."""
         recovered = recover(self._lake, self._stream)
         self._confirmed |= recovered.confirmed
+        self._decided = None
         self._clock.start_from(recovered.state)
         self._rollup.begin()
         return recovered.state
@@ -89,38 +104,79 @@ class MicroBatches:
 
     def close(self) -> None:
         """Stop what runs beside the micro-batches."""
+        self._publisher.shutdown()
         self._rollup.close()
 
-    def publish(self, frame: Callable[[], DataFrame], ranges: Ranges) -> int:
+    def hand_over(self, frame: Callable[[], DataFrame], ranges: Ranges) -> int:
+        """Stage the records of `ranges`, which `frame` reads from Kafka, and leave their publish to a thread of its
+        own; the next call stages beside it.
+
+        Returns how many offsets were published since the last call. Raises like `publish`, of this micro-batch or the
+        one before it, of which nothing is published then. Whoever stops calling has to `wait`.
+        """
+        began = time.monotonic()
+        with fields(offsets=ranges_to_keys(ranges)):
+            staged = self._stage_ahead(frame, ranges)
+        try:
+            published = self.wait()
+        except BaseException:
+            with suppress(AnabranchError):
+                self._discard(staged)
+            raise
+        if staged is None:
+            return published + self.publish(frame, ranges)
+        self._under_way = self._publisher.submit(self.publish, frame, ranges, staged, began)
+        return published
+
+    def wait(self) -> int:
+        """Wait until nothing is being published; returns how many offsets were, since the last call. Raises like
+        `publish`."""
+        under_way, self._under_way = self._under_way, None
+        return under_way.result() if under_way is not None else 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the next call will raise what kept a micro-batch from being published."""
+        work = self._under_way
+        return work is not None and work.done() and work.exception() is not None
+
+    def publish(
+        self,
+        frame: Callable[[], DataFrame],
+        ranges: Ranges,
+        staged: StagedBatch | None = None,
+        began: float | None = None,
+    ) -> int:
         """Publish the records of `ranges`, which `frame` reads from Kafka; returns how many offsets it published.
 
         What is published already is skipped, what overlaps is trimmed, and what belongs to hours that are not decided
-        yet follows in a publish of its own. Raises Transient when the range lies ahead of the position (start again
-        from the table) or Kafka or the lake does not answer, PositionError for a recreated topic, Terminal when the
-        table was evolved meanwhile.
+        yet follows in a publish of its own. Of what is `staged` already, none is staged again unless it has to be.
+        Raises Transient when the range lies ahead of the position (start again from the table) or Kafka or the lake
+        does not answer, PositionError for a recreated topic, Terminal when the table was evolved meanwhile.
         """
         published, whole = 0, False
         while not whole:
             with fields(offsets=ranges_to_keys(ranges)):
-                part, whole = self._publish_next(frame, ranges)
-            published += part
+                part, whole = self._publish_next(frame, ranges, staged, began or time.monotonic())
+            published, staged, began = published + part, None, None
         return published
 
-    def _publish_next(self, frame: Callable[[], DataFrame], ranges: Ranges) -> tuple[int, bool]:
+    def _publish_next(
+        self, frame: Callable[[], DataFrame], ranges: Ranges, staged: StagedBatch | None, began: float
+    ) -> tuple[int, bool]:
         """Publish what of `ranges` belongs to hours that are decided; how many offsets, and whether that was all."""
-        began = time.monotonic()
+        if staged is not None and staged.rows is not None:
+            note(attempt=staged.rows.wap_id)
         needed = {p: e for p, (_, e) in ranges.items()}
         decided: ResolvedState | None = None
         plan: Plan | None = None
-        staged: StagedBatch | None = None
 
         def decide() -> Decision:
             nonlocal decided, plan, staged
             # Step 1: decide from the table as it is now.
-            decided = self._clock.decide(needed=needed)
+            decided = self._decided = self._clock.decide(needed=needed)
             state = decided.state
             require_columns(state.table, self._stream)
-            self._table = state.table
             plan = plan_micro_batch(decided, ranges, staged)
             if plan.next in (Next.LEAVE, Next.RESTART, Next.DECIDE):
                 self._discard(staged)
@@ -135,14 +191,14 @@ class MicroBatches:
                 )
             if plan.next is Next.DECIDE:
                 return state, plan_ends(decided, new_id(), self._confirmed)
-            reach(Step.SPEED_DECIDED)
             # A publisher with a turn goes first, also before rows that are staged: they stay the right ones meanwhile.
             if self._turns.holds(state.table.properties):
                 return Again.AGAIN
             # Step 2: stage, unless the rows that are staged are still the right ones.
             if staged is None or plan.next is Next.STAGE:
+                reach(Step.SPEED_DECIDED)
                 self._discard(staged)
-                staged = self._stage_readable(frame, plan, decided.position.topic_id)
+                staged = self._stage_readable(frame, plan, decided)
                 return Again.AGAIN
             if plan.next is Next.MERGE:
                 merge.merge(self._lake, self._stream)
@@ -209,19 +265,36 @@ class MicroBatches:
         LOG.info("stream %s: position moved to %s: %s", self._stream.name, publish.position.to_json(), why)
         return True
 
-    def _stage_readable(self, frame: Callable[[], DataFrame], plan: Plan, topic_id: str) -> StagedBatch:
+    def _stage_ahead(self, frame: Callable[[], DataFrame], ranges: Ranges) -> StagedBatch | None:
+        """Stage what `frame` reads by what was decided last; None where that has to be decided first, or is to be read
+        around."""
+        if (decided := self._decided) is None:
+            return None
+        plan = plan_ahead(decided, ranges, self._lake.clock.now())
+        if plan is None:
+            return None
+        reach(Step.SPEED_DECIDED)
+        try:
+            return self._stage(frame(), plan, decided)
+        except (PySparkException, Py4JError) as error:
+            if not is_unreadable(error):
+                raise
+            return None
+
+    def _stage_readable(self, frame: Callable[[], DataFrame], plan: Plan, decided: ResolvedState) -> StagedBatch:
         """Stage what `frame` reads; where Spark's reader cannot pass a record, what is read around it."""
         try:
-            return self._stage(frame(), plan, topic_id)
+            return self._stage(frame(), plan, decided)
         except (PySparkException, Py4JError) as error:
             if not is_unreadable(error):
                 raise
             session, topic = frame().sparkSession, self._stream.topic
             around = read_around(session, self._environment.kafka, self._kafka, topic, plan.todo)
-            return self._stage(around, plan, topic_id)
+            return self._stage(around, plan, decided)
 
-    def _stage(self, frame: DataFrame, plan: Plan, topic_id: str) -> StagedBatch:
-        stream, catalog = self._stream, self._environment.catalog.name
+    def _stage(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:
+        """Stage the rows and dead letters of a plan, for the log and the columns that were decided on."""
+        stream, catalog, topic_id = self._stream, self._environment.catalog.name, decided.position.topic_id
         # The usual micro-batch is not trimmed: changing bounds in the plan would have it compiled anew each time.
         frame = records.trim(frame, plan.todo) if plan.trimmed else frame
         # A file for each task: as many as run at once, however many partitions there are.
@@ -232,33 +305,23 @@ class MicroBatches:
         counts = Observation()
         counted = frame.observe(counts, F.count(F.lit(1)).alias("records"))
         good = records.good(self._decode(counted, plan, with_errors=False), stream)
-        if self._table is not None:
-            good = fitted(good, catalog, self._table, rows_columns(stream))
+        good = fitted(good, catalog, decided.state.table, rows_columns(stream))
         write = plan_write(stream.most_event_dates, len(plan.by_hour))
-        rows = stage(good, self._lake, catalog, stream.table, new_id(), write)
-        note(attempt=rows.wap_id)
-        reach(Step.SPEED_ROWS_STAGED)
-        seen: dict[str, Any] = counts.get
-        dead = None
-        if seen["records"] > rows.rows:
-            letters = records.dead(self._decode(frame, plan, with_errors=True), topic_id, "speed")
-            dead = stage(
-                letters, self._lake, catalog, stream.dead_letters_table, new_id(), plan_write(1, len(plan.by_hour))
-            )
+        with self._staging:
+            rows = stage(good, self._lake, catalog, stream.table, new_id(), write)
+            note(attempt=rows.wap_id)
+            reach(Step.SPEED_ROWS_STAGED)
+            seen: dict[str, Any] = counts.get
+            dead = None
+            if seen["records"] > rows.rows:
+                letters = records.dead(self._decode(frame, plan, with_errors=True), topic_id, "speed")
+                write = plan_write(1, len(plan.by_hour))
+                dead = stage(letters, self._lake, catalog, stream.dead_letters_table, new_id(), write)
         reach(Step.SPEED_STAGED)
-        self._check_topic_unchanged(topic_id)
-        return StagedBatch(plan.by_hour, rows, dead)
+        return StagedBatch(topic_id, plan.by_hour, rows, dead)
 
     def _decode(self, frame: DataFrame, plan: Plan, with_errors: bool) -> DataFrame:
         return records.decode(records.assign_hours(frame, plan.hours), self._stream, self._format, with_errors)
-
-    def _check_topic_unchanged(self, topic_id: str) -> None:
-        topic = self._kafka.describe(self._stream.topic, Position(topic_id, {}))
-        if topic is None or topic.id != topic_id:
-            raise PositionError(
-                f"topic {self._stream.topic}: expected id {topic_id} after the read, found "
-                f"{topic.id if topic else 'no topic'}: nothing of this micro-batch is published; run `anabranch adopt`"
-            )
 
     def _after(self, publish: Publish, staged: StagedBatch, ended: Landed | Merged) -> None:
         """What follows a publish, or the merge after it, and may be lost with the process: the next one does it

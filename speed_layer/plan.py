@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from anabranch.hours import Cut, HourRange, hour_ranges
+from anabranch.hours import Cut, HourRange, hour_of, hour_ranges
 from anabranch.position import (
     Offsets,
     Position,
@@ -38,8 +39,9 @@ MOST_OPEN_FILES = 64
 
 @dataclass(frozen=True)
 class StagedBatch:
-    """Staged rows and dead letters, and the split by hour that they were staged under."""
+    """Staged rows and dead letters, the split by hour that they were staged under, and the topic's id then."""
 
+    topic_id: str
     by_hour: dict[str, Ranges]
     rows: Staged | None
     dead: Staged | None
@@ -87,13 +89,30 @@ def plan_micro_batch(decided: ResolvedState, ranges: Ranges, staged: StagedBatch
     if not todo:
         return Plan(Next.DECIDE, {}, False, hours, {}, whole=False)
     by_hour = assign(todo, hours)
-    # Only the hours that it has offsets of: the usual micro-batch has one, and each more costs every record a look.
-    hours = [h for h in hours if h.ends is None or h.hour in by_hour]
-    if staged is None or staged.by_hour != by_hour or not _is_there(state, staged):
+    hours = _of_interest(hours, by_hour)
+    if staged is None or not _is_as_decided(staged, position, by_hour) or not _is_there(state, staged):
         step = Next.STAGE
     else:
         step = Next.MERGE if needs_merge(state) else Next.PUBLISH
     return Plan(step, todo, standing is RangeRelation.OVERLAPPING or todo != left, hours, by_hour, todo == left)
+
+
+def plan_ahead(decided: ResolvedState, ranges: Ranges, now: datetime) -> Plan | None:
+    """How to stage `ranges` while what lies before them is still being published, by what was decided for that.
+
+    A guess, which the decision on what is staged (`plan_micro_batch`) accepts or has staged anew. None where it is
+    likely to be wrong: an hour has ended since, or a partition is new.
+    """
+    before = decided.position.offsets
+    if hour_of(now) != hour_of(decided.now) or not ranges.keys() <= before.keys():
+        return None
+    published = before | {p: start for p, (start, _) in ranges.items()}
+    todo = trim(ranges, published)
+    hours = hour_ranges(decided.timeline, decided.state.cuts, published, decided.now)
+    if not todo or within_hours(todo, hours) != todo:
+        return None
+    by_hour = assign(todo, hours)
+    return Plan(Next.STAGE, todo, False, _of_interest(hours, by_hour), by_hour)
 
 
 def plan_write(dates: int | None, hours: int) -> dict[str, str]:
@@ -104,6 +123,15 @@ def plan_write(dates: int | None, hours: int) -> dict[str, str]:
     """
     at_once = dates is not None and dates * hours <= MOST_OPEN_FILES
     return {"distribution-mode": "none", "fanout-enabled": "true" if at_once else "false"}
+
+
+def _of_interest(hours: Sequence[HourRange], by_hour: Mapping[str, Ranges]) -> list[HourRange]:
+    """The hours that a micro-batch has offsets of: the usual one has one, and each more costs every record a look."""
+    return [h for h in hours if h.ends is None or h.hour in by_hour]
+
+
+def _is_as_decided(staged: StagedBatch, position: Position, by_hour: Mapping[str, Ranges]) -> bool:
+    return staged.topic_id == position.topic_id and staged.by_hour == by_hour
 
 
 def _is_there(state: State, staged: StagedBatch) -> bool:

@@ -71,6 +71,15 @@ SPEED = [
     Case(Step.SPEED_DEAD_LETTERS, True),
     Case(Step.SPEED_OFFSETS_COMMITTED, True),
 ]
+# From the second micro-batch on, each is staged while the one before it is being published.
+AHEAD = [
+    Step.SPEED_DECIDED,
+    Step.SPEED_STAGED,
+    Step.COMMIT_PREPARED,
+    Step.COMMIT_LANDED,
+    Step.SPEED_PUBLISHED,
+    Step.SPEED_OFFSETS_COMMITTED,
+]
 # The rows are published long before; what lands is the roll-up of their files.
 ROLLUP = [
     Case(Step.ROLLUP_WRITTEN, False),
@@ -194,6 +203,23 @@ def test_speed(stream: World, case: Case) -> None:
     assert_exact(one, duplicates=True)
     assert len(publishes(one, "main")) == (2 if case.lands else 1)
     assert one.state.dead_letters == () or one.state.position.offsets == {0: 10, 1: 10}
+
+
+@pytest.mark.parametrize("step", AHEAD, ids=lambda s: s.label)
+def test_speed_between_two_micro_batches_under_way(stream: World, step: Step) -> None:
+    """One is being published, and the next is staged or about to be."""
+    one = stream
+    one.configure(speed={"max_offsets_per_trigger": 3})
+    one.reopen()
+    one.apply()
+    for attempt in ("first", "second"):
+        send(one, datetime.now(UTC), attempt)
+    run_into(one, f"{step.label}:3", "speed", one.name, "--available-now")
+    # The hazard: some of them are published, and others are not.
+    assert 0 < sum(one.state.position.offsets.values()) < 20
+    one.speed()
+    assert_exact(one, duplicates=True)
+    assert one.state.position.offsets == {0: 10, 1: 10}
 
 
 @pytest.mark.parametrize("case", ROLLUP, ids=str)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,12 +15,15 @@ from typing import Any
 
 import pytest
 from pyiceberg.table.snapshots import ancestors_of
+from pyspark.sql import DataFrame
 from world import Record, World, event, past_hour, spread
 
+from anabranch.dev.demo.story import poll
 from anabranch.errors import ConfigurationError, PositionError, Transient
+from anabranch.kafka.source import read_ranges
 from anabranch.output import plain
-from anabranch.position import RangeRelation, classify
-from anabranch.protocol import sealing
+from anabranch.position import RangeRelation, Ranges, classify, size
+from anabranch.protocol import sealing, turns
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.table.commits import Change, Outcome
 from anabranch.table.snapshots import head
@@ -136,17 +141,13 @@ def test_duplicates_malformed_and_late_records_are_accounted_for(world: Make) ->
 
 def test_two_speed_layers_publish_each_offset_once(three_hours: World) -> None:
     one = three_hours
-    job, spark = one.job, one.spark
+    job = one.job
     arms = [MicroBatches(job.environment, job.stream, job.lake, job.kafka) for _ in range(2)]
     ends = job.kafka.stable_ends(job.kafka.describe(one.name))  # type: ignore[arg-type]
     read = {p: (0, e) for p, e in ends.items()}
     half = {p: (0, e // 2) for p, e in ends.items()}
 
-    def frame(ranges: dict[int, tuple[int, int]]):  # type: ignore[no-untyped-def]
-        from anabranch.kafka.source import read_ranges
-
-        return lambda: read_ranges(spark, job.environment.kafka, one.name, ranges)
-
+    frame = _reader(one)
     assert arms[0].publish(frame(half), half) == sum(e for _, e in half.values())
     # The hazard: the second arm believes that nothing is published, and its range overlaps.
     assert classify(read, one.state.position.offsets) is RangeRelation.OVERLAPPING
@@ -188,9 +189,7 @@ def test_a_seal_during_a_micro_batch_makes_it_decide_again(three_hours: World) -
     ends = job.kafka.stable_ends(job.kafka.describe(one.name))  # type: ignore[arg-type]
     ranges = {p: (0, e) for p, e in ends.items()}
 
-    def sealed_meanwhile():  # type: ignore[no-untyped-def]
-        from anabranch.kafka.source import read_ranges
-
+    def sealed_meanwhile() -> DataFrame:
         sealing.seal(job.stream, job.lake, job.kafka)
         return read_ranges(one.spark, job.environment.kafka, one.name, ranges)
 
@@ -202,6 +201,82 @@ def test_a_seal_during_a_micro_batch_makes_it_decide_again(three_hours: World) -
         assert all(
             cut.ranges[r["kafka_partition"]][0] <= r["kafka_offset"] < cut.ranges[r["kafka_partition"]][1] for r in rows
         )
+
+
+def test_a_micro_batch_is_staged_while_the_one_before_it_is_being_published(three_hours: World) -> None:
+    one = three_hours
+    job, table = one.job, one.job.stream.table
+    arm = MicroBatches(job.environment, job.stream, job.lake, job.kafka)
+    ends = job.kafka.stable_ends(job.kafka.describe(one.name))  # type: ignore[arg-type]
+    pieces = [{p: (e * i // 3, e * (i + 1) // 3) for p, e in ends.items()} for i in range(3)]
+    sizes = [size(piece) for piece in pieces]
+    read = _reader(one)
+
+    # What was decided for the first is needed to stage the others by.
+    assert arm.hand_over(read(pieces[0]), pieces[0]) == sizes[0]
+    turn = turns.ask_for_turn(job.lake, table, "somebody in the way", 60.0)
+    assert turn is not None
+    assert arm.hand_over(read(pieces[1]), pieces[1]) == 0
+    begun = threading.Event()
+
+    def third() -> DataFrame:
+        # The hazard: the second waits, and its rows are not published.
+        assert one.state.position.offsets == {p: e for p, (_, e) in pieces[0].items()}
+        begun.set()
+        return read(pieces[2])()
+
+    with ThreadPoolExecutor(1) as pool:
+        handed = pool.submit(arm.hand_over, third, pieces[2])
+        assert begun.wait(60)
+        turns.take_back_turn(job.lake, table, turn.id)
+        assert handed.result(120) == sizes[1]
+    assert arm.wait() == sizes[2]
+    arm.close()
+    assert one.contents() == one.acknowledged()
+
+
+def test_what_is_staged_ahead_is_staged_again_where_another_publisher_was_first(three_hours: World) -> None:
+    one = three_hours
+    job = one.job
+    arm, rival = (MicroBatches(job.environment, job.stream, job.lake, job.kafka) for _ in range(2))
+    ends = job.kafka.stable_ends(job.kafka.describe(one.name))  # type: ignore[arg-type]
+    first, rest = {p: (0, e // 3) for p, e in ends.items()}, {p: (e // 3, e) for p, e in ends.items()}
+    half = {p: (e // 3, e // 2) for p, e in ends.items()}
+    read, calls = _reader(one), list[None]()
+
+    def beside_the_rival() -> DataFrame:
+        if not calls:
+            assert rival.publish(read(half), half) == size(half)
+        calls.append(None)
+        return read(rest)()
+
+    arm.hand_over(read(first), first)
+    assert arm.hand_over(beside_the_rival, rest) == 0, "the hazard did not happen: it was not staged ahead"
+    assert arm.wait() == size(rest) - size(half)
+    assert len(calls) == 2, "expected what was staged ahead to be staged again"
+    arm.close()
+    assert one.contents() == one.acknowledged()
+
+
+def test_what_keeps_a_micro_batch_from_being_published_is_raised_by_the_next_call(three_hours: World) -> None:
+    one = three_hours
+    job = one.job
+    arm = MicroBatches(job.environment, job.stream, job.lake, job.kafka)
+    ends = job.kafka.stable_ends(job.kafka.describe(one.name))  # type: ignore[arg-type]
+    first, gap, rest = ({p: (e * i // 6, e * (i + 1) // 6) for p, e in ends.items()} for i in (0, 2, 3))
+    read = _reader(one)
+    arm.hand_over(read(first), first)
+    before = one.state.position
+    arm.hand_over(read(gap), gap)
+    poll(lambda: arm.has_failed or None, "the publish behind a gap to fail", 60)
+    with pytest.raises(Transient, match="starting again from the table"):
+        arm.hand_over(read(rest), rest)
+    assert (arm.wait(), arm.has_failed, one.state.position) == (0, False, before)
+    arm.close()
+
+
+def _reader(one: World) -> Callable[[Ranges], Callable[[], DataFrame]]:
+    return lambda ranges: lambda: read_ranges(one.spark, one.job.environment.kafka, one.name, ranges)
 
 
 def test_hours_without_records_are_accepted_in_one_commit(world: Make) -> None:

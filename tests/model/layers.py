@@ -42,8 +42,22 @@ def lookback(hour: str) -> list[str]:
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """A micro-batch that is staged while the one before it is being published."""
+
+    ranges: Pieces
+    topic_id: str
+    split: tuple[tuple[str, Pieces], ...]
+    staged: Staged | None
+    dead: Staged | None
+
+
+@dataclass(frozen=True)
 class Speed(Publisher):
-    """The speed job: comes back hour by hour, then takes micro-batches of at most `at_most` offsets a partition."""
+    """The speed job: comes back hour by hour, then takes micro-batches of at most `at_most` offsets a partition.
+
+    `early`: it stages the next one while one is being published, where it can.
+    """
 
     at: str = "come_back"
     at_most: int = 1
@@ -51,17 +65,26 @@ class Speed(Publisher):
     ranges: Pieces = ()
     rest: tuple[Pieces, ...] = ()
     split: tuple[tuple[str, Pieces], ...] = ()
+    topic_id: str = ""
     dead: Staged | None = None
+    early: bool = False
+    ahead: Ahead | None = None
     starts: tuple[tuple[int, int], ...] = ()
     behind: tuple[tuple[str, ...], tuple[tuple[int, int], ...]] = ((), ())
     waited: str | None = None
     holds: int = 0
 
     def kept(self) -> dict[str, Any]:
-        return {"at_most": self.at_most}
+        return {"at_most": self.at_most, "early": self.early}
+
+    def steps(self, world: World) -> list[Step]:
+        found = super().steps(world)
+        if self.early and self.at == "move" and self.doing == "stream" and self.staged and not self.ahead:
+            found += [(f"{self.name} {said}", after, actor) for said, after, actor in self.stage_ahead(world)]
+        return found
 
     def come_back(self, world: World) -> Iterator[Step]:
-        fresh, state = replace(self, last=None, staged=None, split=(), dead=None, lake=None), world.lake.state
+        fresh, state = replace(self.bare(), last=None, ahead=None, lake=None), world.lake.state
         if needs_merge(state):
             yield "has to merge", world, replace(fresh, at="merge", back="come_back")
             return
@@ -146,7 +169,8 @@ class Speed(Publisher):
             elif plan.next is Next.LEAVE:
                 yield "finds its offsets published", left, alone.done()
             else:
-                yield "lies ahead of the position", left, replace(alone, at="come_back")
+                left = left if self.ahead is None else self.ahead_discarded(left)
+                yield "lies ahead of the position", left, replace(alone, at="come_back", ahead=None)
 
     def hold(self, world: World) -> Iterator[Step]:
         then = replace(self, at="ask", waited=self.waits, waits="", holds=self.holds + 1)
@@ -159,32 +183,52 @@ class Speed(Publisher):
         if told is None:
             yield "finds its clock wrong", world, self.restarted()
             return
-        if decided is None or world.kafka.id != decided.position.topic_id or not world.kafka.holds(plan.todo):
+        # Nobody looks here whether the log is still the same: the decision on what is staged does.
+        if decided is None or not world.kafka.holds(plan.todo):
             yield f"finds records of {plan.todo} gone", world, self.restarted()
             return
+        after, made = self.written(world, plan, decided.position.topic_id)
+        mine = {"staged": made.staged, "split": made.split, "dead": made.dead, "topic_id": made.topic_id}
+        yield f"stages {plan.by_hour}", after, replace(told, at="ask", last=self.lake, lake=None, **mine)
+
+    def stage_ahead(self, world: World) -> Iterator[Step]:
+        assert self.lake is not None
+        decided, told = self.decided(self.lake), self.by_clock(world)
+        assert decided is not None
+        starts = {p: e for p, (_, e) in self.ranges}
+        ranges = {p: (s, min(len(world.kafka.log[p]), s + self.at_most)) for p, s in starts.items()}
+        if told is None or any(s > e for s, e in ranges.values()) or not world.kafka.holds(ranges):
+            return
+        plan = speed_plan.plan_ahead(decided, ranges, world.kafka.now + self.skew)
+        if plan is None:
+            return
+        after, made = self.written(world, plan, decided.position.topic_id)
+        yield f"stages {plan.by_hour} ahead", after, replace(told, ahead=replace(made, ranges=tuple(ranges.items())))
+
+    def written(self, world: World, plan: Plan, topic_id: str) -> tuple[World, Ahead]:
+        """The world with the rows and dead letters of a plan staged, and what that made."""
         id, kafka, now = world.new_id(self.name), world.kafka, self.stamped(world)
         read = {h: kafka.read(ranges) for h, ranges in plan.by_hour.items()}
         files = new_files(id, {h: [r for r in rows if r[2] not in kafka.malformed] for h, rows in read.items()})
-        after = world.stage(id, files, now)
+        after, dead = world.stage(id, files, now), None
         letters = new_files(f"{id}-dead", {h: [r for r in rows if r[2] in kafka.malformed] for h, rows in read.items()})
         if letters and after.letters is not None:
             after = after.stage_letters(f"{id}-dead", letters, now)
             assert after.letters is not None
-            told = replace(told, dead=after.letters.find_staged(f"{id}-dead"))
+            dead = after.letters.find_staged(f"{id}-dead")
         split = tuple((h, tuple(sorted(ranges.items()))) for h, ranges in plan.by_hour.items())
-        staged = after.lake.find_staged(id)
-        yield (
-            f"stages {[*files, *letters]}",
-            after,
-            replace(told, at="ask", staged=staged, split=split, last=self.lake, lake=None),
-        )
+        return after, Ahead((), topic_id, split, after.lake.find_staged(id), dead)
+
+    def ahead_discarded(self, world: World) -> World:
+        assert self.ahead is not None
+        return world.discard(self.ahead.staged).discard_letters(self.ahead.dead)
 
     def discarding(self, world: World) -> World:
         return world.discard(self.staged).discard_letters(self.dead)
 
     def bare(self) -> Speed:
         """Itself without what it staged."""
-        return replace(self, staged=None, split=(), dead=None)
+        return replace(self, staged=None, split=(), dead=None, topic_id="")
 
     def move(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
@@ -232,7 +276,7 @@ class Speed(Publisher):
     def batch(self) -> StagedBatch | None:
         if self.staged is None:
             return None
-        return StagedBatch({h: dict(ranges) for h, ranges in self.split}, self.staged, self.dead)
+        return StagedBatch(self.topic_id, {h: dict(ranges) for h, ranges in self.split}, self.staged, self.dead)
 
     @property
     def needed(self) -> tuple[tuple[int, int], ...]:
@@ -256,6 +300,10 @@ class Speed(Publisher):
     def done(self) -> Publisher:
         """After a micro-batch or a skip: the next piece, the next micro-batch, or back to the table."""
         ended = replace(self.bare(), lake=None, asked=None, last=None, ranges=(), behind=((), ()), holds=0)
+        if self.ahead is not None:
+            mine = {"staged": self.ahead.staged, "split": self.ahead.split, "dead": self.ahead.dead}
+            mine |= {"topic_id": self.ahead.topic_id, "ranges": self.ahead.ranges}
+            return replace(ended, at="ask", ahead=None, **mine)
         if self.doing == "stream":
             return replace(ended, at="stream", starts=tuple((p, e) for p, (_, e) in self.ranges))
         if self.doing == "read" and self.rest:

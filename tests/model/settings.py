@@ -47,7 +47,7 @@ def at_random(seed: int) -> tuple[World, list[Actor]]:
     at_once = chance.choice([None, 1, 2])
     actors: list[Actor] = [
         Broker("kafka", script=script_at_random(chance)),
-        Speed("speed", at_most=at_most, at_once=at_once, skew=skew(chance)),
+        Speed("speed", at_most=at_most, at_once=at_once, skew=skew(chance), early=chance.random() < 0.7),
         Batch("batch", grace=grace, at_once=at_once, restates=chance.choice([0, 1, 3]), skew=skew(chance)),
     ]
     others = [

@@ -255,6 +255,40 @@ SETTINGS = {
         ("rollup publishes", "rollup gives it up", "operator publishes", "operator is refused"),
         before=(broker(RECORD, RECORD, ("tick", 60)), Speed("before")),
     ),
+    "micro-batches staged ahead, and killed anywhere": Setting(
+        (broker(RECORD, RECORD, RECORD), Speed("speed", early=True), Batch("batch", restates=1)),
+        ("speed stages {'2026-11-21T01': {0: (2, 3)}} ahead", "speed is refused", "speed is killed at move"),
+        before=(broker(*ONE_HOUR), Speed("before"), Batch("accepts")),
+        world={"crashes": 1, "turns": 1},
+    ),
+    "micro-batches staged ahead by two speed layers": Setting(
+        (broker(RECORD, RECORD, RECORD), Speed("speed", early=True), Speed("rival", at_most=2)),
+        ("speed stages {'2026-11-21T00': {0: (1, 2)}} ahead", "finds its offsets published", "decides to stage"),
+    ),
+    "micro-batches staged ahead as an hour ends, of a record that belongs to the next": Setting(
+        (broker(RECORD, ("record", 0, 45), ("tick", 60)), Speed("speed", early=True), Batch("batch")),
+        ("speed stages {'2026-11-21T00': {0: (1, 2)}} ahead", "decides to stage {'2026-11-21T01': {0: (1, 2)}}"),
+    ),
+    "micro-batches staged ahead while what is old is expired and removed": Setting(
+        (broker(RECORD, RECORD), Speed("speed", early=True), Maintenance("maintenance")),
+        ("ahead", "maintenance removes ['speed-", "speed is killed at move"),
+        world={"crashes": 1, "orphans": True},
+    ),
+    "micro-batches staged ahead, a publish that lands late, and the branch set back": Setting(
+        (broker(RECORD, RECORD, ("restore",), RECORD), Speed("speed", early=True), Network("network")),
+        ("ahead", "at last, and it lands", "lies ahead of the position"),
+        world={"late": True, "answers_to_lose": 1},
+    ),
+    "micro-batches with dead letters staged ahead": Setting(
+        (broker(MALFORMED, MALFORMED, RECORD), Speed("speed", early=True), Batch("batch")),
+        ("ahead", "speed publishes the dead letters speed-", "speed is killed at send_letters"),
+        world={"accounts": True, "crashes": 1},
+    ),
+    "micro-batches staged ahead of a topic that is made anew": Setting(
+        (broker(RECORD, RECORD, MADE_ANEW, *[RECORD] * 3), Speed("speed", early=True), Adopter("adopter")),
+        ("ahead", "speed stops", "adopter publishes"),
+        world={"accounts": True, "stamped": True, "bad": frozenset({H0})},
+    ),
     "dead letters of both layers": Setting(
         (broker(*DEAD_AND_GOOD), Speed("speed", at_most=2), Batch("batch")),
         (

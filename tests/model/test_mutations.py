@@ -275,6 +275,11 @@ MUTANTS = [
         before=(broker(RECORD, ("tick", 210), RECORD),),
     ),
     mutant(
+        speed_plan, "_is_as_decided", always(True), broker(RECORD, ("record", 0, 45), ("tick", 60)),
+        Speed("speed", early=True), Batch("batch"), finds="main lacks [(0, 1)]",
+        name="the look whether what was staged ahead is as decided",
+    ),
+    mutant(
         rollup, "plan_replacement", without_a_look, RollUp("rollup"), RollUp("rival"), finds="more than once",
         name="the roll-up's look whether its files are still there", before=(broker(RECORD, RECORD), Speed("before")),
     ),

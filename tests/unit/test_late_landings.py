@@ -281,8 +281,8 @@ class Kafka:
 def micro_batches(one: StreamLake, hour: str) -> MicroBatches:
     """The speed layer's publisher; what Spark would stage is staged without it."""
     made = cast(Any, MicroBatches(one.environment, one.stream, one.lake, cast(Any, Kafka())))
-    made._stage = lambda frame, plan, topic_id: StagedBatch(
-        plan.by_hour, one.stage([(hour, 0, o) for o in range(9)]), one.stage_dead([(hour, 0, 9)], "speed")
+    made._stage = lambda frame, plan, decided: StagedBatch(
+        "t", plan.by_hour, one.stage([(hour, 0, o) for o in range(9)]), one.stage_dead([(hour, 0, 9)], "speed")
     )
     return cast(MicroBatches, made)
 

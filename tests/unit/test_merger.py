@@ -169,7 +169,7 @@ def test_rows_that_a_merge_kept_are_not_published_a_second_time(tmp_path: Path) 
     assert lake.state().retained_hours == (H0,)
     for offset in (0, 1):
         assert not needs_merge(lake.state())
-        batch = StagedBatch({H0: {0: (offset, offset + 1)}}, lake.stage([rows[offset]]), None)
+        batch = StagedBatch("t", {H0: {0: (offset, offset + 1)}}, lake.stage([rows[offset]]), None)
         state = lake.state()
         decided = ResolvedState(state, state.position, state.timeline, NOW)
         plan = plan_micro_batch(decided, {0: (offset, offset + 1)}, batch)

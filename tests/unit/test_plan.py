@@ -17,8 +17,10 @@ from speed_layer.plan import (
     Next,
     Read,
     Skip,
+    StagedBatch,
     assign,
     chunks,
+    plan_ahead,
     plan_ends,
     plan_micro_batch,
     plan_return,
@@ -177,3 +179,41 @@ def test_a_micro_batch_is_published_as_far_as_its_hours_are_decided() -> None:
     plan = plan_micro_batch(behind, {0: (0, 9)}, None)
     assert (plan.next, plan.todo, plan.whole) == (Next.DECIDE, {}, False)
     assert plan_ends(behind, "id", frozenset()).timeline == timeline
+
+
+@given(RANGES, RANGES, st.integers(0, 25))
+def test_what_is_staged_ahead_is_what_is_decided_when_nothing_happens_in_between(
+    first: Ranges, sizes: Ranges, ended: int
+) -> None:
+    """Staged by what was decided for the micro-batch before it, and published as it is once that one is."""
+    timeline = Timeline(H[0], H[0], dict.fromkeys(first, 0), boundaries={H[0]: dict.fromkeys(first, ended)})
+    same = {"speed": "publish", "batch": ""}
+    state = new_state(timeline, {p: s for p, (s, _) in first.items()}, content=same, merged=same)
+    decided = ResolvedState(state, state.position, timeline, start_of(H[1]) + timedelta(minutes=5))
+    following = {p: (e, e + sizes[p][1] - sizes[p][0]) for p, (_, e) in first.items()}
+    plan = plan_ahead(decided, following, decided.now + timedelta(minutes=1))
+    after = replace(decided, position=Position("t", {p: e for p, (_, e) in first.items()}))
+    if plan is None:
+        assert size(following) == 0
+        return
+    staged = StagedBatch("t", plan.by_hour, None, None)
+    decided_then = plan_micro_batch(after, following, staged)
+    assert decided_then.next is Next.PUBLISH
+    assert (plan.todo, plan.hours, plan.trimmed) == (decided_then.todo, decided_then.hours, decided_then.trimmed)
+    # Of another log, it is staged again.
+    other = replace(after, position=Position("u", after.position.offsets))
+    assert plan_micro_batch(other, following, staged).next is Next.STAGE
+
+
+def test_nothing_is_staged_ahead_where_its_hours_are_yet_to_be_decided() -> None:
+    timeline = Timeline(H[0], H[0], {0: 0})
+    state = new_state(timeline, {0: 5})
+    decided = ResolvedState(state, state.position, timeline, start_of(H[1]) - timedelta(minutes=1))
+    in_a_moment = decided.now + timedelta(seconds=10)
+    ahead = plan_ahead(decided, {0: (7, 9)}, in_a_moment)
+    assert ahead is not None and ahead.by_hour == {H[0]: {0: (7, 9)}}
+    assert plan_ahead(decided, {0: (7, 9)}, decided.now + timedelta(minutes=2)) is None, "the hour has ended since"
+    assert plan_ahead(decided, {0: (7, 9), 1: (0, 2)}, in_a_moment) is None, "a partition is new"
+    assert plan_ahead(decided, {0: (7, 7)}, in_a_moment) is None, "there is nothing to stage"
+    behind = replace(decided, now=start_of(H[4]))
+    assert plan_ahead(behind, {0: (7, 9)}, behind.now) is None, "hours before have no end yet"
