@@ -82,6 +82,7 @@ format: $(READY) ## format, and fix what lint can fix
 
 types: $(READY) ## mypy, strict
 	@$(BIN)/mypy
+	@$(BIN)/mypy benchmarks
 
 docs: $(READY) ## write docs/cli.md from the command line itself
 	@$(BIN)/python -m anabranch.cli.reference

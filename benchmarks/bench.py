@@ -77,7 +77,7 @@ def table(plan: Plan, results: Results, size: float) -> tuple[tuple[str, ...], l
         "way", "records/s", "least to most", f"of {base}", "MB/s", "CPU s a million", "CPU s a micro-batch",
         "s a micro-batch", "JVM MB",
     )  # fmt: skip
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for way, runs in results.items():
         rate, (least, most) = median(runs, "records_per_second"), spread(runs, "records_per_second")
         rows.append(

@@ -196,7 +196,7 @@ def _watched(command: list[str], environment: dict[str, str], folder: Path) -> t
 
 
 def median(runs: list[Run], name: str) -> float:
-    return statistics.median(getattr(run, name) for run in runs)
+    return statistics.median(float(getattr(run, name)) for run in runs)
 
 
 def spread(runs: list[Run], name: str) -> tuple[float, float]:
