@@ -273,6 +273,8 @@ class MicroBatches:
         plan = plan_ahead(decided, ranges, self._lake.clock.now())
         if plan is None:
             return None
+        # A lake that is away is told of within seconds: Spark would try for minutes, and say nothing.
+        self._lake.load(self._stream.table)
         reach(Step.SPEED_DECIDED)
         try:
             return self._stage(frame(), plan, decided)
