@@ -111,8 +111,8 @@ class MicroBatches:
         """Stage the records of `ranges`, which `frame` reads from Kafka, and leave their publish to a thread of its
         own; the next call stages beside it.
 
-        Returns how many offsets were published since the last call. Raises like `publish`, of this micro-batch or the
-        one before it, of which nothing is published then. Whoever stops calling has to `wait`.
+        Returns how many offsets were published since the last call. Raises like `publish`, for this micro-batch or the
+        one before it; nothing of this one is published then. Whoever stops calling has to `wait`.
         """
         began = time.monotonic()
         with fields(offsets=ranges_to_keys(ranges)):

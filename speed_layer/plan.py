@@ -89,7 +89,8 @@ def plan_micro_batch(decided: ResolvedState, ranges: Ranges, staged: StagedBatch
     if not todo:
         return Plan(Next.DECIDE, {}, False, hours, {}, whole=False)
     by_hour = assign(todo, hours)
-    hours = _of_interest(hours, by_hour)
+    # Only the hours that it has offsets of: the usual micro-batch has one, and each more costs every record a look.
+    hours = [h for h in hours if h.ends is None or h.hour in by_hour]
     if staged is None or not _is_as_decided(staged, position, by_hour) or not _is_there(state, staged):
         step = Next.STAGE
     else:
@@ -103,16 +104,12 @@ def plan_ahead(decided: ResolvedState, ranges: Ranges, now: datetime) -> Plan | 
     A guess, which the decision on what is staged (`plan_micro_batch`) accepts or has staged anew. None where it is
     likely to be wrong: an hour has ended since, or a partition is new.
     """
-    before = decided.position.offsets
-    if hour_of(now) != hour_of(decided.now) or not ranges.keys() <= before.keys():
+    if hour_of(now) != hour_of(decided.now):
         return None
-    published = before | {p: start for p, (start, _) in ranges.items()}
-    todo = trim(ranges, published)
-    hours = hour_ranges(decided.timeline, decided.state.cuts, published, decided.now)
-    if not todo or within_hours(todo, hours) != todo:
-        return None
-    by_hour = assign(todo, hours)
-    return Plan(Next.STAGE, todo, False, _of_interest(hours, by_hour), by_hour)
+    position = decided.position
+    before = {p: ranges[p][0] if p in ranges else o for p, o in position.offsets.items()}
+    guess = plan_micro_batch(replace(decided, position=Position(position.topic_id, before)), ranges, None)
+    return guess if guess.next is Next.STAGE and guess.whole else None
 
 
 def plan_write(dates: int | None, hours: int) -> dict[str, str]:
@@ -123,11 +120,6 @@ def plan_write(dates: int | None, hours: int) -> dict[str, str]:
     """
     at_once = dates is not None and dates * hours <= MOST_OPEN_FILES
     return {"distribution-mode": "none", "fanout-enabled": "true" if at_once else "false"}
-
-
-def _of_interest(hours: Sequence[HourRange], by_hour: Mapping[str, Ranges]) -> list[HourRange]:
-    """The hours that a micro-batch has offsets of: the usual one has one, and each more costs every record a look."""
-    return [h for h in hours if h.ends is None or h.hour in by_hour]
 
 
 def _is_as_decided(staged: StagedBatch, position: Position, by_hour: Mapping[str, Ranges]) -> bool:

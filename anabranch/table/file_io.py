@@ -19,7 +19,7 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from anabranch import config
 from anabranch.errors import AnabranchError
-from anabranch.table.s3 import ObjectStore, bucket_of
+from anabranch.table.s3 import ObjectStore, bucket_and_key
 
 LOG = logging.getLogger(__name__)
 
@@ -50,9 +50,10 @@ class _WholeFile(PyArrowFile):
     store: ObjectStore | None = None
 
     def open(self, seekable: bool = True) -> InputStream:
-        if self.store is not None:
+        on_s3 = bucket_and_key(self.location)
+        if self.store is not None and on_s3 is not None:
             try:
-                return BytesIO(self.store.get(*_bucket_and_key(self.location)))
+                return BytesIO(self.store.get(*on_s3))
             except AnabranchError as error:
                 LOG.debug("%s", error)
         return super().open(seekable)
@@ -114,11 +115,11 @@ class LakeFileIO(PyArrowFileIO):
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Delete a file. Raises OSError; on S3 not for one that is gone already."""
         path = location if isinstance(location, str) else location.location
-        store = self._store(path)
-        if store is None:
+        on_s3, store = bucket_and_key(path), self._store(path)
+        if on_s3 is None or store is None:
             super().delete(location)
             return
-        bucket, key = _bucket_and_key(path)
+        bucket, key = on_s3
         try:
             store.delete_objects(bucket, [key])
         except AnabranchError as error:
@@ -126,18 +127,13 @@ class LakeFileIO(PyArrowFileIO):
 
     def _store(self, location: str) -> ObjectStore | None:
         """S3 by its own requests; None for a file elsewhere, and where only PyArrow is told how to reach S3."""
-        if bucket_of(location) is None or self.properties.keys() & _NOT_OURS:
+        if bucket_and_key(location) is None or self.properties.keys() & _NOT_OURS:
             return None
         return _open_store(os.getpid(), *(self.properties.get(f"s3.{key}") for key in _STORE))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.fs_by_scheme = self._shared_fs
-
-
-def _bucket_and_key(location: str) -> tuple[str, str]:
-    bucket, _, key = location.removeprefix("s3://").partition("/")
-    return bucket, key
 
 
 _STORE = ("endpoint", "region", "access-key-id", "secret-access-key")

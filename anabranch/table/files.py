@@ -11,7 +11,7 @@ from urllib.parse import urlparse
 
 from anabranch.config import Environment
 from anabranch.errors import Transient
-from anabranch.table.s3 import ObjectStore
+from anabranch.table.s3 import ObjectStore, bucket_and_key
 
 LOG = logging.getLogger(__name__)
 
@@ -34,12 +34,12 @@ def same_file(path: str) -> str:
 def list_files(environment: Environment, folder: str) -> Iterator[Stored]:
     """Every file under `folder`, at any depth; a folder whose name only begins alike is another. Raises Transient."""
     folder = folder.rstrip("/") + "/"
-    parsed = urlparse(folder)
-    if parsed.scheme == "s3":
-        for key, size, modified in ObjectStore(environment.s3).list_objects(parsed.netloc, parsed.path.lstrip("/")):
-            yield Stored(f"s3://{parsed.netloc}/{key}", size, modified)
+    if (on_s3 := bucket_and_key(folder)) is not None:
+        bucket, prefix = on_s3
+        for key, size, modified in ObjectStore(environment.s3).list_objects(bucket, prefix):
+            yield Stored(f"s3://{bucket}/{key}", size, modified)
         return
-    for path in sorted(Path(parsed.path).rglob("*")):
+    for path in sorted(Path(urlparse(folder).path).rglob("*")):
         try:
             status = path.stat()
         except FileNotFoundError:
@@ -53,10 +53,10 @@ def delete_files(environment: Environment, paths: Iterable[str]) -> int:
     by_bucket: dict[str, list[str]] = {}
     done = 0
     for path in paths:
-        parsed = urlparse(path)
         done += 1
-        if parsed.scheme == "s3":
-            by_bucket.setdefault(parsed.netloc, []).append(path.removeprefix(f"s3://{parsed.netloc}/"))
+        if (on_s3 := bucket_and_key(path)) is not None:
+            bucket, key = on_s3
+            by_bucket.setdefault(bucket, []).append(key)
             continue
         try:
             Path(path.removeprefix("file://")).unlink(missing_ok=True)

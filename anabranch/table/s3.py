@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
-from urllib.parse import urlparse
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -18,10 +17,17 @@ from anabranch.remote_errors import explain
 _DELETED_AT_ONCE = 1000
 
 
+def bucket_and_key(path: str) -> tuple[str, str] | None:
+    """The bucket and the key of an `s3://` path; None for a path elsewhere."""
+    scheme, _, rest = path.partition("://")
+    bucket, _, key = rest.partition("/")
+    return (bucket, key) if scheme == "s3" else None
+
+
 def bucket_of(warehouse: str) -> str | None:
     """The bucket of an `s3://` warehouse; None for `file://`."""
-    parsed = urlparse(warehouse)
-    return parsed.netloc if parsed.scheme == "s3" else None
+    found = bucket_and_key(warehouse)
+    return found[0] if found is not None else None
 
 
 class ObjectStore:

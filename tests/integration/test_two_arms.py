@@ -22,7 +22,7 @@ from anabranch.dev.demo.story import poll
 from anabranch.errors import ConfigurationError, PositionError, Transient
 from anabranch.kafka.source import read_ranges
 from anabranch.output import plain
-from anabranch.position import RangeRelation, Ranges, classify, size
+from anabranch.position import Offsets, RangeRelation, Ranges, classify, size
 from anabranch.protocol import sealing, turns
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.table.commits import Change, Outcome
@@ -141,9 +141,8 @@ def test_duplicates_malformed_and_late_records_are_accounted_for(world: Make) ->
 
 def test_two_speed_layers_publish_each_offset_once(three_hours: World) -> None:
     one = three_hours
-    job = one.job
-    arms = [MicroBatches(job.environment, job.stream, job.lake, job.kafka) for _ in range(2)]
-    ends = job.kafka.stable_ends(job.kafka.describe(one.name))  # type: ignore[arg-type]
+    arms = [_arm(one) for _ in range(2)]
+    ends = _ends(one)
     read = {p: (0, e) for p, e in ends.items()}
     half = {p: (0, e // 2) for p, e in ends.items()}
 
@@ -185,8 +184,7 @@ def test_no_checkpoint_is_needed_between_two_runs(
 def test_a_seal_during_a_micro_batch_makes_it_decide_again(three_hours: World) -> None:
     one = three_hours
     job = one.job
-    arm = MicroBatches(job.environment, job.stream, job.lake, job.kafka)
-    ends = job.kafka.stable_ends(job.kafka.describe(one.name))  # type: ignore[arg-type]
+    arm, ends = _arm(one), _ends(one)
     ranges = {p: (0, e) for p, e in ends.items()}
 
     def sealed_meanwhile() -> DataFrame:
@@ -206,8 +204,7 @@ def test_a_seal_during_a_micro_batch_makes_it_decide_again(three_hours: World) -
 def test_a_micro_batch_is_staged_while_the_one_before_it_is_being_published(three_hours: World) -> None:
     one = three_hours
     job, table = one.job, one.job.stream.table
-    arm = MicroBatches(job.environment, job.stream, job.lake, job.kafka)
-    ends = job.kafka.stable_ends(job.kafka.describe(one.name))  # type: ignore[arg-type]
+    arm, ends = _arm(one), _ends(one)
     pieces = [{p: (e * i // 3, e * (i + 1) // 3) for p, e in ends.items()} for i in range(3)]
     sizes = [size(piece) for piece in pieces]
     read = _reader(one)
@@ -237,9 +234,7 @@ def test_a_micro_batch_is_staged_while_the_one_before_it_is_being_published(thre
 
 def test_what_is_staged_ahead_is_staged_again_where_another_publisher_was_first(three_hours: World) -> None:
     one = three_hours
-    job = one.job
-    arm, rival = (MicroBatches(job.environment, job.stream, job.lake, job.kafka) for _ in range(2))
-    ends = job.kafka.stable_ends(job.kafka.describe(one.name))  # type: ignore[arg-type]
+    arm, rival, ends = _arm(one), _arm(one), _ends(one)
     first, rest = {p: (0, e // 3) for p, e in ends.items()}, {p: (e // 3, e) for p, e in ends.items()}
     half = {p: (e // 3, e // 2) for p, e in ends.items()}
     read, calls = _reader(one), list[None]()
@@ -260,9 +255,7 @@ def test_what_is_staged_ahead_is_staged_again_where_another_publisher_was_first(
 
 def test_what_keeps_a_micro_batch_from_being_published_is_raised_by_the_next_call(three_hours: World) -> None:
     one = three_hours
-    job = one.job
-    arm = MicroBatches(job.environment, job.stream, job.lake, job.kafka)
-    ends = job.kafka.stable_ends(job.kafka.describe(one.name))  # type: ignore[arg-type]
+    arm, ends = _arm(one), _ends(one)
     first, gap, rest = ({p: (e * i // 6, e * (i + 1) // 6) for p, e in ends.items()} for i in (0, 2, 3))
     read = _reader(one)
     arm.hand_over(read(first), first)
@@ -273,6 +266,17 @@ def test_what_keeps_a_micro_batch_from_being_published_is_raised_by_the_next_cal
         arm.hand_over(read(rest), rest)
     assert (arm.wait(), arm.has_failed, one.state.position) == (0, False, before)
     arm.close()
+
+
+def _arm(one: World) -> MicroBatches:
+    job = one.job
+    return MicroBatches(job.environment, job.stream, job.lake, job.kafka)
+
+
+def _ends(one: World) -> Offsets:
+    topic = one.job.kafka.describe(one.name)
+    assert topic is not None
+    return one.job.kafka.stable_ends(topic)
 
 
 def _reader(one: World) -> Callable[[Ranges], Callable[[], DataFrame]]:

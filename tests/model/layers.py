@@ -51,6 +51,10 @@ class Ahead:
     staged: Staged | None
     dead: Staged | None
 
+    def values(self) -> dict[str, Any]:
+        """What a speed layer remembers of the micro-batch that it is about to publish."""
+        return {"topic_id": self.topic_id, "split": self.split, "staged": self.staged, "dead": self.dead}
+
 
 @dataclass(frozen=True)
 class Speed(Publisher):
@@ -188,8 +192,8 @@ class Speed(Publisher):
             yield f"finds records of {plan.todo} gone", world, self.restarted()
             return
         after, made = self.written(world, plan, decided.position.topic_id)
-        mine = {"staged": made.staged, "split": made.split, "dead": made.dead, "topic_id": made.topic_id}
-        yield f"stages {plan.by_hour}", after, replace(told, at="ask", last=self.lake, lake=None, **mine)
+        staged = replace(told, at="ask", last=self.lake, lake=None, **made.values())
+        yield f"stages {plan.by_hour}", after, staged
 
     def stage_ahead(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
@@ -301,9 +305,7 @@ class Speed(Publisher):
         """After a micro-batch or a skip: the next piece, the next micro-batch, or back to the table."""
         ended = replace(self.bare(), lake=None, asked=None, last=None, ranges=(), behind=((), ()), holds=0)
         if self.ahead is not None:
-            mine = {"staged": self.ahead.staged, "split": self.ahead.split, "dead": self.ahead.dead}
-            mine |= {"topic_id": self.ahead.topic_id, "ranges": self.ahead.ranges}
-            return replace(ended, at="ask", ahead=None, **mine)
+            return replace(ended, at="ask", ahead=None, ranges=self.ahead.ranges, **self.ahead.values())
         if self.doing == "stream":
             return replace(ended, at="stream", starts=tuple((p, e) for p, (_, e) in self.ranges))
         if self.doing == "read" and self.rest:
