@@ -133,7 +133,7 @@ def apply(
     """
     changes = []
     bucket = s3.bucket_of(environment.catalog.warehouse)
-    if bucket is not None and s3.ObjectStore(environment.s3).ensure_bucket(bucket):
+    if bucket is not None and s3.open_store(environment.s3).ensure_bucket(bucket):
         changes.append(f"created bucket {bucket}")
     wanted = (
         (stream.table, rows_columns(stream), ("event_date", "ingest_hour")),

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 from anabranch.config import Environment
 from anabranch.errors import Transient
-from anabranch.table.s3 import ObjectStore, bucket_of
+from anabranch.table.s3 import bucket_of, open_store
 
 MAX_CLOCK_SKEW = timedelta(seconds=30)
 # A machine without a time server drifts, and so does the clock that nobody sets.
@@ -99,14 +99,7 @@ def store_clock(environment: Environment) -> Clock:
     bucket = bucket_of(environment.catalog.warehouse)
     if bucket is None:
         return Clock(None)
-    store: list[ObjectStore] = []
-
-    def ask() -> datetime:
-        if not store:
-            store.append(ObjectStore(environment.s3))
-        return store[0].clock(bucket)
-
-    return Clock(ask)
+    return Clock(lambda: open_store(environment.s3).clock(bucket))
 
 
 def _wall() -> datetime:

@@ -19,7 +19,7 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from anabranch import config
 from anabranch.errors import AnabranchError
-from anabranch.table.s3 import ObjectStore, bucket_and_key
+from anabranch.table.s3 import ObjectStore, bucket_and_key, is_open, open_store
 
 LOG = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class LakeFileIO(PyArrowFileIO):
         scheme, netloc, path = self.parse_location(location, self.properties)
         file = _WholeFile(location, path, self.fs_by_scheme(scheme, netloc))
         # A command that only reads is spared another library's import.
-        file.store = self._store(location) if _open_store.cache_info().currsize else None
+        file.store = self._store(location) if is_open() else None
         return file
 
     def new_output(self, location: str) -> PyArrowFile:
@@ -129,14 +129,21 @@ class LakeFileIO(PyArrowFileIO):
         """S3 by its own requests; None for a file elsewhere, and where only PyArrow is told how to reach S3."""
         if bucket_and_key(location) is None or self.properties.keys() & _NOT_OURS:
             return None
-        return _open_store(os.getpid(), *(self.properties.get(f"s3.{key}") for key in _STORE))
+        told = {key: self.properties[f"s3.{name}"] for key, name in _STORE.items() if f"s3.{name}" in self.properties}
+        return open_store(config.S3.model_validate(told))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.fs_by_scheme = self._shared_fs
 
 
-_STORE = ("endpoint", "region", "access-key-id", "secret-access-key")
+# By key of the configuration, what PyIceberg calls it.
+_STORE = {
+    "endpoint": "endpoint",
+    "region": "region",
+    "access_key": "access-key-id",
+    "secret_key": "secret-access-key",
+}
 # Properties of S3 that only PyArrow is told: keys that a catalog hands out, a role, a proxy.
 _NOT_OURS = {
     "s3.session-token",
@@ -157,11 +164,3 @@ def _open_s3(process: int, netloc: str | None, properties: tuple[tuple[str, str]
     # PyIceberg has no property for it: a file is opened with its first part, and one of a single part is one request.
     rebuild, (options,) = opened.__reduce__()
     return rebuild(options | {"allow_delayed_open": True})
-
-
-@lru_cache(maxsize=16)
-def _open_store(
-    process: int, endpoint: str | None, region: str | None, access_key: str | None, secret_key: str | None
-) -> ObjectStore:
-    given = {"endpoint": endpoint, "region": region, "access_key": access_key, "secret_key": secret_key}
-    return ObjectStore(config.S3.model_validate({key: value for key, value in given.items() if value is not None}))

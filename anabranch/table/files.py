@@ -11,7 +11,7 @@ from urllib.parse import urlparse
 
 from anabranch.config import Environment
 from anabranch.errors import Transient
-from anabranch.table.s3 import ObjectStore, bucket_and_key
+from anabranch.table.s3 import bucket_and_key, open_store
 
 LOG = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def list_files(environment: Environment, folder: str) -> Iterator[Stored]:
     folder = folder.rstrip("/") + "/"
     if (on_s3 := bucket_and_key(folder)) is not None:
         bucket, prefix = on_s3
-        for key, size, modified in ObjectStore(environment.s3).list_objects(bucket, prefix):
+        for key, size, modified in open_store(environment.s3).list_objects(bucket, prefix):
             yield Stored(f"s3://{bucket}/{key}", size, modified)
         return
     for path in sorted(Path(urlparse(folder).path).rglob("*")):
@@ -63,5 +63,5 @@ def delete_files(environment: Environment, paths: Iterable[str]) -> int:
         except OSError as error:
             raise Transient(f"delete {path}: expected the right to, found {error}; run it again") from error
     for bucket, keys in by_bucket.items():
-        ObjectStore(environment.s3).delete_objects(bucket, keys)
+        open_store(environment.s3).delete_objects(bucket, keys)
     return done

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -28,6 +30,22 @@ def bucket_of(warehouse: str) -> str | None:
     """The bucket of an `s3://` warehouse; None for `file://`."""
     found = bucket_and_key(warehouse)
     return found[0] if found is not None else None
+
+
+def open_store(s3: config.S3) -> ObjectStore:
+    """The object store, over connections that the process shares; a client of its own takes a tenth of a second."""
+    # A forked process must not use its parent's connections.
+    return _opened(os.getpid(), s3)
+
+
+def is_open() -> bool:
+    """Whether this process has asked for an object store already, and so imported what speaks to it."""
+    return _opened.cache_info().currsize > 0
+
+
+@lru_cache(maxsize=16)
+def _opened(process: int, s3: config.S3) -> ObjectStore:
+    return ObjectStore(s3)
 
 
 class ObjectStore:

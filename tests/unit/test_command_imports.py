@@ -26,8 +26,10 @@ import sqlalchemy
             "anabranch.cli, anabranch.job, serving_layer.views.status, serving_layer.views.history",
             {"pyspark", "boto3", "duckdb", "sqlglot", "great_expectations", "pandas", "rich.console"},
         ),
+        # Imports PyArrow's datasets by PyIceberg before anything else of the table.
+        ("serving_layer.maintenance", {"pyspark", "boto3", "duckdb", "great_expectations", "pandas"}),
     ],
-    ids=["help", "dev", "submit", "status"],
+    ids=["help", "dev", "submit", "status", "maintain"],
 )
 def test_a_command_imports_only_what_it_works_with(modules: str, unwanted: set[str]) -> None:
     code = f"import sys, {modules}; print(sorted({unwanted} & set(sys.modules)))"
