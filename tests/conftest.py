@@ -41,9 +41,9 @@ def pytest_configure() -> None:
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Neighbours]:
     from anabranch.dev.services import running
 
-    with running(tmp_path_factory.mktemp("services")) as found:
-        os.environ |= {"AWS_ACCESS_KEY_ID": found.access_key, "AWS_SECRET_ACCESS_KEY": found.secret_key}
-        yield Neighbours(found.bootstrap_servers, found.s3_endpoint)
+    with running(tmp_path_factory.mktemp("services")) as servers:
+        os.environ |= {"AWS_ACCESS_KEY_ID": servers.access_key, "AWS_SECRET_ACCESS_KEY": servers.secret_key}
+        yield Neighbours(servers.bootstrap_servers, servers.s3_endpoint)
 
 
 @pytest.fixture(scope="session")

@@ -129,8 +129,8 @@ class LakeFileIO(PyArrowFileIO):
         """S3 by its own requests; None for a file elsewhere, and where only PyArrow is told how to reach S3."""
         if bucket_and_key(location) is None or self.properties.keys() & _NOT_OURS:
             return None
-        told = {key: self.properties[f"s3.{name}"] for key, name in _STORE.items() if f"s3.{name}" in self.properties}
-        return open_store(config.S3.model_validate(told))
+        keys = {key: self.properties[f"s3.{name}"] for key, name in _STORE.items() if f"s3.{name}" in self.properties}
+        return open_store(config.S3.model_validate(keys))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -44,8 +44,8 @@ def documented(catalog: str) -> dict[str, Any]:
     """The block of docs/deploy.md that configures a catalog."""
     block = re.search(rf"```yaml\n# conf/anabranch.yaml, {catalog}\b[^\n]*\n(.*?)```", DEPLOY.read_text(), re.DOTALL)
     assert block is not None, f"{DEPLOY}: expected a block that configures {catalog}"
-    found: dict[str, Any] = yaml.safe_load(block.group(1))["catalog"]
-    return found
+    section: dict[str, Any] = yaml.safe_load(block.group(1))["catalog"]
+    return section
 
 
 @pytest.fixture(scope="module")
@@ -86,20 +86,20 @@ def story(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str], Told]:  # fmt: skip
     """Tells the story on a catalog, once, and what came of it in words that all catalogs share."""
-    told: dict[str, Told] = {}
+    by_catalog: dict[str, Told] = {}
 
     def tell_once(catalog: str) -> Told:
-        if catalog not in told:
+        if catalog not in by_catalog:
             neighbours(catalog)
             # The session knows one catalog by the name "lake".
             own = environment | {"catalog": documented(catalog) | {"name": f"c{uuid.uuid4().hex[:12]}"}}
             one = World(tmp_path_factory.mktemp(catalog) / "conf", own, spark)
             add_catalog(spark, one.job.environment)
             try:
-                told[catalog] = tell(one)
+                by_catalog[catalog] = tell(one)
             finally:
                 one.kafka.close()
-        return told[catalog]
+        return by_catalog[catalog]
 
     return tell_once
 
@@ -149,9 +149,9 @@ def tell(one: World) -> Told:
     good += [(r.partition, r.offset, json.loads(r.value or b"")["event_id"]) for r in one.sent[-4:]]
     assert one.contents() == sorted(good)
     name = one.job.stream.table
-    asked = f"SELECT event_id FROM {name} ORDER BY kafka_partition, kafka_offset"
-    answer = [r["event_id"] for r in json.loads(run(one, "query", asked, "--output", "json"))]
-    by_spark = one.spark.sql(asked.replace(name, f"{one.job.environment.catalog.name}.{name}")).collect()
+    sql = f"SELECT event_id FROM {name} ORDER BY kafka_partition, kafka_offset"
+    answer = [r["event_id"] for r in json.loads(run(one, "query", sql, "--output", "json"))]
+    by_spark = one.spark.sql(sql.replace(name, f"{one.job.environment.catalog.name}.{name}")).collect()
     assert answer == [r["event_id"] for r in by_spark] == [e for _, _, e in sorted(good)]
     assert [(d["error_code"], bytes(d["value"])) for d in one.dead()] == [("malformed_json", b"{")]
     audit = json.loads(run(one, "audit", one.name, "--hours", f"{first}..{second}", "--output", "json"))
@@ -186,7 +186,7 @@ def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Told:
     own = {**hours, one.name: "STREAM", topic.id: "TOPIC"}
     decisions = ledger.history(one.lake, one.job.stream.hours_table)
     unlike = ("decision_id", "recorded_at", "snapshot_id", "sequence")
-    told = {
+    contents = {
         "branches": sorted(name for name in state.table.metadata.refs if not name.startswith("main-")),
         "rows": {
             b: sorted(
@@ -201,9 +201,9 @@ def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Told:
         "ledger": [{k: v for k, v in row.as_columns().items() if k not in unlike} for row in decisions],
         "audit": audit,
     }
-    text = json.dumps(told, default=str, sort_keys=True)
-    for said, common in own.items():
-        text = text.replace(said, common)
+    text = json.dumps(contents, default=str, sort_keys=True)
+    for word, common in own.items():
+        text = text.replace(word, common)
     common_words: Told = json.loads(text)
     return common_words
 
@@ -213,7 +213,7 @@ def test_the_story_ends_the_same_on_every_catalog(
     story: Callable[[str], Told], catalog: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", logger="anabranch")
-    told = story(catalog)
+    contents = story(catalog)
     assert caplog.text and CREDENTIAL.partition(":")[2] not in caplog.text
-    assert {"main", "speed", "batch", "staging", "first-r1"} <= set(told["branches"])
-    assert told == story("SQLite")
+    assert {"main", "speed", "batch", "staging", "first-r1"} <= set(contents["branches"])
+    assert contents == story("SQLite")

@@ -82,8 +82,10 @@ def test_hadolint_finds_nothing_but_what_the_file_names(file: str, tmp_path: Pat
 
 
 def test_prometheus_own_tool_reads_its_configuration_and_alerts() -> None:
-    said = run(go_tools.ensure(go_tools.PROMTOOL), "check", "config", ROOT / "deploy" / "prometheus" / "prometheus.yml")
-    assert "7 rules found" in said
+    output = run(
+        go_tools.ensure(go_tools.PROMTOOL), "check", "config", ROOT / "deploy" / "prometheus" / "prometheus.yml"
+    )
+    assert "7 rules found" in output
 
 
 def test_each_alert_fires_when_it_should_and_for_the_stream_concerned(tmp_path: Path) -> None:

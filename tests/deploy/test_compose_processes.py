@@ -83,11 +83,11 @@ def test_every_service_starts_is_healthy_does_its_work_and_ends(built: Built, tm
         paths = ("/api/v2/dags?limit=100", "/api/v2/importErrors")
 
         def dags() -> set[str]:
-            found, errors = json.loads(
+            listing, errors = json.loads(
                 ran(services, "airflow-api-server", "python", "-c", ASK, values["AIRFLOW_ADMIN_PASSWORD"], *paths)
             )
             assert errors["total_entries"] == 0, errors
-            return {dag["dag_id"] for dag in found["dags"]}
+            return {dag["dag_id"] for dag in listing["dags"]}
 
         ours = {f"anabranch_{kind}__game_events" for kind in ("hourly", "maintenance", "speed_watch")}
         until(lambda: ours <= dags(), "Airflow to read the DAGs")
@@ -130,5 +130,5 @@ def _require_metrics(services: Composition) -> None:
 
         until(answers, f"data for {plain}", 180)
     rules = json.loads(ran(services, "speed", "python", "-c", FETCH, f"{source['url']}/api/v1/rules"))["data"]["groups"]
-    found = [(rule["name"], rule["health"]) for group in rules for rule in group["rules"]]
-    assert [health for _, health in found] == ["ok"] * len(alerts), found
+    states = [(rule["name"], rule["health"]) for group in rules for rule in group["rules"]]
+    assert [health for _, health in states] == ["ok"] * len(alerts), states

@@ -35,18 +35,18 @@ def test_the_story_is_told_on_a_cluster_and_in_postgresql(tmp_path: Path) -> Non
                 # Ctrl-C: it stops what it has started.
                 os.killpg(demo.pid, signal.SIGINT)
                 demo.wait(120)
-        said = out.read_text(encoding="utf-8", errors="replace")
-        assert demo.returncode == 0, said[-6000:]
-        assert "Exact, after" in said
+        output = out.read_text(encoding="utf-8", errors="replace")
+        assert demo.returncode == 0, output[-6000:]
+        assert "Exact, after" in output
         # Killed or stopped, its jobs were all on the cluster, and left nothing there.
-        jobs = Counter(app["name"] for app in cluster.said()["completedapps"])
-        assert jobs == {"anabranch speed game_events": 3, "anabranch batch game_events": 2}, said
-        assert {app["cores"] for app in cluster.said()["completedapps"]} <= {0, 1}
+        jobs = Counter(app["name"] for app in cluster.view()["completedapps"])
+        assert jobs == {"anabranch speed game_events": 3, "anabranch batch game_events": 2}, output
+        assert {app["cores"] for app in cluster.view()["completedapps"]} <= {0, 1}
         wait_for(lambda: cluster.cores_used() == 0, "the cores to be let go")
         # Its tables were in the catalog, and are not any more.
         assert max(seen) == 3
         assert tables(postgres) == 0
-    assert said.count("the JVM and its Python") == 2
+    assert output.count("the JVM and its Python") == 2
     assert not list(tmp_path.glob("anabranch-demo-*"))
 
 

@@ -133,7 +133,7 @@ class Bucket:
 
     def objects(self) -> list[str]:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name)
-        return [found["Key"] for page in pages for found in page.get("Contents", ())]
+        return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
 
     def copy(self) -> dict[str, bytes]:
         return {key: self.client.get_object(Bucket=self.name, Key=key)["Body"].read() for key in self.objects()}
@@ -168,14 +168,14 @@ def test_a_catalog_that_is_lost_is_not_begun_anew_and_comes_back_by_one_command(
     # The hazard: nobody knows the tables, and Kafka's log would be read from its beginning.
     with pytest.raises(Terminal, match="expected it to exist, found none; run `anabranch apply`"):
         one.speed()
-    said = run(one, "apply", one.name, expect=2)
-    assert f"{one.name} --register`" in said and ".metadata.json" in said
+    output = run(one, "apply", one.name, expect=2)
+    assert f"{one.name} --register`" in output and ".metadata.json" in output
     with pytest.raises(Terminal, match="expected it to exist"):
         one.speed()
 
-    said = run(one, "apply", one.name, "--register")
+    output = run(one, "apply", one.name, "--register")
 
-    assert said.count("registered table") == 3
+    assert output.count("registered table") == 3
     assert [one.lake.load(name).metadata for name in names(one)] == before
     end(one)
 
@@ -212,8 +212,8 @@ def test_a_bucket_restored_beneath_a_newer_catalog_is_said_and_registered(make: 
     begin_again(one)
     with pytest.raises(MetadataGone, match=r"expected the metadata file that the catalog names.*--register"):
         one.speed()
-    said = run(one, "apply", one.name, expect=2)
-    assert named.rpartition("/")[2] in said
+    output = run(one, "apply", one.name, expect=2)
+    assert named.rpartition("/")[2] in output
     assert f"registered table {one.job.stream.table}" in run(one, "apply", one.name, "--register")
     assert one.state.position == position
     end(one)

@@ -22,8 +22,8 @@ REFUSED = "check kafka.security: user, password and certificates"
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
-    with running_secure_broker(tmp_path_factory.mktemp("broker")) as found:
-        yield found
+    with running_secure_broker(tmp_path_factory.mktemp("broker")) as server:
+        yield server
 
 
 Make = Callable[[], World]
@@ -37,8 +37,8 @@ def plain_world(
     with closed_at_the_end() as made:
 
         def make() -> World:
-            told = copy.deepcopy(environment) | {"kafka": {"bootstrap_servers": broker.plain}}
-            one = World(tmp_path / f"conf{len(made)}", told, spark)
+            settings = copy.deepcopy(environment) | {"kafka": {"bootstrap_servers": broker.plain}}
+            one = World(tmp_path / f"conf{len(made)}", settings, spark)
             made.append(one)
             one.topic()
             one.send(spread(past_hour(1), 20, "e"))
@@ -60,29 +60,29 @@ def test_both_jobs_read_a_broker_that_wants_tls_and_a_name(plain_world: Make, br
     assert one.contents() == one.acknowledged()
 
 
-def assert_refused_everywhere(one: World, broker: SecureBroker, section: dict[str, Any], *said: str) -> None:
+def assert_refused_everywhere(one: World, broker: SecureBroker, section: dict[str, Any], *texts: str) -> None:
     """Every command and both jobs end with exit code 2 and say so; `apply` asks Kafka only before there are tables."""
     one.tell(kafka=section)
-    assert_refused(one, ["apply"], said)
+    assert_refused(one, ["apply"], texts)
     one.tell(kafka={"bootstrap_servers": broker.plain})
     one.apply()
     one.tell(kafka=section)
-    assert_refused(one, ["status"], said)
-    assert_refused(one, ["batch", "--seal-only"], said)
+    assert_refused(one, ["status"], texts)
+    assert_refused(one, ["batch", "--seal-only"], texts)
     for layer in ("speed", "batch"):
         with started(one, layer, one.name) as job:
             assert job.wait(120) == 2, job.log
-        assert all(text in job.log for text in said), job.log
+        assert all(text in job.log for text in texts), job.log
 
 
-def assert_refused(one: World, command: list[str], said: tuple[str, ...]) -> None:
+def assert_refused(one: World, command: list[str], texts: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main, [*command, one.name, "--conf", str(one.folder)])
     assert result.exit_code == 2, result.output
-    assert all(text in result.output for text in said), result.output
+    assert all(text in result.output for text in texts), result.output
 
 
 @pytest.mark.parametrize(
-    ("how", "wrong", "said"),
+    ("how", "wrong", "message"),
     [
         ("scram", {"sasl.password": "wrong"}, "SaslAuthenticationFailed"),
         ("plain", {"sasl.password": "wrong"}, "SaslAuthenticationFailed"),
@@ -91,10 +91,10 @@ def assert_refused(one: World, command: list[str], said: tuple[str, ...]) -> Non
     ],
 )
 def test_a_wrong_password_or_an_unknown_authority_is_named_and_terminal(
-    plain_world: Make, broker: SecureBroker, how: str, wrong: dict[str, str], said: str
+    plain_world: Make, broker: SecureBroker, how: str, wrong: dict[str, str], message: str
 ) -> None:
     changes = {key: str(broker.other_ca) if value == "OTHER" else value for key, value in wrong.items()}
-    assert_refused_everywhere(plain_world(), broker, broker.security(how, **changes), said, REFUSED)
+    assert_refused_everywhere(plain_world(), broker, broker.security(how, **changes), message, REFUSED)
 
 
 def test_a_missing_right_is_named_and_terminal(plain_world: Make, broker: SecureBroker) -> None:

@@ -59,11 +59,11 @@ def test_both_hold_the_code_the_configuration_and_the_dags(built: Path) -> None:
 
 def test_the_installed_command_answers_without_importing_what_is_heavy(installed: Path, tmp_path: Path) -> None:
     assert "Kafka to one exact Iceberg table" in run(installed / "anabranch", "--help", cwd=tmp_path)
-    said = subprocess.run(
+    result = subprocess.run(
         [installed / "python", "-X", "importtime", "-m", "anabranch.cli", "--help"],
         cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
-    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in said.stderr.splitlines()}
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in result.stderr.splitlines()}
     assert "click" in imported
     assert not imported & {
         "pyspark",
@@ -121,7 +121,7 @@ def test_the_image_of_a_new_user_is_built_from_the_wheel_alone(built: Path, inst
         "print(anabranch.__file__, *map(shutil.which, ('anabranch', 'airflow', 'spark-class', 'spark-submit')), "
         "config.stream_names(None), len(os.listdir('/opt/anabranch/dags')))"
     )
-    said = run(*box.command(tmp_path, [*image.entrypoint, "python", "-c", script])).split(maxsplit=5)
-    assert said[0].startswith("/opt/anabranch/.venv/lib/")
-    assert [Path(file).parent for file in said[1:5]] == [Path("/opt/anabranch/.venv/bin")] * 4
-    assert said[5].strip() == "('game_events',) 6"
+    words = run(*box.command(tmp_path, [*image.entrypoint, "python", "-c", script])).split(maxsplit=5)
+    assert words[0].startswith("/opt/anabranch/.venv/lib/")
+    assert [Path(file).parent for file in words[1:5]] == [Path("/opt/anabranch/.venv/bin")] * 4
+    assert words[5].strip() == "('game_events',) 6"

@@ -40,11 +40,11 @@ class Lake:
         everything = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
         policies |= {"everything": json.dumps(everything)}
         self.keys = {name: aws.user(name, policy) for name, policy in policies.items()}
-        told = environment | {
+        settings = environment | {
             "catalog": environment["catalog"]
             | {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": "s3://lake/warehouse"},
         }
-        self.one = World(folder / "conf", told | {"s3": self._s3("apply")}, None)  # type: ignore[arg-type]
+        self.one = World(folder / "conf", settings | {"s3": self._s3("apply")}, None)  # type: ignore[arg-type]
 
     def _s3(self, name: str) -> dict[str, Any]:
         access, secret = self.keys[name]
@@ -79,8 +79,8 @@ def test_each_component_does_its_work_with_its_policy_and_a_reader_publishes_not
     # A key that may only read: both jobs end at once, say why, and leave nothing.
     lake.with_key("reader")
     for command in (["speed", one.name, "--available-now"], ["batch", one.name]):
-        said = run(one, *command, expect=2)
-        assert "what the bucket's policy allows them" in said, said
+        output = run(one, *command, expect=2)
+        assert "what the bucket's policy allows them" in output, output
     assert set(lake.objects()) == made
     assert one.published == 0 and not one.state.accepted
 

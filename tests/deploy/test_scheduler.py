@@ -92,9 +92,9 @@ def test_three_hours_catch_up_oldest_first_and_a_refused_one_is_restated_by_clea
             wait_for(airflow, lambda: set(airflow.runs(dag).values()) == {"success"}, "its runs to end")
             wait_for(airflow, lambda: not airflow.is_backfilling(), "the backfill to end")
             assert one.contents() == one.acknowledged()
-        told = [(e["hour"], e["revision"], e["rows"]) for e in airflow.events() if e["hour"] in hours]
+        events = [(e["hour"], e["revision"], e["rows"]) for e in airflow.events() if e["hour"] in hours]
     first, second, third = hours
-    assert told == [
+    assert events == [
         (first, 1, 20), (third, 1, 30), (second, 1, 60), (first, 2, 20),
         (second, 2, 60), (third, 2, 30), (second, 3, 60), (third, 3, 30),
     ]  # fmt: skip

@@ -39,17 +39,17 @@ def postgres() -> Iterator[Postgres]:
 def secrets() -> dict[str, bytes]:
     """By name, every text that gives a secret away."""
     quoted = KAFKA_PASSWORD.replace("\\", "\\\\").replace('"', '\\"')
-    found = {
+    texts = {
         "kafka": KAFKA_PASSWORD, "kafka, quoted": quoted, "kafka, as JSON": json.dumps(KAFKA_PASSWORD)[1:-1],
         "kafka, in a page": KAFKA_PASSWORD.replace('"', "&quot;"), "catalog": CATALOG_PASSWORD,
         "s3": os.environ["AWS_SECRET_ACCESS_KEY"], "registry": REGISTRY_PASSWORD, "spark.conf": CONFIGURED,
     }  # fmt: skip
-    return {name: value.encode() for name, value in found.items()}
+    return {name: value.encode() for name, value in texts.items()}
 
 
 def assert_none(where: str, content: bytes, secrets: Mapping[str, bytes]) -> None:
-    found = [name for name, secret in secrets.items() if secret in content]
-    assert not found, f"{where}: expected no secret, found the one of {found}"
+    names = [name for name, secret in secrets.items() if secret in content]
+    assert not names, f"{where}: expected no secret, found the one of {names}"
 
 
 def pages(port: int) -> dict[str, bytes]:
@@ -61,9 +61,9 @@ def pages(port: int) -> dict[str, bytes]:
             return bytes(answer.read())
 
     [application] = json.loads(get("/api/v1/applications"))
-    found = {page: get(page.format(app=application["id"])) for page in _PAGES}
-    queries = json.loads(next(text for page, text in found.items() if "/sql?" in page))
-    return found | {f"/SQL/execution/?id={q['id']}": get(f"/SQL/execution/?id={q['id']}") for q in queries[-5:]}
+    texts = {page: get(page.format(app=application["id"])) for page in _PAGES}
+    queries = json.loads(next(text for page, text in texts.items() if "/sql?" in page))
+    return texts | {f"/SQL/execution/?id={q['id']}": get(f"/SQL/execution/?id={q['id']}") for q in queries[-5:]}
 
 
 def watched(command: Command, seen: set[str]) -> bool:
@@ -78,19 +78,19 @@ def test_no_secret_is_shown_logged_or_stored(
 ) -> None:
     events, ui, hour = tmp_path / "events", free_port(), past_hour(1)
     events.mkdir()
-    told = environment | {
+    settings = environment | {
         "catalog": environment["catalog"]
         | {"uri": f"postgresql+psycopg2://{USER}:{CATALOG_PASSWORD}@{HOST}:{postgres.port}/{DATABASE}"},
         "registry": {"url": f"http://{HOST}:{free_port(ui)}", "user": "anabranch", "password": REGISTRY_PASSWORD},
     }
-    told["spark"] = told["spark"] | {
-        "conf": told["spark"]["conf"] | {
+    settings["spark"] = settings["spark"] | {
+        "conf": settings["spark"]["conf"] | {
             "spark.ui.enabled": True, "spark.ui.port": ui, "spark.eventLog.enabled": True,
             "spark.eventLog.dir": events.as_uri(), "spark.hadoop.fs.s3a.secret.key": CONFIGURED,
         }
     }  # fmt: skip
     with running_secure_broker(tmp_path / "broker") as broker:
-        one = World(tmp_path / "conf", told | {"kafka": {"bootstrap_servers": broker.plain}}, None)  # type: ignore[arg-type]
+        one = World(tmp_path / "conf", settings | {"kafka": {"bootstrap_servers": broker.plain}}, None)  # type: ignore[arg-type]
         one.topic()
         one.send(spread(hour, 20, "e"))
         broker.allow(one.name, f"anabranch-{one.name}")

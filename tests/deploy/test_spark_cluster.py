@@ -30,8 +30,8 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(scope="module")
 def standalone() -> Iterator[SparkCluster]:
-    with running_cluster() as found:
-        yield found
+    with running_cluster() as spark_cluster:
+        yield spark_cluster
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_both_jobs_run_their_tasks_on_both_workers_which_need_no_python(
     assert one.state.served_by(hour) == "batch"
     assert_exact(one, log, batches=1)
     assert successes(speed) == successes(batch) == set(HOSTS)
-    assert {app["name"] for app in cluster.said()["completedapps"]} >= {
+    assert {app["name"] for app in cluster.view()["completedapps"]} >= {
         f"anabranch speed {one.name}", f"anabranch batch {one.name}",
     }  # fmt: skip
     assert postgres.execute(f"SELECT count(*) FROM iceberg_tables WHERE table_namespace = '{one.name}'") == [(3,)]
@@ -124,7 +124,7 @@ def test_a_job_that_streams_and_one_that_rebuilds_share_the_cluster_and_show_no_
         assert not [line for line in seen if any(secret in line for secret in secrets)]
         with started(one, "batch", one.name, "--hour", hour, "--master", cluster.master) as batch:
             batch.until(
-                lambda: [app["cores"] for app in cluster.said()["activeapps"]] == [1, 1],
+                lambda: [app["cores"] for app in cluster.view()["activeapps"]] == [1, 1],
                 "each of both jobs to have a core",
             )
             one.send_now(300, "now")

@@ -22,11 +22,11 @@ Make = Callable[..., World]
 @pytest.fixture(scope="session")
 def libfaketime() -> Path:
     """A library that gives one process another clock (Debian's package faketime)."""
-    if not (found := _find()) and os.geteuid() == 0 and shutil.which("apt-get"):
+    if not (paths := _find()) and os.geteuid() == 0 and shutil.which("apt-get"):
         subprocess.run(["apt-get", "install", "-y", "-qq", "faketime"], check=True, capture_output=True, timeout=300)
-        found = _find()
-    assert found, "expected libfaketime.so.1, found none: install the package faketime (apt-get install faketime)"
-    return found[0]
+        paths = _find()
+    assert paths, "expected libfaketime.so.1, found none: install the package faketime (apt-get install faketime)"
+    return paths[0]
 
 
 def _find() -> list[Path]:

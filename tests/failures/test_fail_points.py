@@ -248,7 +248,7 @@ def test_rollup(stream: World, case: Case) -> None:
 
 
 def small_files(one: World, branch: str = "main") -> int:
-    return sum(len(found) for found in files_by_hour(one.state.table, branch).values())
+    return sum(len(by_path) for by_path in files_by_hour(one.state.table, branch).values())
 
 
 @pytest.mark.parametrize("case", SKIP, ids=str)

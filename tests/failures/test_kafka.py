@@ -94,7 +94,7 @@ def test_partitions_added_while_the_speed_layer_runs_begin_at_their_first_offset
         admin.create_partitions({one.name: 3})
         admin.close()
         deadline = time.monotonic() + 30
-        while (found := one.kafka.describe(one.name)) is None or len(found.partitions) < 3:
+        while (topic := one.kafka.describe(one.name)) is None or len(topic.partitions) < 3:
             assert time.monotonic() < deadline, "expected three partitions within 30 s"
             time.sleep(0.1)
         one.send(now_values(30, "three", partitions=3))
@@ -132,7 +132,7 @@ def test_an_open_transaction_holds_its_own_records_back_and_nothing_else(world: 
     open_.init_transactions()
     one.send([(p, at, event(f"before-{p}", at)) for p in (0, 1)])
     open_.begin_transaction()
-    held = open_.send(one.name, event("held", at), partition=0, timestamp_ms=int(at.timestamp() * 1000))
+    future = open_.send(one.name, event("held", at), partition=0, timestamp_ms=int(at.timestamp() * 1000))
     open_.flush()
     one.send([(p, at, event(f"after-{p}", at)) for p in (0, 1)])
     one.apply()
@@ -145,7 +145,7 @@ def test_an_open_transaction_holds_its_own_records_back_and_nothing_else(world: 
     assert cut.ranges == {0: (0, 1), 1: (0, 2)}
     assert {name for _, _, name in one.contents()} == {"before-0", "before-1", "after-1"}
     open_.commit_transaction()
-    message = held.get(timeout=30)
+    message = future.get(timeout=30)
     open_.close()
     one.sent.append(Record(0, message.offset, event("held", at)))
     one.speed()
@@ -308,9 +308,9 @@ def test_any_timestamp_that_a_broker_holds_is_served_by_both_layers(world: Make,
     one.speed()
     assert one.contents() == one.acknowledged()
     assert one.dead() == []
-    held = {r["event_id"]: r["kafka_timestamp"] for r in one.rows()}
-    assert held["nanos"] is held["micros"] is held["the first of all"] is None
-    assert held["negative"] == datetime(1969, 12, 31, tzinfo=UTC)
+    timestamps = {r["event_id"]: r["kafka_timestamp"] for r in one.rows()}
+    assert timestamps["nanos"] is timestamps["micros"] is timestamps["the first of all"] is None
+    assert timestamps["negative"] == datetime(1969, 12, 31, tzinfo=UTC)
     if speed_is_alive:
         [hour] = [h for h in plain(views.hours(one.job)) if h["state"] == "accepted"]
         assert hour["diff"] == {"missing": 0, "extra": 0, "changed": 0}
@@ -328,8 +328,8 @@ def test_a_long_past_is_cut_into_all_its_hours_in_commits_of_bounded_size(world:
     assert one.contents() == one.acknowledged()
     assert {r["ingest_hour"] for r in one.rows()} == {past_hour(hours_ago) for hours_ago in ago}
     table = one.lake.load(one.job.stream.table)
-    told = [dict(s.summary.additional_properties) for s in table.snapshots() if s.summary is not None]
-    timelines = [text for said in told if (text := side_files.look_up(table, said, TIMELINE)) is not None]
+    summaries = [dict(s.summary.additional_properties) for s in table.snapshots() if s.summary is not None]
+    timelines = [text for summary in summaries if (text := side_files.look_up(table, summary, TIMELINE)) is not None]
     steps = sorted(len(Timeline.from_json(text).boundaries) for text in timelines)
     assert max(b - a for a, b in pairwise(steps)) <= at_once(1) < 24 * 40 <= steps[-1]
     assert {r.decision for r in one.batch()} == {"accepted"}

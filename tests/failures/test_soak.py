@@ -93,7 +93,7 @@ def test_ten_kills_from_outside_under_load_lose_and_repeat_nothing(world: Callab
     one.speed()
     table = one.lake.load(one.job.stream.table)
     rows = table.scan(selected_fields=("kafka_partition", "kafka_offset", "event_id")).to_arrow()
-    found = list(zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True))
+    records = list(zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True))
     assert rows.column_names == ["event_id", "kafka_partition", "kafka_offset"]
-    assert len(found) == len(acknowledged)
-    assert {(p, o): name for name, p, o in found} == acknowledged
+    assert len(records) == len(acknowledged)
+    assert {(p, o): name for name, p, o in records} == acknowledged

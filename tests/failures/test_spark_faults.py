@@ -91,8 +91,8 @@ def test_a_task_that_fails_once_duplicates_no_row_in_either_layer(world: Make, f
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SparkCluster]:
-    with running_cluster() as found:
-        yield found
+    with running_cluster() as spark_cluster:
+        yield spark_cluster
 
 
 def test_speculative_execution_duplicates_no_row(

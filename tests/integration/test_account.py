@@ -29,7 +29,7 @@ def one_row_more(rows: DataFrame) -> DataFrame:
 
 
 @pytest.mark.parametrize(
-    ("tamper", "found"),
+    ("tamper", "problem"),
     [
         (
             one_day_less,
@@ -39,7 +39,7 @@ def one_row_more(rows: DataFrame) -> DataFrame:
     ],
 )
 def test_a_staged_hour_that_lacks_a_file_or_has_a_row_more_is_refused_and_no_word_overrules_that(
-    world: Make, monkeypatch: pytest.MonkeyPatch, tamper: Callable[[DataFrame], DataFrame], found: str
+    world: Make, monkeypatch: pytest.MonkeyPatch, tamper: Callable[[DataFrame], DataFrame], problem: str
 ) -> None:
     one, hour = world(), past_hour(1)
     one.topic(1)
@@ -57,7 +57,7 @@ def test_a_staged_hour_that_lacks_a_file_or_has_a_row_more_is_refused_and_no_wor
         broken.setattr(building, "stage", tampered)
         for accept in (False, True):
             [result] = one.batch(hour, accept=accept, why="never mind" if accept else None)
-            assert (result.decision, result.reason) == ("refused", f"the balance does not close: {found}")
+            assert (result.decision, result.reason) == ("refused", f"the balance does not close: {problem}")
             assert one.rows() == served
     [result] = one.batch(hour)
     assert result.decision == "accepted"

@@ -71,8 +71,8 @@ def test_a_refused_hour_is_exit_code_1_and_says_why(world: Callable[..., World])
     one.send(spread(past_hour(1), 6, "e"))
     one.apply()
     one.expect({"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 3}})
-    said = _run(one, "batch", one.name, expect=1)
-    assert "expect_column_values_to_be_between" in said
+    output = _run(one, "batch", one.name, expect=1)
+    assert "expect_column_values_to_be_between" in output
     [hour, _] = _json(one, "hours", one.name)
     assert (hour["state"], hour["served"], hour["quality"]["passed"]) == ("refused", "speed", False)
     assert f'anabranch_hours_refused{{stream="{one.name}"}} 1.0' in _run(one, "metrics", one.name)

@@ -45,12 +45,12 @@ def _up(home: Home, jars: Jars, kafka_port: int | None = None, s3_port: int | No
 
 def _alive(home: Home) -> list[int]:
     """Every process whose command line names the home, however it was started."""
-    found = []
+    pids = []
     for process in psutil.process_iter(["cmdline", "status"]):
         named = any(f":{home.path}" in part for part in process.info["cmdline"] or [])
         if named and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process.pid)
-    return found
+            pids.append(process.pid)
+    return pids
 
 
 def _await(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
@@ -61,9 +61,9 @@ def _await(condition: Callable[[], bool], what: str, seconds: float = 60) -> Non
 
 
 def _pid(home: Home, service: str) -> int:
-    (found,) = [status.pid for status in services.status(home) if status.service == service]
-    assert found is not None
-    return found
+    (pid,) = [status.pid for status in services.status(home) if status.service == service]
+    assert pid is not None
+    return pid
 
 
 def _s3(running: Services) -> boto3.client:
@@ -81,14 +81,14 @@ def _read_value(running: Services, topic: str) -> bytes:
     try:
         consumer.assign([TopicPartition(topic, 0)])
         consumer.seek(TopicPartition(topic, 0), 0)
-        found: list[bytes] = []
+        values: list[bytes] = []
 
         def arrived() -> bool:
-            found.extend(record.value for records in consumer.poll(1000).values() for record in records)
-            return bool(found)
+            values.extend(record.value for records in consumer.poll(1000).values() for record in records)
+            return bool(values)
 
         _await(arrived, f"a record of {topic}")
-        return found[0]
+        return values[0]
     finally:
         consumer.close()
 
@@ -149,14 +149,14 @@ def test_both_serve_keep_their_data_and_are_repaired(home: Home, jars: Jars) -> 
 
 
 def test_only_this_machine_is_listened_on_and_the_secret_is_private(home: Home, jars: Jars) -> None:
-    found = _up(home, jars, free_port(), free_port())
+    running = _up(home, jars, free_port(), free_port())
     for service in ("kafka", "s3"):
         process = psutil.Process(_pid(home, service))
         listening = [c.laddr.ip for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
         assert listening
         assert {ip.removeprefix("::ffff:") for ip in listening} == {HOST}
-        assert found.secret_key not in " ".join(process.cmdline())
-    readable = [file for file in (home.path / "run").iterdir() if found.secret_key in file.read_text()]
+        assert running.secret_key not in " ".join(process.cmdline())
+    readable = [file for file in (home.path / "run").iterdir() if running.secret_key in file.read_text()]
     assert [file.name for file in readable] == ["s3.properties"]
     assert readable[0].stat().st_mode & 0o077 == 0
 
@@ -216,7 +216,7 @@ def test_the_services_outlive_the_command_and_its_ctrl_c(home: Home) -> None:
 
 
 def test_running_gives_services_and_takes_them_away(tmp_path: Path, jars: Jars) -> None:
-    with services.running(tmp_path, jars) as found:
-        assert _s3(found).list_buckets()["Buckets"] == []
-        assert len(_alive(found.home)) == 2
-    assert _alive(found.home) == []
+    with services.running(tmp_path, jars) as running:
+        assert _s3(running).list_buckets()["Buckets"] == []
+        assert len(_alive(running.home)) == 2
+    assert _alive(running.home) == []

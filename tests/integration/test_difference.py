@@ -26,17 +26,17 @@ def test_missing_extra_and_duplicates_are_told_apart(spark: SparkSession) -> Non
     speed = rows(spark, (0, 1, *NOTHING), (0, 2, *NOTHING), (0, 3, *NOTHING))
     batch = rows(spark, (0, 1, *NOTHING), (0, 4, *NOTHING))
     removed = spark.createDataFrame([(0, 2)], "kafka_partition INT, kafka_offset BIGINT")
-    found = compare(speed, batch, removed, {})
-    assert (found.speed_rows, found.missing, found.extra, found.changed, found.duplicate) == (3, 1, 1, 0, 1)
-    assert [(s["kind"], s["offset"]) for s in found.sample] == [("extra", 3), ("missing", 4)]
+    diff = compare(speed, batch, removed, {})
+    assert (diff.speed_rows, diff.missing, diff.extra, diff.changed, diff.duplicate) == (3, 1, 1, 0, 1)
+    assert [(s["kind"], s["offset"]) for s in diff.sample] == [("extra", 3), ("missing", 4)]
 
 
 def test_what_the_speed_layer_had_not_read_is_missing_for_a_reason(spark: SparkSession) -> None:
     nobody = spark.createDataFrame([], "kafka_partition INT, kafka_offset BIGINT")
     batch = rows(spark, (0, 1, *NOTHING), (0, 2, *NOTHING), (1, 2, *NOTHING))
-    found = compare(rows(spark, (0, 1, *NOTHING)), batch, nobody, {0: (2, 9)})
-    assert (found.missing, found.unread, found.extra) == (2, 1, 0)
-    assert [(s["kind"], s["partition"]) for s in found.sample] == [("missing", 1), ("unread", 0)]
+    diff = compare(rows(spark, (0, 1, *NOTHING)), batch, nobody, {0: (2, 9)})
+    assert (diff.missing, diff.unread, diff.extra) == (2, 1, 0)
+    assert [(s["kind"], s["partition"]) for s in diff.sample] == [("missing", 1), ("unread", 0)]
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_rows_of_an_earlier_schema_differ_by_what_they_hold_and_not_by_their_typ
     now = (0.1, (1, "b"), [1], {"k": 1}, 7)
     batch = [(0, 1, 1, *now), (0, 2, 2, *now), (0, 3, None, *now), (0, 4, 1, None, None, None, None, 7)]
     frames = spark.createDataFrame(speed, earlier), spark.createDataFrame(batch, later)
-    found = compare(*(shaped(frame, common) for frame in frames), nobody, {})
-    assert (found.missing, found.extra, found.changed) == (0, 0, 1)
-    assert found.sample == ({"kind": "changed", "partition": 0, "offset": 2},)
+    diff = compare(*(shaped(frame, common) for frame in frames), nobody, {})
+    assert (diff.missing, diff.extra, diff.changed) == (0, 0, 1)
+    assert diff.sample == ({"kind": "changed", "partition": 0, "offset": 2},)
     # Without it, every row that the widened number is in would be called another.
     names = [field.name for field in frames[0].schema.fields]
     assert compare(frames[0], frames[1].select(*names), nobody, {}).changed > 1

@@ -81,8 +81,8 @@ def test_same_result_whatever_the_partitioning(spark: SparkSession, slices: int)
 
 
 def test_joins_by_key_not_by_comparing_all_pairs(spark: SparkSession) -> None:
-    def plan(found: DataFrame) -> str:
-        return str(found._jdf.queryExecution().executedPlan().toString())
+    def plan(result: DataFrame) -> str:
+        return str(result._jdf.queryExecution().executedPlan().toString())
 
     rows = frame(spark, [("a", 1, 0, 1, "")])
     every_pair = re.compile("NestedLoop|Cartesian")

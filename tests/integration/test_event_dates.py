@@ -18,11 +18,11 @@ DATES = 80
 
 def dates_by_task(one: World, branch: str, hour: str) -> dict[str, list[str]]:
     """By writing task, the event dates of its files in the order in which they were opened."""
-    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    by_task: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for path, date in ((f.file_path, str(f.partition[0])) for f in files_of(one.state.table, branch, hour)):
         task, _, number = path.rpartition("-")
-        found[task].append((number, date))
-    return {task: [date for _, date in sorted(files)] for task, files in found.items()}
+        by_task[task].append((number, date))
+    return {task: [date for _, date in sorted(files)] for task, files in by_task.items()}
 
 
 def test_events_of_many_dates_are_written_a_date_at_a_time_by_both_layers(world: Make) -> None:

@@ -61,11 +61,11 @@ def readings(one: World) -> list[list[dict[str, Any]]]:
     by_spark = [json.loads(row["row"]) for row in spark.collect()]
     table = one.lake.load(name)
     others = [table.scan().to_arrow().to_pylist(), run_query(f"SELECT * FROM {name}", {name: table}).to_pylist()]
-    found = []
+    results = []
     for rows in (by_spark, *others):
         plain = [r | {"bonus": dict(r["bonus"]), "price": float(r["price"])} for r in rows]
-        found.append([{k: r[k] for k in FULL} | {"id": r["event_id"]} for r in plain])
-    return [sorted(rows, key=lambda r: str(r["id"])) for rows in found]
+        results.append([{k: r[k] for k in FULL} | {"id": r["event_id"]} for r in plain])
+    return [sorted(rows, key=lambda r: str(r["id"])) for rows in results]
 
 
 def test_hours_of_both_schemas_are_read_and_rebuilt(world: Make) -> None:
@@ -200,8 +200,8 @@ def test_a_file_that_was_rolled_back_goes_on_beside_a_newer_table(world: Make) -
     with pytest.raises(Refused, match=f"`anabranch apply {one.name} --rolled-back` leaves the table ahead"):
         one.apply()
     job = one.job
-    said = apply.apply(job.environment, job.stream, one.lake, one.kafka, rolled_back=True)
-    assert len(said) == 1 and "ahead of the stream's file in" in said[0] and one.apply() == []
+    changes = apply.apply(job.environment, job.stream, one.lake, one.kafka, rolled_back=True)
+    assert len(changes) == 1 and "ahead of the stream's file in" in changes[0] and one.apply() == []
     one.speed()
     [result] = one.batch(second)
     assert (result.decision, result.account.good, result.account.dead, diff(result)) == (

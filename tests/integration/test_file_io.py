@@ -35,10 +35,10 @@ def front(environment: dict[str, Any]) -> Iterator[FlakyS3]:
 def files(environment: dict[str, Any], front: FlakyS3) -> LakeFileIO:
     keys = {name: os.path.expandvars(environment["s3"][name]) for name in ("access_key", "secret_key")}
     s3 = {"endpoint": f"http://{HOST}:{front.port}", **keys}
-    told = Environment.model_validate(environment | {"s3": s3})
-    ObjectStore(told.s3).ensure_bucket("tests")
+    settings = Environment.model_validate(environment | {"s3": s3})
+    ObjectStore(settings.s3).ensure_bucket("tests")
     front.methods.clear()
-    return LakeFileIO(catalog_properties(told))
+    return LakeFileIO(catalog_properties(settings))
 
 
 @pytest.fixture

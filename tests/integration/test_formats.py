@@ -70,19 +70,19 @@ def micros(moment: datetime) -> int:
 
 
 def v1(event_id: str, at: datetime, **more: Any) -> dict[str, Any]:
-    told = {"event_id": event_id, "event_time": micros(at) // 1000, "level": {"int": 7}, "amount": 1.5}
-    return {**told, "price": "\u0030\u0039", "gone": ["x"], **more}
+    fields = {"event_id": event_id, "event_time": micros(at) // 1000, "level": {"int": 7}, "amount": 1.5}
+    return {**fields, "price": "\u0030\u0039", "gone": ["x"], **more}
 
 
 def v2(event_id: str | None, at: datetime, **more: Any) -> dict[str, Any]:
-    told = {
+    fields = {
         "player": None, "amount": {"double": 2.5}, "level": 2**40, "day": 20_000, "color": "GREEN",
         "raw": "\u0001\u00ff", "event_id": None if event_id is None else {"string": event_id},
         "tags": [{"string": "x"}, None],
         "scores": {"k": 0.5}, "price": "\0\0\0\0\0\0\0\0\u0005", "event_time": micros(at) + 123,
         "nested": {"shop.Nested": {"n": 3, "at": -1_500}},
     }  # fmt: skip
-    return {**told, **more}
+    return {**fields, **more}
 
 
 class Ids:
@@ -272,8 +272,8 @@ def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[Spa
 
 def make_stream(ddl: str, form: Any, event_time: Any = EVENT_TIME, key: str = "event_id") -> config.Stream:
     columns = parse_columns(ddl)
-    told = {"name": "events", "topic": "events", "table": "lake.events", "schema": ddl, "columns": columns}
-    return config.Stream.model_validate({**told, "key": key, "format": form, "event_time": event_time})
+    definition = {"name": "events", "topic": "events", "table": "lake.events", "schema": ddl, "columns": columns}
+    return config.Stream.model_validate({**definition, "key": key, "format": form, "event_time": event_time})
 
 
 def kafka(spark: SparkSession, values: list[bytes | None], key: bytes | None = b"k") -> DataFrame:
@@ -285,9 +285,9 @@ def expect(spark: SparkSession, stream: config.Stream, form: Format, cases: Mapp
     """Decode every case at once: nothing throws, and each has its verdict."""
     decoded = decode(kafka(spark, [value for value, _, _ in cases.values()]), stream, form)
     rows: list[Row] = decoded.select("kafka_offset", "error_code", "error_text").orderBy("kafka_offset").collect()
-    found = {name: (row.error_code, row.error_text) for name, row in zip(cases, rows, strict=True)}
-    assert {name: told for name, told in found.items() if told[0] != cases[name][1]} == {}
-    assert {name: told for name, told in found.items() if cases[name][2] not in (told[1] or "")} == {}
+    verdicts = {name: (row.error_code, row.error_text) for name, row in zip(cases, rows, strict=True)}
+    assert {name: verdict for name, verdict in verdicts.items() if verdict[0] != cases[name][1]} == {}
+    assert {name: verdict for name, verdict in verdicts.items() if cases[name][2] not in (verdict[1] or "")} == {}
 
 
 def test_avro_by_bytes(session: SparkSession, registry: SchemaRegistry) -> None:
@@ -341,8 +341,8 @@ def test_a_schema_that_holds_what_sql_would_read_otherwise(spark: SparkSession, 
     client = Registry(config.Registry(url=registry.url))
     expect(spark, stream, avro.AvroFormat(stream, client), {"doc": (value, None, "")})
     stream = make_stream("event_id STRING NOT NULL", {"type": "avro", "subject": subject}, None)
-    told = 'subject it"s $ {env:PATH}, found another'
-    expect(spark, stream, avro.AvroFormat(stream, client), {"subject": (value, "wrong_subject", told)})
+    message = 'subject it"s $ {env:PATH}, found another'
+    expect(spark, stream, avro.AvroFormat(stream, client), {"subject": (value, "wrong_subject", message)})
 
 
 def test_avro_values_are_read_once(spark: SparkSession, registry: SchemaRegistry) -> None:
@@ -426,7 +426,7 @@ def through_both_layers(one: World, cases: Mapping[str, Case], start: datetime) 
     expected = {r.offset: code for r, (_, code, _) in zip(sent, cases.values(), strict=True)}
     names = {r.offset: name for r, name in zip(sent, cases, strict=True)}
 
-    def found() -> tuple[dict[int, dict[str, Any]], dict[int, str | None]]:
+    def rows_and_verdicts() -> tuple[dict[int, dict[str, Any]], dict[int, str | None]]:
         rows = {r["kafka_offset"]: r for r in one.rows()}
         dead = {d["kafka_offset"]: d["error_code"] for d in one.dead()}
         assert len(rows) == len(one.rows()) and len(dead) == len(one.dead()) and not rows.keys() & dead.keys()
@@ -435,12 +435,12 @@ def through_both_layers(one: World, cases: Mapping[str, Case], start: datetime) 
         return rows, dict.fromkeys(rows) | dead
 
     one.speed()
-    by_speed, verdicts_by_speed = found()
+    by_speed, verdicts_by_speed = rows_and_verdicts()
     assert {names[o]: v for o, v in verdicts_by_speed.items() if v != expected[o]} == {}
     assert verdicts_by_speed.keys() == expected.keys()
     [result] = one.batch()
     assert (result.decision, result.reason) == ("accepted", None)
-    by_batch, verdicts_by_batch = found()
+    by_batch, verdicts_by_batch = rows_and_verdicts()
     assert verdicts_by_batch == verdicts_by_speed
     # As text, since NaN does not equal itself.
     assert {o: repr(row) for o, row in by_batch.items()} == {o: repr(row) for o, row in by_speed.items()}

@@ -31,12 +31,12 @@ FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthChec
 PLACES = [(p, o) for p in range(7) for o in range(14)]
 
 
-def held(ranges: Ranges) -> set[tuple[int, int]]:
+def offsets_of(ranges: Ranges) -> set[tuple[int, int]]:
     return {(p, o) for p, (s, e) in ranges.items() for o in range(s, e)}
 
 
-def places(spark: SparkSession, found: list[tuple[int, int]], names: str = "partition INT, offset BIGINT") -> DataFrame:
-    return spark.createDataFrame(found, names)
+def places(spark: SparkSession, rows: list[tuple[int, int]], names: str = "partition INT, offset BIGINT") -> DataFrame:
+    return spark.createDataFrame(rows, names)
 
 
 def to_hours(steps: list[dict[int, int]], is_open: bool = True) -> list[HourRange]:
@@ -58,18 +58,18 @@ def code_of(frame: DataFrame) -> list[str]:
 @given(ranges=RANGES)
 def test_a_row_is_inside_where_the_arithmetic_says(spark: SparkSession, ranges: Ranges) -> None:
     rows = places(spark, PLACES, AT).select("*", F.expr(inside(ranges)).alias("within")).collect()
-    assert {(r.kafka_partition, r.kafka_offset) for r in rows if r.within} == held(ranges)
+    assert {(r.kafka_partition, r.kafka_offset) for r in rows if r.within} == offsets_of(ranges)
     assert {r.within for r in rows} <= {True, False}
-    assert {tuple(r) for r in trim(places(spark, PLACES), ranges).collect()} == held(ranges)
+    assert {tuple(r) for r in trim(places(spark, PLACES), ranges).collect()} == offsets_of(ranges)
 
 
 @FEW
 @given(steps=STEPS)
 def test_a_row_is_of_the_hour_that_the_arithmetic_says(spark: SparkSession, steps: list[dict[int, int]]) -> None:
     hours = to_hours(steps)
-    found = {(r.partition, r.offset): r.ingest_hour for r in assign_hours(places(spark, PLACES), hours).collect()}
+    by_place = {(r.partition, r.offset): r.ingest_hour for r in assign_hours(places(spark, PLACES), hours).collect()}
     by_hour = assign(dict.fromkeys(range(7), (0, 14)), hours)
-    assert found == {place: hour for hour, ranges in by_hour.items() for place in held(ranges)}
+    assert by_place == {place: hour for hour, ranges in by_hour.items() for place in offsets_of(ranges)}
 
 
 def test_a_thousand_partitions_of_a_month(spark: SparkSession) -> None:
@@ -77,21 +77,21 @@ def test_a_thousand_partitions_of_a_month(spark: SparkSession) -> None:
     the partitions or the hours overflows the stack or takes minutes."""
     rng = random.Random(5)
     ranges = {p: (p, p + 1 + rng.randrange(3)) for p in range(1000)}
-    rows = places(spark, sorted(held(ranges)), AT)
+    rows = places(spark, sorted(offsets_of(ranges)), AT)
     outside = places(spark, [(0, 99), (1000, 0), (999, 0)], AT)
     counted = count(rows.union(outside), ranges)
     assert counted.distinct == {p: e - s for p, (s, e) in ranges.items()}
     assert (counted.rows, counted.outside) == (size(ranges) + 3, 3)
     assert span_of_missing(rows.where("kafka_partition <> 7"), ranges) == {7: ranges[7]}
     speed, batch = (frame.withColumn("n", F.lit(1)) for frame in (outside, rows.union(outside)))
-    found = compare(speed, batch, outside.limit(0), ranges)
-    assert (found.missing, found.unread) == (size(ranges), size(ranges))
+    diff = compare(speed, batch, outside.limit(0), ranges)
+    assert (diff.missing, diff.unread) == (size(ranges), size(ranges))
 
     hours = to_hours([{p: rng.randrange(3) for p in range(1000)} for _ in range(744)])
     ends = dict.fromkeys(range(1000), 744 * 2)
-    asked = [(p, rng.randrange(ends[p])) for p in range(1000) for _ in range(3)]
-    of_hours = {(r.partition, r.offset): r.ingest_hour for r in assign_hours(places(spark, asked), hours).collect()}
-    for p, o in asked:
+    positions = [(p, rng.randrange(ends[p])) for p in range(1000) for _ in range(3)]
+    of_hours = {(r.partition, r.offset): r.ingest_hour for r in assign_hours(places(spark, positions), hours).collect()}
+    for p, o in positions:
         expected = next(h.hour for h in hours if h.ends is None or o < h.ends[p])
         assert of_hours[p, o] == expected
 

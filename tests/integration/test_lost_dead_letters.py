@@ -70,8 +70,8 @@ def test_dead_letters_whose_snapshot_is_gone_are_published_from_what_spark_wrote
     assert one.batch() == []
     exact(one)
     # As any of them: readers leave files out by what manifests say, and the hour is restated.
-    found = one.lake.load(one.job.stream.dead_letters_table).scan(row_filter=f"ingest_hour = '{hour}'").to_arrow()
-    assert found.num_rows == 2
+    letters = one.lake.load(one.job.stream.dead_letters_table).scan(row_filter=f"ingest_hour = '{hour}'").to_arrow()
+    assert letters.num_rows == 2
     by_spark = one.spark.table(f"lake.{one.job.stream.dead_letters_table}").where(f"ingest_hour = '{hour}'")
     assert by_spark.count() == 2
     assert [(r.decision, r.revision) for r in one.batch(hour, restate=True)] == [("accepted", 2)]

@@ -83,9 +83,9 @@ def test_a_recreated_topic_is_adopted_and_every_record_of_both_is_there_once(two
     results = one.batch()
     assert [(r.hour, r.decision) for r in results] == [(past_hour(1), "refused"), (past_hour(0), "refused")]
     assert one.batch() == []
-    said = {h["hour"]: h for h in plain(views.hours(one.job))}
-    assert [said[past_hour(ago)]["served"] for ago in (2, 1, 0)] == ["batch", "speed", "speed"]
-    assert "Kafka no longer holds it" in said[past_hour(1)]["reason"]
+    hours = {h["hour"]: h for h in plain(views.hours(one.job))}
+    assert [hours[past_hour(ago)]["served"] for ago in (2, 1, 0)] == ["batch", "speed", "speed"]
+    assert "Kafka no longer holds it" in hours[past_hour(1)]["reason"]
     assert merge.merge(one.lake, one.job.stream, everything=True).swaps == []
     assert ids(one) == sorted([*before, *(f"new-{i}" for i in range(9))])
 
@@ -128,11 +128,11 @@ def test_an_hour_that_the_speed_layer_never_read_is_not_given_to_it(world: Make)
     one.send(spread(past_hour(1), 10, "h1"))
     one.apply()
     assert [r.decision for r in one.batch()] == ["accepted"]
-    said = run(one, "serve-hour", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1)
-    assert "the speed layer has not read it to its end" in said
+    output = run(one, "serve-hour", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1)
+    assert "the speed layer has not read it to its end" in output
     one.speed()
-    said = run(one, "serve-hour", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1)
-    assert "the speed layer skipped it" in said
+    output = run(one, "serve-hour", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1)
+    assert "the speed layer skipped it" in output
     assert one.contents() == one.acknowledged()
 
 
@@ -145,12 +145,12 @@ def test_dropped_branches_and_ledger_are_made_again_and_hours_stay_accepted(two_
         table = one.lake.load(one.job.stream.table)
     one.lake.catalog.drop_table(one.job.stream.hours_table)
 
-    said = run(one, "apply", one.name)
+    output = run(one, "apply", one.name)
 
-    assert "created branch batch" in said
-    assert "created branch speed" in said
+    assert "created branch batch" in output
+    assert "created branch speed" in output
     # The acceptance still waits on a branch, and says more than what is restored.
-    assert "wrote 1 rows" in said
+    assert "wrote 1 rows" in output
     shown = [(h["hour"], h["state"], h["served"]) for h in plain(views.hours(one.job))]
     assert shown == [
         (past_hour(2), "accepted", "batch"), (past_hour(1), "sealed", "speed"), (past_hour(0), "open", "speed"),

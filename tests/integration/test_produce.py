@@ -57,7 +57,7 @@ def read_back(kafka: config.Kafka, topic: str) -> list[Found]:
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "nobody", "isolation.level": "read_committed"}
     )
-    found: list[Found] = []
+    records: list[Found] = []
     try:
         ends = {}
         for partition in consumer.list_topics(topic, timeout=20).topics[topic].partitions:
@@ -66,14 +66,14 @@ def read_back(kafka: config.Kafka, topic: str) -> list[Found]:
             ends[partition] = end
         consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0) for partition in ends])
         deadline = time.monotonic() + 60
-        while len(found) < sum(ends.values()):
-            assert time.monotonic() < deadline, f"read {len(found)} of {sum(ends.values())} records"
+        while len(records) < sum(ends.values()):
+            assert time.monotonic() < deadline, f"read {len(records)} of {sum(ends.values())} records"
             for message in consumer.consume(5_000, timeout=1):
                 assert message.error() is None
-                found.append((message.partition(), message.offset(), sha256(message.value()), message.timestamp()[1]))
+                records.append((message.partition(), message.offset(), sha256(message.value()), message.timestamp()[1]))
     finally:
         consumer.close()
-    return sorted(found)
+    return sorted(records)
 
 
 def positions(acks: list[Ack]) -> list[Found]:
@@ -86,14 +86,14 @@ def test_the_acknowledged_records_are_exactly_those_of_the_topic(kafka: config.K
     assert sent.sent == expected(3_000, dirty=True)
     assert (sent.acknowledged, sent.failed) == (3_060, 0)
     assert Counter(ack.kind for ack in sent.acks) == sent.sent
-    found = read_back(kafka, topic)
-    assert found == positions(sent.acks)
-    assert {partition for partition, *_ in found} == {0, 1, 2}
-    stamps = [stamp for *_, stamp in found]
+    records = read_back(kafka, topic)
+    assert records == positions(sent.acks)
+    assert {partition for partition, *_ in records} == {0, 1, 2}
+    stamps = [stamp for *_, stamp in records]
     assert before - 3 * 3_600_000 <= min(stamps) < max(stamps) <= time.time() * 1000
     assert max(stamps) - min(stamps) > 2.9 * 3_600_000
     for partition in range(3):  # an hour's cut relies on it
-        in_order = [stamp for number, _, _, stamp in found if number == partition]
+        in_order = [stamp for number, _, _, stamp in records if number == partition]
         assert in_order == sorted(in_order)
 
 
@@ -214,14 +214,14 @@ def test_ctrl_c_flushes_prints_the_account_and_exits_130(conf: Path, kafka: conf
 def test_flights_arrive_as_acknowledged_and_keyed(kafka: config.Kafka, topic: str) -> None:
     sent = flights_data.send(kafka, topic, limit=2_000, hours=2)
     assert (sent.sent["good"], sent.acknowledged, sent.failed) == (2_000, 2_000, 0)
-    found = read_back(kafka, topic)
-    assert found == positions(sent.acks)
-    assert {partition for partition, *_ in found} == {0, 1, 2}
+    records = read_back(kafka, topic)
+    assert records == positions(sent.acks)
+    assert {partition for partition, *_ in records} == {0, 1, 2}
     values = Counter(
         sha256(json.dumps(flight, separators=(",", ":")).encode()) for flight in flights_data.flights(2_000)
     )
-    assert Counter(digest for _, _, digest, _ in found) == values
-    assert len({stamp // 3_600_000 for *_, stamp in found}) in (2, 3)
+    assert Counter(digest for _, _, digest, _ in records) == values
+    assert len({stamp // 3_600_000 for *_, stamp in records}) in (2, 3)
 
 
 def test_flights_stop_when_told(kafka: config.Kafka, topic: str) -> None:

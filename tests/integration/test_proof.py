@@ -155,9 +155,9 @@ def test_what_is_spoiled_shows_and_what_was_replaced_stays_readable(known: World
     state = one.state
     damage = Publish(new_id(), (Change("main", remove=files_of(state.table, "main", hour)),), state.timeline)
     assert one.lake.commit(state.table, to_commit(state, damage, datetime.now(UTC))) is Outcome.LANDED
-    said = run(one, "audit", one.name, "--hours", hour, expect=1)
-    assert f"hour {hour}: rows of main: expected {GOOD}, as the ledger says, found 0 offsets" in said
-    assert f"the duplicates, found {GOOD + DUPLICATE} (partition 0: offsets 4 to 8, 16 to 17)" in said
+    output = run(one, "audit", one.name, "--hours", hour, expect=1)
+    assert f"hour {hour}: rows of main: expected {GOOD}, as the ledger says, found 0 offsets" in output
+    assert f"the duplicates, found {GOOD + DUPLICATE} (partition 0: offsets 4 to 8, 16 to 17)" in output
     run(one, "merge", one.name)
     assert one.contents() == rows
     assert shown(one, "audit", one.name)["agrees"]

@@ -52,9 +52,9 @@ def _file(folder: Path, *entries: dict[str, Any]) -> Path:
 
 
 def test_good_rows_pass(spark: SparkSession) -> None:
-    said = run_suite(_rows(spark), GAME_EVENTS).recorded().as_dict()
-    met = said.pop("met")
-    assert said == {"passed": True, "failed": [], "warnings": [], "evaluated": 5, "suite": "game_events"}
+    record = run_suite(_rows(spark), GAME_EVENTS).recorded().as_dict()
+    met = record.pop("met")
+    assert record == {"passed": True, "failed": [], "warnings": [], "evaluated": 5, "suite": "game_events"}
     assert met == yaml.safe_load(GAME_EVENTS.read_text())["expectations"]
 
 
@@ -107,8 +107,8 @@ def test_rows_are_named_by_every_kind_of_expectation_that_speaks_of_rows(spark: 
         {"type": SPEED, "kwargs": {"min_ratio": 0.9}},
     )
     quality = run_suite(_rows(spark, {"event_id": "e0", "player_id": "p0"}), path, RowCountBaseline(10))
-    found = [(f.type, [(r["partition"], r["offset"]) for r in f.rows]) for f in quality.failed]
-    assert found == [
+    failures = [(f.type, [(r["partition"], r["offset"]) for r in f.rows]) for f in quality.failed]
+    assert failures == [
         ("expect_compound_columns_to_be_unique", [(0, 0), (0, 4)]),
         ("expect_column_pair_values_to_be_equal", [(0, i) for i in range(5)]),
         ("expect_column_values_to_be_between", [(0, 4)]),

@@ -50,8 +50,8 @@ def docs(one: World, *arguments: str) -> dict[str, Any]:
     command = ["data-docs", one.name, *arguments, "--output", "json", "--conf", str(one.folder)]
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0, f"{done.output}\n{done.exception!r}"
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 def words(page: Path) -> str:
@@ -75,11 +75,11 @@ def test_row_counts_are_judged_and_every_decision_has_its_page(three_days: World
     assert first["passed"] and first["evaluated"] == 3
     assert first["not_applicable"] == [{"type": PREVIOUS, "reason": "of 2 days before, 0 are known, 2 are needed"}]
     assert first["met"][1]["kwargs"] == {"min_ratio": 1, "max_ratio": 2, "min_value": 20, "max_value": 40}
-    said = (
+    reason = (
         f"quality: {PREVIOUS}: expected at least 10, days 2, min days 2, min ratio 0.5, found 5 "
         "(the median of 2 days before is 20)"
     )
-    assert results[hour].reason == said
+    assert results[hour].reason == reason
     (warning,) = quality(one, hour)["warnings"]
     assert warning["message"].endswith("found 2 of 5 rows otherwise, such as 3 (partition 0, offset 43)")
     rows = [{"partition": 0, "offset": 40 + level, "values": {"level": level}} for level in (3, 4)]
@@ -113,8 +113,8 @@ def test_row_counts_are_judged_and_every_decision_has_its_page(three_days: World
         assert expected in refused
 
     prefix = f"docs/{one.name}"
-    found = docs(one, "--to", f"s3://tests/{prefix}")
-    assert found["hours"] == [past_hour(49), past_hour(25), hour]
+    report = docs(one, "--to", f"s3://tests/{prefix}")
+    assert report["hours"] == [past_hour(49), past_hour(25), hour]
     objects = {key for key, _, _ in ObjectStore(one.job.environment.s3).list_objects("tests", prefix)}
     assert f"{prefix}/index.html" in objects
     assert sum("/validations/" in key for key in objects) == 3

@@ -37,16 +37,16 @@ NAME = "games.game_events"
 
 
 def _catalog(folder: Path, warehouse: str, **properties: str) -> SqlCatalog:
-    found = SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=warehouse, **properties)
-    found.create_namespace("games")
-    return found
+    lake = SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=warehouse, **properties)
+    lake.create_namespace("games")
+    return lake
 
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
-    found = _catalog(tmp_path, f"file://{tmp_path}/warehouse")
-    yield found
-    found.close()
+    lake = _catalog(tmp_path, f"file://{tmp_path}/warehouse")
+    yield lake
+    lake.close()
 
 
 def _table(catalog: SqlCatalog, name: str = NAME) -> Table:
@@ -87,9 +87,9 @@ def test_rows_are_found_under_the_plain_and_the_catalog_name(catalog: SqlCatalog
     table = _table(catalog)
     _append(table, range(4))
     for name in (NAME, f"lake.{NAME}", "GAMES.Game_Events"):
-        found = run_query(f"SELECT event_id, ingest_hour FROM {name} ORDER BY event_id DESC LIMIT 1", {NAME: table})
-        assert found.to_pylist() == [{"event_id": 3, "ingest_hour": START + timedelta(hours=3)}]
-        assert found.schema.field("ingest_hour").type == pa.timestamp("us", "UTC")
+        result = run_query(f"SELECT event_id, ingest_hour FROM {name} ORDER BY event_id DESC LIMIT 1", {NAME: table})
+        assert result.to_pylist() == [{"event_id": 3, "ingest_hour": START + timedelta(hours=3)}]
+        assert result.schema.field("ingest_hour").type == pa.timestamp("us", "UTC")
 
 
 class _Lacking(dict[str, Table]):
@@ -122,14 +122,14 @@ def test_a_table_that_is_not_there_fails_only_the_sql_that_reads_it(catalog: Sql
 def test_nested_values_come_back_as_they_are(catalog: SqlCatalog) -> None:
     table = _table(catalog)
     _append(table, range(1))
-    found = run_query(f"SELECT tags, device, price FROM {NAME} WHERE device.os = 'linux'", {NAME: table})
-    assert found.to_pylist() == [{"tags": ["a", None], "device": {"os": "linux"}, "price": Decimal("1.25")}]
+    result = run_query(f"SELECT tags, device, price FROM {NAME} WHERE device.os = 'linux'", {NAME: table})
+    assert result.to_pylist() == [{"tags": ["a", None], "device": {"os": "linux"}, "price": Decimal("1.25")}]
 
 
 def test_a_table_without_rows_has_its_columns(catalog: SqlCatalog) -> None:
     table = _table(catalog)
-    found = run_query(f"SELECT * FROM {NAME}", {NAME: table})
-    assert (found.num_rows, found.column_names) == (0, [field.name for field in table.schema().fields])
+    result = run_query(f"SELECT * FROM {NAME}", {NAME: table})
+    assert (result.num_rows, result.column_names) == (0, [field.name for field in table.schema().fields])
     assert run_query(f"SELECT count(*) n FROM {NAME}", {NAME: table}).to_pylist() == [{"n": 0}]
 
 
@@ -142,9 +142,9 @@ def test_old_files_read_null_in_a_new_column_and_widen(catalog: SqlCatalog) -> N
         update.update_column("price", DecimalType(18, 2))
         update.add_column(("device", "model"), DoubleType())
     _append(table, range(2, 3))
-    found = run_query(f"SELECT event_id, platform, level, device FROM {NAME} ORDER BY event_id", {NAME: table})
-    assert found.schema.field("level").type == pa.int64()
-    assert found.to_pylist() == [
+    result = run_query(f"SELECT event_id, platform, level, device FROM {NAME} ORDER BY event_id", {NAME: table})
+    assert result.schema.field("level").type == pa.int64()
+    assert result.to_pylist() == [
         {"event_id": 0, "platform": None, "level": 0, "device": {"os": "linux", "model": None}},
         {"event_id": 1, "platform": None, "level": 10, "device": {"os": "linux", "model": None}},
         {"event_id": 2, "platform": "pc", "level": 20, "device": {"os": "linux", "model": None}},
@@ -160,8 +160,8 @@ def test_a_renamed_column_keeps_its_old_values(catalog: SqlCatalog) -> None:
         update.rename_column("level", "rank")
     with table.update_schema() as update:
         update.add_column("level", StringType())
-    found = run_query(f"SELECT rank, level FROM {NAME} ORDER BY rank", {NAME: table})
-    assert found.to_pylist() == [{"rank": 0, "level": None}, {"rank": 10, "level": None}]
+    result = run_query(f"SELECT rank, level FROM {NAME} ORDER BY rank", {NAME: table})
+    assert result.to_pylist() == [{"rank": 0, "level": None}, {"rank": 10, "level": None}]
 
 
 @pytest.mark.parametrize(
@@ -179,8 +179,8 @@ def test_a_filter_opens_no_file_of_another_partition(catalog: SqlCatalog, where:
         path = Path(task.file.file_path.removeprefix("file://"))
         if "ingest_hour_hour=2026-11-21-02" not in str(path):
             path.unlink()
-    found = run_query(f"SELECT event_id FROM {NAME} WHERE {where}", {NAME: table})
-    assert found.column("event_id").to_pylist() == event_ids
+    result = run_query(f"SELECT event_id FROM {NAME} WHERE {where}", {NAME: table})
+    assert result.column("event_id").to_pylist() == event_ids
     with pytest.raises(Transient, match="run it again"):
         run_query(f"SELECT event_id FROM {NAME}", {NAME: table})
 
@@ -200,13 +200,13 @@ def test_only_the_tables_that_the_sql_mentions_are_loaded(catalog: SqlCatalog) -
 
 
 def test_show_all_tables_knows_every_table(catalog: SqlCatalog) -> None:
-    found = run_query("SHOW ALL TABLES", {NAME: _table(catalog)}).to_pylist()
-    assert ("lake", "games", "game_events") in [(row["database"], row["schema"], row["name"]) for row in found]
+    tables = run_query("SHOW ALL TABLES", {NAME: _table(catalog)}).to_pylist()
+    assert ("lake", "games", "game_events") in [(row["database"], row["schema"], row["name"]) for row in tables]
 
 
 def test_each_column_of_a_result_has_its_own_name(catalog: SqlCatalog) -> None:
-    found = run_query("SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a", {})
-    assert found.to_pylist() == [{"a": 1, "a_1": 2, "a_1_1": 3, "a_2": 4}]
+    result = run_query("SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a", {})
+    assert result.to_pylist() == [{"a": 1, "a_1": 2, "a_1_1": 3, "a_2": 4}]
 
 
 @pytest.mark.parametrize(
@@ -260,16 +260,16 @@ def test_every_way_of_reading_is_welcome(catalog: SqlCatalog, sql: str) -> None:
 
 
 def test_the_s3_server_is_read_with_the_tables_own_credentials(tmp_path: Path) -> None:
-    with services.running(tmp_path / "home") as found:
+    with services.running(tmp_path / "home") as running:
         boto3.client(
             "s3",
-            endpoint_url=found.s3_endpoint,
+            endpoint_url=running.s3_endpoint,
             region_name="us-east-1",
-            aws_access_key_id=found.access_key,
-            aws_secret_access_key=found.secret_key,
+            aws_access_key_id=running.access_key,
+            aws_secret_access_key=running.secret_key,
         ).create_bucket(Bucket="anabranch")
-        keys = {"s3.access-key-id": found.access_key, "s3.secret-access-key": found.secret_key}
-        place = {"s3.endpoint": found.s3_endpoint, "s3.region": "us-east-1"}
+        keys = {"s3.access-key-id": running.access_key, "s3.secret-access-key": running.secret_key}
+        place = {"s3.endpoint": running.s3_endpoint, "s3.region": "us-east-1"}
         catalog = _catalog(tmp_path, "s3://anabranch/warehouse", **keys, **place)
         table = _table(catalog)
         _append(table, range(4))

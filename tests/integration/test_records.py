@@ -80,17 +80,17 @@ def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[Spa
 def test_verdict_by_bytes(session: SparkSession) -> None:
     """Every case at once, under two sets of session settings: nothing throws, and each has its verdict."""
     rows = judged(session, [value for value, _, _ in CASES.values()])
-    found = {name: row.error_code for name, row in zip(CASES, rows, strict=True)}
+    codes = {name: row.error_code for name, row in zip(CASES, rows, strict=True)}
     expected = {name: code for name, (_, code, _) in CASES.items()}
-    assert {name: code for name, code in found.items() if code != expected[name]} == {}
+    assert {name: code for name, code in codes.items() if code != expected[name]} == {}
     partial = session.conf.get("spark.sql.json.enablePartialResults") == "true"
     for (name, (_, code, words)), row in zip(CASES.items(), rows, strict=True):
         assert (row.error_text is None) == (code is None), name
         # Without partial results Spark's parser does not tell which field it could not read.
-        told = partial or row.error_text != "expected the types of the schema, found another"
-        assert not told or words in (row.error_text or ""), (name, row.error_text)
+        names_field = partial or row.error_text != "expected the types of the schema, found another"
+        assert not names_field or words in (row.error_text or ""), (name, row.error_text)
         assert len(row.error_text or "") <= ERROR_TEXT_LENGTH
-    assert set(found.values()) - {None} == {*checks.CODES, *json.CODES}
+    assert set(codes.values()) - {None} == {*checks.CODES, *json.CODES}
 
 
 def test_columns_and_values(session: SparkSession) -> None:
@@ -191,8 +191,8 @@ def test_an_event_time_outside_the_calendar_is_a_dead_letter_without_bounds_too(
     verdict = checks.judge(stream, (), lambda name: f"CAST(unix_micros(`_row_{name}`) AS STRING)")
     moments = spark.createDataFrame([(micros,), (0,), (None,)], "micros BIGINT")
     frame = moments.selectExpr("timestamp_micros(micros) AS _row_at", "0L AS _hour_start", "micros")
-    found = frame.selectExpr("micros", f"({verdict.error}).code AS code").collect()
-    assert {row.micros: row.code for row in found} == {micros: "event_time_out_of_bounds", 0: None, None: None}
+    rows = frame.selectExpr("micros", f"({verdict.error}).code AS code").collect()
+    assert {row.micros: row.code for row in rows} == {micros: "event_time_out_of_bounds", 0: None, None: None}
 
 
 @pytest.mark.parametrize("micros", [1_790_000_000_000_000_000, 2**63 - 1, -(2**62)])
@@ -286,9 +286,9 @@ def test_hours_by_partition_and_offset(spark: SparkSession) -> None:
         HourRange("2026-11-21T03", None),
     ]
     rows = assign_hours(offsets(spark), hours).collect()
-    found = {(r.partition, r.offset): r.ingest_hour[-2:] for r in rows}
+    by_record = {(r.partition, r.offset): r.ingest_hour[-2:] for r in rows}
     ends = {0: (2, 2), 1: (0, 4), 2: (0, 1)}
-    assert found == {(p, o): "01" if o < ends[p][0] else "02" if o < ends[p][1] else "03" for p, o in RECORDS}
+    assert by_record == {(p, o): "01" if o < ends[p][0] else "02" if o < ends[p][1] else "03" for p, o in RECORDS}
 
 
 def test_hours_of_a_running_hour_alone(spark: SparkSession) -> None:

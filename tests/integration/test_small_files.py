@@ -30,7 +30,7 @@ VALUES = {
 
 
 def files(one: World, branch: str = "main") -> int:
-    return sum(len(found) for found in files_by_hour(one.state.table, branch).values())
+    return sum(len(by_path) for by_path in files_by_hour(one.state.table, branch).values())
 
 
 def by_spark(one: World) -> list[str]:
@@ -85,7 +85,7 @@ def test_rolled_up_files_are_read_by_spark_and_pyiceberg_as_those_that_spark_wro
     one.speed()
 
     table = one.state.table
-    left = [f for found in files_by_hour(table, "main").values() for f in found.values()]
+    left = [f for by_path in files_by_hour(table, "main").values() for f in by_path.values()]
     assert 2 <= len(left) <= many - 14, "files of the two schemas are not put together"
     kinds = {rewriting.kind_of(rewriting._opened(table, f)) for f in left}
     assert len(kinds) == 2

@@ -53,11 +53,11 @@ def test_an_arithmetic_exception_in_a_task_ends_both_jobs_and_nothing_is_lost(
 
         with pytest.raises(SystemExit) as ended:
             session.main(run, [])
-        said = [line for line in capfd.readouterr().err.splitlines() if " ERROR   " in line or " WARNING " in line]
-        assert ended.value.code == 70, said
-        assert ": ArithmeticException: [ARITHMETIC_OVERFLOW]" in said[-1], said
+        lines = [line for line in capfd.readouterr().err.splitlines() if " ERROR   " in line or " WARNING " in line]
+        assert ended.value.code == 70, lines
+        assert ": ArithmeticException: [ARITHMETIC_OVERFLOW]" in lines[-1], lines
         # The hazard was tried for ever by the speed job, and was a traceback with exit code 1 in the batch job.
-        assert not [line for line in said if "try 2" in line]
+        assert not [line for line in lines if "try 2" in line]
         if job == one.speed:
             assert one.state.heads["speed"] == speed
     # The hour that broke the batch job held back no other.

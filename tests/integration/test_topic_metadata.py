@@ -46,7 +46,7 @@ def test_a_topic_that_brokers_do_not_know_for_a_moment_is_asked_for_again(kafka:
     name = f"t{uuid.uuid4().hex[:12]}"
     with KafkaAdapter(kafka) as one, KafkaAdapter(kafka) as other:
         with asked_meanwhile(lambda: one.describe(name)) as answers:
-            first_answer(other, name, lambda found: found is None)
+            first_answer(other, name, lambda topic: topic is None)
             assert not answers, "one answer was believed at once"
             create_topic(kafka, name, 1)
         assert answers[0] is not None and answers[0].partitions == (0,)
@@ -57,9 +57,9 @@ def test_partitions_that_brokers_do_not_know_for_a_moment_are_no_contradiction(k
     create_topic(kafka, name, 1)
     admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
     with KafkaAdapter(kafka) as one, KafkaAdapter(kafka) as other:
-        found = one.describe(name)
-        assert found is not None
-        position = Position(found.id, {0: 5, 1: 7})
+        before = one.describe(name)
+        assert before is not None
+        position = Position(before.id, {0: 5, 1: 7})
         with asked_meanwhile(lambda: one.describe(name, position)) as answers:
             first_answer(other, name, lambda topic: is_contradicted(topic, position))
             admin.create_partitions({name: 2})

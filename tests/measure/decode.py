@@ -66,15 +66,15 @@ def ways(source: DataFrame) -> dict[str, Callable[[], DataFrame]]:
 
 def cpu_by_description(logs: Path) -> dict[str, float]:
     """Executors' CPU nanoseconds by job description, from an event log."""
-    stages, found = {}, defaultdict(float)
+    stages, cpu = {}, defaultdict(float)
     for file in logs.iterdir():
         for line in file.open():
             event = json.loads(line)
             if event["Event"] == "SparkListenerJobStart":
                 stages |= dict.fromkeys(event["Stage IDs"], event["Properties"].get("spark.job.description", ""))
             elif event["Event"] == "SparkListenerTaskEnd":
-                found[stages[event["Stage ID"]]] += event["Task Metrics"]["Executor CPU Time"]
-    return found
+                cpu[stages[event["Stage ID"]]] += event["Task Metrics"]["Executor CPU Time"]
+    return cpu
 
 
 def main() -> None:

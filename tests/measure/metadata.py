@@ -71,7 +71,7 @@ def by_hours(folder: Path, marks: list[int]) -> list[Row]:
             with measured() as cost:
                 stream.micro_batch(last)
             costs.append(cost)
-        found = _common(stream, median_of(costs), shift(last, -1))
+        values = _common(stream, median_of(costs), shift(last, -1))
         stream.micro_batch(shift(last, 1))
         stream.seal([last])
         with measured() as accepted:
@@ -79,9 +79,9 @@ def by_hours(folder: Path, marks: list[int]) -> list[Row]:
         name = stream.lake.stream.hours_table
         with measured() as recorded:
             ledger.record_waiting(stream.lake.lake, name, stream.lake.state())
-        found |= {"accept CPU s": accepted.cpu, "accept requests": accepted.requests, "ledger CPU s": recorded.cpu}
-        rows.append((mark, found))
-        print(f"{mark} hours: {found}", flush=True)
+        values |= {"accept CPU s": accepted.cpu, "accept requests": accepted.requests, "ledger CPU s": recorded.cpu}
+        rows.append((mark, values))
+        print(f"{mark} hours: {values}", flush=True)
     return rows
 
 
@@ -103,7 +103,7 @@ def _common(stream: ScaledStream, publish: Cost, hour: str) -> dict[str, float]:
 def show(title: str, unit: str, rows: list[Row]) -> None:
     names = list(rows[0][1])
     print(f"\n{title}")
-    print_table((unit, *names), [(mark, *(f"{found[n]:.3g}" for n in names)) for mark, found in rows])
+    print_table((unit, *names), [(mark, *(f"{values[n]:.3g}" for n in names)) for mark, values in rows])
 
 
 def draw(path: Path, batches: list[Row], accepted: list[Row], hours: list[Row]) -> None:
@@ -117,7 +117,7 @@ def draw(path: Path, batches: list[Row], accepted: list[Row], hours: list[Row]) 
         (panels[2], hours, "accepted hours in the table", ("publish CPU s", "accept CPU s", "plan CPU s")),
     ):
         for name in names:
-            panel.plot([m for m, _ in rows], [found[name] for _, found in rows], marker="o", label=name)
+            panel.plot([m for m, _ in rows], [values[name] for _, values in rows], marker="o", label=name)
         panel.set_xlabel(unit)
         panel.set_xscale("log")
         panel.set_ylim(bottom=0)

@@ -57,15 +57,15 @@ class Meter:
 
     @contextmanager
     def counted(self) -> Iterator[Loads]:
-        found, find, before = Loads(), Lake._find, self._front.kinds["GET", "metadata.json"]
+        loads, find, before = Loads(), Lake._find, self._front.kinds["GET", "metadata.json"]
 
         def counting(lake: Lake, name: str) -> Any:
-            found.tables[self._names[name]] += 1
+            loads.tables[self._names[name]] += 1
             return find(lake, name)
 
         with patch.object(Lake, "_find", counting):
-            yield found
-        found.gets = self._front.kinds["GET", "metadata.json"] - before
+            yield loads
+        loads.gets = self._front.kinds["GET", "metadata.json"] - before
 
 
 def hour_by_steps(one: World, meter: Meter) -> list[tuple[str, Loads]]:
@@ -94,9 +94,9 @@ def hour_by_steps(one: World, meter: Meter) -> list[tuple[str, Loads]]:
     rows = []
     for name, step in steps:
         one.reopen()
-        with meter.counted() as found:
+        with meter.counted() as loads:
             step()
-        rows.append((name, found))
+        rows.append((name, loads))
     together = Loads(sum((f.tables for _, f in rows), Counter()), sum(f.gets for _, f in rows))
     return [*rows, ("the hour", together)]
 
@@ -108,9 +108,9 @@ def speed_layer(one: World, meter: Meter) -> list[tuple[str, Loads]]:
 
     def run() -> Loads:
         one.reopen()
-        with meter.counted() as found:
+        with meter.counted() as loads:
             one.speed()
-        return found
+        return loads
 
     idle = run()
     rows.append(("speed: a start", idle))
@@ -154,7 +154,7 @@ def main() -> None:
                 rows = hour_by_steps(one, meter) + speed_layer(one, meter)
             finally:
                 one.kafka.close()
-    print_table(("step", "loads", *TABLES, "GETs"), [(step, *found.cells()) for step, found in rows])
+    print_table(("step", "loads", *TABLES, "GETs"), [(step, *loads.cells()) for step, loads in rows])
 
 
 if __name__ == "__main__":

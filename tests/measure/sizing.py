@@ -68,9 +68,9 @@ class Meter:
 def go_through(front: FlakyS3, space: Workspace) -> None:
     """From here on the workspace's commands reach S3 through the front."""
     file = space.conf / "anabranch.yaml"
-    told = yaml.safe_load(file.read_text())
-    told["s3"]["endpoint"] = f"http://{HOST}:{front.port}"
-    file.write_text(yaml.safe_dump(told))
+    environment = yaml.safe_load(file.read_text())
+    environment["s3"]["endpoint"] = f"http://{HOST}:{front.port}"
+    file.write_text(yaml.safe_dump(environment))
 
 
 def tell(story: Story) -> None:
@@ -113,9 +113,9 @@ def tell(story: Story) -> None:
         job.kafka.close()
 
 
-def _table(story: Story, found: list[tuple[list[float], list[float]]], parts: list[str]) -> None:
-    known = np.array([row for row, _ in found])
-    solved, *_ = np.linalg.lstsq(known, np.array([values for _, values in found]), rcond=None)
+def _table(story: Story, runs: list[tuple[list[float], list[float]]], parts: list[str]) -> None:
+    known = np.array([row for row, _ in runs])
+    solved, *_ = np.linalg.lstsq(known, np.array([values for _, values in runs]), rcond=None)
     rows = [(part, *(f"{value:.1f}" for value in row)) for part, row in zip(parts, solved.tolist(), strict=True)]
     story.table(("part", "CPU s", *METHODS), rows)
 

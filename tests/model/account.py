@@ -45,12 +45,12 @@ def check_rest(world: World) -> None:
     lacks = {row for row in world.kafka.rows if row not in {row for rows in main.values() for row in rows}}
     if not_taken := lacks - world.kafka.taken:
         raise Violation(f"at rest, main and its dead letters lack {sorted(not_taken)}")
-    said = _said_lost(lake, main, world.ledger)
+    lost = _said_lost(lake, main, world.ledger)
     # Of a log that ended, nobody knows how much lay behind the last cut: the adoption itself says that it is lost.
     seals = [row for row in map(ledger_row, world.ledger) if row.decision == "sealed"]
     cut = {(_cut(row).topic_id, place) for row in seals for place in _places(_cut(row).ranges)}
     unknown = {row for row, id in world.kafka.past if (id, row[:2]) not in cut}
-    if untold := [row for row in sorted(lacks - unknown) if row[:2] not in said]:
+    if untold := [row for row in sorted(lacks - unknown) if row[:2] not in lost]:
         raise Violation(f"at rest, {untold} are lost, and nothing says so")
 
 
@@ -69,10 +69,10 @@ def served(lake: Lake, letters: Lake, named: frozenset[File]) -> dict[str, list[
             for file in change.add:
                 known = branch.get(file.hour, [])  # type: ignore[attr-defined]
                 branch[file.hour] = [*known, file]  # type: ignore[attr-defined, list-item]
-    found: dict[str, list[Row]] = {}
+    by_hour: dict[str, list[Row]] = {}
     for file in (*lake.files("main"), *(f for fs in branches["main"].values() for f in fs)):
-        found.setdefault(file.hour, []).extend(file.rows)
-    return found
+        by_hour.setdefault(file.hour, []).extend(file.rows)
+    return by_hour
 
 
 def _outstanding(lake: Lake, letters: Lake) -> list[Mapping[str, Any]]:
@@ -118,24 +118,24 @@ def _check_offsets(
     state, main = lake.state, served(lake, letters, named)
     if state.retained_hours:
         return  # What a merge kept gives way to the speed layer's rows at once, when these cover the hour.
-    held = Counter(row for rows in main.values() for row in rows)
-    if twice := [row for row, count in held.items() if count > 1]:
+    counts = Counter(row for rows in main.values() for row in rows)
+    if twice := [row for row, count in counts.items() if count > 1]:
         raise Violation(f"main and its dead letters hold {twice} more than once: {main}")
     for hour, row in _newest_accepted(lake, ledger).items():
         if state.served_by(hour) != "batch":
             continue
-        cut, found = _places(_cut(row).ranges), {row[:2] for row in main.get(hour, ())}
-        if found - cut or len(cut - found) != (row.gap or 0):
+        cut, places = _places(_cut(row).ranges), {row[:2] for row in main.get(hour, ())}
+        if places - cut or len(cut - places) != (row.gap or 0):
             raise Violation(
                 f"{hour} is accepted as {sorted(cut)} with {row.gap or 0} in gaps, main and its dead letters hold "
-                f"{sorted(found)}"
+                f"{sorted(places)}"
             )
     # Before an adoption the position says nothing of a log that is another one.
     if len(state.timeline.adoptions) == kafka.ended:
         past = {row for row, _ in kafka.past}
         read = [row for row in kafka.rows if row not in past and row[1] < state.position.offsets.get(row[0], 0)]
-        said = _said_lost(lake, main, ledger)
-        if missing := [row for row in read if row not in held and row[:2] not in said]:
+        lost = _said_lost(lake, main, ledger)
+        if missing := [row for row in read if row not in counts and row[:2] not in lost]:
             raise Violation(f"the position is {state.position.offsets}, main and its dead letters lack {missing}")
 
 
@@ -143,21 +143,21 @@ def _said_lost(lake: Lake, main: Mapping[str, Iterable[Row]], ledger: tuple[str,
     """The places that are said to be lost: by the speed layer, and where the ledger counts as many gaps of retention in
     an hour as `main` lacks of it."""
     lost = json.loads(lake.state.branch_properties["speed"].get(LOST, "[]"))
-    said = {place for entry in lost for place in _places(ranges_from_keys(entry["ranges"]))}
+    places = {place for entry in lost for place in _places(ranges_from_keys(entry["ranges"]))}
     for hour, row in _newest_accepted(lake, ledger).items():
         lacks = _places(_cut(row).ranges) - {row[:2] for row in main.get(hour, ())}
         if len(lacks) == (row.gap or 0):
-            said |= lacks
-    return said
+            places |= lacks
+    return places
 
 
 def _newest_accepted(lake: Lake, ledger: tuple[str, ...]) -> dict[str, LedgerRow]:
     """By accepted hour, what was decided of its newest revision, recorded or not."""
-    found: dict[str, LedgerRow] = {}
+    newest: dict[str, LedgerRow] = {}
     for row in (*map(ledger_row, ledger), *lake.state.decisions):
-        if row.decision == "accepted" and row.revision >= found.get(row.hour, row).revision:
-            found[row.hour] = row
-    return found
+        if row.decision == "accepted" and row.revision >= newest.get(row.hour, row).revision:
+            newest[row.hour] = row
+    return newest
 
 
 def _cut(row: LedgerRow) -> Cut:

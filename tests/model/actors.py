@@ -36,12 +36,12 @@ NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 @cache
 def decide(
-    lake: Lake, asked: Kafka, last: Lake, grace: timedelta, needed: tuple[tuple[int, int], ...], at_once: int | None
+    lake: Lake, kafka: Kafka, last: Lake, grace: timedelta, needed: tuple[tuple[int, int], ...], at_once: int | None
 ) -> ResolvedState | None:
     """What `HourClock.decide` makes of Kafka, asked for the needs of the version `last`, and of the version loaded."""
     upto = dict(needed) or None
     return sealing.resolve_state(
-        lake.state, sealing.ask(asked, TOPIC, last.state, asked.now, grace, upto, at_most=at_once)
+        lake.state, sealing.ask(kafka, TOPIC, last.state, kafka.now, grace, upto, at_most=at_once)
     )
 
 
@@ -81,7 +81,7 @@ class Actor:
 
     def steps(self, world: World) -> list[Step]:
         """All that may become of its next step; none when it has nothing to do for now."""
-        return [(f"{self.name} {said}", after, actor) for said, after, actor in getattr(self, self.at)(world)]
+        return [(f"{self.name} {step}", after, actor) for step, after, actor in getattr(self, self.at)(world)]
 
     def restarted(self) -> Actor:
         """Itself after kill -9. The default for who cannot be killed."""
@@ -145,7 +145,7 @@ class Publisher(Actor):
     """What both layers, the merger and an operator share: publish, look for a lost answer, merge."""
 
     lake: Lake | None = None
-    asked: Kafka | None = None
+    kafka: Kafka | None = None
     last: Lake | None = None
     staged: Staged | None = None
     back: str = ""
@@ -176,15 +176,15 @@ class Publisher(Actor):
     nesting: ClassVar[tuple[str, ...]] = ()
 
     def steps(self, world: World) -> list[Step]:
-        found: list[Step] = []
+        steps: list[Step] = []
         if self.jumps:
             jumped = replace(self, skew=self.jumps[0], jumps=self.jumps[1:])
-            found.append((f"{self.name}'s clock is set {jumped.skew} off", world, jumped))
+            steps.append((f"{self.name}'s clock is set {jumped.skew} off", world, jumped))
         # Who is told that its clock is wrong begins again, and waits until it is right.
         fresh = type(self).__dataclass_fields__["at"].default
         if self.watched and self.at == fresh and self.told_time(world) is None:
-            return found
-        return found + super().steps(world)
+            return steps
+        return steps + super().steps(world)
 
     def restarted(self) -> Publisher:
         machine: dict[str, Any] = {"skew": self.skew, "jumps": self.jumps, "watched": self.watched}
@@ -220,11 +220,11 @@ class Publisher(Actor):
 
     def asking(self, world: World, **values: Any) -> Any:
         """Ask Kafka for the needs of the version loaded last, on this publisher's own clock."""
-        told = self.by_clock(world)
-        if told is None:
+        actor = self.by_clock(world)
+        if actor is None:
             return self.restarted()
-        asked = replace(world.kafka, now=world.kafka.now + self.skew)
-        return replace(told, at="check", asked=asked, last=self.last or world.lake, lake=None, **values)
+        kafka = replace(world.kafka, now=world.kafka.now + self.skew)
+        return replace(actor, at="check", kafka=kafka, last=self.last or world.lake, lake=None, **values)
 
     def doubting(self, world: World, error: PositionError) -> Step:
         """Kafka contradicts the version that it was asked for: by a newer one it is asked again, else the job ends."""
@@ -233,8 +233,8 @@ class Publisher(Actor):
         return f"stops: {error}", world, self.restarted()
 
     def decided(self, lake: Lake) -> ResolvedState | None:
-        assert self.asked is not None and self.last is not None
-        return decide(lake, self.asked, self.last, self.grace, self.needed, self.at_once)
+        assert self.kafka is not None and self.last is not None
+        return decide(lake, self.kafka, self.last, self.grace, self.needed, self.at_once)
 
     @property
     def needed(self) -> tuple[tuple[int, int], ...]:
@@ -261,12 +261,12 @@ class Publisher(Actor):
             waiting = replace(again, at="wait" if mine else "join", then=again.at, waits=first.id)
             yield f"finds {first.id} before it", world, replace(waiting, turn=mine, beaten=0)
             return
-        told = self.by_clock(world)
-        if told is None:
+        actor = self.by_clock(world)
+        if actor is None:
             yield "finds its clock wrong", world, self.restarted()
             return
-        if told is not self:
-            yield from told.publish(world, publish, now, in_line)
+        if actor is not self:
+            yield from actor.publish(world, publish, now, in_line)
             return
         commit = publishing.to_commit(self.lake.state, publish, now or world.kafka.now)
         if mine is not None and not self.is_within:
@@ -304,26 +304,26 @@ class Publisher(Actor):
     def join(self, world: World) -> Iterator[Step]:
         """Ask for a turn, as often as the world allows; then wait, if somebody was before."""
         following = replace(self, at="wait" if self.waits else self.then, then=self.then if self.waits else "")
-        asked = turns.plan_turn(world.lake.line, turns.Turn(f"{self.name}-{world.turns}", 0, turns.LEAST))
-        if asked is None or not world.turns:
+        turn = turns.plan_turn(world.lake.line, turns.Turn(f"{self.name}-{world.turns}", 0, turns.LEAST))
+        if turn is None or not world.turns:
             yield "goes without a turn", world, following
             return
-        commit = Commit(asked.id, {}, (), set_properties=asked.to_properties())
+        commit = Commit(turn.id, {}, (), set_properties=turn.to_properties())
         after = world.commit(world.lake, commit)
         assert after is not None
         left = replace(after, turns=world.turns - 1)
-        yield f"asks for turn {asked.id}", left, replace(following, turn=asked.id, beaten=0)
+        yield f"asks for turn {turn.id}", left, replace(following, turn=turn.id, beaten=0)
 
     def wait(self, world: World) -> Iterator[Step]:
         yield from self.waiting_for(world, replace(self, at=self.then, then="", waits="", over=self.waits))
 
     def waiting_for(self, world: World, then: Actor) -> Iterator[Step]:
         """Until the turn is gone; or its bound passes, which may be at any time, and it is taken out."""
-        held = next((t for t in world.lake.line if t.id == self.waits), None)
-        if held is None:
+        turn = next((t for t in world.lake.line if t.id == self.waits), None)
+        if turn is None:
             yield f"sees turn {self.waits} taken back", world, then
-        elif turns.is_over(held, math.inf):
-            yield f"sees the bound of turn {held.id} pass", self.without(world, held.id), then
+        elif turns.is_over(turn, math.inf):
+            yield f"sees the bound of turn {turn.id} pass", self.without(world, turn.id), then
 
     def take_back(self, world: World) -> Iterator[Step]:
         assert self.turn is not None
@@ -349,8 +349,8 @@ class Publisher(Actor):
         elif standing is CommitFate.FORGOTTEN:
             yield "cannot tell any more, and begins anew", world, self.restarted()
         else:
-            found = standing is CommitFate.LANDED
-            yield f"finds that it had {'' if found else 'not '}landed", world, known.told(found)
+            landed = standing is CommitFate.LANDED
+            yield f"finds that it had {'' if landed else 'not '}landed", world, known.told(landed)
 
     def fence(self, world: World) -> Iterator[Step]:
         """An empty publish after which what was asked for cannot land."""
@@ -539,8 +539,8 @@ class Operator(Publisher):
             loaded = replace(self, at="override", lake=world.lake)
             planned = loaded.overriding(world)
             if isinstance(planned, str):
-                told = replace(self, wishes=self.wishes[1:])
-                yield f"is told of {self.wishes[0]}: {planned}", world, self.leaving(told)
+                rest = replace(self, wishes=self.wishes[1:])
+                yield f"is told of {self.wishes[0]}: {planned}", world, self.leaving(rest)
             else:
                 yield f"decides {self.wishes[0]}", world, loaded
         else:
@@ -615,11 +615,11 @@ class Maintenance(Publisher):
         now = world.kafka.now + self.later
         commit = maintenance.plan_dead_letters(self.letters.table, state, hours, id, now)
         after = world.commit_letters(self.letters, commit) if commit.expire else world
-        found = replace(self, at="find", letters=None)
+        actor = replace(self, at="find", letters=None)
         if after is None:
-            yield "is refused with dead letters", world, replace(found, at="load_letters")
+            yield "is refused with dead letters", world, replace(actor, at="load_letters")
         else:
-            yield f"expires {len(commit.expire)} snapshots of dead letters", after, found
+            yield f"expires {len(commit.expire)} snapshots of dead letters", after, actor
 
     def refused(self) -> Publisher:
         return replace(self, at="load" if self.at == "expire" else "aim", lake=None)
@@ -635,8 +635,8 @@ class Maintenance(Publisher):
         following = "remove" if orphans else "idle"
         if maintenance.should_move_head(orphans - set(letters), letters):
             following = "fence"
-        found = replace(self, at=following, lake=world.lake if following == "fence" else None, orphans=orphans)
-        yield f"finds {len(orphans)} orphans and {tags} tags", later, found
+        actor = replace(self, at=following, lake=world.lake if following == "fence" else None, orphans=orphans)
+        yield f"finds {len(orphans)} orphans and {tags} tags", later, actor
 
     def find_again(self, world: World) -> Iterator[Step]:
         left = self.orphans & world.unreferenced
@@ -667,7 +667,7 @@ class Adopter(Publisher):
             yield "loads to adopt", world, replace(self, at="ask_log", lake=world.lake)
 
     def ask_log(self, world: World) -> Iterator[Step]:
-        yield "asks where offsets begin anew", world, replace(self, at="adopt", asked=world.kafka)
+        yield "asks where offsets begin anew", world, replace(self, at="adopt", kafka=world.kafka)
 
     def adopt(self, world: World) -> Iterator[Step]:
         planned = self.adopting()
@@ -677,8 +677,8 @@ class Adopter(Publisher):
             yield from self.publish(world, planned)
 
     def adopting(self) -> Publish | None:
-        assert self.lake is not None and self.asked is not None
-        state, kafka = self.lake.state, self.asked
+        assert self.lake is not None and self.kafka is not None
+        state, kafka = self.lake.state, self.kafka
         topic = kafka.describe(TOPIC)
         assert topic is not None
         since = published_since(state.table, "speed", POSITION)
@@ -691,7 +691,7 @@ class Adopter(Publisher):
         return adoption.plan_publish(state, adopted, self.id, kafka.now, self.confirmed)
 
     def landed(self) -> Publisher:
-        return replace(self, at="idle", lake=None, asked=None)
+        return replace(self, at="idle", lake=None, kafka=None)
 
     def refused(self) -> Publisher:
-        return replace(self, at="idle", lake=None, asked=None)
+        return replace(self, at="idle", lake=None, kafka=None)

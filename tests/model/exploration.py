@@ -30,14 +30,14 @@ _STEPS: dict[tuple[int, int], list[Step]] = {}
 
 def one(value: T) -> T:
     """The one object that stands for all equal ones, so that they are compared and hashed once."""
-    found: T = _ONE.setdefault(value, value)
-    return found
+    first: T = _ONE.setdefault(value, value)
+    return first
 
 
 def _steps(actor: Actor, world: World) -> list[Step]:
     key = (id(actor), id(world))
     if key not in _STEPS:
-        _STEPS[key] = [(said, one(after), one(changed)) for said, after, changed in actor.steps(world)]
+        _STEPS[key] = [(step, one(after), one(changed)) for step, after, changed in actor.steps(world)]
     return _STEPS[key]
 
 
@@ -65,9 +65,9 @@ class Moment:
     def next(self) -> list[tuple[str, Moment]]:
         """All that may happen next, but for crashes; nothing when everybody is at rest."""
         return [
-            (said, Moment(world, (*self.actors[:i], after, *self.actors[i + 1 :])))
+            (step, Moment(world, (*self.actors[:i], after, *self.actors[i + 1 :])))
             for i, actor in enumerate(self.actors)
-            for said, world, after in _steps(actor, self.world)
+            for step, world, after in _steps(actor, self.world)
         ]
 
     def crashes(self) -> list[tuple[str, Moment]]:
@@ -170,7 +170,7 @@ def check_lifetimes(before: World, after: World) -> None:
     for ref in lake.refs:
         if ref.id not in lake.known or (gone := set(lake.known[ref.id].files) - after.storage):
             raise Violation(f"{ref.name} cannot be read any more: {gone if ref.id in lake.known else 'no snapshot'}")
-    staged = {dict(v.said).get(WAP_ID) for v in lake.versions} - lake.ids_of_publishes - {None}
+    staged = {dict(v.summary).get(WAP_ID) for v in lake.versions} - lake.ids_of_publishes - {None}
     # Those that it keeps, what has a name, what is staged with its parent, what a publish makes, and fences.
     most = plan_expiry.__defaults__[0] + len(lake.refs) + 2 * len(staged) + len(BRANCHES) + 3
     if len(lake.versions) > most and after.restored == before.restored:
@@ -217,10 +217,10 @@ class Explored:
     moments: int
     rests: int
     longest: int
-    said: Counter[str]
+    steps: Counter[str]
 
     def saw(self, what: str) -> bool:
-        return any(what in step for step in self.said)
+        return any(what in step for step in self.steps)
 
 
 def explore(world: World, actors: Sequence[Actor], at_most: int = 400_000) -> Explored:
@@ -232,7 +232,7 @@ def explore(world: World, actors: Sequence[Actor], at_most: int = 400_000) -> Ex
     reached: dict[Moment, int] = {first: 0}
     came: list[tuple[int, str]] = [(0, "begin")]
     depth, rests, onward = [0], [], [[0][:0]]
-    said: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     waiting = deque([first])
 
     def path(number: int, *last: str) -> list[str]:
@@ -251,7 +251,7 @@ def explore(world: World, actors: Sequence[Actor], at_most: int = 400_000) -> Ex
             _told(path(number), check_rest, moment.world)
         for step, after in [*following, *moment.crashes()]:
             _told_step(path, number, step, moment.world, after)
-            said[step] += 1
+            counts[step] += 1
             if after not in reached:
                 reached[after] = len(came)
                 came.append((number, step))
@@ -262,7 +262,7 @@ def explore(world: World, actors: Sequence[Actor], at_most: int = 400_000) -> Ex
                     raise RuntimeError(f"expected at most {at_most} moments, found more: make the setting smaller")
             onward[number].append(reached[after])
     _check_that_all_come_to_rest(onward, rests, path)
-    return Explored(len(came), len(rests), max(depth), said)
+    return Explored(len(came), len(rests), max(depth), counts)
 
 
 def walk(world: World, actors: Sequence[Actor], seed: int, at_most: int = 2_000) -> list[str]:

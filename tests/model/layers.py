@@ -82,10 +82,10 @@ class Speed(Publisher):
         return {"at_most": self.at_most, "early": self.early}
 
     def steps(self, world: World) -> list[Step]:
-        found = super().steps(world)
+        steps = super().steps(world)
         if self.early and self.at == "move" and self.doing == "stream" and self.staged and not self.ahead:
-            found += [(f"{self.name} {said}", after, actor) for said, after, actor in self.stage_ahead(world)]
-        return found
+            steps += [(f"{self.name} {step}", after, actor) for step, after, actor in self.stage_ahead(world)]
+        return steps
 
     def come_back(self, world: World) -> Iterator[Step]:
         fresh, state = replace(self.bare(), last=None, ahead=None, lake=None), world.lake.state
@@ -145,8 +145,8 @@ class Speed(Publisher):
             yield "has to ask again", world, replace(loaded, at="ask", last=world.lake)
         elif self.doing == "lost":
             planned = loaded.skipping_lost(decided)
-            said = f"decides to record {planned[1]} as lost" if planned else "decides to publish ends alone"
-            yield said, world, replace(loaded, at="move")
+            step = f"decides to record {planned[1]} as lost" if planned else "decides to publish ends alone"
+            yield step, world, replace(loaded, at="move")
         elif self.doing == "skip":
             if loaded.skipping(decided) is None:
                 yield "gives up its skip", world, replace(self, at="come_back")
@@ -183,8 +183,8 @@ class Speed(Publisher):
     def stage(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
         decided = self.decided(self.lake)
-        plan, told = self.plan(decided), self.by_clock(world)
-        if told is None:
+        plan, actor = self.plan(decided), self.by_clock(world)
+        if actor is None:
             yield "finds its clock wrong", world, self.restarted()
             return
         # Nobody looks here whether the log is still the same: the decision on what is staged does.
@@ -192,22 +192,22 @@ class Speed(Publisher):
             yield f"finds records of {plan.todo} gone", world, self.restarted()
             return
         after, made = self.written(world, plan, decided.position.topic_id)
-        staged = replace(told, at="ask", last=self.lake, lake=None, **made.values())
+        staged = replace(actor, at="ask", last=self.lake, lake=None, **made.values())
         yield f"stages {plan.by_hour}", after, staged
 
     def stage_ahead(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
-        decided, told = self.decided(self.lake), self.by_clock(world)
+        decided, actor = self.decided(self.lake), self.by_clock(world)
         assert decided is not None
         starts = {p: e for p, (_, e) in self.ranges}
         ranges = {p: (s, min(len(world.kafka.log[p]), s + self.at_most)) for p, s in starts.items()}
-        if told is None or any(s > e for s, e in ranges.values()) or not world.kafka.holds(ranges):
+        if actor is None or any(s > e for s, e in ranges.values()) or not world.kafka.holds(ranges):
             return
         plan = speed_plan.plan_ahead(decided, ranges, world.kafka.now + self.skew)
         if plan is None:
             return
         after, made = self.written(world, plan, decided.position.topic_id)
-        yield f"stages {plan.by_hour} ahead", after, replace(told, ahead=replace(made, ranges=tuple(ranges.items())))
+        yield f"stages {plan.by_hour} ahead", after, replace(actor, ahead=replace(made, ranges=tuple(ranges.items())))
 
     def written(self, world: World, plan: Plan, topic_id: str) -> tuple[World, Ahead]:
         """The world with the rows and dead letters of a plan staged, and what that made."""
@@ -244,8 +244,8 @@ class Speed(Publisher):
             yield from self.publish(world, planned, decided.now, in_line=False)
             return
         if self.doing == "lost":
-            found = self.skipping_lost(decided)
-            lost = found[0] if found else speed_plan.plan_ends(decided, self.id, self.confirmed)
+            skip = self.skipping_lost(decided)
+            lost = skip[0] if skip else speed_plan.plan_ends(decided, self.id, self.confirmed)
             yield from self.publish(world, lost, decided.now, in_line=False)
             return
         plan = self.plan(decided)
@@ -291,7 +291,7 @@ class Speed(Publisher):
         done = self.done()
         if self.doing not in ("skip", "lost") and not self.plan(self.decided(self.lake)).whole:
             # The rest of its offsets belongs to hours that are still to be decided.
-            done = replace(self.bare(), at="ask", lake=None, asked=None, last=None)
+            done = replace(self.bare(), at="ask", lake=None, kafka=None, last=None)
         return replace(done, at="merge", back=done.at) if self.lake.state.retained_hours else done
 
     def followed_by(self, then: Publisher) -> Publisher:
@@ -303,7 +303,7 @@ class Speed(Publisher):
 
     def done(self) -> Publisher:
         """After a micro-batch or a skip: the next piece, the next micro-batch, or back to the table."""
-        ended = replace(self.bare(), lake=None, asked=None, last=None, ranges=(), behind=((), ()), holds=0)
+        ended = replace(self.bare(), lake=None, kafka=None, last=None, ranges=(), behind=((), ()), holds=0)
         if self.ahead is not None:
             return replace(ended, at="ask", ahead=None, ranges=self.ahead.ranges, **self.ahead.values())
         if self.doing == "stream":
@@ -416,7 +416,7 @@ class Batch(Publisher):
         state = world.lake.state
         if is_stopped(world, world.lake) is not None:
             return
-        fresh = replace(self, last=None, lake=None, asked=None, staged=None)
+        fresh = replace(self, last=None, lake=None, kafka=None, staged=None)
         due = hour_of(world.kafka.now + self.skew - self.grace) > state.timeline.open
         if due or self.waiting(world) or is_waiting(world):
             yield "starts", world, replace(fresh, at="ask")
@@ -448,7 +448,7 @@ class Batch(Publisher):
         if decided is None:
             yield "has to ask again", world, replace(loaded, at="ask", last=world.lake)
         elif loaded.sealing(decided) is None:
-            rest = replace(self, at="recover", lake=None, last=None, asked=None)
+            rest = replace(self, at="recover", lake=None, last=None, kafka=None)
             yield "has nothing to seal", world, self.leaving(rest)
         else:
             yield "decides to seal", world, replace(loaded, at="seal")
@@ -502,8 +502,8 @@ class Batch(Publisher):
         return batch_plan.fingerprint(
             lake.state,
             hours,
-            {h: [f.file_path for f in found] for h, found in files.items()},
-            {h: sum(f.record_count for f in found) for h, found in files.items()},
+            {h: [f.file_path for f in of_hour] for h, of_hour in files.items()},
+            {h: sum(f.record_count for f in of_hour) for h, of_hour in files.items()},
             unread,
         )
 
@@ -547,8 +547,8 @@ class Batch(Publisher):
         yield f"refuses {hour}: {reason}", world.record([row]), self.following(self.todo[1:])
 
     def stage(self, world: World) -> Iterator[Step]:
-        hour, cut, told = self.todo[0], Cut(self.topic_id, dict(self.cut)), self.by_clock(world)
-        if told is None:
+        hour, cut, actor = self.todo[0], Cut(self.topic_id, dict(self.cut)), self.by_clock(world)
+        if actor is None:
             yield "finds its clock wrong", world, self.restarted()
             return
         read = read_hour(world, self.lake or world.lake, hour, cut, self.before)
@@ -570,7 +570,7 @@ class Batch(Publisher):
         else:
             account = replace(read.balance.counts, partitions=read.balance.partitions)
             counts = json.dumps(account.as_dict()) if world.letters else "{}"
-            done = replace(told, at="verdict", staged=staged, dead=staged_dead, counts=counts, lake=None)
+            done = replace(actor, at="verdict", staged=staged, dead=staged_dead, counts=counts, lake=None)
             yield f"stages {[*files]}", after, done
 
     def discarding(self, world: World) -> World:
@@ -579,22 +579,22 @@ class Batch(Publisher):
     def verdict(self, world: World) -> Iterator[Step]:
         assert self.staged is not None
         hour, state = self.todo[0], self.remembering(world, world.lake.state)
-        found = batch_plan.check_publish(
+        verdict = batch_plan.check_publish(
             state, hour, Cut(self.topic_id, dict(self.cut)), self.before, self.staged.wap_id,
             self.lookback_files(world.lake, self.unread), self.lookback,
         )  # fmt: skip
-        said = f"{hour}: {found.value}"
-        if found is batch_plan.PublishCheck.PUBLISH:
-            yield said, world, replace(self, at="accept", lake=world.lake)
-        elif found is batch_plan.PublishCheck.MERGE:
-            yield said, world, replace(self, at="merge", back="verdict")
-        elif found is batch_plan.PublishCheck.MOVED:
+        step = f"{hour}: {verdict.value}"
+        if verdict is batch_plan.PublishCheck.PUBLISH:
+            yield step, world, replace(self, at="accept", lake=world.lake)
+        elif verdict is batch_plan.PublishCheck.MERGE:
+            yield step, world, replace(self, at="merge", back="verdict")
+        elif verdict is batch_plan.PublishCheck.MOVED:
             again = replace(self, at="rebuild", staged=None, dead=None, counts="{}")
-            yield said, self.discarding(world), self.leaving(again)
-        elif found is batch_plan.PublishCheck.OVERTAKEN:
-            yield said, self.discarding(world), self.leaving(self.following(self.todo[1:]))
+            yield step, self.discarding(world), self.leaving(again)
+        elif verdict is batch_plan.PublishCheck.OVERTAKEN:
+            yield step, self.discarding(world), self.leaving(self.following(self.todo[1:]))
         else:
-            yield said, world, self.leaving(self.restarted())
+            yield step, world, self.leaving(self.restarted())
 
     def accept(self, world: World) -> Iterator[Step]:
         assert self.lake is not None and self.staged is not None
@@ -611,7 +611,7 @@ class Batch(Publisher):
         fresh = replace(self, lake=None)
         if self.at in ("accept", "empty"):
             return fresh.following(self.todo[1:] if self.at == "accept" else self.todo)
-        return replace(fresh, at="recover", asked=None, last=None)
+        return replace(fresh, at="recover", kafka=None, last=None)
 
     def refused(self) -> Publisher:
         back = {"seal": "ask", "empty": "recover", "accept": "verdict"}[self.at]

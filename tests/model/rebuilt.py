@@ -42,10 +42,10 @@ def read_hour(world: World, lake: Lake, hour: str, cut: Cut, before: int) -> Rea
         rows, letters = _rows(lake, branch, hour), _rows(world.letters, branch, hour)
         if branch == "batch":
             stored = _by_partition([*rows, *letters])
-        found = {row[:2] for row in (*good, *dead)}
-        good += [row for row in rows if _is_in(row, lost) and row[:2] not in found]
-        found = {row[:2] for row in (*good, *dead)}
-        for row in (row for row in letters if _is_in(row, lost) and row[:2] not in found):
+        places = {row[:2] for row in (*good, *dead)}
+        good += [row for row in rows if _is_in(row, lost) and row[:2] not in places]
+        places = {row[:2] for row in (*good, *dead)}
+        for row in (row for row in letters if _is_in(row, lost) and row[:2] not in places):
             # Its bytes are decoded anew; a row was judged when it was accepted.
             (dead if row[2] in world.kafka.malformed else good).append(row)
     filled = _by_partition([row for row in (*good, *dead) if _is_in(row, lost)])

@@ -142,17 +142,19 @@ class Kafka:
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
         ends = self.stable_ends(topic)
-        held = self.stamps_from(topic, dict.fromkeys(ends, 0), ends, max(ends.values(), default=0))
-        return {p: next((s for s in found if s.timestamp_ms >= millis(when)), None) for p, found in held.items()}
+        by_partition = self.stamps_from(topic, dict.fromkeys(ends, 0), ends, max(ends.values(), default=0))
+        return {
+            p: next((s for s in stamps if s.timestamp_ms >= millis(when)), None) for p, stamps in by_partition.items()
+        }
 
     def stamps_from(
         self, topic: Topic, starts: Mapping[int, int], ends: Mapping[int, int], count: int
     ) -> dict[int, tuple[Stamped, ...]]:
-        found = {}
+        stamps = {}
         for p, start in starts.items():
             low = max(start, self.start(p))
-            found[p] = tuple(Stamped(o, r.stamp) for o, r in enumerate(self.log[p]) if low <= o < ends[p])[:count]
-        return found
+            stamps[p] = tuple(Stamped(o, r.stamp) for o, r in enumerate(self.log[p]) if low <= o < ends[p])[:count]
+        return stamps
 
 
 @dataclass(frozen=True)
@@ -177,8 +179,8 @@ class File:
 
 def new_files(wap_id: str, by_hour: Mapping[str, Iterable[Row]]) -> tuple[File, ...]:
     """An attempt's files, one for each hour that has any rows."""
-    found = {h: tuple(sorted(rows)) for h, rows in sorted(by_hour.items())}
-    return tuple(File(f"{wap_id}/{h[-3:]}", h, rows) for h, rows in found.items() if rows)
+    sorted_rows = {h: tuple(sorted(rows)) for h, rows in sorted(by_hour.items())}
+    return tuple(File(f"{wap_id}/{h[-3:]}", h, rows) for h, rows in sorted_rows.items() if rows)
 
 
 def rolled_up(path: str, files: tuple[File, ...]) -> File:
@@ -192,7 +194,7 @@ class Version:
 
     id: int
     parent: int | None
-    said: tuple[tuple[str, str], ...]
+    summary: tuple[tuple[str, str], ...]
     files: tuple[File, ...]
     added: tuple[File, ...] = ()
     made_ms: int = 0
@@ -212,13 +214,13 @@ _IDS: dict[tuple[object, ...], int] = {}
 def new_version(
     branch: str,
     parent: int | None,
-    said: Mapping[str, str],
+    summary: Mapping[str, str],
     files: tuple[File, ...],
     added: tuple[File, ...],
     made_ms: int = 0,
 ) -> Version:
     """The same snapshot over the same parent has the same id, so that two ways to it meet; no id comes back later."""
-    content = (parent, tuple(sorted(said.items())), tuple(sorted(files, key=lambda f: f.file_path)), added, made_ms)
+    content = (parent, tuple(sorted(summary.items())), tuple(sorted(files, key=lambda f: f.file_path)), added, made_ms)
     return Version(_IDS.setdefault((branch, *content), len(_IDS) + 1), *content)
 
 
@@ -255,7 +257,7 @@ class Lake:
                 sequence_number=number,
                 timestamp_ms=v.made_ms or millis(BEGIN),
                 manifest_list="",
-                summary=Summary(Operation.APPEND, **dict(v.said)),
+                summary=Summary(Operation.APPEND, **dict(v.summary)),
             )
             for number, v in enumerate(self.versions, 1)
         ]
@@ -276,11 +278,11 @@ class Lake:
 
     def way(self, id: int | None) -> list[Version]:
         """A version and those that it was made from, newest first."""
-        found = []
+        versions = []
         while id in self.known:
-            found.append(self.known[id])
-            id = found[-1].parent
-        return found
+            versions.append(self.known[id])
+            id = versions[-1].parent
+        return versions
 
     @cached_property
     def line(self) -> turns.Line:
@@ -297,26 +299,26 @@ class Lake:
         return tuple(f for f in self.files(branch) if f.hour == hour)
 
     def files_by_hour(self, branch: str) -> dict[str, dict[str, File]]:
-        found: dict[str, dict[str, File]] = {}
+        by_hour: dict[str, dict[str, File]] = {}
         for f in self.files(branch):
-            found.setdefault(f.hour, {})[f.file_path] = f
-        return found
+            by_hour.setdefault(f.hour, {})[f.file_path] = f
+        return by_hour
 
     def find_staged(self, wap_id: str) -> Staged | None:
         for v in self.versions:
-            if dict(v.said).get(WAP_ID) == wap_id:
+            if dict(v.summary).get(WAP_ID) == wap_id:
                 return Staged(wap_id, v.id, v.parent, v.added)  # type: ignore[arg-type]
         return None
 
     @cached_property
     def ids(self) -> frozenset[str]:
         """The ids of attempts that the version knows of: those of its snapshots and of the files that they hold."""
-        said = {id for v in self.versions for key, id in v.said if key in (PUBLISH_ID, WAP_ID)}
-        return frozenset(said | {f.file_path.split("/")[0] for f in self.held})
+        ids = {id for v in self.versions for key, id in v.summary if key in (PUBLISH_ID, WAP_ID)}
+        return frozenset(ids | {f.file_path.split("/")[0] for f in self.held})
 
     @cached_property
     def ids_of_publishes(self) -> frozenset[str]:
-        return frozenset(id for v in self.versions for key, id in v.said if key == PUBLISH_ID)
+        return frozenset(id for v in self.versions for key, id in v.summary if key == PUBLISH_ID)
 
     def new_id(self, name: str) -> str:
         """An id that is not in use. Not counted on for ever, so that two ways to the same table meet; but where ids are
@@ -356,15 +358,15 @@ class Lake:
         refs = {r.name: r for r in self.refs if r.name not in commit.drop_tags}
         for change in commit.changes:
             head = loaded.known[loaded.heads[change.branch]]
-            said = carried(loaded.table, change.branch, change.properties, commit.id)
+            summary = carried(loaded.table, change.branch, change.properties, commit.id)
             if not self.accounts:
-                said.pop(DECISIONS, None)  # they wait for the ledger
-                said.pop(DEAD_LETTERS, None)
+                summary.pop(DECISIONS, None)  # they wait for the ledger
+                summary.pop(DEAD_LETTERS, None)
             gone = {*change.clear, *change.copy}
             kept = tuple(f for f in head.files if f not in change.remove and f.hour not in gone)
             copied = tuple(f for h, branch in change.copy.items() for f in loaded.files_of(branch, h))
             files = (*kept, *copied, *change.add)
-            made = new_version(change.branch, head.id, said, files, change.add, loaded.stamp(made_ms))
+            made = new_version(change.branch, head.id, summary, files, change.add, loaded.stamp(made_ms))
             versions.append(made)
             refs[change.branch] = Ref(change.branch, made.id)
         refs |= {t.name: Ref(t.name, t.snapshot_id, t.max_age_ms) for t in commit.tags}
@@ -385,10 +387,10 @@ class Request:
 
     @cached_property
     def _key(self) -> tuple[object, ...]:
-        said = self.commit
-        changes = tuple((c.branch, c.add, c.remove, tuple(sorted(c.properties.items()))) for c in said.changes)
-        heads = tuple(sorted(said.heads.items()))
-        return (id(self.loaded), said.id, changes, heads, said.tags, said.expire, self.made_ms)
+        commit = self.commit
+        changes = tuple((c.branch, c.add, c.remove, tuple(sorted(c.properties.items()))) for c in commit.changes)
+        heads = tuple(sorted(commit.heads.items()))
+        return (id(self.loaded), commit.id, changes, heads, commit.tags, commit.expire, self.made_ms)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Request) and self._key == other._key
@@ -537,13 +539,13 @@ def new_world(partitions: int = 1, accounts: bool = False, stamped: bool = False
     """
     offsets = dict.fromkeys(range(partitions), 0)
     timeline = Timeline(hour_of(BEGIN), hour_of(BEGIN), offsets)
-    said = {POSITION: Position("t", offsets).to_json(), TIMELINE: timeline.to_json(), PUBLISH_ID: "apply"}
+    summary = {POSITION: Position("t", offsets).to_json(), TIMELINE: timeline.to_json(), PUBLISH_ID: "apply"}
     made_ms = millis(BEGIN) if stamped else 0
     properties = frozenset({(COMMITS, "0")}) if accounts else frozenset()
 
-    def table(said: Mapping[str, str]) -> Lake:
-        first = new_version("main", None, said, (), (), made_ms)
+    def table(entries: Mapping[str, str]) -> Lake:
+        first = new_version("main", None, entries, (), (), made_ms)
         return Lake.of((first,), [Ref(b, first.id) for b in BRANCHES], properties)
 
     letters = table({PUBLISH_ID: "apply"}) if accounts else None
-    return World(Kafka(((),) * partitions, BEGIN), table(said), letters=letters, **values)  # type: ignore[arg-type]
+    return World(Kafka(((),) * partitions, BEGIN), table(summary), letters=letters, **values)  # type: ignore[arg-type]

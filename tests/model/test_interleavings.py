@@ -436,4 +436,4 @@ def test_every_interleaving_keeps_main_exact(name: str) -> None:
     explored = explore(world, setting.actors)
     print(f"{name}: {explored.moments} moments, {explored.rests} of rest, at most {explored.longest} steps")
     for what in setting.sees:
-        assert explored.saw(what), f"expected {what!r} to happen, found only {sorted(explored.said)}"
+        assert explored.saw(what), f"expected {what!r} to happen, found only {sorted(explored.steps)}"

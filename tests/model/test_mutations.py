@@ -80,7 +80,7 @@ def expiring_outside_a_publish(real: Callable[..., Commit]) -> Callable[..., Com
 
 
 def without_floor(real: Callable[..., int]) -> Callable[..., int]:
-    return lambda found, stable_end, floor, now: real(found, stable_end, 0, now)
+    return lambda record, stable_end, floor, now: real(record, stable_end, 0, now)
 
 
 def below_the_position(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -376,7 +376,7 @@ def test_a_decision_that_is_taken_out_is_missed(mutant: Mutant, monkeypatch: pyt
     mutant.explore()
     for module, decision, instead in ((mutant.module, mutant.decision, mutant.instead), *mutant.also):
         monkeypatch.setattr(module, decision, instead(getattr(module, decision)))
-    with pytest.raises(Violation) as found:
+    with pytest.raises(Violation) as violation:
         mutant.explore()
-    assert mutant.finds in str(found.value)
-    print(found.value)
+    assert mutant.finds in str(violation.value)
+    print(violation.value)

@@ -32,9 +32,9 @@ def test_random_walks_keep_main_exact() -> None:
     for seed in range(SEED, SEED + WALKS):
         if seed % 20 == 0:
             forget()
-        told = walk(*at_random(seed), seed)
-        steps += len(told)
-        missed -= {what for what in missed if any(what in step for step in told)}
+        path = walk(*at_random(seed), seed)
+        steps += len(path)
+        missed -= {what for what in missed if any(what in step for step in path)}
     print(f"{WALKS} walks from seed {SEED}, {steps} steps")
     assert not missed or WALKS < 400, f"expected {WALKS} walks to come across all of it, found none with {missed}"
 

@@ -62,7 +62,7 @@ def test_a_year_of_hours_costs_a_publish_what_a_day_does(tmp_path: Path) -> None
     Now and then, once in eight hours, a publish merges eight manifests of old hours: so the usual ones of some hours
     are compared, and the largest is bounded.
     """
-    found = {}
+    requests = {}
     # The past was made two days at a time, by few publishes: the first ones merge what those have left.
     settling, hours = 5, 7
     for name, count in (("day", 24), ("year", 8760)):
@@ -87,10 +87,10 @@ def test_a_year_of_hours_costs_a_publish_what_a_day_does(tmp_path: Path) -> None
                 assert len(files_of(stream.lake.table(), "main", shift(running, -1))) == 2
             costs["plan"].append(cost)
         assert max(cost.requests for each in costs.values() for cost in each) <= MOST_REQUESTS, name
-        found[name] = [median_of(each[settling:]).requests for each in costs.values()]
+        requests[name] = [median_of(each[settling:]).requests for each in costs.values()]
         assert stream.metadata_bytes() <= 400_000, name
         assert stream.manifests("main") <= 120, name
-    assert all(year <= 1.2 * day + 2 for day, year in zip(found["day"], found["year"], strict=True)), found
+    assert all(year <= 1.2 * day + 2 for day, year in zip(requests["day"], requests["year"], strict=True)), requests
 
 
 def _speed_layer(folder: str, first: str, hours: int, a_batch: int, count: Synchronized, stop: Event) -> None:

@@ -53,27 +53,27 @@ class SparkCluster:
             assert time.monotonic() < deadline, f"expected worker {host} within 90 s, see {self.folder}"
             time.sleep(0.2)
 
-    def said(self) -> dict[str, Any]:
+    def view(self) -> dict[str, Any]:
         """What the master says of its workers and applications; nothing while it does not answer."""
         with (
             suppress(OSError, ValueError),
             urllib.request.urlopen(f"http://127.0.0.1:{self.ui}/json/", timeout=5) as answer,
         ):
-            found: dict[str, Any] = json.load(answer)
-            return found
+            state: dict[str, Any] = json.load(answer)
+            return state
         return {"workers": [], "activeapps": [], "completedapps": []}
 
     def alive(self) -> set[str]:
         """The workers that the master counts on."""
-        return {worker["host"] for worker in self.said()["workers"] if worker["state"] == "ALIVE"}
+        return {worker["host"] for worker in self.view()["workers"] if worker["state"] == "ALIVE"}
 
     def cores_used(self) -> int:
-        return sum(int(worker["coresused"]) for worker in self.said()["workers"] if worker["state"] == "ALIVE")
+        return sum(int(worker["coresused"]) for worker in self.view()["workers"] if worker["state"] == "ALIVE")
 
     def executors(self, host: str) -> list[psutil.Process]:
         """The executors' JVMs of a worker, those that live."""
-        found = psutil.Process(self.processes[host].pid).children(recursive=True)
-        return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+        children = psutil.Process(self.processes[host].pid).children(recursive=True)
+        return [process for process in children if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
     def pause_executors(self, host: str) -> None:
         """SIGSTOP: what they run cannot end."""

@@ -72,21 +72,21 @@ class Command:
 
     def _states(self) -> dict[str, str]:
         """What each living process of it does: name and id -> state."""
-        found = {}
+        states = {}
         for process in psutil.process_iter():
             with suppress(ProcessLookupError, psutil.NoSuchProcess):
                 if os.getsid(process.pid) == self._process.pid and process.status() != psutil.STATUS_ZOMBIE:
-                    found[f"{process.name()} {process.pid}"] = process.status()
-        return found
+                    states[f"{process.name()} {process.pid}"] = process.status()
+        return states
 
     def command_lines(self) -> set[str]:
         """How each living process of it was called, as `ps` shows it."""
-        found = set()
+        lines = set()
         for process in psutil.process_iter():
             with suppress(ProcessLookupError, psutil.NoSuchProcess):
                 if os.getsid(process.pid) == self._process.pid:
-                    found.add(" ".join(process.cmdline()))
-        return found
+                    lines.add(" ".join(process.cmdline()))
+        return lines
 
     def is_alive(self) -> bool:
         """Whether any process of it lives."""
@@ -102,8 +102,8 @@ class Command:
         while not condition():
             assert self.code is None, f"expected {what}, found that it ended with {self.code}:\n{self.log[-3000:]}"
             if time.monotonic() > deadline:
-                found = f"found {self._states()}:\n{self.log[-3000:]}"
-                raise AssertionError(f"expected {what} within {seconds} s, {found}")
+                details = f"found {self._states()}:\n{self.log[-3000:]}"
+                raise AssertionError(f"expected {what} within {seconds} s, {details}")
             time.sleep(0.1)
 
 

@@ -34,5 +34,5 @@ def config(values: Mapping[str, str], folder: Path, file: Path = ROOT / "docker-
     if done.returncode != 0:
         raise ValueError(done.stderr)
     # What it prints could be read by it again, so its dollars are still doubled.
-    found: dict[str, Any] = json.loads(done.stdout.replace("$$", "$"))
-    return found
+    content: dict[str, Any] = json.loads(done.stdout.replace("$$", "$"))
+    return content

@@ -98,8 +98,8 @@ class Composition:
     def _start(self, name: str) -> None:
         service = self._services[name]
         for host in self._hosts(name):
-            found = self._images[name]
-            arguments = [*found.entrypoint, *(service["command"] or found.command)]
+            base = self._images[name]
+            arguments = [*base.entrypoint, *(service["command"] or base.command)]
             line = self._network.command(self._box(name, host), arguments)
             tries = int((re.fullmatch(r"on-failure:(\d+)", service["restart"]) or [0, 0])[1])
             self._running[host] = Container(line, self._scratch / f"{host}.log")
@@ -123,8 +123,8 @@ class Composition:
         return hosts_of(name, self._services[name])
 
     def _box(self, name: str, host: str) -> Box:
-        service, found = self._services[name], self._images[name]
-        folders, readable = dict(found.folders), dict(found.readable)
+        service, base = self._services[name], self._images[name]
+        folders, readable = dict(base.folders), dict(base.readable)
         for volume in service.get("volumes") or []:
             if volume["type"] == "volume":
                 source = self._scratch / "volumes" / volume["source"]
@@ -133,8 +133,8 @@ class Composition:
             else:
                 assert volume["read_only"], volume
                 readable[volume["target"]] = Path(volume["source"])
-        environment = dict(found.environment) | (service.get("environment") or {})
-        return Box(host, found.user, environment, found.cwd, folders, readable, found.programs)
+        environment = dict(base.environment) | (service.get("environment") or {})
+        return Box(host, base.user, environment, base.cwd, folders, readable, base.programs)
 
 
 def hosts_of(name: str, service: Mapping[str, Any]) -> list[str]:

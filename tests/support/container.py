@@ -63,7 +63,7 @@ class Box:
         group = scratch / f"{self.user.name}.group"
         group.write_text(f"{self.user.name}:x:{self.user.uid}:\n")
         ids = ["--unshare-user", "--uid", str(self.user.uid), "--gid", str(self.user.uid)]
-        found = [
+        line = [
             "bwrap",
             *ids,
             "--unshare-pid",
@@ -73,32 +73,32 @@ class Box:
             "--hostname",
             self.host,
         ]
-        found += ["--die-with-parent", "--new-session", "--ro-bind", "/usr", "/usr"]
+        line += ["--die-with-parent", "--new-session", "--ro-bind", "/usr", "/usr"]
         for name in ("bin", "sbin", "lib", "lib64"):
-            found += ["--symlink", f"usr/{name}", f"/{name}"]
+            line += ["--symlink", f"usr/{name}", f"/{name}"]
         for name in _ETC:
-            found += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-        found += ["--ro-bind", str(user), "/etc/passwd", "--ro-bind", str(group), "/etc/group"]
+            line += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+        line += ["--ro-bind", str(user), "/etc/passwd", "--ro-bind", str(group), "/etc/group"]
         for name in ("hosts", "resolv.conf") if hosts is None else ():
-            found += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
-        found += ["--ro-bind", str(hosts), "/etc/hosts"] if hosts is not None else []
-        found += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/dev/shm", "--tmpfs", "/tmp", "--dir", self.user.home]
+            line += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
+        line += ["--ro-bind", str(hosts), "/etc/hosts"] if hosts is not None else []
+        line += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/dev/shm", "--tmpfs", "/tmp", "--dir", self.user.home]
         if not _PYTHON.is_relative_to("/usr"):
-            found += ["--ro-bind", str(_PYTHON), str(_PYTHON)]
+            line += ["--ro-bind", str(_PYTHON), str(_PYTHON)]
         python = _PYTHON / "bin" / f"python3.{sys.version_info.minor}"
         for name in ("python", "python3"):
-            found += ["--symlink", str(python), f"/base/bin/{name}"]
+            line += ["--symlink", str(python), f"/base/bin/{name}"]
         for name, program in self.programs.items():
-            found += ["--ro-bind", str(program), f"/base/bin/{name}"]
+            line += ["--ro-bind", str(program), f"/base/bin/{name}"]
         # A folder before what is mounted inside it.
         for target, source in sorted(self.folders.items()):
-            found += ["--bind", str(source), target]
+            line += ["--bind", str(source), target]
         for target, source in sorted(self.readable.items()):
-            found += ["--ro-bind", str(source), target]
-        found += ["--clearenv", "--chdir", self.cwd]
+            line += ["--ro-bind", str(source), target]
+        line += ["--clearenv", "--chdir", self.cwd]
         for key, value in ({"PATH": _PATH, "HOME": self.user.home} | dict(self.environment)).items():
-            found += ["--setenv", key, value.replace("$PATH", _PATH) if key == "PATH" else value]
-        return [*found, "--", *arguments]
+            line += ["--setenv", key, value.replace("$PATH", _PATH) if key == "PATH" else value]
+        return [*line, "--", *arguments]
 
 
 class Container:

@@ -52,16 +52,18 @@ class Glue:
             return self.app(environ, start_response)  # type: ignore[no-any-return]
         body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
         environ["wsgi.input"] = BytesIO(body)
-        asked = json.loads(body)
+        request = json.loads(body)
         self.before()
         with self._lock:
-            self.updates.append(asked)
+            self.updates.append(request)
             if self.hold > 0:
                 self.hold -= 1
-                self.held.append({**environ, "wsgi.input": body, "asked": asked})
+                self.held.append({**environ, "wsgi.input": body, "asked": request})
                 return _error(start_response, 500, "InternalServiceException")
-            expected = asked.get("VersionId")
-            if expected is not None and expected != self._version(asked["DatabaseName"], asked["TableInput"]["Name"]):
+            expected = request.get("VersionId")
+            if expected is not None and expected != self._version(
+                request["DatabaseName"], request["TableInput"]["Name"]
+            ):
                 self.refused += 1
                 return _error(start_response, 400, "ConcurrentModificationException")
             if self.lose > 0:
@@ -75,8 +77,8 @@ class Glue:
         with self._lock:
             waiting, self.held = self.held, []
             for environ in waiting:
-                asked = environ.pop("asked")
-                if asked["VersionId"] == self._version(asked["DatabaseName"], asked["TableInput"]["Name"]):
+                request = environ.pop("asked")
+                if request["VersionId"] == self._version(request["DatabaseName"], request["TableInput"]["Name"]):
                     b"".join(self.app({**environ, "wsgi.input": BytesIO(environ["wsgi.input"])}, lambda *_: None))
                     self.landed += 1
                 else:
@@ -85,8 +87,8 @@ class Glue:
     def _version(self, database: str, table: str) -> str:
         from moto.backends import get_backend
 
-        found = get_backend("glue")[_ACCOUNT][REGION].get_table(database, table)
-        return str(found.as_dict()["VersionId"])
+        entry = get_backend("glue")[_ACCOUNT][REGION].get_table(database, table)
+        return str(entry.as_dict()["VersionId"])
 
 
 def _error(start_response: Any, status: int, code: str) -> Iterable[bytes]:

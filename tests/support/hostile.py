@@ -23,7 +23,7 @@ def cases(start: datetime) -> dict[str, Case]:
         return ('{"id":"a",' + at + ("," + extra if extra else "") + "}").encode()
 
     deep = b'{"id":"a",' + plain.encode() + b',"x":' + b"[" * 98 + b"]" * 98 + b"}"
-    found: dict[str, Case] = {
+    by_name: dict[str, Case] = {
         "plain": (event(), None, ""),
         "unknown field": (event('"other":{"x":[1,2]}'), None, ""),
         "blanks around": (b" \n" + event() + b"\r\n\t", None, ""),
@@ -157,7 +157,7 @@ def cases(start: datetime) -> dict[str, Case]:
     }
     return {
         name: (value and value.replace(b'"id":"a"', b'"id":"a%d"' % i, 1), code, words)
-        for i, (name, (value, code, words)) in enumerate(found.items())
+        for i, (name, (value, code, words)) in enumerate(by_name.items())
     }
 
 

@@ -24,8 +24,8 @@ _GATE = 4711  # the advisory lock that a held commit waits for
 
 def find_server() -> Path:
     """The folder of initdb and postgres, installed by apt-get if root may. Raises RuntimeError otherwise."""
-    if found := _installed():
-        return found
+    if folder := _installed():
+        return folder
     if os.geteuid() == 0 and shutil.which("apt-get"):
         # Or else the package would create a cluster and start a server of its own.
         conf = Path("/etc/postgresql-common/createcluster.conf")
@@ -36,8 +36,8 @@ def find_server() -> Path:
         subprocess.run(["apt-get", "update", "-qq"], env=quiet, check=True, capture_output=True, timeout=300)
         install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "postgresql"]
         subprocess.run(install, env=quiet, check=True, capture_output=True, timeout=600)
-        if found := _installed():
-            return found
+        if folder := _installed():
+            return folder
     raise RuntimeError(
         "postgres: expected initdb on the PATH or in /usr/lib/postgresql, found none; install PostgreSQL"
     )

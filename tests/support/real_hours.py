@@ -106,8 +106,8 @@ class Start:
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
         self._read += len(whole)
-        found = (_PUBLISHED.search(line) for line in whole.decode("utf-8", "replace").splitlines())
-        self._found += [MicroBatch(int(m[1]), tuple(m[2].split(", ")), float(m[3])) for m in found if m is not None]
+        matches = (_PUBLISHED.search(line) for line in whole.decode("utf-8", "replace").splitlines())
+        self._found += [MicroBatch(int(m[1]), tuple(m[2].split(", ")), float(m[3])) for m in matches if m is not None]
         return self._found
 
 
@@ -141,8 +141,8 @@ class RealHours:
         whenever maintenance runs."""
         self.space.set_speed(STREAM, trigger="0 seconds", max_offsets_per_trigger=OFFSETS)
         file = self.space.conf / "streams" / f"{STREAM}.yaml"
-        told = yaml.safe_load(file.read_text())
-        file.write_text(yaml.safe_dump(told | {"maintain": {"speed_hours": "0 seconds"}}))
+        stream = yaml.safe_load(file.read_text())
+        file.write_text(yaml.safe_dump(stream | {"maintain": {"speed_hours": "0 seconds"}}))
         shutil.copytree(self.space.conf, self._metered)
         environment = yaml.safe_load((self.space.conf / "anabranch.yaml").read_text())
         environment["s3"]["endpoint"] = f"http://{HOST}:{self._front.port}"
@@ -267,7 +267,7 @@ class RealHours:
 
     def windows(self, hour: str, length: int) -> list[Window]:
         """The micro-batches of an hour in windows of about `length`, each of one start of the speed layer."""
-        found, done = [], 0
+        windows, done = [], 0
         for start, published in enumerate((s.micro_batches() for s in self.starts), 1):
             looks = [x for x in self.looks if x.start == start and x.hour == hour and x.cpu]
             while looks:
@@ -278,7 +278,7 @@ class RealHours:
                 other = later[0]
                 number = other.micro_batches - one.micro_batches
                 first = sum(hour in m.hours for m in published[: one.micro_batches])
-                found.append(
+                windows.append(
                     Window(
                         done + first + 1,
                         done + first + number,
@@ -290,7 +290,7 @@ class RealHours:
                 )
                 looks = later
             done += sum(hour in m.hours for m in published)
-        return found
+        return windows
 
     def tell_windows(self, windows: list[Window]) -> None:
         """Print what a micro-batch cost, window by window."""

@@ -60,8 +60,8 @@ def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:
     yield Check("value IS NULL", error("null_value", "'expected a JSON object, found a null value'"))
     yield Check(f"NOT is_valid_utf8({TEXT})", error("invalid_utf8", "'expected UTF-8, found bytes that are not'"))
     if huge := monstrous(types):
-        said = f"'expected a DECIMAL of at most {MAX_DIGITS} digits, and 3 of an exponent, found one with more'"
-        yield Check(f"_parsed IS NULL AND {huge}", error("wrong_type", said))
+        message = f"'expected a DECIMAL of at most {MAX_DIGITS} digits, and 3 of an exponent, found one with more'"
+        yield Check(f"_parsed IS NULL AND {huge}", error("wrong_type", message))
     yield Check("NOT _intact", _judge_broken(types))
     yield Check("get(_parsed.m, 1) IS NULL", error("not_an_object", "'expected a JSON object, found null'"))
     lone = "'expected Unicode text, found the escape of a surrogate without its partner'"
@@ -79,8 +79,8 @@ def _judge_broken(types: Mapping[str, DataType]) -> str:
     culprits = []
     for name, kind in types.items():
         text = f"get(b.texts.m, 1).`{name}`"
-        said = expected_found(f"{name}: expected {kind.simpleString()}", text)
-        culprits.append(f"IF({text} IS NOT NULL AND {raw(name)} IS NULL, {said}, NULL)")
+        message = expected_found(f"{name}: expected {kind.simpleString()}", text)
+        culprits.append(f"IF({text} IS NOT NULL AND {raw(name)} IS NULL, {message}, NULL)")
     # Where the parser gives up a whole record for one field (a setting of Spark's), there is no telling which.
     unknown = "'expected the types of the schema, found another'"
     culprit = f"IF(get(_parsed.m, 1) IS NULL, {unknown}, coalesce({', '.join(culprits)}, {unknown}))"

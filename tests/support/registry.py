@@ -48,8 +48,8 @@ def ensure_registry() -> Path:
         with tempfile.TemporaryDirectory(dir=folder.parent) as part:
             retrieve(_IVY, Path(part), "[artifact].[ext]")
             archive = Path(part) / "apicurio-registry-app.tar.gz"
-            found = hashlib.sha256(archive.read_bytes()).hexdigest()
-            assert found == _SHA256, f"apicurio-registry-app {VERSION}: expected sha256 {_SHA256}, found {found}"
+            digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+            assert digest == _SHA256, f"apicurio-registry-app {VERSION}: expected sha256 {_SHA256}, found {digest}"
             with tarfile.open(archive) as content:
                 content.extractall(Path(part) / "app", filter="data")
             (Path(part) / "app").rename(folder)

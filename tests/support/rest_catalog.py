@@ -88,7 +88,7 @@ def running_rest_catalog(folder: Path, warehouse: str, s3_endpoint: str) -> Iter
     mine += [jar for jar in ours if jar.name.startswith("sqlite-jdbc")]
     mine += sorted((spark_home() / "jars").glob("hadoop-client-*.jar"))
     port = free_port()
-    said = {
+    properties = {
         "REST_PORT": str(port),
         "CATALOG__IMPL": "org.apache.iceberg.jdbc.JdbcCatalog",
         "URI": f"jdbc:sqlite:{folder}/rest.db",
@@ -106,6 +106,6 @@ def running_rest_catalog(folder: Path, warehouse: str, s3_endpoint: str) -> Iter
     def answers() -> bool:
         return requests.get(f"{server.url}/v1/config", timeout=5).status_code == 200
 
-    environment = {f"CATALOG_{key}": value for key, value in said.items()}
+    environment = {f"CATALOG_{key}": value for key, value in properties.items()}
     with serving(command, folder / "rest.log", answers, _READY_SECONDS, environment):
         yield server

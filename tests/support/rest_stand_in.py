@@ -52,25 +52,25 @@ class Rest:
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         with self._lock:
-            status, said = self._answer(environ["REQUEST_METHOD"], environ["PATH_INFO"].strip("/").split("/"), body)
+            status, answer = self._answer(environ["REQUEST_METHOD"], environ["PATH_INFO"].strip("/").split("/"), body)
         start_response(f"{status} said", [("Content-Type", "application/json")])
-        return [said if isinstance(said, bytes) else json.dumps(said).encode()]
+        return [answer if isinstance(answer, bytes) else json.dumps(answer).encode()]
 
     def _answer(self, method: str, path: list[str], body: bytes) -> tuple[int, Any]:
         match method, path[1:]:
             case "GET", ["config"]:
                 return 200, {"defaults": {}, "overrides": {}}
             case "POST", ["namespaces"]:
-                asked = json.loads(body)["namespace"]
-                self.tables.create_namespace_if_not_exists(".".join(asked))
-                return 200, {"namespace": asked, "properties": {}}
+                levels = json.loads(body)["namespace"]
+                self.tables.create_namespace_if_not_exists(".".join(levels))
+                return 200, {"namespace": levels, "properties": {}}
             case "POST", ["namespaces", namespace, "tables"]:
-                asked = json.loads(body)
+                request = json.loads(body)
                 made = self.tables.create_table(
-                    f"{namespace}.{asked['name']}",
-                    Schema.model_validate(asked["schema"]),
-                    partition_spec=PartitionSpec.model_validate(asked["partition-spec"]),
-                    properties=asked.get("properties") or {},
+                    f"{namespace}.{request['name']}",
+                    Schema.model_validate(request["schema"]),
+                    partition_spec=PartitionSpec.model_validate(request["partition-spec"]),
+                    properties=request.get("properties") or {},
                 )
                 return 200, _loaded(made)
             case "GET", ["namespaces", namespace, "tables", name]:
@@ -87,9 +87,9 @@ class Rest:
         return 404, _error(404, "NotFoundException", f"{method} {'/'.join(path)}")
 
     def _commit(self, name: str, body: bytes) -> tuple[int, Any]:
-        asked = CommitTableRequest.model_validate_json(body)
+        request = CommitTableRequest.model_validate_json(body)
         try:
-            done = self.tables.commit_table(self.tables.load_table(name), asked.requirements, asked.updates)
+            done = self.tables.commit_table(self.tables.load_table(name), request.requirements, request.updates)
         except CommitFailedException as error:
             return 409, _error(409, "CommitFailedException", error)
         except ValueError as error:

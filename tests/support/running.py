@@ -52,14 +52,14 @@ def publishes(one: World, branch: str = "speed") -> list[Any]:
     """The snapshots of a branch that brought rows, each once: how often it was published to. Files that are rolled up
     bring none."""
     table = one.lake.load(one.job.stream.table)
-    found, link = [], ancestors_to_last_publish(table, branch)[0]
+    snapshots, link = [], ancestors_to_last_publish(table, branch)[0]
     while True:
         summary = link.summary
         assert summary is not None
         brought = int(summary.get("added-records") or 0) > 0 and summary.operation is not Operation.REPLACE
         if brought and summary.get(PUBLISH_ID):
-            found.append(link)
+            snapshots.append(link)
         parent = table.metadata.snapshot_by_id(link.parent_snapshot_id) if link.parent_snapshot_id else None
         if parent is None:
-            return found
+            return snapshots
         link = parent

@@ -53,19 +53,19 @@ class Scheduler:
 
     def runs(self, dag: str) -> dict[str, str]:
         """State by the hour of the data interval, oldest first."""
-        found = self.select(
+        rows = self.select(
             "SELECT data_interval_start, state FROM dag_run WHERE dag_id = %s ORDER BY data_interval_start", dag
         )
-        return {hour_of(start): str(state) for start, state in found}
+        return {hour_of(start): str(state) for start, state in rows}
 
     def tasks(self, dag: str, hour: str) -> dict[str, str]:
         """State by task of one run."""
-        found = self.select(
+        rows = self.select(
             "SELECT t.task_id, t.state FROM task_instance t JOIN dag_run r USING (dag_id, run_id) "
             "WHERE t.dag_id = %s AND r.data_interval_start = %s",
             dag, f"{hour}:00:00+00:00",
         )  # fmt: skip
-        return {str(task): str(state) for task, state in found}
+        return {str(task): str(state) for task, state in rows}
 
     def events(self) -> list[dict[str, Any]]:
         """The extras of all asset events, oldest first."""
@@ -73,12 +73,12 @@ class Scheduler:
 
     def xcom(self, dag: str, task: str, hour: str, key: str) -> Any:
         """What a task left on its run under a key; None without."""
-        found = self.select(
+        rows = self.select(
             "SELECT x.value FROM xcom x JOIN dag_run r ON r.id = x.dag_run_id "
             "WHERE x.dag_id = %s AND x.task_id = %s AND x.key = %s AND r.data_interval_start = %s",
             dag, task, key, f"{hour}:00:00+00:00",
         )  # fmt: skip
-        return found[0][0] if found else None
+        return rows[0][0] if rows else None
 
     def backfill(self, dag: str, first: str, last: str) -> None:
         """Have hours done again, those that ended included, oldest first, as an operator does."""

@@ -37,14 +37,14 @@ class SecureBroker:
         """The `kafka` section of a configuration: `scram`, `plain` or `mutual`."""
         common = {"ssl.truststore.location": str(self.ca)}
         if how == "mutual":
-            said = {"security.protocol": "SSL", "ssl.keystore.location": str(self.client)}
-            return {"bootstrap_servers": self.tls, "security": common | said | changes}
+            properties = {"security.protocol": "SSL", "ssl.keystore.location": str(self.client)}
+            return {"bootstrap_servers": self.tls, "security": common | properties | changes}
         mechanism = {"scram": "SCRAM-SHA-512", "plain": "PLAIN"}[how]
-        said = {
+        properties = {
             "security.protocol": "SASL_SSL", "sasl.mechanism": mechanism, "sasl.username": USER,
             "sasl.password": PASSWORD,
         }  # fmt: skip
-        return {"bootstrap_servers": self.sasl, "security": common | said | changes}
+        return {"bootstrap_servers": self.sasl, "security": common | properties | changes}
 
     def allow(self, topic: str, group: str) -> None:
         """What docs/deploy.md asks for: READ and DESCRIBE of the topic and its configuration, READ of the group."""

@@ -61,5 +61,5 @@ class SparkUi:
 
 def _read(url: str) -> list[dict[str, Any]]:
     with urllib.request.urlopen(url, timeout=5) as answer:
-        found: list[dict[str, Any]] = json.load(answer)
-        return found
+        entries: list[dict[str, Any]] = json.load(answer)
+        return entries

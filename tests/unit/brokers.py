@@ -24,10 +24,10 @@ class Broker:
         return cast("KafkaAdapter", self)
 
     def describe(self, name: str, expected: Position | None = None) -> Topic | None:
-        found = Topic(name, self.id, tuple(sorted(self.log))) if self.id is not None else None
+        topic = Topic(name, self.id, tuple(sorted(self.log))) if self.id is not None else None
         if self.after_describe:
             self.after_describe.pop(0)()
-        return found
+        return topic
 
     def stable_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
         return {p: len(self.log[p]) for p in topic.partitions}

@@ -36,10 +36,10 @@ Row = tuple[str, int, int]
 
 def new_environment(folder: Path, **catalog: Any) -> config.Environment:
     """A lake in a folder; `catalog` is what the catalog is told beside its name and warehouse."""
-    said = catalog or {"uri": f"sqlite:///{folder}/catalog.db"}
+    settings = catalog or {"uri": f"sqlite:///{folder}/catalog.db"}
     return config.Environment(
         kafka=config.Kafka(bootstrap_servers="127.0.0.1:1"),
-        catalog=config.Catalog(name="lake", warehouse=f"file://{folder}/warehouse", **said),
+        catalog=config.Catalog(name="lake", warehouse=f"file://{folder}/warehouse", **settings),
     )
 
 
@@ -148,24 +148,24 @@ def new_lake(folder: Path, partitions: int = 1, timeline: Timeline | None = None
     stream = made.stream
     position = Position("t", dict.fromkeys(range(partitions), 0))
     first = timeline or Timeline(FIRST, FIRST, dict(position.offsets))
-    for name, schema, by, said in (
+    for name, schema, by, properties in (
         (stream.table, apply.rows_schema(stream), ("event_date", "ingest_hour"), {TIMELINE: first.to_json()}),
         (stream.dead_letters_table, apply.dead_letters_schema(), ("ingest_hour",), {}),
         (stream.hours_table, apply.LEDGER_SCHEMA, (), {}),
     ):
         admin.create(made.lake, name, schema, by, admin.TABLE_PROPERTIES)
         if name != stream.hours_table:
-            admin.add_branches(made.lake, name, said | ({POSITION: position.to_json()} if said else {}))
+            admin.add_branches(made.lake, name, properties | ({POSITION: position.to_json()} if properties else {}))
     return made
 
 
 def decide(
-    hour: str, kind: Kind, revision: int, cut: Cut | None, now: datetime, id: str | None = None, **said: Any
+    hour: str, kind: Kind, revision: int, cut: Cut | None, now: datetime, id: str | None = None, **values: Any
 ) -> LedgerRow:
-    """A decision that says `said`: the ledger's columns, as JSON has them."""
-    columns = {name: said.pop(name) for name in ("snapshot_id", "sequence") if name in said}
+    """A decision that says `values`: the ledger's columns, as JSON has them."""
+    columns = {name: values.pop(name) for name in ("snapshot_id", "sequence") if name in values}
     row = ledger.decision(hour, kind, revision, cut, now, id)
-    return replace(LedgerRow.from_waiting(row.as_waiting() | said), **columns)
+    return replace(LedgerRow.from_waiting(row.as_waiting() | values), **columns)
 
 
 def stage(lake_: Lake, name: str, frame: pa.Table, wap_id: str | None = None) -> Staged:
@@ -182,8 +182,8 @@ def stage(lake_: Lake, name: str, frame: pa.Table, wap_id: str | None = None) ->
 def rows(lake_: Lake, name: str, branch: str) -> list[Row]:
     table = lake_.load(name)
     columns = ("ingest_hour", "kafka_partition", "kafka_offset")
-    found = table.scan(snapshot_id=heads(table)[branch], selected_fields=columns).to_arrow().to_pylist()
-    return sorted(tuple(row[c] for c in columns) for row in found)
+    records = table.scan(snapshot_id=heads(table)[branch], selected_fields=columns).to_arrow().to_pylist()
+    return sorted(tuple(row[c] for c in columns) for row in records)
 
 
 def waiting(state: State, branch: str, key: str) -> list[str]:

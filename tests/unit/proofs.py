@@ -60,7 +60,7 @@ def read(one: StreamLake, rows: Iterable[dict[str, Any]], offsets: dict[int, int
 
 def accept(
     one: StreamLake, hour: str, cut: Cut, rows: Iterable[dict[str, Any]], dead: Iterable[tuple[int, int]] = (),
-    revision: int = 1, **said: Any,
+    revision: int = 1, **values: Any,
 ) -> None:  # fmt: skip
     """The batch layer publishes an hour, its dead letters, and its row of the ledger."""
     rows = list(rows)
@@ -72,7 +72,7 @@ def accept(
     if letters:
         bury(one, letters)
     good = {"good": len(rows), "dead": len(letters), "duplicate": 0, "gap": 0, "gaps": {}}
-    record(one, decide(hour, "accepted", revision, cut, NOW, served="batch", **(good | said)))
+    record(one, decide(hour, "accepted", revision, cut, NOW, served="batch", **(good | values)))
 
 
 def bury(one: StreamLake, letters: Iterable[tuple[str, int, int]], branches: Iterable[str] = ("batch", "main")) -> None:

@@ -226,8 +226,8 @@ def test_hours_of_the_former_topic_are_forgotten_like_any_other(lake: StreamLake
     """The hazard: compared with a position that began anew, they would be remembered for ever."""
     assert run(lake, Broker(id=NEW)) is not None
     many = {shift(NOW_HOUR, i): Accepted(1, Cut(OLD, {0: (0, 1)})) for i in range(-REMEMBERED_HOURS - 2, 0)}
-    said = accepted_properties(replace(lake.state(), accepted=many), {})
-    assert len(json.loads(said["anabranch.accepted"])) == REMEMBERED_HOURS
+    properties = accepted_properties(replace(lake.state(), accepted=many), {})
+    assert len(json.loads(properties["anabranch.accepted"])) == REMEMBERED_HOURS
 
 
 def test_hours_that_kafka_lost_are_refused_with_their_reason_and_hold_back_no_other(lake: StreamLake) -> None:
@@ -249,8 +249,8 @@ def test_hours_that_kafka_lost_are_refused_with_their_reason_and_hold_back_no_ot
     ]  # fmt: skip
     assert f"Kafka no longer holds it: the log of topic id {OLD} ended with hour {NOW_HOUR}" in str(results[0].reason)
     assert lake.rows("main") == ROWS
-    said = ledger.newest(ledger.history(lake.lake, lake.stream.hours_table))
-    assert [(said[h].decision, said[h].served) for h in (BEFORE, NOW_HOUR)] == [("refused", "speed")] * 2
+    rows = ledger.newest(ledger.history(lake.lake, lake.stream.hours_table))
+    assert [(rows[h].decision, rows[h].served) for h in (BEFORE, NOW_HOUR)] == [("refused", "speed")] * 2
     # Trying again changes nothing, so they are refused once; asked for by name they say so again.
     assert rebuild_hours(job, rebuilder, None, RebuildRequest()) == []
     assert [r.decision for r in rebuild_hours(job, rebuilder, BEFORE, RebuildRequest())] == ["refused"]

@@ -70,46 +70,46 @@ def test_no_pause_follows_the_last_of_so_many(clock: Clock) -> None:
 def test_pauses() -> None:
     assert list(islice(doubling(0.05, 0.3), 5)) == [0.05, 0.1, 0.2, 0.3, 0.3]
     assert list(islice(doubling(2.0), 3)) == [2, 4, 8]
-    found = list(islice(jitter(0.1), 200))
-    assert all(0 <= pause <= 0.1 for pause in found)
-    assert len(set(found)) > 100
+    pauses = list(islice(jitter(0.1), 200))
+    assert all(0 <= pause <= 0.1 for pause in pauses)
+    assert len(set(pauses)) > 100
 
 
 def test_a_lock_that_another_holds_is_waited_for_and_given_up(clock: Clock, tmp_path: Path) -> None:
-    told: list[bool] = []
+    calls: list[bool] = []
     with (
         locked(tmp_path / "lock", 5),
         pytest.raises(Transient, match=r"has held .*lock for 1 s"),
-        locked(tmp_path / "lock", 1, lambda: told.append(True)),
+        locked(tmp_path / "lock", 1, lambda: calls.append(True)),
     ):
         pytest.fail("two hold one lock")
-    assert told == [True], "told once"
+    assert calls == [True], "told once"
     assert sum(clock.pauses) == pytest.approx(1.0, abs=0.11)
-    with locked(tmp_path / "lock", 1, lambda: told.append(True)):
-        assert told == [True]
+    with locked(tmp_path / "lock", 1, lambda: calls.append(True)):
+        assert calls == [True]
 
 
 @pytest.mark.parametrize("failures", [0, 3, 4])
 def test_jars_are_asked_for_four_times(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
-    answers, said = iter([["no network"]] * failures + [None]), list[str]()
+    answers, lines = iter([["no network"]] * failures + [None]), list[str]()
     monkeypatch.setattr(jars, "_run_ivy", lambda *_: next(answers))
     if failures < jars.ATTEMPTS:
-        jars._retrieve(tmp_path, tmp_path, tmp_path, tmp_path, 1, said.append)
+        jars._retrieve(tmp_path, tmp_path, tmp_path, tmp_path, 1, lines.append)
     else:
         with pytest.raises(Transient, match=r"in 4 attempts.*\n.*no network"):
-            jars._retrieve(tmp_path, tmp_path, tmp_path, tmp_path, 1, said.append)
+            jars._retrieve(tmp_path, tmp_path, tmp_path, tmp_path, 1, lines.append)
     pauses = [2, 4, 8][:failures]
     assert clock.pauses == pauses
-    assert [line for line in said if "failed" in line] == [
+    assert [line for line in lines if "failed" in line] == [
         f"download failed: no network; next try in {pause} s" for pause in pauses
     ]
 
 
-@pytest.mark.parametrize(("doubtful", "asked"), [(0, 1), (2, 3), (1_000, 11)])
+@pytest.mark.parametrize(("doubtful", "attempts"), [(0, 1), (2, 3), (1_000, 11)])
 def test_a_doubtful_answer_is_asked_for_again_over_new_connections_for_five_seconds(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, doubtful: int, asked: int
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, doubtful: int, attempts: int
 ) -> None:
     adapter, answers, closed = KafkaAdapter(Kafka(bootstrap_servers="127.0.0.1:1")), list[int](), list[int]()
     monkeypatch.setattr(adapter, "close_quietly", lambda: closed.append(len(answers)))
@@ -118,6 +118,6 @@ def test_a_doubtful_answer_is_asked_for_again_over_new_connections_for_five_seco
         answers.append(len(answers))
         return answers[-1]
 
-    assert adapter._believed(question, lambda answer: answer < doubtful) == asked - 1
-    assert closed == list(range(1, asked)), "before each further question, and not after the last"
-    assert clock.pauses == [0.5] * (asked - 1)
+    assert adapter._believed(question, lambda answer: answer < doubtful) == attempts - 1
+    assert closed == list(range(1, attempts)), "before each further question, and not after the last"
+    assert clock.pauses == [0.5] * (attempts - 1)

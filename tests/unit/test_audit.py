@@ -41,10 +41,10 @@ def one(tmp_path: Path) -> StreamLake:
 
 def sentences(one: StreamLake, hours: tuple[str, str] | None = None) -> list[str]:
     view = count_again(job(one), hours, with_kafka=False)
-    found = [d["message"] for hour in view["hours"] for d in hour["disagreements"]]
-    found += [d["message"] for d in view["other_disagreements"]]
-    assert view["agrees"] is (not found)
-    return found
+    messages = [d["message"] for hour in view["hours"] for d in hour["disagreements"]]
+    messages += [d["message"] for d in view["other_disagreements"]]
+    assert view["agrees"] is (not messages)
+    return messages
 
 
 def test_an_hour_that_is_as_the_ledger_says_agrees(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,9 +79,9 @@ def test_a_file_taken_out_of_main(one: StreamLake) -> None:
 def test_a_file_taken_out_of_storage(one: StreamLake) -> None:
     (data_file,) = files_of(one.table(), "main", NEXT)
     Path(urlparse(data_file.file_path).path).unlink()
-    found = sentences(one)
-    assert found[0] == f"hour {NEXT}: storage: expected the data file {data_file.file_path}, found none"
-    assert len(found) == 3, "rows of main and of branch batch are missing too"
+    messages = sentences(one)
+    assert messages[0] == f"hour {NEXT}: storage: expected the data file {data_file.file_path}, found none"
+    assert len(messages) == 3, "rows of main and of branch batch are missing too"
 
 
 def test_a_row_there_twice(one: StreamLake) -> None:
@@ -91,9 +91,9 @@ def test_a_row_there_twice(one: StreamLake) -> None:
 
 def test_a_row_of_another_hours_range(one: StreamLake) -> None:
     spoil(one, add=[event(0, 2), event(1, 7)])
-    found = sentences(one)
-    assert f"hour {NEXT}, partition 0: rows of main: expected none outside the cut [4, 10), found 1" in found
-    assert f"hour {NEXT}, partition 1: rows of main: expected none outside the cut [0, 0), found 1" in found
+    messages = sentences(one)
+    assert f"hour {NEXT}, partition 0: rows of main: expected none outside the cut [4, 10), found 1" in messages
+    assert f"hour {NEXT}, partition 1: rows of main: expected none outside the cut [0, 0), found 1" in messages
 
 
 def test_a_row_whose_file_says_another_hour(one: StreamLake) -> None:
@@ -102,9 +102,10 @@ def test_a_row_whose_file_says_another_hour(one: StreamLake) -> None:
     state = one.state()
     publish = Publish(new_id(), (Change("main", staged),), state.timeline)
     assert one.publish(publish, state) is Outcome.LANDED
-    found = sentences(one)
+    messages = sentences(one)
     assert (
-        f"hour {HOUR}, partition 0: rows of main: expected rows of this hour alone, found 1 that name another" in found
+        f"hour {HOUR}, partition 0: rows of main: expected rows of this hour alone, found 1 that name another"
+        in messages
     )
 
 
@@ -120,12 +121,12 @@ def stage_misplaced(one: StreamLake) -> tuple[Any, ...]:
 
 def test_an_offset_that_is_a_row_and_a_dead_letter(one: StreamLake) -> None:
     bury(one, [(NEXT, 0, 5)])
-    found = sentences(one)
+    messages = sentences(one)
     assert (
         f"hour {NEXT}, partition 0: rows and dead letters: expected each offset to be one of them, found 1 that are "
         "both"
-    ) in found
-    assert f"hour {NEXT}: dead letters of main: expected 1, as the ledger says, found 2 offsets" in found
+    ) in messages
+    assert f"hour {NEXT}: dead letters of main: expected 1, as the ledger says, found 2 offsets" in messages
 
 
 def test_a_ledger_that_lies_about_its_counts(one: StreamLake) -> None:
@@ -150,10 +151,10 @@ def test_a_ledger_that_says_another_cut_or_revision(one: StreamLake) -> None:
     counts = {"good": 3, "dead": 1, "duplicate": 1, "gap": 1, "gaps": {"control": 1}}
     other = Cut("t", {0: (4, 11), 1: (0, 0)})
     record(one, decide(NEXT, "accepted", 2, other, NOW, served="batch", **counts))
-    found = sentences(one, (NEXT, NEXT))
-    assert found[0] == f"hour {NEXT}: revision: expected 1, as branch batch says, found 2 in the ledger"
-    assert found[1].startswith(f"hour {NEXT}: cut: expected ")
-    assert found[2] == f"hour {NEXT}: ledger: expected 6 offsets, the size of its cut, found 7"
+    messages = sentences(one, (NEXT, NEXT))
+    assert messages[0] == f"hour {NEXT}: revision: expected 1, as branch batch says, found 2 in the ledger"
+    assert messages[1].startswith(f"hour {NEXT}: cut: expected ")
+    assert messages[2] == f"hour {NEXT}: ledger: expected 6 offsets, the size of its cut, found 7"
 
 
 def test_a_row_lost_behind_a_duplicate_that_never_was(one: StreamLake) -> None:
@@ -247,11 +248,11 @@ ROW = decide(NEXT, "accepted", 1, None, NOW, offsets=6, good=3, dead=1, duplicat
 
 
 def kafka(
-    given: list[int], held: tuple[int, int] | None = (4, 10), rows: tuple[int, ...] = (4, 5, 6), **values: Any
+    given: list[int], log: tuple[int, int] | None = (4, 10), rows: tuple[int, ...] = (4, 5, 6), **values: Any
 ) -> list[str]:
     """The sentences of an hour of rows 4, 5 and 6 and dead letter 8, of which Kafka gives `given`."""
     counted = {"rows": Counted(mark(rows)), "batch": Counted(mark(rows)), "dead": Counted(mark((8,)))}
-    ranges = {0: held} if held is not None else {}
+    ranges = {0: log} if log is not None else {}
     partitions = recount(RANGES, counted, mark_given(ranges, [(0, [o]) for o in given]), ranges)
     audited = Audited(NEXT, "batch", True, 1, Cut("t", RANGES), ROW, partitions)
     return [d.message for d in find_disagreements(replace(audited, **values))]
@@ -283,17 +284,17 @@ def test_an_offset_that_is_kept_and_kafka_does_not_give() -> None:
 
 
 def test_a_part_that_kafka_still_holds_is_compared_as_far_as_it_goes() -> None:
-    assert kafka([6, 7, 8], held=(6, 10)) == []
-    assert kafka([8], held=(8, 10)) == []
-    assert kafka([6, 7, 8, 9], held=(6, 10)) == [
+    assert kafka([6, 7, 8], log=(6, 10)) == []
+    assert kafka([8], log=(8, 10)) == []
+    assert kafka([6, 7, 8, 9], log=(6, 10)) == [
         f"hour {NEXT}: Kafka: expected at most 1 offsets of it in neither rows nor dead letters, the duplicates, "
         "found 2 (partition 0: offsets 7, 9)"
     ]
-    assert kafka([], held=(8, 10), rows=(4, 5, 6)) == [
+    assert kafka([], log=(8, 10), rows=(4, 5, 6)) == [
         f"hour {NEXT}, partition 0: Kafka: expected all offsets that are kept, found 1 kept that it does not "
         "give: offsets 8"
     ]
-    assert kafka([], held=None, kafka="retention took all of it") == []
+    assert kafka([], log=None, kafka="retention took all of it") == []
 
 
 def test_what_kafka_holds_of_a_cut() -> None:

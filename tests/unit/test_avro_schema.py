@@ -93,7 +93,7 @@ def test_what_becomes_a_column(kind: DataType, written: Any, reader: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "written", "said"),
+    ("kind", "written", "message"),
     [
         (IntegerType(), "long", "c: expected what becomes int, found long"),
         (IntegerType(), "string", "found string"),
@@ -124,12 +124,12 @@ def test_what_becomes_a_column(kind: DataType, written: Any, reader: Any) -> Non
         (StructType([StructField("n", IntegerType())]), record(("m", "long")), "c: expected a field of n, found none"),
     ],
 )  # fmt: skip
-def test_what_cannot_become_a_column(kind: DataType, written: Any, said: str) -> None:
+def test_what_cannot_become_a_column(kind: DataType, written: Any, message: str) -> None:
     with pytest.raises(Incompatible) as error:
         reader_of(
             kind, written if not isinstance(written, dict) or written.get("name") != "E" else {**written, "name": "In"}
         )
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_missing_field_is_null_unless_the_column_is_required() -> None:
@@ -157,7 +157,7 @@ def test_names_follow_their_namespace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "said"),
+    ("schema", "message"),
     [
         ("{", "expected an Avro schema, found one that is not"),
         ('{"type": "record", "name": "E"}', "expected an Avro schema"),
@@ -171,8 +171,8 @@ def test_names_follow_their_namespace() -> None:
         ('{"type":' * 150 + '"int"' + "}" * 150, "expected at most 100 levels"),
     ],
 )
-def test_schemas_that_are_none_or_that_could_hold_endless_work(schema: str, said: str) -> None:
-    with pytest.raises(Incompatible, match=said):
+def test_schemas_that_are_none_or_that_could_hold_endless_work(schema: str, message: str) -> None:
+    with pytest.raises(Incompatible, match=message):
         parse(schema)
 
 

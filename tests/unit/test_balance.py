@@ -111,7 +111,7 @@ def test_every_missing_offset_gets_one_class(compacted: bool, rest: dict[str, di
 
 def test_a_gap_that_is_explained_twice_does_not_close_by_itself() -> None:
     gaps = classify_gaps({0: 1}, aborted={0: 2}, compacted=False)
-    assert sum(found[0] for found in gaps.values()) == 1
+    assert sum(counts[0] for counts in gaps.values()) == 1
     assert gaps["control"] == {0: -1}
 
 

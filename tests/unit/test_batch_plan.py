@@ -116,8 +116,8 @@ def test_a_long_run_of_hours_without_records_is_accepted_so_many_at_a_time(tmp_p
 
 
 def test_an_hour_accepted_in_spite_of_its_rules_says_of_which_and_why() -> None:
-    found = acceptance_reason(["quality: too few"], True, "known")
-    assert found == "accepted by choice: known; in spite of: quality: too few"
+    reason = acceptance_reason(["quality: too few"], True, "known")
+    assert reason == "accepted by choice: known; in spite of: quality: too few"
     assert acceptance_reason([], True, "known") == "known"
     assert acceptance_reason([], False, None) is None
 

@@ -27,23 +27,23 @@ def test_an_sqlite_client_waits_for_a_lock_as_long_as_the_other() -> None:
 def test_a_postgresql_client_notices_a_dead_connection() -> None:
     uri = "postgresql+psycopg2://u:p@h:5433/db"
     assert with_patience(uri).startswith(f"{uri}?connect_timeout=5&keepalives_idle=10&")
-    found = jdbc_properties(uri)
-    assert found["uri"] == "jdbc:postgresql://h:5433/db"
-    assert (found["jdbc.user"], found["jdbc.password"]) == ("u", "p")
-    assert (found["jdbc.connectTimeout"], found["jdbc.socketTimeout"]) == ("5", "30")
+    properties = jdbc_properties(uri)
+    assert properties["uri"] == "jdbc:postgresql://h:5433/db"
+    assert (properties["jdbc.user"], properties["jdbc.password"]) == ("u", "p")
+    assert (properties["jdbc.connectTimeout"], properties["jdbc.socketTimeout"]) == ("5", "30")
 
 
 def test_a_password_reaches_both_clients_as_it_is_meant() -> None:
     """In an address it is percent-encoded, and PyIceberg's client decodes it."""
-    found = jdbc_properties("postgresql+psycopg2://a%40b:p%40s%2Fs%25@h/db")
-    assert (found["jdbc.user"], found["jdbc.password"]) == ("a@b", "p@s/s%")
+    properties = jdbc_properties("postgresql+psycopg2://a%40b:p%40s%2Fs%25@h/db")
+    assert (properties["jdbc.user"], properties["jdbc.password"]) == ("a@b", "p@s/s%")
 
 
 def test_spark_connects_with_the_tls_that_the_address_asks_for() -> None:
     uri = "postgresql+psycopg2://u:p@h/db?sslmode=verify-full&sslrootcert=%2Fetc%2Fca.pem&application_name=anabranch"
-    found = jdbc_properties(uri)
-    assert (found["jdbc.sslmode"], found["jdbc.sslrootcert"]) == ("verify-full", "/etc/ca.pem")
-    assert found["jdbc.ApplicationName"] == "anabranch"
+    properties = jdbc_properties(uri)
+    assert (properties["jdbc.sslmode"], properties["jdbc.sslrootcert"]) == ("verify-full", "/etc/ca.pem")
+    assert properties["jdbc.ApplicationName"] == "anabranch"
     # Its own time-outs win, as for the other client.
     assert jdbc_properties("postgresql+psycopg2://h/db?connect_timeout=60")["jdbc.connectTimeout"] == "60"
 
@@ -84,10 +84,10 @@ def test_a_rest_catalog_is_told_the_same_by_both_clients() -> None:
         type="rest", uri="https://c.example.com/api", properties={"token": "t", "rest.sigv4-enabled": True}
     )
     python, spark = catalog_properties(given), in_spark(given)
-    for told in (python, spark):
-        assert (told["type"], told["uri"]) == ("rest", "https://c.example.com/api")
-        assert (told["token"], told["rest.sigv4-enabled"]) == ("t", "true")
-        assert not [key for key in told if key.startswith(("jdbc", "pool", "glue"))]
+    for properties in (python, spark):
+        assert (properties["type"], properties["uri"]) == ("rest", "https://c.example.com/api")
+        assert (properties["token"], properties["rest.sigv4-enabled"]) == ("t", "true")
+        assert not [key for key in properties if key.startswith(("jdbc", "pool", "glue"))]
     assert spark["rest.client.socket-timeout-ms"] == "30000"
 
 
@@ -100,15 +100,23 @@ def test_a_rest_server_that_knows_the_warehouse_by_a_name_is_told_the_name() -> 
 def test_glue_is_told_the_same_by_both_clients_and_has_no_address() -> None:
     given = environment(type="glue", properties={"glue.endpoint": "http://h:1"})
     python, spark = catalog_properties(given), in_spark(given)
-    for told in (python, spark):
-        assert (told["type"], told["warehouse"], told["client.region"]) == ("glue", "s3://b/w", "eu-west-1")
-        assert told["glue.endpoint"] == "http://h:1"
-        assert not [key for key in told if key.startswith(("jdbc", "pool", "rest")) or key == "uri"]
+    for properties in (python, spark):
+        assert (properties["type"], properties["warehouse"], properties["client.region"]) == (
+            "glue",
+            "s3://b/w",
+            "eu-west-1",
+        )
+        assert properties["glue.endpoint"] == "http://h:1"
+        assert not [key for key in properties if key.startswith(("jdbc", "pool", "rest")) or key == "uri"]
 
 
 def test_a_sql_catalog_of_spark_is_a_jdbc_catalog_of_the_same_tables() -> None:
-    told = in_spark(environment(uri="postgresql+psycopg2://u:p@h/db"))
-    assert (told["type"], told["jdbc.schema-version"], told["uri"]) == ("jdbc", "V1", "jdbc:postgresql://h:5432/db")
+    properties = in_spark(environment(uri="postgresql+psycopg2://u:p@h/db"))
+    assert (properties["type"], properties["jdbc.schema-version"], properties["uri"]) == (
+        "jdbc",
+        "V1",
+        "jdbc:postgresql://h:5432/db",
+    )
 
 
 def test_what_may_be_secret_is_not_told() -> None:

@@ -31,11 +31,11 @@ class World:
 
     true: timedelta = timedelta(0)
     off: timedelta = timedelta(0)
-    asked: int = 0
+    requests: int = 0
     slept: timedelta = timedelta(0)
 
     def store(self) -> datetime:
-        self.asked += 1
+        self.requests += 1
         return (THEN + self.true).replace(microsecond=0)
 
     def wall(self) -> datetime:
@@ -54,10 +54,10 @@ def test_a_comparison_holds_for_minutes_and_costs_nothing_meanwhile() -> None:
     for _ in range(500):
         world.true += S
         assert one.now() == world.wall()
-    assert world.asked == 1
+    assert world.requests == 1
     world.true += COMPARED_FOR
     one.now()
-    assert world.asked == 2
+    assert world.requests == 2
 
 
 @pytest.mark.parametrize("off", [31 * S, -31 * S, timedelta(minutes=10), timedelta(days=-400), timedelta(days=4000)])
@@ -82,7 +82,7 @@ def test_a_clock_that_is_set_right_while_a_job_runs_is_believed() -> None:
     world.true += timedelta(hours=7)
     world.slept = timedelta(hours=7)
     assert one.now() == world.wall()
-    assert world.asked == 2
+    assert world.requests == 2
 
 
 def test_small_steps_do_not_add_up_to_a_wrong_time() -> None:
@@ -90,16 +90,16 @@ def test_small_steps_do_not_add_up_to_a_wrong_time() -> None:
     world = World()
     one = world.clock()
     one.now()
-    said = []
+    deviations = []
     for _ in range(10):
         world.true += S
         world.off += 20 * S
         try:
-            said.append(one.now() - (THEN + world.true))
+            deviations.append(one.now() - (THEN + world.true))
         except Transient:
             continue
     assert world.off > 100 * S
-    assert said == [20 * S]
+    assert deviations == [20 * S]
 
 
 def test_a_drift_that_both_clocks_of_a_machine_share_is_found_by_the_object_store() -> None:
@@ -118,7 +118,7 @@ def test_whatever_happens_to_the_clocks_no_time_is_told_that_is_far_from_the_tru
     chance = random.Random(seed)
     world = World()
     one = world.clock()
-    told = 0
+    answers = 0
     for _ in range(500):
         world.true += timedelta(seconds=chance.expovariate(1 / 40))
         if chance.random() < 0.1:
@@ -130,10 +130,10 @@ def test_whatever_happens_to_the_clocks_no_time_is_told_that_is_far_from_the_tru
             now = one.now()
         except Transient:
             continue
-        told += 1
+        answers += 1
         # The object store says whole seconds.
         assert abs(now - (THEN + world.true)) <= MAX_CLOCK_SKEW + S
-    assert told > 100
+    assert answers > 100
 
 
 def test_without_an_object_store_a_clock_that_was_set_is_never_believed_in_this_process() -> None:

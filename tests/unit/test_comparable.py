@@ -41,9 +41,9 @@ def files(table: Table) -> list[DataFile]:
     return [task.file for task in table.scan().plan_files()]
 
 
-def shape(table: Table, found: list[DataFile]) -> str:
+def shape(table: Table, data_files: list[DataFile]) -> str:
     schemas = list(table.schemas().values())
-    return comparable(from_arrow_schema(table.schema().as_arrow()), schemas, table.schema(), found).simpleString()
+    return comparable(from_arrow_schema(table.schema().as_arrow()), schemas, table.schema(), data_files).simpleString()
 
 
 def test_a_column_is_compared_where_every_file_of_the_hour_holds_it(tmp_path: Path) -> None:

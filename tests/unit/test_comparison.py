@@ -23,15 +23,15 @@ def _compare(rows: list[Served], dead: list[Served] = DEAD, batch: bool = True) 
 
 
 def test_exact_with_a_duplicate_left_out_by_the_batch_layer() -> None:
-    found = _compare(ROWS)
-    assert found.is_exact
-    assert (found.acknowledged, found.rows, found.dead, found.duplicate) == (5, 3, 1, 1)
+    comparison = _compare(ROWS)
+    assert comparison.is_exact
+    assert (comparison.acknowledged, comparison.rows, comparison.dead, comparison.duplicate) == (5, 3, 1, 1)
 
 
 def test_exact_with_a_duplicate_kept_by_the_speed_layer() -> None:
-    found = _compare([*ROWS, REPEATED], batch=False)
-    assert found.is_exact
-    assert (found.rows, found.duplicate) == (4, 0)
+    comparison = _compare([*ROWS, REPEATED], batch=False)
+    assert comparison.is_exact
+    assert (comparison.rows, comparison.duplicate) == (4, 0)
 
 
 def test_a_duplicate_that_the_speed_layer_misses_is_lost() -> None:
@@ -56,8 +56,13 @@ def test_a_duplicate_without_its_original_is_lost() -> None:
     ],
 )
 def test_each_difference_is_named(rows: list[Served], dead: list[Served], wrong: dict[str, object]) -> None:
-    found = _compare(rows, dead)
-    assert not found.is_exact
-    named = {"lost": found.lost, "twice": found.twice, "foreign": found.foreign, "changed": found.changed}
+    comparison = _compare(rows, dead)
+    assert not comparison.is_exact
+    named = {
+        "lost": comparison.lost,
+        "twice": comparison.twice,
+        "foreign": comparison.foreign,
+        "changed": comparison.changed,
+    }
     assert named == dict.fromkeys(named, ()) | wrong
-    assert any(" 0:" in line or " 1:" in line for line in found.sentences())
+    assert any(" 0:" in line or " 1:" in line for line in comparison.sentences())

@@ -73,7 +73,7 @@ def test_defaults(conf: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("json", ("json", None, ",")),
         ("csv", ("csv", None, ",")),
@@ -83,10 +83,10 @@ def test_defaults(conf: Path) -> None:
         ("{type: json_schema, subject: events-value}", ("json_schema", "events-value", ",")),
     ],
 )
-def test_formats(conf: Path, text: str, found: tuple[str, str | None, str]) -> None:
+def test_formats(conf: Path, text: str, expected: tuple[str, str | None, str]) -> None:
     (conf / "anabranch.yaml").write_text(ENVIRONMENT + "registry: {url: 'http://127.0.0.1:1/'}")
     settings = stream(conf, format=text).format
-    assert (settings.type, settings.subject, settings.delimiter) == found
+    assert (settings.type, settings.subject, settings.delimiter) == expected
 
 
 def test_a_raw_stream_has_the_bytes_as_columns(conf: Path) -> None:
@@ -127,7 +127,7 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "key", "said"),
+    ("values", "key", "cause"),
     [
         ({"topic": ""}, "topic", "Field required"),
         ({"topic": '"a b"'}, "topic", "found 'a b'"),
@@ -184,13 +184,13 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_stream_names_file_key_expected_and_found(
-    conf: Path, values: dict[str, str], key: str, said: str
+    conf: Path, values: dict[str, str], key: str, cause: str
 ) -> None:
     with pytest.raises(ConfigurationError) as error:
         stream(conf, **values)
     message = str(error.value)
     assert message.startswith(f"{conf / 'streams' / 's.yaml'}: {key}: "), message
-    assert said in message
+    assert cause in message
     assert error.value.exit_code == 2
 
 
@@ -254,7 +254,7 @@ def test_what_is_no_duration(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("kafka: [", "expected readable YAML"),
         ("- a", "expected a mapping of keys, found list"),
@@ -276,16 +276,16 @@ def test_what_is_no_duration(value: object) -> None:
         (ENVIRONMENT + "registry: {url: 'http://r:8081', password: x}", "registry.password: expected registry.user"),
     ],
 )
-def test_a_mistake_in_the_environment_names_the_file(conf: Path, text: str, said: str) -> None:
+def test_a_mistake_in_the_environment_names_the_file(conf: Path, text: str, message: str) -> None:
     (conf / "anabranch.yaml").write_text(text)
     with pytest.raises(ConfigurationError) as error:
         load_environment(conf)
     assert str(error.value).startswith(f"{conf / 'anabranch.yaml'}: ")
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "found"),
+    ("text", "key", "kind"),
     [
         (ENVIRONMENT + "s3: {access_key: a, secret_key: [hunter2]}", "s3.secret_key", "list"),
         (ENVIRONMENT.replace("kafka: {", "kafka: {security: {sasl.password: 20262}, "), "sasl.password", "int"),
@@ -299,12 +299,12 @@ def test_a_mistake_in_the_environment_names_the_file(conf: Path, text: str, said
         (ENVIRONMENT + "registry: {url: 'http://u:hunter2@r:81'}", "registry.url", "'http://…@r:81'"),
     ],
 )
-def test_a_mistake_in_a_secret_does_not_tell_the_secret(conf: Path, text: str, key: str, found: str) -> None:
+def test_a_mistake_in_a_secret_does_not_tell_the_secret(conf: Path, text: str, key: str, kind: str) -> None:
     (conf / "anabranch.yaml").write_text(text)
     with pytest.raises(ConfigurationError) as error:
         load_environment(conf)
     assert f"{key}: " in str(error.value)
-    assert str(error.value).endswith(f"found {found}")
+    assert str(error.value).endswith(f"found {kind}")
     assert "hunter2" not in str(error.value)
     assert "20262" not in str(error.value)
 

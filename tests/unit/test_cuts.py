@@ -41,7 +41,7 @@ class Kafka:
     """A topic that counts what it is asked."""
 
     log: dict[int, list[int]]
-    asked: int = 0
+    questions: int = 0
     looks: int = 0
 
     def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
@@ -51,7 +51,7 @@ class Kafka:
         return {p: len(stamps) for p, stamps in self.log.items()}
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
-        self.asked += 1
+        self.questions += 1
         at = millis(when)
         return {
             p: next((Stamped(o, ts) for o, ts in enumerate(stamps) if ts >= at), None) for p, stamps in self.log.items()
@@ -71,8 +71,8 @@ def decide(kafka: Kafka, state: State | None = None, seen: Seen | None = None) -
     """The hours of the whole log, decided step by step as by a batch layer that is run for the first time."""
     state, seen = state or begun(), {} if seen is None else seen
     for _ in range(10_000):
-        asked = sealing.ask(kafka, "events", state, NOW, timedelta(0), seen=seen)
-        decided = sealing.resolve_state(state, asked)
+        offsets = sealing.ask(kafka, "events", state, NOW, timedelta(0), seen=seen)
+        decided = sealing.resolve_state(state, offsets)
         assert decided is not None
         state = replace(state, timeline=decided.timeline, position=decided.position)
         known = hours.hour_ranges(decided.timeline, {}, decided.position.offsets, NOW)
@@ -102,16 +102,16 @@ def test_one_record_stamped_wrongly_hides_no_hour(lie: int, back: timedelta) -> 
     """The hazard: the time index answers for every hour behind a record of the future with that record."""
     log = a_record_a_minute(back)
     kafka = Kafka({0: [*log[:10], lie, *log[10:]], 1: list(log), 2: []})
-    found = hours_of(kafka)
+    decided = hours_of(kafka)
     right = expected(log[:10], 0) | {(0, o + 1): h for (_, o), h in expected(log).items() if o >= 10} | expected(log, 1)
-    assert {at: found[at] for at in right} == right
-    assert kafka.looks <= 15 * len(set(found.values())), "more windows are looked at than a bisection needs"
+    assert {at: decided[at] for at in right} == right
+    assert kafka.looks <= 15 * len(set(decided.values())), "more windows are looked at than a bisection needs"
 
 
 def test_hours_of_a_healthy_log_cost_one_look_each() -> None:
     kafka = Kafka({0: a_record_a_minute(50 * HOUR), 1: []})
     assert hours_of(kafka) == expected(kafka.log[0])
-    assert kafka.looks <= kafka.asked + 2 <= 55
+    assert kafka.looks <= kafka.questions + 2 <= 55
 
 
 def test_what_was_looked_at_is_not_looked_at_again() -> None:
@@ -128,10 +128,10 @@ def test_hours_without_a_record_cost_no_question() -> None:
     log = a_record_a_minute(2 * HOUR)
     long_ago = [millis(NOW - timedelta(days=90)) + i for i in range(5)]
     kafka = Kafka({0: long_ago + log})
-    found = hours_of(kafka)
-    assert found[0, 0] == hour_of(NOW - timedelta(days=90))
-    assert {at: h for at, h in found.items() if at[1] >= 5} == {(0, o + 5): h for (_, o), h in expected(log).items()}
-    assert kafka.asked < 40
+    decided = hours_of(kafka)
+    assert decided[0, 0] == hour_of(NOW - timedelta(days=90))
+    assert {at: h for at, h in decided.items() if at[1] >= 5} == {(0, o + 5): h for (_, o), h in expected(log).items()}
+    assert kafka.questions < 40
 
 
 @pytest.mark.parametrize("days", [20, 90, 200])
@@ -143,8 +143,8 @@ def test_a_long_history_is_cut_into_all_its_hours(days: int) -> None:
 def test_a_commit_decides_a_bounded_number_of_hours_and_the_next_goes_on() -> None:
     kafka = Kafka({p: a_record_a_minute(timedelta(days=60), HOUR) for p in range(300)})
     state = begun()
-    asked = sealing.ask(kafka, "events", state, NOW, timedelta(0))
-    decided = sealing.resolve_state(state, asked)
+    offsets = sealing.ask(kafka, "events", state, NOW, timedelta(0))
+    decided = sealing.resolve_state(state, offsets)
     assert decided is not None
     assert len(decided.timeline.boundaries) == hours.at_once(300) == 80
     assert hours.at_once(1) == 240 and hours.at_once(100_000) == 1
@@ -194,11 +194,11 @@ def test_outliers_on_both_sides_move_no_other_record(parts: tuple[list[int], lis
     log, where = with_outliers(*parts)
     clean = [ts for o, ts in enumerate(log) if o not in where]
     kafka = Kafka({p: list(log) if p % 2 == 0 else list(clean) for p in range(partitions)} | {9: []})
-    found = hours_of(kafka)
+    decided = hours_of(kafka)
     for p in range(partitions):
         stamps = kafka.log[p]
         rightly = {(p, o): h for (_, o), h in expected_of(stamps).items() if o not in where or p % 2}
-        assert {at: found[at] for at in rightly} == rightly
+        assert {at: decided[at] for at in rightly} == rightly
 
 
 def expected_of(stamps: list[int]) -> dict[tuple[int, int], str]:
@@ -245,9 +245,9 @@ def test_a_stretch_that_tells_nothing_belongs_to_the_hour_before() -> None:
     log = a_record_a_minute(4 * HOUR)
     silent = [IN_2036] * 500
     kafka = Kafka({0: [*log[:90], *silent, *log[90:]]})
-    found = hours_of(kafka)
-    assert [found[0, o] for o in range(90)] == [h for _, h in sorted(expected(log).items())][:90]
-    assert {at: h for at, h in found.items() if at[1] >= 590} == {
+    decided = hours_of(kafka)
+    assert [decided[0, o] for o in range(90)] == [h for _, h in sorted(expected(log).items())][:90]
+    assert {at: h for at, h in decided.items() if at[1] >= 590} == {
         (0, o + 500): h for (_, o), h in expected(log).items() if o >= 90
     }
     # At the end of the log nothing tells of a later hour.
@@ -257,8 +257,8 @@ def test_a_stretch_that_tells_nothing_belongs_to_the_hour_before() -> None:
 
 @pytest.mark.parametrize("lie", [0, 1_790_000_000, -1, NANOS])
 def test_a_topic_whose_only_record_is_stamped_wrongly_opens_no_years_of_hours(lie: int) -> None:
-    found = hours_of(Kafka({0: [lie]}))
-    assert found == {(0, 0): hour_of(NOW)}
+    decided = hours_of(Kafka({0: [lie]}))
+    assert decided == {(0, 0): hour_of(NOW)}
 
 
 def test_what_few_records_say_reaches_a_month_behind_the_others() -> None:
@@ -283,5 +283,5 @@ def test_a_search_ends_though_the_log_is_read_with_holes() -> None:
         return {p: tuple(r for r in records if r.offset >= o)[:WINDOW] for p, o in wants.items()}
 
     search = cuts.find_end(at, 0, offsets[-1] + 1, now, {})
-    found = cuts.find_ends({0: search}, look, lambda *_: None)
-    assert found == {0: next(r.offset for r in records if r.timestamp_ms >= at)}
+    ends = cuts.find_ends({0: search}, look, lambda *_: None)
+    assert ends == {0: next(r.offset for r in records if r.timestamp_ms >= at)}

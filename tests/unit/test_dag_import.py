@@ -28,13 +28,13 @@ sys.path.insert(0, folder)
 
 def load():
     sys.modules.pop("anabranch_operators", None)
-    found = []
+    parsed = []
     for file in sorted(Path(folder).glob("*.py")):
         spec = importlib.util.spec_from_file_location(file.stem, file)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        found += [value for name, value in vars(module).items() if isinstance(value, DAG) and not name.startswith("_")]
-    return found
+        parsed += [value for name, value in vars(module).items() if isinstance(value, DAG) and not name.startswith("_")]
+    return parsed
 
 shipped = load()
 os.environ["ANABRANCH_CONF"] = conf
@@ -124,7 +124,7 @@ airflow: {owner: platform, start: "2026-11-20T00", speed_restart: systemctl rest
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     home = tmp_path_factory.mktemp("airflow")
     conf = home / "conf"
     (conf / "streams").mkdir(parents=True)
@@ -143,19 +143,19 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return result
 
 
-def test_each_stream_file_has_its_dags(found: Any) -> None:
-    assert set(found["dags"]) == {
+def test_each_stream_file_has_its_dags(parsed: Any) -> None:
+    assert set(parsed["dags"]) == {
         f"anabranch_{kind}__{stream}"
         for kind in ("hourly", "maintenance", "speed_watch")
         for stream in ("flights", "game_events")
     } | {"anabranch_example_consumer"}
-    for dag in found["dags"].values():
+    for dag in parsed["dags"].values():
         assert (dag["max_active_runs"] == 1 or "example" in dag["tags"]) and not dag["past"]
         assert dag["doc"]
 
 
-def test_an_hour_is_waited_for_sealed_rebuilt_merged_and_verified(found: Any) -> None:
-    dag = found["dags"]["anabranch_hourly__flights"]
+def test_an_hour_is_waited_for_sealed_rebuilt_merged_and_verified(parsed: Any) -> None:
+    dag = parsed["dags"]["anabranch_hourly__flights"]
     hour = "{{ params.hour or data_interval_start.strftime('%Y-%m-%dT%H') }}"
     assert dag["downstream"] == {
         "grace": ["seal"],
@@ -177,8 +177,8 @@ def test_an_hour_is_waited_for_sealed_rebuilt_merged_and_verified(found: Any) ->
     assert (dag["tags"], dag["owners"], dag["callbacks"]) == (["anabranch", "flights"], ["anabranch"], [1])
 
 
-def test_a_run_that_was_cleared_and_a_backfill_restate_and_say_why(found: Any) -> None:
-    assert found["rebuilds"] == {
+def test_a_run_that_was_cleared_and_a_backfill_restate_and_say_why(parsed: Any) -> None:
+    assert parsed["rebuilds"] == {
         "scheduled": [],
         "cleared": ["--restate", "--why", "Airflow run it"],
         "backfill": ["--restate", "--why", "Airflow run it"],
@@ -193,56 +193,56 @@ def test_airflow_does_not_look_for_dags_in_what_they_share() -> None:
     assert (DAGS / "anabranch_operators.py").is_file()
 
 
-def test_a_streams_file_says_what_airflow_does_with_it(found: Any) -> None:
-    hourly = found["dags"]["anabranch_hourly__game_events"]
+def test_a_streams_file_says_what_airflow_does_with_it(parsed: Any) -> None:
+    hourly = parsed["dags"]["anabranch_hourly__game_events"]
     assert (hourly["catchup"], hourly["start"]) == (True, "2026-11-20T00:00:00+00:00")
     assert hourly["owners"] == ["platform"]
     assert "seconds=300" in hourly["waits"][0]
-    watch = found["dags"]["anabranch_speed_watch__game_events"]
+    watch = parsed["dags"]["anabranch_speed_watch__game_events"]
     assert watch["arguments"]["watch"] == ["status", "game_events", "--late-after", "1 minute"]
     assert (watch["bash"], watch["rules"]["restart"]) == (["systemctl restart speed\n"], "one_failed")
-    assert found["dags"]["anabranch_speed_watch__flights"]["bash"] == []
+    assert parsed["dags"]["anabranch_speed_watch__flights"]["bash"] == []
 
 
-def test_the_scheduler_parses_the_files_quickly_and_imports_nothing_of_ours(found: Any) -> None:
-    assert found["heavy"] == []
-    assert found["seconds"] < 2
+def test_the_scheduler_parses_the_files_quickly_and_imports_nothing_of_ours(parsed: Any) -> None:
+    assert parsed["heavy"] == []
+    assert parsed["seconds"] < 2
 
 
-def test_without_a_folder_the_streams_are_those_beside_the_dags(found: Any) -> None:
+def test_without_a_folder_the_streams_are_those_beside_the_dags(parsed: Any) -> None:
     shipped = {f"anabranch_hourly__{name}" for name in stream_names(DAGS.parent / "conf")}
-    assert shipped and shipped <= set(found["shipped"])
+    assert shipped and shipped <= set(parsed["shipped"])
 
 
-def test_success_is_exit_code_0_alone(found: Any) -> None:
-    assert found["runs"]["done"] == [[], ""]
+def test_success_is_exit_code_0_alone(parsed: Any) -> None:
+    assert parsed["runs"]["done"] == [[], ""]
 
 
 @pytest.mark.parametrize("run", ["refused", "usage", "broken", "missing"])
-def test_what_is_terminal_is_not_tried_again(found: Any, run: str) -> None:
-    assert "AirflowFailException" in found["runs"][run][0]
+def test_what_is_terminal_is_not_tried_again(parsed: Any, run: str) -> None:
+    assert "AirflowFailException" in parsed["runs"][run][0]
 
 
-def test_a_refusal_can_be_told_from_other_errors(found: Any) -> None:
-    assert [run for run, (kinds, _) in found["runs"].items() if "Refused" in kinds] == ["refused"]
+def test_a_refusal_can_be_told_from_other_errors(parsed: Any) -> None:
+    assert [run for run, (kinds, _) in parsed["runs"].items() if "Refused" in kinds] == ["refused"]
 
 
-def test_what_broke_is_said_to_be_no_refusal(found: Any) -> None:
-    kinds, message = found["runs"]["broken"]
+def test_what_broke_is_said_to_be_no_refusal(parsed: Any) -> None:
+    kinds, message = parsed["runs"]["broken"]
     assert "Unexpected" in kinds and "Refused" not in kinds
     assert message.startswith("not refused, but broken by an unexpected error; an operator has to look: ")
     assert "expected exit code 0, found 70\nOverflowError" in message
 
 
 @pytest.mark.parametrize("run", ["transient", "signal", "killed"])
-def test_what_is_transient_may_be_tried_again(found: Any, run: str) -> None:
-    assert found["runs"][run][0][0] == "AirflowException"
+def test_what_is_transient_may_be_tried_again(parsed: Any, run: str) -> None:
+    assert parsed["runs"][run][0][0] == "AirflowException"
 
 
-def test_the_error_holds_the_last_lines_of_the_output(found: Any) -> None:
-    message = found["runs"]["refused"][1]
+def test_the_error_holds_the_last_lines_of_the_output(parsed: Any) -> None:
+    message = parsed["runs"]["refused"][1]
     assert "expected exit code 0, found 1\n" in message
     assert message.endswith("\n29\n30\nquality gate failed")
     assert "\n11\n" not in message
-    assert "found -15" in found["runs"]["killed"][1]
-    assert "set ANABRANCH_COMMAND" in found["runs"]["missing"][1]
+    assert "found -15" in parsed["runs"]["killed"][1]
+    assert "set ANABRANCH_COMMAND" in parsed["runs"]["missing"][1]

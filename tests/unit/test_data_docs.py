@@ -53,8 +53,8 @@ def verdict() -> dict[str, Any]:
     warning = _failed(REGEX, {}, "java.util.regex.PatternSyntaxException: Unclosed group")
     without = ((MET[2], "of 7 days before, 0 are known, 3 are needed"),)
     quality = Quality(False, failed, (warning,), 7, "game_events", MET, without)
-    found: dict[str, Any] = json.loads(json.dumps(quality.recorded().as_dict()))
-    return found
+    fields: dict[str, Any] = json.loads(json.dumps(quality.recorded().as_dict()))
+    return fields
 
 
 def row(hour: str, decision: Kind = "refused", quality: Any = None, revision: int = 1) -> LedgerRow:
@@ -75,7 +75,7 @@ def test_a_page_says_each_verdict_with_values_and_rows(tmp_path: Path) -> None:
     pages = sorted((tmp_path / "validations").rglob("*.html"))
     assert [page.stem for page in pages] == ["2026-11-21T03", "2026-11-21T04"]
     assert "values must never be null" in words(tmp_path / "expectations" / "game_events.html")
-    said = words(pages[0])
+    text = words(pages[0])
     for expected in (
         "Data asset: games.game_events Status: Failed",
         "Evaluated Expectations 7",
@@ -90,7 +90,7 @@ def test_a_page_says_each_verdict_with_values_and_rows(tmp_path: Path) -> None:
         "1000 in all",
         "of 7 days before, 0 are known, 3 are needed",
     ):
-        assert expected in said
+        assert expected in text
 
 
 def test_a_verdict_that_cannot_be_rendered_is_no_missing_page(tmp_path: Path) -> None:
@@ -101,13 +101,13 @@ def test_a_verdict_that_cannot_be_rendered_is_no_missing_page(tmp_path: Path) ->
 
 
 def test_which_decisions_get_a_page() -> None:
-    said = {"passed": True, "evaluated": 1}
+    quality = {"passed": True, "evaluated": 1}
     hours = [f"2026-11-{day:02}T{hour:02}" for day in (20, 21, 22) for hour in range(24)]
-    history = [row(h, d, said) for h in hours for d in ("refused", "accepted")]
+    history = [row(h, d, quality) for h in hours for d in ("refused", "accepted")]
     history += [
         row(hours[-1], "sealed"),
         row(hours[-1], "served"),
-        row("2026-11-23T00", "accepted", said | {"evaluated": 0}),
+        row("2026-11-23T00", "accepted", quality | {"evaluated": 0}),
     ]
     assert [(r.hour, r.decision) for r in plan_pages(history, None)] == [(h, "accepted") for h in hours[-NEWEST:]]
     assert [r.decision for r in plan_pages(history, hours[3])] == ["refused", "accepted"]

@@ -200,11 +200,11 @@ def test_a_snapshot_that_is_gone_is_made_up_for_by_its_files(lake: StreamLake) -
     assert lake.dead("main") == lake.dead("speed") == D
     # As they were staged: what a reader leaves files out by is right too.
     table = lake.lake.load(lake.stream.dead_letters_table)
-    found = files_of(table, "main", FIRST)
-    assert [(f.file_path, f.record_count, f.partition, f.file_size_in_bytes) for f in found] == [
+    files = files_of(table, "main", FIRST)
+    assert [(f.file_path, f.record_count, f.partition, f.file_size_in_bytes) for f in files] == [
         (f.file_path, f.record_count, f.partition, f.file_size_in_bytes) for f in staged.files
     ]
-    assert (found[0].lower_bounds, found[0].upper_bounds) == (
+    assert (files[0].lower_bounds, files[0].upper_bounds) == (
         staged.files[0].lower_bounds,
         staged.files[0].upper_bounds,
     )
@@ -249,9 +249,9 @@ def test_files_of_the_speed_layer_that_are_gone_hold_up_nobody(
     for _ in range(3):
         assert recover(lake.lake, lake.stream).confirmed == {lost.wap_id, kept.wap_id}
     assert lake.dead("main") == lake.dead("speed") == [(FIRST, 0, 9)]
-    [said] = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
-    assert f"dead letters {lost.wap_id}" in said
-    assert "once it has rebuilt their hours" in said
+    [message] = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert f"dead letters {lost.wap_id}" in message
+    assert "once it has rebuilt their hours" in message
     # As it says.
     roll(lake, batch_said(lake, lake.stage_dead([*D, (FIRST, 0, 9)], "batch"), 1, NOW + timedelta(minutes=2)))
     assert lake.dead("main") == [*D, (FIRST, 0, 9)]
@@ -269,8 +269,8 @@ def test_an_accepted_hour_that_lacks_files_is_to_be_restated(
     for _ in range(2):
         recover(lake.lake, lake.stream)
     assert lake.dead("main") == lake.dead("batch") == [], "what an offset was before may be a row by now"
-    [said] = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
-    assert f"restates hour {FIRST} at its next run" in said
+    [message] = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert f"restates hour {FIRST} at its next run" in message
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {FIRST: 1}
     job: Any = SimpleNamespace(lake=lake.lake, stream=lake.stream, environment=lake.environment, kafka=None)
     orders = Rebuilder(job, None).lost(lake.state())  # type: ignore[arg-type]

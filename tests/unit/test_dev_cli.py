@@ -25,8 +25,8 @@ def test_the_status_of_a_home_that_never_ran_is_stopped(tmp_path: Path) -> None:
     home = tmp_path / "home"
     answer = CliRunner().invoke(dev, ["status", "--home", str(home), "--output", "json"])
     assert answer.exit_code == 1
-    found = json.loads(answer.output)["services"]
-    assert [(s["service"], s["state"], s["pid"]) for s in found] == [
+    states = json.loads(answer.output)["services"]
+    assert [(s["service"], s["state"], s["pid"]) for s in states] == [
         ("kafka", "stopped", None),
         ("s3", "stopped", None),
     ]
@@ -72,9 +72,9 @@ def test_one_port_for_both_is_refused_before_anything_starts(tmp_path: Path) -> 
 
 
 def test_the_secret_key_is_in_no_printed_services(tmp_path: Path) -> None:
-    found = services.Services(services.Home(tmp_path), 1, 2, "key", "s3cr3t")
-    assert found.secret_key == "s3cr3t"
-    assert "s3cr3t" not in repr(found)
+    stack = services.Services(services.Home(tmp_path), 1, 2, "key", "s3cr3t")
+    assert stack.secret_key == "s3cr3t"
+    assert "s3cr3t" not in repr(stack)
 
 
 def test_a_home_is_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,8 +129,8 @@ def test_sparse_events_have_no_duplicate_an_hour_later() -> None:
 
 def test_every_malformed_sort_occurs_and_none_could_be_a_row(dirty: list[Record]) -> None:
     """The reasons are looked for one by one: what is found malformed here is so by the schema of game_events."""
-    found = Counter(reason_of(record) for record in of(dirty, "malformed"))
-    assert found == dict.fromkeys(MALFORMED, 200 // len(MALFORMED))
+    counts = Counter(reason_of(record) for record in of(dirty, "malformed"))
+    assert counts == dict.fromkeys(MALFORMED, 200 // len(MALFORMED))
     assert {reason_of(record) for record in of(dirty, "good", "late", "duplicate")} == {"a row"}
 
 

@@ -123,9 +123,9 @@ def test_null_parts_of_a_key_equal_each_other(one: StreamLake) -> None:
     read(one, [event(0, 4, id="x", n=None), event(0, 5, id="x", n=None), event(0, 6, id="x", n=1)], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4, id="x", n=None), event(0, 6, id="x", n=1)], duplicate=1)
     two_parts = replace(job(one), stream=one.stream.model_copy(update={"key": ("id", "n")}))
-    (found,) = diff.duplicates(two_parts, NEXT, 5).duplicates
-    assert (found.offset, found.key) == (5, {"id": "x", "n": None})
-    assert found.repeats == Place(NEXT, 0, 4)
+    (duplicate,) = diff.duplicates(two_parts, NEXT, 5).duplicates
+    assert (duplicate.offset, duplicate.key) == (5, {"id": "x", "n": None})
+    assert duplicate.repeats == Place(NEXT, 0, 4)
 
 
 def test_a_key_that_is_null_in_every_part_repeats_nothing(one: StreamLake) -> None:
@@ -168,10 +168,10 @@ def test_the_text_shows_what_differs(one: StreamLake, capsys: pytest.CaptureFixt
     read(one, [event(0, 4, n=1), event(0, 5, id="0-4")], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4, n=2)], duplicate=1)
     diff.print_difference(diff.difference(job(one), NEXT, 5), "text")
-    said = capsys.readouterr().out
-    assert "2 rows in speed, 1 in batch" in said
-    assert "n       1      2" in said
-    assert "nothing explains 1 changed" in said
+    output = capsys.readouterr().out
+    assert "2 rows in speed, 1 in batch" in output
+    assert "n       1      2" in output
+    assert "nothing explains 1 changed" in output
     diff.print_duplicates(diff.duplicates(job(one), NEXT, 5), "text")
     assert "1 duplicates counted, 1 found" in capsys.readouterr().out
     diff.print_difference(diff.difference(job(one), NEXT, 5), "json")

@@ -44,17 +44,17 @@ AWAY = [
 
 @pytest.mark.parametrize("text", DENIED)
 def test_wrong_keys_and_missing_rights_are_for_somebody_to_mend(text: str) -> None:
-    found = explain("load table t", OSError(text))
-    assert isinstance(found, ConfigurationError)
-    assert str(found).startswith("load table t: ")
-    assert "; check " in str(found)
+    failure = explain("load table t", OSError(text))
+    assert isinstance(failure, ConfigurationError)
+    assert str(failure).startswith("load table t: ")
+    assert "; check " in str(failure)
 
 
 @pytest.mark.parametrize("text", AWAY)
 def test_a_neighbour_that_is_away_may_come_back(text: str) -> None:
-    found = explain_text("load table t", text)
-    assert type(found) is Transient
-    assert str(found) == f"load table t: {text} (transient, try again)"
+    failure = explain_text("load table t", text)
+    assert type(failure) is Transient
+    assert str(failure) == f"load table t: {text} (transient, try again)"
 
 
 @pytest.mark.parametrize(
@@ -70,17 +70,17 @@ def test_a_neighbour_that_is_away_may_come_back(text: str) -> None:
     ],
 )
 def test_a_catalog_that_turns_us_away_is_said_to_be_it(text: str, check: str) -> None:
-    found = explain_text("open catalog lake", text)
-    assert isinstance(found, ConfigurationError)
-    assert check in str(found)
+    failure = explain_text("open catalog lake", text)
+    assert isinstance(failure, ConfigurationError)
+    assert check in str(failure)
 
 
 def test_a_signature_refused_for_its_time_is_no_wrong_key() -> None:
-    found = explain_text(
+    failure = explain_text(
         "ask the time", "An error occurred (403) when calling the GetObject operation: RequestTimeTooSkewed"
     )
-    assert type(found) is Transient
-    assert str(found).endswith("; set this machine's clock (NTP)")
+    assert type(failure) is Transient
+    assert str(failure).endswith("; set this machine's clock (NTP)")
 
 
 def test_an_error_of_ours_stays_itself() -> None:
@@ -121,8 +121,8 @@ def test_what_spark_puts_around_a_cause_is_left_out() -> None:
         "[STREAM_FAILED] Query [id = d726a90c, runId = f5f503da] terminated with exception: org.apache.kafka.common."
         "errors.TimeoutException: Timed out waiting for a node assignment. Call: listNodes SQLSTATE: XXKST"
     )
-    said = "org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node assignment. Call: listNodes"
-    assert str(explain("publish", RuntimeError(text))) == (f"publish: {said} (transient, try again)")
+    cause = "org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node assignment. Call: listNodes"
+    assert str(explain("publish", RuntimeError(text))) == (f"publish: {cause} (transient, try again)")
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ _IN_A_TASK = (
     ],
 )
 def test_what_the_same_records_throw_each_time_is_not_tried_again(text: str) -> None:
-    found = explain("publish a micro-batch", RuntimeError(text))
-    assert (type(found), found.exit_code) == (Unexpected, 70)
-    assert str(found).startswith("publish a micro-batch: ")
+    failure = explain("publish a micro-batch", RuntimeError(text))
+    assert (type(failure), failure.exit_code) == (Unexpected, 70)
+    assert str(failure).startswith("publish a micro-batch: ")
 
 
 @pytest.mark.parametrize(
@@ -209,11 +209,11 @@ def test_what_the_program_itself_throws_is_not_tried_again(error: Exception) -> 
     ],
 )
 def test_what_nothing_explains_is_neither_for_ever_nor_at_once(error: Exception) -> None:
-    found = explain("run stream s", error)
+    failure = explain("run stream s", error)
     # Of a command, which tries once, the next may find otherwise; not of what reaches the end of the program.
-    assert (type(found), found.exit_code) == (Unexplained, 75)
+    assert (type(failure), failure.exit_code) == (Unexplained, 75)
     assert classify_unexpected("run the job", error).exit_code == 70
-    assert "a few times only" in str(found)
+    assert "a few times only" in str(failure)
 
 
 def _of(module: str, name: str, *arguments: object) -> Exception:

@@ -40,16 +40,16 @@ def one(tmp_path: Path) -> StreamLake:
     return made
 
 
-def said(one: StreamLake, hour: str, now: datetime = NOW) -> dict[str, str]:
+def sentences_of(one: StreamLake, hour: str, now: datetime = NOW) -> dict[str, str]:
     """The sentences by subject; of several with one subject, all of them."""
-    found: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     for subject, text in explain_sentences(explain.explain(job(one), hour, now)):
-        found[subject] = f"{found[subject]}\n{text}" if subject in found else text
-    return found
+        sentences[subject] = f"{sentences[subject]}\n{text}" if subject in sentences else text
+    return sentences
 
 
 def test_an_accepted_hour(one: StreamLake) -> None:
-    assert said(one, HOUR) == {
+    assert sentences_of(one, HOUR) == {
         "hour": f"{HOUR} of events is accepted as revision 1; the batch layer serves it",
         "sealed": "at 2026-11-21 02:00:00 UTC: 4 offsets of topic id t: partition 0 [0, 4)",
         "layers": "speed has 4 rows in 1 file, batch has 3 rows in 1 file, main serves 3 rows in 1 file",
@@ -65,12 +65,12 @@ def test_an_accepted_hour(one: StreamLake) -> None:
 
 
 def test_a_sealed_hour_that_waits(one: StreamLake) -> None:
-    found = said(one, NEXT)
-    assert found["hour"] == f"{NEXT} of events is sealed and waits for the batch layer; the speed layer serves it"
-    assert found["layers"] == "speed has 4 rows in 1 file, batch has no rows, main serves 4 rows in 1 file"
-    assert found["served"] == "by speed, by the rule: the batch layer has not accepted it"
-    assert found["rebuild"] == f"`anabranch batch events --hour {NEXT}`"
-    assert not {"account", "checks", "revision", "refused", "audit"} & set(found)
+    sentences = sentences_of(one, NEXT)
+    assert sentences["hour"] == f"{NEXT} of events is sealed and waits for the batch layer; the speed layer serves it"
+    assert sentences["layers"] == "speed has 4 rows in 1 file, batch has no rows, main serves 4 rows in 1 file"
+    assert sentences["served"] == "by speed, by the rule: the batch layer has not accepted it"
+    assert sentences["rebuild"] == f"`anabranch batch events --hour {NEXT}`"
+    assert not {"account", "checks", "revision", "refused", "audit"} & set(sentences)
 
 
 def test_a_refused_hour(one: StreamLake) -> None:
@@ -93,40 +93,42 @@ def test_a_refused_hour(one: StreamLake) -> None:
                 quality={"passed": False, "failed": [{"type": "x"}]},
             ),
         )
-    found = said(one, NEXT)
-    assert found["hour"] == f"{NEXT} of events is refused and goes on being served by the speed layer"
-    assert found["refused"] == "at 2026-11-22 02:00:00 UTC, for the 2. time: quality: no"
-    assert found["account"] == "in the build that was refused, of 6 offsets 6 became rows"
-    assert "the quality gate failed, critical: x" in found["checks"]
-    assert found["rebuild"].startswith("mend what the refusal says, then `anabranch batch events --hour ")
+    sentences = sentences_of(one, NEXT)
+    assert sentences["hour"] == f"{NEXT} of events is refused and goes on being served by the speed layer"
+    assert sentences["refused"] == "at 2026-11-22 02:00:00 UTC, for the 2. time: quality: no"
+    assert sentences["account"] == "in the build that was refused, of 6 offsets 6 became rows"
+    assert "the quality gate failed, critical: x" in sentences["checks"]
+    assert sentences["rebuild"].startswith("mend what the refusal says, then `anabranch batch events --hour ")
 
 
 def test_an_hour_that_was_refused_first_and_is_accepted_now(one: StreamLake) -> None:
     record(one, decide(NEXT, "refused", 1, CUT, NOW, served="speed", reason="quality: no", good=6, dead=0))
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
-    found = said(one, NEXT)
-    assert found["hour"] == f"{NEXT} of events is accepted as revision 1; the batch layer serves it"
-    assert "refused" not in found
+    sentences = sentences_of(one, NEXT)
+    assert sentences["hour"] == f"{NEXT} of events is accepted as revision 1; the batch layer serves it"
+    assert "refused" not in sentences
 
 
 def test_a_balance_that_does_not_close_is_shouted(one: StreamLake) -> None:
     record(one, decide(NEXT, "refused", 1, CUT, NOW, reason="the balance", good=5, dead=0, duplicate=0, gap=0))
-    assert said(one, NEXT)["checks"] == "the balance does NOT close (5 + 0 + 0 + 0 = 5 of 6 offsets)"
+    assert sentences_of(one, NEXT)["checks"] == "the balance does NOT close (5 + 0 + 0 + 0 = 5 of 6 offsets)"
 
 
 def test_a_restated_hour_and_a_refused_restatement(one: StreamLake) -> None:
     accept(one, HOUR, BEFORE, [event(0, o, HOUR) for o in range(4)], revision=2, reason="decided again after x")
     record(one, decide(HOUR, "refused", 3, BEFORE, LATER, served="batch", reason="quality: no", good=1, dead=0))
-    found = said(one, HOUR)
-    assert found["hour"].endswith("is accepted as revision 2; the batch layer serves it")
-    assert found["refused"] == ("a restatement (revision 3) at 2026-11-22 02:00:00 UTC: quality: no; revision 2 stays")
-    assert found["account"] == "of 4 offsets 4 became rows", "of what is served, not of what was refused"
-    first, second = found["revision"].splitlines()
+    sentences = sentences_of(one, HOUR)
+    assert sentences["hour"].endswith("is accepted as revision 2; the batch layer serves it")
+    assert sentences["refused"] == (
+        "a restatement (revision 3) at 2026-11-22 02:00:00 UTC: quality: no; revision 2 stays"
+    )
+    assert sentences["account"] == "of 4 offsets 4 became rows", "of what is served, not of what was refused"
+    first, second = sentences["revision"].splitlines()
     assert first == "1 at 2026-11-21 02:00:00 UTC; can be read: no longer: its tag's age has ended"
     assert second.startswith(
         "2 at 2026-11-21 02:00:00 UTC, decided again after x: good 3 to 4 (+1), duplicate 1 to 0 (-1)"
     )
-    assert found["served"].startswith("by batch since 2026-11-21 02:00:00 UTC")
+    assert sentences["served"].startswith("by batch since 2026-11-21 02:00:00 UTC")
 
 
 def test_an_hour_accepted_by_an_operator_and_from_several_sources(one: StreamLake) -> None:
@@ -134,37 +136,39 @@ def test_an_hour_accepted_by_an_operator_and_from_several_sources(one: StreamLak
     counts = {"good": 4, "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "sources": sources}
     reason = "accepted by an operator: known"
     facts = _facts([decide(HOUR, "accepted", 1, BEFORE, NOW, served="batch", reason=reason, **counts)])
-    found = dict(explain_sentences(facts))
-    assert found["account"] == "of 4 offsets 4 became rows; 3 read from Kafka, 1 read from the speed layer"
-    assert found["revision"] == "1 at 2026-11-21 02:00:00 UTC, accepted by an operator: known"
+    sentences = dict(explain_sentences(facts))
+    assert sentences["account"] == "of 4 offsets 4 became rows; 3 read from Kafka, 1 read from the speed layer"
+    assert sentences["revision"] == "1 at 2026-11-21 02:00:00 UTC, accepted by an operator: known"
 
 
 def test_an_overridden_hour(one: StreamLake) -> None:
     override.serve_hour(one.lake, one.stream, HOUR, "speed", "the rule is wrong")
-    found = said(one, HOUR)
-    assert found["hour"].endswith("is accepted as revision 1; the speed layer serves it")
-    assert ", by choice: the rule is wrong; `anabranch serve-hour events" in found["served"]
-    assert "main serves 4 rows" in found["layers"]
+    sentences = sentences_of(one, HOUR)
+    assert sentences["hour"].endswith("is accepted as revision 1; the speed layer serves it")
+    assert ", by choice: the rule is wrong; `anabranch serve-hour events" in sentences["served"]
+    assert "main serves 4 rows" in sentences["layers"]
     override.serve_hour(one.lake, one.stream, HOUR, "auto", "mended")
-    assert "by choice" not in said(one, HOUR)["served"]
+    assert "by choice" not in sentences_of(one, HOUR)["served"]
 
 
 def test_an_open_an_ended_and_a_coming_hour(one: StreamLake) -> None:
     running, ended = (datetime(2026, 11, 21, h, 30, tzinfo=UTC) for h in (2, 3))
-    found = said(one, OPEN, running)
-    assert found["hour"] == f"{OPEN} of events is open: records of it still come in, and the speed layer serves them"
-    assert found["seal"] == "it can be sealed from 2026-11-21 03:02:00 UTC on, by any run of the batch layer"
-    assert "rebuild" not in found
-    found = said(one, OPEN, ended)
-    assert found["hour"].startswith(f"{OPEN} of events has ended and is not sealed yet")
-    assert found["rebuild"] == f"`anabranch batch events --hour {OPEN}`"
+    sentences = sentences_of(one, OPEN, running)
+    assert (
+        sentences["hour"] == f"{OPEN} of events is open: records of it still come in, and the speed layer serves them"
+    )
+    assert sentences["seal"] == "it can be sealed from 2026-11-21 03:02:00 UTC on, by any run of the batch layer"
+    assert "rebuild" not in sentences
+    sentences = sentences_of(one, OPEN, ended)
+    assert sentences["hour"].startswith(f"{OPEN} of events has ended and is not sealed yet")
+    assert sentences["rebuild"] == f"`anabranch batch events --hour {OPEN}`"
     coming = "2026-11-21T09"
-    assert said(one, coming, running) == {"hour": f"{coming} of events has not begun; the open hour is {OPEN}"}
+    assert sentences_of(one, coming, running) == {"hour": f"{coming} of events has not begun; the open hour is {OPEN}"}
 
 
 def test_an_hour_before_the_first(one: StreamLake) -> None:
     before = shift(HOUR, -1)
-    assert said(one, before) == {
+    assert sentences_of(one, before) == {
         "hour": f"{before} of events is before {HOUR}, where the stream begins; what Kafka received earlier belongs to "
         f"{HOUR}"
     }
@@ -175,7 +179,7 @@ def test_a_main_that_is_not_the_serving_layers_is_shouted(one: StreamLake) -> No
     spoil(one, remove_hour=HOUR)
     assert (
         "but main does NOT hold the batch layer's files: `anabranch merge events` puts it right"
-        in said(one, HOUR)["served"]
+        in sentences_of(one, HOUR)["served"]
     )
 
 
@@ -185,43 +189,43 @@ TIMELINE = Timeline(HOUR, OPEN, {0: 10}, sealed={HOUR: BEFORE, NEXT: CUT})
 def _facts(rows: list[LedgerRow], hour: str = HOUR, **values: Any) -> HourFacts:
     given = {"accepted": {HOUR: Accepted(1, BEFORE)}} | values
     state = new_state(given.pop("timeline", TIMELINE), {0: 10}, **given)
-    held = {"main": {"a": 3, "b": 1}, "speed": {}, "batch": {"a": 3, "b": 1}}
-    return hour_facts(new_stream(), state, hour, rows, held, {}, NOW)
+    files = {"main": {"a": 3, "b": 1}, "speed": {}, "batch": {"a": 3, "b": 1}}
+    return hour_facts(new_stream(), state, hour, rows, files, {}, NOW)
 
 
 def test_an_empty_hour() -> None:
     cut = Cut("t", {0: (4, 4)})
     row = decide(HOUR, "accepted", 1, cut, NOW, served="batch", good=0, dead=0, duplicate=0, gap=0, gaps={})
     facts = _facts([row], accepted={HOUR: Accepted(1, cut)}, timeline=replace(TIMELINE, sealed={}))
-    found = dict(explain_sentences(facts))
-    assert found["sealed"] == "the ledger does not say when, without a record"
-    assert found["rebuild"] == "there is nothing to rebuild: it holds no records"
-    assert not {"account", "checks"} & set(found)
+    sentences = dict(explain_sentences(facts))
+    assert sentences["sealed"] == "the ledger does not say when, without a record"
+    assert sentences["rebuild"] == "there is nothing to rebuild: it holds no records"
+    assert not {"account", "checks"} & set(sentences)
 
 
 def test_an_hour_that_kafka_lost_is_said_to_stay_as_it_is() -> None:
     adopted = replace(TIMELINE, adoptions=(Adoption(NEXT, "former", {0: 0}),))
     facts = _facts([], NEXT, timeline=adopted)
-    found = dict(explain_sentences(facts))
-    assert found["rebuild"].startswith("it cannot be rebuilt: Kafka no longer holds it: the log of topic id former")
+    sentences = dict(explain_sentences(facts))
+    assert sentences["rebuild"].startswith("it cannot be rebuilt: Kafka no longer holds it: the log of topic id former")
     assert facts.rebuild is None
 
 
 def test_an_accepted_hour_that_kafka_lost_is_rebuilt_from_what_the_table_keeps() -> None:
     adopted = replace(TIMELINE, adoptions=(Adoption(NEXT, "former", {0: 0}),))
     former = Cut("former", {0: (0, 4)})
-    found = dict(explain_sentences(_facts([], timeline=adopted, accepted={HOUR: Accepted(1, former)})))
-    assert found["rebuild"].startswith(
+    sentences = dict(explain_sentences(_facts([], timeline=adopted, accepted={HOUR: Accepted(1, former)})))
+    assert sentences["rebuild"].startswith(
         f"`anabranch batch events --hour {HOUR} --restate`, from what the table keeps of it: Kafka no longer holds it"
     )
 
 
 def test_an_hour_that_the_ledger_lost() -> None:
-    found = dict(explain_sentences(_facts([])))
-    assert found["hour"].endswith("is accepted as revision 1; the batch layer serves it")
-    assert found["sealed"].startswith("the ledger does not say when: 4 offsets")
-    assert found["account"] == "the ledger does not say what was counted"
-    assert found["served"] == "by batch, by the rule: the batch layer has accepted it"
+    sentences = dict(explain_sentences(_facts([])))
+    assert sentences["hour"].endswith("is accepted as revision 1; the batch layer serves it")
+    assert sentences["sealed"].startswith("the ledger does not say when: 4 offsets")
+    assert sentences["account"] == "the ledger does not say what was counted"
+    assert sentences["served"] == "by batch, by the rule: the batch layer has accepted it"
 
 
 def test_rows_of_the_speed_layer_that_are_gone_or_were_never_read() -> None:
@@ -249,7 +253,7 @@ def test_a_decision_that_waits_on_its_branch_counts(one: StreamLake) -> None:
     row = decide(NEXT, "accepted", 1, CUT, NOW, served="batch", good=1, dead=0)
     publish = one.accept(stage_rows(one, [event(0, 4)]), NEXT, Accepted(1, CUT))
     one.publish(replace(publish, decisions=(row,)))
-    assert said(one, NEXT)["account"] == "of 6 offsets 1 became rows"
+    assert sentences_of(one, NEXT)["account"] == "of 6 offsets 1 became rows"
 
 
 def test_since_when_a_layer_serves() -> None:

@@ -40,7 +40,7 @@ def test_each_row_names_tests_that_exist_and_that_nothing_skips(failure: str, te
         source = file.read_text(encoding="utf-8")
         assert "pytestmark" not in source and "pytest.skip" not in source, f"{file} may be skipped"
         if function:
-            found = functions(file)
-            assert function in found, f"{failure}: expected {function} in {file_name}, found none"
-            marks = " ".join(ast.unparse(decorator) for decorator in found[function].decorator_list)
+            definitions = functions(file)
+            assert function in definitions, f"{failure}: expected {function} in {file_name}, found none"
+            marks = " ".join(ast.unparse(decorator) for decorator in definitions[function].decorator_list)
             assert "skip" not in marks and "xfail" not in marks, f"{file_name}::{function} is skipped"

@@ -214,8 +214,8 @@ def test_of_two_restatements_of_a_forgotten_hour_the_second_finds_the_first(lake
 
 def test_that_an_operator_accepted_a_forgotten_hour_is_known_from_the_ledger(lake: StreamLake) -> None:
     """The hazard: decided again, it would be refused for what the operator had accepted."""
-    said = acceptance_reason(["quality: too few"], True, "known")
-    accept(lake, 0, [0], [], reason=said)
+    reason = acceptance_reason(["quality: too few"], True, "known")
+    accept(lake, 0, [0], [], reason=reason)
     accept(lake, 1, [10], [])
     for i in range(2, HOURS):
         accept(lake, i, [10 * i], [])

@@ -32,9 +32,9 @@ def test_a_stale_publisher_is_refused_before_it_asks(lake: StreamLake, glue: Glu
     staged = [lake.stage([(FIRST, 0, offset)]) for offset in (0, 1)]
     state = lake.state()
     assert lake.publish(lake.speed(staged[0], {0: 1}, state), state) is Outcome.LANDED
-    asked = len(glue.updates)
+    updates = len(glue.updates)
     assert lake.publish(lake.speed(staged[1], {0: 2}, state), state, lake.again()) is Outcome.REFUSED
-    assert len(glue.updates) == asked
+    assert len(glue.updates) == updates
     assert lake.rows("main") == [(FIRST, 0, 0)]
 
 
@@ -65,8 +65,8 @@ def test_of_two_publishers_that_asked_at_once_one_lands(lake: StreamLake, glue: 
     version = landed.metadata_location.rpartition("/")[2][:5]
     assert len(list(Path(landed.location().removeprefix("file://")).glob(f"metadata/{version}-*.json"))) == 2
     admin.forget(lake.lake, lake.name)
-    said = register(lake.environment, lake.lake, lake.name, landed.schema())
-    assert said[-1] == f"registered table {lake.name} by {landed.metadata_location}"
+    messages = register(lake.environment, lake.lake, lake.name, landed.schema())
+    assert messages[-1] == f"registered table {lake.name} by {landed.metadata_location}"
     assert lake.rows("main") == [row]
 
 

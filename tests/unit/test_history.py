@@ -27,21 +27,21 @@ def one(tmp_path: Path) -> StreamLake:
     return new_proof(tmp_path)
 
 
-def rebuild(one: StreamLake, revision: int, rows: list[dict[str, Any]], **said: Any) -> None:
+def rebuild(one: StreamLake, revision: int, rows: list[dict[str, Any]], **values: Any) -> None:
     """What the batch layer does with an hour: its own publish, tags and all, then the ledger."""
     staged = stage_rows(one, rows)
     state = one.state()
     counts = {"good": len(rows), "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "speed_rows": 0}
-    account = HourAccount.from_dict(counts | said)
-    built = Rebuilt(NEXT, Accepted(revision, CUT), staged, (), account, said.get("reason"))
+    account = HourAccount.from_dict(counts | values)
+    built = Rebuilt(NEXT, Accepted(revision, CUT), staged, (), account, values.get("reason"))
     publish = plan_publish(state, [built], NOW, frozenset())
     assert one.publish(publish, state) is Outcome.LANDED
     record(one, *publish.decisions)
 
 
 def n_of(one: StreamLake, at: str) -> list[int]:
-    found = run_query(f"SELECT n FROM {one.name} ORDER BY 1", one.lake.tables([one.name]), at=at)
-    values: list[int] = found["n"].to_pylist()
+    table = run_query(f"SELECT n FROM {one.name} ORDER BY 1", one.lake.tables([one.name]), at=at)
+    values: list[int] = table["n"].to_pylist()
     return values
 
 
@@ -98,14 +98,14 @@ def test_every_decision_is_there_in_its_order_hour_by_hour() -> None:
         row("refused", 1, reason="quality: no"), row("accepted", 1, good=2, sources={"kafka": 2}),
         row("refused", 2, reason="quality: again"),
     ]  # fmt: skip
-    found = history.history_rows("games.events", rows, {})
-    assert [(d.hour, d.decision, d.revision, d.reason) for d in found] == [
+    decisions = history.history_rows("games.events", rows, {})
+    assert [(d.hour, d.decision, d.revision, d.reason) for d in decisions] == [
         (HOUR, "sealed", 0, None), (HOUR, "accepted", 1, None), (NEXT, "sealed", 0, None),
         (NEXT, "refused", 1, "quality: no"), (NEXT, "accepted", 1, None), (NEXT, "refused", 2, "quality: again"),
     ]  # fmt: skip
-    assert found[4].sources == {"kafka": 2}
+    assert decisions[4].sources == {"kafka": 2}
     # A refused restatement replaced nothing: the revision before it is the newest.
-    assert found[4].readable == "it is the newest revision"
+    assert decisions[4].readable == "it is the newest revision"
 
 
 def test_changes_in_words() -> None:
@@ -119,10 +119,10 @@ def test_the_text_shows_the_command(one: StreamLake, capsys: pytest.CaptureFixtu
     rebuild(one, 1, [event(0, 4, n=1)])
     rebuild(one, 2, [event(0, 4, n=2)])
     history.print_history("events", NEXT, history.history(job(one), NEXT), "text")
-    said = capsys.readouterr().out
-    assert f"hour {NEXT}, revision 1: can be read: by its tag until " in said
-    assert f"--at {NEXT}-r1\n" in said
-    assert "no count changed" in said
+    output = capsys.readouterr().out
+    assert f"hour {NEXT}, revision 1: can be read: by its tag until " in output
+    assert f"--at {NEXT}-r1\n" in output
+    assert "no count changed" in output
     history.print_history("events", HOUR, history.history(job(one), HOUR), "text")
     assert f"no decision about hour {HOUR} yet" in capsys.readouterr().out
 
@@ -147,5 +147,5 @@ def test_only_what_a_table_has_can_be_queried(one: StreamLake) -> None:
 
 def test_an_empty_hour_has_no_rows_at_its_tag(one: StreamLake) -> None:
     record(one, decide(HOUR, "accepted", 1, Cut("t", {}), NOW, served="batch", good=0))
-    (found,) = history.history(job(one), HOUR)
-    assert found.readable == "it is the newest revision"
+    (decision,) = history.history(job(one), HOUR)
+    assert decision.readable == "it is the newest revision"

@@ -45,7 +45,7 @@ def test_a_name_that_is_no_hour_is_refused_with_an_example(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "stable_end", "floor", "expected", "why"),
+    ("record", "stable_end", "floor", "expected", "why"),
     [
         (stamped(7, NOW), 9, 0, 7, "the first record of the next hour"),
         (stamped(7, NOW + timedelta(milliseconds=1)), 9, 0, 9, "a record from the future says nothing"),
@@ -55,8 +55,8 @@ def test_a_name_that_is_no_hour_is_refused_with_an_example(text: str) -> None:
         (stamped(7, NOW), 5, 0, 5, "never beyond what is decided"),
     ],
 )
-def test_where_an_hour_ends(found: Stamped | None, stable_end: int, floor: int, expected: int, why: str) -> None:
-    assert hours.plan_boundary(found, stable_end, floor, NOW) == expected, why
+def test_where_an_hour_ends(record: Stamped | None, stable_end: int, floor: int, expected: int, why: str) -> None:
+    assert hours.plan_boundary(record, stable_end, floor, NOW) == expected, why
 
 
 def test_the_first_hour_is_that_of_the_oldest_record_that_waits() -> None:

@@ -48,10 +48,10 @@ def gateway(interference: Interference, lake: StreamLake) -> Gateway:
 
 def run(interference: Interference, code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A process of the name `speed`, which knows the tests' modules too."""
-    told = os.environ | interference.environment("speed") | environment
-    told["PYTHONPATH"] += os.pathsep + os.pathsep.join(path for path in sys.path if path)
+    variables = os.environ | interference.environment("speed") | environment
+    variables["PYTHONPATH"] += os.pathsep + os.pathsep.join(path for path in sys.path if path)
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, env=told, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
 
 
 def test_a_request_lands_after_its_sender_is_gone(
@@ -107,5 +107,5 @@ def test_orders_are_for_one_name_and_end(interference: Interference, lake: Strea
 def test_a_clock_is_set(interference: Interference, seconds: float) -> None:
     interference.set_clock("batch", 2 * seconds)
     interference.set_clock("speed", seconds)
-    said = float(run(interference, ASK).stdout)
-    assert abs(said - time.time() - seconds) < 60
+    now = float(run(interference, ASK).stdout)
+    assert abs(now - time.time() - seconds) < 60

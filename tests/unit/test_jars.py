@@ -48,7 +48,7 @@ def test_verify_accepts_exactly_the_listed_jars(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "sentence"),
+    ("content", "sentence"),
     [
         ({"spark__a-1": b"a"}, "s3/b-2.jar is missing"),
         ({"spark__a-1": b"a", "s3__b-2": b"b", "s3__c-3": b"c"}, "s3/c-3.jar is not listed"),
@@ -56,11 +56,11 @@ def test_verify_accepts_exactly_the_listed_jars(tmp_path: Path) -> None:
     ],
 )
 def test_verify_names_the_jar_what_was_expected_and_the_remedy(
-    tmp_path: Path, found: dict[str, bytes], sentence: str
+    tmp_path: Path, content: dict[str, bytes], sentence: str
 ) -> None:
     sums = _sums(tmp_path / "sums", **{"spark__a-1": b"a", "s3__b-2": b"b"})
     with pytest.raises(Terminal) as error:
-        jars.verify(_folder(tmp_path / "jars", **found), sums)
+        jars.verify(_folder(tmp_path / "jars", **content), sums)
     assert sentence in str(error.value)
     assert "anabranch jars" in str(error.value)
 

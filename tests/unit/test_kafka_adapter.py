@@ -41,23 +41,23 @@ def test_a_broker_that_is_away_is_transient_and_the_message_says_why(monkeypatch
 def test_the_cause_that_the_client_only_logs_decides(failure: Exception, kind: type[AnabranchError]) -> None:
     began = time.monotonic()
     logging.getLogger("kafka.net.manager").warning("Bootstrap connection to %s failed: %s", "n", failure)
-    found = client._explained(NOBODY, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
-    assert type(found) is kind
-    assert str(failure.args[0]) in str(found)
+    error = client._explained(NOBODY, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
+    assert type(error) is kind
+    assert str(failure.args[0]) in str(error)
 
 
 def test_a_cause_of_an_earlier_question_does_not_count() -> None:
     logging.getLogger("kafka.net.manager").warning("failed: %s", errors.SaslAuthenticationFailedError("wrong"))
     began = time.monotonic()
-    found = client._explained(NOBODY, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
-    assert type(found) is Transient
-    assert "wrong" not in str(found)
+    error = client._explained(NOBODY, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
+    assert type(error) is Transient
+    assert "wrong" not in str(error)
 
 
 def test_rights_that_are_missing_are_for_somebody_to_grant() -> None:
-    found = client._for_code(errors.TopicAuthorizationFailedError.errno, "describe topic t at b")
-    assert isinstance(found, ConfigurationError)
-    assert "kafka-acls" in str(found)
+    error = client._for_code(errors.TopicAuthorizationFailedError.errno, "describe topic t at b")
+    assert isinstance(error, ConfigurationError)
+    assert "kafka-acls" in str(error)
 
 
 def test_of_failed_connections_the_one_that_speaks_of_a_password_tells_most() -> None:

@@ -22,8 +22,8 @@ def test_stretches_and_the_rest_are_every_offset_once(odd: dict[int, list[int]],
     parts = [*taken, *plan_rest(ranges, taken)]
     offsets = sorted((p, o) for part in parts for p, (s, e) in part.items() for o in range(s, e))
     assert offsets == [(p, o) for p in range(4) for o in range(1000)]
-    held = {(p, o) for part in taken for p, (s, e) in part.items() for o in range(s, e)}
-    assert {(p, o) for p, found in odd.items() for o in found} <= held
+    covered = {(p, o) for part in taken for p, (s, e) in part.items() for o in range(s, e)}
+    assert {(p, o) for p, odd_offsets in odd.items() for o in odd_offsets} <= covered
 
 
 def test_a_record_alone_is_taken_alone() -> None:

@@ -29,8 +29,8 @@ def named(kind: str) -> dict[str, dict[str, Any]]:
 
 
 def pods() -> dict[str, dict[str, Any]]:
-    found = {name: one["spec"]["template"]["spec"] for name, one in named("Deployment").items()}
-    return found | {n: one["spec"]["jobTemplate"]["spec"]["template"]["spec"] for n, one in named("CronJob").items()}
+    specs = {name: one["spec"]["template"]["spec"] for name, one in named("Deployment").items()}
+    return specs | {n: one["spec"]["jobTemplate"]["spec"]["template"]["spec"] for n, one in named("CronJob").items()}
 
 
 PODS = pods()

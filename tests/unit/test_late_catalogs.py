@@ -56,12 +56,12 @@ def arriving(lake: StreamLake, server: Server, looks: int | None) -> Iterator[No
     real, left = lake.lake.load, [looks]
 
     def load(name: str) -> Any:
-        found = real(name)
+        table = real(name)
         if server.held and left[0] is not None:
             left[0] -= 1
             if left[0] <= 0:
                 server.release()
-        return found
+        return table
 
     lake.lake.load = load  # type: ignore[method-assign]
     try:
@@ -73,8 +73,8 @@ def arriving(lake: StreamLake, server: Server, looks: int | None) -> Iterator[No
 
 def readable(lake: StreamLake) -> bool:
     table = lake.table()
-    found = snapshots.reachable(table, [snapshots.head(table, b) for b in BRANCHES])
-    return all(Path(path.removeprefix("file://")).exists() for path in found)
+    paths = snapshots.reachable(table, [snapshots.head(table, b) for b in BRANCHES])
+    return all(Path(path.removeprefix("file://")).exists() for path in paths)
 
 
 @pytest.mark.parametrize("looks", [1, 2, None])
@@ -121,13 +121,13 @@ def test_a_publisher_that_is_answered_after_many_publishes_of_others_deletes_not
     staged, state = lake.stage(ROWS), lake.state()
     publish, real = lake.speed(staged, {0: 3}, state), lake.lake.catalog.commit_table
 
-    def asked_again(*asked: Any) -> Any:
+    def asked_again(*request: Any) -> Any:
         lake.lake.catalog.commit_table = real  # type: ignore[method-assign]
-        real(*asked)
+        real(*request)
         for _ in range(others):
             lake.move("speed")
             lake.move("main")
-        return real(*asked)
+        return real(*request)
 
     lake.lake.catalog.commit_table = asked_again  # type: ignore[method-assign]
     if others == 1:

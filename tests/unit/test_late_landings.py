@@ -67,27 +67,27 @@ def cut_off(
     """The next `times` requests to commit to a table end with `error`; each lands after `looks` loads of the table, or
     at the end of the `with` for None."""
     catalog, name = one.lake.catalog, table or one.name
-    real_commit, real_load, found, left = catalog.commit_table, one.lake.load, CutOff(), [times, looks]
+    real_commit, real_load, requests, left = catalog.commit_table, one.lake.load, CutOff(), [times, looks]
 
     def land() -> None:
-        while found.waiting:
+        while requests.waiting:
             try:
-                real_commit(*found.waiting.pop(0))
-                found.landed += 1
+                real_commit(*requests.waiting.pop(0))
+                requests.landed += 1
             except CommitFailedException:
-                found.refused += 1
+                requests.refused += 1
 
-    def commit_table(asked: Any, requirements: Any, updates: Any) -> Any:
+    def commit_table(target: Any, requirements: Any, updates: Any) -> Any:
         # What is staged requires nothing but the table.
-        if ".".join(asked.name()) != name or not left[0] or len(requirements) == 1:
-            return real_commit(asked, requirements, updates)
+        if ".".join(target.name()) != name or not left[0] or len(requirements) == 1:
+            return real_commit(target, requirements, updates)
         left[0] -= 1  # type: ignore[operator]
-        found.waiting.append((asked, requirements, updates))
+        requests.waiting.append((target, requirements, updates))
         raise error("connection reset by peer")
 
-    def load(asked: str) -> Any:
-        loaded = real_load(asked)
-        if asked == name and found.waiting and left[1] is not None:
+    def load(identifier: str) -> Any:
+        loaded = real_load(identifier)
+        if identifier == name and requests.waiting and left[1] is not None:
             left[1] -= 1
             if left[1] <= 0:
                 land()
@@ -95,7 +95,7 @@ def cut_off(
 
     catalog.commit_table, one.lake.load = commit_table, load  # type: ignore[method-assign]
     try:
-        yield found
+        yield requests
     finally:
         catalog.commit_table, one.lake.load = real_commit, real_load  # type: ignore[method-assign]
         land()
@@ -104,8 +104,8 @@ def cut_off(
 def readable(one: StreamLake, name: str | None = None) -> bool:
     """Whether every manifest and file of the three branches is there."""
     table = one.lake.load(name or one.name)
-    found = snapshots.reachable(table, [snapshots.head(table, b) for b in BRANCHES])
-    return all(Path(path.removeprefix("file://")).exists() for path in found)
+    paths = snapshots.reachable(table, [snapshots.head(table, b) for b in BRANCHES])
+    return all(Path(path.removeprefix("file://")).exists() for path in paths)
 
 
 # What the outcome of a publish is
@@ -186,9 +186,9 @@ def test_an_outcome_that_cannot_be_told_deletes_nothing(lake: StreamLake, monkey
     staged, state, real = lake.stage(ROWS), lake.state(), lake.lake.catalog.commit_table
     publish = lake.speed(staged, {0: 3}, state)
 
-    def commit_table(*asked: Any) -> Any:
+    def commit_table(*request: Any) -> Any:
         lake.lake.catalog.commit_table = real  # type: ignore[method-assign]
-        real(*asked)
+        real(*request)
         for _ in range(6):
             lake.move("speed")
             lake.move("main")
@@ -327,8 +327,8 @@ def test_an_hour_that_lands_late_keeps_its_dead_letters(tmp_path: Path, looks: i
 @pytest.mark.parametrize("looks", [1, 2, None])
 def test_dead_letters_that_land_late_are_there_once(lake: StreamLake, looks: int | None) -> None:
     staged = lake.stage_dead([(FIRST, 0, 7)], "speed")
-    said = waiting_speed(staged, NOW)
-    publish = Publish(new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=(said,))
+    letters = waiting_speed(staged, NOW)
+    publish = Publish(new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=(letters,))
     assert lake.publish(publish) is Outcome.LANDED
     name = lake.stream.dead_letters_table
     with cut_off(lake, name, looks) as late:
@@ -348,9 +348,9 @@ def test_a_ledger_row_that_lands_late_is_there_once(lake: StreamLake, looks: int
     with cut_off(lake, name, looks) as late:
         assert ledger.record(lake.lake, name, [row]) == {row.decision_id}
     assert late.landed + late.refused == 1, "the hazard did not happen"
-    found = [r.decision_id for r in ledger.history(lake.lake, name)]
-    assert found.count(row.decision_id) == 1
-    assert len(found) == 1 + begun
+    ids = [r.decision_id for r in ledger.history(lake.lake, name)]
+    assert ids.count(row.decision_id) == 1
+    assert len(ids) == 1 + begun
 
 
 @pytest.mark.parametrize("looks", [1, None])

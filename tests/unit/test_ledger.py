@@ -38,14 +38,14 @@ def history(lake: StreamLake) -> list[LedgerRow]:
 
 
 def test_a_decision_comes_back_as_it_was_said(lake: StreamLake) -> None:
-    said = {"good": 8, "dead": 1, "gaps": {"control": 1}, "quality": {"passed": True, "failed": []}, "served": "batch"}
-    row = decide(FIRST, "accepted", 2, CUT, NOW, **said)
+    facts = {"good": 8, "dead": 1, "gaps": {"control": 1}, "quality": {"passed": True, "failed": []}, "served": "batch"}
+    row = decide(FIRST, "accepted", 2, CUT, NOW, **facts)
     assert record(lake, row) == {row.decision_id}
-    (found,) = history(lake)
-    assert found == replace(row, sequence=found.sequence)
-    assert (found.hour, found.decision, found.revision, found.cut) == (FIRST, "accepted", 2, CUT)
-    assert (found.offsets, found.good, found.gaps, found.diff) == (10, 8, {"control": 1}, None)
-    assert found.quality == QualityResult(True)
+    (stored,) = history(lake)
+    assert stored == replace(row, sequence=stored.sequence)
+    assert (stored.hour, stored.decision, stored.revision, stored.cut) == (FIRST, "accepted", 2, CUT)
+    assert (stored.offsets, stored.good, stored.gaps, stored.diff) == (10, 8, {"control": 1}, None)
+    assert stored.quality == QualityResult(True)
 
 
 def test_a_row_lost_in_a_crash_is_restored_once_from_the_branchs_properties(lake: StreamLake) -> None:
@@ -168,8 +168,8 @@ ACCEPTED = row("accepted", good=9, served="batch")
     ],
 )
 def test_the_newest_word_on_an_hour(rows: list[LedgerRow], expected: dict[str, Any]) -> None:
-    found = ledger.newest(rows)[FIRST]
-    assert {key: getattr(found, key) for key in expected} == expected
+    newest = ledger.newest(rows)[FIRST]
+    assert {key: getattr(newest, key) for key in expected} == expected
 
 
 def test_hours_come_oldest_first() -> None:

@@ -39,16 +39,16 @@ def lake(tmp_path: Path) -> StreamLake:
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The data files that are read from now on."""
-    found: list[str] = []
+    locations: list[str] = []
     real = PyArrowFileIO.new_input
 
     def new_input(self: PyArrowFileIO, location: str) -> Any:
         if location.endswith(".parquet"):
-            found.append(location)
+            locations.append(location)
         return real(self, location)
 
     monkeypatch.setattr(PyArrowFileIO, "new_input", new_input)
-    return found
+    return locations
 
 
 def at(day: int, hour: int = 0) -> str:
@@ -169,8 +169,8 @@ def test_of_old_hours_only_what_tells_of_losses_and_differences_is_read(lake: St
     name = lake.stream.hours_table
     clean = {"missing": 4, "extra": 0, "changed": 0, "duplicate": 2, "unread": 4, "sample": []}
     rows = [
-        decide(at(day), "accepted", 1, CUT, NOW, **said)
-        for day, said in enumerate((
+        decide(at(day), "accepted", 1, CUT, NOW, **facts)
+        for day, facts in enumerate((
             {"diff": clean, "gaps": {}}, {"diff": clean | {"unread": 3}}, {"diff": clean | {"extra": 1}},
             {"diff": {"missing": 1, "extra": 0, "changed": 0}}, {"diff": clean | {"changed": 1}},
             {"gaps": {"retention": 7}}, {"gaps": {"control": 7}}, {},
@@ -199,10 +199,10 @@ def test_records_leave_few_files_manifests_and_snapshots(lake: StreamLake) -> No
             assert manifests(lake) <= ledger_files.MANY_MANIFESTS + 2
             assert len(loaded(lake).snapshots()) <= ledger_files.SNAPSHOTS_KEPT + ledger_files.MANY + 2
     assert len(loaded(lake).snapshots()) > ledger_files.SNAPSHOTS_KEPT, "no snapshot was expired"
-    found = history(lake)
-    assert [row.decision_id for row in found] == [row.decision_id for row in rows]
-    assert sorted({row.sequence for row in found}) == [row.sequence for row in found]
-    assert all(row.reason == said.reason for row, said in zip(found, rows, strict=True))
+    decisions = history(lake)
+    assert [row.decision_id for row in decisions] == [row.decision_id for row in rows]
+    assert sorted({row.sequence for row in decisions}) == [row.sequence for row in decisions]
+    assert all(row.reason == expected.reason for row, expected in zip(decisions, rows, strict=True))
 
 
 def test_a_ledger_that_was_never_merged_is_and_says_what_it_said(lake: StreamLake) -> None:

@@ -36,7 +36,7 @@ def bury(one: StreamLake, *rows: dict[str, Any], branches: tuple[str, ...] = ("m
 
 
 @pytest.mark.parametrize(
-    ("data", "longest", "said"),
+    ("data", "longest", "text"),
     [
         (None, 9, None),
         (b"", 9, ""),
@@ -51,8 +51,8 @@ def bury(one: StreamLake, *rows: dict[str, Any], branches: tuple[str, ...] = ("m
         (b"a\xe2\x82", 9, "a\\xe2\\x82"),
     ],
 )
-def test_bytes_of_any_kind_are_shown(data: bytes | None, longest: int, said: str | None) -> None:
-    assert dead_letters.shown(data, longest) == said
+def test_bytes_of_any_kind_are_shown(data: bytes | None, longest: int, text: str | None) -> None:
+    assert dead_letters.shown(data, longest) == text
 
 
 def test_reasons_are_counted_and_shown_with_their_first_records(one: StreamLake) -> None:
@@ -90,10 +90,10 @@ def test_a_value_of_any_size_is_one_line_of_text(one: StreamLake, capsys: pytest
     bury(one, {"kafka_offset": 1, "value": b"\x1b[31m\n" + b"x" * 1_000_000})
     view = dead_letters.letters(job(one), None, 3)
     dead_letters.print_letters(view, "text")
-    said = capsys.readouterr().out
-    assert r"  value: \x1b[31m\nxxx" in said
-    assert "… (1000006 bytes)" in said
-    assert max(map(len, said.splitlines())) < 250
-    assert "\x1b" not in said
+    output = capsys.readouterr().out
+    assert r"  value: \x1b[31m\nxxx" in output
+    assert "… (1000006 bytes)" in output
+    assert max(map(len, output.splitlines())) < 250
+    assert "\x1b" not in output
     dead_letters.print_letters(view, "json")
     assert len(json.loads(capsys.readouterr().out)["reasons"][0]["samples"][0]["value"]) == 2001

@@ -33,14 +33,14 @@ def lake(tmp_path: Path) -> StreamLake:
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
     """The loads of each table."""
-    found, find = Counter[str](), Lake._find
+    loads, find = Counter[str](), Lake._find
 
     def counting(lake: Lake, name: str) -> Any:
-        found[name] += 1
+        loads[name] += 1
         return find(lake, name)
 
     with patch.object(Lake, "_find", counting):
-        yield found
+        yield loads
 
 
 def land(lake: StreamLake, publish_: Publish, before: State | None = None) -> Landed | None:

@@ -56,11 +56,11 @@ def test_an_event_has_the_fields_of_its_process_and_of_its_thread(capsys: pytest
     note(attempt="nobody's")
     LOG.info("behind")
     ours = {"stream": "events", "layer": "batch"}
-    found = {
+    events = {
         str(line["message"]): {k: v for k, v in line.items() if k not in ("at", "level", "logger", "message")}
         for line in lines(capsys)
     }
-    assert found == {
+    assert events == {
         "beside": ours,
         "inside": ours | {"hour": FIRST, "attempt": "a", "offsets": {"0": [0, 3]}, "publish": "p"},
         "around": ours | {"hour": FIRST, "attempt": "a"},
@@ -84,7 +84,7 @@ def test_a_publish_is_found_by_its_id_and_its_snapshots(tmp_path: Path, capsys: 
     with fields():
         assert lake.publish(publish) is Outcome.LANDED
         LOG.info("published")
-    said = lines(capsys)[-1]
+    event = lines(capsys)[-1]
     refs = lake.table().metadata.refs
-    assert said["publish"] == publish.id
-    assert said["snapshots"] == {branch: refs[branch].snapshot_id for branch in ("main", "speed")}
+    assert event["publish"] == publish.id
+    assert event["snapshots"] == {branch: refs[branch].snapshot_id for branch in ("main", "speed")}

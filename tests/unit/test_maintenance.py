@@ -116,10 +116,10 @@ def test_what_nothing_refers_to_is_deleted_after_its_age_and_nothing_else(lake: 
     foreign.write_text("not a file of any writer")
     age(files(lake))
     before, rows = files(lake), {b: lake.rows(b) for b in ("main", "batch")}
-    said = maintain(lake, dry_run=True)
+    planned = maintain(lake, dry_run=True)
     assert files(lake) == before
     done = maintain(lake)
-    assert {f.path for f in done.orphans[lake.name]} == {f.path for f in said.orphans[lake.name]}
+    assert {f.path for f in done.orphans[lake.name]} == {f.path for f in planned.orphans[lake.name]}
     gone = before - files(lake)
     assert left | {str(stray)} <= gone
     assert foreign.exists()
@@ -254,10 +254,10 @@ def test_a_file_that_is_published_between_the_listing_and_the_look_is_spared(
     age(files(lake))
 
     def list_table(*args: Any) -> list[Stored]:
-        found = real(*args)
-        if paths_of(late) & {f.path.removeprefix("file://") for f in found}:
+        stored = real(*args)
+        if paths_of(late) & {f.path.removeprefix("file://") for f in stored}:
             assert lake.publish(lake.speed(late, {0: 10})) is Outcome.LANDED
-        return found
+        return stored
 
     monkeypatch.setattr(maintenance, "list_table", list_table)
     maintain(lake)
@@ -408,9 +408,9 @@ def test_snapshots_of_the_ledger_and_the_dead_letters_are_expired_too(
         ledger.record(lake.lake, lake.stream.hours_table, [ledger.decision(H[2], "refused", 1, CUTS[2], NOW)])
     rows = len(ledger.history(lake.lake, lake.stream.hours_table))
     assert len(lake.lake.load(lake.stream.hours_table).snapshots()) == 10
-    said = maintain(lake, dry_run=True).expired
-    assert maintain(lake).expired == said
-    assert said[lake.stream.hours_table] == 5
+    expired = maintain(lake, dry_run=True).expired
+    assert maintain(lake).expired == expired
+    assert expired[lake.stream.hours_table] == 5
     assert len(lake.lake.load(lake.stream.hours_table).snapshots()) == 5
     assert len(ledger.history(lake.lake, lake.stream.hours_table)) == rows
     assert lake.dead("main") == [(H[0], 0, 2)]
@@ -424,11 +424,11 @@ def test_the_command_says_what_goes(lake: StreamLake, monkeypatch: pytest.Monkey
     orphan(lake)
     age(files(lake))
     dry = CliRunner().invoke(main, ["maintain", "events", "--dry-run", "--output", "json"])
-    said = json.loads(dry.stdout)
-    assert said["dry_run"] is True
-    assert said["speed_hours"] == [H[0], H[1]]
-    assert said["orphans"]["games.events"]["files"] >= 1
-    assert said["orphans"]["games.events"]["bytes"] > 0
+    report = json.loads(dry.stdout)
+    assert report["dry_run"] is True
+    assert report["speed_hours"] == [H[0], H[1]]
+    assert report["orphans"]["games.events"]["files"] >= 1
+    assert report["orphans"]["games.events"]["bytes"] > 0
     done = CliRunner().invoke(main, ["maintain", "events"])
     assert done.exit_code == 0
     assert f"events: hours whose rows of the speed layer were dropped: {H[0]}, {H[1]}" in done.stdout

@@ -163,8 +163,8 @@ def test_merged_entries_keep_the_snapshot_and_the_number_that_they_came_with(lak
     for branch in ("main", "speed"):
         for manifest in head(table, branch).manifests(table.io):
             for entry in manifest.fetch_manifest_entry(table.io):
-                found = (entry.snapshot_id, entry.sequence_number)
-                assert found == by_path[entry.data_file.file_path], branch
+                origin = (entry.snapshot_id, entry.sequence_number)
+                assert origin == by_path[entry.data_file.file_path], branch
                 assert entry.file_sequence_number == entry.sequence_number
             assert manifest.sequence_number <= (head(table, branch).sequence_number or 0)
     added = {
@@ -193,16 +193,16 @@ def test_an_old_branch_with_a_manifest_for_each_micro_batch_is_merged_over_sever
 
 def test_years_of_hours_leave_few_manifests_and_each_hour_can_still_be_swapped(lake: StreamLake) -> None:
     hours = [shift(FIRST, i) for i in range(120)]
-    held = {h: named_files(lake, h, 1) for h in hours}
+    files = {h: named_files(lake, h, 1) for h in hours}
     for h in hours:
-        commit(lake, Change("batch", held[h], clear=(h,)), Change("main", held[h], clear=(h,)))
+        commit(lake, Change("batch", files[h], clear=(h,)), Change("main", files[h], clear=(h,)))
     assert len(manifests(lake, "main")) <= 24 + 3 * 8
-    assert paths(lake, "main") == sorted(f.file_path for fs in held.values() for f in fs)
+    assert paths(lake, "main") == sorted(f.file_path for fs in files.values() for f in fs)
     old = hours[3]
-    held[old] = named_files(lake, old, 1)
-    commit(lake, Change("batch", held[old], clear=(old,)), Change("main", held[old], clear=(old,)))
-    assert paths(lake, "main") == paths(lake, "batch") == sorted(f.file_path for fs in held.values() for f in fs)
-    assert names(files_of(lake.table(), "main", old)) == names(held[old])
+    files[old] = named_files(lake, old, 1)
+    commit(lake, Change("batch", files[old], clear=(old,)), Change("main", files[old], clear=(old,)))
+    assert paths(lake, "main") == paths(lake, "batch") == sorted(f.file_path for fs in files.values() for f in fs)
+    assert names(files_of(lake.table(), "main", old)) == names(files[old])
     assert set(files_by_hour(lake.table(), "main", {hours[5], hours[119]})) == {hours[5], hours[119]}
     assert hours_apart(lake.table(), "main", "batch") == set()
     assert hours_apart(lake.table(), "main", "speed") == set(hours)

@@ -39,11 +39,11 @@ def plan(state: State, main: dict[str, list[str]], speed: dict[str, list[str]], 
 
 
 def after(main: dict[str, list[str]], swaps: list[Swap]) -> dict[str, list[str]]:
-    found = {h: set(paths) for h, paths in main.items()}
+    content = {h: set(paths) for h, paths in main.items()}
     for swap in swaps:
         if swap.refused is None:
-            found[swap.hour] = (found.get(swap.hour, set()) - set(swap.remove)) | set(swap.add)
-    return {h: sorted(paths) for h, paths in sorted(found.items()) if paths}
+            content[swap.hour] = (content.get(swap.hour, set()) - set(swap.remove)) | set(swap.add)
+    return {h: sorted(paths) for h, paths in sorted(content.items()) if paths}
 
 
 @pytest.mark.parametrize(
@@ -215,10 +215,10 @@ def test_a_branch_that_moved_without_main_is_noticed_and_merged(lake: StreamLake
     """A restored branch: its content is not what `main` was made from."""
     staged, table = lake.stage([(H1, 0, 4)]), lake.table()
     tx = table.transaction()
-    said = {"anabranch.publish": "restored", "anabranch.content": "restored"} | {
+    properties = {"anabranch.publish": "restored", "anabranch.content": "restored"} | {
         k: v for k, v in lake.state().branch_properties["speed"].items() if k != "anabranch.content"
     }
-    update = tx.update_snapshot(branch="speed", snapshot_properties=said).fast_append()
+    update = tx.update_snapshot(branch="speed", snapshot_properties=properties).fast_append()
     update.append_data_file(staged.files[0])
     update.commit()
     lake.lake.catalog.commit_table(table, tuple(tx._requirements), tuple(tx._updates))

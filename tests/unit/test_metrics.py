@@ -42,12 +42,12 @@ class _Fixed(Collector):
 def test_prometheus_reads_every_stream_and_a_stream_that_is_away_is_down() -> None:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Fixed())
-    found = {
+    values = {
         (sample.name.removeprefix("anabranch_"), *(sample.labels[name] for name in sorted(sample.labels))): sample.value
         for family in text_string_to_metric_families(generate_latest(registry).decode())
         for sample in family.samples
     }
-    assert found == {
+    assert values == {
         ("up", "events"): 1, ("up", "away"): 0,
         ("position_offsets", "0", "events"): 93, ("position_offsets", "1", "events"): 50,
         ("lag_offsets", "0", "events"): 7, ("lag_offsets", "1", "events"): 0,

@@ -82,8 +82,8 @@ def test_an_hour_is_given_to_the_speed_layer_and_back_in_one_swap_each(lake: Str
     assert lake.state().is_merged
     assert choose(lake, "auto", why="it was right") == Served(H[0], "batch", None, True)
     assert (lake.rows("main"), lake.dead("main")) == (BY_BATCH, DEAD_BATCH)
-    said = [(r.decision, r.served, r.reason, r.revision) for r in history(lake)]
-    assert said == [("served", "speed", "the gate was wrong", 1), ("served", "batch", "it was right", 1)]
+    decisions = [(r.decision, r.served, r.reason, r.revision) for r in history(lake)]
+    assert decisions == [("served", "speed", "the gate was wrong", 1), ("served", "batch", "it was right", 1)]
 
 
 def test_the_override_and_its_swap_land_in_one_commit(lake: StreamLake) -> None:

@@ -136,9 +136,9 @@ def test_every_offset_of_a_micro_batch_gets_the_one_hour_that_holds_it(
     assigned = assign(ranges, [*hours, HourRange("running", None)])
     for p, (start, end) in ranges.items():
         for offset in range(start, end):
-            found = [h for h, part in assigned.items() if p in part and part[p][0] <= offset < part[p][1]]
+            matches = [h for h, part in assigned.items() if p in part and part[p][0] <= offset < part[p][1]]
             expected = next((h.hour for h in hours if h.ends and offset < h.ends.get(p, 0)), "running")
-            assert found == [expected]
+            assert matches == [expected]
     assert sum(size(part) for part in assigned.values()) == size(ranges)
 
 

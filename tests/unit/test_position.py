@@ -28,7 +28,7 @@ RANGE = st.tuples(st.integers(0, 12), st.integers(0, 12))
 RANGES = st.dictionaries(PARTITIONS, RANGE, max_size=3)
 
 
-def held(ranges: Ranges) -> list[tuple[int, int]]:
+def offsets_of(ranges: Ranges) -> list[tuple[int, int]]:
     return sorted((p, o) for p, (s, e) in ranges.items() for o in range(s, e))
 
 
@@ -42,21 +42,21 @@ def test_any_sequence_of_ranges_publishes_each_offset_once_and_leaves_no_hole(se
             assert any(s < e and s > position.offsets.get(p, 0) for p, (s, e) in ranges.items())
             continue
         todo = trim(ranges, position.offsets)
-        new = [found for found in held(ranges) if found not in published]
-        assert held(todo) == new
+        new = [offset for offset in offsets_of(ranges) if offset not in published]
+        assert offsets_of(todo) == new
         assert (standing is RangeRelation.PUBLISHED) == (not new)
-        assert (standing is RangeRelation.OVERLAPPING) == (bool(new) and len(new) < len(held(ranges)))
-        published += held(todo)
+        assert (standing is RangeRelation.OVERLAPPING) == (bool(new) and len(new) < len(offsets_of(ranges)))
+        published += offsets_of(todo)
         position = advance(position, todo)
-    assert sorted(published) == held({p: (0, o) for p, o in position.offsets.items()})
+    assert sorted(published) == offsets_of({p: (0, o) for p, o in position.offsets.items()})
 
 
 @given(RANGES, RANGES)
 def test_clip_is_the_intersection_and_names_no_empty_partition(ranges: Ranges, within: Ranges) -> None:
     clipped = clip(ranges, within)
-    assert held(clipped) == sorted(set(held(ranges)) & set(held(within)))
+    assert offsets_of(clipped) == sorted(set(offsets_of(ranges)) & set(offsets_of(within)))
     assert all(s < e for s, e in clipped.values())
-    assert size(clipped) == len(held(clipped))
+    assert size(clipped) == len(offsets_of(clipped))
 
 
 @given(RANGES, st.dictionaries(PARTITIONS, st.integers(0, 12)))
@@ -100,7 +100,7 @@ def test_json_gives_back_the_same_value(offsets: dict[int, int], ranges: Ranges)
 
 
 @pytest.mark.parametrize(
-    ("found", "expected", "contradicted"),
+    ("topic", "expected", "contradicted"),
     [
         (None, None, True),
         (None, Position("t", {0: 1}), True),
@@ -112,6 +112,6 @@ def test_json_gives_back_the_same_value(offsets: dict[int, int], ranges: Ranges)
     ],
 )
 def test_an_answer_that_contradicts_a_position(
-    found: Topic | None, expected: Position | None, contradicted: bool
+    topic: Topic | None, expected: Position | None, contradicted: bool
 ) -> None:
-    assert is_contradicted(found, expected) is contradicted
+    assert is_contradicted(topic, expected) is contradicted

@@ -11,7 +11,7 @@ from anabranch.cli import main
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["audit", "s", "--hours", "2026-11-21T05..2026-11-21T03"], "expected the earlier hour first"),
         (["audit", "s", "--hours", "2026-11-21T05..x"], "expected a UTC hour such as"),
@@ -26,7 +26,7 @@ from anabranch.cli import main
         (["hours", "s", "--history"], "anabranch.yaml: expected a configuration file"),
     ],
 )
-def test_a_wrong_hour_is_wrong_usage(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_a_wrong_hour_is_wrong_usage(tmp_path: Path, arguments: list[str], message: str) -> None:
     done = CliRunner().invoke(main, [*arguments, "--conf", str(tmp_path)])
     assert done.exit_code == 2
-    assert said in done.output
+    assert message in done.output

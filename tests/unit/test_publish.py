@@ -172,9 +172,9 @@ def test_what_a_branch_says_is_carried_forward_by_every_publish(lake: StreamLake
     assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
     lake.move("batch")
     lake.move("speed")
-    said = lake.state().branch_properties
-    assert said["main"]["anabranch.a"] == "1"
-    assert "anabranch.a" not in said["speed"] | said["batch"]
+    properties = lake.state().branch_properties
+    assert properties["main"]["anabranch.a"] == "1"
+    assert "anabranch.a" not in properties["speed"] | properties["batch"]
     assert lake.state().position.offsets == {0: 3}
 
 
@@ -251,13 +251,13 @@ def test_the_way_back_to_the_last_publish_survives_expiry(lake: StreamLake) -> N
     assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
     lake.foreign_commit("main")
     lake.foreign_commit("main")
-    said = lake.state().branch_properties["main"]
-    assert said
+    properties = lake.state().branch_properties["main"]
+    assert properties
     state = lake.state()
     commit = to_commit(state, Publish(new_id(), (Change("speed"),), state.timeline), NOW)
     commit = replace(commit, expire=snapshots.plan_expiry(state.table, commit.id, NOW, keep=1))
     assert lake.lake.commit(state.table, commit) is Outcome.LANDED
-    assert lake.state().branch_properties["main"] == said
+    assert lake.state().branch_properties["main"] == properties
 
 
 def test_a_publish_keeps_about_a_hundred_snapshots(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,8 +322,8 @@ def test_metadata_files_that_fell_out_of_the_log_are_deleted(lake: StreamLake) -
     log = {entry.metadata_file.rpartition("/")[2] for entry in table.metadata.metadata_log}
     assert len(log) == 20, "the hazard did not happen"
     folder = Path(urlparse(table.location()).path) / "metadata"
-    found = {p.name for p in folder.glob("*.metadata.json")}
-    assert found == log | {table.metadata_location.rpartition("/")[2]}
+    names = {p.name for p in folder.glob("*.metadata.json")}
+    assert names == log | {table.metadata_location.rpartition("/")[2]}
 
 
 # Tags

@@ -33,11 +33,11 @@ def _file(folder: Path, *entries: Any, **keys: Any) -> Path:
 def test_the_suites_of_the_examples_load_whole_and_in_order(stream: str, entries: int) -> None:
     path = STREAMS / f"{stream}.expectations.yaml"
     suite = load_suite(path)
-    said = yaml.safe_load(path.read_text())["expectations"]
+    raw = yaml.safe_load(path.read_text())["expectations"]
     assert suite.name == stream
     assert len(suite.expectations) == entries
     assert [(e.type, e.kwargs, e.severity) for e in suite.expectations] == [
-        (e["type"], e["kwargs"], e["severity"]) for e in said
+        (e["type"], e["kwargs"], e["severity"]) for e in raw
     ]
 
 
@@ -115,8 +115,8 @@ def test_without_a_suite_everything_passes() -> None:
 
 def test_importing_the_gate_leaves_great_expectations_alone() -> None:
     code = "import sys, batch_layer.quality.gate; print('great_expectations' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize(
@@ -192,18 +192,18 @@ def test_an_exception_is_read_flat_and_by_metric(info: Any, expected: str | None
 def test_a_failed_expectation_is_one_sentence(
     type_: str, kwargs: dict[str, Any], result: dict[str, Any], expected: str
 ) -> None:
-    found = _failed(Expectation(type_, kwargs), result, None)
-    assert found.message == expected
-    assert found.unexpected_count == result.get("unexpected_count")
+    failed = _failed(Expectation(type_, kwargs), result, None)
+    assert failed.message == expected
+    assert failed.unexpected_count == result.get("unexpected_count")
 
 
 def test_the_verdict_is_json_whatever_was_observed() -> None:
     seen = [Decimal("1.50"), datetime(2026, 11, 21, tzinfo=UTC), float("nan"), b"\x00", {"a": (1, None)}, True, 0.5]
     failed = FailedExpectation("expect_x", {"column": "c", "min_value": date(2026, 1, 1)}, seen, 7, "a sentence")
-    said = Quality(False, (failed,), (failed,), 2).recorded().as_dict()
-    assert json.loads(json.dumps(said, allow_nan=False)) == said
-    assert said["failed"] == said["warnings"]
-    assert said["failed"][0] == {
+    verdict = Quality(False, (failed,), (failed,), 2).recorded().as_dict()
+    assert json.loads(json.dumps(verdict, allow_nan=False)) == verdict
+    assert verdict["failed"] == verdict["warnings"]
+    assert verdict["failed"][0] == {
         "type": "expect_x",
         "kwargs": {"column": "c", "min_value": "2026-01-01"},
         "observed": ["1.50", "2026-11-21 00:00:00+00:00", "nan", "b'\\x00'", {"a": [1, None]}, True, 0.5],
@@ -213,7 +213,7 @@ def test_the_verdict_is_json_whatever_was_observed() -> None:
         "severity": "critical",
         "message": "a sentence",
     }
-    assert (said["passed"], said["evaluated"]) == (False, 2)
+    assert (verdict["passed"], verdict["evaluated"]) == (False, 2)
 
 
 def test_a_failed_expectation_names_rows_and_is_short_in_the_ledger() -> None:
@@ -225,13 +225,13 @@ def test_a_failed_expectation_names_rows_and_is_short_in_the_ledger() -> None:
         "partial_unexpected_index_list": index,
     }
     kwargs = {"column": "amount", "value_set": list(range(1000))}
-    found = _failed(Expectation("expect_column_values_to_be_in_set", kwargs, "warning"), result, None)
-    assert found.message.endswith("found 9 of 1000 rows otherwise, such as -5.0 (partition 1, offset 0)")
-    said = found.as_dict()
-    assert said["rows"] == [{"partition": 1, "offset": i, "values": {"amount": -5.0}} for i in range(5)]
-    assert (said["severity"], said["element_count"]) == ("warning", 1000)
-    assert said["kwargs"]["value_set"] == [*range(20), "… 1000 in all"]
-    assert len(json.dumps(said)) < 2500
+    failed = _failed(Expectation("expect_column_values_to_be_in_set", kwargs, "warning"), result, None)
+    assert failed.message.endswith("found 9 of 1000 rows otherwise, such as -5.0 (partition 1, offset 0)")
+    entry = failed.as_dict()
+    assert entry["rows"] == [{"partition": 1, "offset": i, "values": {"amount": -5.0}} for i in range(5)]
+    assert (entry["severity"], entry["element_count"]) == ("warning", 1000)
+    assert entry["kwargs"]["value_set"] == [*range(20), "… 1000 in all"]
+    assert len(json.dumps(entry)) < 2500
 
 
 def previous(*counts: int) -> RowCountBaseline:
@@ -239,7 +239,7 @@ def previous(*counts: int) -> RowCountBaseline:
 
 
 @pytest.mark.parametrize(
-    ("type_", "kwargs", "known", "bounds", "said"),
+    ("type_", "kwargs", "known", "bounds", "basis"),
     [
         (
             SPEED,
@@ -259,12 +259,12 @@ def previous(*counts: int) -> RowCountBaseline:
     ],
 )
 def test_an_expectation_of_ours_means_bounds_of_the_row_count(
-    type_: str, kwargs: dict[str, Any], known: RowCountBaseline, bounds: tuple[int | None, int | None], said: str
+    type_: str, kwargs: dict[str, Any], known: RowCountBaseline, bounds: tuple[int | None, int | None], basis: str
 ) -> None:
-    found = plan_bounds(type_, kwargs, known)
-    assert (found.min_value, found.max_value) == bounds
-    assert said in found.basis
-    assert found.applies is (bounds != (None, None))
+    planned = plan_bounds(type_, kwargs, known)
+    assert (planned.min_value, planned.max_value) == bounds
+    assert basis in planned.basis
+    assert planned.applies is (bounds != (None, None))
 
 
 def test_expectations_of_ours_stand_in_the_file_like_the_others(tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ def test_a_lost_catalog_is_not_begun_anew(lake: StreamLake) -> None:
 def test_a_lost_catalog_is_registered_as_it_was_and_goes_on(lake: StreamLake) -> None:
     before = {name: lake.lake.load(name) for name in names(lake)}
     lost = lose_catalog(lake)
-    said = apply(lost, register=True)
-    assert said == [f"registered table {name} by {table.metadata_location}" for name, table in before.items()]
+    lines = apply(lost, register=True)
+    assert lines == [f"registered table {name} by {table.metadata_location}" for name, table in before.items()]
     for name, table in before.items():
         assert lost.lake.load(name).metadata == table.metadata
     publish_one(lost, 3)
@@ -175,8 +175,8 @@ def test_a_metadata_file_whose_files_are_gone_is_passed_over_and_said(lake: Stre
     (newest.parent / "00099-cut-off.metadata.json").write_text('{"format-version": 2, "locat')
     known = lake.table().metadata
     lost = lose_catalog(lake)
-    said = apply(lost, register=True)
-    assert any("passed over" in line and newest.name in line and head.manifest_list in line for line in said)
+    lines = apply(lost, register=True)
+    assert any("passed over" in line and newest.name in line and head.manifest_list in line for line in lines)
     assert lost.table().metadata == known
 
 

@@ -25,7 +25,7 @@ class Answering:
 
     url: str = ""
     answers: dict[str, tuple[int, str]] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
     authorization: str | None = None
 
     def registry(self, **settings: str) -> Registry:
@@ -34,13 +34,13 @@ class Answering:
 
 @pytest.fixture
 def server() -> Iterator[Answering]:
-    said = Answering()
+    answering = Answering()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            said.asked.append(self.path)
-            said.authorization = self.headers.get("Authorization")
-            status, body = said.answers.get(self.path.removeprefix("/api"), NOT_FOUND)
+            answering.paths.append(self.path)
+            answering.authorization = self.headers.get("Authorization")
+            status, body = answering.answers.get(self.path.removeprefix("/api"), NOT_FOUND)
             self.send_response(status)
             self.send_header("Content-Length", str(len(body.encode())))
             self.end_headers()
@@ -52,8 +52,8 @@ def server() -> Iterator[Answering]:
     with ThreadingHTTPServer((HOST, 0), Handler) as http:
         thread = threading.Thread(target=http.serve_forever, args=(0.01,))
         thread.start()
-        said.url = f"http://{HOST}:{http.server_address[1]}/api"
-        yield said
+        answering.url = f"http://{HOST}:{http.server_address[1]}/api"
+        yield answering
         http.shutdown()
         thread.join()
 
@@ -62,7 +62,7 @@ def test_a_schema_is_asked_for_once(server: Answering) -> None:
     server.answers["/schemas/ids/7"] = (200, json.dumps({"schema": '"string"'}))
     registry = server.registry()
     assert registry.schema(7) == registry.schema(7) == RegisteredSchema(7, "AVRO", '"string"', False)
-    assert server.asked == ["/api/schemas/ids/7"]
+    assert server.paths == ["/api/schemas/ids/7"]
 
 
 def test_type_and_references(server: Answering) -> None:
@@ -81,7 +81,7 @@ def test_an_id_that_does_not_exist_is_asked_for_again(server: Answering) -> None
 def test_ids_that_no_registry_gives_out_are_not_asked_for(server: Answering) -> None:
     registry = server.registry()
     assert registry.schema(-1) is None and registry.schema(2**31) is None
-    assert server.asked == []
+    assert server.paths == []
 
 
 def test_subjects_of_an_id_count_deleted_versions_and_are_asked_for_until_found(server: Answering) -> None:
@@ -90,7 +90,7 @@ def test_subjects_of_an_id_count_deleted_versions_and_are_asked_for_until_found(
     server.answers[path] = (200, json.dumps([{"subject": "a", "version": 1}, {"subject": "b", "version": 2}]))
     assert registry.belongs(7, "a") and registry.belongs(7, "b") and registry.belongs(7, "a")
     assert not registry.belongs(7, "c")
-    assert server.asked == [f"/api{path}"] * 3
+    assert server.paths == [f"/api{path}"] * 3
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])

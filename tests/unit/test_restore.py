@@ -139,26 +139,28 @@ def test_a_batch_branch_dropped_before_it_accepted_anything_has_accepted_nothing
     assert lake.state().timeline.sealed == {}
 
 
-def said(accepted: dict[str, int], **values: Any) -> dict[str, str]:
+def branch_properties(accepted: dict[str, int], **values: Any) -> dict[str, str]:
     hours = {H[i]: Accepted(r, CUTS[i]).as_dict() for i, r in ((H.index(h), r) for h, r in accepted.items())}
     return {ACCEPTED: json.dumps(hours)} | values
 
 
 def test_what_the_batch_branch_says_counts_and_what_it_forgot_is_not_lost() -> None:
-    main = said({H[0]: 1, H[1]: 1, H[2]: 1})
-    batch = said({H[2]: 2}, **{SETTLED: H[2], CONTENT: "c"})
-    held, waiting = read_accepted({"speed": {}, "batch": batch, "main": main})
-    assert held == {H[2]: Accepted(2, CUTS[2])}
+    main = branch_properties({H[0]: 1, H[1]: 1, H[2]: 1})
+    batch = branch_properties({H[2]: 2}, **{SETTLED: H[2], CONTENT: "c"})
+    accepted, waiting = read_accepted({"speed": {}, "batch": batch, "main": main})
+    assert accepted == {H[2]: Accepted(2, CUTS[2])}
     assert waiting == {}
-    older = said({H[0]: 1}, **{SETTLED: H[0], CONTENT: "c"})
-    held, waiting = read_accepted({"speed": {}, "batch": older, "main": main})
-    assert (set(held), set(waiting)) == ({H[0]}, {H[1], H[2]})
+    older = branch_properties({H[0]: 1}, **{SETTLED: H[0], CONTENT: "c"})
+    accepted, waiting = read_accepted({"speed": {}, "batch": older, "main": main})
+    assert (set(accepted), set(waiting)) == ({H[0]}, {H[1], H[2]})
 
 
 def test_an_override_of_today_says_nothing_about_a_branch_made_again_before_it() -> None:
-    both = said({H[0]: 1}, **{MERGED: "{}"})
-    held, waiting = read_accepted({"speed": {}, "batch": both, "main": both | {OVERRIDES: json.dumps({H[0]: "speed"})}})
-    assert (set(held), waiting) == ({H[0]}, {})
+    both = branch_properties({H[0]: 1}, **{MERGED: "{}"})
+    accepted, waiting = read_accepted(
+        {"speed": {}, "batch": both, "main": both | {OVERRIDES: json.dumps({H[0]: "speed"})}}
+    )
+    assert (set(accepted), waiting) == ({H[0]}, {})
 
 
 def test_an_hour_given_to_the_speed_layer_is_never_forgotten() -> None:

@@ -256,9 +256,9 @@ def test_files_of_different_columns_or_types_are_not_put_together(lake: StreamLa
     evolve(lake.lake, lake.name, apply.rows_columns(stream))
     after = [lake.stage([(FIRST, 0, i)]).files[0] for i in range(2, 5)]
     table = lake.table()
-    found = sort_out(table, [*before, *after])
-    assert found.alike == tuple(after)
-    assert found.apart.keys() == {f.file_path for f in before}
+    groups = sort_out(table, [*before, *after])
+    assert groups.alike == tuple(after)
+    assert groups.apart.keys() == {f.file_path for f in before}
     assert sort_out(table, before).alike == tuple(before)
     assert rewrite(table, before).file.column_sizes.keys() == before[0].column_sizes.keys()
 
@@ -490,13 +490,13 @@ def test_it_waits_while_the_batch_layer_has_its_turn_or_main_is_not_right(lake: 
 
 def test_an_hour_that_main_serves_otherwise_or_keeps_is_left_alone() -> None:
     timeline = Timeline(FIRST, NEXT, {0: 5}, sealed={FIRST: Cut("t", {0: (0, 5)})})
-    said: dict[str, Any] = {"content": {"speed": "a", "batch": "b"}, "merged": {"speed": "a", "batch": "b"}}
+    defaults: dict[str, Any] = {"content": {"speed": "a", "batch": "b"}, "merged": {"speed": "a", "batch": "b"}}
     source = Small("source", 5)
     there: Any = {FIRST: {"source": source}}
     done: Any = [rewriting.Rewritten(Small("new", 5), (source,))]  # type: ignore[arg-type]
 
     def planned(**values: Any) -> Any:
-        state = new_state(timeline, {0: 5}, **(said | values))
+        state = new_state(timeline, {0: 5}, **(defaults | values))
         return plan_replacement(state, done, there, NOW, NOW, "id")
 
     assert planned() is not None

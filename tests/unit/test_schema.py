@@ -49,7 +49,7 @@ def test_columns_keep_their_order_and_case() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ddl", "said"),
+    ("ddl", "message"),
     [
         (None, "expected columns such as 'id STRING NOT NULL, at TIMESTAMP', found None"),
         ("", "found ''"),
@@ -63,10 +63,10 @@ def test_columns_keep_their_order_and_case() -> None:
         ("a INT, PRIMARY KEY (a)", "expected 'name TYPE'"),
     ],
 )
-def test_what_is_no_column_says_expected_and_found(ddl: object, said: str) -> None:
+def test_what_is_no_column_says_expected_and_found(ddl: object, message: str) -> None:
     with pytest.raises(ValueError, match="expected") as error:
         parse_columns(ddl)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(

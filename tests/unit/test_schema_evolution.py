@@ -97,7 +97,7 @@ def test_all_that_may_change_changes_in_one_commit_and_rows_of_both_kinds_are_re
         lake, id="y", n=None, f=0.1, d=Decimal("9999999999.99"), colour="red", tags=[big], items=[{"a": big, "b": "z"}],
         s={"a": big, "deep": {"x": 1, "y": "w"}, "b": "v"}, scores={"k": big},
     )  # fmt: skip
-    found = lake.load("games.other")
+    reloaded = lake.load("games.other")
     wanted = [
         old | {"id": "x", "colour": None, "s": {"a": 1, "deep": {"x": 2, "y": None}, "b": None},
                "items": [{"a": 3, "b": None}]},
@@ -109,12 +109,12 @@ def test_all_that_may_change_changes_in_one_commit_and_rows_of_both_kinds_are_re
         own = [{k: v for k, v in row.items() if k not in OWN} for row in rows]
         return sorted((r | {"scores": dict(r["scores"])} for r in own), key=lambda row: str(row["id"]))
 
-    assert plain(found.scan().to_arrow().to_pylist()) == wanted
-    assert plain(run_query("SELECT * FROM games.other", {"games.other": found}).to_pylist()) == wanted
+    assert plain(reloaded.scan().to_arrow().to_pylist()) == wanted
+    assert plain(run_query("SELECT * FROM games.other", {"games.other": reloaded}).to_pylist()) == wanted
     # Old files' bounds are of the narrow type: a filter on the wide one reads them all the same.
     for condition, sql, ids in ((EqualTo("n", 7), "n = 7", ["x"]), (GreaterThan("f", 0.4), "f > 0.4", ["x"])):
-        assert found.scan(row_filter=condition).to_arrow()["id"].to_pylist() == ids
-        rows = run_query(f"SELECT id FROM games.other WHERE {sql}", {"games.other": found})
+        assert reloaded.scan(row_filter=condition).to_arrow()["id"].to_pylist() == ids
+        rows = run_query(f"SELECT id FROM games.other WHERE {sql}", {"games.other": reloaded})
         assert rows["id"].to_pylist() == ids
 
 
@@ -134,7 +134,7 @@ def test_the_order_of_the_columns_is_of_no_account(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "reason"),
     [
         ("n INT", "m INT", "column n: expected it in the schema, found it gone; put it back"),
         ("n INT, s STRUCT<a: INT>", "n INT, s STRUCT<b: INT>", "column s.a: expected it in the schema, found it gone"),
@@ -158,15 +158,15 @@ def test_the_order_of_the_columns_is_of_no_account(tmp_path: Path) -> None:
         ("n INT", "n INT, m INT NOT NULL", "column m: expected the new column to be nullable, found NOT NULL; leave"),
     ],
 )
-def test_what_would_lose_or_bend_rows_is_refused_whole(tmp_path: Path, before: str, after: str, said: str) -> None:
+def test_what_would_lose_or_bend_rows_is_refused_whole(tmp_path: Path, before: str, after: str, reason: str) -> None:
     # Beside it a change that is allowed, which must not be made alone.
     message = refused(tmp_path, f"id STRING NOT NULL, w INT, {before}", f"id STRING NOT NULL, w BIGINT, z INT, {after}")
     assert message.startswith("table games.other, stream events (`schema:`), column ")
-    assert said in message
+    assert reason in message
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "key", "said"),
+    ("before", "after", "key", "reason"),
     [
         ("n INT NOT NULL", "n INT", ["id", "n"], "column n: expected the key's column to stay NOT NULL"),
         ("n FLOAT", "n DOUBLE", ["id", "n"], "column n: expected float, found double"),
@@ -179,9 +179,9 @@ def test_what_would_lose_or_bend_rows_is_refused_whole(tmp_path: Path, before: s
     ],
 )
 def test_the_key_goes_on_telling_old_events_apart(
-    tmp_path: Path, before: str, after: str, key: list[str], said: str
+    tmp_path: Path, before: str, after: str, key: list[str], reason: str
 ) -> None:
-    assert said in refused(tmp_path, f"id STRING NOT NULL, {before}", f"id STRING NOT NULL, {after}", key)
+    assert reason in refused(tmp_path, f"id STRING NOT NULL, {before}", f"id STRING NOT NULL, {after}", key)
 
 
 def test_a_whole_number_of_the_key_may_widen(tmp_path: Path) -> None:

@@ -148,8 +148,8 @@ def test_a_batch_layer_alone_for_a_year_leaves_a_snapshot_small(tmp_path: Path, 
     opened = Timeline(FIRST, shift(FIRST, hours), offsets_at(hours, partitions))
     lake = new_lake(tmp_path, partitions=partitions, timeline=opened)
     accepted = {h: Accepted(1, c) for h, c in cuts_of(hours, partitions).items()}
-    said = accepted_properties(lake.state(), accepted)
-    table = publish(lake, changes=(Change("batch", properties=said), Change("main")))
+    properties = accepted_properties(lake.state(), accepted)
+    table = publish(lake, changes=(Change("batch", properties=properties), Change("main")))
     assert max(sizes(table).values()) <= ALLOWED
     forget_what_was_read()
     assert lake.state().accepted == accepted
@@ -175,8 +175,8 @@ def test_losses_for_weeks_leave_a_snapshot_small(long: StreamLake) -> None:
             state, branch_properties=state.branch_properties | {"speed": {LOST: lost_entries(state, [entry])}}
         )
     entries = json.loads(state.branch_properties["speed"][LOST])
-    told = [e.get("offsets", e["ranges"]["0"][1] - e["ranges"]["0"][0]) for e in entries]
-    assert sum(told) == 7 * 1_000, "a loss is not told any more"
+    counts = [e.get("offsets", e["ranges"]["0"][1] - e["ranges"]["0"][0]) for e in entries]
+    assert sum(counts) == 7 * 1_000, "a loss is not told any more"
     assert len(entries) <= 167 + REMEMBERED_LOSSES
     assert (entries[0]["hours"], entries[0]["offsets"], entries[0]["ranges"]) == ([FIRST], 42, {"0": [0, 57]})
     table = publish(long, changes=(Change("speed", properties={LOST: json.dumps(entries)}),))
@@ -188,9 +188,9 @@ def test_old_losses_of_hours_that_are_accepted_are_left_to_the_ledger() -> None:
         {"at": str(i), "class": "retention", "ranges": {"0": [i, i + 1]}, "hours": [shift(FIRST, i)]}
         for i in range(REMEMBERED_LOSSES + 2)
     ]
-    said = {"speed": {LOST: json.dumps(entries)}}
+    properties = {"speed": {LOST: json.dumps(entries)}}
     timeline = Timeline(FIRST, shift(FIRST, 999), {0: 999})
-    state = new_state(timeline, accepted={FIRST: Accepted(1, Cut("t", {0: (0, 1)}))}, branch_properties=said)
+    state = new_state(timeline, accepted={FIRST: Accepted(1, Cut("t", {0: (0, 1)}))}, branch_properties=properties)
     kept = [e["hours"] for e in json.loads(lost_entries(state, []))]
     assert kept == [e["hours"] for e in entries[1:]], "only that of the accepted hour is left out"
 
@@ -203,7 +203,7 @@ def test_in_health_the_metadata_stays_small(tmp_path: Path, partitions: int, mos
     last = shift(FIRST, REMEMBERED_HOURS)
     opened = Timeline(FIRST, last, offsets_at(REMEMBERED_HOURS, partitions))
     lake = new_lake(tmp_path, partitions=partitions, timeline=opened)
-    said = accepted_properties(lake.state(), {h: Accepted(1, c) for h, c in cuts.items()})
+    accepted = accepted_properties(lake.state(), {h: Accepted(1, c) for h, c in cuts.items()})
     account = HourAccount(partitions={p: Account(100_000, 99_990, 1, 9, {}) for p in range(partitions)})
     row = ledger.decision(FIRST, "accepted", 1, cuts[FIRST], NOW, served="batch", account=account)
     path = f"{lake.table().location()}/data/ingest_hour={FIRST}/{new_id()}.parquet"
@@ -211,7 +211,7 @@ def test_in_health_the_metadata_stays_small(tmp_path: Path, partitions: int, mos
         "id": new_id(), "at": NOW.isoformat(), "layer": "batch", "hour": FIRST, "revision": 1, "paths": [path],
     }  # fmt: skip
     publish(
-        lake, changes=(Change("batch", properties=said), Change("main")), decisions=(row,), dead_letters=(letters,)
+        lake, changes=(Change("batch", properties=accepted), Change("main")), decisions=(row,), dead_letters=(letters,)
     )  # fmt: skip
     written, keep = [], snapshots.plan_expiry.__defaults__[0]  # type: ignore[index]
     for i in range(4):
@@ -262,10 +262,10 @@ def test_a_table_of_before_there_were_side_files_is_read_and_published_to(
 ) -> None:
     lake = new_lake(tmp_path, partitions=12, timeline=Timeline(FIRST, FIRST, offsets_at(0, 12)))
     cuts = cuts_of(60, 12)
-    said = {ACCEPTED: json.dumps({h: Accepted(2, c).as_dict() for h, c in cuts.items()})}
-    old = {**said, TIMELINE: Timeline(FIRST, shift(FIRST, 60), offsets_at(60, 12)).to_json()}
+    accepted = {ACCEPTED: json.dumps({h: Accepted(2, c).as_dict() for h, c in cuts.items()})}
+    old = {**accepted, TIMELINE: Timeline(FIRST, shift(FIRST, 60), offsets_at(60, 12)).to_json()}
     with monkeypatch.context() as patched:
-        patched.setattr(side_files, "set_aside", lambda table, said, before: dict(said))
+        patched.setattr(side_files, "set_aside", lambda table, properties, before: dict(properties))
         state = lake.state()
         packed = {**old, ACCEPTED: side_files.pack(old[ACCEPTED])}  # as `main` said it
         changes = (Change("speed", properties=old), Change("batch", properties=old), Change("main", properties=packed))
@@ -298,10 +298,10 @@ def test_a_side_file_is_used_again_while_what_it_says_stays(long: StreamLake) ->
 
 def test_a_side_file_that_no_head_names_is_not_used_again(long: StreamLake) -> None:
     """The hazard: an orphan that happens to say the same is deleted between the commit's preparation and its end."""
-    said, other = long.state().timeline, Timeline(FIRST, FIRST, {}, skipped=tuple(shift(FIRST, i) for i in range(200)))
+    old, other = long.state().timeline, Timeline(FIRST, FIRST, {}, skipped=tuple(shift(FIRST, i) for i in range(200)))
     publish(long, timeline=other)
     before = set(side_files_of(long))
-    publish(long, timeline=said)
+    publish(long, timeline=old)
     assert len(set(side_files_of(long)) - before) == 2
 
 

@@ -47,12 +47,12 @@ def test_every_step_is_one_that_apply_takes() -> None:
 
 def test_a_strange_stamp_is_one_that_a_broker_holds() -> None:
     dice = random.Random(1)
-    found = [strange_stamp(NOW_MS, dice) for _ in range(5_000)]
-    assert all(-(2**63) <= stamp < 2**63 for stamp in found)
+    stamps = [strange_stamp(NOW_MS, dice) for _ in range(5_000)]
+    assert all(-(2**63) <= stamp < 2**63 for stamp in stamps)
     day = 86_400_000
     for low, high in (
         (-(2**63), -(10**12)), (-(10**12), 0), (0, 10**10), (NOW_MS - 3 * day, NOW_MS), (NOW_MS + 1, NOW_MS + day),
         (10**15, 10**16), (10**18, 2**63),
     ):  # fmt: skip
-        assert any(low <= stamp < high for stamp in found), f"none between {low} and {high}"
-    assert {2**63 - 1, -(2**63)} <= set(found)
+        assert any(low <= stamp < high for stamp in stamps), f"none between {low} and {high}"
+    assert {2**63 - 1, -(2**63)} <= set(stamps)

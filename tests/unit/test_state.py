@@ -35,11 +35,11 @@ def cut(i: int) -> Cut:
 
 def after(state: State, hours: dict[str, Accepted]) -> State:
     """The state once the batch branch says what `accepted_properties` planned."""
-    said = accepted_properties(state, hours)
-    accepted = {h: Accepted.from_dict(a) for h, a in json.loads(said[ACCEPTED]).items()}
+    properties = accepted_properties(state, hours)
+    accepted = {h: Accepted.from_dict(a) for h, a in json.loads(properties[ACCEPTED]).items()}
     sealed = {h: c for h, c in state.timeline.sealed.items() if h not in hours}
     timeline = replace(state.timeline, sealed=sealed)
-    return replace(state, accepted=accepted, settled_before=said[SETTLED], timeline=timeline)
+    return replace(state, accepted=accepted, settled_before=properties[SETTLED], timeline=timeline)
 
 
 def accept_all(read_to: int, refused: tuple[int, ...] = ()) -> State:
@@ -102,8 +102,11 @@ def test_the_newest_publish_of_any_branch_says_what_the_hours_are(tmp_path: Path
 def test_overrides_and_acceptances_are_read_from_their_own_branch(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
     timeline = Timeline(FIRST, H[2], {0: 20})
-    said = accepted_properties(replace(lake.state(), timeline=timeline), {H[0]: Accepted(3, cut(0))})
-    changes = (Change("batch", properties=said), Change("main", properties={OVERRIDES: json.dumps({H[1]: "batch"})}))
+    properties = accepted_properties(replace(lake.state(), timeline=timeline), {H[0]: Accepted(3, cut(0))})
+    changes = (
+        Change("batch", properties=properties),
+        Change("main", properties={OVERRIDES: json.dumps({H[1]: "batch"})}),
+    )
     assert lake.publish(Publish(new_id(), changes, timeline)) is Outcome.LANDED
     state = lake.state()
     assert state.accepted == {H[0]: Accepted(3, cut(0))}

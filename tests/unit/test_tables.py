@@ -38,7 +38,7 @@ def test_a_table_that_apply_made_is_the_streams_and_stays_as_it_is(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("ddl", "said"),
+    ("ddl", "message"),
     [
         (f"{NESTED}, colour STRING", "expected column colour string, found none"),
         (NESTED.replace("n INT", "n BIGINT"), "expected column n bigint, found int"),
@@ -51,12 +51,12 @@ def test_a_table_that_apply_made_is_the_streams_and_stays_as_it_is(tmp_path: Pat
     ],
 )
 def test_a_job_that_knows_other_columns_than_the_table_has_says_what_to_run(
-    tmp_path: Path, ddl: str, said: str
+    tmp_path: Path, ddl: str, message: str
 ) -> None:
     _, table = table_of(tmp_path, NESTED)
     with pytest.raises(Terminal, match="run `anabranch apply events`, then start again what ran before it") as error:
         require_columns(table, stream_of(ddl))
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_job_whose_file_apply_would_refuse_says_what_apply_says(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class World:
     position: Position = field(default_factory=lambda: Position("t", {0: 0, 1: 0}))
     timeline: Timeline = field(default_factory=lambda: Timeline(hour_of(BEGIN), hour_of(BEGIN), {0: 0, 1: 0}))
     accepted: dict[str, Accepted] = field(default_factory=dict)
-    asked: dict[str, KafkaOffsets] = field(default_factory=dict)
+    answers: dict[str, KafkaOffsets] = field(default_factory=dict)
     seen: Seen = field(default_factory=dict)
     under: dict[tuple[int, int], str] = field(default_factory=dict)
     skipped: set[tuple[int, int]] = field(default_factory=set)
@@ -59,11 +59,11 @@ class World:
         return Topic(topic, "t", tuple(self.log))
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
-        found: dict[int, Stamped | None] = {}
+        records: dict[int, Stamped | None] = {}
         for p, stamps in self.log.items():
             decided = enumerate(stamps[: self.stable(p)])
-            found[p] = next((Stamped(o, ts) for o, ts in decided if ts >= millis(when)), None)
-        return found
+            records[p] = next((Stamped(o, ts) for o, ts in decided if ts >= millis(when)), None)
+        return records
 
     def stamps_from(self, topic: Topic, starts: Offsets, ends: Offsets, count: int) -> dict[int, Window]:
         return {
@@ -86,8 +86,8 @@ class World:
         return sealing.ask(self, "events", self.state, self.now, grace, needed, self.seen, self.at_once)
 
     def decide(self, who: str, grace: timedelta, needed: Offsets | None = None) -> ResolvedState:
-        asked = self.asked.pop(who, None) or self.ask(grace, needed)
-        return sealing.resolve_state(self.state, asked) or self.decide(who, grace, needed)
+        answer = self.answers.pop(who, None) or self.ask(grace, needed)
+        return sealing.resolve_state(self.state, answer) or self.decide(who, grace, needed)
 
     # The layers
 
@@ -189,7 +189,7 @@ class World:
         for p in self.log:
             self.log[p] = self.log[p][: begins[p]] if p in begins else self.log[p]
         self.held_at = {p: min(o, len(self.log[p])) for p, o in self.held_at.items()}
-        self.asked, self.under, self.cuts, self.used = {}, {}, {}, {}
+        self.answers, self.under, self.cuts, self.used = {}, {}, {}, {}
         self.skipped = {(p, o) for p, e in adopted.position.offsets.items() for o in range(e)}
         self.publish(adopted.timeline, Position("t", adopted.position.offsets))
         assert self.timeline.open > max(cuts), "the next hour is one of the old log"
@@ -201,8 +201,8 @@ class World:
     # What must hold after every publish
 
     def check(self) -> None:
-        said = {h: dict(b) for h, b in self.timeline.boundaries.items()} | {h: c.ends for h, c in self.cuts.items()}
-        for hour, ends in said.items():
+        bounds = {h: dict(b) for h, b in self.timeline.boundaries.items()} | {h: c.ends for h, c in self.cuts.items()}
+        for hour, ends in bounds.items():
             for p, end in ends.items():
                 assert self.used.setdefault((hour, p), end) == end, "an end that was used has changed"
         in_order = sorted(self.cuts)
@@ -228,7 +228,7 @@ class World:
 
     def finish(self) -> None:
         """All hours end, everything is sealed and published: the cuts hold every offset."""
-        self.asked.clear()
+        self.answers.clear()
         self.held_at.clear()
         self.come_back()
         self.speed({p: len(stamps) for p, stamps in self.log.items()})
@@ -276,7 +276,7 @@ def speed(a: int, b: int, back: bool) -> Step:
 
 def ask(who: str) -> Step:
     def do(world: World) -> None:
-        world.asked[who] = world.ask(world.grace if who == "batch" else timedelta(0))
+        world.answers[who] = world.ask(world.grace if who == "batch" else timedelta(0))
 
     return Step(f"ask({who!r})", do)
 
@@ -444,8 +444,8 @@ def test_records_in_order_are_cut_exactly_at_their_own_hour(gaps: list[int], pub
         if by_speed:
             world.speed({0: 99, 1: 99})
     world.finish()
-    found = {(p, o): h for h, c in world.cuts.items() for p, (s, e) in c.ranges.items() for o in range(s, e)}
-    assert found == expected
+    by_offset = {(p, o): h for h, c in world.cuts.items() for p, (s, e) in c.ranges.items() for o in range(s, e)}
+    assert by_offset == expected
 
 
 def test_a_record_stamped_in_2030_stops_neither_the_hours_nor_the_speed_layer() -> None:
@@ -508,6 +508,6 @@ def test_a_restaged_micro_batch_takes_the_recorded_cut() -> None:
     tick(30 * 60).do(world)
     world.seal()
     append(0, 0, 1).do(world)
-    assert world.asked["speed"].now < end_of(world.timeline.first)
+    assert world.answers["speed"].now < end_of(world.timeline.first)
     world.speed({0: 99})
     assert world.under == {(0, 0): "2026-11-21T03", (0, 1): "2026-11-21T04"}

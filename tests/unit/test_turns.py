@@ -84,12 +84,12 @@ def move(lake: StreamLake, by: str, own: Lake | None = None) -> tuple[State, Pub
 
 def published(lake: StreamLake) -> list[str]:
     """Who published, in order."""
-    found = []
+    publishers = []
     for snapshot in sorted(lake.table().snapshots(), key=lambda s: s.sequence_number or 0):
         by = (snapshot.summary or {}).get(PUBLISH_ID, "") or ""
-        if "-" in by and (not found or found[-1] != by):
-            found.append(by)
-    return [by.split("-")[0] for by in found]
+        if "-" in by and (not publishers or publishers[-1] != by):
+            publishers.append(by)
+    return [by.split("-")[0] for by in publishers]
 
 
 class SpeedLoop:
@@ -348,18 +348,18 @@ def test_the_speed_layer_publishes_between_two_turns(lake: StreamLake, monkeypat
 
 @pytest.mark.usefixtures("at_once")
 def test_a_publish_takes_its_turn_with_it_when_it_lands(lake: StreamLake) -> None:
-    held = []
+    lengths = []
 
     def decide() -> tuple[State, Publish | None]:
         state, publish = move(lake, "batch")
-        held.append(len(read_line(state.table.properties)))
-        if len(held) == 1:
+        lengths.append(len(read_line(state.table.properties)))
+        if len(lengths) == 1:
             lake.move("speed")
         return state, publish
 
     before = lake.table().metadata.last_sequence_number
     assert run(lake.lake, lake.name, decide, "test", take_turns=True) is not None
-    assert held == [0, 1]
+    assert lengths == [0, 1]
     assert line(lake) == []
     assert lake.table().metadata.last_sequence_number == before + 3, "expected no commit of its own to take it back"
 

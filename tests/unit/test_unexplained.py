@@ -27,7 +27,7 @@ def diff(
 
 
 @pytest.mark.parametrize(
-    ("said", "gaps", "covered", "left"),
+    ("difference", "gaps", "covered", "left"),
     [
         (None, None, True, {}),
         (diff(unread=0, duplicate=7), {}, True, {}),
@@ -49,9 +49,9 @@ def diff(
     ],
 )
 def test_what_explains_a_difference(
-    said: Diff | None, gaps: dict[str, int] | None, covered: bool, left: dict[str, int]
+    difference: Diff | None, gaps: dict[str, int] | None, covered: bool, left: dict[str, int]
 ) -> None:
-    assert unexplained_counts(said, gaps, covered) == left
+    assert unexplained_counts(difference, gaps, covered) == left
 
 
 def test_what_lies_behind_the_position_is_unread() -> None:
@@ -75,14 +75,14 @@ def test_an_hour_of_a_log_before_this_one_is_not_compared_with_the_position() ->
 
 
 def test_unread_rows_are_missing_rows_and_duplicates_are_the_speed_layers() -> None:
-    found = to_difference({"missing": 1, "unread": 2, "duplicate": 4, "same": 8, "extra": 16, "changed": 32}, [])
-    assert found.diff == Diff(missing=3, extra=16, changed=32, duplicate=4, unread=2, sample=())
-    assert found.speed_rows == 4 + 8 + 16 + 32
+    difference = to_difference({"missing": 1, "unread": 2, "duplicate": 4, "same": 8, "extra": 16, "changed": 32}, [])
+    assert difference.diff == Diff(missing=3, extra=16, changed=32, duplicate=4, unread=2, sample=())
+    assert difference.speed_rows == 4 + 8 + 16 + 32
 
 
-def row(found: Diff | None) -> LedgerRow:
+def row(difference: Diff | None) -> LedgerRow:
     now = datetime(2026, 11, 21, 2, tzinfo=UTC)
-    return ledger.decision(HOUR, "accepted", 1, CUT, now, account=HourAccount(diff=found))
+    return ledger.decision(HOUR, "accepted", 1, CUT, now, account=HourAccount(diff=difference))
 
 
 def test_status_names_the_hours_that_nothing_explains() -> None:

@@ -210,9 +210,11 @@ def test_an_hour_that_waits_to_be_decided_again_is_not_forgotten(monkeypatch: py
     monkeypatch.setattr(state, "REMEMBERED_HOURS", 1)
     timeline = replace(TIMELINE, sealed={})
     accepted = {H0: Accepted(1, CUTS[H0], unread=(shift(H0, -1),)), H1: Accepted(1, CUTS[H1])}
-    said = accepted_properties(of(30, timeline, accepted=accepted, branch_properties={}), {H2: Accepted(1, CUTS[H2])})
-    assert H0 in said[state.ACCEPTED]
-    assert H1 not in said[state.ACCEPTED]
+    properties = accepted_properties(
+        of(30, timeline, accepted=accepted, branch_properties={}), {H2: Accepted(1, CUTS[H2])}
+    )
+    assert H0 in properties[state.ACCEPTED]
+    assert H1 not in properties[state.ACCEPTED]
 
 
 def test_what_a_branch_says_of_it_is_read_back() -> None:

@@ -84,10 +84,10 @@ def sealed(one: StreamLake) -> None:
     record(one, decide(NEXT, "sealed", 0, CUT, NOW, "b", served="speed", reason="sealed by adopting topic id t"))
 
 
-def accepted(one: StreamLake, rows: list[dict[str, Any]], revision: int, **said: Any) -> None:
+def accepted(one: StreamLake, rows: list[dict[str, Any]], revision: int, **facts: Any) -> None:
     """Of NEXT; its dead letter is at offset 6."""
     assert one.publish(one.accept(stage_rows(one, rows), NEXT, Accepted(revision, CUT))) is Outcome.LANDED
-    record(one, decide(NEXT, "accepted", revision, CUT, NOW, served="batch", **said))
+    record(one, decide(NEXT, "accepted", revision, CUT, NOW, served="batch", **facts))
 
 
 def a_full_hour(one: StreamLake) -> None:

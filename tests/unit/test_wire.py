@@ -23,15 +23,15 @@ class Service(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         while True:
-            found = 0
-            while found < len(ASKED):
+            count = 0
+            while count < len(ASKED):
                 data = self.request.recv(65_536)
                 if not data:
-                    if found:
-                        self.got.append(found)
+                    if count:
+                        self.got.append(count)
                     return
-                found += len(data)
-            self.got.append(found)
+                count += len(data)
+            self.got.append(count)
             self.request.sendall(TOLD)
 
 
@@ -56,18 +56,18 @@ def wire(service: socketserver.ThreadingTCPServer) -> Iterator[Wire]:
 
 def ask(port: int) -> bytes:
     """What comes of an answer, until it is whole or the connection ends."""
-    found = b""
+    answer = b""
     try:
         with socket.create_connection((HOST, port), timeout=30) as client:
             client.sendall(ASKED)
-            while len(found) < len(TOLD):
+            while len(answer) < len(TOLD):
                 data = client.recv(65_536)
                 if not data:
                     break
-                found += data
+                answer += data
     except (ConnectionError, BrokenPipeError):
         pass
-    return found
+    return answer
 
 
 def test_bytes_are_passed_on_as_they_are(wire: Wire) -> None:
@@ -79,11 +79,11 @@ def test_connections_end_in_the_midst_of_bodies_and_answers(
     wire: Wire, service: socketserver.ThreadingTCPServer
 ) -> None:
     with wire.cutting(0.2):
-        found = [ask(wire.port) for _ in range(60)]
-    assert all(TOLD.startswith(part) for part in found)
+        answers = [ask(wire.port) for _ in range(60)]
+    assert all(TOLD.startswith(part) for part in answers)
     assert wire.bodies > 0 and wire.answers > 0
-    assert wire.cuts == sum(part != TOLD for part in found)
-    assert any(0 < len(part) < len(TOLD) for part in found), "a part of an answer came through"
+    assert wire.cuts == sum(part != TOLD for part in answers)
+    assert any(0 < len(part) < len(TOLD) for part in answers), "a part of an answer came through"
     got = service.RequestHandlerClass.got  # type: ignore[attr-defined]
     assert any(0 < count < len(ASKED) for count in got), "a part of a body came through"
     assert ask(wire.port) == TOLD, "it cuts no longer"

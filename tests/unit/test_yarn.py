@@ -22,8 +22,8 @@ def test_client_mode_is_the_shipped_configuration_with_the_section_for_yarn(tmp_
     assert command[command.index("--master") + 1] == "yarn"
     assert "kafka-clients" in command[command.index("--jars") + 1]
     settings = dict(command[i + 1].split("=", 1) for i, word in enumerate(command) if word == "--conf")
-    told = {key: str(value).lower() for key, value in section["spark"]["conf"].items()}
-    assert {key: settings[key].lower() for key in told} == told
+    conf = {key: str(value).lower() for key, value in section["spark"]["conf"].items()}
+    assert {key: settings[key].lower() for key in conf} == conf
     assert "SPARK_LOCAL_IP" not in process
 
 

@@ -53,8 +53,8 @@ TEXT = "CAST(value AS STRING)"
 def _rows_of_digits() -> Iterator[str]:
     """The characters that Unicode calls decimal digits, by their code as an escape has it, in ranges of one row."""
     codes = [f"{code:04x}" for code in range(0x10000) if category(chr(code)) == "Nd"]
-    for row, found in groupby(codes, lambda code: code[:3]):
-        yield f"{row}[{''.join(code[3] for code in found)}]"
+    for row, codes_of_row in groupby(codes, lambda code: code[:3]):
+        yield f"{row}[{''.join(code[3] for code in codes_of_row)}]"
 
 
 # Regular expressions of Java; none holds a quote, so that r'...' is their SQL.
