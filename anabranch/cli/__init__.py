@@ -82,8 +82,12 @@ def run() -> NoReturn:
             raise
         code = ended.code or 0
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    # Who read it may have left (`anabranch hours | head`): no error of ours, yet not all was said. Click ends so too.
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            code = code or 1
     os._exit(code)
 
 

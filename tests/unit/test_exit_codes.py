@@ -138,17 +138,41 @@ from anabranch.errors import Transient
 def speak():
     logging.basicConfig(stream=sys.stderr)
     sys.stdout.write("out" * 100_000)
+    sys.stdout.write("end")
     logging.warning("err" * 100_000)
     {end}
 
 cli.run()
 """
     done = subprocess.run(
-        [sys.executable, "-c", program, "speak"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+        [sys.executable, "-c", program, "speak"],
+        env=_buffered(), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
     assert done.returncode == code
-    assert done.stdout == "out" * 100_000
+    assert done.stdout == "out" * 100_000 + "end"
     assert "err" * 100_000 in done.stderr
+
+
+def test_a_reader_that_left_is_told_nothing_and_no_command_is_done() -> None:
+    program = """
+from anabranch import cli
+
+@cli.main.command()
+def speak():
+    print("a row")
+
+cli.run()
+"""
+    command = [sys.executable, "-c", program, "speak"]
+    with subprocess.Popen(command, env=_buffered(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as left:
+        assert left.stdout is not None and left.stderr is not None
+        left.stdout.close()
+        assert left.stderr.read() == b""
+        assert left.wait(120) == 1
+
+
+def _buffered() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
 def test_the_command_begins_where_imports_are_looked_after() -> None:

@@ -217,3 +217,6 @@ def test_nothing_is_staged_ahead_where_its_hours_are_yet_to_be_decided() -> None
     assert plan_ahead(decided, {0: (7, 7)}, in_a_moment) is None, "there is nothing to stage"
     behind = replace(decided, now=start_of(H[4]))
     assert plan_ahead(behind, {0: (7, 9)}, behind.now) is None, "hours before have no end yet"
+    some = replace(behind, timeline=Timeline(H[0], H[0], {0: 0}, boundaries={H[0]: {0: 8}}))
+    assert plan_ahead(some, {0: (7, 8)}, some.now) is not None
+    assert plan_ahead(some, {0: (7, 9)}, some.now) is None, "the hour of its last offset has no end yet"
