@@ -20,8 +20,11 @@ import psutil
 import yaml
 from shapes import Shape
 
+from anabranch.config import S3
 from anabranch.dev.services import Services
+from anabranch.table.s3 import open_store
 
+BUCKET = "anabranch"
 OURS = ("anabranch", "anabranch_s3")
 _PUBLISHED = re.compile(r"published (\d+) offsets as")
 _EVERY = 0.1
@@ -119,6 +122,10 @@ def run(way: str, shape: Shape, services: Services, limit: int, expected: int) -
 
 def _peer(way: str, shape: Shape, services: Services, limit: int, folder: Path) -> tuple[list[MicroBatch], Watch]:
     name, on_s3 = way.removesuffix("_s3"), way.endswith("_s3")
+    if on_s3:
+        # The product makes its bucket itself.
+        keys = {"access_key": services.access_key, "secret_key": services.secret_key}
+        open_store(S3.model_validate({"endpoint": services.s3_endpoint, **keys})).ensure_bucket(BUCKET)
     arguments = [
         name, shape.name, services.bootstrap_servers, str(folder), services.s3_endpoint if on_s3 else "", shape.schema,
         str(limit),
@@ -142,7 +149,7 @@ def configure(folder: Path, shape: Shape, services: Services, on_s3: bool, speed
     needs."""
     conf = folder / "conf"
     (conf / "streams").mkdir(parents=True)
-    warehouse = f"s3://anabranch/{folder.name}" if on_s3 else f"file://{folder}/warehouse"
+    warehouse = f"s3://{BUCKET}/{folder.name}" if on_s3 else f"file://{folder}/warehouse"
     environment = {
         "kafka": {"bootstrap_servers": services.bootstrap_servers},
         "catalog": {"name": "lake", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": warehouse},
