@@ -53,6 +53,10 @@ class Transient(AnabranchError):
     exit_code = 75
 
 
+class NoAnswer(Transient):
+    """A service said nothing for as long as it was waited for: another way to ask it would wait as long again."""
+
+
 class NotYet(Transient):
     """Only time will tell: what was asked for has yet to come, so trying again at once is of no use."""
 

@@ -18,7 +18,7 @@ from pyiceberg.io import S3_RETRY_STRATEGY_IMPL, InputFile, InputStream, OutputF
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from anabranch import config
-from anabranch.errors import AnabranchError
+from anabranch.errors import AnabranchError, NoAnswer
 from anabranch.table.s3 import ObjectStore, bucket_and_key, is_open, open_store
 
 LOG = logging.getLogger(__name__)
@@ -44,7 +44,8 @@ class _NewFile(PyArrowFile):
 class _WholeFile(PyArrowFile):
     """A file of metadata, which is read as a whole: by one request, where the process speaks to S3 so already.
 
-    Whatever comes in between, PyArrow is asked as ever: it tries again, and its errors are the ones that are known.
+    Whatever comes in between, PyArrow is asked as ever: it tries again, and its errors are the ones that are known. Not
+    so after silence, which is a TimeoutError: PyArrow would wait anew for most of the half a minute that a command has.
     """
 
     store: ObjectStore | None = None
@@ -54,6 +55,9 @@ class _WholeFile(PyArrowFile):
         if self.store is not None and on_s3 is not None:
             try:
                 return BytesIO(self.store.get(*on_s3))
+            except NoAnswer as error:
+                # The client's own words: what was being done, and what to do next, is said by who asked for the file.
+                raise TimeoutError(str(error.__cause__)) from error
             except AnabranchError as error:
                 LOG.debug("%s", error)
         return super().open(seekable)

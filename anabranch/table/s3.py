@@ -9,10 +9,10 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, ReadTimeoutError
 
 from anabranch import config
-from anabranch.errors import AnabranchError, Transient
+from anabranch.errors import AnabranchError, NoAnswer, Transient
 from anabranch.remote_errors import explain
 
 # S3's own limit for one request.
@@ -49,9 +49,12 @@ def _opened(process: int, s3: config.S3) -> ObjectStore:
 
 
 class ObjectStore:
-    """Questions to the object store. Its keys come from configuration, else from the standard AWS chain."""
+    """Questions to the object store. Its keys come from configuration, else from the standard AWS chain.
 
-    def __init__(self, s3: config.S3) -> None:
+    One that has no answer for `read_timeout` seconds is asked once more, then given up as NoAnswer.
+    """
+
+    def __init__(self, s3: config.S3, read_timeout: float = 8) -> None:
         # Imported here: a command that only reads tables has no need of it.
         import boto3
         from botocore.config import Config
@@ -66,7 +69,7 @@ class ObjectStore:
             config=Config(
                 # The caller tries again, and says so: a command is to fail within seconds.
                 connect_timeout=3,
-                read_timeout=8,
+                read_timeout=read_timeout,
                 retries={"max_attempts": 1, "mode": "standard"},
                 s3={"addressing_style": "path" if s3.endpoint else "auto"},
                 request_checksum_calculation="when_required",
@@ -143,4 +146,6 @@ class ObjectStore:
                 )
 
     def _failed(self, doing: str, error: Exception) -> AnabranchError:
-        return explain(f"{doing} at {self._s3.endpoint or f'AWS {self._s3.region}'}", error)
+        explained = explain(f"{doing} at {self._s3.endpoint or f'AWS {self._s3.region}'}", error)
+        is_silent = isinstance(error, (ConnectTimeoutError, ReadTimeoutError))
+        return NoAnswer(str(explained)) if is_silent else explained

@@ -476,8 +476,7 @@ def test_a_command_without_spark_fails_within_seconds(
     for command in commands:
         began = time.monotonic()
         result = CliRunner().invoke(main, [*command, one.name, "--conf", str(one.folder)])
-        # Not how fast it is: beside other work 41 s were seen. Clients left to themselves would go on for many minutes.
-        assert time.monotonic() - began < 120
+        assert time.monotonic() - began < 30
         assert result.exit_code == 75, (command, result.output, result.exception)
         assert "transient, try again" in result.output, command
 

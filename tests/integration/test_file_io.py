@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from flaky_s3 import FlakyS3, running_flaky_s3
 
 from anabranch.config import S3, Environment
 from anabranch.dev.services.processes import HOST, free_port
+from anabranch.errors import Transient
+from anabranch.remote_errors import explain
 from anabranch.table.catalog_settings import catalog_properties
 from anabranch.table.file_io import LakeFileIO, _WholeFile
 from anabranch.table.lake import Lake
@@ -101,6 +104,25 @@ def test_a_file_is_read_by_pyarrow_where_the_other_library_has_no_answer(files: 
     file.store = ObjectStore(S3.model_validate(nobody))
     with file.open() as written:
         assert written.read() == b"abcde"
+
+
+def test_a_read_that_s3_does_not_answer_is_nobody_elses_next(files: LakeFileIO, folder: str) -> None:
+    with files.new_output(f"{folder}/one.avro").create() as stream:
+        stream.write(b"abcde")
+    file = files.new_input(f"{folder}/one.avro")
+    assert isinstance(file, _WholeFile)
+    # It accepts connections, and that is all.
+    with socket.create_server((HOST, 0)) as silent:
+        nobody = {
+            "endpoint": f"http://{HOST}:{silent.getsockname()[1]}",
+            "access_key": "nobody",
+            "secret_key": "nothing",
+        }
+        file.store = ObjectStore(S3.model_validate(nobody), read_timeout=0.2)
+        # PyArrow would have the content, and without an answer wait for it longer than a command may take.
+        with pytest.raises(TimeoutError, match="Read timeout") as raised:
+            file.open()
+    assert isinstance(explain("load the table", raised.value), Transient)
 
 
 def test_a_large_file_is_written_in_parts_and_whole(files: LakeFileIO, front: FlakyS3, folder: str) -> None:
