@@ -48,13 +48,14 @@ class _WholeFile(PyArrowFile):
     so after silence, which is a TimeoutError: PyArrow would wait anew for most of the half a minute that a command has.
     """
 
-    store: ObjectStore | None = None
+    on_s3: tuple[ObjectStore, str, str] | None = None
+    """The store with the bucket and the key; None where PyArrow is the only one to ask."""
 
     def open(self, seekable: bool = True) -> InputStream:
-        on_s3 = bucket_and_key(self.location)
-        if self.store is not None and on_s3 is not None:
+        if self.on_s3 is not None:
+            store, bucket, key = self.on_s3
             try:
-                return BytesIO(self.store.get(*on_s3))
+                return BytesIO(store.get(bucket, key))
             except NoAnswer as error:
                 # The client's own words: what was being done, and what to do next, is said by who asked for the file.
                 raise TimeoutError(str(error.__cause__)) from error
@@ -109,7 +110,7 @@ class LakeFileIO(PyArrowFileIO):
         scheme, netloc, path = self.parse_location(location, self.properties)
         file = _WholeFile(location, path, self.fs_by_scheme(scheme, netloc))
         # A command that only reads is spared another library's import.
-        file.store = self._store(location) if is_open() else None
+        file.on_s3 = self._on_s3(location) if is_open() else None
         return file
 
     def new_output(self, location: str) -> PyArrowFile:
@@ -119,22 +120,24 @@ class LakeFileIO(PyArrowFileIO):
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Delete a file. Raises OSError; on S3 not for one that is gone already."""
         path = location if isinstance(location, str) else location.location
-        on_s3, store = bucket_and_key(path), self._store(path)
-        if on_s3 is None or store is None:
+        on_s3 = self._on_s3(path)
+        if on_s3 is None:
             super().delete(location)
             return
-        bucket, key = on_s3
+        store, bucket, key = on_s3
         try:
             store.delete_objects(bucket, [key])
         except AnabranchError as error:
             raise OSError(str(error)) from error
 
-    def _store(self, location: str) -> ObjectStore | None:
-        """S3 by its own requests; None for a file elsewhere, and where only PyArrow is told how to reach S3."""
-        if bucket_and_key(location) is None or self.properties.keys() & _NOT_OURS:
+    def _on_s3(self, location: str) -> tuple[ObjectStore, str, str] | None:
+        """The store, the bucket and the key, for requests of our own; None for a file elsewhere, and where only PyArrow
+        is told how to reach S3."""
+        found = bucket_and_key(location)
+        if found is None or self.properties.keys() & _NOT_OURS:
             return None
         keys = {key: self.properties[f"s3.{name}"] for key, name in _STORE.items() if f"s3.{name}" in self.properties}
-        return open_store(config.S3.model_validate(keys))
+        return open_store(config.S3.model_validate(keys)), *found
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -23,7 +23,7 @@ from anabranch.remote_errors import explain
 from anabranch.table.catalog_settings import catalog_properties
 from anabranch.table.file_io import LakeFileIO, _WholeFile
 from anabranch.table.lake import Lake
-from anabranch.table.s3 import ObjectStore
+from anabranch.table.s3 import ObjectStore, bucket_and_key
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_file_is_read_by_pyarrow_where_the_other_library_has_no_answer(files: 
     file = files.new_input(f"{folder}/one.avro")
     assert isinstance(file, _WholeFile)
     nobody = {"endpoint": f"http://{HOST}:{free_port()}", "access_key": "nobody", "secret_key": "nothing"}
-    file.store = ObjectStore(S3.model_validate(nobody))
+    file.on_s3 = (ObjectStore(S3.model_validate(nobody)), *bucket_and_key(file.location))
     with file.open() as written:
         assert written.read() == b"abcde"
 
@@ -118,7 +118,7 @@ def test_a_read_that_s3_does_not_answer_is_nobody_elses_next(files: LakeFileIO, 
             "access_key": "nobody",
             "secret_key": "nothing",
         }
-        file.store = ObjectStore(S3.model_validate(nobody), read_timeout=0.2)
+        file.on_s3 = (ObjectStore(S3.model_validate(nobody), read_timeout=0.2), *bucket_and_key(file.location))
         # PyArrow would have the content, and without an answer wait for it longer than a command may take.
         with pytest.raises(TimeoutError, match="Read timeout") as raised:
             file.open()
