@@ -37,6 +37,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from anabranch.records.checks import in_the_calendar
+
 MAX_DIGITS = 10_000
 """How many digits a DECIMAL in quotes may have; Java takes time as their square. Without quotes it is 1,000."""
 
@@ -236,8 +238,7 @@ def converted(read: str, kind: DataType, level: int = 0) -> str:
         at = f"try_cast({zoned} AS TIMESTAMP)"
         # Only on the first day and the last can the zone lead out of the years.
         edge = f"startswith({read}, '0001-01-01') OR startswith({read}, '9999-12-31')"
-        # Not BETWEEN, for which Spark reads each time twice: it makes a column of its own that no branch spares.
-        inside = f"({at} >= TIMESTAMP'0001-01-01 00:00:00Z' AND {at} <= TIMESTAMP'9999-12-31 23:59:59.999999Z')"
+        inside = in_the_calendar(f"unix_micros({at})")
         return f"IF({read} RLIKE r'{_TIMESTAMP}' AND (NOT ({edge}) OR {inside}), {at}, NULL)"
     item = f"x{level}"
     if isinstance(kind, ArrayType):
