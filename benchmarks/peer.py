@@ -26,6 +26,8 @@ from anabranch.spark.jars import ensure_jars, jvm_folder
 
 WAYS = ("noop", "file_sink", "iceberg", "append", "delta")
 DELTA = "io.delta:delta-spark_4.1_2.13:4.1.0"
+BUCKET = "anabranch"
+"""The one of all that is written to S3."""
 _KEYS = ("anabranch", "anabranch-local")
 
 
@@ -52,7 +54,7 @@ def session(way: str, folder: Path, s3: str | None) -> SparkSession:
         }  # fmt: skip
         if s3 is not None:
             lake |= {
-                ".warehouse": f"s3://anabranch/{folder.name}", ".io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+                ".warehouse": f"s3://{BUCKET}/{folder.name}", ".io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
                 ".s3.endpoint": s3, ".s3.path-style-access": "true", ".s3.access-key-id": _KEYS[0],
                 ".s3.secret-access-key": _KEYS[1], ".client.region": "us-east-1",
             }  # fmt: skip

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import psutil
 import yaml
+from peer import BUCKET
 from shapes import Shape
 
 from anabranch.config import S3
 from anabranch.dev.services import Services
 from anabranch.table.s3 import open_store
 
-BUCKET = "anabranch"
 OURS = ("anabranch", "anabranch_s3")
 _PUBLISHED = re.compile(r"published (\d+) offsets as")
 _EVERY = 0.1
