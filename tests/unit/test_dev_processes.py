@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import wait_for
 
 from anabranch.dev.services import kafka_broker, processes, s3_server
 from anabranch.dev.services.processes import Daemon
@@ -83,6 +85,16 @@ def test_a_killed_process_is_seen_as_gone(daemon: Daemon) -> None:
     assert processes.stop_all([process], 30) == ()
     assert daemon.process() is None
     assert daemon.recorded() is not None
+
+
+def test_one_that_somebody_else_killed_is_reaped(daemon: Daemon) -> None:
+    process = _start(daemon)
+    os.kill(process.pid, signal.SIGKILL)
+    wait_for(lambda: process.status() == psutil.STATUS_ZOMBIE, "the process to end", 10)
+    # Another is started in its place, so that its own pid file is gone, too.
+    daemon.pid_file.unlink()
+    assert daemon.process() is None
+    assert not psutil.pid_exists(process.pid)
 
 
 def test_a_process_that_ignores_sigterm_is_killed(daemon: Daemon) -> None:

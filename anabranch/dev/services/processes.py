@@ -77,6 +77,7 @@ class Daemon:
 
     def process(self) -> psutil.Process | None:
         """The living process: the pid file's, if it is still that one, else one that carries the marker."""
+        _reap()
         recorded = self.recorded()
         if recorded is not None:
             with contextlib.suppress(psutil.Error):
@@ -142,12 +143,17 @@ class Daemon:
             return False
 
 
+def _reap() -> None:
+    """Let go of the children that ended, also by somebody else's hand: unasked for, each would stay as a zombie."""
+    for pid, child in tuple(_children.items()):
+        if child.poll() is not None:
+            _children.pop(pid, None)
+
+
 def is_alive(process: psutil.Process) -> bool:
     """False for a process that has ended, also for one that nobody has reaped yet."""
-    if child := _children.get(process.pid):
-        if child.poll() is not None:
-            del _children[process.pid]
-            return False
+    _reap()
+    if process.pid in _children:
         return True
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
