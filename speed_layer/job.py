@@ -41,6 +41,7 @@ from anabranch.protocol.sealing import check_clock
 from anabranch.protocol.state import check_log_end, check_topic, load_state
 from anabranch.retry import Retry
 from anabranch.spark.session import explain_spark, explained, open_session, stop_on_signal
+from speed_layer import certain
 from speed_layer.micro_batch import MicroBatches
 from speed_layer.plan import Skip, chunks, plan_return
 
@@ -227,7 +228,7 @@ def run(arguments: Sequence[str]) -> int:
     parsed = options.parse_args(list(arguments))
     job = open_job(parsed.stream, parsed.conf)
     of_process(stream=parsed.stream, layer="speed")
-    spark = open_session(job.environment, f"anabranch speed {job.stream.name}")
+    spark = open_session(job.environment, f"anabranch speed {job.stream.name}", certain.SETTINGS)
     try:
         speed = SpeedJob(job, spark, parsed.available_now)
         stop_on_signal(spark, speed.stop, (signal.SIGTERM, signal.SIGINT))

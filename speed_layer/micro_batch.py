@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
@@ -34,12 +35,15 @@ from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
 from anabranch.protocol.state import State
 from anabranch.protocol.turns import Holding
 from anabranch.records.formats import open_format
+from anabranch.spark.settings import runs_here
 from anabranch.table.lake import Lake
 from anabranch.table.manifests import hour_of_file
+from anabranch.table.snapshots import Staged
 from anabranch.table.staging import stage
 from serving_layer import merge
 from serving_layer.diff.spark import fitted
 from serving_layer.merge import Merged, recover
+from speed_layer.certain import only, reading_of, stage_certain, stage_rows
 from speed_layer.plan import (
     Next,
     Plan,
@@ -59,6 +63,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 LOG = logging.getLogger(__name__)
+
+# How many micro-batches Spark reads after one of which it had to read too many records.
+_SPARED = 50
 
 
 class MicroBatches:
@@ -85,6 +92,7 @@ class MicroBatches:
         self._rollup = Rollup(lake, stream)
         self._publisher = ThreadPoolExecutor(1, "publisher")
         self._under_way: Future[int] | None = None
+        self._spared = 0
         # Spark's session knows one id to stage by.
         self._staging = threading.Lock()
 
@@ -166,7 +174,7 @@ class MicroBatches:
     ) -> tuple[int, bool]:
         """Publish what of `ranges` belongs to hours that are decided; how many offsets, and whether that was all."""
         if staged is not None and staged.rows is not None:
-            note(attempt=staged.rows.wap_id)
+            note(attempt=staged.rows.attempt)
         needed = {p: e for p, (_, e) in ranges.items()}
         decided: ResolvedState | None = None
         plan: Plan | None = None
@@ -302,6 +310,8 @@ class MicroBatches:
         # A file for each task: as many as run at once, however many partitions there are.
         at_once = frame.sparkSession.sparkContext.defaultParallelism
         frame = frame.coalesce(at_once) if len(plan.todo) > at_once else frame
+        if (staged := self._stage_certain(frame, plan, decided)) is not None:
+            return staged
         # Counted before anything else, where a row is not copied for it. A task that is tried again may count twice,
         # which only costs a needless look for dead letters.
         counts = Observation()
@@ -311,16 +321,64 @@ class MicroBatches:
         write = plan_write(stream.most_event_dates, len(plan.by_hour))
         with self._staging:
             rows = stage(good, self._lake, catalog, stream.table, new_id(), write)
-            note(attempt=rows.wap_id)
-            reach(Step.SPEED_ROWS_STAGED)
-            seen: dict[str, Any] = counts.get
-            dead = None
-            if seen["records"] > rows.rows:
-                letters = records.dead(self._decode(frame, plan, with_errors=True), topic_id, "speed")
-                write = plan_write(1, len(plan.by_hour))
-                dead = stage(letters, self._lake, catalog, stream.dead_letters_table, new_id(), write)
+        note(attempt=rows.attempt)
+        reach(Step.SPEED_ROWS_STAGED)
+        seen: dict[str, Any] = counts.get
+        dead = None
+        if seen["records"] > rows.rows:
+            dead = self._stage_dead(self._decode(frame, plan, with_errors=True), plan, topic_id)
         reach(Step.SPEED_STAGED)
         return StagedBatch(topic_id, plan.by_hour, rows, dead)
+
+    def _stage_certain(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch | None:
+        """Stage what is certain to be good without Spark's reader and writer, and the few other records with its
+        reader; None where these are many, or the stream's records are none that can be read so."""
+        table, topic_id = decided.state.table, decided.position.topic_id
+        if not runs_here(frame.sparkSession.sparkContext.master or ""):
+            return None
+        if self._spared:
+            self._spared -= 1
+            return None
+        reading = reading_of(self._stream, table, rows_columns(self._stream).schema)
+        if reading is None:
+            return None
+        attempt, began = new_id(), self._lake.clock.now()
+        certain = stage_certain(records.assign_hours(frame, plan.hours), reading, table, attempt, began)
+        if certain.left is None:
+            LOG.info(
+                "stream %s: %d of %d records are not certain to be good by a look; Spark reads these micro-batches",
+                self._stream.name, certain.seen - certain.written.rows, certain.seen,
+            )  # fmt: skip
+            self._spared = _SPARED
+            return None
+        rows, dead = certain.written, None
+        note(attempt=attempt)
+        if not certain.left:
+            reach(Step.SPEED_ROWS_STAGED)
+        else:
+            left = only(frame, certain.left).cache()
+            try:
+                decoded = self._decode(left, plan, with_errors=True)
+                others = stage_rows(records.good(decoded, self._stream), reading, table, attempt, began)
+                rows = replace(rows, files=(*rows.files, *others.files))
+                reach(Step.SPEED_ROWS_STAGED)
+                if rows.rows < certain.seen:
+                    dead = self._stage_dead(decoded, plan, topic_id)
+            finally:
+                left.unpersist()
+            if rows.rows + (dead.rows if dead else 0) != certain.seen:
+                raise Transient(
+                    f"stage {attempt}: expected a row or a dead letter for each of {certain.seen} records, found "
+                    f"{rows.rows} and {dead.rows if dead else 0}; starting again from the table"
+                )
+        reach(Step.SPEED_STAGED)
+        return StagedBatch(topic_id, plan.by_hour, rows, dead)
+
+    def _stage_dead(self, decoded: DataFrame, plan: Plan, topic_id: str) -> Staged:
+        stream, catalog = self._stream, self._environment.catalog.name
+        letters, write = records.dead(decoded, topic_id, "speed"), plan_write(1, len(plan.by_hour))
+        with self._staging:
+            return stage(letters, self._lake, catalog, stream.dead_letters_table, new_id(), write)
 
     def _decode(self, frame: DataFrame, plan: Plan, with_errors: bool) -> DataFrame:
         return records.decode(records.assign_hours(frame, plan.hours), self._stream, self._format, with_errors)
@@ -344,7 +402,8 @@ class MicroBatches:
     def _discard(self, staged: StagedBatch | None) -> None:
         if staged is None:
             return
-        if staged.rows is not None:
+        # Files that no snapshot names are left to orphan removal: an earlier commit of ours may name them, and land.
+        if isinstance(staged.rows, Staged):
             self._lake.discard(self._stream.table, staged.rows)
         if staged.dead is not None:
             dead_letters.discard(self._lake, self._stream, staged.dead)

@@ -27,6 +27,7 @@ from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import LOST, State, lost_entries
 from anabranch.table.commits import Change
 from anabranch.table.snapshots import Staged, staged_snapshot
+from anabranch.table.written import Written
 from serving_layer.merge import needs_merge
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class StagedBatch:
 
     topic_id: str
     by_hour: dict[str, Ranges]
-    rows: Staged | None
+    rows: Staged | Written | None
     dead: Staged | None
 
 
@@ -91,7 +92,7 @@ def plan_micro_batch(decided: ResolvedState, ranges: Ranges, staged: StagedBatch
     by_hour = assign(todo, hours)
     # Only the hours that it has offsets of: the usual micro-batch has one, and each more costs every record a look.
     hours = [h for h in hours if h.ends is None or h.hour in by_hour]
-    if staged is None or not _is_as_decided(staged, position, by_hour) or not _is_there(state, staged):
+    if staged is None or not _is_as_decided(staged, position, by_hour) or not _is_there(decided, staged):
         step = Next.STAGE
     else:
         step = Next.MERGE if needs_merge(state) else Next.PUBLISH
@@ -126,8 +127,15 @@ def _is_as_decided(staged: StagedBatch, position: Position, by_hour: Mapping[str
     return staged.topic_id == position.topic_id and staged.by_hour == by_hour
 
 
-def _is_there(state: State, staged: StagedBatch) -> bool:
-    return staged.rows is None or staged_snapshot(state.table, staged.rows.wap_id) is not None
+def _is_there(decided: ResolvedState, staged: StagedBatch) -> bool:
+    """Whether nobody can have deleted what is staged."""
+    match staged.rows:
+        case None:
+            return True
+        case Written() as written:
+            return written.may_be_published(decided.now)
+        case snapshot:
+            return staged_snapshot(decided.state.table, snapshot.attempt) is not None
 
 
 def plan_publish(
@@ -148,7 +156,7 @@ def plan_publish(
     direct = {h for h in hour_of.values() if state.served_by(h) == "speed" and h not in state.retained_hours}
     to_main = tuple(f for f in files if hour_of[f.file_path] in direct)
     return Publish(
-        id=staged.rows.wap_id if staged.rows else id,
+        id=staged.rows.attempt if staged.rows else id,
         changes=(Change("speed", files), Change("main", to_main)),
         timeline=decided.timeline,
         position=advance(decided.position, plan.todo),

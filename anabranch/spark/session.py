@@ -6,8 +6,10 @@ Only the `job.py` files open a session.
 from __future__ import annotations
 
 import logging
+import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +19,7 @@ from pyspark.sql import SparkSession
 from anabranch.config import Environment
 from anabranch.errors import AnabranchError, ConfigurationError, JvmGone, Transient, Unexplained
 from anabranch.remote_errors import explain, one_line
-from anabranch.spark.settings import session_settings
+from anabranch.spark.settings import runs_here, session_settings
 
 LOG = logging.getLogger(__name__)
 
@@ -25,17 +27,22 @@ LOG = logging.getLogger(__name__)
 logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
 
 
-def open_session(environment: Environment, name: str) -> SparkSession:
-    """A session that reaches the lake. Raises ConfigurationError when our jars are not on its class path.
+def open_session(environment: Environment, name: str, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """A session that reaches the lake, with a job's own `settings`. Raises ConfigurationError when our jars are not on
+    its class path.
 
     The master is the one that spark-submit was told, which our commands tell it; without spark-submit, the configured.
     """
     builder = SparkSession.builder.appName(name)
     # Before its JVM is there, a SparkConf holds nothing that spark-submit was told.
     SparkContext._ensure_initialized()
-    if not SparkConf().contains("spark.master"):
-        builder = builder.master(environment.spark.master)
-    for key, value in session_settings(environment).items():
+    master = SparkConf().get("spark.master", environment.spark.master)
+    assert master is not None
+    builder = builder.master(master)
+    if runs_here(master):
+        # What tasks of ours import is installed with the Python that runs this.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    for key, value in (session_settings(environment) | dict(settings or {})).items():
         builder = builder.config(key, value)
     try:
         spark = builder.getOrCreate()

@@ -21,6 +21,11 @@ REDACTED = re.compile("(?i)secret|password|token|access[.-]?key|credential|autho
 """The keys whose values Spark shows nobody, as `spark.redaction.regex`: its own words and those of REST catalogs."""
 
 
+def runs_here(master: str) -> bool:
+    """Whether tasks run on the driver's machine, with its Python: no code of ours is on other machines."""
+    return master.startswith("local") and not master.startswith("local-cluster")
+
+
 def session_settings(environment: Environment) -> dict[str, str]:
     """Spark configuration: Iceberg's catalog under the configured name, S3, UTC; `spark.conf` of the file wins.
 

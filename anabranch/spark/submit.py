@@ -13,7 +13,7 @@ from anabranch.errors import ConfigurationError
 from anabranch.spark.home import spark_home as installed_spark_home
 from anabranch.spark.jars import ensure_jars, jvm_folder
 from anabranch.spark.java import require_java
-from anabranch.spark.settings import AVRO_OPTIONS, REDACTED
+from anabranch.spark.settings import AVRO_OPTIONS, REDACTED, runs_here
 
 
 def spark_home() -> Path:
@@ -42,7 +42,7 @@ def submit_command(environment: Environment, layer: str, arguments: Sequence[str
             f"{environment.spark.conf['spark.submit.deployMode']}; docs/deploy.md has the spark-submit for cluster mode"
         )
     jars = [str(jar) for jar in ensure_jars().spark]
-    local = master.startswith("local") and not master.startswith("local-cluster")
+    local = runs_here(master)
     command = [str(spark_home() / "bin" / "spark-submit"), "--master", master]
     # The empty list overrides what spark-defaults.conf may name for plain spark-submit.
     command += ["--driver-class-path", ":".join(jars), "--conf", "spark.jars="] if local else ["--jars", ",".join(jars)]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json as plain_json
 import random
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import hostile
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -16,8 +17,10 @@ from reference_json import ReferenceJsonFormat
 from anabranch import records
 from anabranch.config import Stream
 from anabranch.config.columns import parse_columns
+from anabranch.records.certain import CertainRows, Field
 from anabranch.records.formats import Format
 from anabranch.records.formats.json import JsonFormat
+from speed_layer.certain import bounds_of
 
 START = datetime(2026, 11, 21, 3, tzinfo=UTC)
 SOURCE = "key binary, value binary, partition int, offset bigint, timestamp timestamp"
@@ -190,3 +193,124 @@ LOOKS_ORDINARY: list[bytes | None] = [
 )
 def test_what_looks_ordinary_and_is_not(spark: SparkSession, ddl: str) -> None:
     assert not list(_differences(spark, LOOKS_ORDINARY, _stream(ddl)))
+
+
+CERTAIN = (
+    "id STRING NOT NULL, at TIMESTAMP NOT NULL, level INT, total BIGINT, amount DOUBLE, ok BOOLEAN, day DATE, "
+    "name STRING"
+)
+STAMPS = (
+    START,
+    START,
+    START,
+    None,
+    datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
+    datetime(9999, 1, 1, tzinfo=UTC),
+)
+
+
+def _certain(stream: Stream, batch: pa.RecordBatch, size: int) -> tuple[pa.Table, int]:
+    """What is read without Spark, so many records at once, and how many are left."""
+    fields = [Field(c.name, c.type, c.nullable) for c in stream.columns]
+    rows = CertainRows(fields, bounds_of(stream))
+    read = [rows.read(batch.slice(start, size)) for start in range(0, len(batch), size)]
+    return pa.concat_tables([r.rows for r in read]), sum(len(r.left) for r in read)
+
+
+def _require_as_spark_reads(spark: SparkSession, values: list[bytes | None], stream: Stream) -> int:
+    """Every row that is read without Spark is Spark's, bit by bit; returns how many there are, most at once or few."""
+    stamps = [STAMPS[i % len(STAMPS)] for i in range(len(values))]
+    rows = [
+        (b"k", None if v is None else bytearray(v), 3, i, at)
+        for i, (v, at) in enumerate(zip(values, stamps, strict=True))
+    ]
+    frame = spark.createDataFrame(rows, SOURCE).withColumn("ingest_hour", F.lit("2026-11-21T03")).coalesce(1)
+    good = records.good(records.decode(frame, stream, JsonFormat()), stream).orderBy("kafka_offset").toArrow()
+    places = {offset: i for i, offset in enumerate(good["kafka_offset"].to_pylist())}
+    micros = [
+        None if at is None else (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) for at in stamps
+    ]
+    batch = pa.record_batch(
+        {
+            "value": pa.array(values, pa.binary()), "partition": pa.array([3] * len(values), pa.int32()),
+            "offset": pa.array(range(len(values)), pa.int64()),
+            "timestamp": pa.array(micros, pa.int64()).cast(pa.timestamp("us", "UTC")),
+            "ingest_hour": pa.array(["2026-11-21T03"] * len(values)),
+        }
+    )  # fmt: skip
+    most = 0
+    for size in (1, 7, 200, len(values)):
+        read, left = _certain(stream, batch, size)
+        offsets = read["kafka_offset"].to_pylist()
+        assert len(offsets) + left == len(values)
+        assert offsets == sorted(set(offsets))
+        assert not [values[o] for o in offsets if o not in places], "Spark finds them dead"
+        theirs = good.take(pa.array([places[o] for o in offsets], pa.int64())).select(read.column_names)
+        for name in read.column_names:
+            mine, their = (pa.concat_arrays(t[name].chunks) for t in (read, theirs.cast(read.schema)))
+            if mine.type == pa.float64():
+                mine, their = mine.view(pa.int64()), their.view(pa.int64())
+            assert mine.to_pylist() == their.to_pylist(), name
+        most = max(most, len(offsets))
+    return most
+
+
+@pytest.mark.parametrize("ddl", [CERTAIN, CERTAIN.replace("TIMESTAMP NOT NULL", "TIMESTAMP"), "id STRING, level INT"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_what_is_certain_is_as_spark_reads_it(spark: SparkSession, ddl: str, seed: int) -> None:
+    dice, stream = random.Random(seed), _stream(ddl)
+    names = [c.name for c in stream.columns]
+    values: list[bytes | None] = [_value(dice, names) for _ in range(VALUES)]
+    assert _require_as_spark_reads(spark, values, stream) > VALUES / 5
+
+
+@pytest.mark.parametrize("ddl", [CERTAIN, "id STRING, level INT", "id STRING, x INT"])
+def test_of_what_is_hostile_only_what_spark_reads_is_certain(spark: SparkSession, ddl: str) -> None:
+    values = [value for value, _, _ in hostile.cases(START).values()]
+    _require_as_spark_reads(spark, [*values, *LOOKS_ORDINARY], _stream(ddl))
+
+
+def test_numbers_and_times_of_every_form(spark: SparkSession) -> None:
+    numbers = [
+        "0", "-0", "0.0", "-0.0", "1", "-1", "1.5", "1e5", "1E+5", "1e-400", "4.9e-324", "2.4e-324", 
+        "1.7976931348623157e308",
+        "1.7976931348623159e308", "9007199254740993", "123456789012345678901234567890", "0.1", "1e22", "1e23",
+        "2.2250738585072011e-308", "5e-324", "1" * 999, "1" * 1000, "1" * 1001, "0." + "1" * 998, "0." + "1" * 1200,
+        "1e0001",
+        "-9223372036854775808", "2147483647", "-2147483648", "1.0",
+    ]  # fmt: skip
+    values = [
+        f'{{"id":"a","at":"2026-11-21T03:10:00Z","{name}":{n}}}'.encode()
+        for n in numbers
+        for name in ("amount", "total", "level")
+    ]
+    days = ["2026-02-28", "2026-02-29", "2024-02-29", "2026-04-31", "2026-00-10", "2026-13-01", "0001-01-01",
+            "0000-01-01",
+            "1582-10-10", "9999-12-31", "1969-12-31", "2026-12-32", "26-1-1", "1900-02-29"]  # fmt: skip
+    times = ["00:00:00", "23:59:59", "24:00:00", "23:60:00", "23:59:60", "03:10:00.1", "03:10:00.12",
+             "03:10:00.123",
+             "03:10:00.1234", "03:10:00.12345", "03:10:00.123456", "03:10:00.1234567", "03:10:00.",
+             "3:10:00"]  # fmt: skip
+    zones = [
+        "Z",
+        "",
+        "z",
+        "+00:00",
+        "-00:00",
+        "+01:00",
+        "-17:59",
+        "+18:00",
+        "+18:01",
+        "+24:00",
+        "+01:60",
+        "+0100",
+        "+01",
+        " Z",
+    ]
+    moments = [f"{d}T{t}{z}" for d in days for t in times[:3] for z in ("Z", "+01:00")]
+    moments += [f"2026-11-21{sep}{t}{z}" for t in times for z in zones for sep in "T t"]
+    values += [f'{{"id":"a","at":"{m}"}}'.encode() for m in moments]
+    values += [f'{{"id":"a","at":"2026-11-21T03:10:00Z","day":"{d}"}}'.encode() for d in days]
+    assert _require_as_spark_reads(spark, list(values), _stream(CERTAIN)) > 60
+    unbounded = _stream(CERTAIN.replace("TIMESTAMP NOT NULL", "TIMESTAMP"))
+    assert _require_as_spark_reads(spark, list(values), unbounded) > 90

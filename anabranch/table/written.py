@@ -1,0 +1,236 @@
+"""Rows as Parquet files that no snapshot names yet: written by PyArrow, wherever a task runs, named by a publish later.
+
+Until then only their age protects them: orphan removal spares what is younger than a day, so a publish may name them
+for `WITHIN` of their beginning. Whoever gives them up deletes nothing, since an earlier commit of its own may name them
+and still land; orphan removal finds the rest.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    pyarrow_to_schema,
+)
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.typedef import Record
+from pyiceberg.types import (
+    BooleanType,
+    DateType,
+    DoubleType,
+    IcebergType,
+    IntegerType,
+    LongType,
+    StringType,
+    TimestamptzType,
+)
+
+from anabranch.table.staging import WITHIN
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+PARTITION = ("event_date", "ingest_hour")
+MOST_PARTITIONS = 64
+"""How many files a writer may have open at once; each holds about a megabyte."""
+
+# How many bytes of rows may wait until they become a row group of each file.
+_WAITING_BYTES = 64 * 2**20
+_CODEC = "write.parquet.compression-codec"
+_EPOCH = date(1970, 1, 1)
+_ARROW: dict[type[IcebergType], pa.DataType] = {
+    BooleanType: pa.bool_(), IntegerType: pa.int32(), LongType: pa.int64(), DoubleType: pa.float64(),
+    StringType: pa.string(), DateType: pa.date32(), TimestamptzType: pa.timestamp("us", "UTC"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Written:
+    """The rows of one attempt in storage, which no reader sees, and when the attempt began."""
+
+    attempt: str
+    files: tuple[DataFile, ...]
+    began: datetime
+
+    @property
+    def rows(self) -> int:
+        return sum(f.record_count for f in self.files)
+
+    def may_be_published(self, now: datetime) -> bool:
+        """Whether its files cannot have been deleted as orphans by now."""
+        return now - self.began <= WITHIN
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a task has to know to write rows of a table: where, in what physical schema, how compressed. Picklable."""
+
+    io: FileIO
+    folder: str
+    schema: pa.Schema
+    codec: str
+
+
+def target_of(table: Table) -> Target | None:
+    """How rows of a table are written; None where only Iceberg's own writer does it as the table says."""
+    properties = table.metadata.properties
+    placed = ("write.object-storage.enabled", "write.location-provider.impl", "write.parquet.compression-level")
+    if any(name in properties for name in placed):
+        return None
+    if tuple(f.name for f in table.spec().fields) != PARTITION or not all(
+        f.transform.preserves_order and str(f.transform) == "identity" for f in table.spec().fields
+    ):
+        return None
+    fields = []
+    for column in table.schema().fields:
+        kind = _ARROW.get(type(column.field_type))
+        if kind is None:
+            return None
+        metadata = {"PARQUET:field_id": str(column.field_id)}
+        fields.append(pa.field(column.name, kind, nullable=not column.required, metadata=metadata))
+    folder = properties.get("write.data.path", f"{table.metadata.location}/data").rstrip("/")
+    codec = properties.get(_CODEC, "zstd")
+    return Target(table.io, folder, pa.schema(fields), "none" if codec == "uncompressed" else codec)
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file that was written: its partition (days since 1970, hour), its length, and its Parquet footer."""
+
+    path: str
+    day: int
+    hour: str
+    size: int
+    footer: bytes
+
+
+@dataclass
+class _Open:
+    path: str
+    day: int
+    hour: str
+    sink: Any
+    parquet: pq.ParquetWriter
+    footers: list[pq.FileMetaData] = field(default_factory=list)
+    waiting: list[pa.Table] = field(default_factory=list)
+
+
+class FileWriter:
+    """Writes rows into a file for each partition of the table. Its files are whole once `close` has returned."""
+
+    def __init__(self, target: Target, most_partitions: int | None = MOST_PARTITIONS) -> None:
+        self._target, self._most = target, most_partitions
+        self._open: dict[tuple[int, str], _Open] = {}
+        self._waiting = 0
+
+    def write(self, rows: pa.Table) -> pa.Array | None:
+        """Take rows with at least the table's columns; None, or a mask of those that it left, since there would be
+        more files than it may have open. Raises OSError."""
+        left: pa.Array | None = None
+        for (day, hour), mask in _partitions(rows):
+            if (to := self._file(day, hour)) is None:
+                assert mask is not None
+                left = mask if left is None else pc.or_(left, mask)
+                continue
+            some = (rows if mask is None else rows.filter(mask)).select(self._target.schema.names)
+            to.waiting.append(some.cast(self._target.schema))
+            self._waiting += some.nbytes
+        if self._waiting > _WAITING_BYTES:
+            for to in self._open.values():
+                _flush(to)
+            self._waiting = 0
+        return left
+
+    def close(self) -> list[Output]:
+        """End all files; what was written. Raises OSError."""
+        outputs = []
+        for to in self._open.values():
+            _flush(to)
+            to.parquet.close()
+            size = to.sink.tell()
+            to.sink.close()
+            [metadata] = to.footers
+            footer = pa.BufferOutputStream()
+            metadata.write_metadata_file(footer)
+            outputs.append(Output(to.path, to.day, to.hour, size, footer.getvalue().to_pybytes()))
+        self._open.clear()
+        return outputs
+
+    def _file(self, day: int, hour: str) -> _Open | None:
+        if (known := self._open.get((day, hour))) is not None:
+            return known
+        if len(self._open) == self._most:
+            return None
+        name = f"event_date={date.fromordinal(_EPOCH.toordinal() + day).isoformat()}/ingest_hour={hour}"
+        path = f"{self._target.folder}/{name}/{uuid.uuid4().hex}.parquet"
+        footers: list[pq.FileMetaData] = []
+        sink = self._target.io.new_output(path).create()
+        parquet = pq.ParquetWriter(
+            sink, self._target.schema, compression=self._target.codec, store_schema=False, metadata_collector=footers
+        )
+        self._open[day, hour] = opened = _Open(path, day, hour, sink, parquet, footers)
+        return opened
+
+
+def describe(table: Table, output: Output) -> DataFile:
+    """A written file as a manifest names it, with the statistics that its footer gives."""
+    metadata = pq.read_metadata(pa.BufferReader(output.footer))
+    partition = Record(*(output.day if name == "event_date" else output.hour for name in PARTITION))
+    return data_file(table, output.path, output.size, metadata, partition)
+
+
+def data_file(table: Table, path: str, size: int, metadata: pq.FileMetaData, partition: Record) -> DataFile:
+    """A Parquet file as a manifest names it."""
+    schema = pyarrow_to_schema(metadata.schema.to_arrow_schema())
+    statistics = data_file_statistics_from_parquet_metadata(
+        metadata, compute_statistics_plan(schema, table.metadata.properties), parquet_path_to_id_mapping(schema)
+    )
+    made = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=partition,
+        file_size_in_bytes=size,
+        sort_order_id=None,
+        equality_ids=None,
+        key_metadata=None,
+        **statistics.to_serialized_dict(),
+    )
+    made.spec_id = table.metadata.default_spec_id
+    return made
+
+
+def _partitions(rows: pa.Table) -> Iterator[tuple[tuple[int, str], pa.Array | None]]:
+    """The partitions of rows, each with a mask; without one where all rows are of one."""
+    days, hours = rows.column("event_date").cast(pa.int32()), rows.column("ingest_hour")
+    of_day, of_hour = _distinct(days), _distinct(hours)
+    if len(of_day) <= 1 and len(of_hour) <= 1:
+        yield from (((day, hour), None) for day in of_day for hour in of_hour)
+        return
+    for hour in of_hour:
+        for day in of_day:
+            mask = pc.and_(pc.equal(days, day), pc.equal(hours, hour))
+            if pc.any(mask).as_py():
+                yield (day, hour), mask
+
+
+def _distinct(values: pa.ChunkedArray) -> list[Any]:
+    return sorted(pc.unique(values).to_pylist())
+
+
+def _flush(to: _Open) -> None:
+    if to.waiting:
+        rows = pa.concat_tables(to.waiting)
+        to.waiting.clear()
+        to.parquet.write_table(rows, row_group_size=max(1, len(rows)))

@@ -1,0 +1,173 @@
+"""Stage the records that are certain to be good without Spark's reader and writer: by PyArrow, in tasks.
+
+Spark hands each task's records from Kafka to a Python worker, which reads them (`anabranch.records.certain`), writes
+them to files (`anabranch.table.written`) and tells of the files and of the records that it left. Those are few or none,
+and go the way of any record afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from anabranch.errors import Unexpected
+from anabranch.lookups import arrays
+from anabranch.records.certain import Bounds, CertainRows, Field, can_read
+from anabranch.table.written import FileWriter, Output, Target, Written, describe, target_of
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+    from pyspark.sql import DataFrame, Row
+
+    from anabranch.config import Stream
+
+MOST_LEFT = 2_000
+"""How many records of a micro-batch may be left to be read by Spark; with more, it reads all of them."""
+
+SETTINGS = {
+    "spark.python.daemon.module": "speed_layer.worker_daemon",
+    # What a worker is handed at once.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 2**20),
+}
+"""What a session is told whose tasks read and write so."""
+
+# What a task tells: a row for each file, and one for the records that it saw and left.
+_TOLD = (
+    "path STRING, day INT, hour STRING, size BIGINT, footer BINARY, seen BIGINT, "
+    "left ARRAY<STRUCT<partition: INT, offset: BIGINT>>"
+)
+_LEFT = pa.list_(pa.struct([("partition", pa.int32()), ("offset", pa.int64())]))
+_TOLD_SCHEMA = pa.schema(
+    [
+        ("path", pa.string()), ("day", pa.int32()), ("hour", pa.string()), ("size", pa.int64()),
+        ("footer", pa.binary()), ("seen", pa.int64()), ("left", _LEFT),
+    ]
+)  # fmt: skip
+_MICROSECOND = timedelta(microseconds=1)
+_Task = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a task has to know of the stream and its table. Picklable."""
+
+    fields: tuple[Field, ...]
+    bounds: Bounds | None
+    target: Target
+
+
+@dataclass(frozen=True)
+class Certain:
+    """What tasks have written, how many records they saw, and by partition the offsets of those that they left; None
+    for too many to tell."""
+
+    written: Written
+    seen: int
+    left: dict[int, list[int]] | None
+
+
+def reading_of(stream: Stream, table: Table, columns: Schema) -> Reading | None:
+    """How the stream's records are read by tasks; None where Spark has to read them: another format, other types, a
+    table of other `columns` than the stream's."""
+    fields = tuple(Field(c.name, c.type, c.nullable) for c in stream.columns)
+    if stream.format.type != "json" or not can_read(fields) or _kinds(table.schema()) != _kinds(columns):
+        return None
+    target = target_of(table)
+    if target is None:
+        return None
+    return Reading(fields, bounds_of(stream), target)
+
+
+def bounds_of(stream: Stream) -> Bounds | None:
+    """The bounds of the stream's event time, if it has one."""
+    if (at := stream.event_time) is None:
+        return None
+    past, future = (None if d is None else d // _MICROSECOND for d in (at.past, at.future))
+    return Bounds(at.column, past, future)
+
+
+def _kinds(schema: Schema) -> dict[str, tuple[str, bool]]:
+    return {f.name: (str(f.field_type), f.required) for f in schema.fields}
+
+
+def stage_certain(frame: DataFrame, reading: Reading, table: Table, attempt: str, began: datetime) -> Certain:
+    """Have the tasks of `frame` (Kafka's columns and `ingest_hour`) write what is certain; nobody sees the rows.
+
+    Raises what Spark does, and Unexpected when the records that were seen are not those that were written or left.
+    """
+    told = _told(frame.selectExpr("partition", "offset", "timestamp", "value", "ingest_hour"), _certain_task(reading))
+    seen = sum(row.seen or 0 for row in told)
+    written = _written(told, table, attempt, began)
+    if seen - written.rows > MOST_LEFT:
+        return Certain(written, seen, None)
+    left: dict[int, list[int]] = {}
+    for row in told:
+        for record in row.left or ():
+            left.setdefault(record.partition, []).append(record.offset)
+    if (number := sum(map(len, left.values()))) != seen - written.rows:
+        raise Unexpected(
+            f"stage {attempt}: expected each of {seen} records written or left, found {written.rows} and {number}"
+        )
+    return Certain(written, seen, left)
+
+
+def stage_rows(rows: DataFrame, reading: Reading, table: Table, attempt: str, began: datetime) -> Written:
+    """Have tasks write rows that Spark has decoded, in the columns of the table; nobody sees them."""
+    return _written(_told(rows, _rows_task(reading)), table, attempt, began)
+
+
+def only(frame: DataFrame, offsets: dict[int, list[int]]) -> DataFrame:
+    """The records of these offsets, by partition."""
+    return frame.where(f"array_contains(get({arrays(offsets)}, partition), offset)")
+
+
+def _told(frame: DataFrame, task: _Task) -> list[Row]:
+    return frame.mapInArrow(task, _TOLD).collect()
+
+
+def _written(told: list[Row], table: Table, attempt: str, began: datetime) -> Written:
+    outputs = (Output(r.path, r.day, r.hour, r.size, bytes(r.footer)) for r in told if r.path is not None)
+    return Written(attempt, tuple(describe(table, output) for output in outputs), began)
+
+
+def _certain_task(reading: Reading) -> _Task:
+    """What a worker does with the records of a task."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        rows, files = CertainRows(reading.fields, reading.bounds), FileWriter(reading.target)
+        seen, left = 0, list[dict[str, int]]()
+        for batch in batches:
+            seen += len(batch)
+            read = rows.read(batch)
+            if len(read.left):
+                left += batch.select(["partition", "offset"]).take(read.left).to_pylist()
+            if (mask := files.write(read.rows)) is not None:
+                places = read.rows.filter(mask).select(["kafka_partition", "kafka_offset"])
+                left += places.rename_columns(["partition", "offset"]).to_pylist()
+        yield _tell(files.close(), seen, left[: MOST_LEFT + 1])
+
+    return run
+
+
+def _rows_task(reading: Reading) -> _Task:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        files, seen = FileWriter(reading.target, most_partitions=None), 0
+        for batch in batches:
+            seen += len(batch)
+            files.write(pa.table(batch))
+        yield _tell(files.close(), seen, [])
+
+    return run
+
+
+def _tell(outputs: list[Output], seen: int, left: list[dict[str, int]]) -> pa.RecordBatch:
+    rows: list[dict[str, object]] = [
+        {"path": o.path, "day": o.day, "hour": o.hour, "size": o.size, "footer": o.footer} for o in outputs
+    ]
+    return pa.RecordBatch.from_pylist([*rows, {"seen": seen, "left": left}], schema=_TOLD_SCHEMA)
