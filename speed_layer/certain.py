@@ -17,12 +17,13 @@ import pyarrow as pa
 from anabranch.errors import Unexpected
 from anabranch.lookups import arrays
 from anabranch.records.certain import Bounds, CertainRows, Field, can_read
+from anabranch.spark.settings import runs_here
 from anabranch.table.written import FileWriter, Output, Target, Written, describe, target_of
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import DataFrame, Row, SparkSession
 
     from anabranch.config import Stream
 
@@ -125,6 +126,17 @@ def stage_rows(rows: DataFrame, reading: Reading, table: Table, attempt: str, be
 def only(frame: DataFrame, offsets: dict[int, list[int]]) -> DataFrame:
     """The records of these offsets, by partition."""
     return frame.where(f"array_contains(get({arrays(offsets)}, partition), offset)")
+
+
+def warm_up(spark: SparkSession) -> None:
+    """Start the workers, which takes a second that the first micro-batch would wait for otherwise."""
+    if runs_here(spark.sparkContext.master or ""):
+        at_once = spark.sparkContext.defaultParallelism
+        spark.range(at_once, numPartitions=at_once).mapInArrow(_no_task, "id BIGINT").collect()
+
+
+def _no_task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    return batches
 
 
 def _told(frame: DataFrame, task: _Task) -> list[Row]:

@@ -221,6 +221,14 @@ def _stop_quietly(query: StreamingQuery) -> None:
         LOG.debug("stopping the query failed", exc_info=True)
 
 
+def _warm_up(spark: SparkSession) -> None:
+    try:
+        certain.warm_up(spark)
+    except Exception:
+        # What is wrong with the workers, the first micro-batch says.
+        LOG.debug("starting the Python workers failed", exc_info=True)
+
+
 def run(arguments: Sequence[str]) -> int:
     """The entry of spark-submit. Returns the exit code."""
     options = parser("Publish a stream's records within seconds.")
@@ -230,6 +238,7 @@ def run(arguments: Sequence[str]) -> int:
     of_process(stream=parsed.stream, layer="speed")
     spark = open_session(job.environment, f"anabranch speed {job.stream.name}", certain.SETTINGS)
     try:
+        threading.Thread(target=_warm_up, args=(spark,), name="warm-up", daemon=True).start()
         speed = SpeedJob(job, spark, parsed.available_now)
         stop_on_signal(spark, speed.stop, (signal.SIGTERM, signal.SIGINT))
         speed.run()

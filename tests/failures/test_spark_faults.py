@@ -12,11 +12,11 @@ import pytest
 from cluster import SparkCluster, running_cluster
 from commands import run
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
 from world import World, past_hour, spread
 
 from anabranch import records
 from anabranch.hours import start_of
+from speed_layer import micro_batch
 
 Make = Callable[..., World]
 
@@ -51,7 +51,6 @@ def failing_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Every decoding task fails at its first attempt, after it has let half of its rows through."""
     marks = tmp_path / "marks"
     marks.mkdir()
-    decode = records.decode
 
     def fail_once(batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
@@ -63,10 +62,11 @@ def failing_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
                 raise OSError("the first attempt fails")
             yield batch.slice(len(batch) // 2)
 
-    def failing(frame: DataFrame, *rest: Any) -> DataFrame:
-        return decode(frame.mapInArrow(fail_once, frame.schema), *rest)
+    def failing(read: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda frame, *rest, **named: read(frame.mapInArrow(fail_once, frame.schema), *rest, **named)
 
-    monkeypatch.setattr(records, "decode", failing)
+    monkeypatch.setattr(records, "decode", failing(records.decode))
+    monkeypatch.setattr(micro_batch, "stage_certain", failing(micro_batch.stage_certain))
     return marks
 
 
