@@ -173,8 +173,8 @@ class MicroBatches:
         self, frame: Callable[[], DataFrame], ranges: Ranges, staged: StagedBatch | None, began: float
     ) -> tuple[int, bool]:
         """Publish what of `ranges` belongs to hours that are decided; how many offsets, and whether that was all."""
-        if staged is not None and staged.rows is not None:
-            note(attempt=staged.rows.attempt)
+        if staged is not None and staged.attempt is not None:
+            note(attempt=staged.attempt)
         needed = {p: e for p, (_, e) in ranges.items()}
         decided: ResolvedState | None = None
         plan: Plan | None = None
@@ -402,7 +402,7 @@ class MicroBatches:
     def _discard(self, staged: StagedBatch | None) -> None:
         if staged is None:
             return
-        # Files that no snapshot names are left to orphan removal: an earlier commit of ours may name them, and land.
+        # Files without a snapshot are left to orphan removal: a publish that named them may have landed all the same.
         if isinstance(staged.rows, Staged):
             self._lake.discard(self._stream.table, staged.rows)
         if staged.dead is not None:

@@ -27,7 +27,7 @@ from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import LOST, State, lost_entries
 from anabranch.table.commits import Change
 from anabranch.table.snapshots import Staged, staged_snapshot
-from anabranch.table.written import Written
+from anabranch.table.staging import Written, is_young
 from serving_layer.merge import needs_merge
 
 if TYPE_CHECKING:
@@ -46,6 +46,13 @@ class StagedBatch:
     by_hour: dict[str, Ranges]
     rows: Staged | Written | None
     dead: Staged | None
+
+    @property
+    def attempt(self) -> str | None:
+        """The id that its rows were staged under."""
+        if isinstance(self.rows, Written):
+            return self.rows.id
+        return self.rows.wap_id if self.rows else None
 
 
 class Next(Enum):
@@ -74,8 +81,14 @@ class Plan:
     whole: bool = True
 
 
-def plan_micro_batch(decided: ResolvedState, ranges: Ranges, staged: StagedBatch | None) -> Plan:
-    """What to do next with the offsets of `ranges`, of which `staged` is staged already."""
+def plan_micro_batch(
+    decided: ResolvedState, ranges: Ranges, staged: StagedBatch | None, now: datetime | None = None
+) -> Plan:
+    """What to do next with the offsets of `ranges`, of which `staged` is staged already.
+
+    `now` is what the clock says once the state is loaded, for rows that are files without a snapshot; the time of the
+    decision, which Kafka was asked at, is of before.
+    """
     state, position = decided.state, decided.position
     if not ranges.keys() <= position.offsets.keys():
         # A broker that does not know a new partition yet was asked: no hour would end there.
@@ -92,7 +105,7 @@ def plan_micro_batch(decided: ResolvedState, ranges: Ranges, staged: StagedBatch
     by_hour = assign(todo, hours)
     # Only the hours that it has offsets of: the usual micro-batch has one, and each more costs every record a look.
     hours = [h for h in hours if h.ends is None or h.hour in by_hour]
-    if staged is None or not _is_as_decided(staged, position, by_hour) or not _is_there(decided, staged):
+    if staged is None or not _is_as_decided(staged, position, by_hour) or not _is_there(state, staged, now):
         step = Next.STAGE
     else:
         step = Next.MERGE if needs_merge(state) else Next.PUBLISH
@@ -127,15 +140,11 @@ def _is_as_decided(staged: StagedBatch, position: Position, by_hour: Mapping[str
     return staged.topic_id == position.topic_id and staged.by_hour == by_hour
 
 
-def _is_there(decided: ResolvedState, staged: StagedBatch) -> bool:
-    """Whether nobody can have deleted what is staged."""
-    match staged.rows:
-        case None:
-            return True
-        case Written() as written:
-            return written.may_be_published(decided.now)
-        case snapshot:
-            return staged_snapshot(decided.state.table, snapshot.attempt) is not None
+def _is_there(state: State, staged: StagedBatch, now: datetime | None) -> bool:
+    if isinstance(staged.rows, Written):
+        assert now is not None, "the age of files is told by a clock that is read after the state"
+        return is_young(staged.rows, now)
+    return staged.rows is None or staged_snapshot(state.table, staged.rows.wap_id) is not None
 
 
 def plan_publish(
@@ -156,7 +165,7 @@ def plan_publish(
     direct = {h for h in hour_of.values() if state.served_by(h) == "speed" and h not in state.retained_hours}
     to_main = tuple(f for f in files if hour_of[f.file_path] in direct)
     return Publish(
-        id=staged.rows.attempt if staged.rows else id,
+        id=staged.attempt or id,
         changes=(Change("speed", files), Change("main", to_main)),
         timeline=decided.timeline,
         position=advance(decided.position, plan.todo),

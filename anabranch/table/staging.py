@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from anabranch.errors import Terminal, Transient
 from anabranch.table.snapshots import STAGING, Staged, find_staged
 
 if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
     from pyspark.sql import DataFrame, SparkSession
 
     from anabranch.table.lake import Lake
@@ -21,6 +23,31 @@ LOG = logging.getLogger(__name__)
 # Until its snapshot is there, nothing refers to a file that is written: orphan removal, which spares what is younger
 # than a day, may take it.
 WITHIN = timedelta(hours=12)
+
+
+@dataclass(frozen=True)
+class Written:
+    """Rows in files that nothing refers to, of the attempt `id`: what one try of each task wrote.
+
+    `began`: what the clock said before the first of them was begun.
+    """
+
+    id: str
+    began: datetime
+    files: tuple[DataFile, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(f.record_count for f in self.files)
+
+
+def is_young(written: Written, now: datetime) -> bool:
+    """Whether orphan removal spares the files for long enough that a publish may name them. Pure.
+
+    `now` is read after the heads that the publish requires were loaded. From then on orphan removal moves one of them
+    before it deletes; a clock that was read before may be of a time when the files were young and the head another.
+    """
+    return abs(now - written.began) <= WITHIN
 
 
 def stage(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lakes import new_state
@@ -13,6 +14,7 @@ from anabranch.hours import Cut, HourRange, Timeline, shift, start_of
 from anabranch.position import Position, Ranges, size
 from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import Accepted, State
+from anabranch.table.staging import WITHIN, Written
 from speed_layer.plan import (
     Next,
     Read,
@@ -23,6 +25,7 @@ from speed_layer.plan import (
     plan_ahead,
     plan_ends,
     plan_micro_batch,
+    plan_publish,
     plan_return,
     plan_skip,
     plan_write,
@@ -203,6 +206,22 @@ def test_what_is_staged_ahead_is_what_is_decided_when_nothing_happens_in_between
     # Of another log, it is staged again.
     other = replace(after, position=Position("u", after.position.offsets))
     assert plan_micro_batch(other, following, staged).next is Next.STAGE
+
+
+def test_files_without_a_snapshot_are_published_for_twelve_hours_and_then_staged_again() -> None:
+    timeline = Timeline(H[0], H[0], {0: 0})
+    same = {"speed": "publish", "batch": ""}
+    state = new_state(timeline, {0: 5}, content=same, merged=same)
+    decided = ResolvedState(state, state.position, timeline, start_of(H[0]))
+    staged = StagedBatch("t", {H[0]: {0: (5, 7)}}, Written("files", NOW, ()), None)
+    # The time of the decision says nothing of it: that is of before the state was loaded.
+    for age, step in ((timedelta(0), Next.PUBLISH), (WITHIN, Next.PUBLISH), (WITHIN + timedelta(1), Next.STAGE)):
+        assert plan_micro_batch(decided, {0: (5, 7)}, staged, NOW + age).next is step
+        assert plan_micro_batch(decided, {0: (5, 7)}, staged, NOW - age).next is step
+    with pytest.raises(AssertionError, match="a clock that is read after the state"):
+        plan_micro_batch(decided, {0: (5, 7)}, staged)
+    plan = plan_micro_batch(decided, {0: (5, 7)}, staged, NOW)
+    assert plan_publish(decided, plan, staged, {}, "new", frozenset()).id == "files"
 
 
 def test_nothing_is_staged_ahead_where_its_hours_are_yet_to_be_decided() -> None:
