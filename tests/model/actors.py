@@ -27,11 +27,15 @@ from anabranch.table.clock import Clock, Compared
 from anabranch.table.commits import Change, Commit
 from anabranch.table.outcomes import CommitFate
 from anabranch.table.snapshots import Staged, published_since
+from anabranch.table.staging import Written
 from serving_layer import maintenance, merge, override
 
 Step = tuple[str, World, "Actor"]
 # No decision of the model rests on when an operator spoke.
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
+NIGHT = timedelta(hours=13)
+# The least that a stream's file may say of how old an orphan has to be.
+SPARED = timedelta(days=1)
 
 
 @cache
@@ -147,7 +151,7 @@ class Publisher(Actor):
     lake: Lake | None = None
     kafka: Kafka | None = None
     last: Lake | None = None
-    staged: Staged | None = None
+    staged: Staged | Written | None = None
     back: str = ""
     was: str = ""
     lost: Request | None = None
@@ -287,6 +291,9 @@ class Publisher(Actor):
             yield "is refused", world, refused
             return
         yield what, after, landed
+        if world.wrong_answers and self.at != "fence":
+            misled = replace(after, wrong_answers=world.wrong_answers - 1)
+            yield f"{what}, and is told that it was refused", misled, refused
         if world.answers_to_lose:
             left = world.answers_to_lose - 1
             yield f"{what}, and the answer is lost", replace(after, answers_to_lose=left), looking
@@ -575,12 +582,14 @@ class Operator(Publisher):
 
 @dataclass(frozen=True)
 class Maintenance(Publisher):
-    """Expires a day `later`, inside a publish, what is published or abandoned; then removes the files nobody holds."""
+    """Comes `later` than whatever was before: expires, inside a publish, what is published or abandoned by then, and
+    removes the files that nobody holds and that are old enough."""
 
     at: str = "idle"
     runs: int = 1
     orphans: frozenset[File] = frozenset()
     later: timedelta = timedelta(hours=25)
+    before: timedelta = timedelta(0)
 
     def kept(self) -> dict[str, Any]:
         return {"runs": self.runs, "later": self.later}
@@ -596,7 +605,10 @@ class Maintenance(Publisher):
         assert self.lake is not None
         state = self.lake.state
         publish = Publish(self.id, (Change("speed"),), state.timeline)
-        yield from self.publish(world, publish, world.kafka.now + self.later)
+        yield from self.publish(world, publish, self.now(world))
+
+    def now(self, world: World) -> datetime:
+        return world.kafka.now + world.age + self.later
 
     def landed(self) -> Publisher:
         expired = "load_letters" if self.lake is not None and self.lake.accounts else "find"
@@ -612,7 +624,7 @@ class Maintenance(Publisher):
         assert self.letters is not None
         state, id = world.lake.state, self.letters.new_id(f"{self.name}-{self.at}")
         hours = {f.hour for f in self.letters.files("speed")}
-        now = world.kafka.now + self.later
+        now = self.now(world)
         commit = maintenance.plan_dead_letters(self.letters.table, state, hours, id, now)
         after = world.commit_letters(self.letters, commit) if commit.expire else world
         actor = replace(self, at="find", letters=None)
@@ -628,24 +640,27 @@ class Maintenance(Publisher):
         yield "loads to move a head", world, replace(self, at="fence", lake=world.lake)
 
     def find(self, world: World) -> Iterator[Step]:
-        orphans = world.unreferenced
-        later = replace(world, ages=world.ages + 1)
+        later = replace(world, age=world.age + self.later)
+        before = later.age - SPARED
+        orphans = later.orphans_before(before)
         tags = sum(ref.max_age_ms is not None for ref in world.lake.refs)
         letters = [f for f in orphans if "-dead/" in f.file_path]
         following = "remove" if orphans else "idle"
         if maintenance.should_move_head(orphans - set(letters), letters):
             following = "fence"
         actor = replace(self, at=following, lake=world.lake if following == "fence" else None, orphans=orphans)
+        actor = replace(actor, before=before if following == "fence" else timedelta(0))
         yield f"finds {len(orphans)} orphans and {tags} tags", later, actor
 
     def find_again(self, world: World) -> Iterator[Step]:
-        left = self.orphans & world.unreferenced
-        yield f"finds {len(left)} of them again", world, replace(self, at="remove" if left else "idle", orphans=left)
+        left = world.orphans_before(self.before)
+        actor = replace(self, at="remove" if left else "idle", orphans=left, before=timedelta(0))
+        yield f"finds {len(left)} of them again", world, actor
 
     def fence(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
         publish = Publish(self.id, (Change("speed"),), self.lake.state.timeline)
-        yield from self.publish(world, publish, world.kafka.now + self.later)
+        yield from self.publish(world, publish, self.now(world))
 
     def remove(self, world: World) -> Iterator[Step]:
         left = replace(world, storage=world.storage - self.orphans)
@@ -654,6 +669,20 @@ class Maintenance(Publisher):
             left,
             replace(self, at="idle", orphans=frozenset()),
         )
+
+
+@dataclass(frozen=True)
+class Nights(Actor):
+    """Time that passes whenever it likes: after one night no publish may name a file, after two it may be an orphan."""
+
+    name: str = "night"
+    at: str = "fall"
+    runs: int = 1
+
+    def fall(self, world: World) -> Iterator[Step]:
+        if self.runs:
+            later = replace(world, age=world.age + NIGHT)
+            yield f"makes all {later.age} old", later, replace(self, runs=self.runs - 1)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from anabranch.protocol.publish import Publish
 from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import Accepted, State, check_topic
 from anabranch.table.snapshots import Staged
+from anabranch.table.staging import Written
 from batch_layer import plan as batch_plan
 from serving_layer.merge import needs_merge
 from speed_layer import plan as speed_plan
@@ -48,7 +49,7 @@ class Ahead:
     ranges: Pieces
     topic_id: str
     split: tuple[tuple[str, Pieces], ...]
-    staged: Staged | None
+    staged: Staged | Written | None
     dead: Staged | None
 
     def values(self) -> dict[str, Any]:
@@ -60,7 +61,8 @@ class Ahead:
 class Speed(Publisher):
     """The speed job: comes back hour by hour, then takes micro-batches of at most `at_most` offsets a partition.
 
-    `early`: it stages the next one while one is being published, where it can.
+    `early`: it stages the next one while one is being published, where it can. Its rows are files that nothing refers
+    to before they are published; or, `as_snapshot`, the files of a staged snapshot.
     """
 
     at: str = "come_back"
@@ -72,14 +74,17 @@ class Speed(Publisher):
     topic_id: str = ""
     dead: Staged | None = None
     early: bool = False
+    as_snapshot: bool = False
     ahead: Ahead | None = None
+    # How old its clock says that all is: read once the heads are loaded.
+    clock: timedelta = timedelta(0)
     starts: tuple[tuple[int, int], ...] = ()
     behind: tuple[tuple[str, ...], tuple[tuple[int, int], ...]] = ((), ())
     waited: str | None = None
     holds: int = 0
 
     def kept(self) -> dict[str, Any]:
-        return {"at_most": self.at_most, "early": self.early}
+        return {"at_most": self.at_most, "early": self.early, "as_snapshot": self.as_snapshot}
 
     def steps(self, world: World) -> list[Step]:
         steps = super().steps(world)
@@ -134,8 +139,19 @@ class Speed(Publisher):
     def ask(self, world: World) -> Iterator[Step]:
         yield "asks", world, self.asking(world)
 
+    def asking(self, world: World, **values: Any) -> Any:
+        return super().asking(world, clock=self.told_before(world), **values)
+
+    def told_before(self, world: World) -> timedelta:
+        """What its clock says before the heads are loaded: nothing that files are judged by."""
+        return timedelta(0)
+
+    def told_after(self, world: World) -> timedelta:
+        """What its clock says once the heads are loaded."""
+        return timedelta(0) if self.as_snapshot else world.age
+
     def check(self, world: World) -> Iterator[Step]:
-        loaded = replace(self, lake=world.lake)
+        loaded = replace(self, lake=world.lake, clock=self.told_after(world))
         try:
             decided = self.decided(world.lake)
         except PositionError as error:
@@ -191,9 +207,19 @@ class Speed(Publisher):
         if decided is None or not world.kafka.holds(plan.todo):
             yield f"finds records of {plan.todo} gone", world, self.restarted()
             return
-        after, made = self.written(world, plan, decided.position.topic_id)
-        staged = replace(actor, at="ask", last=self.lake, lake=None, **made.values())
-        yield f"stages {plan.by_hour}", after, staged
+        for again in (False, True) if world.retries and not self.as_snapshot else (False,):
+            after, made = self.written(world, plan, decided.position.topic_id, again)
+            # Of files, the last task may end long after the first has written its own.
+            at = "hear" if world.orphans and not self.as_snapshot else "ask"
+            staged = replace(actor, at=at, last=self.lake, lake=None, **made.values())
+            yield f"stages {plan.by_hour}{', a task of it twice' if again else ''}", after, staged
+
+    def hear(self, world: World) -> Iterator[Step]:
+        assert isinstance(self.staged, Written)
+        yield f"hears of {[*self.files]}", world, replace(self, at="ask", staged=self.heard(self.staged, world))
+
+    def heard(self, written: Written, world: World) -> Written:
+        return written
 
     def stage_ahead(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
@@ -209,26 +235,41 @@ class Speed(Publisher):
         after, made = self.written(world, plan, decided.position.topic_id)
         yield f"stages {plan.by_hour} ahead", after, replace(actor, ahead=replace(made, ranges=tuple(ranges.items())))
 
-    def written(self, world: World, plan: Plan, topic_id: str) -> tuple[World, Ahead]:
+    def written(self, world: World, plan: Plan, topic_id: str, again: bool = False) -> tuple[World, Ahead]:
         """The world with the rows and dead letters of a plan staged, and what that made."""
-        id, kafka, now = world.new_id(self.name), world.kafka, self.stamped(world)
+        id, kafka, now = world.new_id(self.name, self.ids), world.kafka, self.stamped(world)
         read = {h: kafka.read(ranges) for h, ranges in plan.by_hour.items()}
         files = new_files(id, {h: [r for r in rows if r[2] not in kafka.malformed] for h, rows in read.items()})
-        after, dead = world.stage(id, files, now), None
+        staged: Staged | Written | None
+        if self.as_snapshot:
+            after = world.stage(id, files, now)
+            staged = after.lake.find_staged(id)
+        else:
+            files = tuple(replace(f, written=world.age) for f in files)
+            left = tuple(replace(f, file_path=f"{f.file_path}-again") for f in files) if again else ()
+            after = replace(world.write((*files, *left)), retries=world.retries - again)
+            staged = Written(id, NOW + world.age, of_one_try(files, left))  # type: ignore[arg-type]
+        dead = None
         letters = new_files(f"{id}-dead", {h: [r for r in rows if r[2] in kafka.malformed] for h, rows in read.items()})
         if letters and after.letters is not None:
             after = after.stage_letters(f"{id}-dead", letters, now)
             assert after.letters is not None
             dead = after.letters.find_staged(f"{id}-dead")
         split = tuple((h, tuple(sorted(ranges.items()))) for h, ranges in plan.by_hour.items())
-        return after, Ahead((), topic_id, split, after.lake.find_staged(id), dead)
+        return after, Ahead((), topic_id, split, staged, dead)
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids of attempts that only it knows of."""
+        staged = [self.staged, self.ahead.staged if self.ahead else None]
+        return frozenset(one.id for one in staged if isinstance(one, Written))
 
     def ahead_discarded(self, world: World) -> World:
         assert self.ahead is not None
-        return world.discard(self.ahead.staged).discard_letters(self.ahead.dead)
+        return discarded(world, self.ahead.staged).discard_letters(self.ahead.dead)
 
     def discarding(self, world: World) -> World:
-        return world.discard(self.staged).discard_letters(self.dead)
+        return discarded(world, self.staged).discard_letters(self.dead)
 
     def bare(self) -> Speed:
         """Itself without what it staged."""
@@ -263,7 +304,7 @@ class Speed(Publisher):
 
     def plan(self, decided: ResolvedState | None) -> Plan:
         assert decided is not None
-        return speed_plan.plan_micro_batch(decided, dict(self.ranges), self.batch)
+        return speed_plan.plan_micro_batch(decided, dict(self.ranges), self.batch, NOW + self.clock)
 
     def skipping(self, decided: ResolvedState) -> Publish | None:
         hours, to = self.behind
@@ -304,6 +345,7 @@ class Speed(Publisher):
     def done(self) -> Publisher:
         """After a micro-batch or a skip: the next piece, the next micro-batch, or back to the table."""
         ended = replace(self.bare(), lake=None, kafka=None, last=None, ranges=(), behind=((), ()), holds=0)
+        ended = replace(ended, clock=timedelta(0))
         if self.ahead is not None:
             return replace(ended, at="ask", ahead=None, ranges=self.ahead.ranges, **self.ahead.values())
         if self.doing == "stream":
@@ -311,6 +353,16 @@ class Speed(Publisher):
         if self.doing == "read" and self.rest:
             return replace(ended, at="ask", ranges=self.rest[0], rest=self.rest[1:])
         return replace(ended, at="come_back")
+
+
+def discarded(world: World, staged: Staged | Written | None) -> World:
+    """The world once a speed layer discarded the rows that it staged."""
+    return world.leave(staged) if isinstance(staged, Written) else world.discard(staged)
+
+
+def of_one_try(files: tuple[File, ...], left: tuple[File, ...]) -> tuple[File, ...]:
+    """What a driver knows of the files of its tasks: those of the tries that ended well, not what others `left`."""
+    return files
 
 
 @dataclass(frozen=True)
@@ -322,8 +374,8 @@ class RollUp(Publisher):
 
     at: str = "idle"
     runs: int = 1
-    began: int = 0
-    checked: int = 0
+    began: timedelta = timedelta(0)
+    checked: timedelta = timedelta(0)
     done: tuple[Rewritten, ...] = ()
 
     def kept(self) -> dict[str, Any]:
@@ -334,13 +386,13 @@ class RollUp(Publisher):
         for hour, files in sorted(self.there(world.lake).items()):
             if not self.runs or len(files) < 2 or not rollup.is_served(state, hour):
                 continue
-            new = rolled_up(f"{world.new_id(self.name)}/{hour[-3:]}", tuple(files.values()))
+            new = rolled_up(f"{world.new_id(self.name)}/{hour[-3:]}", tuple(files.values()), world.age)
             done: Any = (Rewritten(new, tuple(files.values())),)  # type: ignore[arg-type]
-            begun = replace(self, at="check", runs=self.runs - 1, began=world.ages, done=done)
-            yield f"writes {new}", world.write(new) if world.orphans else world, begun
+            begun = replace(self, at="check", runs=self.runs - 1, began=world.age, done=done)
+            yield f"writes {new}", world.write((new,)) if world.orphans else world, begun
 
     def check(self, world: World) -> Iterator[Step]:
-        loaded = replace(self, lake=world.lake, checked=world.ages)
+        loaded = replace(self, lake=world.lake, checked=world.age)
         if loaded.replacing() is None:
             yield "gives it up", world, self.landed()
         else:
@@ -349,15 +401,14 @@ class RollUp(Publisher):
     def swap_files(self, world: World) -> Iterator[Step]:
         publish = self.replacing()
         assert publish is not None
-        # Without orphans a file is in storage from its commit on.
-        there = world if world.orphans else world.write(self.done[0].file)  # type: ignore[arg-type]
-        yield from self.publish(there, publish, in_line=False)
+        yield from self.publish(world, publish, in_line=False)
 
     def replacing(self) -> Publish | None:
         assert self.lake is not None
-        now = NOW + (self.checked - self.began) * timedelta(hours=25)
         id = self.lake.new_id(f"{self.name}-{self.at}")
-        return rollup.plan_replacement(self.lake.state, self.done, self.there(self.lake), NOW, now, id)
+        return rollup.plan_replacement(
+            self.lake.state, self.done, self.there(self.lake), NOW + self.began, NOW + self.checked, id
+        )
 
     def there(self, lake: Lake) -> Any:
         main = set(lake.files("main"))
@@ -366,13 +417,13 @@ class RollUp(Publisher):
         }
 
     def landed(self) -> Publisher:
-        return replace(self, at="idle", lake=None, began=0, checked=0, done=())
+        return replace(self, at="idle", lake=None, began=timedelta(0), checked=timedelta(0), done=())
 
     def followed_by(self, then: Publisher) -> Publisher:
         return then
 
     def refused(self) -> Publisher:
-        return replace(self, at="check", lake=None, checked=0)
+        return replace(self, at="check", lake=None, checked=timedelta(0))
 
 
 @dataclass(frozen=True)

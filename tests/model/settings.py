@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from actors import Actor, Broker, Maintenance, Merger, Network, Operator
+from actors import Actor, Broker, Maintenance, Merger, Network, Nights, Operator
 from layers import Batch, RollUp, Speed
 from small_world import BEGIN, World, new_world
 
@@ -45,18 +45,20 @@ def at_random(seed: int) -> tuple[World, list[Actor]]:
     wishes = tuple((chance.choice(hours), chance.choice(["speed", "batch", None])) for _ in range(chance.randrange(5)))
     at_most = chance.choice([1, 2, 5])
     at_once = chance.choice([None, 1, 2])
+    staging: list[Any] = [{"as_snapshot": chance.random() < 0.25} for _ in range(2)]
     actors: list[Actor] = [
         Broker("kafka", script=script_at_random(chance)),
-        Speed("speed", at_most=at_most, at_once=at_once, skew=skew(chance), early=chance.random() < 0.7),
+        Speed("speed", at_most=at_most, at_once=at_once, skew=skew(chance), early=chance.random() < 0.7, **staging[0]),
         Batch("batch", grace=grace, at_once=at_once, restates=chance.choice([0, 1, 3]), skew=skew(chance)),
     ]
     others = [
-        Speed("rival", at_most=at_most, skew=skew(chance)),
+        Speed("rival", at_most=at_most, skew=skew(chance), **staging[1]),
         Batch("backlog", grace=grace, restates=chance.choice([0, 1]), skew=skew(chance)),
         Operator("operator", wishes=wishes, patient=chance.random() < 0.8),  # type: ignore[arg-type]
         Merger("merger", runs=2),
         RollUp("rollup", runs=4),
-        Maintenance("maintenance", runs=3),
+        Maintenance("maintenance", runs=3, later=chance.choice([timedelta(0), timedelta(hours=25)])),
+        Nights(runs=6),
     ]
     actors += [other for other in others if chance.random() < 0.6]
     world = new_world(
@@ -67,6 +69,7 @@ def at_random(seed: int) -> tuple[World, list[Actor]]:
         bad=frozenset(h for h in hours if chance.random() < 0.2),
         late=chance.random() < 0.5,
         turns=chance.choice([0, 0, 1, 4]),
+        retries=chance.choice([0, 1, 3]),
     )
     if chance.random() < 0.4:
         world, actors = with_accounts(chance, world, actors)

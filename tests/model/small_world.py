@@ -28,7 +28,10 @@ from anabranch.protocol import dead_letters, ledger, turns
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import DEAD_LETTERS, DECISIONS, POSITION, TIMELINE, State, read_state
 from anabranch.table.commits import Commit
+from anabranch.table.files import Stored
+from anabranch.table.orphans import plan_orphans
 from anabranch.table.snapshots import BRANCHES, PUBLISH_ID, WAP_ID, Staged, carried
+from anabranch.table.staging import Written
 
 BEGIN = datetime(2026, 11, 21, 0, 30, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -161,13 +164,14 @@ class Kafka:
 class File:
     """A data file: an hour's rows, or its dead letters. Stands where PyIceberg's DataFile would.
 
-    `seen` are the rows of other hours that its own were compared with for duplicates.
+    `seen` are the rows of other hours that its own were compared with for duplicates. `written`: how old the world was.
     """
 
     file_path: str
     hour: str
     rows: tuple[Row, ...]
     seen: frozenset[Row] = frozenset()
+    written: timedelta = timedelta(0)
 
     @property
     def record_count(self) -> int:
@@ -177,15 +181,19 @@ class File:
         return f"{self.file_path}{[row[:2] for row in self.rows]}"
 
 
+# A file of the table's that something always refers to.
+_METADATA = File("metadata", "", ())
+
+
 def new_files(wap_id: str, by_hour: Mapping[str, Iterable[Row]]) -> tuple[File, ...]:
     """An attempt's files, one for each hour that has any rows."""
     sorted_rows = {h: tuple(sorted(rows)) for h, rows in sorted(by_hour.items())}
     return tuple(File(f"{wap_id}/{h[-3:]}", h, rows) for h, rows in sorted_rows.items() if rows)
 
 
-def rolled_up(path: str, files: tuple[File, ...]) -> File:
+def rolled_up(path: str, files: tuple[File, ...], written: timedelta = timedelta(0)) -> File:
     """One file that holds the rows of files of one hour."""
-    return File(path, files[0].hour, tuple(sorted(row for f in files for row in f.rows)))
+    return File(path, files[0].hour, tuple(sorted(row for f in files for row in f.rows)), written=written)
 
 
 @dataclass(frozen=True)
@@ -320,12 +328,12 @@ class Lake:
     def ids_of_publishes(self) -> frozenset[str]:
         return frozenset(id for v in self.versions for key, id in v.summary if key == PUBLISH_ID)
 
-    def new_id(self, name: str) -> str:
+    def new_id(self, name: str, used: frozenset[str] = frozenset()) -> str:
         """An id that is not in use. Not counted on for ever, so that two ways to the same table meet; but where ids are
         remembered beside the table."""
         if self.accounts:
             return f"{name}-{self.commits}"
-        return next(id for i in count(1) if (id := f"{name}-{i}") not in self.ids)
+        return next(id for i in count(1) if (id := f"{name}-{i}") not in self.ids | used)
 
     @cached_property
     def held(self) -> frozenset[File]:
@@ -407,13 +415,16 @@ class World:
     """All that is not in an actor's memory. `bad` hours fail the quality gate until they are mended.
 
     With `late`, a lost answer says nothing of the request: it is `under_way`, and lands at any later step, or never.
+    So many answers are wrong as `wrong_answers` says: they tell of a publish that landed that it was refused, as a
+    client does that repeats a request whose answer was lost.
 
     So often may somebody ask for a turn as `turns` says; `abandoned` are those whose asker was killed.
 
     With `accounts` there are the dead letters' table and the ledger, whose rows stand in the order of its sequence.
 
     Only with `orphans` does storage keep the files that no snapshot holds, and is no id ever used again: that is what
-    maintenance lives on, and it makes many more worlds out of few.
+    maintenance lives on, and it makes many more worlds out of few. As often as `retries` says a task is tried again and
+    leaves what it wrote before.
     """
 
     kafka: Kafka
@@ -430,14 +441,16 @@ class World:
     discarded: frozenset[str] = frozenset()
     turns: int = 0
     abandoned: frozenset[str] = frozenset()
-    # How often maintenance came, each time so late that whatever was written before may be an orphan.
-    ages: int = 0
+    # How much time passed that Kafka's clock does not show: what files grow old by.
+    age: timedelta = timedelta(0)
+    wrong_answers: int = 0
+    retries: int = 0
     letters: Lake | None = None
     ledger: tuple[str, ...] = ()
 
-    def new_id(self, name: str) -> str:
-        """An id for an attempt's staged files."""
-        return f"{name}-{self.attempts}" if self._counts else self.lake.new_id(name)
+    def new_id(self, name: str, used: frozenset[str] = frozenset()) -> str:
+        """An id for an attempt's staged files; none of `used`, which only its own process knows of."""
+        return f"{name}-{self.attempts}" if self._counts else self.lake.new_id(name, used)
 
     @property
     def _counts(self) -> bool:
@@ -446,19 +459,28 @@ class World:
     def stage(self, wap_id: str, files: tuple[File, ...], made_ms: int = 0) -> World:
         """Files, and one snapshot that no branch points to; as Spark makes it, over `main`."""
         world = replace(self, attempts=self.attempts + 1) if self._counts else self
+        files = self._aged(files)
         return world._with((*self.lake.versions, _staged(self.lake, wap_id, files, made_ms)), frozenset(files))
 
     def stage_letters(self, wap_id: str, files: tuple[File, ...], made_ms: int = 0) -> World:
         """The same in the dead letters' table."""
         assert self.letters is not None
+        files = self._aged(files)
         staged = _staged(self.letters, wap_id, files, made_ms)
         lake = Lake.of((*self.letters.versions, staged), self.letters.refs, self.letters.properties)
         return self._over(self.lake, frozenset(files), lake)
 
-    def write(self, file: File) -> World:
-        """A file that no snapshot knows of."""
-        left = replace(self, storage=self.storage | {file})
-        return replace(left, attempts=self.attempts + 1) if self.orphans else left
+    def write(self, files: tuple[File, ...]) -> World:
+        """Files that no snapshot knows of; in storage only with `orphans`, and else from their commit on."""
+        left = replace(self, storage=self.storage | set(files)) if self.orphans else self
+        return replace(left, attempts=self.attempts + 1) if self._counts else left
+
+    def _aged(self, files: tuple[File, ...]) -> tuple[File, ...]:
+        return tuple(replace(f, written=self.age) for f in files) if self.age else files
+
+    def leave(self, written: Written) -> World:
+        """Forget files of one's own: they are left to orphan removal."""
+        return self
 
     def discard(self, staged: Staged | None) -> World:
         """Forget a staged snapshot of one's own, if it is there."""
@@ -472,7 +494,10 @@ class World:
     def commit(self, loaded: Lake, commit: Commit, made_ms: int = 0) -> World | None:
         """The world once a commit landed, or None when it is refused."""
         lake = self.lake.commit(loaded, commit, made_ms)
-        return None if lake is None else self._over(lake)
+        if lake is None:
+            return None
+        added = frozenset(f for c in commit.changes for f in c.add) if not self.orphans else frozenset()
+        return self._over(lake, added)  # type: ignore[arg-type]
 
     def commit_letters(self, loaded: Lake, commit: Commit, made_ms: int = 0) -> World | None:
         """The same for a commit of the dead letters' table."""
@@ -511,6 +536,13 @@ class World:
     def _over(self, lake: Lake, files: frozenset[File] = frozenset(), letters: Lake | None = None) -> World:
         world = replace(self, lake=lake, letters=letters or self.letters, storage=self.storage | files)
         return world if self.orphans else replace(world, storage=world.storage - world.unreferenced)
+
+    def orphans_before(self, age: timedelta) -> frozenset[File]:
+        """What orphan removal deletes: the files that nothing refers to, of before the world was so old."""
+        files = {f.file_path: f for f in self.storage}
+        listed = [Stored(f.file_path, 1, BEGIN + f.written) for f in (*files.values(), _METADATA)]
+        referenced = {_METADATA.file_path, *files} - {f.file_path for f in self.unreferenced}
+        return frozenset(files[orphan.path] for orphan in plan_orphans(listed, referenced, BEGIN + age))
 
     @property
     def unreferenced(self) -> frozenset[File]:

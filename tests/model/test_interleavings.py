@@ -5,12 +5,12 @@ Each setting says what its exploration must have seen, so that the hazard is kno
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from actors import Actor, Adopter, Maintenance, Merger, Network, Operator
+from actors import Actor, Adopter, Maintenance, Merger, Network, Nights, Operator
 from exploration import explore, settle
 from layers import Batch, RollUp, Speed
 from settings import (
@@ -38,6 +38,11 @@ class Setting:
     sees: tuple[str, ...]
     before: tuple[Actor, ...] = ()
     world: dict[str, Any] = field(default_factory=dict)
+
+
+def nights(nights: int, runs: int = 1) -> tuple[Actor, ...]:
+    """Time that passes anywhere, and orphan removal."""
+    return Nights(runs=nights), Maintenance("maintenance", runs=runs, later=timedelta(0))
 
 
 SETTINGS = {
@@ -166,6 +171,67 @@ SETTINGS = {
         ("its staged snapshot is gone", "maintenance removes ['speed-0/T00']", "maintenance removes ['batch-"),
         before=(broker(*ONE_HOUR),),
         world={"orphans": True},
+    ),
+    "files that nothing refers to, of a process that sleeps, is killed, or has a task tried again": Setting(
+        (broker(RECORD), Speed("speed"), *nights(3)),
+        (
+            "a task of it twice",
+            "speed is killed at hear",
+            "speed is killed at move",
+            "speed is refused",
+            "night makes all 1 day, 15:00:00 old",
+            "maintenance removes ['speed-0/T00']",
+            "maintenance removes ['speed-0/T00', 'speed-0/T00-again']",
+        ),
+        world={"orphans": True, "crashes": 1, "retries": 1},
+    ),
+    "files that nothing refers to, of a process that sleeps, and orphans that are looked for twice": Setting(
+        (broker(RECORD), Speed("speed"), *nights(4, runs=2)),
+        ("maintenance removes ['speed-0/T00']", "maintenance removes ['speed-1/T00']"),
+        world={"orphans": True},
+    ),
+    "files that nothing refers to, staged ahead by a process that sleeps": Setting(
+        (broker(RECORD, RECORD), Speed("speed", early=True), *nights(2)),
+        ("ahead", "maintenance removes ['speed-0/T00', 'speed-1/T00']", "speed is refused", "speed is killed at move"),
+        world={"orphans": True, "crashes": 1},
+    ),
+    "files that nothing refers to, of two speed layers that sleep": Setting(
+        (Speed("speed"), Speed("rival"), *nights(2)),
+        ("speed finds its offsets published", "rival is refused", "maintenance removes ['rival-0/T00']"),
+        before=(broker(RECORD),),
+        world={"orphans": True},
+    ),
+    "files that nothing refers to, a publish that lands late, and a process that sleeps": Setting(
+        (broker(RECORD), Speed("speed"), Network("network"), *nights(2)),
+        ("at last, and it lands", "at last, and it is refused", "maintenance removes ['speed-0/T00']", "moves a head"),
+        world={"orphans": True, "late": True, "answers_to_lose": 1, "crashes": 1},
+    ),
+    "files that nothing refers to, of a publish that landed and is told to be refused": Setting(
+        (broker(RECORD, RECORD), Speed("speed", early=True), RollUp("rollup"), *nights(2)),
+        ("speed publishes, and is told that it was refused", "speed finds its offsets published", "rollup publishes"),
+        world={"orphans": True, "wrong_answers": 1},
+    ),
+    "files that nothing refers to, of an hour that ends while a process sleeps": Setting(
+        (broker(("record", 0, 45), ("tick", 60)), Speed("speed"), *nights(2)),
+        ("speed decides to stage {'2026-11-21T01'", "maintenance removes ['speed-1/T00']", "speed publishes"),
+        before=(broker(RECORD), Speed("before")),
+        world={"orphans": True, "crashes": 1},
+    ),
+    "files that nothing refers to, of an hour that is accepted while a process sleeps": Setting(
+        (Speed("speed"), Batch("batch"), *nights(2)),
+        ("maintenance removes ['speed-0/T00']", "batch publishes", "speed is refused"),
+        before=(broker(*ONE_HOUR),),
+        world={"orphans": True},
+    ),
+    "files that nothing refers to and dead letters, of a process that sleeps": Setting(
+        (broker(MALFORMED, RECORD), Speed("speed", at_most=2), *nights(2)),
+        ("publishes the dead letters speed-0-dead", "snapshots of dead letters", "maintenance removes ['speed-0-dead/"),
+        world={"accounts": True, "orphans": True, "crashes": 1},
+    ),
+    "files that nothing refers to beside what another speed layer stages as a snapshot": Setting(
+        (broker(RECORD, RECORD), Speed("speed"), Speed("rival", at_most=2, as_snapshot=True)),
+        ("speed finds its offsets published", "rival finds its offsets published", "rival is refused"),
+        world={"crashes": 1},
     ),
     "a backlog of hours, cut one at a time": Setting(
         (Speed("speed", at_most=3, at_once=1), Batch("batch", at_once=1)),
@@ -426,6 +492,26 @@ SETTINGS = {
         before=(broker(RECORD, RECORD), Speed("before")),
         world={"crashes": 1, "orphans": True},
     ),
+}
+
+
+# The same, where the speed layer stages its rows as a snapshot.
+SETTINGS |= {
+    f"{name}, staged as a snapshot": replace(
+        SETTINGS[name],
+        actors=tuple(replace(a, as_snapshot=True) if isinstance(a, Speed) else a for a in SETTINGS[name].actors),
+    )
+    for name in (
+        "an answer lost, and a process killed",
+        "a publish that lands whenever it likes, or never",
+        "a late publish, expiry and orphan removal",
+        "two speed layers, their micro-batches of different sizes",
+        "expiry and orphan removal around what the speed layer stages",
+        "expiry and orphan removal around both layers",
+        "micro-batches staged ahead as an hour ends, of a record that belongs to the next",
+        "micro-batches staged ahead while what is old is expired and removed",
+        "dead letters that wait while what is old is expired and removed",
+    )
 }
 
 

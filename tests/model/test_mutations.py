@@ -9,12 +9,12 @@ from typing import Any
 
 import layers
 import pytest
-from actors import Actor, Adopter, Maintenance, Network, Operator, Publisher
+from actors import NIGHT, NOW, Actor, Adopter, Maintenance, Network, Nights, Operator, Publisher
 from exploration import explore, forget, settle
 from layers import Batch, RollUp, Speed
 from pyiceberg.table import Table
 from settings import H0, H1, LOST_ITS_END, MALFORMED, MINUTES, ONE_HOUR, RECORD, TWO_HOURS, broker
-from small_world import Violation, new_world
+from small_world import Violation, World, new_world
 
 from anabranch import hours
 from anabranch.position import Position, RangeRelation
@@ -119,11 +119,40 @@ def deleting_at_once(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def of_the_first_file(real: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda path, files: real(path, files[:1])
+    return lambda path, files, written: real(path, files[:1], written)
+
+
+def since_the_last_task(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, written, world: replace(written, began=NOW + world.age)
+
+
+def since_its_turn(real: Callable[..., Any]) -> Callable[..., Any]:
+    def done(self: Any) -> Any:
+        after = real(self)
+        return after if self.ahead is None else replace(after, staged=replace(after.staged, began=NOW + 2 * NIGHT))
+
+    return done
+
+
+def as_told_before(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, world: self.clock
+
+
+def deleting_files(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda world, written: replace(world, storage=world.storage - set(written.files))
+
+
+def of_every_try(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda files, left: (*files, *left)
 
 
 def always(value: Any) -> Callable[[Any], Any]:
     return lambda real: lambda *given, **named: value
+
+
+def nights(speed: Actor, runs: int = 2) -> tuple[Actor, ...]:
+    """A speed layer that may sleep anywhere, and orphan removal."""
+    return speed, Nights(runs=runs), Maintenance("maintenance", later=timedelta(0))
 
 
 def speeds(one: int = 1, other: int = 1) -> tuple[Actor, ...]:
@@ -207,16 +236,52 @@ MUTANTS = [
         Batch("batch"), finds="is accepted as {0: (0, 0)}, main serves", name="the position under the cut",
     ),
     mutant(
-        speed_plan, "_is_there", always(True), broker(RECORD), Speed("speed"), Maintenance("maintenance"),
-        finds="which storage does not hold", name="the speed layer's look for what it staged", orphans=True,
+        speed_plan, "_is_there", always(True), broker(RECORD), Speed("speed", as_snapshot=True),
+        Maintenance("maintenance"), finds="which storage does not hold",
+        name="the speed layer's look for what it staged", orphans=True,
+    ),
+    mutant(
+        speed_plan, "is_young", always(True), broker(RECORD), *nights(Speed("speed")),
+        finds="which storage does not hold", name="the age of files that nothing refers to", orphans=True,
+    ),
+    mutant(
+        Speed, "told_after", as_told_before, broker(RECORD), *nights(Speed("speed")),
+        finds="which storage does not hold", name="a clock that is read after the heads",
+        also=((Speed, "told_before", lambda real: lambda self, world: world.age),), orphans=True,
+    ),
+    mutant(
+        Speed, "heard", since_the_last_task, broker(RECORD), *nights(Speed("speed")),
+        finds="which storage does not hold", name="an age that counts from before the first task", orphans=True,
+    ),
+    mutant(
+        Speed, "done", since_its_turn, broker(RECORD, RECORD), *nights(Speed("speed", early=True)),
+        finds="which storage does not hold", name="the age of files that were staged ahead", orphans=True,
+    ),
+    mutant(
+        Maintenance, "fence", deleting_at_once, broker(RECORD), *nights(Speed("speed")),
+        finds="which storage does not hold", name="the head that moves before files of the speed layer are deleted",
+        orphans=True,
+    ),
+    mutant(
+        World, "leave", deleting_files, broker(RECORD), Speed("speed"), finds="which storage does not hold",
+        name="files that are left although their offsets are published", wrong_answers=1,
+    ),
+    mutant(
+        World, "leave", deleting_files, broker(RECORD), Speed("speed"), Network("network"),
+        finds="which storage does not hold", name="files that are left although their publish seems to have failed",
+        also=((outcomes, "classify_commit", looking_once),), late=True, answers_to_lose=1,
+    ),
+    mutant(
+        layers, "of_one_try", of_every_try, broker(RECORD), Speed("speed"), finds="more than once",
+        name="the files of one try of each task", orphans=True, retries=1,
     ),
     mutant(
         batch_plan, "staged_snapshot", always(object()), broker(*ONE_HOUR), Batch("batch"), Maintenance("maintenance"),
         finds="which storage does not hold", name="the batch layer's look for what it staged", orphans=True,
     ),
     mutant(
-        publish, "to_commit", expiring_outside_a_publish, broker(RECORD), Speed("speed"), Maintenance("maintenance"),
-        finds="which storage does not hold", name="expiry inside a publish", orphans=True,
+        publish, "to_commit", expiring_outside_a_publish, broker(RECORD), Speed("speed", as_snapshot=True),
+        Maintenance("maintenance"), finds="which storage does not hold", name="expiry inside a publish", orphans=True,
     ),
     mutant(
         coverage, "uncovered_reason", always(None), broker(*ONE_HOUR), Speed("speed"), Batch("batch"), TO_SPEED,
@@ -232,7 +297,7 @@ MUTANTS = [
         name="the skip's look at where the table is by now", before=(broker(*ONE_HOUR), Batch("batch")),
     ),
     mutant(
-        outcomes, "classify_commit", looking_once, broker(RECORD), Speed("speed"), Network("network"),
+        outcomes, "classify_commit", looking_once, broker(RECORD), Speed("speed", as_snapshot=True), Network("network"),
         finds="landed, and what it names was discarded", name="not landed only what cannot land any more",
         late=True, answers_to_lose=1,
     ),
@@ -369,6 +434,17 @@ MUTANTS = [
         name="expiry by count",
     ),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_files_that_are_left_need_no_word_of_what_became_of_a_publish(
+    early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(outcomes, "classify_commit", looking_once(outcomes.classify_commit))
+    actors = (broker(RECORD, RECORD), Speed("speed", early=early), Network("network"))
+    explored = explore(new_world(late=True, answers_to_lose=1, crashes=1), actors)
+    assert explored.saw("at last, and it lands")
+    assert explored.saw("speed finds its offsets published")
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
