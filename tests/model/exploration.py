@@ -171,9 +171,11 @@ def check_lifetimes(before: World, after: World) -> None:
         if ref.id not in lake.known or (gone := set(lake.known[ref.id].files) - after.storage):
             raise Violation(f"{ref.name} cannot be read any more: {gone if ref.id in lake.known else 'no snapshot'}")
     staged = {dict(v.summary).get(WAP_ID) for v in lake.versions} - lake.ids_of_publishes - {None}
-    # Those that it keeps, what has a name, what is staged with its parent, what a publish makes, and fences.
-    most = plan_expiry.__defaults__[0] + len(lake.refs) + 2 * len(staged) + len(BRANCHES) + 3
-    if len(lake.versions) > most and after.restored == before.restored:
+    # Those that it keeps, what has a name or had one before the publish, what is staged with its parent, what a publish
+    # makes, and fences.
+    named = len({ref.name for ref in lake.refs | before.lake.refs})
+    most = plan_expiry.__defaults__[0] + named + 2 * len(staged) + len(BRANCHES) + 3
+    if lake is not before.lake and len(lake.versions) > most and after.restored == before.restored:
         raise Violation(f"the table remembers {len(lake.versions)} snapshots")
 
 
