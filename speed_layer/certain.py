@@ -18,7 +18,8 @@ from anabranch.errors import Unexpected
 from anabranch.lookups import arrays
 from anabranch.records.certain import Bounds, CertainRows, Field, can_read
 from anabranch.spark.settings import runs_here
-from anabranch.table.written import FileWriter, Output, Target, Written, describe, target_of
+from anabranch.table.staging import Written
+from anabranch.table.written import FileWriter, Output, Target, describe, target_of
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -145,7 +146,7 @@ def _told(frame: DataFrame, task: _Task) -> list[Row]:
 
 def _written(told: list[Row], table: Table, attempt: str, began: datetime) -> Written:
     outputs = (Output(r.path, r.day, r.hour, r.size, bytes(r.footer)) for r in told if r.path is not None)
-    return Written(attempt, tuple(describe(table, output) for output in outputs), began)
+    return Written(attempt, began, tuple(describe(table, output) for output in outputs))
 
 
 def _certain_task(reading: Reading) -> _Task:

@@ -185,7 +185,8 @@ class MicroBatches:
             decided = self._decided = self._clock.decide(needed=needed)
             state = decided.state
             require_columns(state.table, self._stream)
-            plan = plan_micro_batch(decided, ranges, staged)
+            # Read after the heads are: files of a time before them may have been deleted since.
+            plan = plan_micro_batch(decided, ranges, staged, self._lake.clock.now())
             if plan.next in (Next.LEAVE, Next.RESTART, Next.DECIDE):
                 self._discard(staged)
                 staged = None
@@ -321,7 +322,7 @@ class MicroBatches:
         write = plan_write(stream.most_event_dates, len(plan.by_hour))
         with self._staging:
             rows = stage(good, self._lake, catalog, stream.table, new_id(), write)
-        note(attempt=rows.attempt)
+        note(attempt=rows.wap_id)
         reach(Step.SPEED_ROWS_STAGED)
         seen: dict[str, Any] = counts.get
         dead = None

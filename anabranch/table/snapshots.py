@@ -40,10 +40,6 @@ class Staged:
     files: tuple[DataFile, ...]
 
     @property
-    def attempt(self) -> str:
-        return self.wap_id
-
-    @property
     def rows(self) -> int:
         return sum(f.record_count for f in self.files)
 

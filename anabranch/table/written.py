@@ -1,8 +1,7 @@
-"""Rows as Parquet files that no snapshot names yet: written by PyArrow, wherever a task runs, named by a publish later.
+"""Rows as Parquet files that no snapshot names yet (`anabranch.table.staging.Written`): written by PyArrow, wherever a
+task runs, named by a publish later.
 
-Until then only their age protects them: orphan removal spares what is younger than a day, so a publish may name them
-for `WITHIN` of their beginning. Whoever gives them up deletes nothing, since an earlier commit of its own may name them
-and still land; orphan removal finds the rest.
+Each try of a task writes files of its own names, in folders as Iceberg's writer has them, where orphan removal looks.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -36,8 +35,6 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from anabranch.table.staging import WITHIN
-
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
@@ -53,23 +50,6 @@ _ARROW: dict[type[IcebergType], pa.DataType] = {
     BooleanType: pa.bool_(), IntegerType: pa.int32(), LongType: pa.int64(), DoubleType: pa.float64(),
     StringType: pa.string(), DateType: pa.date32(), TimestamptzType: pa.timestamp("us", "UTC"),
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Written:
-    """The rows of one attempt in storage, which no reader sees, and when the attempt began."""
-
-    attempt: str
-    files: tuple[DataFile, ...]
-    began: datetime
-
-    @property
-    def rows(self) -> int:
-        return sum(f.record_count for f in self.files)
-
-    def may_be_published(self, now: datetime) -> bool:
-        """Whether its files cannot have been deleted as orphans by now."""
-        return now - self.began <= WITHIN
 
 
 @dataclass(frozen=True)
