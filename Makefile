@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/anabranch.stamp
 CODE := anabranch speed_layer batch_layer serving_layer dags tests benchmarks
 
-.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy test-scale test-scale-long soak sizing bench-metadata bench-loads bench-start bench-decode bench bench-smoke bench-freshness lint types format docs dist clean
+.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy test-scale test-scale-long soak sizing bench-metadata bench-loads bench-start bench-decode bench bench-smoke bench-threads bench-freshness lint types format docs dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -67,6 +67,9 @@ bench: $(READY) ## against Spark's file sink, Iceberg's and Delta's: most of an 
 
 bench-smoke: $(READY) ## three minutes of it: whether a ratio lost more than 15 per cent
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench.py --smoke
+
+bench-threads: $(READY) ## whose CPU a record takes, by thread, of Spark's file sink and of the speed layer
+	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/threads.py $(ARGS)
 
 bench-freshness: $(READY) ## from acknowledged to readable under a steady producer: MINUTES=10 RATE=10000
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/freshness.py --minutes $(or $(MINUTES),10) --rate $(or $(RATE),10000)

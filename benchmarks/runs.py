@@ -110,17 +110,23 @@ def run(way: str, shape: Shape, services: Services, limit: int, expected: int) -
     """One way, from the topic's beginning to its end, in a folder that is gone afterwards. Raises RuntimeError when it
     fails, or wrote other than the expected number of records."""
     with tempfile.TemporaryDirectory(prefix="anabranch-bench-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        if way in OURS:
-            batches, watch = _ours(way, shape, services, limit, folder)
-        else:
-            batches, watch = _peer(way, shape, services, limit, folder)
+        batches, watch = watched(way, shape, services, limit, Path(name))
     if (number := sum(b.records for b in batches)) != expected:
         raise RuntimeError(f"{way}: expected {expected} records, found {number}")
     return summarized(batches, watch, limit)
 
 
-def _peer(way: str, shape: Shape, services: Services, limit: int, folder: Path) -> tuple[list[MicroBatch], Watch]:
+def watched(
+    way: str, shape: Shape, services: Services, limit: int, folder: Path, watch: type[Watch] = Watch
+) -> tuple[list[MicroBatch], Watch]:
+    """The micro-batches of one way, and who looked at its processes meanwhile."""
+    folder.mkdir(exist_ok=True)
+    return (_ours if way in OURS else _peer)(way, shape, services, limit, folder, watch)
+
+
+def _peer(
+    way: str, shape: Shape, services: Services, limit: int, folder: Path, watch: type[Watch]
+) -> tuple[list[MicroBatch], Watch]:
     name, on_s3 = way.removesuffix("_s3"), way.endswith("_s3")
     if on_s3:
         # The product makes its bucket itself.
@@ -130,18 +136,20 @@ def _peer(way: str, shape: Shape, services: Services, limit: int, folder: Path) 
         name, shape.name, services.bootstrap_servers, str(folder), services.s3_endpoint if on_s3 else "", shape.schema,
         str(limit),
     ]  # fmt: skip
-    log, watch = _watched([sys.executable, str(Path(__file__).with_name("peer.py")), *arguments], {}, folder)
+    log, seen = _run([sys.executable, str(Path(__file__).with_name("peer.py")), *arguments], {}, folder, watch)
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
-    return [MicroBatch(line["records"], line["ended"]) for line in lines if "ended" in line], watch
+    return [MicroBatch(line["records"], line["ended"]) for line in lines if "ended" in line], seen
 
 
-def _ours(way: str, shape: Shape, services: Services, limit: int, folder: Path) -> tuple[list[MicroBatch], Watch]:
+def _ours(
+    way: str, shape: Shape, services: Services, limit: int, folder: Path, watch: type[Watch]
+) -> tuple[list[MicroBatch], Watch]:
     environment = configure(folder, shape, services, way == "anabranch_s3", {"max_offsets_per_trigger": limit})
     anabranch = [sys.executable, "-m", "anabranch.cli"]
     subprocess.run([*anabranch, "apply", "bench"], env=os.environ | environment, check=True, capture_output=True)
     command = [*anabranch, "speed", "bench", "--available-now", "--output", "json"]
-    log, watch = _watched(command, environment, folder)
-    return list(published(log)), watch
+    log, seen = _run(command, environment, folder, watch)
+    return list(published(log)), seen
 
 
 def configure(folder: Path, shape: Shape, services: Services, on_s3: bool, speed: dict[str, object]) -> dict[str, str]:
@@ -184,22 +192,24 @@ def _event(line: str) -> dict[str, str] | None:
     return event if "message" in event and "at" in event else None
 
 
-def _watched(command: list[str], environment: dict[str, str], folder: Path) -> tuple[str, Watch]:
+def _run(
+    command: list[str], environment: dict[str, str], folder: Path, watch: type[Watch]
+) -> tuple[str, Watch]:  # fmt: skip
     local = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": str(folder), "TMPDIR": str(folder)}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             command, env=os.environ | local | environment, stdout=log, stderr=subprocess.STDOUT, cwd=folder
         )
-        watch = Watch(process)
+        seen = watch(process)
         try:
             code = process.wait(1800)
         finally:
             process.kill()
-            watch.stop()
+            seen.stop()
     text = (folder / "log").read_text(errors="replace")
     if code != 0:
         raise RuntimeError(f"{' '.join(command[:4])} ended with {code}: {text[-3000:]}")
-    return text, watch
+    return text, seen
 
 
 def median(runs: list[Run], name: str) -> float:

@@ -1,0 +1,102 @@
+"""Whose CPU a record takes, by thread, of Spark's file sink and of the speed layer: `make bench-threads`.
+
+Microseconds of CPU a record, as the kernel counts them (`/proc/PID/task/*/stat`, every half second), between ends of
+micro-batches; the first ones are those of a Java that compiles. Both ways read one topic, one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import runs
+from shapes import SHAPES, fill
+
+from anabranch.dev.services import running
+from anabranch.output import print_table
+
+LIMIT = 250_000
+GROUPS = ("executors", "Python", "compiling", "garbage collection", "driver's thread", "the rest")
+_TICKS = 100.0
+_EVERY = 0.5
+
+
+def group(java: bool, thread: str) -> str:
+    """What a thread does, by its name."""
+    if not java:
+        return "Python"
+    if thread.startswith(("C1 Comp", "C2 Comp")):
+        return "compiling"
+    if thread.startswith(("ParGC", "GC Thread", "VM Thread")):
+        return "garbage collection"
+    if thread.startswith("Executor task"):
+        return "executors"
+    return "driver's thread" if thread.startswith("stream exec") else "the rest"
+
+
+class ThreadWatch(runs.Watch):
+    """Looks at the threads too."""
+
+    def _look(self) -> None:
+        self.threads: list[tuple[float, Counter[str]]] = []
+        looking = threading.Thread(target=self._look_at_threads, daemon=True)
+        looking.start()
+        super()._look()
+        looking.join(10)
+
+    def _look_at_threads(self) -> None:
+        root, last = psutil.Process(self._process.pid), dict[Path, tuple[str, float]]()
+        while self._process.poll() is None:
+            try:
+                family = [(p.pid, p.name() == "java") for p in (root, *root.children(recursive=True))]
+            except psutil.Error:
+                return
+            for pid, java in family:
+                for file in Path(f"/proc/{pid}/task").glob("*/stat"):
+                    try:
+                        text = file.read_text()
+                    except OSError:
+                        continue
+                    fields = text[text.rindex(")") + 2 :].split()
+                    name = text[text.index("(") + 1 : text.rindex(")")]
+                    # A thread that ends keeps what it took.
+                    last[file] = group(java, name), (int(fields[11]) + int(fields[12])) / _TICKS
+            cpu = Counter[str]()
+            for name, seconds in last.values():
+                cpu[name] += seconds
+            self.threads.append((time.time(), cpu))
+            time.sleep(_EVERY)
+
+    def threads_at(self, moment: float) -> Counter[str]:
+        return min(self.threads, key=lambda look: abs(look[0] - moment))[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Whose CPU a record takes, by thread.")
+    parser.add_argument("--records", type=int, default=4_000_000)
+    parser.add_argument("--shape", choices=list(SHAPES), default="json_440")
+    parser.add_argument("--ways", default="file_sink,anabranch")
+    options = parser.parse_args()
+    shape = SHAPES[options.shape]
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="anabranch-bench-") as name, running(Path(name)) as services:
+        fill(services.bootstrap_servers, shape, options.records)
+        for way in options.ways.split(","):
+            batches, watch = runs.watched(way, shape, services, LIMIT, Path(name) / way, ThreadWatch)
+            assert isinstance(watch, ThreadWatch)
+            for i in range(0, len(batches) - 2, 2):
+                before, after = (watch.threads_at(batches[at].ended) for at in (i, i + 2))
+                number = sum(b.records for b in batches[i + 1 : i + 3])
+                cpu = [(after[g] - before[g]) / number * 1e6 for g in GROUPS]
+                rows.append((way, f"{i + 2}, {i + 3}", *(f"{c:.1f}" for c in cpu), f"{sum(cpu):.1f}"))
+            rows.append((way, "memory of Java", *("" for _ in GROUPS), f"{watch.jvm_peak_mb:,.0f} MB"))
+    print_table(("way", "micro-batches", *GROUPS, "all"), rows, "CPU microseconds a record")
+
+
+if __name__ == "__main__":
+    main()
