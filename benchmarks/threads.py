@@ -10,7 +10,6 @@ import argparse
 import tempfile
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -43,7 +42,7 @@ class ThreadWatch(runs.Watch):
     """Looks at the threads too."""
 
     def _look(self) -> None:
-        self.threads: list[tuple[float, Counter[str]]] = []
+        self.threads: list[tuple[float, dict[str, float]]] = []
         looking = threading.Thread(target=self._look_at_threads, daemon=True)
         looking.start()
         super()._look()
@@ -66,13 +65,11 @@ class ThreadWatch(runs.Watch):
                     name = text[text.index("(") + 1 : text.rindex(")")]
                     # A thread that ends keeps what it took.
                     last[file] = group(java, name), (int(fields[11]) + int(fields[12])) / _TICKS
-            cpu = Counter[str]()
-            for name, seconds in last.values():
-                cpu[name] += seconds
+            cpu = {g: sum(seconds for name, seconds in last.values() if name == g) for g in GROUPS}
             self.threads.append((time.time(), cpu))
             time.sleep(_EVERY)
 
-    def threads_at(self, moment: float) -> Counter[str]:
+    def threads_at(self, moment: float) -> dict[str, float]:
         return min(self.threads, key=lambda look: abs(look[0] - moment))[1]
 
 
