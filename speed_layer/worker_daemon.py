@@ -15,7 +15,7 @@ def forget_archives() -> None:
     archives = [path for path in sys.path if path.endswith(".zip") and ("pyspark" in path or "py4j" in path)]
     sys.path[:] = [path for path in sys.path if path not in archives]
     for path in list(sys.path_importer_cache):
-        if any(path.startswith(archive) for archive in archives):
+        if any(path == archive or path.startswith(f"{archive}/") for archive in archives):
             del sys.path_importer_cache[path]
 
 

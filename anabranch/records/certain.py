@@ -277,8 +277,8 @@ def _in_the_calendar(at: pa.Array) -> pa.Array:
 
 
 def _is_near(at: pa.Array, hours: pa.Array, bounds: Bounds) -> pa.Array:
-    """Whether times lie within the stream's bounds of their ingest hour."""
-    near, micros = at.is_valid(), at.cast(pa.int64())
+    """Whether times lie within the stream's bounds of their ingest hour; of a null, null or True."""
+    near, micros = pa.nulls(len(at), pa.bool_()).fill_null(True), at.cast(pa.int64())
     names = pc.unique(hours)
     starts = pa.array([_start(name) for name in names.to_pylist()], pa.int64())
     start = starts[0] if len(starts) == 1 else starts.take(pc.index_in(hours, value_set=names))

@@ -66,7 +66,7 @@ def target_of(table: Table) -> Target | None:
     """How rows of a table are written; None where only Iceberg's own writer does it as the table says."""
     properties = table.metadata.properties
     placed = ("write.object-storage.enabled", "write.location-provider.impl", "write.parquet.compression-level")
-    if any(name in properties for name in placed):
+    if any(name in properties for name in placed) or properties.get("write.format.default", "parquet") != "parquet":
         return None
     if tuple(f.name for f in table.spec().fields) != PARTITION or not all(
         f.transform.preserves_order and str(f.transform) == "identity" for f in table.spec().fields
@@ -120,7 +120,7 @@ class FileWriter:
         left: pa.Array | None = None
         for (day, hour), mask in _partitions(rows):
             if (to := self._file(day, hour)) is None:
-                assert mask is not None
+                mask = _every(rows) if mask is None else mask
                 left = mask if left is None else pc.or_(left, mask)
                 continue
             some = (rows if mask is None else rows.filter(mask)).select(self._target.schema.names)
@@ -203,6 +203,10 @@ def _partitions(rows: pa.Table) -> Iterator[tuple[tuple[int, str], pa.Array | No
             mask = pc.and_(pc.equal(days, day), pc.equal(hours, hour))
             if pc.any(mask).as_py():
                 yield (day, hour), mask
+
+
+def _every(rows: pa.Table) -> pa.Array:
+    return pa.nulls(len(rows), pa.bool_()).fill_null(True)
 
 
 def _distinct(values: pa.ChunkedArray) -> list[Any]:

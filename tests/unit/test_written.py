@@ -1,0 +1,431 @@
+"""Files that PyArrow writes for a later publish: a file for each partition, described as they are, nothing lost."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from lakes import FIRST, StreamLake, new_lake, new_state, new_stream
+from pyiceberg.conversions import from_bytes
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import DataFile, FileFormat
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.table import Table, Transaction
+from pyiceberg.transforms import BucketTransform, DayTransform, VoidTransform
+
+from anabranch.config.columns import parse_columns
+from anabranch.hours import Timeline, shift
+from anabranch.position import Position
+from anabranch.protocol import apply
+from anabranch.protocol.publish import Publish
+from anabranch.protocol.sealing import ResolvedState
+from anabranch.table import admin, written
+from anabranch.table.commits import Change, Outcome
+from anabranch.table.snapshots import heads
+from anabranch.table.staging import WITHIN
+from anabranch.table.written import MOST_PARTITIONS, FileWriter, Output, Written, describe, target_of
+from speed_layer.plan import Next, StagedBatch, plan_micro_batch
+
+WIDE = (
+    "id STRING NOT NULL, at TIMESTAMP NOT NULL, level INT, total BIGINT, amount DOUBLE, ok BOOLEAN, day DATE, "
+    "never STRING"
+)
+NEXT = shift(FIRST, 1)
+DAY = date(2026, 11, 21)
+AT = datetime(2026, 11, 21, 0, 30, tzinfo=UTC)
+BEGAN = datetime(2026, 11, 21, 5, tzinfo=UTC)
+
+
+def wide_table(lake: StreamLake, ddl: str = WIDE, **properties: str) -> Table:
+    """A table of a stream with other columns, beside the lake's own."""
+    stream = new_stream(schema=ddl, columns=parse_columns(ddl))
+    by = ("event_date", "ingest_hour")
+    admin.create(lake.lake, "games.wide", apply.rows_schema(stream), by, admin.TABLE_PROPERTIES | properties)
+    return lake.lake.load("games.wide")
+
+
+def wide_rows(table: Table, count: int, first: int = 0) -> pa.Table:
+    """Rows of two hours and two days, with nulls among them."""
+    values = [
+        {
+            "id": f"é{i:05}", "at": AT + timedelta(microseconds=i), "level": None if i % 3 else -i, "total": 2**40 + i,
+            "amount": None if i % 5 == 0 else i / 3, "ok": bool(i % 2), "day": date(1900, 1, 1) + timedelta(days=i),
+            "never": None, "kafka_partition": 3, "kafka_offset": i, "kafka_timestamp": AT,
+            "ingest_hour": (FIRST, NEXT)[i % 2], "event_date": DAY - timedelta(days=i // 2 % 2),
+        }
+        for i in range(first, first + count)
+    ]  # fmt: skip
+    return pa.Table.from_pylist(values, schema=schema_to_pyarrow(table.schema(), include_field_ids=False))
+
+
+def narrow_rows(partitions: list[tuple[date, str]], first: int = 0) -> pa.Table:
+    """Rows of the lake's own table, one for each of `partitions`, with columns in another order than the table's."""
+    count = len(partitions)
+    return pa.table(
+        {
+            "event_date": pa.array([day for day, _ in partitions], pa.date32()),
+            "ingest_hour": [hour for _, hour in partitions],
+            "kafka_offset": pa.array(range(first, first + count), pa.int64()),
+            "kafka_partition": pa.array([0] * count, pa.int32()),
+            "kafka_timestamp": pa.array([AT] * count, pa.timestamp("us", "UTC")),
+            "n": pa.array(range(first, first + count), pa.int32()),
+            "id": [f"0-{i}" for i in range(first, first + count)],
+            "of no column": [None] * count,
+        }
+    )
+
+
+def write(table: Table, *rows: pa.Table, **options: Any) -> list[Output]:
+    target = target_of(table)
+    assert target is not None
+    writer = FileWriter(target, **options)
+    for some in rows:
+        assert writer.write(some) is None
+    return writer.close()
+
+
+def on_disk(path: str) -> Path:
+    return Path(urlparse(path).path)
+
+
+def publish(lake: StreamLake, files: tuple[DataFile, ...]) -> None:
+    state = lake.state()
+    changes = (Change("speed", files), Change("main", files))
+    made = Publish("attempt", changes, state.timeline, Position("t", {0: sum(f.record_count for f in files)}))
+    assert lake.publish(made, state) is Outcome.LANDED
+
+
+def test_rows_of_several_partitions_go_to_a_file_each_in_the_folder_of_its_name(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    before = DAY - timedelta(days=1)
+    partitions = [(DAY, FIRST), (before, FIRST), (DAY, NEXT), (DAY, FIRST), (date(1969, 12, 31), NEXT)]
+    outputs = write(lake.table(), narrow_rows(partitions), narrow_rows(partitions[:1], first=5))
+
+    folder = f"{lake.table().location()}/data"
+    expected = Counter(f"{folder}/event_date={day}/ingest_hour={hour}" for day, hour in partitions)
+    assert len(outputs) == len(expected) == 4
+    assert {o.path.rpartition("/")[0] for o in outputs} == set(expected)
+    rows = {o.path.rpartition("/")[0]: pq.ParquetFile(on_disk(o.path)).read() for o in outputs}
+    assert {name: len(table) for name, table in rows.items()} == expected | Counter(
+        {f"{folder}/event_date={DAY}/ingest_hour={FIRST}": 3}
+    )
+    assert rows[f"{folder}/event_date={DAY}/ingest_hour={FIRST}"]["id"].to_pylist() == ["0-0", "0-3", "0-5"]
+    assert sorted((o.day, o.hour) for o in outputs) == [
+        (-1, NEXT), ((before - date(1970, 1, 1)).days, FIRST), (20_778, FIRST), (20_778, NEXT),
+    ]  # fmt: skip
+    described = [describe(lake.table(), o) for o in outputs]
+    assert [(f.partition[0], f.partition[1], f.spec_id) for f in described] == [(o.day, o.hour, 0) for o in outputs]
+
+
+def test_no_two_writers_write_to_the_same_file(tmp_path: Path) -> None:
+    """The hazard: tasks that are tried again, and attempts after them, write the same rows beside those of before."""
+    lake = new_lake(tmp_path)
+    paths = {write(lake.table(), narrow_rows([(DAY, FIRST)]))[0].path for _ in range(20)}
+    assert len(paths) == 20
+    assert all(on_disk(path).is_file() for path in paths)
+
+
+def test_without_rows_there_is_no_file(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    assert write(lake.table()) == write(lake.table(), narrow_rows([])) == []
+
+
+def test_what_is_read_after_a_publish_is_what_was_written(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    partitions = [(DAY - timedelta(days=i % 3), (FIRST, NEXT)[i % 2]) for i in range(30)]
+    rows = narrow_rows(partitions)
+    table = lake.table()
+    publish(lake, tuple(describe(table, o) for o in write(table, rows.slice(0, 11), rows.slice(11))))
+
+    assert lake.rows("main") == lake.rows("speed") == sorted((hour, 0, i) for i, (_, hour) in enumerate(partitions))
+    table = lake.table()
+    read = table.scan(snapshot_id=heads(table)["main"]).to_arrow().sort_by("kafka_offset")
+    assert read.to_pylist() == rows.select(read.column_names).to_pylist()
+    # A reader that asks for a part is led by partitions and bounds.
+    some = table.scan(f"ingest_hour = '{NEXT}' AND n > 20", snapshot_id=heads(table)["main"]).to_arrow()
+    assert sorted(some["n"].to_pylist()) == [21, 23, 25, 27, 29]
+
+
+def test_a_file_is_described_as_it_is(tmp_path: Path) -> None:
+    table = wide_table(new_lake(tmp_path))
+    rows = wide_rows(table, 200)
+    outputs = write(table, rows.slice(0, 70), rows.slice(70))
+    assert len(outputs) == 4
+    ids = {f.name: f.field_id for f in table.schema().fields}
+    types = {f.name: f.field_type for f in table.schema().fields}
+    for output in outputs:
+        mine = rows.filter(
+            pc.and_(pc.equal(rows["ingest_hour"], output.hour), pc.equal(rows["event_date"].cast("int32"), output.day))
+        )
+        file = describe(table, output)
+        assert (file.file_path, file.file_format) == (output.path, FileFormat.PARQUET)
+        assert file.file_size_in_bytes == output.size == on_disk(output.path).stat().st_size
+        assert file.record_count == len(mine) == 50
+        assert pq.ParquetFile(on_disk(output.path)).metadata.num_rows == 50
+        for name, column in zip(mine.column_names, mine.columns, strict=True):
+            assert file.value_counts[ids[name]] == 50
+            assert file.null_value_counts[ids[name]] == column.null_count, name
+            if name == "never":
+                assert ids[name] not in file.lower_bounds and ids[name] not in file.upper_bounds
+                continue
+            bounds = (from_bytes(types[name], b[ids[name]]) for b in (file.lower_bounds, file.upper_bounds))
+            raw = column.cast(
+                {"at": "int64", "kafka_timestamp": "int64", "day": "int32", "event_date": "int32"}.get(
+                    name, column.type
+                )
+            )
+            assert tuple(bounds) == (pc.min(raw).as_py(), pc.max(raw).as_py()), name
+        assert list(file.split_offsets or []) == [4]
+
+
+def test_the_statistics_are_those_that_pyiceberg_gives_the_same_rows(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    # Of texts, the start is enough.
+    table = wide_table(lake, **{"write.metadata.metrics.column.never": "none"})
+    rows = wide_rows(table, 40).set_column(0, "id", pa.array([f"{'x' * 40}{i}" for i in range(40)]))
+    tx = Transaction(table)
+    tx.append(rows.cast(schema_to_pyarrow(table.schema())))
+    lake.lake.catalog.commit_table(table, tuple(tx._requirements), tuple(tx._updates))
+    theirs = {
+        tuple(t.file.partition[i] for i in (0, 1)): t.file for t in lake.lake.load("games.wide").scan().plan_files()
+    }
+    ours = {(o.day, o.hour): describe(table, o) for o in write(table, rows)}
+    assert ours.keys() == theirs.keys() and len(ours) == 4
+    for partition, mine in ours.items():
+        their = theirs[partition]
+        for name in ("record_count", "value_counts", "null_value_counts", "lower_bounds", "upper_bounds"):
+            assert getattr(mine, name) == getattr(their, name), name
+
+
+def test_a_file_has_the_field_ids_and_the_nullability_of_the_table(tmp_path: Path) -> None:
+    table = wide_table(new_lake(tmp_path))
+    [output, *_] = write(table, wide_rows(table, 9))
+    parquet = pq.ParquetFile(on_disk(output.path))
+    assert b"ARROW:schema" not in (parquet.metadata.metadata or {})
+    schema = parquet.schema_arrow
+    found = {f.name: (int(f.metadata[b"PARQUET:field_id"]), not f.nullable) for f in schema}
+    assert found == {f.name: (f.field_id, f.required) for f in table.schema().fields}
+    assert {parquet.metadata.row_group(0).column(i).compression for i in range(len(schema))} == {"ZSTD"}
+
+
+@pytest.mark.parametrize(
+    "codec, expected", [("zstd", "ZSTD"), ("gzip", "GZIP"), ("snappy", "SNAPPY"), ("uncompressed", "UNCOMPRESSED")]
+)
+def test_a_file_is_compressed_as_the_table_says(tmp_path: Path, codec: str, expected: str) -> None:
+    table = wide_table(new_lake(tmp_path), **{"write.parquet.compression-codec": codec})
+    [output, *_] = write(table, wide_rows(table, 9))
+    assert pq.ParquetFile(on_disk(output.path)).metadata.row_group(0).column(0).compression == expected
+
+
+def test_a_target_can_be_sent_to_another_process(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    target = target_of(lake.table())
+    writer = FileWriter(pickle.loads(pickle.dumps(target)))
+    writer.write(narrow_rows([(DAY, FIRST)]))
+    [output] = pickle.loads(pickle.dumps(writer.close()))
+    publish(lake, (describe(lake.table(), output),))
+    assert lake.rows("main") == [(FIRST, 0, 0)]
+
+
+def _write_what_fits(lake: StreamLake, batches: list[pa.Table]) -> tuple[list[Output], list[list[int]]]:
+    """What a writer has written, and by batch the offsets that it left."""
+    target = target_of(lake.table())
+    assert target is not None
+    writer, left = FileWriter(target), []
+    for rows in batches:
+        mask = writer.write(rows)
+        left.append([] if mask is None else rows.filter(mask)["kafka_offset"].to_pylist())
+    return writer.close(), left
+
+
+def _days(count: int, first: int = 0) -> list[tuple[date, str]]:
+    return [(DAY - timedelta(days=first + i), FIRST) for i in range(count)]
+
+
+def _require_each_once(lake: StreamLake, batches: list[pa.Table], outputs: list[Output], left: list[list[int]]) -> None:
+    publish(lake, tuple(describe(lake.table(), o) for o in outputs))
+    read = [offset for _, _, offset in lake.rows("main")]
+    assert sorted([*read, *(o for some in left for o in some)]) == list(range(sum(len(rows) for rows in batches)))
+
+
+def test_rows_of_more_partitions_than_may_be_open_are_left_and_told_of(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    # Each partition twice, with those of others between.
+    batch = narrow_rows([*_days(MOST_PARTITIONS + 6), *_days(MOST_PARTITIONS + 6)])
+    outputs, left = _write_what_fits(lake, [batch])
+    assert (len(outputs), len(left[0])) == (MOST_PARTITIONS, 12)
+    _require_each_once(lake, [batch], outputs, left)
+
+
+def test_no_file_more_is_open_for_later_rows_and_those_of_open_files_are_written(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    batches = [narrow_rows(_days(MOST_PARTITIONS))]
+    # Of open files and of others; of others alone; of open ones alone.
+    for partitions in (_days(4, MOST_PARTITIONS - 2), _days(3, MOST_PARTITIONS), _days(5)):
+        batches.append(narrow_rows(partitions, first=sum(map(len, batches))))
+    outputs, left = _write_what_fits(lake, batches)
+    assert len(outputs) == MOST_PARTITIONS
+    assert [len(some) for some in left] == [0, 2, 3, 0]
+    _require_each_once(lake, batches, outputs, left)
+
+
+def test_a_batch_of_one_partition_alone_is_left_when_no_file_more_may_be_open(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    batches = [narrow_rows(_days(MOST_PARTITIONS)), narrow_rows(_days(1, MOST_PARTITIONS) * 3, first=MOST_PARTITIONS)]
+    outputs, left = _write_what_fits(lake, batches)
+    assert left == [[], list(range(MOST_PARTITIONS, MOST_PARTITIONS + 3))]
+    _require_each_once(lake, batches, outputs, left)
+
+
+def test_any_number_of_partitions_is_written_where_none_may_be_left(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    batch = narrow_rows(_days(3 * MOST_PARTITIONS))
+    outputs = write(lake.table(), batch, most_partitions=None)
+    assert len(outputs) == 3 * MOST_PARTITIONS
+    _require_each_once(lake, [batch], outputs, [])
+
+
+def test_rows_that_wait_become_row_groups_once_they_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = new_lake(tmp_path)
+    table = lake.table()
+    batches = [narrow_rows([(DAY, FIRST), (DAY, NEXT)] * 500, first=1_000 * i) for i in range(6)]
+
+    def row_groups() -> set[int]:
+        outputs = write(table, *batches)
+        files = [pq.ParquetFile(on_disk(o.path)) for o in outputs]
+        assert [f.metadata.num_rows for f in files] == [3_000, 3_000]
+        assert [describe(table, o).record_count for o in outputs] == [3_000, 3_000]
+        written_ = pa.concat_tables([f.read() for f in files])["kafka_offset"].to_pylist()
+        assert sorted(written_) == list(range(6_000))
+        return {f.metadata.num_row_groups for f in files}
+
+    assert row_groups() == {1}
+    size = batches[0].select(table.schema().column_names).nbytes
+    monkeypatch.setattr(written, "_WAITING_BYTES", int(1.5 * size))
+    assert row_groups() == {3}
+    monkeypatch.setattr(written, "_WAITING_BYTES", 0)
+    assert row_groups() == {6}
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("write.object-storage.enabled", "true"), ("write.location-provider.impl", "org.example.Placed"),
+        ("write.parquet.compression-level", "19"), ("write.format.default", "orc"),
+    ],
+)  # fmt: skip
+def test_a_table_whose_files_are_placed_or_packed_otherwise_is_left_to_iceberg(
+    tmp_path: Path, name: str, value: str
+) -> None:
+    lake = new_lake(tmp_path)
+    assert target_of(wide_table(lake)) is not None
+    lake.lake.catalog.drop_table("games.wide")
+    assert target_of(wide_table(lake, **{name: value})) is None
+
+
+def test_files_go_where_the_table_says(tmp_path: Path) -> None:
+    folder = f"file://{tmp_path}/elsewhere"
+    table = wide_table(new_lake(tmp_path), **{"write.data.path": f"{folder}/"})
+    outputs = write(table, wide_rows(table, 4))
+    assert {o.path.partition("/event_date=")[0] for o in outputs} == {folder}
+
+
+@pytest.mark.parametrize("by", ["no date", "no hour", "another order", "one more"])
+def test_a_table_of_other_partitions_is_left_to_iceberg(tmp_path: Path, by: str) -> None:
+    lake = new_lake(tmp_path)
+    wide_table(lake)
+    with lake.lake.load("games.wide").update_spec() as spec:
+        if by != "one more":
+            spec.remove_field("ingest_hour" if by == "no hour" else "event_date")
+        else:
+            spec.add_field("id", BucketTransform(4), "of_id")
+    if by == "another order":
+        with lake.lake.load("games.wide").update_spec() as spec:
+            spec.add_identity("event_date")
+    assert target_of(lake.lake.load("games.wide")) is None
+
+
+@pytest.mark.parametrize("transform", [DayTransform(), BucketTransform(4), VoidTransform()], ids=str)
+def test_a_table_of_other_transforms_is_left_to_iceberg(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transform: Any
+) -> None:
+    table = wide_table(new_lake(tmp_path))
+    date_, hour = table.spec().fields
+    # Iceberg lets no field but an identity have a column's name, as of today.
+    other = PartitionSpec(date_.model_copy(update={"transform": transform}), hour)
+    monkeypatch.setattr(table, "spec", lambda: other)
+    assert target_of(table) is None
+
+
+@pytest.mark.parametrize("kind", ["FLOAT", "DECIMAL(9,2)", "BINARY", "ARRAY<STRING>", "STRUCT<a: INT>"])
+def test_a_table_with_a_column_of_another_type_is_left_to_iceberg(tmp_path: Path, kind: str) -> None:
+    lake = new_lake(tmp_path)
+    assert target_of(wide_table(lake, ddl=f"id STRING NOT NULL, other {kind}")) is None
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_os_error(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    # No rights keep root out; a file in a folder's place keeps everybody out.
+    data = on_disk(f"{lake.table().location()}/data")
+    data.mkdir(parents=True)
+    (data / f"event_date={DAY}").write_text("")
+    with pytest.raises(OSError):
+        write(lake.table(), narrow_rows([(DAY, FIRST)]))
+    (data / f"event_date={DAY}").unlink()
+    assert len(write(lake.table(), narrow_rows([(DAY, FIRST)]))) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("rows", [1, 400_000], ids=["at the end", "in the midst"])
+def test_a_disk_that_is_full_is_an_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """The hazard: the file is told of, and is not whole."""
+    lake = new_lake(tmp_path)
+    monkeypatch.setattr(written, "_WAITING_BYTES", 2**20)
+    target = target_of(lake.table())
+    assert target is not None
+    writer = FileWriter(target)
+    folder = on_disk(f"{target.folder}/event_date={DAY}/ingest_hour={FIRST}")
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(written.uuid, "uuid4", lambda: type("Full", (), {"hex": "full"}))
+    (folder / "full.parquet").symlink_to("/dev/full")
+    with pytest.raises(OSError):
+        writer.write(narrow_rows([(DAY, FIRST)] * rows))
+        writer.close()
+
+
+def test_what_is_written_may_be_published_while_no_orphan_can_have_been_deleted() -> None:
+    rows = Written("attempt", (), BEGAN)
+    assert timedelta(hours=12) == WITHIN
+    assert rows.rows == 0
+    assert rows.may_be_published(BEGAN) and rows.may_be_published(BEGAN + timedelta(hours=12))
+    assert not rows.may_be_published(BEGAN + timedelta(hours=12, microseconds=1))
+
+
+def test_what_was_written_too_long_ago_is_staged_again() -> None:
+    """The hazard: a process sleeps for days before it publishes, and orphan removal takes the files meanwhile."""
+    same = {"speed": "publish", "batch": ""}
+    now = datetime(2026, 11, 21, 0, 30, tzinfo=UTC)
+    state = new_state(Timeline(FIRST, FIRST, {0: 0}), {0: 0}, content=same, merged=same)
+    decided = ResolvedState(state, state.position, state.timeline, now)
+
+    def following(began: datetime) -> Next:
+        staged = StagedBatch("t", {FIRST: {0: (0, 5)}}, Written("attempt", (), began), None)
+        return plan_micro_batch(decided, {0: (0, 5)}, staged).next
+
+    assert following(now) is Next.PUBLISH
+    assert following(now - timedelta(hours=12)) is Next.PUBLISH
+    assert following(now - timedelta(hours=12, microseconds=1)) is Next.STAGE
+
+
+def test_the_rows_of_an_attempt_are_those_of_its_files(tmp_path: Path) -> None:
+    table = new_lake(tmp_path).table()
+    files = tuple(describe(table, o) for o in write(table, narrow_rows([(DAY, FIRST), (DAY, NEXT), (DAY, NEXT)])))
+    assert Written("attempt", files, BEGAN).rows == 3
