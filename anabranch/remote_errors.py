@@ -22,6 +22,8 @@ _WRAPPED = re.compile(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with excepti
 _SQLSTATE = re.compile(r"\.? SQLSTATE: \w+$")
 _TWICE = re.compile(r"\b(\w+): \1: ")
 _JAVA = re.compile(r"^[a-z]\w*(\.\w+)+(: |$)")
+# The end of a Python worker's traceback, in what Spark throws for it.
+_WORKER = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)$", re.MULTILINE)
 
 # By what they concern: the words of S3's error codes (as botocore and the AWS SDKs for Java and C++ spell them), of
 # Kafka's and PostgreSQL's. S3 answers a HEAD without a body, so wrong keys and missing rights look alike there.
@@ -90,6 +92,8 @@ _PASSES = (
     "Failed to find active controller id", "error occurred (5", "error occurred (429)", "error occurred (408)",
     "Status Code: 5", "Status Code: 429", "HTTP status 5", "InternalError", "SlowDown", "SLOW_DOWN", "Throttl",
     "RequestTimeout", "REQUEST_TIMEOUT", "RequestLimitExceeded", "No resolvable bootstrap urls", "ExecutorDead",
+    # Of a Python worker, as by type below; those of paths have names of their own.
+    "\nOSError: ",
 )  # fmt: skip
 
 # The same of Python, by type: an error of a library is known by its name, since not every job has every library.
@@ -239,8 +243,9 @@ def one_line(error: BaseException) -> str:
 
 
 def telling_line(text: str) -> str:
-    """The line of an error's text that tells: the innermost cause of a JVM's stack trace, else the first."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
+    """The line of an error's text that tells: a Python worker's error, else the innermost cause of a JVM's stack trace,
+    else the first."""
+    lines = [line.strip() for line in _WORKER.findall(text)[-1:] or text.splitlines() if line.strip()] or ["no message"]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     if not causes and lines[0].startswith("An error occurred while calling") and len(lines) > 1:
         causes = [lines[1].removeprefix(": ")]

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from anabranch import config
 from anabranch.spark.jars import ensure_jars, jvm_folder
 from anabranch.spark.settings import AVRO_OPTIONS, session_settings
+from speed_layer import certain
 
 # In a JVM that lives for a minute the second compiler costs more than it gives.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1"
@@ -22,8 +23,8 @@ SHORT_LIVED = "-XX:TieredStopAtLevel=1"
 
 @contextmanager
 def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[SparkSession]:
-    """A session on the jobs' catalog and S3 server, as `anabranch.yaml` names them; it tries a task four times. What it
-    writes on this machine goes below `folder`."""
+    """A session on the jobs' catalog and S3 server, as `anabranch.yaml` names them, told what the speed job tells its
+    own; it tries a task four times. What it writes on this machine goes below `folder`."""
     conf = folder / "conf"
     conf.mkdir()
     (conf / "anabranch.yaml").write_text(yaml.safe_dump(dict(environment)))
@@ -40,7 +41,7 @@ def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[Spar
         "spark.local.dir": str(folder / "spark"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
-    for key, value in (settings | launch).items():
+    for key, value in (settings | certain.SETTINGS | launch).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")

@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from anabranch.errors import ConfigurationError, Refused, Transient, Unexpected, Unexplained
+from anabranch.errors import AnabranchError, ConfigurationError, Refused, Transient, Unexpected, Unexplained
 from anabranch.remote_errors import (
     Meaning,
     classify,
@@ -107,6 +107,39 @@ def test_the_line_that_tells_is_the_innermost_cause() -> None:
     assert telling_line("KafkaConnectionError: KafkaConnectionError: socket disconnected") == (
         "KafkaConnectionError: socket disconnected"
     )
+
+
+_WORKERS = """
+  An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "speed_layer/certain.py", line 153, in run
+    yield _tell(files.close(), seen, left)
+
+          ^^^^^^^^^^^^^
+  File "pyarrow/io.pxi", line 194, in pyarrow.lib.NativeFile.close
+{error}
+
+JVM stacktrace:
+org.apache.spark.api.python.PythonException: Traceback (most recent call last)
+\tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:1)
+"""
+
+
+@pytest.mark.parametrize(
+    "error, kind",
+    [
+        ("OSError: [Errno 28] Error writing bytes to file. Detail: No space left on device", Transient),
+        ("OSError: When uploading object with key 'k' in bucket 'b': AWS Error SLOW_DOWN during PutObject", Transient),
+        ("OSError: When uploading object: AWS Error ACCESS_DENIED during PutObject operation", ConfigurationError),
+        ("PermissionError: [Errno 13] Failed to open local file '/lake/x'", Unexplained),
+        ("AssertionError: a fault of ours", Unexplained),
+    ],
+)
+def test_what_a_python_worker_raised_is_what_is_told(error: str, kind: type[AnabranchError]) -> None:
+    for text in (_WORKERS, f"Job aborted: {_WORKERS}\nCaused by: java.lang.Other: Of no use\n\tat x"):
+        failure = explain("publish a micro-batch", RuntimeError(text.format(error=error)))
+        assert type(failure) is kind
+        assert error in str(failure) and "stack trace" not in str(failure) and "Of no use" not in str(failure)
 
 
 def test_a_cause_that_is_only_a_class_of_javas_is_enough() -> None:

@@ -138,6 +138,17 @@ def test_without_rows_there_is_no_file(tmp_path: Path) -> None:
     assert write(lake.table()) == write(lake.table(), narrow_rows([])) == []
 
 
+def test_a_file_is_told_of_once_it_is_closed(tmp_path: Path) -> None:
+    """The hazard: an object store has nothing of a file that is not closed."""
+    target = target_of(new_lake(tmp_path).table())
+    assert target is not None
+    writer = FileWriter(target)
+    writer.write(narrow_rows([(DAY, FIRST), (DAY, NEXT)]))
+    sinks = [each.sink for each in writer._open.values()]
+    assert len(writer.close()) == len(sinks) == 2
+    assert all(sink.closed for sink in sinks)
+
+
 def test_what_is_read_after_a_publish_is_what_was_written(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
     partitions = [(DAY - timedelta(days=i % 3), (FIRST, NEXT)[i % 2]) for i in range(30)]

@@ -1,0 +1,427 @@
+"""Records that Python workers read and write, and those that they leave to Spark: each a row or a dead letter once."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import pyarrow as pa
+import pytest
+from flaky_s3 import running_flaky_s3
+from pyspark import TaskContext
+from pyspark.errors import PythonException
+from pyspark.sql import DataFrame
+from sessions import with_settings
+from waiting import wait_for
+from world import Record, World, event, past_hour, spread
+
+from anabranch.errors import Transient, Unexplained
+from anabranch.hours import start_of
+from anabranch.kafka.source import read_ranges
+from anabranch.output import plain
+from anabranch.position import Ranges
+from anabranch.spark.session import explain_spark
+from anabranch.table.snapshots import files_by_hour
+from serving_layer.views import status as views
+from speed_layer import certain, micro_batch, rewriting
+from speed_layer.certain import MOST_LEFT, SETTINGS
+from speed_layer.micro_batch import MicroBatches
+
+Make = Callable[..., World]
+Batches = Iterable[pa.RecordBatch]
+NAMES = ("event_id", "player", "event_time", "level", "amount")
+BY_PYARROW, BY_SPARK = "parquet-cpp-arrow", "parquet-mr"
+
+
+@dataclass(frozen=True)
+class Workers:
+    """What Python workers were handed, as they tell it by files."""
+
+    folder: Path
+
+    @property
+    def batches(self) -> list[tuple[int, int]]:
+        """The records and the bytes of values of each batch."""
+        marks = [path.name.split("-") for path in self.folder.iterdir()]
+        return [(int(records), int(size)) for _, _, records, size in marks]
+
+    @property
+    def records(self) -> int:
+        return sum(records for records, _ in self.batches)
+
+
+def _beside(monkeypatch: pytest.MonkeyPatch, beside: Callable[[Batches], Batches]) -> None:
+    """Have `beside` stand between Spark and what a worker does. It is sent to workers, so it must name no module of
+    the tests."""
+    made = certain._certain_task
+
+    def task(reading: certain.Reading) -> Callable[[Batches], Batches]:
+        run = made(reading)
+
+        def run_beside(batches: Batches) -> Batches:
+            yield from run(beside(batches))
+
+        return run_beside
+
+    monkeypatch.setattr(certain, "_certain_task", task)
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Workers:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    folder = str(marks)
+
+    def noted(batches: Batches) -> Batches:
+        for number, batch in enumerate(batches):
+            task = TaskContext.get().taskAttemptId()
+            (Path(folder) / f"{task}-{number}-{len(batch)}-{batch.column('value').nbytes}").touch()
+            yield batch
+
+    _beside(monkeypatch, noted)
+    return Workers(marks)
+
+
+@pytest.fixture
+def arm() -> Iterator[Callable[[World], MicroBatches]]:
+    made: list[MicroBatches] = []
+
+    def make(one: World) -> MicroBatches:
+        job = one.job
+        made.append(MicroBatches(job.environment, job.stream, job.lake, job.kafka))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def explained(one: World, error: BaseException) -> Transient:
+    """What the job makes of what a micro-batch raised: an error that passes for as long as it takes."""
+    failure = explain_spark(one.spark, "publish a micro-batch", error)
+    assert isinstance(failure, Transient) and not isinstance(failure, Unexplained), failure
+    return failure
+
+
+def reader(one: World, ranges: Ranges) -> Callable[[], DataFrame]:
+    return lambda: read_ranges(one.spark, one.job.environment.kafka, one.name, ranges)
+
+
+def publish(one: World, by: MicroBatches, sent: list[Record]) -> None:
+    """Publish just these records, which are all of their partitions' next."""
+    ends: Ranges = {}
+    for record in sent:
+        start, end = ends.get(record.partition, (record.offset, record.offset))
+        ends[record.partition] = (min(start, record.offset), max(end, record.offset + 1))
+    assert by.publish(reader(one, ends), ends) == len(sent)
+
+
+def row_of(record: Record) -> tuple[Any, ...]:
+    value = json.loads(record.value or b"")
+    at = datetime.fromisoformat(value["event_time"])
+    values = (value["event_id"], value.get("player"), at, value.get("level"), value.get("amount"))
+    return (record.partition, record.offset, *values, at.astimezone(UTC).date())
+
+
+def rows_of(one: World, branch: str = "main") -> list[tuple[Any, ...]]:
+    columns = ("kafka_partition", "kafka_offset", *NAMES, "event_date")
+    return sorted((tuple(row[c] for c in columns) for row in one.rows(branch)), key=lambda row: row[:2])
+
+
+def require_exact(one: World, dead: dict[tuple[int, int], str] | None = None) -> None:
+    """Each acknowledged record is a row with its content, or the dead letter expected, once, on both branches."""
+    dead = dead or {}
+    good = [record for record in one.sent if (record.partition, record.offset) not in dead]
+    expected = sorted((row_of(record) for record in good), key=lambda row: row[:2])
+    assert rows_of(one) == rows_of(one, "speed") == expected
+    letters = [(d["kafka_partition"], d["kafka_offset"], d["error_code"], d["value"]) for d in one.dead("speed")]
+    values = {(r.partition, r.offset): r.value for r in one.sent}
+    assert sorted(letters) == sorted((p, o, code, values[p, o]) for (p, o), code in dead.items())
+
+
+def writers(one: World) -> Counter[str]:
+    """How many of the files that `main` has each program has written."""
+    found: Counter[str] = Counter()
+    for data_file in _files(one):
+        with rewriting._opened(one.state.table, data_file) as parquet:
+            found[parquet.metadata.created_by.split()[0]] += 1
+    return found
+
+
+def _files(one: World) -> list[Any]:
+    return [f for by_path in files_by_hour(one.state.table, "main").values() for f in by_path.values()]
+
+
+OTHERS: tuple[tuple[str, str | None], ...] = (
+    ("{not json", "malformed_json"),
+    ('{"event_id":"twice","event_id":"twice","event_time":"@"}', "duplicate_key"),
+    ('{"event_id":null,"event_time":"@"}', "missing_required"),
+    ('{"event_id":"no time"}', "missing_required"),
+    ('{"event_id":"long ago","event_time":"2001-01-01T00:00:00+00:00"}', "event_time_out_of_bounds"),
+    ('{"event_id":"a"}{"event_id":"b"}', "malformed_json"),
+    ('{"event_id":"level","event_time":"@","level":"five"}', "wrong_type"),
+    ('{"event_id":"\\u00e9\\ud83d\\ude00","event_time":"@"}', None),
+    ('{"event_id":"escaped","event_time":"@","player":"\\u0041"}', None),
+    (' {"event_id":"blank","event_time":"@"} ', None),
+    ('{"event_id":"nested","event_time":"@","other":{"deep":[1,{"event_id":"x"}]},"level":3}', None),
+    ('{"event_id":"list","event_time":"@","other":[{"level":1}]}', None),
+    ('{"event_id":"unknown","event_time":"@","other":"text","more":5,"level":-1,"amount":0.1}', None),
+    ('{"event_id":"unknown again","event_time":"@","other":null,"amount":1e300}', None),
+    ('{"event_id":"digits","event_time":"@","amount":0.%s}' % ("1" * 990), None),
+)  # fmt: skip
+
+
+def test_ordinary_records_with_a_few_others_are_each_a_row_or_a_dead_letter(
+    world: Make, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 400})
+    one.topic()
+    one.apply()
+    hour = past_hour(1)
+    at = start_of(hour).replace(minute=30, microsecond=123456)
+    ordinary = spread(hour, 600, "e")
+    dead: dict[int, str] = {}
+    for i, (text, code) in enumerate(OTHERS):
+        place = 7 + 31 * i
+        value = text.replace("@", at.isoformat()).encode()
+        ordinary[place] = (ordinary[place][0], ordinary[place][1], value)
+        if code is not None:
+            dead[place] = code
+    null = (1, ordinary[-1][1], None)
+    sent = one.send([*ordinary, null])
+    codes = {(sent[i].partition, sent[i].offset): code for i, code in dead.items()}
+    codes[sent[-1].partition, sent[-1].offset] = "null_value"
+
+    one.speed()
+
+    assert workers.records == 601, "expected every record to be seen by a worker once"
+    require_exact(one, codes)
+    assert set(writers(one)) == {BY_PYARROW}
+    # The batch layer reads all of it by Spark, and finds the same.
+    assert [(r.decision, r.revision) for r in one.batch()] == [("accepted", 1)]
+    assert plain(views.hours(one.job))[0]["diff"] == {"missing": 0, "extra": 0, "changed": 0}
+    assert plain(views.hours(one.job))[0]["counts"]["dead"] == len(codes)
+
+
+def test_files_of_workers_and_of_spark_are_of_one_kind_and_are_rolled_up_together(
+    world: Make, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 1, "roll_up": False})
+    one.topic(1)
+    one.apply()
+    now = datetime.now(UTC)
+    values: list[dict[str, Any]] = [{}, {"level": 5, "amount": 0.5}, {"player": "é", "level": None}]
+
+    one.send([(0, now, event(f"worker-{i}", now, **values[i % 3])) for i in range(9)])
+    one.speed()
+    assert (writers(one), workers.records) == ({BY_PYARROW: 9}, 9)
+    with monkeypatch.context() as elsewhere:
+        # As on a cluster, where no code of ours is.
+        elsewhere.setattr(micro_batch, "runs_here", lambda master: False)
+        one.send([(0, now, event(f"spark-{i}", now, **values[i % 3])) for i in range(9)])
+        one.speed()
+    assert (writers(one), workers.records) == ({BY_PYARROW: 9, BY_SPARK: 9}, 9)
+
+    kinds = set()
+    for data_file in _files(one):
+        with rewriting._opened(one.state.table, data_file) as parquet:
+            kinds.add(rewriting.kind_of(parquet))
+            ids = {f.name: int(f.metadata[b"PARQUET:field_id"]) for f in parquet.schema_arrow}
+            assert ids == {f.name: f.field_id for f in one.state.table.schema().fields}
+    assert len(kinds) == 1, "\n\n".join(kinds)
+    by_spark = sorted(str(row) for row in one.spark.table(f"lake.{one.job.stream.table}").collect())
+
+    one.configure(speed={"trigger": "1 second"})
+    one.reopen()
+    one.speed()
+
+    assert len(_files(one)) <= 4, "files of both are put together"
+    require_exact(one)
+    assert sorted(str(row) for row in one.spark.table(f"lake.{one.job.stream.table}").collect()) == by_spark
+
+
+def test_spark_reads_a_micro_batch_of_which_too_many_records_are_left_and_those_after_it(
+    world: Make, workers: Workers, arm: Callable[[World], MicroBatches], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(micro_batch, "_SPARED", 2)
+    one = world()
+    one.topic()
+    one.apply()
+    by, now = arm(one), datetime.now(UTC)
+
+    def sent(left: int, ordinary: int) -> list[Record]:
+        """Records of which so many are left, over both partitions."""
+        values = [event(f"e{i}", now, level=i) for i in range(ordinary)]
+        values += [event(f"é{i}", now, player="\\ud83d" if i % 2 else "p") for i in range(left)]
+        assert sum(b"\\u" in value for value in values) == left
+        return one.send([(i % 2, now, value) for i, value in enumerate(values)])
+
+    def publish_and_look(records: list[Record]) -> tuple[int, list[str]]:
+        """How many of the records workers saw, and who wrote the files that joined."""
+        seen, before = workers.records, writers(one)
+        publish(one, by, records)
+        require_exact(one)
+        return workers.records - seen, sorted(writers(one) - before)
+
+    # As many as may be left, and one more.
+    assert publish_and_look(sent(MOST_LEFT, 10)) == (MOST_LEFT + 10, [BY_PYARROW])
+    assert publish_and_look(sent(MOST_LEFT + 1, 10)) == (MOST_LEFT + 11, [BY_SPARK])
+    # The next two are spared, ordinary as they are; then it is tried again.
+    assert publish_and_look(sent(0, 10)) == (0, [BY_SPARK])
+    assert publish_and_look(sent(0, 10)) == (0, [BY_SPARK])
+    assert publish_and_look(sent(2, 10)) == (12, [BY_PYARROW])
+    assert publish_and_look(sent(0, 10)) == (10, [BY_PYARROW])
+
+
+def test_a_micro_batch_of_long_values_reaches_a_worker_in_parts(world: Make, workers: Workers) -> None:
+    one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 1000, "roll_up": False})
+    one.topic(1)
+    one.apply()
+    now, count, length = datetime.now(UTC), 200, 500_000
+    for start in range(0, count, 50):
+        texts = [random.Random(i).randbytes(length // 2).hex() for i in range(start, start + 50)]
+        one.send([(0, now, event(f"e{start + i}", now, player=text, level=start + i)) for i, text in enumerate(texts)])
+
+    one.speed()
+
+    assert workers.records == count
+    most = int(SETTINGS["spark.sql.execution.arrow.maxBytesPerBatch"])
+    assert max(size for _, size in workers.batches) <= most + 2 * length
+    digests = [(o, hashlib.sha256((text or "").encode()).digest()) for _, o, _, text, *_ in rows_of(one)]
+    assert digests == [
+        (r.offset, hashlib.sha256(json.loads(r.value or b"")["player"].encode()).digest()) for r in one.sent
+    ]
+    [data_file] = _files(one)
+    with rewriting._opened(one.state.table, data_file) as parquet:
+        assert parquet.metadata.num_row_groups > 1, "expected it to be written in parts"
+
+
+def test_a_worker_that_s3_refuses_fails_the_micro_batch_until_it_is_mended(
+    world: Make, environment: dict[str, Any], workers: Workers, arm: Callable[[World], MicroBatches]
+) -> None:
+    one = world()
+    one.topic()
+    one.apply()
+    port = urlparse(environment["s3"]["endpoint"]).port
+    assert port is not None
+    with running_flaky_s3(port, seed=1) as front:
+        # PyIceberg's connections, and with them the workers', go by the front; Spark's own do not.
+        one.tell(s3=environment["s3"] | {"endpoint": f"http://127.0.0.1:{front.port}"})
+        front.ending = ".parquet"
+        first = one.send(spread(past_hour(0), 40, "a"))
+        publish(one, arm(one), first)
+        assert front.kinds["PUT", "parquet"] > 0, "the hazard cannot happen: workers do not go by the front"
+
+        front.faults = {"503": 1.0}
+        second = one.send(spread(past_hour(0), 40, "b"))
+        with pytest.raises(PythonException) as raised:
+            publish(one, arm(one), second)
+        assert "AWS Error SLOW_DOWN" in str(explained(one, raised.value))
+        assert front.counts["503"] > 0
+        assert one.published == 40
+
+        refused = front.counts["503"]
+        with ThreadPoolExecutor(1) as pool:
+            job = pool.submit(one.speed)
+            wait_for(lambda: front.counts["503"] > refused, "the job's worker to be refused")
+            assert not job.done()
+            front.faults = {}
+            job.result(timeout=120)
+        require_exact(one)
+        one.reopen()
+
+
+def test_a_disk_that_is_full_in_a_worker_passes(
+    world: Make, tmp_path: Path, arm: Callable[[World], MicroBatches], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = tmp_path / "full"
+    full.touch()
+    path = str(full)
+
+    def fails_when_full(batches: Batches) -> Batches:
+        yield from batches
+        if Path(path).exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    _beside(monkeypatch, fails_when_full)
+    one = world()
+    one.topic()
+    one.apply()
+    sent = one.send(spread(past_hour(0), 20, "e"))
+    by = arm(one)
+    with pytest.raises(PythonException) as raised:
+        publish(one, by, sent)
+    assert "OSError: [Errno 28] No space left on device" in str(explained(one, raised.value))
+    assert one.rows() == []
+    full.unlink()
+    publish(one, by, sent)
+    require_exact(one)
+
+
+@pytest.mark.parametrize("times", [1, 4], ids=["once", "until its job fails"])
+def test_a_worker_that_is_killed_in_the_midst_of_a_task_costs_nothing(
+    world: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    kills = tmp_path / "kills"
+    kills.mkdir()
+    folder = str(kills)
+
+    def killed(batches: Batches) -> Batches:
+        for number, batch in enumerate(batches):
+            context = TaskContext.get()
+            # By then it has taken batches, and its files are open.
+            if number == 2 and context.partitionId() == 0 and len(list(Path(folder).iterdir())) < times:
+                (Path(folder) / f"{os.getpid()}-{context.taskAttemptId()}").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield batch
+
+    _beside(monkeypatch, killed)
+    one = world()
+    one.topic()
+    one.apply()
+    one.send(spread(past_hour(1), 200, "e"))
+    bad = one.send([(0, start_of(past_hour(1)).replace(minute=59, second=59), b"{broken")])
+    with with_settings(one.spark, {"spark.sql.execution.arrow.maxRecordsPerBatch": "10"}):
+        one.speed()
+    assert len(list(kills.iterdir())) == times, "the hazard did not happen"
+    require_exact(one, {(0, bad[0].offset): "malformed_json"})
+    assert [r.decision for r in one.batch()] == ["accepted"]
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        {"schema": "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, price DECIMAL(9,2)"},
+        {"schema": "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, tags ARRAY<STRING>"},
+        {"format": "csv", "schema": "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, level INT"},
+    ],
+    ids=["decimal", "array", "csv"],
+)
+def test_a_stream_that_workers_cannot_read_goes_sparks_way(world: Make, workers: Workers, stream: Any) -> None:
+    one = world(**stream)
+    one.topic()
+    one.apply()
+    now = datetime.now(UTC)
+
+    def value(i: int) -> bytes:
+        if stream.get("format") == "csv":
+            return f"e{i},{now.isoformat()},{i}".encode()
+        return event(f"e{i}", now, price=f"{i}.25", tags=[f"t{i}"])
+
+    sent = one.send([(i % 2, now, value(i)) for i in range(20)])
+    one.speed()
+    assert workers.records == 0
+    assert set(writers(one)) == {BY_SPARK}
+    assert one.contents() == sorted((r.partition, r.offset, f"e{i}") for i, r in enumerate(sent))
