@@ -162,6 +162,8 @@ class CertainRows:
             elif end - start > _SMALLEST and failures < _MOST_FAILURES:
                 middle = (start + end) // 2
                 waiting += [(middle, end), (start, middle)]
+            elif end - start <= _SMALLEST and self._learn_any(lines.slice(start, end - start)):
+                waiting.append((start, end))
 
     def _table(self, lines: pa.Array) -> pa.Table | None:
         """The objects of lines, a row for each line; None unless each is one object of known fields, none twice."""
@@ -179,6 +181,10 @@ class CertainRows:
             return None
         is_as_spark_reads = _has_numbers(table) and _has_short_numbers(table, lines)
         return table.select(self._known.names) if is_as_spark_reads else None
+
+    def _learn_any(self, lines: pa.Array) -> bool:
+        """The same of any of a few lines: a field may be rare, and the first of the batch have none."""
+        return sum(map(self._learn, lines.to_pylist())) > 0
 
     def _learn(self, line: str) -> bool:
         """Whether a line has fields that were not known yet, which are read from now on."""

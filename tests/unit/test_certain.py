@@ -356,6 +356,16 @@ def test_fields_that_are_not_known_are_learned_and_left_out() -> None:
     assert (again.left.to_pylist(), again.rows["id"].to_pylist()) == ([], ["x", "y", "z"])
 
 
+@pytest.mark.parametrize("every", [1, 3, 700])
+def test_a_field_that_is_not_known_is_learned_wherever_it_is_first_seen(every: int) -> None:
+    """The hazard: a field that the first record lacks has all of a batch left to Spark, and the next fifty with it."""
+    values = [good(i) if i == 0 or i % every else good(i, x=i, **({"y": "t"} if i % 2 else {})) for i in range(9_000)]
+    assert left(values) == []
+    # Of null its type is not known: the record's few neighbours are left with it, until another tells.
+    assert len(left([good(0, x=None), *values[1:]])) <= FEW
+    assert len(left([*values[:5_000], good(5_000, z=None), *values[5_001:]])) <= FEW
+
+
 def test_more_than_64_fields_that_are_not_known_are_not_learned() -> None:
     def with_fields(first: int, end: int) -> list[bytes]:
         return [good(i, **{f"x{n}": n for n in range(first, end)}) for i in range(3)]
