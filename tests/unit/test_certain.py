@@ -310,7 +310,8 @@ def test_a_number_may_have_a_thousand_digits(name: str) -> None:
         assert left([value(f"{sign}0.{'1' * digits}")] * 3) == []
         assert left([value(f"{sign}0.{'1' * (digits + 1)}")]) == [0]
     assert left([value(f"0.{'1' * (MOST_DIGITS - 8)}e-0001")]) == []
-    assert left([value(f"0.{'1' * (MOST_DIGITS - 7)}e-0001"), value(f"0.{'1' * (MOST_DIGITS - 7)}E+0001")]) == [0, 1]
+    for exponent in ("e-0001", "E+0001", "e0000001"):
+        assert left([value(f"0.{'1' * (MOST_DIGITS - 1 - len(exponent))}{exponent}")]) == [0]
     assert left([value("0.5"), value(f"0.{'1' * MOST_DIGITS}"), value("0.5")]) == [0, 1, 2]
 
 
