@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from lakes import FIRST, StreamLake, new_lake, new_state, new_stream
+from lakes import FIRST, StreamLake, new_lake, new_stream
 from pyiceberg.conversions import from_bytes
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile, FileFormat
@@ -22,17 +22,15 @@ from pyiceberg.table import Table, Transaction
 from pyiceberg.transforms import BucketTransform, DayTransform, VoidTransform
 
 from anabranch.config.columns import parse_columns
-from anabranch.hours import Timeline, shift
+from anabranch.hours import shift
 from anabranch.position import Position
 from anabranch.protocol import apply
 from anabranch.protocol.publish import Publish
-from anabranch.protocol.sealing import ResolvedState
 from anabranch.table import admin, written
 from anabranch.table.commits import Change, Outcome
 from anabranch.table.snapshots import heads
-from anabranch.table.staging import WITHIN
-from anabranch.table.written import MOST_PARTITIONS, FileWriter, Output, Written, describe, target_of
-from speed_layer.plan import Next, StagedBatch, plan_micro_batch
+from anabranch.table.staging import Written
+from anabranch.table.written import MOST_PARTITIONS, FileWriter, Output, describe, target_of
 
 WIDE = (
     "id STRING NOT NULL, at TIMESTAMP NOT NULL, level INT, total BIGINT, amount DOUBLE, ok BOOLEAN, day DATE, "
@@ -412,31 +410,7 @@ def test_a_disk_that_is_full_is_an_os_error(tmp_path: Path, monkeypatch: pytest.
         writer.close()
 
 
-def test_what_is_written_may_be_published_while_no_orphan_can_have_been_deleted() -> None:
-    rows = Written("attempt", (), BEGAN)
-    assert timedelta(hours=12) == WITHIN
-    assert rows.rows == 0
-    assert rows.may_be_published(BEGAN) and rows.may_be_published(BEGAN + timedelta(hours=12))
-    assert not rows.may_be_published(BEGAN + timedelta(hours=12, microseconds=1))
-
-
-def test_what_was_written_too_long_ago_is_staged_again() -> None:
-    """The hazard: a process sleeps for days before it publishes, and orphan removal takes the files meanwhile."""
-    same = {"speed": "publish", "batch": ""}
-    now = datetime(2026, 11, 21, 0, 30, tzinfo=UTC)
-    state = new_state(Timeline(FIRST, FIRST, {0: 0}), {0: 0}, content=same, merged=same)
-    decided = ResolvedState(state, state.position, state.timeline, now)
-
-    def following(began: datetime) -> Next:
-        staged = StagedBatch("t", {FIRST: {0: (0, 5)}}, Written("attempt", (), began), None)
-        return plan_micro_batch(decided, {0: (0, 5)}, staged).next
-
-    assert following(now) is Next.PUBLISH
-    assert following(now - timedelta(hours=12)) is Next.PUBLISH
-    assert following(now - timedelta(hours=12, microseconds=1)) is Next.STAGE
-
-
 def test_the_rows_of_an_attempt_are_those_of_its_files(tmp_path: Path) -> None:
     table = new_lake(tmp_path).table()
     files = tuple(describe(table, o) for o in write(table, narrow_rows([(DAY, FIRST), (DAY, NEXT), (DAY, NEXT)])))
-    assert Written("attempt", files, BEGAN).rows == 3
+    assert Written("attempt", BEGAN, files).rows == 3
