@@ -170,11 +170,15 @@ def _certain_task(reading: Reading) -> _Task:
 
 def _rows_task(reading: Reading) -> _Task:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        files, seen = FileWriter(reading.target, most_partitions=None), 0
+        files, outputs, seen = FileWriter(reading.target), list[Output](), 0
         for batch in batches:
             seen += len(batch)
-            files.write(pa.table(batch))
-        yield _tell(files.close(), seen, [])
+            rows = pa.table(batch)
+            # However many partitions there are, few files are open at once.
+            while (mask := files.write(rows)) is not None:
+                rows = rows.filter(mask)
+                outputs += files.close()
+        yield _tell([*outputs, *files.close()], seen, [])
 
     return run
 

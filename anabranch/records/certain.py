@@ -10,6 +10,7 @@ Nothing but PyArrow is imported: it runs in Spark's Python workers.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,10 +29,14 @@ _TOO_MANY = b"0" * (MOST_DIGITS + 1)
 # As a table for `bytes.translate`: all that a number is written with becomes a zero.
 _OF_NUMBERS = bytes.maketrans(b"123456789.+-eE", b"0" * 14)
 
-_SMALLEST = 16
-# How often the reading of one batch may fail. Each failure halves what is read at once, so that a few odd records in
-# ten thousand are found; where there are more, `decode` is as fast.
-_MOST_FAILURES = 48
+# How many lines are read at once behind a reading that failed, which costs something for all that it might have read;
+# and of how few all are left.
+_AT_ONCE, _SMALLEST = 512, 16
+# How often a batch is read, in all, before what could not be read so far is left. A reading costs as much as so many
+# lines, also of none: a few odd records in a hundred are found, and where there are more, `decode` is as fast.
+_MOST_READINGS, _A_READING = 4, 70
+# How PyArrow tells where it failed. A hint: whatever is left by it, `decode` reads.
+_ROW = re.compile(r" in row (\d+)")
 # How many fields that the stream does not know are read and left out.
 _MOST_OTHERS = 64
 _FIRST_MICROS, _LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
@@ -149,28 +154,39 @@ class CertainRows:
         return pa.concat_tables(found), pa.concat_arrays(spans)
 
     def _pieces(self, lines: pa.Array) -> Iterator[tuple[int, pa.Table]]:
-        """Tables of consecutive lines, with the place of the first; without those lines that cannot be read."""
-        failures = 0
+        """Tables of consecutive lines, with the place of the first; without those lines that cannot be read.
+
+        Where a reading tells in which line it failed, that line is left; else what was read is halved.
+        """
+        may_read = _MOST_READINGS * (len(lines) + _A_READING)
+        is_first = True
         waiting = [(0, len(lines))]
-        while waiting:
+        while waiting and may_read > 0:
             start, end = waiting.pop()
             if start == end:
                 continue
-            table = self._table(lines.slice(start, end - start))
+            some = lines.slice(start, end - start)
+            table, failed = self._table(some)
+            may_read -= _A_READING + (len(some) if failed is None else failed)
             if table is not None:
                 yield start, table
                 continue
-            failures += 1
-            if failures == 1 and self._learn(lines[start].as_py()):
+            suspects = some.slice(failed or 0, 1) if failed is not None or is_first else some
+            is_known = len(suspects) > _SMALLEST or not self._learn_any(suspects)
+            is_first = False
+            if not is_known:
                 waiting.append((start, end))
-            elif end - start > _SMALLEST and failures < _MOST_FAILURES:
+            elif len(some) > _AT_ONCE:
+                waiting += [(at, min(at + _AT_ONCE, end)) for at in reversed(range(start, end, _AT_ONCE))]
+            elif failed is not None:
+                waiting += [(start + failed + 1, end), (start, start + failed)]
+            elif len(some) > _SMALLEST:
                 middle = (start + end) // 2
                 waiting += [(middle, end), (start, middle)]
-            elif end - start <= _SMALLEST and self._learn_any(lines.slice(start, end - start)):
-                waiting.append((start, end))
 
-    def _table(self, lines: pa.Array) -> pa.Table | None:
-        """The objects of lines, a row for each line; None unless each is one object of known fields, none twice."""
+    def _table(self, lines: pa.Array) -> tuple[pa.Table | None, int | None]:
+        """The objects of lines, a row for each line; None unless each is one object of known fields, none twice. Then
+        also the line at which the reading ended, where that is told."""
         data = _buffer(lines)
         schema = pa.schema([*self._known, *self._others.items()])
         try:
@@ -179,12 +195,12 @@ class CertainRows:
                 pj.ReadOptions(use_threads=False, block_size=data.size + 1),
                 pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error"),
             )
-        except pa.ArrowInvalid:
-            return None
-        if table.num_rows != len(lines):
-            return None
-        is_as_spark_reads = _has_numbers(table) and _has_short_numbers(lines)
-        return table.select(self._known.names) if is_as_spark_reads else None
+        except pa.ArrowInvalid as error:
+            at = _ROW.search(str(error))
+            return None, min(int(at[1]), len(lines) - 1) if at is not None else None
+        if table.num_rows != len(lines) or not _has_numbers(table) or not _has_short_numbers(lines):
+            return None, None
+        return table.select(self._known.names), None
 
     def _learn_any(self, lines: pa.Array) -> bool:
         """The same of any of a few lines: a field may be rare, and the first of the batch have none."""

@@ -107,10 +107,11 @@ class _Open:
 
 
 class FileWriter:
-    """Writes rows into a file for each partition of the table. Its files are whole once `close` has returned."""
+    """Writes rows into a file for each partition of the table. Its files are whole once `close` has returned; what is
+    written after that goes to others."""
 
-    def __init__(self, target: Target, most_partitions: int | None = MOST_PARTITIONS) -> None:
-        self._target, self._most = target, most_partitions
+    def __init__(self, target: Target) -> None:
+        self._target = target
         self._open: dict[tuple[int, str], _Open] = {}
         self._waiting = 0
 
@@ -145,12 +146,13 @@ class FileWriter:
             metadata.write_metadata_file(footer)
             outputs.append(Output(to.path, to.day, to.hour, size, footer.getvalue().to_pybytes()))
         self._open.clear()
+        self._waiting = 0
         return outputs
 
     def _file(self, day: int, hour: str) -> _Open | None:
         if (known := self._open.get((day, hour))) is not None:
             return known
-        if len(self._open) == self._most:
+        if len(self._open) == MOST_PARTITIONS:
             return None
         name = f"event_date={date.fromordinal(_EPOCH.toordinal() + day).isoformat()}/ingest_hour={hour}"
         path = f"{self._target.folder}/{name}/{uuid.uuid4().hex}.parquet"

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -34,6 +34,7 @@ from anabranch.output import plain
 from anabranch.position import Ranges
 from anabranch.spark.session import explain_spark
 from anabranch.table.snapshots import files_by_hour
+from anabranch.table.written import MOST_PARTITIONS
 from serving_layer.views import status as views
 from speed_layer import certain, micro_batch, rewriting
 from speed_layer.certain import MOST_LEFT, SETTINGS
@@ -283,6 +284,20 @@ def test_spark_reads_a_micro_batch_of_which_too_many_records_are_left_and_those_
     assert publish_and_look(sent(0, 10)) == (0, [BY_SPARK])
     assert publish_and_look(sent(2, 10)) == (12, [BY_PYARROW])
     assert publish_and_look(sent(0, 10)) == (10, [BY_PYARROW])
+
+
+def test_records_of_more_event_dates_than_files_may_be_open_are_written_by_workers_in_turn(
+    world: Make, workers: Workers
+) -> None:
+    one = world(event_time={"column": "event_time"}, speed={"trigger": "1 second", "roll_up": False})
+    one.topic()
+    one.apply()
+    now, count = datetime.now(UTC), 2 * (MOST_PARTITIONS + 6)
+    one.send([(i % 2, now, event(f"e{i}", now - timedelta(days=i))) for i in range(count)])
+    one.speed()
+    assert workers.records == count
+    assert writers(one) == {BY_PYARROW: count}
+    require_exact(one)
 
 
 def test_a_micro_batch_of_long_values_reaches_a_worker_in_parts(world: Make, workers: Workers) -> None:

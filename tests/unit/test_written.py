@@ -31,6 +31,7 @@ from anabranch.table.commits import Change, Outcome
 from anabranch.table.snapshots import heads
 from anabranch.table.staging import Written
 from anabranch.table.written import MOST_PARTITIONS, FileWriter, Output, describe, target_of
+from speed_layer import certain
 
 WIDE = (
     "id STRING NOT NULL, at TIMESTAMP NOT NULL, level INT, total BIGINT, amount DOUBLE, ok BOOLEAN, day DATE, "
@@ -81,10 +82,10 @@ def narrow_rows(partitions: list[tuple[date, str]], first: int = 0) -> pa.Table:
     )
 
 
-def write(table: Table, *rows: pa.Table, **options: Any) -> list[Output]:
+def write(table: Table, *rows: pa.Table) -> list[Output]:
     target = target_of(table)
     assert target is not None
-    writer = FileWriter(target, **options)
+    writer = FileWriter(target)
     for some in rows:
         assert writer.write(some) is None
     return writer.close()
@@ -294,12 +295,37 @@ def test_a_batch_of_one_partition_alone_is_left_when_no_file_more_may_be_open(tm
     _require_each_once(lake, batches, outputs, left)
 
 
-def test_any_number_of_partitions_is_written_where_none_may_be_left(tmp_path: Path) -> None:
+def test_rows_of_any_number_of_partitions_are_written_with_few_files_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: a file is open for each of two thousand dates, which takes a megabyte each, or more than a process
+    may have."""
     lake = new_lake(tmp_path)
-    batch = narrow_rows(_days(3 * MOST_PARTITIONS))
-    outputs = write(lake.table(), batch, most_partitions=None)
-    assert len(outputs) == 3 * MOST_PARTITIONS
-    _require_each_once(lake, [batch], outputs, [])
+    target = target_of(lake.table())
+    assert target is not None
+    most = 0
+    opened = FileWriter._file
+
+    def counted(self: FileWriter, day: int, hour: str) -> Any:
+        nonlocal most
+        found = opened(self, day, hour)
+        most = max(most, len(self._open))
+        return found
+
+    monkeypatch.setattr(FileWriter, "_file", counted)
+    batches = [narrow_rows(_days(2 * MOST_PARTITIONS + 9))]
+    batches += [narrow_rows(_days(n, first), 100 * n + 500) for n, first in ((1, 0), (70, 60), (1, 999))]
+    run = certain._rows_task(certain.Reading((), None, target))
+    [told] = run(rows.combine_chunks().to_batches()[0] for rows in batches)
+    assert told["seen"].to_pylist()[-1] == sum(map(len, batches))
+    outputs = [
+        Output(**{n: row[n] for n in ("path", "day", "hour", "size", "footer")}) for row in told.to_pylist()[:-1]
+    ]
+    assert len({output.path for output in outputs}) == len(outputs)
+    assert most == MOST_PARTITIONS
+    publish(lake, tuple(describe(lake.table(), output) for output in outputs))
+    expected = sorted(offset for rows in batches for offset in rows["kafka_offset"].to_pylist())
+    assert sorted(offset for _, _, offset in lake.rows("main")) == expected
 
 
 def test_rows_that_wait_become_row_groups_once_they_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
