@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-# How many micro-batches Spark reads after one of which it had to read too many records.
+# How many micro-batches Spark reads after one of which the workers left too many records.
 _SPARED = 50
 
 
@@ -347,8 +347,8 @@ class MicroBatches:
         certain = stage_certain(records.assign_hours(frame, plan.hours), reading, table, attempt, began)
         if certain.left is None:
             LOG.info(
-                "stream %s: %d of %d records are not certain to be good by a look; Spark reads these micro-batches",
-                self._stream.name, certain.seen - certain.written.rows, certain.seen,
+                "stream %s: the workers left %d of %d records; Spark reads this micro-batch and the next %d",
+                self._stream.name, certain.seen - certain.written.rows, certain.seen, _SPARED,
             )  # fmt: skip
             self._spared = _SPARED
             return None
