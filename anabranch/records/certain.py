@@ -44,7 +44,7 @@ _DAY = "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-(0[1-9]|1[0-2])-(0[
 _TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]{1,6})?"
 _ZONE = "(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])"
 _DATE = f"^{_DAY}$"
-_TIMESTAMP = f"^{_DAY}[T ]{_TIME}{_ZONE}$"
+_TIMESTAMP, _LOCAL = f"^{_DAY}[T ]{_TIME}{_ZONE}$", f"^{_DAY}[T ]{_TIME}$"
 # Days that not every month has.
 _LATE_DAY = "^[0-9]{4}-[0-9]{2}-(29|30|31)"
 _MICROS = pa.timestamp("us", "UTC")
@@ -137,11 +137,12 @@ class CertainRows:
             is_text = pa.array([_is_utf8(v.as_buffer().to_pybytes()) for v in values], pa.bool_())
             places = places.filter(is_text)
             text = values.filter(is_text).cast(pa.string())
-        # Escapes of half a character are `decode`'s to judge. No line of JSON has a NUL.
+        # Escapes of half a character (UTF-16's surrogates) are `decode`'s to judge. No line of JSON has a NUL.
         whole = _bytes(text)
-        if b"\\u" in whole or b"\0" in whole:
-            odd = pc.or_(pc.match_substring(text, "\\u"), pc.match_substring(text, "\0"))
-            text, places = text.filter(pc.invert(odd)), places.filter(pc.invert(odd))
+        for odd in ("\\ud", "\\uD", "\0"):
+            if odd.encode() in whole:
+                is_odd = pc.match_substring(text, odd)
+                text, places = text.filter(pc.invert(is_odd)), places.filter(pc.invert(is_odd))
         # No text of JSON goes on in the next line, so no record's text goes on in the next record.
         lines = pc.binary_join_element_wise(text, "", "\n")
         found: list[pa.Table] = []
@@ -277,6 +278,12 @@ def _moments(text: pa.Array, kind: str) -> tuple[pa.Array, pa.Array | None]:
     target = _TYPES[kind][1]
     is_read = pc.fill_null(pc.match_substring_regex(text, _TIMESTAMP if kind == "timestamp" else _DATE), True)
     whole = _all(is_read)
+    if not whole and kind == "timestamp":
+        # Where no zone is given, it is UTC.
+        is_local = pc.match_substring_regex(text, _LOCAL)
+        text = pc.if_else(is_local, pc.binary_join_element_wise(text, "Z", ""), text)
+        is_read = pc.or_(is_read, pc.fill_null(is_local, True))
+        whole = _all(is_read)
     if not whole:
         text = pc.if_else(is_read, text, None)
     try:

@@ -182,9 +182,10 @@ ODD_VALUES = {
     "a NUL in a name": b'{"id":"a","x\x00":1}',
     "a control character in a text": b'{"id":"a\tb"}',
     "a new line in a text": b'{"id":"a\nb"}',
-    "an escape by number": b'{"id":"\\u00e9"}',
     "half a character escaped": b'{"id":"\\ud83d"}',
-    "an escape by number in a name": b'{"id":"a","n\\u0061me":"b"}',
+    "a whole character in two escapes": b'{"id":"\\ud83d\\ude00"}',
+    "half a character escaped in other letters": b'{"id":"\\uDE00"}',
+    "twice, once by an escape": b'{"id":"a","i\\u0064":"b"}',
     "a strange escape": b'{"id":"\\x"}',
     "invalid UTF-8": b'{"id":"\xff"}',
     "an overlong NUL": b'{"id":"\xc0\x80"}',
@@ -218,7 +219,8 @@ ODD_VALUES = {
     "null where none may be": b'{"id":null}',
     "a field missing that has to be": b'{"level":1}',
     "no field at all": b"{}",
-    "a time without a zone": b'{"id":"a","at":"2026-11-21T03:10:00"}',
+    "a zone without a colon": b'{"id":"a","at":"2026-11-21T03:10:00+0100"}',
+    "no zone, and no such day": b'{"id":"a","at":"2026-02-30T03:10:00"}',
     "a zone that Java does not know": b'{"id":"a","at":"2026-11-21T03:10:00+18:01"}',
     "a time with seven decimals": b'{"id":"a","at":"2026-11-21T03:10:00.1234567Z"}',
     "a 24th hour": b'{"id":"a","at":"2026-11-21T24:00:00Z"}',
@@ -284,6 +286,19 @@ def test_as_many_objects_as_lines_are_no_rows_unless_each_is_a_lines_own(values:
     places = left([*many[:90], *values, *many[90:]])
     assert set(range(90, 90 + len(values))) <= set(places)
     assert len(places) <= 3 * FEW
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "is_read_as"),
+    [
+        (b'{"id":"\\u00e9\\u0000"}', "id", "é\0"),
+        (b'{"id":"a","n\\u0061me":"b"}', "name", "b"),
+        (b'{"id":"a","at":"2026-11-21 03:10:00.5"}', "at", datetime(2026, 11, 21, 3, 10, 0, 500_000, tzinfo=UTC)),
+    ],
+    ids=["an escape by number", "one in a name", "a time without a zone"],
+)
+def test_what_is_written_in_another_way_is_read_too(value: bytes, name: str, is_read_as: object) -> None:
+    assert read([value]).rows[name].to_pylist() == [is_read_as]
 
 
 def test_a_value_may_have_a_million_bytes() -> None:
@@ -433,7 +448,7 @@ def test_one_bad_value_among_ten_thousand_costs_only_a_few_beside_it(place: int,
 
 @pytest.mark.parametrize(
     "value",
-    [None, b"{}{}", b'{"id":"\xff"}', b'{"id":"\\u0041"}', b'{"level":1}', b'{"id":"a","day":"2026-02-30"}'],
+    [None, b"{}{}", b'{"id":"\xff"}', b'{"id":"\\ud83d\\ude00"}', b'{"level":1}', b'{"id":"a","day":"2026-02-30"}'],
     ids=["null", "two", "UTF-8", "escape", "NOT NULL", "day"],
 )
 def test_what_is_left_by_a_look_or_by_its_value_costs_nothing_beside_it(value: bytes | None) -> None:
