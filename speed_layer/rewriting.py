@@ -16,17 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.io.pyarrow import (
-    compute_statistics_plan,
-    data_file_statistics_from_parquet_metadata,
-    parquet_path_to_id_mapping,
-    pyarrow_to_schema,
-)
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.manifest import DataFile
 
 from anabranch.errors import Terminal
 from anabranch.remote_errors import lake_errors
 from anabranch.table.snapshot_writer import delete_quietly
+from anabranch.table.written import described
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -146,24 +141,8 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBat
 def _described(table: Table, path: str, like: DataFile) -> DataFile:
     """The new file as a manifest names it, with the statistics that its footer gives."""
     with table.io.new_input(path).open() as source:
-        parquet = pq.ParquetFile(source)
-        metadata, schema = parquet.metadata, pyarrow_to_schema(parquet.schema_arrow)
-    statistics = data_file_statistics_from_parquet_metadata(
-        metadata, compute_statistics_plan(schema, table.metadata.properties), parquet_path_to_id_mapping(schema)
-    )
-    made = DataFile.from_args(
-        content=DataFileContent.DATA,
-        file_path=path,
-        file_format=FileFormat.PARQUET,
-        partition=like.partition,
-        file_size_in_bytes=len(table.io.new_input(path)),
-        sort_order_id=None,
-        equality_ids=None,
-        key_metadata=None,
-        **statistics.to_serialized_dict(),
-    )
-    made.spec_id = like.spec_id
-    return made
+        metadata = pq.read_metadata(source)
+    return described(table, path, len(table.io.new_input(path)), metadata, like.partition, like.spec_id)
 
 
 def _require_same(

@@ -166,14 +166,16 @@ class FileWriter:
 
 
 def describe(table: Table, output: Output) -> DataFile:
-    """A written file as a manifest names it, with the statistics that its footer gives."""
+    """A written file as a manifest names it."""
     metadata = pq.read_metadata(pa.BufferReader(output.footer))
     partition = Record(*(output.day if name == "event_date" else output.hour for name in PARTITION))
-    return data_file(table, output.path, output.size, metadata, partition)
+    return described(table, output.path, output.size, metadata, partition, table.metadata.default_spec_id)
 
 
-def data_file(table: Table, path: str, size: int, metadata: pq.FileMetaData, partition: Record) -> DataFile:
-    """A Parquet file as a manifest names it."""
+def described(
+    table: Table, path: str, size: int, metadata: pq.FileMetaData, partition: Record, spec_id: int
+) -> DataFile:  # fmt: skip
+    """A Parquet file as a manifest names it, with the statistics that its footer gives."""
     schema = pyarrow_to_schema(metadata.schema.to_arrow_schema())
     statistics = data_file_statistics_from_parquet_metadata(
         metadata, compute_statistics_plan(schema, table.metadata.properties), parquet_path_to_id_mapping(schema)
@@ -189,7 +191,7 @@ def data_file(table: Table, path: str, size: int, metadata: pq.FileMetaData, par
         key_metadata=None,
         **statistics.to_serialized_dict(),
     )
-    made.spec_id = table.metadata.default_spec_id
+    made.spec_id = spec_id
     return made
 
 
