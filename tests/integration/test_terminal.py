@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import functions as F
@@ -17,6 +17,7 @@ from anabranch import records
 from anabranch.errors import JvmGone, Unexpected, Unexplained
 from anabranch.protocol import ledger
 from anabranch.spark.session import explain_spark, explained
+from speed_layer import micro_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,14 +27,15 @@ Make = Callable[..., World]
 
 @pytest.fixture
 def overflowing(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Every decode throws a real ArithmeticException, in a task, for the records of one hour."""
-    decode = records.decode
+    """Every task that reads throws a real ArithmeticException for the records of one hour."""
+    decode, stage_certain = records.decode, micro_batch.stage_certain
 
-    def broken(*arguments: Any) -> DataFrame:
-        return decode(*arguments).where(F.expr(f"9223372036854775807 + if(ingest_hour = '{past_hour(2)}', 1, -1) > 0"))
+    def overflow(frame: DataFrame) -> DataFrame:
+        return frame.where(F.expr(f"9223372036854775807 + if(ingest_hour = '{past_hour(2)}', 1, -1) > 0"))
 
     with monkeypatch.context() as patched:
-        patched.setattr(records, "decode", broken)
+        patched.setattr(records, "decode", lambda *arguments: overflow(decode(*arguments)))
+        patched.setattr(micro_batch, "stage_certain", lambda frame, *rest: stage_certain(overflow(frame), *rest))
         yield patched
 
 
