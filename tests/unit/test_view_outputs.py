@@ -153,6 +153,8 @@ def metrics_text(job: Job) -> str:
 def without_what_varies(text: str) -> str:
     text = re.sub(r"\d{4}-\d\d-\d\d([T ])\d\d:\d\d:\d\d(\.\d+)?", r"<date>\1<time>", text)
     text = re.sub(r"moved for .*?(?=[\"\n])", "moved for <duration>", text)
+    # The line above it is as wide as the widest value, which may be that duration.
+    text = re.sub(r"-+(?=\n *topic  )", "<line>", text)
     text = re.sub(r'"code_version": ".*?"', '"code_version": "<version>"', text)
     return re.sub(r"(_seconds\{.*\}) .*", r"\1 <number>", text)
 
@@ -172,4 +174,4 @@ def test_the_views_print_what_they_always_did(tmp_path: Path, capsys: pytest.Cap
     text = without_what_varies("".join(shown))
     if os.environ.get("ANABRANCH_WRITE_VIEWS"):
         GOLDEN.write_text(text, encoding="utf-8")
-    assert text == GOLDEN.read_text(encoding="utf-8")
+    assert text == without_what_varies(GOLDEN.read_text(encoding="utf-8"))
