@@ -9,13 +9,14 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import time_machine
 from lakes import StreamLake, decide
 from prometheus_client import CollectorRegistry, generate_latest
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, job, new_proof, read, record, stage_rows
@@ -61,16 +62,11 @@ _ACCOUNT = {
 }  # fmt: skip
 
 
-class _Fixed(datetime):
-    @classmethod
-    def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
-        return LATER
-
-
 @pytest.fixture(autouse=True)
-def still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "datetime", _Fixed)
-    monkeypatch.setattr(metrics, "datetime", _Fixed)
+def still() -> Iterator[None]:
+    """Time stands still, whoever asks: also PyIceberg, which stamps the table."""
+    with time_machine.travel(LATER, tick=False):
+        yield
 
 
 def kafka() -> Any:
@@ -150,15 +146,6 @@ def metrics_text(job: Job) -> str:
     return generate_latest(registry).decode()
 
 
-def without_what_varies(text: str) -> str:
-    text = re.sub(r"\d{4}-\d\d-\d\d([T ])\d\d:\d\d:\d\d(\.\d+)?", r"<date>\1<time>", text)
-    text = re.sub(r"moved for .*?(?=[\"\n])", "moved for <duration>", text)
-    # The line above it is as wide as the widest value, which may be that duration.
-    text = re.sub(r"-+(?=\n *topic  )", "<line>", text)
-    text = re.sub(r'"code_version": ".*?"', '"code_version": "<version>"', text)
-    return re.sub(r"(_seconds\{.*\}) .*", r"\1 <number>", text)
-
-
 def test_the_views_print_what_they_always_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = []
     for made in (a_full_hour, an_old_hour, nothing_yet):
@@ -171,7 +158,7 @@ def test_the_views_print_what_they_always_did(tmp_path: Path, capsys: pytest.Cap
                 show(view, output)
                 shown.append(f"==== {made.__name__}: {name}, {output}\n{capsys.readouterr().out}")
         shown.append(f"==== {made.__name__}: metrics\n{metrics_text(of)}")
-    text = without_what_varies("".join(shown))
+    text = re.sub(r'"code_version": ".*?"', '"code_version": "<version>"', "".join(shown))
     if os.environ.get("ANABRANCH_WRITE_VIEWS"):
         GOLDEN.write_text(text, encoding="utf-8")
-    assert text == without_what_varies(GOLDEN.read_text(encoding="utf-8"))
+    assert text == GOLDEN.read_text(encoding="utf-8")
