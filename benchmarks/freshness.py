@@ -15,12 +15,14 @@ import sys
 import tempfile
 import threading
 import time
+from array import array
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 from runs import configure
-from shapes import SHAPES, Acknowledged, create, steady
+from shapes import SHAPES, create, steady
 from sqlalchemy import Engine, create_engine, text
 
 from anabranch import config
@@ -81,15 +83,27 @@ class Reader:
                     ends.append((end, now))
 
 
-def delays(acknowledged: list[Acknowledged], seen: dict[int, list[tuple[int, float]]]) -> tuple[np.ndarray, np.ndarray]:
+@dataclass(frozen=True)
+class Sent:
+    """What was acknowledged: partition, offset and moment of each record."""
+
+    partitions: np.ndarray
+    offsets: np.ndarray
+    at: np.ndarray
+
+    @property
+    def ends(self) -> dict[int, int]:
+        return {int(p): int(self.offsets[self.partitions == p].max()) + 1 for p in np.unique(self.partitions)}
+
+
+def delays(sent: Sent, seen: dict[int, list[tuple[int, float]]]) -> tuple[np.ndarray, np.ndarray]:
     """Of each record: when it was acknowledged, and how many seconds later the reader had it."""
     at, waited = [], []
     for partition, ends in seen.items():
-        mine = [a for a in acknowledged if a.partition == partition]
-        acked = np.array([a.at for a in mine])
-        first = np.searchsorted([end for end, _ in ends], [a.offset for a in mine], side="right")
-        at.append(acked)
-        waited.append(np.array([when for _, when in ends])[first] - acked)
+        mine = sent.partitions == partition
+        first = np.searchsorted([end for end, _ in ends], sent.offsets[mine], side="right")
+        at.append(sent.at[mine])
+        waited.append(np.array([when for _, when in ends])[first] - sent.at[mine])
     return np.concatenate(at), np.concatenate(waited)
 
 
@@ -97,7 +111,12 @@ def produce(broker: str, shape: str, rate: int, seconds: float, into: Connection
     """In a process of its own: send for so long, then hand over what was acknowledged."""
     stop = threading.Event()
     threading.Timer(seconds, stop.set).start()
-    into.send(list(steady(broker, SHAPES[shape], rate, stop)))
+    partitions, offsets, at = array("i"), array("q"), array("d")
+    for acknowledged in steady(broker, SHAPES[shape], rate, stop):
+        partitions.append(acknowledged.partition)
+        offsets.append(acknowledged.offset)
+        at.append(acknowledged.at)
+    into.send(Sent(np.array(partitions), np.array(offsets), np.array(at)))
 
 
 def measure(services: Services, folder: Path, rate: int, minutes: float) -> list[tuple[str, ...]]:
@@ -125,19 +144,16 @@ def measure(services: Services, folder: Path, rate: int, minutes: float) -> list
             )
             sender.start()
             there.close()
-            acknowledged: list[Acknowledged] = here.recv()
+            sent: Sent = here.recv()
             sender.join(60)
-            ends: dict[int, int] = {}
-            for a in acknowledged:
-                ends[a.partition] = max(ends.get(a.partition, 0), a.offset + 1)
-            poll(lambda: reader.holds(ends) or None, "every acknowledged record in main", _DRAIN_SECONDS)
+            poll(lambda: reader.holds(sent.ends) or None, "every acknowledged record in main", _DRAIN_SECONDS)
         finally:
             speed.terminate()
             speed.wait(60)
             reader.stop()
-    if (rows := reader.rows) != len(acknowledged):
-        raise RuntimeError(f"expected {len(acknowledged)} rows, found {rows}")
-    at, waited = delays(acknowledged, reader.seen)
+    if (rows := reader.rows) != len(sent.at):
+        raise RuntimeError(f"expected {len(sent.at)} rows, found {rows}")
+    at, waited = delays(sent, reader.seen)
     minute = ((at - at.min()) // 60).astype(int)
     table = []
     for number in sorted(set(minute.tolist())):

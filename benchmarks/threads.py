@@ -7,6 +7,7 @@ micro-batches; the first ones are those of a Java that compiles. Both ways read 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import threading
 import time
@@ -21,7 +22,7 @@ from anabranch.output import print_table
 
 LIMIT = 250_000
 GROUPS = ("executors", "Python", "compiling", "garbage collection", "driver's thread", "the rest")
-_TICKS = 100.0
+_TICKS = float(os.sysconf("SC_CLK_TCK"))
 _EVERY = 0.5
 
 

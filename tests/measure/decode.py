@@ -1,7 +1,9 @@
 """What it costs to decode a JSON record, against Spark's own `from_json` of the same columns: `make bench-decode`.
 
 CPU microseconds a record of one task, as Spark counts them in its event log; values are cached, the rows go nowhere.
-The three take turns; the least of some rounds is told, since whatever else runs only adds to it.
+Then of what a Python worker does with the same values: `anabranch.records.certain` reads them, also where some are odd,
+and `anabranch.table.written` writes them. All take turns; the least of some rounds is told, since whatever else runs
+only adds to it.
 """
 
 from __future__ import annotations
@@ -9,10 +11,13 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -21,10 +26,12 @@ from anabranch.config import Stream
 from anabranch.config.columns import parse_columns
 from anabranch.hours import HourRange
 from anabranch.output import print_table
+from anabranch.records.certain import CertainRows
 from anabranch.records.formats.json import JsonFormat
 from anabranch.spark.jars import ensure_jars, jvm_folder
+from anabranch.table.written import FileWriter, Target
 
-RECORDS, ROUNDS = 200_000, int(os.environ.get("BENCH_ROUNDS", "5"))
+RECORDS, AT_ONCE, ROUNDS = 200_000, 10_000, int(os.environ.get("BENCH_ROUNDS", "5"))
 COLUMNS = (
     "event_id STRING NOT NULL, event_type STRING NOT NULL, game STRING, player_id STRING, "
     "event_time TIMESTAMP NOT NULL, level INT, amount DOUBLE, platform STRING, payload STRING"
@@ -42,16 +49,19 @@ KAFKA = (
 )  # fmt: skip
 
 
+STREAM = Stream.model_validate(
+    {
+        "name": "events", "topic": "events", "table": "lake.events", "schema": COLUMNS,
+        "columns": parse_columns(COLUMNS), "key": "event_id",
+        "event_time": {"column": "event_time", "past": "30 days", "future": "1 hour"},
+    }
+)  # fmt: skip
+HOUR = "2025-11-21T15"
+
+
 def ways(source: DataFrame) -> dict[str, Callable[[], DataFrame]]:
     """What is compared: the rows alone, Spark's own parser, and the product's whole verdict."""
-    stream = Stream.model_validate(
-        {
-            "name": "events", "topic": "events", "table": "lake.events", "schema": COLUMNS,
-            "columns": parse_columns(COLUMNS), "key": "event_id",
-            "event_time": {"column": "event_time", "past": "30 days", "future": "1 hour"},
-        }
-    )  # fmt: skip
-    open_hour = [HourRange("2025-11-21T15", None)]
+    open_hour = [HourRange(HOUR, None)]
     shape = COLUMNS.replace(" NOT NULL", "")
     return {
         "value": lambda: source.select("value"),
@@ -59,7 +69,7 @@ def ways(source: DataFrame) -> dict[str, Callable[[], DataFrame]]:
             "j.*"
         ),
         "decode": lambda: records.good(
-            records.decode(records.assign_hours(source, open_hour), stream, JsonFormat()), stream
+            records.decode(records.assign_hours(source, open_hour), STREAM, JsonFormat()), STREAM
         ),
     }
 
@@ -75,6 +85,51 @@ def cpu_by_description(logs: Path) -> dict[str, float]:
             elif event["Event"] == "SparkListenerTaskEnd":
                 cpu[stages[event["Stage ID"]]] += event["Task Metrics"]["Executor CPU Time"]
     return cpu
+
+
+def with_odd(values: pa.Table, every: int) -> pa.Table:
+    """The same records, each so-manieth with a text where its number belongs."""
+    texts = [
+        value.replace(b'"level":', b'"level":"5","_":') if i % every == 0 else value
+        for i, value in enumerate(values["value"].to_pylist())
+    ]
+    return with_values(values, texts)
+
+
+def with_values(values: pa.Table, texts: list[bytes]) -> pa.Table:
+    return values.set_column(values.schema.get_field_index("value"), "value", pa.array(texts, pa.binary()))
+
+
+def in_a_worker(values: pa.Table, folder: str) -> list[tuple[str, float, str]]:
+    """Of reading in several cases, and of writing what was read: CPU microseconds a record, and what was left."""
+    unknown = [value[:-1] + b',"more":1}' for value in values["value"].to_pylist()]
+    cases = {
+        "ordinary records": values,
+        "with a field that the stream has not": with_values(values, unknown),
+        "one odd in a thousand": with_odd(values, 1000),
+        "one odd in a hundred": with_odd(values, 100),
+        "all odd": with_odd(values, 1),
+    }
+    told = []
+    for name, table in cases.items():
+        batches, spent = table.to_batches(max_chunksize=AT_ONCE), []
+        for _ in range(ROUNDS):
+            rows = CertainRows(STREAM.columns, STREAM.event_time)
+            began = time.process_time()
+            left = sum(len(rows.read(batch).left) for batch in batches)
+            spent.append(time.process_time() - began)
+        told.append((f"read, {name}", min(spent) * 1e6 / RECORDS, f"{left:,}"))
+    reader = CertainRows(STREAM.columns, STREAM.event_time)
+    found = [reader.read(batch).rows for batch in values.to_batches(max_chunksize=AT_ONCE)]
+    spent = []
+    for _ in range(ROUNDS):
+        files = FileWriter(Target(PyArrowFileIO(), folder, found[0].schema, "zstd"))
+        began = time.process_time()
+        for rows_read in found:
+            files.write(rows_read)
+        files.close()
+        spent.append(time.process_time() - began)
+    return [*told, ("write as Parquet", min(spent) * 1e6 / RECORDS, "")]
 
 
 def main() -> None:
@@ -106,7 +161,10 @@ def main() -> None:
             for way, frame in compared.items():
                 spark.sparkContext.setJobDescription(f"{way} {number}")
                 frame().write.format("noop").mode("overwrite").save()
+        columns = ("partition", "offset", "timestamp", "value", f"'{HOUR}' AS ingest_hour")
+        values = source.selectExpr(*columns).toArrow()
         spark.stop()
+        worker = in_a_worker(values, f"{name}/rows")
         cpu = cpu_by_description(logs)
     least = {way: min(cpu[f"{way} {number}"] for number in range(ROUNDS)) / 1000 / RECORDS for way in compared}
     net = {way: value - least["value"] for way, value in least.items()}
@@ -114,6 +172,11 @@ def main() -> None:
     assert size is not None
     print(f"{RECORDS:,} records of {size[0]:.0f} bytes, {ROUNDS} rounds; CPU microseconds a record")
     print_table(("what", "in all", "net", "of from_json"), rows)
+    print(f"in a Python worker, {AT_ONCE:,} at once")
+    print_table(
+        ("what", "CPU", "of from_json", "left"),
+        [(what, f"{spent:.2f}", f"{spent / net['from_json']:.2f}", left) for what, spent, left in worker],
+    )
 
 
 if __name__ == "__main__":
