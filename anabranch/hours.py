@@ -56,7 +56,6 @@ def end_of(hour: str) -> datetime:
     return start_of(hour) + timedelta(hours=1)
 
 
-@lru_cache(maxsize=10_000)
 @lru_cache(maxsize=20_000)
 def shift(hour: str, by: int) -> str:
     return hour_of(start_of(hour) + timedelta(hours=by))

@@ -7,26 +7,27 @@ and go the way of any record afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from anabranch.errors import Unexpected
 from anabranch.lookups import arrays
-from anabranch.records.certain import Bounds, CertainRows, Field, can_read
+from anabranch.records.certain import CertainRows, can_read
 from anabranch.spark.settings import runs_here
 from anabranch.table.staging import Written
-from anabranch.table.written import FileWriter, Output, Target, describe, target_of
+from anabranch.table.written import FileWriter, Output, Target, data_file_of, target_of
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from pyspark.sql import DataFrame, Row, SparkSession
 
-    from anabranch.config import Stream
+    from anabranch.config import EventTime, Stream
+    from anabranch.config.columns import Column
 
 MOST_LEFT = 2_000
 """How many records of a micro-batch may be left to be read by Spark; with more, it reads all of them."""
@@ -51,16 +52,15 @@ _TOLD_SCHEMA = pa.schema(
         ("footer", pa.binary()), ("seen", pa.int64()), ("left", _LEFT),
     ]
 )  # fmt: skip
-_MICROSECOND = timedelta(microseconds=1)
 _Task = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
-class Reading:
+class TaskSpec:
     """What a task has to know of the stream and its table. Picklable."""
 
-    fields: tuple[Field, ...]
-    bounds: Bounds | None
+    columns: tuple[Column, ...]
+    event_time: EventTime | None
     target: Target
 
 
@@ -74,38 +74,26 @@ class Certain:
     left: dict[int, list[int]] | None
 
 
-def reading_of(stream: Stream, table: Table, columns: Schema) -> Reading | None:
+def task_spec(stream: Stream, table: Table, columns: Schema) -> TaskSpec | None:
     """How the stream's records are read by tasks; None where Spark has to read them: another format, other types, a
     table of other `columns` than the stream's."""
-    fields = tuple(Field(c.name, c.type, c.nullable) for c in stream.columns)
-    if stream.format.type != "json" or not can_read(fields) or _kinds(table.schema()) != _kinds(columns):
+    if stream.format.type != "json" or not can_read(stream.columns) or _kinds(table.schema()) != _kinds(columns):
         return None
     target = target_of(table)
-    if target is None:
-        return None
-    return Reading(fields, bounds_of(stream), target)
-
-
-def bounds_of(stream: Stream) -> Bounds | None:
-    """The bounds of the stream's event time, if it has one."""
-    if (at := stream.event_time) is None:
-        return None
-    past, future = (None if d is None else d // _MICROSECOND for d in (at.past, at.future))
-    return Bounds(at.column, past, future)
+    return TaskSpec(stream.columns, stream.event_time, target) if target is not None else None
 
 
 def _kinds(schema: Schema) -> dict[str, tuple[str, bool]]:
     return {f.name: (str(f.field_type), f.required) for f in schema.fields}
 
 
-def stage_certain(frame: DataFrame, reading: Reading, table: Table, attempt: str, began: datetime) -> Certain:
+def stage_certain(frame: DataFrame, spec: TaskSpec, table: Table, attempt: str, began: datetime) -> Certain:
     """Have the tasks of `frame` (Kafka's columns and `ingest_hour`) write what is certain; nobody sees the rows.
 
     Raises what Spark does, and Unexpected when the records that were seen are not those that were written or left.
     """
-    told = _told(frame.selectExpr("partition", "offset", "timestamp", "value", "ingest_hour"), _certain_task(reading))
-    seen = sum(row.seen or 0 for row in told)
-    written = _written(told, table, attempt, began)
+    told = _told(frame.selectExpr("partition", "offset", "timestamp", "value", "ingest_hour"), _certain_task(spec))
+    seen, written = _seen(told), _written(told, table, attempt, began)
     if seen - written.rows > MOST_LEFT:
         return Certain(written, seen, None)
     left: dict[int, list[int]] = {}
@@ -119,9 +107,16 @@ def stage_certain(frame: DataFrame, reading: Reading, table: Table, attempt: str
     return Certain(written, seen, left)
 
 
-def stage_rows(rows: DataFrame, reading: Reading, table: Table, attempt: str, began: datetime) -> Written:
-    """Have tasks write rows that Spark has decoded, in the columns of the table; nobody sees them."""
-    return _written(_told(rows, _rows_task(reading)), table, attempt, began)
+def stage_rows(rows: DataFrame, spec: TaskSpec, table: Table, attempt: str, began: datetime) -> Written:
+    """Have tasks write rows that Spark has decoded, in the columns of the table; nobody sees them.
+
+    Raises what Spark does, and Unexpected when other rows were written than were seen.
+    """
+    told = _told(rows, _rows_task(spec))
+    seen, written = _seen(told), _written(told, table, attempt, began)
+    if written.rows != seen:
+        raise Unexpected(f"stage {attempt}: expected each of {seen} rows written, found {written.rows}")
+    return written
 
 
 def only(frame: DataFrame, offsets: dict[int, list[int]]) -> DataFrame:
@@ -131,7 +126,7 @@ def only(frame: DataFrame, offsets: dict[int, list[int]]) -> DataFrame:
 
 def warm_up(spark: SparkSession) -> None:
     """Start the workers, which takes a second that the first micro-batch would wait for otherwise."""
-    if runs_here(spark.sparkContext.master or ""):
+    if runs_here(spark.sparkContext.master):
         at_once = spark.sparkContext.defaultParallelism
         spark.range(at_once, numPartitions=at_once).mapInArrow(_no_task, "id BIGINT").collect()
 
@@ -144,16 +139,20 @@ def _told(frame: DataFrame, task: _Task) -> list[Row]:
     return frame.mapInArrow(task, _TOLD).collect()
 
 
+def _seen(told: list[Row]) -> int:
+    return sum(row.seen or 0 for row in told)
+
+
 def _written(told: list[Row], table: Table, attempt: str, began: datetime) -> Written:
     outputs = (Output(r.path, r.day, r.hour, r.size, bytes(r.footer)) for r in told if r.path is not None)
-    return Written(attempt, began, tuple(describe(table, output) for output in outputs))
+    return Written(attempt, began, tuple(data_file_of(table, output) for output in outputs))
 
 
-def _certain_task(reading: Reading) -> _Task:
+def _certain_task(spec: TaskSpec) -> _Task:
     """What a worker does with the records of a task."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        rows, files = CertainRows(reading.fields, reading.bounds), FileWriter(reading.target)
+        rows, files = CertainRows(spec.columns, spec.event_time), FileWriter(spec.target)
         seen, left = 0, list[dict[str, int]]()
         for batch in batches:
             seen += len(batch)
@@ -168,9 +167,9 @@ def _certain_task(reading: Reading) -> _Task:
     return run
 
 
-def _rows_task(reading: Reading) -> _Task:
+def _rows_task(spec: TaskSpec) -> _Task:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        files, outputs, seen = FileWriter(reading.target), list[Output](), 0
+        files, outputs, seen = FileWriter(spec.target), list[Output](), 0
         for batch in batches:
             seen += len(batch)
             rows = pa.table(batch)
@@ -178,12 +177,12 @@ def _rows_task(reading: Reading) -> _Task:
             while (mask := files.write(rows)) is not None:
                 rows = rows.filter(mask)
                 outputs += files.close()
-        yield _tell([*outputs, *files.close()], seen, [])
+        yield _tell([*outputs, *files.close()], seen)
 
     return run
 
 
-def _tell(outputs: list[Output], seen: int, left: list[dict[str, int]]) -> pa.RecordBatch:
+def _tell(outputs: list[Output], seen: int, left: Sequence[dict[str, int]] = ()) -> pa.RecordBatch:
     rows: list[dict[str, object]] = [
         {"path": o.path, "day": o.day, "hour": o.hour, "size": o.size, "footer": o.footer} for o in outputs
     ]

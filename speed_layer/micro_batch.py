@@ -43,7 +43,7 @@ from anabranch.table.staging import stage
 from serving_layer import merge
 from serving_layer.diff.spark import fitted
 from serving_layer.merge import Merged, recover
-from speed_layer.certain import only, reading_of, stage_certain, stage_rows
+from speed_layer.certain import only, stage_certain, stage_rows, task_spec
 from speed_layer.plan import (
     Next,
     Plan,
@@ -64,8 +64,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-# How many micro-batches Spark reads after one of which the workers left too many records.
-_SPARED = 50
+# How many micro-batches the workers are not asked for, after one of which they left too many records.
+_WITHOUT_WORKERS = 50
 
 
 class MicroBatches:
@@ -92,7 +92,7 @@ class MicroBatches:
         self._rollup = Rollup(lake, stream)
         self._publisher = ThreadPoolExecutor(1, "publisher")
         self._under_way: Future[int] | None = None
-        self._spared = 0
+        self._without_workers = 0
         # Spark's session knows one id to stage by.
         self._staging = threading.Lock()
 
@@ -335,22 +335,22 @@ class MicroBatches:
         """Stage what is certain to be good without Spark's reader and writer, and the few other records with its
         reader; None where these are many, or the stream's records are none that can be read so."""
         table, topic_id = decided.state.table, decided.position.topic_id
-        if not runs_here(frame.sparkSession.sparkContext.master or ""):
+        if not runs_here(frame.sparkSession.sparkContext.master):
             return None
-        if self._spared:
-            self._spared -= 1
+        if self._without_workers:
+            self._without_workers -= 1
             return None
-        reading = reading_of(self._stream, table, rows_columns(self._stream).schema)
-        if reading is None:
+        spec = task_spec(self._stream, table, rows_columns(self._stream).schema)
+        if spec is None:
             return None
         attempt, began = new_id(), self._lake.clock.now()
-        certain = stage_certain(records.assign_hours(frame, plan.hours), reading, table, attempt, began)
+        certain = stage_certain(records.assign_hours(frame, plan.hours), spec, table, attempt, began)
         if certain.left is None:
             LOG.info(
                 "stream %s: the workers left %d of %d records; Spark reads this micro-batch and the next %d",
-                self._stream.name, certain.seen - certain.written.rows, certain.seen, _SPARED,
+                self._stream.name, certain.seen - certain.written.rows, certain.seen, _WITHOUT_WORKERS,
             )  # fmt: skip
-            self._spared = _SPARED
+            self._without_workers = _WITHOUT_WORKERS
             return None
         rows, dead = certain.written, None
         note(attempt=attempt)
@@ -360,7 +360,7 @@ class MicroBatches:
             left = only(frame, certain.left).cache()
             try:
                 decoded = self._decode(left, plan, with_errors=True)
-                others = stage_rows(records.good(decoded, self._stream), reading, table, attempt, began)
+                others = stage_rows(records.good(decoded, self._stream), spec, table, attempt, began)
                 rows = replace(rows, files=(*rows.files, *others.files))
                 reach(Step.SPEED_ROWS_STAGED)
                 if rows.rows < certain.seen:

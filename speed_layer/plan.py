@@ -27,15 +27,11 @@ from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import LOST, State, lost_entries
 from anabranch.table.commits import Change
 from anabranch.table.snapshots import Staged, staged_snapshot
-from anabranch.table.staging import Written, is_young
+from anabranch.table.staging import MOST_OPEN_FILES, Written, is_young
 from serving_layer.merge import needs_merge
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
-
-
-MOST_OPEN_FILES = 64
-"""How many files a task of the speed layer may have open at once; each holds about a megabyte."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +21,7 @@ from pyiceberg.manifest import DataFile
 from anabranch.errors import Terminal
 from anabranch.remote_errors import lake_errors
 from anabranch.table.snapshot_writer import delete_quietly
-from anabranch.table.written import described
+from anabranch.table.written import codec_of, data_file_from, open_writer
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -31,7 +31,6 @@ _BATCH_ROWS = 65_536
 _ROW_GROUP_BYTES = 32 * 2**20
 # A file up to this size is read in one request.
 _WHOLE = 8 * 2**20
-_COMPRESSION = "write.parquet.compression-codec"
 # How Parquet's library tells an annotation says nothing of the file.
 _ASIDE = re.compile(r", is_from_converted_type=\w+|, force_set_converted_type=\w+")
 
@@ -90,7 +89,7 @@ def rewrite(table: Table, sources: Sequence[DataFile], is_stopped: Callable[[], 
     try:
         with lake_errors(f"roll {len(sources)} files up into {path}"):
             _write(table, path, sources, is_stopped)
-            made = _described(table, path, first)
+            made = _written_file(table, path, first)
             _require_same(table, made, sources, is_stopped)
     except BaseException:
         delete_quietly(table, [path])
@@ -101,10 +100,9 @@ def rewrite(table: Table, sources: Sequence[DataFile], is_stopped: Callable[[], 
 def _write(table: Table, path: str, sources: Sequence[DataFile], is_stopped: Callable[[], bool]) -> None:
     with _opened(table, sources[0]) as parquet:
         schema, metadata = parquet.schema_arrow, parquet.metadata.metadata or {}
-    codec = table.metadata.properties.get(_COMPRESSION, "zstd")
     with (
         table.io.new_output(path).create() as sink,
-        _writer(sink, schema, compression="none" if codec == "uncompressed" else codec) as writer,
+        open_writer(sink, schema, compression=codec_of(table)) as writer,
     ):
         # What Iceberg's writer says of the schema stays; Arrow's own word on it is of no use to others.
         writer.add_key_value_metadata({k: v for k, v in metadata.items() if k != b"ARROW:schema"})
@@ -113,14 +111,10 @@ def _write(table: Table, path: str, sources: Sequence[DataFile], is_stopped: Cal
             writer.write_table(rows, row_group_size=max(1, rows.num_rows))
 
 
-def _writer(sink: Any, schema: pa.Schema, **values: Any) -> pq.ParquetWriter:
-    return pq.ParquetWriter(sink, schema, store_schema=False, store_decimal_as_integer=True, **values)
-
-
 def _written_empty(schema: pa.Schema) -> pq.ParquetFile:
     """A file without rows, as PyArrow would write one of this schema."""
     sink = io.BytesIO()
-    with _writer(sink, schema):
+    with open_writer(sink, schema):
         pass
     return pq.ParquetFile(sink)
 
@@ -138,11 +132,11 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBat
         yield group
 
 
-def _described(table: Table, path: str, like: DataFile) -> DataFile:
+def _written_file(table: Table, path: str, like: DataFile) -> DataFile:
     """The new file as a manifest names it, with the statistics that its footer gives."""
     with table.io.new_input(path).open() as source:
-        metadata = pq.read_metadata(source)
-    return described(table, path, len(table.io.new_input(path)), metadata, like.partition, like.spec_id)
+        footer = pq.read_metadata(source)
+    return data_file_from(table, path, len(table.io.new_input(path)), footer, like.partition, like.spec_id)
 
 
 def _require_same(

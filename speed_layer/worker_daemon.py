@@ -25,6 +25,4 @@ if __name__ == "__main__":
 
     import speed_layer.certain  # noqa: F401
 
-    # The process that was asked for may have read the path before it was changed.
-    forget_archives()
     pyspark.daemon.manager()  # type: ignore[no-untyped-call]

@@ -4,7 +4,7 @@ For every record that `CertainRows.read` takes, `anabranch.records.decode` has t
 it does not take is not judged here at all: it is left to `decode`, which alone tells good from dead. So this module may
 know less JSON than `decode` does, and never more. Why what it takes is right is in docs/decisions/0021.
 
-Nothing but PyArrow is imported: it runs in Spark's Python workers.
+It runs in Spark's Python workers, and imports no Spark.
 """
 
 from __future__ import annotations
@@ -13,11 +13,19 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
+
+from anabranch.cuts import millis
+from anabranch.hours import start_of
+from anabranch.records.checks import FIRST_MICROS, HOUR_MICROS, LAST_MICROS, micros
+
+if TYPE_CHECKING:
+    from anabranch.config import EventTime
+    from anabranch.config.columns import Column
 
 LONGEST = 1_000_000
 """How many bytes a value may have. Spark's parser has limits of its own for texts, far above."""
@@ -39,7 +47,6 @@ _MOST_READINGS, _A_READING = 4, 70
 _ROW = re.compile(r" in row (\d+)")
 # How many fields that the stream does not know are read and left out.
 _MOST_OTHERS = 64
-_FIRST_MICROS, _LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
 _DAY = "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 _TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]{1,6})?"
 _ZONE = "(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])"
@@ -61,24 +68,6 @@ _TYPES: dict[str, tuple[pa.DataType, pa.DataType]] = {
 
 
 @dataclass(frozen=True)
-class Field:
-    """A column of the stream: its type as Spark calls it, and whether it may be null."""
-
-    name: str
-    type: str
-    nullable: bool
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """The stream's event time: its column, and how many microseconds it may lie before the ingest hour and behind."""
-
-    column: str
-    past: int | None
-    future: int | None
-
-
-@dataclass(frozen=True)
 class Read:
     """The rows that are certain, and the places (ascending) in the batch of the records that were left."""
 
@@ -86,17 +75,17 @@ class Read:
     left: pa.Array
 
 
-def can_read(fields: Sequence[Field]) -> bool:
+def can_read(columns: Sequence[Column]) -> bool:
     """Whether all of a stream's columns are of types that are read here."""
-    return all(f.type in _TYPES for f in fields)
+    return all(c.type in _TYPES for c in columns)
 
 
 class CertainRows:
     """Reads the values of one stream, in a process of its own."""
 
-    def __init__(self, fields: Sequence[Field], bounds: Bounds | None) -> None:
-        self._fields, self._bounds = tuple(fields), bounds
-        self._known = pa.schema([(f.name, _TYPES[f.type][0]) for f in fields])
+    def __init__(self, columns: Sequence[Column], event_time: EventTime | None) -> None:
+        self._columns, self._event_time = tuple(columns), event_time
+        self._known = pa.schema([(c.name, _TYPES[c.type][0]) for c in columns])
         # Fields that the stream does not know, by the type that they were seen with. Read, so that one that is there
         # twice fails, and left out.
         self._others: dict[str, pa.DataType] = {}
@@ -173,9 +162,9 @@ class CertainRows:
                 yield start, table
                 continue
             suspects = some.slice(failed or 0, 1) if failed is not None or is_first else some
-            is_known = len(suspects) > _SMALLEST or not self._learn_any(suspects)
+            has_learned = len(suspects) <= _SMALLEST and self._learn_any(suspects)
             is_first = False
-            if not is_known:
+            if has_learned:
                 waiting.append((start, end))
             elif len(some) > _AT_ONCE:
                 waiting += [(at, min(at + _AT_ONCE, end)) for at in reversed(range(start, end, _AT_ONCE))]
@@ -204,7 +193,7 @@ class CertainRows:
         return table.select(self._known.names), None
 
     def _learn_any(self, lines: pa.Array) -> bool:
-        """The same of any of a few lines: a field may be rare, and the first of the batch have none."""
+        """Whether any of a few lines has fields that were not known yet: the first of a batch may have none."""
         return sum(map(self._learn, lines.to_pylist())) > 0
 
     def _learn(self, line: str) -> bool:
@@ -226,39 +215,37 @@ class CertainRows:
 
     def _judged(self, read: pa.Table, records: pa.RecordBatch) -> tuple[pa.Table, pa.Array]:
         """The rows of what was read, and which of them are certain to be good ones."""
-        certain = pa.nulls(len(read), pa.bool_()).fill_null(True)
-        columns = {}
-        for field in self._fields:
-            column = read.column(field.name).combine_chunks()
-            if isinstance(column, pa.ChunkedArray):
-                column = pa.concat_arrays(column.chunks)
-            if field.type in ("timestamp", "date"):
-                column, is_read = _moments(column, field.type)
+        certain = pa.repeat(True, len(read))
+        rows = {}
+        for column in self._columns:
+            values = read.column(column.name).combine_chunks()
+            if column.type in ("timestamp", "date"):
+                values, is_read = _moments(values, column.type)
                 certain = certain if is_read is None else pc.and_(certain, is_read)
-            elif field.type == "double":
+            elif column.type == "double":
                 # Spark reads `-0` as 0.0.
-                is_sure = pc.not_equal(column.view(pa.int64()), -(2**63))
+                is_sure = pc.not_equal(values.view(pa.int64()), -(2**63))
                 certain = certain if _all(is_sure) else pc.and_(certain, pc.fill_null(is_sure, True))
-            if not field.nullable and column.null_count:
-                certain = pc.and_(certain, column.is_valid())
-            columns[field.name] = column
+            if not column.nullable and values.null_count:
+                certain = pc.and_(certain, values.is_valid())
+            rows[column.name] = values
         at, hours = records.column("timestamp").cast(_MICROS), records.column("ingest_hour")
         event_time = at
-        if self._bounds is not None:
-            event_time = columns[self._bounds.column]
+        if self._event_time is not None:
+            event_time = rows[self._event_time.column]
             # Of a null the column says whether it may be.
-            certain = pc.and_(certain, pc.fill_null(_is_near(event_time, hours, self._bounds), True))
+            certain = pc.and_(certain, pc.fill_null(_is_near(event_time, hours, self._event_time), True))
             event_time = pc.coalesce(event_time, at) if event_time.null_count else event_time
         # The days of what is not certain are never looked at.
         days = pc.cast(pc.cast(event_time, pa.timestamp("us")), pa.date32())
-        columns |= {
+        rows |= {
             "kafka_partition": records.column("partition").cast(pa.int32()),
             "kafka_offset": records.column("offset").cast(pa.int64()),
             "kafka_timestamp": at,
             "ingest_hour": hours,
             "event_date": days,
         }
-        return pa.table(columns), certain
+        return pa.table(rows), certain
 
 
 def _has_numbers(table: pa.Table) -> bool:
@@ -299,25 +286,21 @@ def _moments(text: pa.Array, kind: str) -> tuple[pa.Array, pa.Array | None]:
 
 
 def _in_the_calendar(at: pa.Array) -> pa.Array:
-    micros = at.cast(pa.int64())
-    return pc.and_(pc.greater_equal(micros, _FIRST_MICROS), pc.less_equal(micros, _LAST_MICROS))
+    since = at.cast(pa.int64())
+    return pc.and_(pc.greater_equal(since, FIRST_MICROS), pc.less_equal(since, LAST_MICROS))
 
 
-def _is_near(at: pa.Array, hours: pa.Array, bounds: Bounds) -> pa.Array:
+def _is_near(at: pa.Array, hours: pa.Array, bounds: EventTime) -> pa.Array:
     """Whether times lie within the stream's bounds of their ingest hour; of a null, null or True."""
-    near, micros = pa.nulls(len(at), pa.bool_()).fill_null(True), at.cast(pa.int64())
+    near, since = pa.repeat(True, len(at)), at.cast(pa.int64())
     names = pc.unique(hours)
-    starts = pa.array([_start(name) for name in names.to_pylist()], pa.int64())
+    starts = pa.array([millis(start_of(name)) * 1000 for name in names.to_pylist()], pa.int64())
     start = starts[0] if len(starts) == 1 else starts.take(pc.index_in(hours, value_set=names))
     if bounds.past is not None:
-        near = pc.and_(near, pc.greater_equal(micros, pc.subtract(start, bounds.past)))
+        near = pc.and_(near, pc.greater_equal(since, pc.subtract(start, micros(bounds.past))))
     if bounds.future is not None:
-        near = pc.and_(near, pc.less_equal(micros, pc.add(start, 3_600_000_000 + bounds.future)))
+        near = pc.and_(near, pc.less_equal(since, pc.add(start, HOUR_MICROS + micros(bounds.future))))
     return near
-
-
-def _start(hour: str) -> int:
-    return int(datetime.strptime(hour, "%Y-%m-%dT%H").replace(tzinfo=UTC).timestamp()) * 1_000_000
 
 
 def _kind(value: object) -> pa.DataType | None:

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 CODES = ("missing_required", "event_time_out_of_bounds")
 """What any record may be told; each format's module has its own beside these."""
 
+FIRST_MICROS, LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""The years 1 to 9999 (UTC), which every reader's dates can hold, in microseconds since 1970."""
+
+HOUR_MICROS = 3_600_000_000
+
 _FOUND_LENGTH = 80
-_HOUR_MICROS = 3_600_000_000
-_FIRST_MICROS, _LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
 _CLOCK = ((86_400, 3_600), (3_600, 60), (60, 1))  # hours, minutes, seconds: of how many seconds, in how many
 _NO_VERDICT = "CAST(NULL AS STRUCT<code: STRING, text: STRING>)"
 
@@ -69,10 +72,10 @@ def utc_date(moment: str) -> str:
     return f"date_from_unix_date(CAST(({seconds} - pmod({seconds}, 86400)) div 86400 AS INT))"
 
 
-def in_the_calendar(micros: str) -> str:
-    """SQL for whether a moment lies in the years 1 to 9999 (UTC), which every reader's dates can hold."""
+def in_the_calendar(at: str) -> str:
+    """SQL for whether microseconds since 1970 lie in the calendar."""
     # Not BETWEEN, for which Spark makes a column of its own that no branch spares.
-    return f"({micros} >= {_FIRST_MICROS}L AND {micros} <= {_LAST_MICROS}L)"
+    return f"({at} >= {FIRST_MICROS}L AND {at} <= {LAST_MICROS}L)"
 
 
 @dataclass(frozen=True)
@@ -115,10 +118,11 @@ def _judge_event_time(bounds: EventTime, shown: Callable[[str], str]) -> Iterato
     # A date behind the calendar could be written by Spark, and read or published by nobody else.
     yield Check(f"NOT {in_the_calendar(at)}", verdict)
     if bounds.past is not None:
-        yield Check(f"{at} < _hour_start - {_micros(bounds.past)}L", verdict)
+        yield Check(f"{at} < _hour_start - {micros(bounds.past)}L", verdict)
     if bounds.future is not None:
-        yield Check(f"{at} > _hour_start + {_HOUR_MICROS + _micros(bounds.future)}L", verdict)
+        yield Check(f"{at} > _hour_start + {HOUR_MICROS + micros(bounds.future)}L", verdict)
 
 
-def _micros(delta: timedelta) -> int:
+def micros(delta: timedelta) -> int:
+    """A duration in whole microseconds."""
     return delta // timedelta(microseconds=1)

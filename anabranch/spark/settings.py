@@ -21,9 +21,9 @@ REDACTED = re.compile("(?i)secret|password|token|access[.-]?key|credential|autho
 """The keys whose values Spark shows nobody, as `spark.redaction.regex`: its own words and those of REST catalogs."""
 
 
-def runs_here(master: str) -> bool:
+def runs_here(master: str | None) -> bool:
     """Whether tasks run on the driver's machine, with its Python: no code of ours is on other machines."""
-    return master.startswith("local") and not master.startswith("local-cluster")
+    return master is not None and master.startswith("local") and not master.startswith("local-cluster")
 
 
 def session_settings(environment: Environment) -> dict[str, str]:

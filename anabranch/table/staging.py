@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
+MOST_OPEN_FILES = 64
+"""How many files a task that stages may have open at once; each holds about a megabyte."""
+
 # Until its snapshot is there, nothing refers to a file that is written: orphan removal, which spares what is younger
 # than a day, may take it.
 WITHIN = timedelta(hours=12)

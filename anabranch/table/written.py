@@ -23,6 +23,7 @@ from pyiceberg.io.pyarrow import (
     pyarrow_to_schema,
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import (
     BooleanType,
@@ -35,16 +36,15 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from anabranch.table.staging import MOST_OPEN_FILES
+
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 PARTITION = ("event_date", "ingest_hour")
-MOST_PARTITIONS = 64
-"""How many files a writer may have open at once; each holds about a megabyte."""
 
 # How many bytes of rows may wait until they become a row group of each file.
 _WAITING_BYTES = 64 * 2**20
-_CODEC = "write.parquet.compression-codec"
 _EPOCH = date(1970, 1, 1)
 _ARROW: dict[type[IcebergType], pa.DataType] = {
     BooleanType: pa.bool_(), IntegerType: pa.int32(), LongType: pa.int64(), DoubleType: pa.float64(),
@@ -69,7 +69,7 @@ def target_of(table: Table) -> Target | None:
     if any(name in properties for name in placed) or properties.get("write.format.default", "parquet") != "parquet":
         return None
     if tuple(f.name for f in table.spec().fields) != PARTITION or not all(
-        f.transform.preserves_order and str(f.transform) == "identity" for f in table.spec().fields
+        isinstance(f.transform, IdentityTransform) for f in table.spec().fields
     ):
         return None
     fields = []
@@ -80,8 +80,18 @@ def target_of(table: Table) -> Target | None:
         metadata = {"PARQUET:field_id": str(column.field_id)}
         fields.append(pa.field(column.name, kind, nullable=not column.required, metadata=metadata))
     folder = properties.get("write.data.path", f"{table.metadata.location}/data").rstrip("/")
-    codec = properties.get(_CODEC, "zstd")
-    return Target(table.io, folder, pa.schema(fields), "none" if codec == "uncompressed" else codec)
+    return Target(table.io, folder, pa.schema(fields), codec_of(table))
+
+
+def codec_of(table: Table) -> str:
+    """How the table's files are compressed, as PyArrow calls it."""
+    codec = table.metadata.properties.get("write.parquet.compression-codec", "zstd")
+    return "none" if codec == "uncompressed" else codec
+
+
+def open_writer(sink: Any, schema: pa.Schema, **options: Any) -> pq.ParquetWriter:
+    """A writer of files as Iceberg's own writer has them: without Arrow's word on the schema."""
+    return pq.ParquetWriter(sink, schema, store_schema=False, store_decimal_as_integer=True, **options)
 
 
 @dataclass(frozen=True)
@@ -121,7 +131,7 @@ class FileWriter:
         left: pa.Array | None = None
         for (day, hour), mask in _partitions(rows):
             if (to := self._file(day, hour)) is None:
-                mask = _every(rows) if mask is None else mask
+                mask = pa.repeat(True, len(rows)) if mask is None else mask
                 left = mask if left is None else pc.or_(left, mask)
                 continue
             some = (rows if mask is None else rows.filter(mask)).select(self._target.schema.names)
@@ -152,33 +162,32 @@ class FileWriter:
     def _file(self, day: int, hour: str) -> _Open | None:
         if (known := self._open.get((day, hour))) is not None:
             return known
-        if len(self._open) == MOST_PARTITIONS:
+        if len(self._open) == MOST_OPEN_FILES:
             return None
         name = f"event_date={date.fromordinal(_EPOCH.toordinal() + day).isoformat()}/ingest_hour={hour}"
         path = f"{self._target.folder}/{name}/{uuid.uuid4().hex}.parquet"
         footers: list[pq.FileMetaData] = []
         sink = self._target.io.new_output(path).create()
-        parquet = pq.ParquetWriter(
-            sink, self._target.schema, compression=self._target.codec, store_schema=False, metadata_collector=footers
-        )
+        schema, codec = self._target.schema, self._target.codec
+        parquet = open_writer(sink, schema, compression=codec, metadata_collector=footers)
         self._open[day, hour] = opened = _Open(path, day, hour, sink, parquet, footers)
         return opened
 
 
-def describe(table: Table, output: Output) -> DataFile:
-    """A written file as a manifest names it."""
-    metadata = pq.read_metadata(pa.BufferReader(output.footer))
+def data_file_of(table: Table, output: Output) -> DataFile:
+    """An output as a manifest names it."""
+    footer = pq.read_metadata(pa.BufferReader(output.footer))
     partition = Record(*(output.day if name == "event_date" else output.hour for name in PARTITION))
-    return described(table, output.path, output.size, metadata, partition, table.metadata.default_spec_id)
+    return data_file_from(table, output.path, output.size, footer, partition, table.metadata.default_spec_id)
 
 
-def described(
-    table: Table, path: str, size: int, metadata: pq.FileMetaData, partition: Record, spec_id: int
+def data_file_from(
+    table: Table, path: str, size: int, footer: pq.FileMetaData, partition: Record, spec_id: int
 ) -> DataFile:  # fmt: skip
     """A Parquet file as a manifest names it, with the statistics that its footer gives."""
-    schema = pyarrow_to_schema(metadata.schema.to_arrow_schema())
+    schema = pyarrow_to_schema(footer.schema.to_arrow_schema())
     statistics = data_file_statistics_from_parquet_metadata(
-        metadata, compute_statistics_plan(schema, table.metadata.properties), parquet_path_to_id_mapping(schema)
+        footer, compute_statistics_plan(schema, table.metadata.properties), parquet_path_to_id_mapping(schema)
     )
     made = DataFile.from_args(
         content=DataFileContent.DATA,
@@ -207,10 +216,6 @@ def _partitions(rows: pa.Table) -> Iterator[tuple[tuple[int, str], pa.Array | No
             mask = pc.and_(pc.equal(days, day), pc.equal(hours, hour))
             if pc.any(mask).as_py():
                 yield (day, hour), mask
-
-
-def _every(rows: pa.Table) -> pa.Array:
-    return pa.nulls(len(rows), pa.bool_()).fill_null(True)
 
 
 def _distinct(values: pa.ChunkedArray) -> list[Any]:

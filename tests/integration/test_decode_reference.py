@@ -17,10 +17,9 @@ from reference_json import ReferenceJsonFormat
 from anabranch import records
 from anabranch.config import Stream
 from anabranch.config.columns import parse_columns
-from anabranch.records.certain import CertainRows, Field
+from anabranch.records.certain import CertainRows
 from anabranch.records.formats import Format
 from anabranch.records.formats.json import JsonFormat
-from speed_layer.certain import bounds_of
 
 START = datetime(2026, 11, 21, 3, tzinfo=UTC)
 SOURCE = "key binary, value binary, partition int, offset bigint, timestamp timestamp"
@@ -211,8 +210,7 @@ STAMPS = (
 
 def _certain(stream: Stream, batch: pa.RecordBatch, size: int) -> tuple[pa.Table, int]:
     """What is read without Spark, so many records at once, and how many are left."""
-    fields = [Field(c.name, c.type, c.nullable) for c in stream.columns]
-    rows = CertainRows(fields, bounds_of(stream))
+    rows = CertainRows(stream.columns, stream.event_time)
     read = [rows.read(batch.slice(start, size)) for start in range(0, len(batch), size)]
     return pa.concat_tables([r.rows for r in read]), sum(len(r.left) for r in read)
 

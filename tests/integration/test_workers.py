@@ -34,7 +34,7 @@ from anabranch.output import plain
 from anabranch.position import Ranges
 from anabranch.spark.session import explain_spark
 from anabranch.table.snapshots import files_by_hour
-from anabranch.table.written import MOST_PARTITIONS
+from anabranch.table.staging import MOST_OPEN_FILES
 from serving_layer.views import status as views
 from speed_layer import certain, micro_batch, rewriting
 from speed_layer.certain import MOST_LEFT, SETTINGS
@@ -68,8 +68,8 @@ def _beside(monkeypatch: pytest.MonkeyPatch, beside: Callable[[Batches], Batches
     the tests."""
     made = certain._certain_task
 
-    def task(reading: certain.Reading) -> Callable[[Batches], Batches]:
-        run = made(reading)
+    def task(spec: certain.TaskSpec) -> Callable[[Batches], Batches]:
+        run = made(spec)
 
         def run_beside(batches: Batches) -> Batches:
             yield from run(beside(batches))
@@ -256,7 +256,7 @@ def test_files_of_workers_and_of_spark_are_of_one_kind_and_are_rolled_up_togethe
 def test_spark_reads_a_micro_batch_of_which_too_many_records_are_left_and_those_after_it(
     world: Make, workers: Workers, arm: Callable[[World], MicroBatches], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(micro_batch, "_SPARED", 2)
+    monkeypatch.setattr(micro_batch, "_WITHOUT_WORKERS", 2)
     one = world()
     one.topic()
     one.apply()
@@ -292,7 +292,7 @@ def test_records_of_more_event_dates_than_files_may_be_open_are_written_by_worke
     one = world(event_time={"column": "event_time"}, speed={"trigger": "1 second", "roll_up": False})
     one.topic()
     one.apply()
-    now, count = datetime.now(UTC), 2 * (MOST_PARTITIONS + 6)
+    now, count = datetime.now(UTC), 2 * (MOST_OPEN_FILES + 6)
     one.send([(i % 2, now, event(f"e{i}", now - timedelta(days=i))) for i in range(count)])
     one.speed()
     assert workers.records == count

@@ -13,16 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anabranch.config import EventTime
+from anabranch.config.columns import Column
 from anabranch.records import certain
-from anabranch.records.certain import LONGEST, MOST_DIGITS, Bounds, CertainRows, Field, Read, can_read
+from anabranch.records.certain import LONGEST, MOST_DIGITS, CertainRows, Read, can_read
 
 HOUR = "2026-11-21T03"
 START = datetime(2026, 11, 21, 3, tzinfo=UTC)
 AT = START + timedelta(minutes=10)
-FIELDS = (
-    Field("id", "string", False), Field("at", "timestamp", True), Field("level", "int", True),
-    Field("total", "bigint", True), Field("amount", "double", True), Field("ok", "boolean", True),
-    Field("day", "date", True), Field("name", "string", True),
+COLUMNS = (
+    Column("id", "string", False), Column("at", "timestamp", True), Column("level", "int", True),
+    Column("total", "bigint", True), Column("amount", "double", True), Column("ok", "boolean", True),
+    Column("day", "date", True), Column("name", "string", True),
 )  # fmt: skip
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -32,6 +34,12 @@ FEW = 16
 
 def micros(at: datetime | None) -> int | None:
     return None if at is None else (at - EPOCH) // MICROSECOND
+
+
+def near(past: int | None, future: int | None) -> EventTime:
+    """The event time is in `at`, at most so many microseconds before its ingest hour or behind it."""
+    at_most = {"past": past, "future": future}
+    return EventTime(column="at", **{name: None if n is None else n * MICROSECOND for name, n in at_most.items()})
 
 
 def new_batch(
@@ -56,11 +64,11 @@ def new_batch(
 
 def read(
     values: Sequence[bytes | None],
-    fields: Iterable[Field] = FIELDS,
-    bounds: Bounds | None = None,
+    of: Iterable[Column] = COLUMNS,
+    event_time: EventTime | None = None,
     **columns: Sequence[Any],
 ) -> Read:
-    return CertainRows(tuple(fields), bounds).read(new_batch(values, **columns))
+    return CertainRows(tuple(of), event_time).read(new_batch(values, **columns))
 
 
 def left(values: Sequence[bytes | None], **given_: Any) -> list[int]:
@@ -126,7 +134,7 @@ def test_the_event_date_is_of_the_event_time_and_without_one_of_kafkas() -> None
         b'{"id":"a","at":"2026-11-20T23:59:59.999999Z"}', b'{"id":"b","at":"2026-11-21T00:59:59+01:00"}',
         b'{"id":"c"}', b'{"id":"d","at":"1969-12-31T23:59:59.999999Z"}',
     ]  # fmt: skip
-    dated = read(values, bounds=Bounds("at", None, None)).rows
+    dated = read(values, event_time=near(None, None)).rows
     assert dated["event_date"].to_pylist() == [
         date(2026, 11, 20), date(2026, 11, 20), date(2026, 11, 21), date(1969, 12, 31),
     ]  # fmt: skip
@@ -135,13 +143,13 @@ def test_the_event_date_is_of_the_event_time_and_without_one_of_kafkas() -> None
 def test_a_batch_of_two_ingest_hours_is_held_to_the_bounds_of_each() -> None:
     values = [b'{"id":"%d","at":"2026-11-21T0%d:30:00Z"}' % (i, hour) for i, hour in enumerate((3, 4, 3, 4))]
     hours = [HOUR, "2026-11-21T04", "2026-11-21T04", HOUR]
-    result = read(values, bounds=Bounds("at", 0, 0), hours=hours)
+    result = read(values, event_time=near(0, 0), hours=hours)
     assert result.left.to_pylist() == [2, 3]
     assert result.rows["ingest_hour"].to_pylist() == hours[:2]
 
 
 def test_an_empty_batch_has_neither_rows_nor_anything_left() -> None:
-    result = read([], bounds=Bounds("at", 1, 1))
+    result = read([], event_time=near(1, 1))
     assert (len(result.rows), len(result.left)) == (0, 0)
     assert result.rows.schema == read([good(1)]).rows.schema
     nothing_read = read([None, b"", b"x"])
@@ -150,7 +158,7 @@ def test_an_empty_batch_has_neither_rows_nor_anything_left() -> None:
 
 
 def test_a_batch_that_is_a_part_of_another_is_read_as_that_part() -> None:
-    rows = CertainRows(FIELDS, None)
+    rows = CertainRows(COLUMNS, None)
     result = rows.read(new_batch([good(i) if i % 5 else b"{" for i in range(40)]).slice(11, 9))
     assert result.left.to_pylist() == [4]
     assert result.rows["kafka_offset"].to_pylist() == [o for o in range(111, 120) if o != 115]
@@ -333,10 +341,10 @@ def test_a_number_may_have_a_thousand_digits(name: str) -> None:
 
 def test_many_short_numbers_and_nulls_are_no_long_ones() -> None:
     """The hazard: a stream of many columns is read by Spark, each micro-batch, after it was read here in vain."""
-    many = (FIELDS[0], *(Field(f"column_{i}", "double", True) for i in range(200)))
+    many = (COLUMNS[0], *(Column(f"column_{i}", "double", True) for i in range(200)))
     for number in (None, 0.123456789012345, -1.5e-300):
         assert not is_left(
-            good(1, **{f"column_{i}": number for i in range(200)}).replace(b'"level": 1, ', b""), fields=many
+            good(1, **{f"column_{i}": number for i in range(200)}).replace(b'"level": 1, ', b""), of=many
         )
 
 
@@ -358,21 +366,21 @@ def test_a_long_text_hides_no_long_number() -> None:
     ],
 )  # fmt: skip
 def test_an_odd_field_that_is_not_known_leaves_its_record_whether_learned_or_not(value: bytes) -> None:
-    rows = CertainRows(FIELDS, None)
+    rows = CertainRows(COLUMNS, None)
     if value.count(b"x") == 1 and value in (b'{"id":"a","x":"1"}', b'{"id":"a","x":true}'):
         # Of another type than it was learned with; of that type it would be ordinary.
         assert rows.read(new_batch([value])).left.to_pylist() == []
-        rows = CertainRows(FIELDS, None)
+        rows = CertainRows(COLUMNS, None)
     else:
         assert rows.read(new_batch([value])).left.to_pylist() == [0]
-    learned = CertainRows(FIELDS, None)
+    learned = CertainRows(COLUMNS, None)
     assert learned.read(new_batch([b'{"id":"a","x":1}', b'{"id":"b"}'])).left.to_pylist() == []
     assert learned.read(new_batch([value])).left.to_pylist() == [0]
     assert learned.read(new_batch([b'{"id":"c","x":2.5}', b'{"id":"d","x":null}'])).left.to_pylist() == []
 
 
 def test_fields_that_are_not_known_are_learned_and_left_out() -> None:
-    rows = CertainRows(FIELDS, None)
+    rows = CertainRows(COLUMNS, None)
     values = [b'{"id":"%d","a":1,"b":"t","c":true,"d":2.5,"level":%d,"":"no name"}' % (i, i) for i in range(50)]
     first = rows.read(new_batch(values))
     assert (first.left.to_pylist(), first.rows["level"].to_pylist()) == ([], list(range(50)))
@@ -398,7 +406,7 @@ def test_more_than_64_fields_that_are_not_known_are_not_learned() -> None:
 
     assert left(with_fields(0, 64)) == []
     assert left(with_fields(0, 65)) == [0, 1, 2]
-    rows = CertainRows(FIELDS, None)
+    rows = CertainRows(COLUMNS, None)
     assert rows.read(new_batch(with_fields(0, 60))).left.to_pylist() == []
     assert rows.read(new_batch(with_fields(60, 65))).left.to_pylist() == [0, 1, 2], "65 in two steps"
     assert rows.read(new_batch(with_fields(58, 64))).left.to_pylist() == []
@@ -413,18 +421,18 @@ def test_a_time_out_of_its_bounds_by_a_microsecond_is_left(past: int, future: in
         return good(1, at=moment.isoformat(timespec="microseconds"))
 
     values = [at(m) for m in (first - MICROSECOND, first, last, last + MICROSECOND)]
-    assert left(values, bounds=Bounds("at", past, future)) == [0, 3]
-    assert left(values, bounds=Bounds("at", past, None)) == [0]
-    assert left(values, bounds=Bounds("at", None, future)) == [3]
-    assert left(values, bounds=Bounds("at", None, None)) == []
+    assert left(values, event_time=near(past, future)) == [0, 3]
+    assert left(values, event_time=near(past, None)) == [0]
+    assert left(values, event_time=near(None, future)) == [3]
+    assert left(values, event_time=near(None, None)) == []
     assert left(values) == []
 
 
 def test_an_event_time_of_null_is_left_where_its_column_says_so() -> None:
     values = [b'{"id":"a","at":null}', b'{"id":"b"}', b'{"id":"c","at":"2026-11-21T03:10:00Z"}']
-    assert left(values, bounds=Bounds("at", 0, 0)) == []
-    required = [Field(f.name, f.type, f.nullable and f.name != "at") for f in FIELDS]
-    assert left(values, fields=required, bounds=Bounds("at", 0, 0)) == [0, 1]
+    assert left(values, event_time=near(0, 0)) == []
+    required = [Column(c.name, c.type, c.nullable and c.name != "at") for c in COLUMNS]
+    assert left(values, of=required, event_time=near(0, 0)) == [0, 1]
 
 
 def test_a_record_without_a_time_of_kafka_that_can_be_held_is_left() -> None:
@@ -433,7 +441,7 @@ def test_a_record_without_a_time_of_kafka_that_can_be_held_is_left() -> None:
     stamps = [None, -1, 0, first, first - 1, last, last + 1, -(2**63), 2**63 - 1]
     assert left([good(i) for i in range(9)], stamps=stamps) == [0, 4, 6, 7, 8]
     dated = [good(i, at="2026-11-21T03:10:00Z") for i in range(9)]
-    assert left(dated, stamps=stamps, bounds=Bounds("at", 0, 0)) == [0, 4, 6, 7, 8]
+    assert left(dated, stamps=stamps, event_time=near(0, 0)) == [0, 4, 6, 7, 8]
 
 
 @pytest.mark.parametrize("place", [0, 1, 4_999, 9_998, 9_999])
@@ -518,7 +526,7 @@ VALUES = st.one_of(
 @settings(deadline=None)
 @given(st.lists(VALUES, max_size=60), st.lists(VALUES, max_size=60))
 def test_every_record_is_a_row_or_left_exactly_once(first: list[bytes | None], then: list[bytes | None]) -> None:
-    rows = CertainRows(FIELDS, Bounds("at", 86_400_000_000, 0))
+    rows = CertainRows(COLUMNS, near(86_400_000_000, 0))
     for values in (first, then):
         result = rows.read(new_batch(values))
         places = [offset - 100 for offset in result.rows["kafka_offset"].to_pylist()]
@@ -541,6 +549,6 @@ def test_many_records_with_odd_ones_among_them_are_each_a_row_or_left(seed: int)
 
 
 def test_only_streams_of_flat_columns_of_known_types_can_be_read() -> None:
-    assert can_read(FIELDS)
+    assert can_read(COLUMNS)
     for other in ("float", "binary", "decimal(9,2)", "array<string>", "struct<a:int>", "timestamp_ntz", "smallint"):
-        assert not can_read([*FIELDS, Field("other", other, True)])
+        assert not can_read([*COLUMNS, Column("other", other, True)])

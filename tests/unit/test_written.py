@@ -29,8 +29,8 @@ from anabranch.protocol.publish import Publish
 from anabranch.table import admin, written
 from anabranch.table.commits import Change, Outcome
 from anabranch.table.snapshots import heads
-from anabranch.table.staging import Written
-from anabranch.table.written import MOST_PARTITIONS, FileWriter, Output, describe, target_of
+from anabranch.table.staging import MOST_OPEN_FILES, Written
+from anabranch.table.written import FileWriter, Output, data_file_of, target_of
 from speed_layer import certain
 
 WIDE = (
@@ -120,7 +120,7 @@ def test_rows_of_several_partitions_go_to_a_file_each_in_the_folder_of_its_name(
     assert sorted((o.day, o.hour) for o in outputs) == [
         (-1, NEXT), ((before - date(1970, 1, 1)).days, FIRST), (20_778, FIRST), (20_778, NEXT),
     ]  # fmt: skip
-    described = [describe(lake.table(), o) for o in outputs]
+    described = [data_file_of(lake.table(), o) for o in outputs]
     assert [(f.partition[0], f.partition[1], f.spec_id) for f in described] == [(o.day, o.hour, 0) for o in outputs]
 
 
@@ -153,7 +153,7 @@ def test_what_is_read_after_a_publish_is_what_was_written(tmp_path: Path) -> Non
     partitions = [(DAY - timedelta(days=i % 3), (FIRST, NEXT)[i % 2]) for i in range(30)]
     rows = narrow_rows(partitions)
     table = lake.table()
-    publish(lake, tuple(describe(table, o) for o in write(table, rows.slice(0, 11), rows.slice(11))))
+    publish(lake, tuple(data_file_of(table, o) for o in write(table, rows.slice(0, 11), rows.slice(11))))
 
     assert lake.rows("main") == lake.rows("speed") == sorted((hour, 0, i) for i, (_, hour) in enumerate(partitions))
     table = lake.table()
@@ -175,7 +175,7 @@ def test_a_file_is_described_as_it_is(tmp_path: Path) -> None:
         mine = rows.filter(
             pc.and_(pc.equal(rows["ingest_hour"], output.hour), pc.equal(rows["event_date"].cast("int32"), output.day))
         )
-        file = describe(table, output)
+        file = data_file_of(table, output)
         assert (file.file_path, file.file_format) == (output.path, FileFormat.PARQUET)
         assert file.file_size_in_bytes == output.size == on_disk(output.path).stat().st_size
         assert file.record_count == len(mine) == 50
@@ -207,7 +207,7 @@ def test_the_statistics_are_those_that_pyiceberg_gives_the_same_rows(tmp_path: P
     theirs = {
         tuple(t.file.partition[i] for i in (0, 1)): t.file for t in lake.lake.load("games.wide").scan().plan_files()
     }
-    ours = {(o.day, o.hour): describe(table, o) for o in write(table, rows)}
+    ours = {(o.day, o.hour): data_file_of(table, o) for o in write(table, rows)}
     assert ours.keys() == theirs.keys() and len(ours) == 4
     for partition, mine in ours.items():
         their = theirs[partition]
@@ -241,7 +241,7 @@ def test_a_target_can_be_sent_to_another_process(tmp_path: Path) -> None:
     writer = FileWriter(pickle.loads(pickle.dumps(target)))
     writer.write(narrow_rows([(DAY, FIRST)]))
     [output] = pickle.loads(pickle.dumps(writer.close()))
-    publish(lake, (describe(lake.table(), output),))
+    publish(lake, (data_file_of(lake.table(), output),))
     assert lake.rows("main") == [(FIRST, 0, 0)]
 
 
@@ -261,7 +261,7 @@ def _days(count: int, first: int = 0) -> list[tuple[date, str]]:
 
 
 def _require_each_once(lake: StreamLake, batches: list[pa.Table], outputs: list[Output], left: list[list[int]]) -> None:
-    publish(lake, tuple(describe(lake.table(), o) for o in outputs))
+    publish(lake, tuple(data_file_of(lake.table(), o) for o in outputs))
     read = [offset for _, _, offset in lake.rows("main")]
     assert sorted([*read, *(o for some in left for o in some)]) == list(range(sum(len(rows) for rows in batches)))
 
@@ -269,29 +269,29 @@ def _require_each_once(lake: StreamLake, batches: list[pa.Table], outputs: list[
 def test_rows_of_more_partitions_than_may_be_open_are_left_and_told_of(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
     # Each partition twice, with those of others between.
-    batch = narrow_rows([*_days(MOST_PARTITIONS + 6), *_days(MOST_PARTITIONS + 6)])
+    batch = narrow_rows([*_days(MOST_OPEN_FILES + 6), *_days(MOST_OPEN_FILES + 6)])
     outputs, left = _write_what_fits(lake, [batch])
-    assert (len(outputs), len(left[0])) == (MOST_PARTITIONS, 12)
+    assert (len(outputs), len(left[0])) == (MOST_OPEN_FILES, 12)
     _require_each_once(lake, [batch], outputs, left)
 
 
 def test_no_file_more_is_open_for_later_rows_and_those_of_open_files_are_written(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
-    batches = [narrow_rows(_days(MOST_PARTITIONS))]
+    batches = [narrow_rows(_days(MOST_OPEN_FILES))]
     # Of open files and of others; of others alone; of open ones alone.
-    for partitions in (_days(4, MOST_PARTITIONS - 2), _days(3, MOST_PARTITIONS), _days(5)):
+    for partitions in (_days(4, MOST_OPEN_FILES - 2), _days(3, MOST_OPEN_FILES), _days(5)):
         batches.append(narrow_rows(partitions, first=sum(map(len, batches))))
     outputs, left = _write_what_fits(lake, batches)
-    assert len(outputs) == MOST_PARTITIONS
+    assert len(outputs) == MOST_OPEN_FILES
     assert [len(some) for some in left] == [0, 2, 3, 0]
     _require_each_once(lake, batches, outputs, left)
 
 
 def test_a_batch_of_one_partition_alone_is_left_when_no_file_more_may_be_open(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
-    batches = [narrow_rows(_days(MOST_PARTITIONS)), narrow_rows(_days(1, MOST_PARTITIONS) * 3, first=MOST_PARTITIONS)]
+    batches = [narrow_rows(_days(MOST_OPEN_FILES)), narrow_rows(_days(1, MOST_OPEN_FILES) * 3, first=MOST_OPEN_FILES)]
     outputs, left = _write_what_fits(lake, batches)
-    assert left == [[], list(range(MOST_PARTITIONS, MOST_PARTITIONS + 3))]
+    assert left == [[], list(range(MOST_OPEN_FILES, MOST_OPEN_FILES + 3))]
     _require_each_once(lake, batches, outputs, left)
 
 
@@ -313,17 +313,17 @@ def test_rows_of_any_number_of_partitions_are_written_with_few_files_open(
         return found
 
     monkeypatch.setattr(FileWriter, "_file", counted)
-    batches = [narrow_rows(_days(2 * MOST_PARTITIONS + 9))]
+    batches = [narrow_rows(_days(2 * MOST_OPEN_FILES + 9))]
     batches += [narrow_rows(_days(n, first), 100 * n + 500) for n, first in ((1, 0), (70, 60), (1, 999))]
-    run = certain._rows_task(certain.Reading((), None, target))
+    run = certain._rows_task(certain.TaskSpec((), None, target))
     [told] = run(rows.combine_chunks().to_batches()[0] for rows in batches)
     assert told["seen"].to_pylist()[-1] == sum(map(len, batches))
     outputs = [
         Output(**{n: row[n] for n in ("path", "day", "hour", "size", "footer")}) for row in told.to_pylist()[:-1]
     ]
     assert len({output.path for output in outputs}) == len(outputs)
-    assert most == MOST_PARTITIONS
-    publish(lake, tuple(describe(lake.table(), output) for output in outputs))
+    assert most == MOST_OPEN_FILES
+    publish(lake, tuple(data_file_of(lake.table(), output) for output in outputs))
     expected = sorted(offset for rows in batches for offset in rows["kafka_offset"].to_pylist())
     assert sorted(offset for _, _, offset in lake.rows("main")) == expected
 
@@ -337,7 +337,7 @@ def test_rows_that_wait_become_row_groups_once_they_are_many(tmp_path: Path, mon
         outputs = write(table, *batches)
         files = [pq.ParquetFile(on_disk(o.path)) for o in outputs]
         assert [f.metadata.num_rows for f in files] == [3_000, 3_000]
-        assert [describe(table, o).record_count for o in outputs] == [3_000, 3_000]
+        assert [data_file_of(table, o).record_count for o in outputs] == [3_000, 3_000]
         written_ = pa.concat_tables([f.read() for f in files])["kafka_offset"].to_pylist()
         assert sorted(written_) == list(range(6_000))
         return {f.metadata.num_row_groups for f in files}
@@ -438,5 +438,5 @@ def test_a_disk_that_is_full_is_an_os_error(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_rows_of_an_attempt_are_those_of_its_files(tmp_path: Path) -> None:
     table = new_lake(tmp_path).table()
-    files = tuple(describe(table, o) for o in write(table, narrow_rows([(DAY, FIRST), (DAY, NEXT), (DAY, NEXT)])))
+    files = tuple(data_file_of(table, o) for o in write(table, narrow_rows([(DAY, FIRST), (DAY, NEXT), (DAY, NEXT)])))
     assert Written("attempt", BEGAN, files).rows == 3
