@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/anabranch.stamp
 CODE := anabranch speed_layer batch_layer serving_layer dags tests benchmarks
 
-.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy test-scale test-scale-long soak sizing bench-metadata bench-loads bench-start bench-decode bench bench-smoke bench-threads bench-freshness lint types format docs dist clean
+.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy test-scale test-scale-long soak sizing bench-metadata bench-loads bench-start bench-decode bench bench-smoke bench-batch bench-threads bench-freshness lint types format docs dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -63,10 +63,13 @@ bench-decode: $(READY) ## CPU of decoding a record, against Spark's own from_jso
 	@PYTHONPATH=tests/support $(BIN)/python tests/measure/decode.py
 
 bench: $(READY) ## against Spark's file sink, Iceberg's and Delta's: most of an hour; fewer with ARGS='--shape json_440 --rounds 1'
-	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench.py $(ARGS)
+	@PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/bench.py $(ARGS)
 
 bench-smoke: $(READY) ## three minutes of it: whether a ratio lost more than 15 per cent
-	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/bench.py --smoke
+	@PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/bench.py --smoke
+
+bench-batch: $(READY) ## what it takes to rebuild an hour, against reading and parsing it; ARGS='--records 1000000 --rounds 1'
+	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/batch.py $(ARGS)
 
 bench-threads: $(READY) ## whose CPU a record takes, by thread, of Spark's file sink and of the speed layer
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/threads.py $(ARGS)
@@ -85,7 +88,7 @@ format: $(READY) ## format, and fix what lint can fix
 
 types: $(READY) ## mypy, strict
 	@$(BIN)/mypy
-	@$(BIN)/mypy benchmarks
+	@MYPYPATH=tests/support $(BIN)/mypy benchmarks
 
 docs: $(READY) ## write docs/cli.md from the command line itself
 	@$(BIN)/python -m anabranch.cli.reference

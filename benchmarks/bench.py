@@ -13,11 +13,14 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import peer
+from registry import running_registry
 from runs import OURS, Run, median, run, spread
-from shapes import SHAPES, Shape, fill
+from shapes import SHAPES, Registered, Shape, fill
 
 from anabranch.dev.services import Services, running
 from anabranch.output import print_table
@@ -45,6 +48,7 @@ def full(rounds: int, ways: tuple[str, ...] | None) -> list[Plan]:
     return [
         Plan(SHAPES["json_440"], ways or (*LOCAL, *ON_S3), 1_500_000, 250_000, rounds),
         Plan(SHAPES["json_440"], ways or ("iceberg_s3", "anabranch_s3"), 200_000, 10_000, rounds),
+        Plan(SHAPES["avro"], ways or some, 800_000, 130_000, rounds),
         Plan(SHAPES["json_2k"], ways or some, 400_000, 66_000, rounds),
         Plan(SHAPES["json_200_columns"], ways or some, 150_000, 25_000, rounds),
     ]
@@ -52,6 +56,18 @@ def full(rounds: int, ways: tuple[str, ...] | None) -> list[Plan]:
 
 def smoke() -> list[Plan]:
     return [Plan(SHAPES["json_440"], ("file_sink", "anabranch"), 600_000, 150_000, 2)]
+
+
+@contextmanager
+def registered(plan: Plan, folder: Path) -> Iterator[Plan]:
+    """The plan with its Avro schema registered, at a registry that runs for as long; one without is as it was."""
+    if not plan.shape.avro:
+        yield plan
+        return
+    (folder / "registry").mkdir()
+    with running_registry(folder / "registry") as registry:
+        id = registry.register(f"{plan.shape.name}-value", plan.shape.avro)
+        yield dataclasses.replace(plan, shape=dataclasses.replace(plan.shape, registered=Registered(registry.url, id)))
 
 
 def compare(plan: Plan, services: Services) -> Results:
@@ -155,7 +171,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="anabranch-bench-") as name:
         for plan in plans:
             # A broker for each plan: a topic's pages of another one are in nobody's way.
-            with running(Path(name) / f"{plan.shape.name}-{plan.limit}") as services:
+            folder = Path(name) / f"{plan.shape.name}-{plan.limit}"
+            with running(folder) as services, registered(plan, folder) as plan:
                 size = fill(services.bootstrap_servers, plan.shape, plan.records) / plan.records
                 results = compare(plan, services)
             every.append((plan, results))

@@ -1,4 +1,4 @@
-"""One other way to write a Kafka topic to Parquet, as a process: `peer.py WAY TOPIC BROKER FOLDER S3 SCHEMA LIMIT`.
+"""One other way to write a Kafka topic to Parquet: `peer.py WAY TOPIC BROKER FOLDER S3 SCHEMA LIMIT AVRO`.
 
 Prints a line of JSON for each micro-batch: how many records, and when it had ended (seconds since the epoch). WAY is
 
@@ -8,7 +8,8 @@ Prints a line of JSON for each micro-batch: how many records, and when it had en
 - append: `foreachBatch` with an append to the Iceberg table;
 - delta: Delta Lake's sink.
 
-Each has `from_json` of the same columns, the same partitions, Zstandard, the same heap and collector as the product.
+Each has `from_json` of the same columns, or `from_avro` by the schema AVRO behind the five bytes of its id, the same
+partitions, Zstandard, the same heap and collector as the product.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.avro.functions import from_avro
 
 from anabranch.spark.jars import ensure_jars, jvm_folder
 
@@ -74,7 +76,7 @@ def session(way: str, folder: Path, s3: str | None) -> SparkSession:
     return spark
 
 
-def records(spark: SparkSession, topic: str, broker: str, schema: str, limit: int) -> DataFrame:
+def records(spark: SparkSession, topic: str, broker: str, schema: str, limit: int, avro: str) -> DataFrame:
     source = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", broker)
@@ -83,8 +85,11 @@ def records(spark: SparkSession, topic: str, broker: str, schema: str, limit: in
         .option("maxOffsetsPerTrigger", limit)
         .load()
     )
+    value = F.from_json(F.col("value").cast("string"), schema.replace(" NOT NULL", ""))
+    if avro:
+        value = from_avro(F.expr("substring(value, 6)"), avro)
     parsed = source.select(
-        F.from_json(F.col("value").cast("string"), schema.replace(" NOT NULL", "")).alias("j"),
+        value.alias("j"),
         "partition", "offset", "timestamp",
     )  # fmt: skip
     return parsed.select(
@@ -98,10 +103,10 @@ def records(spark: SparkSession, topic: str, broker: str, schema: str, limit: in
 
 
 def main(arguments: list[str]) -> None:
-    way, topic, broker, name, s3, schema, limit = arguments
+    way, topic, broker, name, s3, schema, limit, avro = arguments
     folder = Path(name)
     spark = session(way, folder, s3 or None)
-    frame = records(spark, topic, broker, schema, int(limit))
+    frame = records(spark, topic, broker, schema, int(limit), avro)
     if way in ("iceberg", "append"):
         spark.sql("CREATE NAMESPACE lake.db")
         columns = ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in frame.schema.fields)

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -134,9 +135,9 @@ def _peer(
         open_store(S3.model_validate({"endpoint": services.s3_endpoint, **keys})).ensure_bucket(BUCKET)
     arguments = [
         name, shape.name, services.bootstrap_servers, str(folder), services.s3_endpoint if on_s3 else "", shape.schema,
-        str(limit),
+        str(limit), shape.avro,
     ]  # fmt: skip
-    log, seen = _run([sys.executable, str(Path(__file__).with_name("peer.py")), *arguments], {}, folder, watch)
+    log, seen = run_command([sys.executable, str(Path(__file__).with_name("peer.py")), *arguments], {}, folder, watch)
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
     return [MicroBatch(line["records"], line["ended"]) for line in lines if "ended" in line], seen
 
@@ -148,7 +149,7 @@ def _ours(
     anabranch = [sys.executable, "-m", "anabranch.cli"]
     subprocess.run([*anabranch, "apply", "bench"], env=os.environ | environment, check=True, capture_output=True)
     command = [*anabranch, "speed", "bench", "--available-now", "--output", "json"]
-    log, seen = _run(command, environment, folder, watch)
+    log, seen = run_command(command, environment, folder, watch)
     return list(published(log)), seen
 
 
@@ -167,11 +168,14 @@ def configure(folder: Path, shape: Shape, services: Services, on_s3: bool, speed
         "spark": {"master": "local[2]", "conf": {"spark.driver.memory": "2g"}},
     }  # fmt: skip
     stream = {
-        "topic": shape.name, "table": "bench.events", "format": "json", "schema": shape.schema, "key": "event_id",
+        "topic": shape.name, "table": "bench.events", "format": "avro" if shape.avro else "json",
+        "schema": shape.schema, "key": "event_id",
         "event_time": {"column": "event_time", "past": "30 days", "future": "1 hour"},
         "speed": {"trigger": "1 second", **speed},
         "batch": {"grace": "0 seconds", "lookback_hours": 1},
     }  # fmt: skip
+    if shape.registered is not None:
+        environment["registry"] = {"url": shape.registered.url}
     (conf / "anabranch.yaml").write_text(yaml.safe_dump(environment))
     (conf / "streams" / "bench.yaml").write_text(yaml.safe_dump(stream))
     return {"ANABRANCH_CONF": str(conf), "ANABRANCH_LOG": "json"}
@@ -179,22 +183,24 @@ def configure(folder: Path, shape: Shape, services: Services, on_s3: bool, speed
 
 def published(log: str) -> Iterator[MicroBatch]:
     """The micro-batches that the speed layer's JSON log tells of."""
-    for line in log.splitlines():
-        if line.startswith("{") and (event := _event(line)) and (match := _PUBLISHED.search(event["message"])):
+    for event in log_events(log):
+        if match := _PUBLISHED.search(event["message"]):
             yield MicroBatch(int(match[1]), datetime.fromisoformat(event["at"]).timestamp())
 
 
-def _event(line: str) -> dict[str, str] | None:
-    try:
-        event: dict[str, str] = json.loads(line)
-    except ValueError:
-        return None
-    return event if "message" in event and "at" in event else None
+def log_events(log: str) -> Iterator[dict[str, str]]:
+    """The lines of a JSON log, between whatever else was printed."""
+    for line in log.splitlines():
+        with suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict) and "message" in event and "at" in event:
+                yield event
 
 
-def _run(
+def run_command(
     command: list[str], environment: dict[str, str], folder: Path, watch: type[Watch]
 ) -> tuple[str, Watch]:  # fmt: skip
+    """Run a command to its end; what it printed, and who looked at it. Raises RuntimeError when it fails."""
     local = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": str(folder), "TMPDIR": str(folder)}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(

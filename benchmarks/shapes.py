@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 
+import fastavro
 from confluent_kafka import KafkaException, Message, Producer
 
 from anabranch import config
+from anabranch.hours import start_of
 from anabranch.kafka.client import create_topic
 
 PARTITIONS = 4
@@ -25,16 +29,41 @@ _TEXTS = [hashlib.sha256(str(i).encode()).hexdigest() for i in range(997)]
 
 
 @dataclass(frozen=True)
+class Registered:
+    """Where a schema is registered, and its id there."""
+
+    url: str
+    id: int
+
+
+@dataclass(frozen=True)
 class Shape:
-    """JSON objects of one kind. `schema` is as a stream's file has it; `event_time` is a column of all of them."""
+    """Records of one kind. `schema` is as a stream's file has it; `event_time` is a column of all of them.
+
+    JSON objects, or by an Avro schema values in Confluent's wire format: once it is `registered`.
+    """
 
     name: str
     schema: str
     fields: Callable[[int], dict[str, object]]
+    avro: str = ""
+    registered: Registered | None = None
 
-    def value(self, number: int, now: str) -> bytes:
-        base = {"event_id": f"{self.name}-{number}", "event_time": now}
-        return json.dumps(base | self.fields(number)).encode()
+    def value(self, number: int, at: float) -> bytes:
+        """A record of its own by its number, with its event at a moment (seconds since 1970)."""
+        event = {"event_id": f"{self.name}-{number}", **self.fields(number)}
+        if not self.avro:
+            return json.dumps(event | {"event_time": _text(at)}).encode()
+        assert self.registered is not None
+        out = io.BytesIO(b"\0" + self.registered.id.to_bytes(4, "big"))
+        out.seek(0, io.SEEK_END)
+        fastavro.schemaless_writer(out, _parsed(self.avro), event | {"event_time": datetime.fromtimestamp(at, UTC)})
+        return out.getvalue()
+
+
+@cache
+def _parsed(schema: str) -> fastavro.types.Schema:
+    return fastavro.parse_schema(json.loads(schema))
 
 
 def _event(payload: int) -> Callable[[int], dict[str, object]]:
@@ -54,11 +83,24 @@ def _wide(i: int) -> dict[str, object]:
     return {f"c{n}": kinds[n % 4] for n in range(198)}
 
 
+def _avro(ddl: str) -> str:
+    """The Avro schema of columns."""
+    kinds = {"STRING": "string", "INT": "int", "DOUBLE": "double"}
+    at = {"type": "long", "logicalType": "timestamp-micros"}
+    fields = []
+    for column in ddl.split(", "):
+        name, kind, *required = column.split(" ")
+        one = at if kind == "TIMESTAMP" else kinds[kind]
+        fields.append({"name": name, "type": one if required else ["null", one]})
+    return json.dumps({"type": "record", "name": "event", "fields": fields})
+
+
 _WIDE = ", ".join(f"c{n} {('STRING', 'INT', 'DOUBLE', 'BOOLEAN')[n % 4]}" for n in range(198))
 SHAPES = {
     shape.name: shape
     for shape in (
         Shape("json_440", _EVENT, _event(192)),
+        Shape("avro", _EVENT, _event(192), _avro(_EVENT)),
         Shape("json_2k", _EVENT, _event(1750)),
         Shape("json_200_columns", f"event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, {_WIDE}", _wide),
     )
@@ -70,13 +112,27 @@ def fill(bootstrap_servers: str, shape: Shape, records: int) -> int:
     it raises."""
     create(bootstrap_servers, shape)
     producer, failed, size = _producer(bootstrap_servers, 100), [], 0
-    now = _text(time.time())
+    now = time.time()
     for i in range(records):
         value = shape.value(i, now)
         size += len(value)
         _send(producer, shape.name, i, value, lambda error, _: failed.append(error) if error else None)
     _flush(producer, failed)
     return size
+
+
+def fill_hour(bootstrap_servers: str, shape: Shape, records: int, hour: str) -> None:
+    """The same, stamped over one hour; a record in a thousand repeats another's event, one in five thousand is dead."""
+    create(bootstrap_servers, shape)
+    producer, failed = _producer(bootstrap_servers, 100), []
+    start = start_of(hour).timestamp()
+    for i in range(records):
+        at = start + 3600 * i / records
+        value = shape.value(i - 500 if i % 1000 == 999 else i, at)
+        if i % 5000 == 77:
+            value = value[:-1]
+        _send(producer, shape.name, i, value, lambda error, _: failed.append(error) if error else None, at)
+    _flush(producer, failed)
 
 
 @dataclass(frozen=True)
@@ -101,9 +157,8 @@ def steady(bootstrap_servers: str, shape: Shape, rate: int, stop: threading.Even
     while not stop.is_set():
         now = time.time()
         due = min(int((now - began) * rate) - sent, 500)
-        text = _text(now)
         for i in range(sent, sent + due):
-            _send(producer, shape.name, i, shape.value(i, text), delivered)
+            _send(producer, shape.name, i, shape.value(i, now), delivered)
         sent += due
         producer.poll(0 if due else 0.002)
         yield from _taken(acknowledged)
@@ -131,10 +186,13 @@ def _producer(bootstrap_servers: str, linger_ms: int) -> Producer:
     )  # fmt: skip
 
 
-def _send(producer: Producer, topic: str, number: int, value: bytes, delivered: Callable[..., None]) -> None:
+def _send(
+    producer: Producer, topic: str, number: int, value: bytes, delivered: Callable[..., None], at: float | None = None
+) -> None:
+    stamp = {} if at is None else {"timestamp": int(at * 1000)}
     while True:
         try:
-            producer.produce(topic, value, key=b"p%d" % (number % 100_000), on_delivery=delivered)
+            producer.produce(topic, value, key=b"p%d" % (number % 100_000), on_delivery=delivered, **stamp)
         except BufferError:
             producer.poll(0.1)
         else:

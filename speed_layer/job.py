@@ -51,6 +51,14 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
+# The checkpoint lies in a temporary folder and is never read again. By default Spark writes each of its two files of a
+# micro-batch in a way that starts processes for permissions and links, which takes longer than to decide on one.
+_CHECKPOINT = {
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+}
+
 
 class SpeedJob:
     """Runs a stream until a stop is requested, or until all that was there at its start is published."""
@@ -236,7 +244,7 @@ def run(arguments: Sequence[str]) -> int:
     parsed = options.parse_args(list(arguments))
     job = open_job(parsed.stream, parsed.conf)
     of_process(stream=parsed.stream, layer="speed")
-    spark = open_session(job.environment, f"anabranch speed {job.stream.name}", certain.SETTINGS)
+    spark = open_session(job.environment, f"anabranch speed {job.stream.name}", certain.SETTINGS | _CHECKPOINT)
     try:
         threading.Thread(target=_warm_up, args=(spark,), name="warm-up", daemon=True).start()
         speed = SpeedJob(job, spark, parsed.available_now)

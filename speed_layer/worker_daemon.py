@@ -7,6 +7,7 @@ every task, which takes longer (130 ms) than the records of a micro-batch.
 
 from __future__ import annotations
 
+import gc
 import sys
 
 
@@ -25,4 +26,6 @@ if __name__ == "__main__":
 
     import speed_layer.certain  # noqa: F401
 
+    # A worker looks for garbage after every task, and this is none: to go through it takes longer than the task.
+    gc.freeze()
     pyspark.daemon.manager()  # type: ignore[no-untyped-call]

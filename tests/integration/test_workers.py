@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ import pytest
 from flaky_s3 import running_flaky_s3
 from pyspark import TaskContext
 from pyspark.errors import PythonException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from sessions import with_settings
 from waiting import wait_for
 from world import Record, World, event, past_hour, spread
@@ -163,6 +164,14 @@ def writers(one: World) -> Counter[str]:
 
 def _files(one: World) -> list[Any]:
     return [f for by_path in files_by_hour(one.state.table, "main").values() for f in by_path.values()]
+
+
+def test_workers_do_not_go_through_what_is_imported_after_every_task(spark: SparkSession) -> None:
+    def frozen(batches: Batches) -> Batches:
+        yield from (pa.RecordBatch.from_pylist([{"objects": gc.get_freeze_count()}]) for _ in batches)
+
+    [told] = spark.range(1).mapInArrow(frozen, "objects BIGINT").collect()
+    assert told.objects > 10_000
 
 
 OTHERS: tuple[tuple[str, str | None], ...] = (

@@ -1,0 +1,165 @@
+"""What it takes to rebuild an hour, against reading and parsing its records: `make bench-batch`.
+
+One hour of a topic, with duplicates, dead letters, the speed layer's rows to compare with, and three expectations, is
+rebuilt by `anabranch batch`; the floor reads the same offsets by Spark, parses them by `from_json`, and drops them.
+Both take turns. Seconds are those of the hour itself; an hour of few records tells what its process takes beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+from peer import session
+from pyspark.sql import functions as F
+from runs import Watch, configure, log_events, run_command
+from shapes import SHAPES, fill_hour
+
+from anabranch.dev.services import Services, running
+from anabranch.hours import hour_of, shift
+from anabranch.output import print_table
+
+FEW = 1_000
+SHAPE = SHAPES["json_440"]
+_BETWEEN = re.compile(r"rebuilding hour|accepted as revision")
+_SUITE = {
+    "name": "bench",
+    "expectations": [
+        {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "event_id"}},
+        {"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "min_value": 0, "max_value": 89}},
+        {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "player_id"}},
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds and CPU seconds of the hour itself, CPU seconds of its whole process, memory of its Java."""
+
+    seconds: float
+    cpu: float
+    cpu_in_all: float
+    jvm_peak_mb: float
+
+    @staticmethod
+    def between(watch: Watch, began: float, ended: float) -> Cost:
+        cpu = watch.cpu_at(ended) - watch.cpu_at(began)
+        return Cost(ended - began, cpu, watch.samples[-1].cpu, watch.jvm_peak_mb)
+
+
+def rebuild(environment: dict[str, str], hour: str, folder: Path) -> Cost:
+    """Rebuild an hour, again if it is accepted. Raises RuntimeError unless it is accepted then."""
+    anabranch = [sys.executable, "-m", "anabranch.cli", "batch", "bench", "--hour", hour, "--output", "json"]
+    log, watch = run_command([*anabranch, "--restate", "--why", "a benchmark"], environment, folder, Watch)
+    at = [datetime.fromisoformat(e["at"]).timestamp() for e in log_events(log) if _BETWEEN.search(e["message"])]
+    if len(at) != 2:
+        raise RuntimeError(f"hour {hour}: expected it to be accepted, found {log[-3000:]}")
+    return Cost.between(watch, *at)
+
+
+def floor(services: Services, folder: Path) -> Cost:
+    """Read and parse all records of the topic, and drop them."""
+    command = [sys.executable, str(Path(__file__)), "--floor", services.bootstrap_servers, str(folder)]
+    log, watch = run_command(command, {}, folder, Watch)
+    began, ended = (float(line.split()[1]) for line in log.splitlines() if line.startswith("floor "))
+    return Cost.between(watch, began, ended)
+
+
+def read_and_parse(broker: str, folder: str) -> None:
+    """The floor's process."""
+    spark = session("noop", Path(folder), None)
+    source = spark.read.format("kafka").option("kafka.bootstrap.servers", broker).option("subscribe", SHAPE.name)
+    parsed = F.from_json(F.col("value").cast("string"), SHAPE.schema.replace(" NOT NULL", ""))
+    print(f"floor {time.time()}", flush=True)
+    source.load().select(parsed.alias("j")).select("j.*").write.format("noop").mode("overwrite").save()
+    print(f"floor {time.time()}", flush=True)
+    spark.stop()
+
+
+def prepare(folder: Path, services: Services, records: int, hour: str, events: Path | None) -> dict[str, str]:
+    """A topic with one hour of records, which the speed layer has read; returns what a command's environment needs."""
+    environment = configure(folder, SHAPE, services, True, {"max_offsets_per_trigger": 250_000})
+    fill_hour(services.bootstrap_servers, SHAPE, records, hour)
+    conf = Path(environment["ANABRANCH_CONF"])
+    stream = yaml.safe_load((conf / "streams" / "bench.yaml").read_text()) | {"expectations": "bench.expectations.yaml"}
+    (conf / "streams" / "bench.yaml").write_text(yaml.safe_dump(stream))
+    (conf / "streams" / "bench.expectations.yaml").write_text(yaml.safe_dump(_SUITE))
+    if events is not None:
+        # Of the batch layer's processes: the profile of each is a file.
+        events.mkdir(parents=True, exist_ok=True)
+        settings = yaml.safe_load((conf / "anabranch.yaml").read_text())
+        settings["spark"]["conf"] |= {
+            "spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{events.resolve()}",
+            "spark.eventLog.rolling.enabled": "false", "spark.eventLog.compress": "false",
+        }  # fmt: skip
+        (conf / "anabranch.yaml").write_text(yaml.safe_dump(settings))
+    for arguments in (["apply", "bench"], ["speed", "bench", "--available-now"]):
+        command = [sys.executable, "-m", "anabranch.cli", *arguments]
+        subprocess.run(command, env=os.environ | environment, check=True, capture_output=True)
+    return environment
+
+
+def measure(records: int, rounds: int, events: Path | None) -> tuple[list[Cost], list[Cost]]:
+    """The costs of rebuilding an hour, and of the floor."""
+    rebuilt, floors = [], []
+    with tempfile.TemporaryDirectory(prefix="anabranch-batch-", ignore_cleanup_errors=True) as name:
+        folder, hour = Path(name), shift(hour_of(datetime.now(UTC)), -2)
+        with running(folder / "services") as services:
+            environment = prepare(folder, services, records, hour, events)
+            for number in range(rounds):
+                floors.append(floor(services, folder))
+                rebuilt.append(rebuild(environment, hour, folder))
+                said = f"{records:,} records, round {number + 1}: floor {floors[-1].seconds:.1f} s, rebuilt in"
+                print(f"{said} {rebuilt[-1].seconds:.1f} s, {rebuilt[-1].cpu:.0f} CPU s", flush=True)
+    return rebuilt, floors
+
+
+def row(records: int, rebuilt: list[Cost], floors: list[Cost]) -> tuple[str, ...]:
+    def middle(costs: list[Cost], name: str) -> float:
+        return float(statistics.median(getattr(cost, name) for cost in costs))
+
+    of_floor = statistics.median(one.seconds / other.seconds for one, other in zip(rebuilt, floors, strict=True))
+    busy = middle(rebuilt, "cpu") / middle(rebuilt, "seconds") / (os.cpu_count() or 1)
+    return (
+        f"{records:,}", f"{middle(floors, 'seconds'):.1f}", f"{middle(rebuilt, 'seconds'):.1f}", f"{of_floor:.2f}",
+        f"{middle(rebuilt, 'cpu') / records * 1e6:.1f}", f"{busy:.2f}", f"{middle(rebuilt, 'cpu_in_all'):.0f}",
+        f"{middle(rebuilt, 'jvm_peak_mb'):,.0f}",
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What it takes to rebuild an hour.")
+    parser.add_argument(
+        "--records", type=lambda text: [int(n) for n in text.split(",")], default=[1_000_000, 3_000_000]
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--events", type=Path, help="a folder for Spark's event logs of the batch layer")
+    parser.add_argument("--json", type=Path, help="a file for all that was measured")
+    parser.add_argument("--floor", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.floor:
+        read_and_parse(*options.floor)
+        return
+    costs = {n: measure(n, options.rounds, options.events) for n in (FEW, *options.records)}
+    head = (
+        "records", "floor s", "rebuilt s", "of the floor", "CPU s a million", "busy cores", "CPU s in all", "JVM MB",
+    )  # fmt: skip
+    print_table(head, [row(n, *both) for n, both in costs.items()])
+    if options.json is not None:
+        of = {n: {"rebuilt": [vars(c) for c in r], "floor": [vars(c) for c in f]} for n, (r, f) in costs.items()}
+        options.json.write_text(json.dumps(of, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
