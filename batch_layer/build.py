@@ -6,7 +6,6 @@ rebuilt together see each other's staged rows in place of those that `main` stil
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -29,11 +28,12 @@ from anabranch.protocol.state import State
 from anabranch.table.snapshots import Staged, files_of
 from anabranch.table.staging import read_snapshot, read_staged, stage
 from batch_layer.balance import Balance, Counted, Gaps, classify_gaps, classify_lost, plus, together
-from batch_layer.duplicates import drop_duplicates, names_event
-from batch_layer.offset_counts import count, count_aborted, span_of_missing
+from batch_layer.duplicates import find_duplicates, leave_out, names_event
+from batch_layer.offset_counts import ReadCounts, count, count_aborted, count_read, span_of_missing
 from batch_layer.quality.gate import run_suite
 from batch_layer.quality.row_counts import RowCountBaseline
-from batch_layer.sources import AT, HourReader, Read
+from batch_layer.sizes import shuffle_partitions, write_tasks
+from batch_layer.sources import AT, SOURCES, HourReader, Read
 from serving_layer.diff import kinds
 from serving_layer.diff.kinds import Difference
 from serving_layer.diff.spark import alike, fitted
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from anabranch.config import Stream
 
-ROWS_PER_FILE = 2_000_000
+_SHUFFLES = "spark.sql.shuffle.partitions"
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,11 @@ Together = Mapping[str, Built]
 
 @dataclass(frozen=True)
 class _Frames:
-    """An hour's records in Spark: all that were read, and of the good ones those kept and those that repeat another."""
+    """An hour's records in Spark: all that were read and how many, and of the good ones those kept and those that
+    repeat another."""
 
     read: Read
+    counts: ReadCounts
     kept: DataFrame
     duplicates: DataFrame
 
@@ -119,11 +121,14 @@ class HourBuilder:
         return [hours.shift(hour, -i) for i in range(self._stream.batch.lookback_hours, 0, -1)]
 
     def _frames(self, hour: str, cut: Cut, state: State, together: Together) -> _Frames:
+        if _SHUFFLES not in self._job.environment.spark.conf:
+            at_once = self._spark.sparkContext.defaultParallelism
+            self._spark.conf.set(_SHUFFLES, str(shuffle_partitions(cut.offsets, at_once)))
         read = self._reader.read(hour, cut, state)
+        counts = count_read(read.decoded, read.in_kafka, SOURCES)
         good = records.good(read.decoded, self._stream)
-        kept = drop_duplicates(good, self._stream.key, self._served(hour, state, together))
-        duplicates = good.select(*AT).join(kept.select(*AT), AT, "left_anti").localCheckpoint()
-        return _Frames(read, kept, duplicates)
+        duplicates = find_duplicates(good, self._stream.key, self._served(hour, state, together))
+        return _Frames(read, counts, leave_out(good, duplicates), duplicates)
 
     def _served(self, hour: str, state: State, together: Together) -> DataFrame | None:
         lookback = self.lookback(hour)
@@ -146,7 +151,8 @@ class HourBuilder:
             "kafka_partition",
             "kafka_offset",
         ]
-        files = max(1, math.ceil(cut.offsets / ROWS_PER_FILE))
+        at_once = self._spark.sparkContext.defaultParallelism
+        files = write_tasks(frames.counts.good, files_of(state.table, "speed", hour), at_once)
         # Ranges of time, sorted: few files, each of which a query on time can leave out.
         kept = fitted(frames.kept, self._catalog, state.table, rows_columns(stream))
         rows = kept.repartitionByRange(files, *order) if files > 1 else kept.coalesce(1)
@@ -156,9 +162,9 @@ class HourBuilder:
         staged = stage(rows.sortWithinPartitions(*order), lake, self._catalog, stream.table, new_id(), write)
         note(attempt=staged.wap_id)
         reach(Step.BATCH_ROWS_STAGED)
-        letters = records.dead(frames.read.decoded, cut.topic_id, "batch")
         dead = None
-        if not letters.isEmpty():
+        if frames.counts.dead:
+            letters = records.dead(frames.read.decoded, cut.topic_id, "batch")
             one = letters.coalesce(1).sortWithinPartitions("kafka_partition", "kafka_offset")
             dead = stage(one, lake, self._catalog, stream.dead_letters_table, new_id(), write)
         reach(Step.BATCH_STAGED)
@@ -180,17 +186,12 @@ class HourBuilder:
         account = replace(
             balance.counts,
             partitions=balance.partitions,
-            sources=self._sources(frames.read),
+            sources=frames.counts.sources,
             speed_rows=differing.speed_rows,
             diff=differing.diff,
             quality=quality.recorded(),
         )
         return replace(built, account=account, problems=tuple(problems), objections=tuple(objections))
-
-    def _sources(self, read: Read) -> dict[str, int]:
-        """How many records came from where."""
-        counts = read.decoded.groupBy("source").count().orderBy("source").collect()
-        return {row["source"]: row["count"] for row in counts}
 
     def _known(self, hour: str, balance: Balance, differing: Difference, state: State) -> RowCountBaseline:
         """What the hour's row count is compared with, where the quality gate asks for it."""
@@ -215,14 +216,13 @@ class HourBuilder:
             letters = read_staged(self._spark, self._catalog, self._stream.dead_letters_table, built.dead)
             dead = count(letters, cut.ranges)
         duplicate = count(frames.duplicates, cut.ranges).distinct
-        gaps = self._gaps(read, cut)
+        gaps = self._gaps(read, cut, frames.counts.given)
         repeated, unheld = self._lost(read, built, gaps)
         return Balance(cut, good, dead, plus(duplicate, repeated), together(gaps, unheld))
 
-    def _gaps(self, read: Read, cut: Cut) -> Gaps:
+    def _gaps(self, read: Read, cut: Cut, given: Offsets) -> Gaps:
         """A class for each offset that Kafka should hold and did not give, found by looking: at what an uncommitted
         reading of just their span gives, and at the topic's configuration."""
-        given = count(read.decoded, read.in_kafka).distinct
         missing = {p: e - s - given.get(p, 0) for p, (s, e) in read.in_kafka.items() if e - s > given.get(p, 0)}
         if not missing:
             return {}

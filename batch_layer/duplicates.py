@@ -3,6 +3,9 @@
 Within the hour the record with the smallest (offset, partition) wins; an event that `main` serves in the look-back was
 earlier still, so every record of it goes. Null parts of a key equal each other; a record whose key is null in every
 part names no event, so it repeats none. Everything is a shuffle that spills, so memory does not grow with the hour.
+
+Of a usual hour few records repeat an event. So hashes of the keys tell first which may, and the rule is applied to
+those alone: what is shuffled of the others is one number.
 """
 
 from __future__ import annotations
@@ -14,8 +17,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from batch_layer.sources import AT
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+# How many rows are sent to every task in place of a shuffle: some tens of megabytes.
+_SENT = 500_000
 
 
 def drop_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> DataFrame:
@@ -30,6 +38,41 @@ def drop_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | Non
         return kept
     known = served.where(names_event(key)).select(*(F.col(c).alias(f"_served_{c}") for c in key)).distinct()
     return kept.join(known, _same(kept, known, key), "left_anti")
+
+
+def find_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> DataFrame:
+    """Where the rows are that `drop_duplicates` leaves out: partition and offset. Computed once, and kept."""
+    # Equal values of an old type and a wider one have different hashes.
+    kinds = (rows if served is None else rows.select(*key).union(served.select(*key))).schema
+    hashed = _hash([F.col(f"`{c}`").cast(kinds[c].dataType) for c in key]).alias("_hash")
+    named = rows.where(names_event(key)).select(*key, *AT, hashed)
+    several = named.groupBy("_hash").count().where("count > 1").select("_hash")
+    known = None
+    if served is not None:
+        known = served.where(names_event(key)).select(*key, hashed)
+        several = several.union(named.select("_hash").join(known.select("_hash"), "_hash", "left_semi")).distinct()
+    several = several.localCheckpoint()
+    if several.isEmpty():
+        return rows.select(*AT).limit(0)
+    suspects = _matching(named, several, "left_semi", "_hash")
+    if known is not None:
+        known = _matching(known, several, "left_semi", "_hash").select(*key)
+    kept = drop_duplicates(suspects.drop("_hash"), key, known)
+    return suspects.select(*AT).join(kept.select(*AT), AT, "left_anti").localCheckpoint()
+
+
+def leave_out(rows: DataFrame, duplicates: DataFrame) -> DataFrame:
+    """The rows without those that `find_duplicates` found."""
+    return rows if duplicates.isEmpty() else _matching(rows, duplicates, "left_anti", *AT)
+
+
+def _matching(rows: DataFrame, few: DataFrame, how: str, *on: str) -> DataFrame:
+    """A join with rows that are few as a rule, and then sent to every task: none of `rows` is moved."""
+    return rows.join(F.broadcast(few) if few.count() <= _SENT else few, list(on), how)
+
+
+def _hash(key: Sequence[Column]) -> Column:
+    return F.xxhash64(*key)
 
 
 def names_event(key: Sequence[str]) -> Column:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 AT = ["kafka_partition", "kafka_offset"]
-KAFKA, ACCEPTED, DEAD_LETTERS, SPEED = "kafka", "accepted", "dead_letters", "speed"
+SOURCES = KAFKA, ACCEPTED, DEAD_LETTERS, SPEED = ("kafka", "accepted", "dead_letters", "speed")
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class HourReader:
         kafka, topic = self._job.environment.kafka, self._stream.topic
 
         def decode(raw: DataFrame) -> DataFrame:
-            return self._decode(raw.withColumn("ingest_hour", F.lit(hour)), KAFKA).localCheckpoint()
+            return _kept(self._decode(raw.withColumn("ingest_hour", F.lit(hour)), KAFKA))
 
         decoded = (
             using(self._spark, kafka, self._job.kafka, topic, ranges, decode)
@@ -92,7 +93,7 @@ class HourReader:
             .drop("_rank", "_first")
             .join(decoded.select(*AT), AT, "left_anti")
         )
-        together = decoded.unionByName(filled).localCheckpoint()
+        together = _kept(decoded.unionByName(filled))
         offsets = reduce(DataFrame.union, (frame.select(*AT) for frame in accepted)) if accepted else None
         return Read(together, ranges, missing, offsets)
 
@@ -135,8 +136,15 @@ class HourReader:
         )  # fmt: skip
 
     def _decode(self, raw: DataFrame, source: str) -> DataFrame:
-        return records.decode(raw, self._stream, self._format).withColumn("source", F.lit(source))
+        decoded = records.decode(raw, self._stream, self._format).withColumn("source", F.lit(source))
+        # A good record's bytes are of no more use, and would be kept beside its row.
+        return decoded.withColumns({name: F.when(F.col("is_dead"), F.col(name)) for name in records.BYTES})
 
     def _as_decoded(self, rows: DataFrame, source: str) -> DataFrame:
         """Rows of the table in the columns of `records.decode`: they were judged when they were accepted."""
         return records.as_decoded(rows, self._stream).withColumn("source", F.lit(source))
+
+
+def _kept(decoded: DataFrame) -> DataFrame:
+    """The same records, read and decoded now. On disk: an hour is no matter of memory, however large it is."""
+    return decoded.localCheckpoint(storageLevel=StorageLevel.DISK_ONLY)

@@ -202,7 +202,9 @@ def run_command(
 ) -> tuple[str, Watch]:  # fmt: skip
     """Run a command to its end; what it printed, and who looked at it. Raises RuntimeError when it fails."""
     local = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": str(folder), "TMPDIR": str(folder)}
-    with (folder / "log").open("wb") as log:
+    (folder / "log").unlink(missing_ok=True)
+    # Appended to, since a job opens it anew for its own log.
+    with (folder / "log").open("ab") as log:
         process = subprocess.Popen(
             command, env=os.environ | local | environment, stdout=log, stderr=subprocess.STDOUT, cwd=folder
         )

@@ -26,7 +26,9 @@ from anabranch.records.formats import Format
 
 ERROR_TEXT_LENGTH = 300
 _KAFKA_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour")
-_BYTES = ("kafka_key", "kafka_value", "kafka_headers")
+BYTES = ("kafka_key", "kafka_value", "kafka_headers")
+"""Of a decoded record, what Kafka held: for a dead letter."""
+
 _HEADERS = "array<struct<key:string,value:binary>>"
 
 
@@ -119,7 +121,7 @@ def decode(frame: DataFrame, stream: Stream, form: Format, with_errors: bool = T
     if with_errors:
         judged = judged.selectExpr("*", f"IF(is_dead, {verdict.error}, NULL) AS _error")
         errors = (
-            "_error.code AS error_code", f"substring(_error.text, 1, {ERROR_TEXT_LENGTH}) AS error_text", *_BYTES,
+            "_error.code AS error_code", f"substring(_error.text, 1, {ERROR_TEXT_LENGTH}) AS error_text", *BYTES,
         )  # fmt: skip
     event_time = "coalesce(kafka_timestamp, timestamp_micros(_hour_start))"
     if stream.event_time is not None:
@@ -165,7 +167,7 @@ def dead(decoded: DataFrame, topic_id: str, layer: str) -> DataFrame:
     return decoded.where("is_dead").select(
         F.lit(topic_id).alias("topic_id"),
         *_KAFKA_COLUMNS,
-        *(F.col(name).alias(name.removeprefix("kafka_")) for name in _BYTES),
+        *(F.col(name).alias(name.removeprefix("kafka_")) for name in BYTES),
         "error_code",
         "error_text",
         F.lit(layer).alias("layer"),

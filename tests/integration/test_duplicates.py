@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import re
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from batch_layer.duplicates import drop_duplicates
+from batch_layer import duplicates
+from batch_layer.duplicates import drop_duplicates, find_duplicates, leave_out
 
 SCHEMA = "id STRING, part INT, kafka_partition INT, kafka_offset BIGINT, payload STRING"
 Rows = list[tuple[str | None, int | None, int, int, str]]
@@ -19,8 +21,17 @@ def frame(spark: SparkSession, rows: Rows, slices: int = 1) -> DataFrame:
     return spark.createDataFrame(rows, SCHEMA).repartition(slices)
 
 
-def kept(result: DataFrame) -> list[tuple[int, int]]:
-    return sorted((r.kafka_partition, r.kafka_offset) for r in result.collect())
+def places(rows: DataFrame) -> list[tuple[int, int]]:
+    return sorted((r.kafka_partition, r.kafka_offset) for r in rows.collect())
+
+
+def kept(rows: DataFrame, key: list[str], served: DataFrame | None) -> list[tuple[int, int]]:
+    """What the rule keeps; and what is found by hashes first is the rest."""
+    by_rule = places(drop_duplicates(rows, key, served))
+    found = find_duplicates(rows, key, served)
+    assert sorted([*by_rule, *places(found)]) == places(rows)
+    assert places(leave_out(rows, found)) == by_rule
+    return by_rule
 
 
 def test_smallest_offset_then_partition_wins(spark: SparkSession) -> None:
@@ -31,8 +42,8 @@ def test_smallest_offset_then_partition_wins(spark: SparkSession) -> None:
         ("b", 1, 0, 1, "kept"),
         ("b", 2, 0, 2, "kept: another key by its second part"),
     ]
+    assert kept(frame(spark, rows), ["id", "part"], None) == [(0, 1), (0, 2), (1, 5)]
     result = drop_duplicates(frame(spark, rows), ["id", "part"], None)
-    assert kept(result) == [(0, 1), (0, 2), (1, 5)]
     assert {r.payload[:4] for r in result.collect()} == {"kept"}
     assert result.schema == frame(spark, rows).schema
 
@@ -40,34 +51,68 @@ def test_smallest_offset_then_partition_wins(spark: SparkSession) -> None:
 def test_event_that_is_served_is_dropped_with_all_its_records(spark: SparkSession) -> None:
     rows: Rows = [("a", 1, 0, 1, ""), ("a", 1, 0, 2, ""), ("b", 1, 0, 3, ""), ("c", 1, 0, 4, "")]
     served = frame(spark, [("a", 1, 0, 0, ""), ("a", 1, 7, 0, ""), ("c", 2, 0, 0, "")])
-    assert kept(drop_duplicates(frame(spark, rows), ["id", "part"], served)) == [(0, 3), (0, 4)]
-    assert kept(drop_duplicates(frame(spark, rows), ["id"], served.select("id"))) == [(0, 3)]
+    assert kept(frame(spark, rows), ["id", "part"], served) == [(0, 3), (0, 4)]
+    assert kept(frame(spark, rows), ["id"], served.select("id")) == [(0, 3)]
 
 
 def test_nulls_in_a_key_equal_each_other(spark: SparkSession) -> None:
     rows: Rows = [(None, 1, 0, 1, ""), (None, 1, 0, 2, ""), ("a", None, 0, 4, ""), ("a", None, 0, 5, "")]
-    assert kept(drop_duplicates(frame(spark, rows), ["id", "part"], None)) == [(0, 1), (0, 4)]
+    assert kept(frame(spark, rows), ["id", "part"], None) == [(0, 1), (0, 4)]
     served = frame(spark, [(None, 1, 0, 0, "")])
-    assert kept(drop_duplicates(frame(spark, rows), ["id", "part"], served)) == [(0, 4)]
+    assert kept(frame(spark, rows), ["id", "part"], served) == [(0, 4)]
 
 
 def test_records_without_any_key_repeat_nothing(spark: SparkSession) -> None:
     rows: Rows = [(None, None, 0, 1, ""), (None, None, 0, 2, ""), (None, 1, 0, 3, ""), (None, 1, 1, 3, "")]
     served = frame(spark, [(None, None, 0, 0, "")])
     for known in (None, served):
-        assert kept(drop_duplicates(frame(spark, rows), ["id", "part"], known)) == [(0, 1), (0, 2), (0, 3)]
-    assert kept(drop_duplicates(frame(spark, rows), ["part"], served)) == [(0, 1), (0, 2), (0, 3)]
+        assert kept(frame(spark, rows), ["id", "part"], known) == [(0, 1), (0, 2), (0, 3)]
+    assert kept(frame(spark, rows), ["part"], served) == [(0, 1), (0, 2), (0, 3)]
 
 
 def test_rows_of_the_same_table_on_both_sides(spark: SparkSession) -> None:
     """Self-joins confuse columns of one origin: here both sides come from the same frame."""
     rows = frame(spark, [("a", 1, 0, 1, ""), ("b", 1, 0, 2, ""), ("b", 1, 0, 3, "")])
-    assert kept(drop_duplicates(rows, ["id"], rows.where("id = 'a'"))) == [(0, 2)]
-    assert kept(drop_duplicates(rows, ["id"], rows.where("false"))) == [(0, 1), (0, 2)]
+    assert kept(rows, ["id"], rows.where("id = 'a'")) == [(0, 2)]
+    assert kept(rows, ["id"], rows.where("false")) == [(0, 1), (0, 2)]
 
 
+def every_hash_alike(key: list[Any]) -> Any:
+    return F.lit(7).cast("bigint")
+
+
+def three_hashes(key: list[Any]) -> Any:
+    return F.pmod(F.xxhash64(*key), F.lit(3))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [("BIGINT", "INT"), ("INT", "BIGINT"), ("DECIMAL(20,2)", "DECIMAL(9,2)"), ("DECIMAL(9,2)", "DECIMAL(30,2)")],
+)
+def test_a_key_that_was_widened_equals_what_it_was(spark: SparkSession, mine: str, theirs: str) -> None:
+    rows = frame(spark, [("1", None, 0, 1, ""), ("2", None, 0, 2, ""), ("2", None, 0, 3, ""), ("3", None, 0, 4, "")])
+    served = frame(spark, [("3", None, 0, 0, ""), ("4", None, 0, 0, "")])
+    rows, served = (f.withColumn("id", F.col("id").cast(t)) for f, t in ((rows, mine), (served, theirs)))
+    assert kept(rows, ["id"], served) == [(0, 1), (0, 2)]
+
+
+def test_zeros_of_both_signs_and_every_nan_are_one_key(spark: SparkSession) -> None:
+    values = [0.0, -0.0, float("nan"), -float("nan"), 1.5]
+    made = [(v, 0, i, "") for i, v in enumerate(values)]
+    rows = spark.createDataFrame(made, SCHEMA.replace("id STRING, part INT", "id DOUBLE"))
+    assert kept(rows, ["id"], None) == [(0, 0), (0, 2), (0, 4)]
+    assert kept(rows, ["id"], rows.where("kafka_offset IN (1, 3)")) == [(0, 4)]
+
+
+@pytest.mark.parametrize("sent", [0, 500_000], ids=["shuffled", "sent"])
+@pytest.mark.parametrize("hashes", [None, three_hashes, every_hash_alike])
 @pytest.mark.parametrize("slices", [1, 5])
-def test_same_result_whatever_the_partitioning(spark: SparkSession, slices: int) -> None:
+def test_same_result_whatever_the_partitioning_the_hashes_and_how_many_repeat(
+    spark: SparkSession, slices: int, hashes: Any, sent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if hashes is not None:
+        monkeypatch.setattr(duplicates, "_hash", hashes)
+    monkeypatch.setattr(duplicates, "_SENT", sent)
     rng = random.Random(7)
     rows: Rows = [(f"e{rng.randrange(60)}", None, p, o, "") for p in range(3) for o in range(70)]
     known = {f"e{i}" for i in range(0, 60, 7)}
@@ -77,7 +122,18 @@ def test_same_result_whatever_the_partitioning(spark: SparkSession, slices: int)
     expected = sorted((p, o) for key, (o, p) in first.items() if key not in known)
     rng.shuffle(rows)
     served = frame(spark, [(key, None, 0, 0, "") for key in known], slices)
-    assert kept(drop_duplicates(frame(spark, rows, slices), ["id"], served)) == expected
+    assert kept(frame(spark, rows, slices), ["id"], served) == expected
+
+
+def test_only_hashes_are_shuffled_where_nothing_repeats(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    def repeated(*_: object) -> None:
+        raise AssertionError("the rule is applied to rows that repeat nothing")
+
+    monkeypatch.setattr(duplicates, "drop_duplicates", repeated)
+    rows = frame(spark, [(f"e{i}", None, 0, i, "") for i in range(50)], 3)
+    found = find_duplicates(rows, ["id"], frame(spark, [("f", None, 0, 0, "")]))
+    assert places(found) == []
+    assert places(leave_out(rows, found)) == places(rows)
 
 
 def test_joins_by_key_not_by_comparing_all_pairs(spark: SparkSession) -> None:

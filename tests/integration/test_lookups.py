@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from anabranch.hours import HourRange, shift
 from anabranch.lookups import inside
 from anabranch.position import Ranges, size
 from anabranch.records import assign_hours, trim
-from batch_layer.offset_counts import count, span_of_missing
+from batch_layer.balance import Counted
+from batch_layer.offset_counts import ReadCounts, count, count_read, span_of_missing
 from serving_layer.diff.kinds import compare
 from speed_layer.plan import assign
 
@@ -70,6 +72,31 @@ def test_a_row_is_of_the_hour_that_the_arithmetic_says(spark: SparkSession, step
     by_place = {(r.partition, r.offset): r.ingest_hour for r in assign_hours(places(spark, PLACES), hours).collect()}
     by_hour = assign(dict.fromkeys(range(7), (0, 14)), hours)
     assert by_place == {place: hour for hour, ranges in by_hour.items() for place in offsets_of(ranges)}
+
+
+@FEW
+@given(ranges=RANGES, data=st.data())
+def test_offsets_are_counted_once_and_rows_as_often_as_they_are_there(
+    spark: SparkSession, ranges: Ranges, data: st.DataObject
+) -> None:
+    # Neighbours share a number of 64 bits: at its edges, and beyond the first.
+    offset = st.one_of(st.integers(0, 14), st.sampled_from([62, 63, 64, 65, 127, 128, 2**40 - 1, 2**40, 2**63 - 1]))
+    record = st.tuples(PARTITIONS, offset, st.sampled_from(["kafka", "speed"]), st.booleans())
+    records = data.draw(st.lists(record, max_size=40))
+    wide = {p: (s, 2**63 - 1 if e == 12 else e) for p, (s, e) in ranges.items()}
+    rows = spark.createDataFrame(records, f"{AT}, source STRING, is_dead BOOLEAN").repartition(3)
+
+    counted, read = count(rows, wide), count_read(rows, wide, ("kafka", "speed", "dead_letters"))
+
+    def is_inside(p: int, o: int) -> bool:
+        return p in wide and wide[p][0] <= o < wide[p][1]
+
+    there = {(p, o) for p, o, *_ in records if is_inside(p, o)}
+    distinct = dict(Counter(p for p, _ in there))
+    assert counted == Counted(distinct, len(records), sum(not is_inside(p, o) for p, o, *_ in records))
+    dead = sum(is_dead for *_, is_dead in records)
+    sources = dict(Counter(source for _, _, source, _ in records))
+    assert read == ReadCounts(distinct, len(records) - dead, dead, sources)
 
 
 def test_a_thousand_partitions_of_a_month(spark: SparkSession) -> None:
