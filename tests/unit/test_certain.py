@@ -339,6 +339,18 @@ def test_a_number_may_have_a_thousand_digits(name: str) -> None:
     assert left([value("0.5"), value(f"0.{'1' * MOST_DIGITS}"), value("0.5")]) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("place", range(12))
+def test_a_number_of_too_many_digits_is_found_wherever_it_begins(place: int) -> None:
+    def value(digits: int) -> bytes:
+        return b'{"id":"%s","amount":0.%s}' % (b"x" * place, b"1" * (digits - 2))
+
+    assert left([value(MOST_DIGITS)]) == []
+    assert left([value(MOST_DIGITS + 1)]) == [0]
+    # Beside text that is all digits in every tenth place.
+    hidden = b'{"id":"%s","amount":0.5}' % (b"x" * place + b"1xxxxxxxxx" * 200)
+    assert left([hidden]) == []
+
+
 def test_many_short_numbers_and_nulls_are_no_long_ones() -> None:
     """The hazard: a stream of many columns is read by Spark, each micro-batch, after it was read here in vain."""
     many = (COLUMNS[0], *(Column(f"column_{i}", "double", True) for i in range(200)))
