@@ -82,12 +82,15 @@ def test_a_speed_job_that_hangs_while_another_takes_over_publishes_nothing_twice
 
 
 def test_a_publisher_paused_across_an_expiry_is_refused_and_stages_again(
-    stream: World, monkeypatch: pytest.MonkeyPatch
+    world: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from anabranch.protocol import publish
     from anabranch.table import snapshots
 
-    one = stream
+    # A type that Spark alone reads, so that the rows are staged by a snapshot.
+    one = world(schema="event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, price DECIMAL(9,2)")
+    one.topic()
+    one.apply()
     one.send_now(50, "before")
     real = snapshots.plan_expiry
     with paused_at(one, Step.COMMIT_PREPARED, "speed", one.name) as hung:

@@ -21,7 +21,8 @@ KILLED = -signal.SIGKILL
 
 
 class Command:
-    """One running command in a session of its own; `kill` and `pause` reach all of it, the JVM and its Python."""
+    """One running command in a session of its own; `kill` and `pause` reach all of it: the JVM, its Python,
+    and the Python workers, which are a process group of their own."""
 
     def __init__(self, one: World, arguments: tuple[str, ...], environment: dict[str, str], code: Path = ROOT) -> None:
         self.temporary = one.folder / "tmp"
@@ -56,15 +57,26 @@ class Command:
         self._process.wait(30)
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         self._process.wait(30)
 
     def pause(self) -> None:
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        os.killpg(self._process.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._processes():
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+
+    def _processes(self) -> Iterator[psutil.Process]:
+        """Every process of its session."""
+        for process in psutil.process_iter():
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if os.getsid(process.pid) == self._process.pid:
+                    yield process
 
     def is_stopped(self) -> bool:
         """Whether every process of it is stopped."""
@@ -73,19 +85,18 @@ class Command:
     def _states(self) -> dict[str, str]:
         """What each living process of it does: name and id -> state."""
         states = {}
-        for process in psutil.process_iter():
-            with suppress(ProcessLookupError, psutil.NoSuchProcess):
-                if os.getsid(process.pid) == self._process.pid and process.status() != psutil.STATUS_ZOMBIE:
+        for process in self._processes():
+            with suppress(psutil.NoSuchProcess):
+                if process.status() != psutil.STATUS_ZOMBIE:
                     states[f"{process.name()} {process.pid}"] = process.status()
         return states
 
     def command_lines(self) -> set[str]:
         """How each living process of it was called, as `ps` shows it."""
         lines = set()
-        for process in psutil.process_iter():
-            with suppress(ProcessLookupError, psutil.NoSuchProcess):
-                if os.getsid(process.pid) == self._process.pid:
-                    lines.add(" ".join(process.cmdline()))
+        for process in self._processes():
+            with suppress(psutil.NoSuchProcess):
+                lines.add(" ".join(process.cmdline()))
         return lines
 
     def is_alive(self) -> bool:
@@ -143,5 +154,7 @@ def paused_at(one: World, step: Step, *arguments: str) -> Iterator[Command]:
     """A command that has stopped at a step, for its test to resume."""
     with started(one, *arguments, **{PAUSE_AT: step.label}) as command:
         command.until(lambda: f"pause point {step.label}: " in command.log, f"it to pause at {step.label}")
+        # The step stops Java and the driver: as of a machine that sleeps, their workers are too.
+        command.pause()
         command.until(command.is_stopped, "the whole command to be stopped")
         yield command
