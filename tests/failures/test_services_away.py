@@ -53,6 +53,10 @@ def _logged(caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("INFO", logger=name)
 
 
+# A type that Spark alone reads, so that the speed layer's rows are staged by a commit.
+BY_SPARK = "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, price DECIMAL(9,2)"
+
+
 def _assert_exact(one: World, caplog: pytest.LogCaptureFixture) -> None:
     """Every acknowledged record once in `main`, and no more publishes than the speed layer says it made."""
     assert one.contents() == one.acknowledged()
@@ -300,8 +304,9 @@ def proxied_postgres(postgres: Postgres, toxiproxy: object) -> Iterator[Proxy]:
     toxiproxy.remove(proxy)  # type: ignore[attr-defined]
 
 
-def _on_postgres(behind: Behind, proxy: Proxy) -> World:
-    one = behind(catalog=f"postgresql+psycopg2://lake:lake-local@127.0.0.1:{proxy.port}/catalog", **_small())
+def _on_postgres(behind: Behind, proxy: Proxy, **stream: object) -> World:
+    uri = f"postgresql+psycopg2://lake:lake-local@127.0.0.1:{proxy.port}/catalog"
+    one = behind(catalog=uri, **_small(), **stream)
     one.topic()
     one.apply()
     return one
@@ -365,7 +370,7 @@ def test_postgres_that_accepts_and_says_nothing(
 def test_postgres_stage_that_lands_and_whose_answer_is_lost(
     behind: Behind, postgres: Postgres, proxied_postgres: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = _on_postgres(behind, proxied_postgres)
+    one = _on_postgres(behind, proxied_postgres, schema=BY_SPARK)
     one.send_now(500, "e")
     postgres.guard_commits(spark=True)
     with speed_running(one):
@@ -381,7 +386,7 @@ def test_postgres_stage_that_lands_and_whose_answer_is_lost(
 def test_postgres_stage_that_lands_late_while_its_repetition_waits_behind_it(
     behind: Behind, postgres: Postgres, proxied_postgres: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = _on_postgres(behind, proxied_postgres)
+    one = _on_postgres(behind, proxied_postgres, schema=BY_SPARK)
     one.send_now(500, "e")
     postgres.guard_commits(spark=True)
     with speed_running(one):
