@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,21 +26,28 @@ def test_a_checkpoint_deleted_between_any_two_micro_batches_changes_nothing(worl
     one = world(speed=SLOW)
     one.topic()
     one.apply()
-    one.send_now(400, "e")
-    deleted = 0
-    with started(one, "speed", one.name) as speed:
-        while one.published < 400:
+    sent, deleted, before = 400, 0, 0
+    one.send_now(sent, "e")
+    dice = random.Random(1)
+
+    def delete() -> bool:
+        """Under the running query, at whatever it is doing: it writes on in a new folder, or fails and starts again
+        from the table by itself. At any moment of the second, once for each micro-batch. Whether that was enough."""
+        nonlocal sent, deleted, before
+        if one.published > before and dice.random() < 0.3:
             before = one.published
-            speed.until(lambda b=before: one.published > b, "another micro-batch")  # type: ignore[misc]
-            # Under the running query, at whatever it is doing; it starts again from the table by itself.
             for checkpoint in checkpoints(speed):
                 shutil.rmtree(checkpoint, ignore_errors=True)
                 deleted += 1
-        # The hazard: more than one query lost its checkpoint, and said so.
-        assert deleted >= 2
-        assert "try 1 failed: publish a micro-batch" in speed.log
-        one.send_now(50, "after")
-        speed.until(lambda: one.published == 450, "the job to go on")
+        if one.published > sent - 200:
+            one.send_now(200, f"more-{sent}")
+            sent += 200
+        return deleted >= 3 and "try 1 failed: publish a micro-batch" in speed.log
+
+    with started(one, "speed", one.name) as speed:
+        # The hazard: a query lost its checkpoint as it wrote it.
+        speed.until(delete, "a micro-batch to fail")
+        speed.until(lambda: one.published == sent, "the job to go on")
         assert speed.terminate() == 0
     assert one.contents() == one.acknowledged()
 
