@@ -152,7 +152,7 @@ class HourBuilder:
             "kafka_offset",
         ]
         at_once = self._spark.sparkContext.defaultParallelism
-        files = write_tasks(frames.counts.good, files_of(state.table, "speed", hour), at_once)
+        files = write_tasks(frames.counts.good, files_of(state.table, "speed", hour), at_once, stream.files.target)
         # Ranges of time, sorted: few files, each of which a query on time can leave out.
         kept = fitted(frames.kept, self._catalog, state.table, rows_columns(stream))
         rows = kept.repartitionByRange(files, *order) if files > 1 else kept.coalesce(1)

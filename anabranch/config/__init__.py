@@ -19,6 +19,7 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
+    ByteSize,
     ConfigDict,
     Field,
     SecretStr,
@@ -226,6 +227,12 @@ class Batch(_Frozen):
     retry_for: RetryFor = timedelta(minutes=15)
 
 
+class Files(_Frozen):
+    """How an hour's files are written. `target`: the bytes that a file of the batch layer is to have at most."""
+
+    target: Annotated[ByteSize, Field(ge=1_000_000)] = ByteSize(256_000_000)
+
+
 class Maintain(_Frozen):
     """What `anabranch maintain` clears away. `orphans_after`: files that nothing refers to, older than the longest that
     a writer takes or pauses before it stages them. `speed_hours`: the speed layer's rows of hours that the batch layer
@@ -266,6 +273,7 @@ class Stream(_Frozen):
     start: Literal["earliest", "latest"] = "earliest"
     speed: Speed = Speed()
     batch: Batch = Batch()
+    files: Files = Files()
     maintain: Maintain = Maintain()
     airflow: Airflow = Airflow()
     expectations: Path | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -37,6 +39,38 @@ def test_what_the_speed_layer_had_not_read_is_missing_for_a_reason(spark: SparkS
     diff = compare(rows(spark, (0, 1, *NOTHING)), batch, nobody, {0: (2, 9)})
     assert (diff.missing, diff.unread, diff.extra) == (2, 1, 0)
     assert [(s["kind"], s["partition"]) for s in diff.sample] == [("missing", 1), ("unread", 0)]
+
+
+def test_every_kind_is_counted_wherever_among_the_offsets_it_is(spark: SparkSession) -> None:
+    """Against a plain count, over many blocks: most alike, some with one thing in them, some with several."""
+    at, dice = "kafka_partition INT, kafka_offset BIGINT", random.Random(7)
+    kinds = ["same"] * 400 + ["missing", "extra", "changed", "duplicate", "absent"]
+    speed, batch, removed, counted = [], [], [], Counter[str]()
+    for offset in range(6_000):
+        kind = dice.choice(kinds) if offset % 1_500 > 300 else "same"
+        # What was not read is a range.
+        kind = "unread" if 2_000 <= offset < 2_200 else kind
+        counted[kind] += 1
+        if kind in ("same", "extra", "changed", "duplicate"):
+            speed.append((1, offset, f"v{offset % 7}"))
+        if kind in ("same", "missing", "unread", "changed"):
+            batch.append((1, offset, f"v{offset % 7}" if kind != "changed" else "other"))
+        if kind == "duplicate":
+            removed.append((1, offset))
+    # Two that changed places, and a row three times: what a digest alone would not see.
+    speed[0], speed[1] = (1, 0, speed[1][2]), (1, 1, speed[0][2])
+    speed += [speed[200], speed[200]]
+    assert all(counted[kind] > 1 for kind in ("missing", "unread", "extra", "changed", "duplicate")), counted
+    frames = [spark.createDataFrame(rows, f"{at}, v STRING") for rows in (speed, batch)]
+    diff = compare(*frames, spark.createDataFrame(removed, at), {1: (2_000, 2_200)})
+    assert diff.speed_rows == len(speed)
+    assert (diff.missing, diff.unread) == (counted["missing"] + counted["unread"], counted["unread"])
+    assert (diff.extra, diff.changed, diff.duplicate) == (
+        counted["extra"],
+        counted["changed"] + 2,
+        counted["duplicate"],
+    )
+    assert [s["offset"] for s in diff.sample[:2]] == [0, 1]
 
 
 @pytest.mark.parametrize(

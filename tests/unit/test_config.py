@@ -70,6 +70,20 @@ def test_defaults(conf: Path) -> None:
     assert loaded.batch.allow_gaps == ("control", "aborted")
     assert (loaded.maintain.orphans_after, loaded.maintain.speed_hours) == (timedelta(days=3), timedelta(days=1))
     assert (loaded.speed.retry_for, loaded.batch.retry_for) == (None, timedelta(minutes=15))
+    assert loaded.files.target == 256_000_000
+
+
+@pytest.mark.parametrize(
+    ("target", "size"), [("256 MB", 256_000_000), ("64MiB", 2**26), ("1 GB", 10**9), (10**6, 10**6)]
+)
+def test_a_files_target_is_given_in_bytes_or_with_a_unit(conf: Path, target: object, size: int) -> None:
+    assert stream(conf, files=f"{{target: {target}}}").files.target == size
+
+
+@pytest.mark.parametrize("target", ["many", "256 miles", 0, "-1 GB", "900 kB"])
+def test_what_is_no_size_of_a_file(conf: Path, target: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"files\.target"):
+        stream(conf, files=f"{{target: {target}}}")
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from batch_layer.sizes import FILE_BYTES, shuffle_partitions, write_tasks
+from batch_layer.sizes import shuffle_partitions, write_tasks
 
 MB = 2**20
+FILE_BYTES = 256 * MB
 
 
 def files(*sizes: tuple[int, int]) -> list[Any]:
@@ -28,23 +29,27 @@ def test_shuffles_follow_the_hours_size_and_use_every_core(offsets: int, at_once
     ("rows", "row_bytes", "at_once", "tasks"),
     [
         (0, 100, 8, 1),
-        # Of less than 64 MB there are no two files that are not small.
-        (64 * MB // 100, 100, 8, 1),
-        (64 * MB // 100 + 1, 100, 8, 2),
+        # Of less than 32 MB there are no two files that are not small.
+        (32 * MB // 100, 100, 8, 1),
+        (32 * MB // 100 + 1, 100, 8, 2),
         (FILE_BYTES, 1, 2, 2),
         (FILE_BYTES, 1, 1, 1),
         (FILE_BYTES + 1, 1, 1, 2),
         (36_000_000, 100, 2, 14),
         (36_000_000, 100, 64, 64),
-        (36_000_000, 100, 1000, 107),
+        (36_000_000, 100, 1000, 214),
     ],
 )
 def test_files_follow_the_bytes_that_the_speed_layers_rows_take(
     rows: int, row_bytes: int, at_once: int, tasks: int
 ) -> None:
-    assert write_tasks(rows, files((10, 10 * row_bytes), (30, 30 * row_bytes)), at_once) == tasks
+    assert write_tasks(rows, files((10, 10 * row_bytes), (30, 30 * row_bytes)), at_once, FILE_BYTES) == tasks
 
 
 def test_without_rows_of_the_speed_layer_a_row_is_taken_for_a_usual_one() -> None:
-    assert write_tasks(FILE_BYTES // 128, [], 1) == write_tasks(FILE_BYTES // 128, files((0, 0)), 1) == 1
-    assert write_tasks(FILE_BYTES // 128 + 1, [], 1) == 2
+    assert (
+        write_tasks(FILE_BYTES // 128, [], 1, FILE_BYTES)
+        == write_tasks(FILE_BYTES // 128, files((0, 0)), 1, FILE_BYTES)
+        == 1
+    )
+    assert write_tasks(FILE_BYTES // 128 + 1, [], 1, FILE_BYTES) == 2
