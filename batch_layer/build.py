@@ -153,12 +153,17 @@ class HourBuilder:
         ]
         at_once = self._spark.sparkContext.defaultParallelism
         files = write_tasks(frames.counts.good, files_of(state.table, "speed", hour), at_once, stream.files.target)
-        # Ranges of time, sorted: few files, each of which a query on time can leave out.
         kept = fitted(frames.kept, self._catalog, state.table, rows_columns(stream))
-        rows = kept.repartitionByRange(files, *order) if files > 1 else kept.coalesce(1)
+        # The records of whole partitions of the topic go into a file where that makes enough files: none is moved.
+        enough = files <= frames.read.decoded.rdd.getNumPartitions()
+        rows = kept.coalesce(files) if enough else kept.repartitionByRange(files, *order)
         # They come by date, all of one hour: so a task has one file open at a time, however many dates there are. Asked
         # for nothing, or Iceberg would sort them by date alone.
-        write = {"use-table-distribution-and-ordering": "false", "fanout-enabled": "false"}
+        write = {
+            "use-table-distribution-and-ordering": "false",
+            "fanout-enabled": "false",
+            "target-file-size-bytes": str(stream.files.target),
+        }
         staged = stage(rows.sortWithinPartitions(*order), lake, self._catalog, stream.table, new_id(), write)
         note(attempt=staged.wap_id)
         reach(Step.BATCH_ROWS_STAGED)

@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 
 SAMPLE = 5
 
-# Offsets of a partition that are compared as one. Of a thousand records one is a duplicate at most, as a rule, which
-# makes its block differ.
-_BLOCK = 128
-# How many blocks are sent to every task in place of a shuffle: some tens of megabytes.
-_SENT = 500_000
-
 # Over `speed` and `batch` (hashes of the content, null without the row), `removed` (batch dropped it as a duplicate)
 # and `unread` (outside of what the speed layer's rows account for).
 KIND = """CASE
@@ -94,57 +88,23 @@ def unexplained_counts(diff: Diff | None, gaps: Mapping[str, int] | None, covere
 
 def compare(speed: DataFrame, batch: DataFrame, duplicates: DataFrame, unread: Ranges) -> Difference:
     """Compare the rows of one hour in Spark. All hold `kafka_partition` and `kafka_offset`, the first two the whole
-    rows. `unread` is what the speed layer's rows do not account for (`anabranch.protocol.coverage`).
-
-    Blocks of offsets are compared as wholes first, so that only rows of those that differ are moved.
-    """
+    rows. `unread` is what the speed layer's rows do not account for (`anabranch.protocol.coverage`)."""
     from pyspark.sql import functions as F
 
-    at, block = ["kafka_partition", "kafka_offset"], ["kafka_partition", "block"]
-    content = [field for field in batch.schema.fields if field.name not in at]
-    number = F.floor(F.col("kafka_offset") / _BLOCK).alias("block")
-    left = speed.select(*at, number, _hash(content).alias("speed"))
-    right = batch.select(*at, number, _hash(content).alias("batch"))
-    blocks = _blocks(left, right).localCheckpoint()
-    summary = blocks.groupBy("same").agg(F.count("*"), F.sum("batch")).collect()
-    of = {row["same"]: (row[1], row[2]) for row in summary}
-    counts, shown = {"same": of[True][1]} if True in of else {}, []
-    if False in of:
-        differing = blocks.where("NOT same").select(*block)
-        few = F.broadcast(differing) if of[False][0] <= _SENT else differing
-        left, right = (rows.join(few, block, "left_semi").drop("block") for rows in (left, right))
-        removed = duplicates.select(*at, F.lit(True).alias("removed"))
-        joined = left.join(right, at, "full_outer").join(removed, at, "left")
-        judged = joined.withColumn("unread", F.expr(inside(unread))).select(*at, F.expr(KIND).alias("kind"))
-        for row in judged.groupBy("kind").count().collect():
-            counts[row["kind"]] = counts.get(row["kind"], 0) + row["count"]
-        if set(counts) & set(SHOWN):
-            shown = judged.where(F.col("kind").isin(*SHOWN)).orderBy("kind", *at).limit(SAMPLE).collect()
+    key = ["kafka_partition", "kafka_offset"]
+    content = [field for field in batch.schema.fields if field.name not in key]
+    left = speed.select(*key, _hash(content).alias("speed"))
+    right = batch.select(*key, _hash(content).alias("batch"))
+    removed = duplicates.select(*key, F.lit(True).alias("removed"))
+    joined = left.join(right, key, "full_outer").join(removed, key, "left")
+    judged = joined.withColumn("unread", F.expr(inside(unread))).select(*key, F.expr(KIND).alias("kind"))
+    counts = {row["kind"]: row["count"] for row in judged.groupBy("kind").count().collect()}
+    differing = judged.where(F.col("kind").isin(*SHOWN))
+    shown = differing.orderBy("kind", *key).limit(SAMPLE).collect() if set(counts) & set(SHOWN) else []
     sample = [
         {"kind": row["kind"], "partition": row["kafka_partition"], "offset": row["kafka_offset"]} for row in shown
     ]
     return to_difference(counts, sample)
-
-
-def _blocks(left: DataFrame, right: DataFrame) -> DataFrame:
-    """For each block of offsets how many rows of it the batch layer has, and whether both layers have the same."""
-    from pyspark.sql import functions as F
-
-    def side(rows: DataFrame, name: str) -> DataFrame:
-        # The offset goes in too, or rows that changed places would be the same. Two rows alike have the same digest as
-        # none, so their number counts as well.
-        digest = F.bit_xor(F.xxhash64("kafka_offset", name)).alias("digest")
-        return rows.groupBy("kafka_partition", "block").agg(F.count("*").alias(name), digest)
-
-    columns = ["kafka_partition", "block", "speed", "batch", "digest"]
-    one = side(left, "speed").withColumn("batch", F.lit(0).cast("bigint")).select(columns)
-    other = side(right, "batch").withColumn("speed", F.lit(0).cast("bigint")).select(columns)
-    return (
-        one.union(other)
-        .groupBy("kafka_partition", "block")
-        .agg(F.sum("speed").alias("speed"), F.sum("batch").alias("batch"), F.bit_xor("digest").alias("digest"))
-        .selectExpr("kafka_partition", "block", "batch", "speed = batch AND digest = 0 AS same")
-    )
 
 
 def _hash(content: Sequence[StructField]) -> Column:
