@@ -43,7 +43,7 @@ from anabranch.retry import Retry
 from anabranch.spark.session import explain_spark, explained, open_session, stop_on_signal
 from speed_layer import certain
 from speed_layer.micro_batch import MicroBatches
-from speed_layer.plan import Skip, chunks, plan_return
+from speed_layer.plan import Skip, chunks, plan_return, reaches_log_end
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -155,6 +155,9 @@ class SpeedJob:
         stream = self._job.stream
         self._failure = None
         starts = {"offsets": dict(position)}
+        # For the next micro-batch Kafka is asked where the log ends after this moment.
+        clock = self._job.lake.clock
+        asked = {"after": clock.elapsed()}
         LOG.info("stream %s: reading from the table's position %s", stream.name, to_keys(position))
         limit = stream.speed.max_offsets_per_trigger
         frame = read_stream(self._spark, self._job.environment.kafka, stream.topic, position, limit)
@@ -170,8 +173,11 @@ class SpeedJob:
                 try:
                     ends = _batch_end(checkpoint, batch_id, stream.topic)
                     ranges = {p: (starts["offsets"].get(p, 0), e) for p, e in ends.items()}
-                    self._published += self._batches.hand_over(lambda: batch, ranges)
+                    read_until = clock.time_of(asked["after"]) if reaches_log_end(ranges, limit) else None
+                    self._published += self._batches.hand_over(lambda: batch, ranges, read_until)
                     starts["offsets"] = ends
+                    if not self._available_now:
+                        asked["after"] = clock.elapsed()
                 except Exception as error:
                     self._failure = error
                     raise
@@ -187,6 +193,10 @@ class SpeedJob:
         try:
             while query.isActive and not self._stop.is_set() and not self._batches.has_failed:
                 query.awaitTermination(1)
+                # What is available now is asked for once, when the query starts.
+                now = clock.elapsed()
+                if not self._available_now and not query.status["isTriggerActive"]:
+                    asked["after"] = now
             if query.isActive:
                 with self._running:
                     query.stop()

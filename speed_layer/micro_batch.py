@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
@@ -115,7 +116,7 @@ class MicroBatches:
         self._publisher.shutdown()
         self._rollup.close()
 
-    def hand_over(self, frame: Callable[[], DataFrame], ranges: Ranges) -> int:
+    def hand_over(self, frame: Callable[[], DataFrame], ranges: Ranges, read_until: datetime | None = None) -> int:
         """Stage the records of `ranges`, which `frame` reads from Kafka, and leave their publish to a thread of its
         own; the next call stages beside it.
 
@@ -132,8 +133,8 @@ class MicroBatches:
                 self._discard(staged)
             raise
         if staged is None:
-            return published + self.publish(frame, ranges)
-        self._under_way = self._publisher.submit(self.publish, frame, ranges, staged, began)
+            return published + self.publish(frame, ranges, read_until=read_until)
+        self._under_way = self._publisher.submit(self.publish, frame, ranges, staged, began, read_until)
         return published
 
     def wait(self) -> int:
@@ -154,8 +155,10 @@ class MicroBatches:
         ranges: Ranges,
         staged: StagedBatch | None = None,
         began: float | None = None,
+        read_until: datetime | None = None,
     ) -> int:
-        """Publish the records of `ranges`, which `frame` reads from Kafka; returns how many offsets it published.
+        """Publish the records of `ranges`, which `frame` reads from Kafka; returns how many offsets it published. They
+        end where the log did at `read_until` or later, if that is known.
 
         What is published already is skipped, what overlaps is trimmed, and what belongs to hours that are not decided
         yet follows in a publish of its own. Of what is `staged` already, none is staged again unless it has to be.
@@ -165,12 +168,17 @@ class MicroBatches:
         published, whole = 0, False
         while not whole:
             with fields(offsets=ranges_to_keys(ranges)):
-                part, whole = self._publish_next(frame, ranges, staged, began or time.monotonic())
+                part, whole = self._publish_next(frame, ranges, staged, began or time.monotonic(), read_until)
             published, staged, began = published + part, None, None
         return published
 
     def _publish_next(
-        self, frame: Callable[[], DataFrame], ranges: Ranges, staged: StagedBatch | None, began: float
+        self,
+        frame: Callable[[], DataFrame],
+        ranges: Ranges,
+        staged: StagedBatch | None,
+        began: float,
+        read_until: datetime | None,
     ) -> tuple[int, bool]:
         """Publish what of `ranges` belongs to hours that are decided; how many offsets, and whether that was all."""
         if staged is not None and staged.attempt is not None:
@@ -213,7 +221,8 @@ class MicroBatches:
                 merge.merge(self._lake, self._stream)
                 return Again.AGAIN
             # Step 3: publish.
-            return state, plan_publish(decided, plan, staged, _hours_of(state, staged), new_id(), self._confirmed)
+            hours = _hours_of(state, staged)
+            return state, plan_publish(decided, plan, staged, hours, new_id(), self._confirmed, read_until)
 
         landed = run(self._lake, self._stream.table, decide, f"stream {self._stream.name}")
         assert decided is not None

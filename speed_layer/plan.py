@@ -150,8 +150,10 @@ def plan_publish(
     hour_of: Mapping[str, str],
     id: str,
     confirmed: frozenset[str],
+    read_until: datetime | None = None,
 ) -> Publish:
-    """The publish of a staged micro-batch. `hour_of` names the hour of each staged file, by path.
+    """The publish of a staged micro-batch. `hour_of` names the hour of each staged file, by path; the whole of it ends
+    where the log ended at `read_until` or later.
 
     Rows of hours that the batch layer serves go to `speed` only, and so do those of an hour whose rows in `main` a
     merge kept: `main` may hold the same offsets already, and is given the hour once the speed layer covers it.
@@ -167,6 +169,7 @@ def plan_publish(
         position=advance(decided.position, plan.todo),
         dead_letters=(waiting_speed(staged.dead, decided.now),) if staged.dead else (),
         confirmed=confirmed,
+        read_until=read_until if plan.whole else None,
     )
 
 
@@ -301,6 +304,14 @@ def _skip_forgotten(state: State, position: Offsets) -> Skip | None:
     if size(behind) == 0 or state.timeline.open == state.timeline.first:
         return None
     return Skip((), dict(position) | {p: max(s, position.get(p, 0)) for p, s in start.items()})
+
+
+def reaches_log_end(ranges: Ranges, at_most: int) -> bool:
+    """Whether a micro-batch of Spark's, which takes `at_most` offsets, reaches the log's end as it was asked for. Pure.
+
+    Where there is more than it takes, each partition's share is rounded down.
+    """
+    return size(ranges) <= at_most - len(ranges)
 
 
 def chunks(ranges: Ranges, at_most: int) -> list[Ranges]:

@@ -38,9 +38,11 @@ from anabranch.protocol.state import (
     SETTLED,
     TIMELINE,
     State,
+    plan_after,
     read_state,
 )
 from anabranch.protocol.turns import Place, in_line
+from anabranch.protocol.watermarks import Watermarks, plan_watermarks
 from anabranch.table.commits import Change, Commit, Tag
 from anabranch.table.lake import Lake
 from anabranch.table.snapshots import expired_tags, head, plan_expiry
@@ -56,7 +58,10 @@ TAG_AGE = timedelta(days=7)
 
 @dataclass(frozen=True)
 class Publish:
-    """What a decision wants committed. `changes` carry the decision's own properties; the rest is filled in here."""
+    """What a decision wants committed. `changes` carry the decision's own properties; the rest is filled in here.
+
+    `read_until`: `position` is known to have been the log's end then, or to lie behind what that was.
+    """
 
     id: str
     changes: tuple[Change, ...]
@@ -68,6 +73,7 @@ class Publish:
     tags: tuple[Tag, ...] = ()
     remove_properties: tuple[str, ...] = ()
     merges: bool = False
+    read_until: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -107,15 +113,18 @@ def new_tag(state: State, name: str, branch: str, now: datetime) -> Tag:
 
 
 def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
-    """The commit of a publish: properties carried on each branch, expiry, and the three heads it rests on. Pure."""
+    """The commit of a publish: properties carried on each branch, what `main` promises with it, expiry, and the three
+    heads it rests on. Pure."""
     content = dict(state.content)
     content |= {c.branch: publish.id for c in publish.changes if c.branch != "main" and c.changes_rows}
     merged = any(c.branch == "main" for c in publish.changes)
+    promised = _watermarks(state, publish)
     changes = []
     by_batch = {k: v for c in publish.changes if c.branch == "batch" for k, v in c.properties.items()}
     for change in publish.changes:
         properties = dict(change.properties) | {TIMELINE: publish.timeline.to_json()}
         if change.branch == "main":
+            properties |= promised
             # A batch branch that is lost begins again there, and what it had accepted stays accepted.
             properties |= {SETTLED: by_batch[SETTLED]} if SETTLED in by_batch else {}
             properties |= {ACCEPTED: by_batch[ACCEPTED]} if ACCEPTED in by_batch else {}
@@ -143,8 +152,17 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
         tags=publish.tags,
         drop_tags=gone,
         expire=plan_expiry(state.table, publish.id, now),
+        set_properties=promised,
         remove_properties=publish.remove_properties,
     )
+
+
+def _watermarks(state: State, publish: Publish) -> dict[str, str]:
+    """What `main` promises once the publish has landed; what it promises no more is empty."""
+    after = plan_after(state, publish.changes, publish.timeline, publish.position)
+    before = Watermarks.from_properties(state.branch_properties["main"])
+    promised = plan_watermarks(after, before, publish.merges or state.is_merged, publish.read_until)
+    return dict.fromkeys(before.to_properties(), "") | promised.to_properties()
 
 
 def land(lake: Lake, state: State, publish: Publish, now: datetime, place: Place | None = None) -> Landed | None:

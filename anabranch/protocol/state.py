@@ -23,6 +23,7 @@ from anabranch.table.side_files import SideFileGone
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
+    from anabranch.table.commits import Change
     from anabranch.table.lake import Lake
 
 
@@ -105,6 +106,22 @@ class State:
     def is_merged(self) -> bool:
         """Whether `main` was made from the other two heads as they are now."""
         return all(self.merged.get(b, "") == self.content[b] for b in ("speed", "batch"))
+
+
+def plan_after(state: State, changes: Iterable[Change], timeline: Timeline, position: Position | None) -> State:
+    """What the table says once a publish of these has landed, for what is derived from it: position, timeline, accepted
+    hours, overrides and kept hours. All else is as before. Pure."""
+    said = {change.branch: change.properties for change in changes}
+    batch, main = said.get("batch", {}), said.get("main", {})
+    return replace(
+        state,
+        position=position or state.position,
+        timeline=timeline,
+        accepted=_accepted(batch) if ACCEPTED in batch else state.accepted,
+        settled_before=batch.get(SETTLED, state.settled_before),
+        overrides=json.loads(main[OVERRIDES]) if OVERRIDES in main else state.overrides,
+        retained_hours=tuple(json.loads(main[KEPT])) if KEPT in main else state.retained_hours,
+    )
 
 
 def load_state(lake_: Lake, table_name: str) -> State:

@@ -75,6 +75,14 @@ class Clock:
                 )
         return wall
 
+    def elapsed(self) -> float:
+        """Seconds by a clock that nobody sets, and that is compared with none."""
+        return self._elapsed()
+
+    def time_of(self, elapsed: float) -> datetime:
+        """What the time was when `elapsed` said so many seconds. Raises like `now`."""
+        return self.now() - timedelta(seconds=max(0.0, self._elapsed() - elapsed))
+
     def compare(self) -> datetime:
         """The same, after asking the other clock."""
         store_time = self._ask() if self._ask is not None else None

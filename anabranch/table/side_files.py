@@ -37,6 +37,9 @@ _ITSELF = {
     "anabranch.merged": 1_000,
     "anabranch.dead-letters": 1_000,
     "anabranch.dead-letters-done": 8_000,
+    # For readers of any engine.
+    "anabranch.complete-through": 100,
+    "anabranch.fresh-through": 100,
 }
 # Those of the batch layer wait for an hour, in which the speed layer's publishes carry them on.
 _ITSELF_WHILE_NEW = "anabranch.dead-letters"

@@ -85,6 +85,15 @@ def test_a_clock_that_is_set_right_while_a_job_runs_is_believed() -> None:
     assert world.requests == 2
 
 
+def test_a_moment_that_has_passed_is_told_by_the_clock_as_it_is_by_now() -> None:
+    world = World()
+    one = world.clock()
+    before, then = one.elapsed(), one.now()
+    world.true += timedelta(minutes=5)
+    assert one.time_of(before) == then
+    assert one.time_of(one.elapsed() + 60) == one.now()  # never ahead
+
+
 def test_small_steps_do_not_add_up_to_a_wrong_time() -> None:
     """The hazard: each step of 20 s is small beside the one before it."""
     world = World()

@@ -29,6 +29,7 @@ from speed_layer.plan import (
     plan_return,
     plan_skip,
     plan_write,
+    reaches_log_end,
 )
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
@@ -143,6 +144,18 @@ def test_every_offset_of_a_micro_batch_gets_the_one_hour_that_holds_it(
             expected = next((h.hour for h in hours if h.ends and offset < h.ends.get(p, 0)), "running")
             assert matches == [expected]
     assert sum(size(part) for part in assigned.values()) == size(ranges)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.integers(1, 120))
+def test_a_micro_batch_that_spark_cut_short_is_not_taken_for_the_logs_end(waiting: list[int], at_most: int) -> None:
+    """Spark gives each partition its share of what it takes, rounded down, and at least one offset."""
+    total = sum(waiting)
+    taken = [w if total <= at_most else min(w, max(1, at_most * w // total)) if w else 0 for w in waiting]
+    ranges = {p: (7, 7 + n) for p, n in enumerate(taken)}
+    if reaches_log_end(ranges, at_most):
+        assert taken == waiting
+    assert reaches_log_end({0: (0, 5), 1: (3, 3)}, 7)
+    assert not reaches_log_end({0: (0, 6), 1: (3, 3)}, 7)
 
 
 @given(RANGES, st.integers(1, 12))

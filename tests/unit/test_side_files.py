@@ -40,6 +40,7 @@ from anabranch.protocol.state import (
     lost_entries,
     read_state,
 )
+from anabranch.protocol.watermarks import COMPLETE_THROUGH, FRESH_THROUGH
 from anabranch.table import admin, orphans, register, side_files, snapshots
 from anabranch.table.commits import Change, Outcome, Tag
 from anabranch.table.prepare import prepare
@@ -245,7 +246,8 @@ def test_dead_letters_of_each_micro_batch_write_no_file(long: StreamLake) -> Non
 
 def test_what_changes_with_every_publish_stands_in_the_snapshot() -> None:
     """The hazard: a file for each micro-batch and branch. The module names the properties by their words."""
-    assert {POSITION, CONTENT, MERGED, DEAD_LETTERS, DONE, snapshots.PUBLISH_ID} == set(side_files._ITSELF)
+    own = {POSITION, CONTENT, MERGED, DEAD_LETTERS, DONE, snapshots.PUBLISH_ID, COMPLETE_THROUGH, FRESH_THROUGH}
+    assert own == set(side_files._ITSELF)
     assert side_files._TIMELINE == TIMELINE
 
 

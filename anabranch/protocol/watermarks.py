@@ -1,0 +1,119 @@
+"""What a publish promises those who read `main`: through which hour it is complete, through which moment it is fresh.
+
+Both are derived from the state that a publish leaves behind, and stated by that publish: as properties of the table,
+and of the snapshot that it makes on `main`. Readers of any engine find them without a client of ours. Pure.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from anabranch.hours import end_of, shift
+from anabranch.position import Offsets
+from anabranch.protocol.state import State
+
+COMPLETE_THROUGH = "anabranch.complete-through"
+FRESH_THROUGH = "anabranch.fresh-through"
+
+
+@dataclass(frozen=True)
+class Watermarks:
+    """`complete_through` is the last hour such that it and all before it are accepted. `fresh_through` is a moment up
+    to which `main` holds what Kafka had acknowledged, of transactions what they had committed. None: nothing yet.
+
+    Of a whole hour, a moment is one of Kafka's timestamps, by which hours are cut; within the running hour, one of the
+    speed layer's clock.
+    """
+
+    complete_through: str | None = None
+    fresh_through: datetime | None = None
+
+    def to_properties(self) -> dict[str, str]:
+        """As snapshots and the table carry them: the hour as hours are written, the moment as
+        `2026-11-21T03:12:45.123Z`, rounded down; what is None is not there."""
+        said = {}
+        if self.complete_through is not None:
+            said[COMPLETE_THROUGH] = self.complete_through
+        if self.fresh_through is not None:
+            moment = self.fresh_through.astimezone(UTC).isoformat(timespec="milliseconds")
+            said[FRESH_THROUGH] = moment.replace("+00:00", "Z")
+        return said
+
+    @staticmethod
+    def from_properties(properties: Mapping[str, str]) -> Watermarks:
+        fresh = properties.get(FRESH_THROUGH)
+        moment = datetime.fromisoformat(fresh) if fresh else None
+        return Watermarks(properties.get(COMPLETE_THROUGH) or None, moment)
+
+
+def plan_watermarks(
+    state: State, before: Watermarks, is_merged: bool, read_until: datetime | None = None
+) -> Watermarks:
+    """What a publish promises that leaves `state` behind, after what `main` promised `before`.
+
+    Fresh through what was promised before, the end of the hours that `main` holds whole, and `read_until`: when the log
+    ended at the position at the latest, as far as the publisher knows. Only the first of them while `main` is not
+    merged. An hour that lacks records which the speed layer jumped over, and that is not accepted, holds it back.
+    """
+    candidates = [before.fresh_through]
+    if is_merged:
+        lacking, last = _lacking(state), _last_held(state)
+        candidates.append(end_of(last) if last is not None else None)
+        candidates.append(read_until if lacking is None else None)
+    return Watermarks(complete_through(state), max((m for m in candidates if m is not None), default=None))
+
+
+def complete_through(state: State) -> str | None:
+    """The last hour such that it and all before it, from the stream's first, are accepted; None when there is none."""
+    timeline = state.timeline
+    hour = max(timeline.first, min(state.settled_before, timeline.open))
+    waiting = min((h for h in timeline.sealed if h not in state.accepted), default=timeline.open)
+    while hour < waiting and state.is_accepted(hour):
+        hour = shift(hour, 1)
+    hour = min(hour, waiting)
+    return shift(hour, -1) if hour > timeline.first else None
+
+
+def _last_held(state: State) -> str | None:
+    """The last hour such that `main` holds it and all before it whole, by the ends that are decided."""
+    timeline, cuts = state.timeline, state.cuts
+    ended = sorted(timeline.boundaries)
+    frontier = shift(ended[-1], 1) if ended else timeline.open
+    wanted = {*timeline.start, *state.position.offsets}
+
+    def is_behind(hour: str) -> bool:
+        cut = cuts.get(hour)
+        ends: Offsets = cut.ends if cut is not None else timeline.boundaries.get(hour, {})
+        lacks = cut is None and not wanted <= ends.keys()
+        return lacks or any(state.position.offsets.get(p, 0) < end for p, end in ends.items())
+
+    # Ends never fall from one hour to the next of a log.
+    hours = [*(h for h in _by_speed(state) if h >= timeline.since), *ended]
+    at = bisect_left(hours, True, key=is_behind)
+    missing = [h for h in (hours[at] if at < len(hours) else None, _lacking(state)) if h is not None]
+    last = shift(min([frontier, *missing]), -1)
+    # Where a log was given up, records went on coming in its last hour, which belong to the hour after it.
+    while any(a.hour == last for a in timeline.adoptions):
+        last = shift(last, -1)
+    return last if last >= timeline.first else None
+
+
+def _by_speed(state: State) -> list[str]:
+    """The sealed hours that are served from the speed layer, oldest first."""
+    sealed = {*state.timeline.sealed, *state.overrides}
+    return sorted(h for h in sealed if state.is_sealed(h) and state.served_by(h) == "speed")
+
+
+def _lacking(state: State) -> str | None:
+    """The oldest hour served from the speed layer that `main` does not have whole, whatever the position: jumped over,
+    dropped since, or kept by a merge until the speed layer covers it."""
+    timeline = state.timeline
+    lacking = set(state.retained_hours)
+    if timeline.skipped or timeline.covered_from:
+        skipped, kept = set(timeline.skipped), set(timeline.kept)
+        lacking |= {h for h in skipped if h >= timeline.open}
+        lacking |= {h for h in _by_speed(state) if h in skipped or (h < timeline.covered_from and h not in kept)}
+    return min(lacking, default=None)

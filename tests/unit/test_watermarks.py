@@ -1,0 +1,202 @@
+"""What a publish promises downstream: complete through an hour, fresh through a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lakes import FIRST, StreamLake, new_lake, new_state
+
+from anabranch.hours import Adoption, Cut, Timeline, end_of, hours_between, shift
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.state import Accepted, State
+from anabranch.protocol.watermarks import (
+    COMPLETE_THROUGH,
+    FRESH_THROUGH,
+    Watermarks,
+    complete_through,
+    plan_watermarks,
+)
+from anabranch.table import snapshots
+from anabranch.table.commits import Change, Outcome
+
+NOTHING = Watermarks()
+
+
+def at(n: int) -> str:
+    return shift(FIRST, n)
+
+
+def cut(n: int) -> Cut:
+    """Of hour n: ten offsets of one partition."""
+    return Cut("t", {0: (10 * n, 10 * n + 10)})
+
+
+def sealed_state(hours: int, accepted: Iterable[int] = (), position: int = 0, **values: Any) -> State:
+    """`hours` sealed hours, of which some are accepted, and a position."""
+    done = set(accepted)
+    given = values.pop("timeline", {})
+    timeline = Timeline(
+        FIRST, at(hours), {0: 10 * hours}, sealed={at(n): cut(n) for n in range(hours) if n not in done}, **given
+    )
+    by_hour = {at(n): Accepted(1, cut(n)) for n in done}
+    return new_state(timeline, {0: position}, accepted=by_hour, **values)
+
+
+def fresh(state: State, **values: Any) -> datetime | None:
+    given: dict[str, Any] = {"before": NOTHING, "is_merged": True}
+    return plan_watermarks(state, **(given | values)).fresh_through
+
+
+def test_complete_is_the_last_hour_before_the_first_that_is_not_accepted() -> None:
+    assert complete_through(sealed_state(0)) is None
+    assert complete_through(sealed_state(3, accepted=[1, 2])) is None
+    assert complete_through(sealed_state(5, accepted=[0, 1, 3, 4])) == at(1)
+    assert complete_through(sealed_state(5, accepted=range(5))) == at(4)
+
+
+def test_hours_that_are_forgotten_one_by_one_are_complete() -> None:
+    remembered = sealed_state(60, accepted=range(50, 60), settled_before=at(50))
+    newest = {at(n): Accepted(1, cut(n)) for n in (58, 59)}
+    forgotten = replace(remembered, timeline=replace(remembered.timeline, sealed={}), accepted=newest)
+    assert complete_through(replace(forgotten, settled_before=at(58))) == at(59)
+    waits_again = replace(forgotten.timeline, sealed={at(7): cut(7)})
+    assert complete_through(replace(forgotten, timeline=waits_again, settled_before=at(58))) == at(6)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(0, 12), st.data())
+def test_complete_is_what_counting_from_the_first_hour_says(hours: int, data: st.DataObject) -> None:
+    done = data.draw(st.sets(st.integers(0, max(0, hours - 1)), max_size=hours)) if hours else set()
+    settled = next((n for n in range(hours) if n not in done), hours)
+    state = sealed_state(hours, done, settled_before=at(data.draw(st.integers(0, settled))))
+    counted = None
+    for hour in hours_between(state.timeline.first, state.timeline.open):
+        if not state.is_accepted(hour):
+            break
+        counted = hour
+    assert complete_through(state) == counted
+
+
+def test_fresh_is_the_end_of_the_hours_that_main_holds_whole() -> None:
+    # By the speed layer's position, by what is accepted ahead of it, and not behind an hour that is neither.
+    assert fresh(sealed_state(3, position=25)) == end_of(at(1))
+    assert fresh(sealed_state(4, accepted=[2, 3], position=20)) == end_of(at(3))
+    assert fresh(sealed_state(4, accepted=[0, 3], position=19)) == end_of(at(0))
+    assert fresh(sealed_state(0)) is None
+
+
+def test_ends_that_are_decided_but_not_sealed_count() -> None:
+    state = sealed_state(1, position=20, timeline={"boundaries": {at(1): {0: 20}, at(2): {0: 30}}})
+    assert fresh(state) == end_of(at(1))
+    # Another partition's end is not known.
+    unknown = replace(state.position, offsets={0: 20, 1: 5})
+    assert fresh(replace(state, position=unknown)) == end_of(at(0))
+
+
+def test_the_speed_layers_word_counts_unless_an_hour_lacks_what_it_jumped_over() -> None:
+    word = end_of(at(3)) + timedelta(minutes=12)
+    assert fresh(sealed_state(4, position=45), read_until=word) == word
+    jumped = sealed_state(4, position=45, timeline={"skipped": (at(2),)})
+    assert fresh(jumped, read_until=word) == end_of(at(1))
+    accepted = sealed_state(4, accepted=[2], position=45, timeline={"skipped": (at(2),)})
+    assert fresh(accepted, read_until=word) == word
+    # Of the running hour too.
+    running = sealed_state(4, position=45, timeline={"skipped": (at(4),)})
+    assert fresh(running, read_until=word) == end_of(at(3))
+
+
+def test_an_hour_that_a_merge_kept_holds_it_back() -> None:
+    """The hazard: what the speed layer reads of it goes to its own branch alone, until it covers the hour."""
+    word = end_of(at(3)) + timedelta(minutes=12)
+    assert fresh(sealed_state(4, position=45, retained_hours=(at(2),)), read_until=word) == end_of(at(1))
+    assert fresh(sealed_state(4, position=45, retained_hours=(at(4),)), read_until=word) == end_of(at(3))
+
+
+def test_an_hour_whose_speed_rows_were_dropped_and_that_waits_again_holds_it_back() -> None:
+    state = sealed_state(6, accepted=[0, 1, 4], position=60, timeline={"covered_from": at(4), "kept": (at(2),)})
+    assert fresh(state) == end_of(at(2))
+
+
+def test_a_promise_is_kept_and_an_unmerged_main_makes_no_new_one() -> None:
+    before = Watermarks(None, end_of(at(2)))
+    assert fresh(sealed_state(4, position=10), before=before) == end_of(at(2))
+    assert fresh(sealed_state(4, position=40), before=before) == end_of(at(3))
+    assert fresh(sealed_state(4, position=40), before=before, is_merged=False) == end_of(at(2))
+
+
+def test_the_hour_in_which_a_log_was_given_up_ends_with_the_one_after_it() -> None:
+    """The hazard: it was sealed before its end on the clock, and what came afterwards is of the next hour."""
+    adoption = Adoption(at(2), "old", {0: 0})
+    given_up = sealed_state(3, accepted=[0, 1, 2], timeline={"adoptions": (adoption,)})
+    assert fresh(given_up) == end_of(at(1))
+    timeline = replace(given_up.timeline, open=at(4), sealed={at(3): Cut("t", {0: (0, 5)})})
+    went_on = replace(given_up, timeline=timeline, position=replace(given_up.position, offsets={0: 5}))
+    assert fresh(went_on) == end_of(at(3))
+
+
+def test_properties_are_what_engines_can_read() -> None:
+    moment = datetime(2026, 11, 21, 3, 12, 45, 123_999, UTC)
+    said = Watermarks("2026-11-21T02", moment).to_properties()
+    assert said == {COMPLETE_THROUGH: "2026-11-21T02", FRESH_THROUGH: "2026-11-21T03:12:45.123Z"}
+    assert Watermarks.from_properties(said) == Watermarks("2026-11-21T02", moment.replace(microsecond=123_000))
+    assert NOTHING.to_properties() == {}
+    assert Watermarks.from_properties({COMPLETE_THROUGH: "", FRESH_THROUGH: ""}) == NOTHING
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    timeline = Timeline(FIRST, at(2), {0: 20}, sealed={at(n): cut(n) for n in range(2)})
+    return new_lake(tmp_path, timeline=timeline)
+
+
+def stated(lake: StreamLake) -> tuple[Watermarks, Watermarks]:
+    """By the table, and by the snapshot that `main` is at."""
+    table = lake.table()
+    summary = snapshots.head(table, "main").summary
+    assert summary is not None
+    return Watermarks.from_properties(table.properties), Watermarks.from_properties(summary.additional_properties)
+
+
+def test_every_publish_states_them_in_its_own_commit(lake: StreamLake) -> None:
+    before = len(lake.table().metadata.snapshots)
+    word = end_of(at(1)) + timedelta(minutes=1)
+    rows = lake.stage([(at(0), 0, 3), (at(1), 0, 12), (at(2), 0, 21)])
+    assert lake.publish(replace(lake.speed(rows, {0: 22}), read_until=word)) is Outcome.LANDED
+    assert stated(lake) == (Watermarks(None, word), Watermarks(None, word))
+
+    state = lake.state()
+    hour = lake.stage([(at(0), 0, 3)])
+    sealed = replace(state.timeline, sealed={at(1): cut(1)})
+    assert lake.publish(lake.accept(hour, at(0), Accepted(1, cut(0)), timeline=sealed)) is Outcome.LANDED
+    assert stated(lake) == (Watermarks(at(0), word), Watermarks(at(0), word))
+
+    # A seal changes no row of main: the table alone says what it adds.
+    state = lake.state()
+    ended = replace(state.timeline, open=at(3), start={0: 22}, sealed={at(1): cut(1), at(2): Cut("t", {0: (20, 22)})})
+    assert lake.publish(Publish(new_id(), (Change("speed"),), ended), state) is Outcome.LANDED
+    assert stated(lake) == (Watermarks(at(0), end_of(at(2))), Watermarks(at(0), word))
+    # Two snapshots each, and one for the seal; what was staged is gone with its publish.
+    assert len(lake.table().metadata.snapshots) == before + 5
+
+
+def test_what_is_promised_no_more_is_empty(lake: StreamLake) -> None:
+    """An operator set `batch` back: its hours wait again."""
+    table = lake.table()
+    back = table.metadata.refs["batch"].snapshot_id
+    staged = lake.stage([(at(0), 0, 3)])
+    sealed = replace(lake.state().timeline, sealed={at(1): cut(1)})
+    assert lake.publish(lake.accept(staged, at(0), Accepted(1, cut(0)), timeline=sealed)) is Outcome.LANDED
+    assert stated(lake)[0].complete_through == at(0)
+
+    lake.table().manage_snapshots().create_branch(back, "batch").commit()
+    lake.move("main")
+
+    assert stated(lake)[0].complete_through is None
+    assert lake.table().properties[COMPLETE_THROUGH] == ""
