@@ -63,6 +63,56 @@ def audit(stream: str, hours: tuple[str, str] | None, no_kafka: bool, conf: str 
 
 @click.command()
 @click.argument("stream")
+@click.option("--since", metavar="HOUR|SNAPSHOT|TOKEN", help="What the consumer holds; without it, nothing.")
+@click.option("--follow", is_flag=True, help="Wait for more, until stopped.")
+@click.option("--every", metavar="DURATION", default="5 seconds", show_default=True, help="How often --follow looks.")
+@options
+def changes(stream: str, since: str | None, follow: bool, every: str, conf: str | None, output: str) -> None:
+    """Each hour that became complete or was stated anew, in order, for consumers that follow the table.
+
+    One line each (with --output json one object): hour, revision, layer, snapshot, rows, files that came and left, and
+    the token to go on from. SINCE is such a token; an hour, from which on hours are wanted; or a snapshot of main, by
+    its id or tag, that the consumer has copied. An hour's rows take the place of all that is held of it.
+    """
+    from contextlib import suppress
+
+    from anabranch.config import parse_duration
+    from serving_layer import changes as feed
+    from serving_layer.changes.printing import print_change
+
+    try:
+        pause = parse_duration(every)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--every") from error
+    job = open_stream(stream, conf)
+    token = feed.start_from(job, since)
+    # To be interrupted is how a follower ends.
+    with suppress(KeyboardInterrupt):
+        for change in feed.follow(job, token, pause) if follow else feed.poll(job, token):
+            print_change(change, output)
+
+
+@click.command()
+@click.argument("stream")
+@click.option("--event-time", required=True, metavar="DAY|HOUR", help="Such as 2026-11-20, or 2026-11-20T13 (UTC).")
+@options
+def complete(stream: str, event_time: str, conf: str | None, output: str) -> None:
+    """Whether every event of a day is there: the ingest hours that can hold some, and which are not accepted yet.
+
+    By the bounds of `event_time:` in the stream's file, as it is now. The exit code is 1 while the day is not complete.
+    """
+    from anabranch.protocol.state import load_state
+    from serving_layer.views import complete
+
+    job = open_stream(stream, conf)
+    view = complete.completeness(job.stream, load_state(job.lake, job.stream.table), event_time)
+    complete.print_completeness(view, output)
+    if not view.complete:
+        sys.exit(1)
+
+
+@click.command()
+@click.argument("stream")
 @hour_argument
 @click.option("--samples", type=click.IntRange(0), default=5, show_default=True, help="Rows to show of each kind.")
 @options

@@ -37,7 +37,7 @@ from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import Accepted, State
 from anabranch.remote_errors import lake_errors
 from anabranch.table.lake import Lake
-from anabranch.table.ledger_files import PerFile, Span, has_many, read
+from anabranch.table.ledger_files import PerFile, Span, has_many, read, read_since
 from anabranch.table.snapshots import snapshots_by_commit
 
 if TYPE_CHECKING:
@@ -177,26 +177,42 @@ def history(
     if hours is not None and not isinstance(hours, Span) and not hours:
         return []
     table = lake.load(table_name)
-    # A newer version of the code may have added columns.
-    columns = tuple(c for c in table.schema().column_names if c in _KNOWN and c not in without)
     with lake_errors(f"read ledger {table_name}"):
-        rows = _from_arrow(read(table, hours, columns))
+        return _in_order(read(table, hours, _columns(table, without)))
+
+
+def history_since(lake: Lake, table_name: str, sequence: int, without: Collection[str] = ()) -> list[LedgerRow]:
+    """The decisions that were recorded with this sequence or later, oldest first; as `history` otherwise."""
+    table = lake.load(table_name)
+    with lake_errors(f"read ledger {table_name}"):
+        return _in_order(read_since(table, sequence, _columns(table, without)))
+
+
+def _columns(table: Table, without: Collection[str]) -> tuple[str, ...]:
+    # A newer version of the code may have added columns.
+    return tuple(c for c in table.schema().column_names if c in _KNOWN and c not in without)
+
+
+def _in_order(rows: pa.Table) -> list[LedgerRow]:
     # Rows of one commit that are of one moment: by their hours, in whatever files they are.
-    rows.sort(key=attrgetter("sequence", "recorded_at", "hour"))
-    return rows
+    return sorted(_from_arrow(rows), key=attrgetter("sequence", "recorded_at", "hour", "decision_id"))
 
 
 def known_hours(lake: Lake, table_name: str) -> frozenset[str]:
     """The hours that the ledger has a decision about. Raises Transient."""
     with lake_errors(f"read ledger {table_name}"):
-        return _HOURS.ask(lake.load(table_name))
+        return _together(_HOURS.ask(lake.load(table_name)))
 
 
 def remarkable_hours(lake: Lake, table_name: str) -> frozenset[str]:
     """The hours of which a decision tells of offsets that retention took, or of a difference of the layers that is not
     explained by what the speed layer had not read. Raises Transient."""
     with lake_errors(f"read ledger {table_name}"):
-        return _REMARKABLE.ask(lake.load(table_name))
+        return _together(_REMARKABLE.ask(lake.load(table_name)))
+
+
+def _together(answers: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    return frozenset[str]().union(*answers.values())
 
 
 def _all_hours(rows: pa.Table) -> frozenset[str]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.table.update import TableUpdate
+
+T = TypeVar("T")
 
 MERGED = "anabranch.merged"
 """In a snapshot's summary: how many files the ledger had when it was last looked at for what to merge."""
@@ -181,6 +183,13 @@ def read(table: Table, hours: Span | Collection[str] | None, columns: Sequence[s
     return rows.filter(pc.is_in(rows["hour"], pa.array(wanted, rows["hour"].type)))
 
 
+def read_since(table: Table, sequence: int, columns: Sequence[str]) -> pa.Table:
+    """The rows of a sequence and of those after it; what is older is not read. Raises OSError."""
+    newest = _NEWEST.ask(table)
+    rows = _read(table, [f for p, f in _live(table).items() if newest[p] >= sequence], columns)
+    return rows.filter(pc.greater_equal(rows["sequence"], sequence))
+
+
 def has_many(table: Table) -> bool:
     """Whether enough was appended since files were last merged to look for what to merge. Pure."""
     snapshot = table.current_snapshot()
@@ -224,22 +233,29 @@ def merge(table: Table, commit_id: str, idle: bool = False) -> tuple[TableUpdate
     return (*_commit(table, properties, removed, added), *_expired(expire))
 
 
-class PerFile:
+class PerFile(Generic[T]):
     """What each file of a ledger says to one question. A file never changes, so it is read once in a process."""
 
-    def __init__(self, columns: Sequence[str], answer: Callable[[pa.Table], frozenset[str]]) -> None:
+    def __init__(self, columns: Sequence[str], answer: Callable[[pa.Table], T]) -> None:
         self._columns, self._answer = columns, answer
-        self._known: dict[str, dict[str, frozenset[str]]] = {}
+        self._known: dict[str, dict[str, T]] = {}
 
-    def ask(self, table: Table) -> frozenset[str]:
-        """What all files of the table as it was loaded say together."""
+    def ask(self, table: Table) -> dict[str, T]:
+        """What each file of the table as it was loaded says, by its path."""
         files = _live(table)
         before = self._known.get(table.location(), {})
         answers = {
             p: before[p] if p in before else self._answer(_read(table, [f], self._columns)) for p, f in files.items()
         }
         self._known[table.location()] = answers
-        return frozenset[str]().union(*answers.values())
+        return answers
+
+
+def _newest_sequence(rows: pa.Table) -> int:
+    return int(pc.max(rows["sequence"]).as_py() or 0)
+
+
+_NEWEST = PerFile(("sequence",), _newest_sequence)
 
 
 def _expired(ids: Sequence[int]) -> tuple[TableUpdate, ...]:

@@ -200,9 +200,16 @@ def files_by_hour(
     table: Table, branch: str, hours: Collection[str] | None = None
 ) -> dict[str, dict[str, DataFile]]:  # fmt: skip
     """The data files of a branch, all or those of `hours`: hour -> path -> file."""
+    return files_at(table, head(table, branch), hours)
+
+
+def files_at(
+    table: Table, snapshot: Snapshot, hours: Collection[str] | None = None
+) -> dict[str, dict[str, DataFile]]:  # fmt: skip
+    """The same of a snapshot."""
     files: dict[str, dict[str, DataFile]] = {}
     with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
-        listed, _ = list_manifests(table, head(table, branch))
+        listed, _ = list_manifests(table, snapshot)
         wanted = [m.manifest for m in listed if hours is None or any(m.may_hold(h) for h in hours)]
         for entries in read_entries(table.io, wanted):
             for entry in entries:

@@ -1,0 +1,220 @@
+"""The changes of a stream: each hour that became complete or was stated anew, for consumers that follow `main`.
+
+    from serving_layer.changes import changes
+
+    for change in changes("game_events", since=my_token):
+        ...  # replace all that you hold of change.hour, and store change.token, in one transaction
+
+Derived from what lasts: the ledger's rows, in the order in which they were recorded, and what `main` serves now. So a
+token goes on working when every snapshot of its time has expired. Each change is given at least once, and to give it
+again changes nothing for who replaces the hour's rows: docs/downstream.md, decision 23.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from anabranch.errors import ConfigurationError, Transient
+from anabranch.job import Job, open_job
+from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import Layer, LedgerRow
+from anabranch.protocol.state import State, load_state
+from anabranch.table.snapshots import files_at, find_snapshot, head
+from serving_layer.changes.plan import (
+    Given,
+    newest_of_each,
+    plan_given,
+    replaced,
+    rows_after,
+    token_at,
+    waiting_changes,
+)
+from serving_layer.changes.token import PREFIX, Content, Token
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+LOG = logging.getLogger(__name__)
+
+__all__ = ["HourChange", "changes", "follow", "poll", "start_from"]
+
+# So many hours are looked up in one load of the table: what is given of them is of that load's snapshot.
+_AT_ONCE = 240
+_HOUR = re.compile(r"\d{4}-\d\d-\d\dT\d\d")
+EVERY = timedelta(seconds=5)
+
+
+@dataclass(frozen=True)
+class HourChange:
+    """An hour as `main` serves it in `snapshot`, all of whose rows take the place of what the consumer holds of it.
+
+    `replaces` is the revision that the consumer was given before, None for none. `removed` are the files of that one
+    that `main` does not serve any more; None when the snapshots that tell have expired. `token` is to be stored with
+    the hour's rows: to go on from it gives what came after.
+    """
+
+    hour: str
+    revision: int
+    served: Layer
+    snapshot: int
+    rows: int
+    replaces: int | None
+    added: tuple[str, ...]
+    removed: tuple[str, ...] | None
+    token: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        values = {k: v for k, v in vars(self).items() if k not in ("added", "removed", "token")}
+        return values | {"files": {"added": self.added, "removed": self.removed}, "token": self.token}
+
+
+def changes(
+    stream: str,
+    since: str | None = None,
+    *,
+    conf: str | None = None,
+    following: bool = False,
+    every: timedelta = EVERY,
+) -> Iterator[HourChange]:
+    """The changes of a stream behind `since`: a token; an hour, from which on hours are wanted; a snapshot of `main`,
+    by its id or tag, that the consumer holds; or nothing, for all hours. `conf` is the configuration's folder.
+
+    Ends with the last one, and every hour that is complete is then as `main` serves it; `following`, waits for more and
+    looks `every` so often. Raises ConfigurationError for a `since` that is none of this stream's, Transient when the
+    lake does not answer and nobody is following.
+    """
+    job = open_job(stream, conf)
+    token = start_from(job, since)
+    yield from follow(job, token, every) if following else poll(job, token)
+
+
+def start_from(job: Job, since: str | None) -> Token:
+    """The token that `since` means, as `changes` says."""
+    stream = job.stream.name
+    if since is None:
+        return Token(stream)
+    if since.startswith(PREFIX):
+        token = Token.decode(since)
+        if token.stream != stream:
+            raise ConfigurationError(f"--since: expected a token of stream {stream}, found one of {token.stream}")
+        return token
+    if _HOUR.fullmatch(since):
+        return Token(stream, first=since)
+    table = job.lake.load(job.stream.table)
+    snapshot = table.metadata.snapshot_by_id(find_snapshot(table, since))
+    assert snapshot is not None
+    rows = ledger.history(job.lake, job.stream.hours_table, without=ledger.BULKY)
+    return token_at(stream, rows, datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC))
+
+
+def follow(job: Job, token: Token, every: timedelta = EVERY) -> Iterator[HourChange]:
+    """Poll for ever. A lake that does not answer is asked again."""
+    while True:
+        try:
+            for change in poll(job, token):
+                yield change
+                token = Token.decode(change.token)
+        except Transient as error:
+            LOG.warning("stream %s: %s; asking again in %s", job.stream.name, error, every)
+        time.sleep(every.total_seconds())
+
+
+def poll(job: Job, token: Token) -> Iterator[HourChange]:
+    """What there is to be given behind a token now. Raises Transient."""
+    # Step 1: the ledger, then the table: what the table serves is never older than the rows that were read.
+    new = _rows_behind(job, token)
+    if new is None:
+        LOG.warning(
+            "stream %s: the ledger that the token is of was made again; all its hours are given anew", job.stream.name
+        )
+        token = replace(token, cursor=None, ahead={})
+        new = ledger.history(job.lake, job.stream.hours_table, without=ledger.BULKY)
+    ids = {row.decision_id for row in new}
+    todo = newest_of_each(new, token.first)
+    while True:
+        state = load_state(job.lake, job.stream.table)
+        if not state.is_merged:
+            # Rows of `main` may be of another branch's past: the next publisher makes it right first.
+            LOG.info("stream %s: waiting for main to be merged", job.stream.name)
+            return
+        # Step 2: what of them is complete and was not given yet.
+        given = plan_given(state, token, todo, ids | _recorded(job, state, token), _AT_ONCE)
+        # Step 3: their files, and those that they take the place of.
+        for change in _changes(job, state, token, given, ids):
+            yield change
+            token = Token.decode(change.token)
+        todo = todo[_AT_ONCE:]
+        if not todo:
+            return
+
+
+def _rows_behind(job: Job, token: Token) -> list[LedgerRow] | None:
+    name, cursor = job.stream.hours_table, token.cursor
+    rows = ledger.history_since(job.lake, name, cursor.sequence if cursor is not None else 0, ledger.BULKY)
+    return rows_after(rows, cursor)
+
+
+def _recorded(job: Job, state: State, token: Token) -> set[str]:
+    """The ids that the ledger has of hours about which decisions wait on a branch."""
+    hours = {row.hour for row in waiting_changes(state, token.first)}
+    rows = ledger.history(job.lake, job.stream.hours_table, hours, ledger.BULKY)
+    return {row.decision_id for row in rows}
+
+
+def _changes(job: Job, state: State, token: Token, given: Sequence[Given], new: set[str]) -> Iterator[HourChange]:
+    if not given:
+        return
+    hours = {g.hour for g in given}
+    before: dict[str, tuple[Content, LedgerRow | None]] = {}
+    if token.cursor is not None or token.ahead:
+        rows = ledger.history(job.lake, job.stream.hours_table, hours, ledger.BULKY)
+        before = replaced(token, rows, new)
+    main = head(state.table, "main")
+    files = files_at(state.table, main, hours)
+    old = _old_files(state.table, before)
+    for g in given:
+        now, was = files.get(g.hour, {}), before.get(g.hour)
+        then = {} if was is None else old.get(g.hour)
+        yield HourChange(
+            hour=g.hour,
+            revision=g.content.revision,
+            served=g.content.layer,
+            snapshot=main.snapshot_id,
+            rows=sum(f.record_count for f in now.values()),
+            replaces=was[0].revision if was is not None else None,
+            added=tuple(sorted(now.keys() - (then or {}).keys())),
+            removed=tuple(sorted(then.keys() - now.keys())) if then is not None else None,
+            token=g.token.encode(),
+        )
+
+
+def _old_files(
+    table: Table, before: dict[str, tuple[Content, LedgerRow | None]]
+) -> dict[str, dict[str, DataFile]]:  # fmt: skip
+    """By hour, the files that it had in its content `before`; hours whose snapshots have expired are not there."""
+    hours_of: dict[int, list[str]] = {}
+    for hour, (content, row) in before.items():
+        tag = table.metadata.refs.get(f"{hour}-r{content.revision}")
+        tagged = tag.snapshot_id if tag is not None and content.layer == "batch" else None
+        id = next((i for i in (row.snapshot_id if row is not None else None, tagged) if _is_kept(table, i)), None)
+        if id is not None:
+            hours_of.setdefault(id, []).append(hour)
+    old: dict[str, dict[str, DataFile]] = {}
+    for id, hours in hours_of.items():
+        snapshot = table.metadata.snapshot_by_id(id)
+        assert snapshot is not None
+        found = files_at(table, snapshot, hours)
+        old |= {hour: found.get(hour, {}) for hour in hours}
+    return old
+
+
+def _is_kept(table: Table, id: int | None) -> bool:
+    return id is not None and table.metadata.snapshot_by_id(id) is not None

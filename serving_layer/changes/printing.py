@@ -1,0 +1,24 @@
+"""A change as a line: for people, or as a JSON object for programs that read one line after the other."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from anabranch.output import plain
+from serving_layer.changes import HourChange
+
+
+def print_change(change: HourChange, output: str) -> None:
+    """Print a change as one line to standard output, at once."""
+    sys.stdout.write((json.dumps(plain(change)) if output == "json" else _words(change)) + "\n")
+    sys.stdout.flush()
+
+
+def _words(change: HourChange) -> str:
+    anew = f" instead of {change.replaces}" if change.replaces is not None else ""
+    left = len(change.removed) if change.removed is not None else "?"
+    return (
+        f"{change.hour}  revision {change.revision}{anew}  {change.served}  {change.rows} rows  "
+        f"+{len(change.added)} -{left} files  snapshot {change.snapshot}  {change.token}"
+    )

@@ -1,0 +1,73 @@
+"""A token: what a consumer of the changes has been given, in a few printable characters that outlive any snapshot."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from anabranch.errors import ConfigurationError
+from anabranch.protocol.ledger_row import Layer, LedgerRow
+
+PREFIX = "ab1."
+
+
+@dataclass(frozen=True)
+class Content:
+    """What `main` serves of an hour: a revision, from a layer."""
+
+    revision: int
+    layer: Layer
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """The newest row of the ledger that was consumed, and all before it. A row never leaves the ledger or changes its
+    sequence; `digest` is of its decision's id, and tells another ledger from the one that was consumed."""
+
+    sequence: int
+    digest: str
+
+    @staticmethod
+    def at(row: LedgerRow) -> Cursor:
+        assert row.sequence is not None
+        return Cursor(row.sequence, hashlib.sha256(row.decision_id.encode()).hexdigest()[:12])
+
+
+@dataclass(frozen=True)
+class Token:
+    """`cursor` is None before the first row. Hours before `first` are not wanted. `ahead` are the contents that were
+    given while the ledger's rows of their decisions were still to be written."""
+
+    stream: str
+    first: str = ""
+    cursor: Cursor | None = None
+    ahead: Mapping[str, Content] = field(default_factory=dict)
+
+    def encode(self) -> str:
+        """Printable without blanks or quotes; opaque to everybody else."""
+        data: dict[str, object] = {"s": self.stream}
+        if self.first:
+            data["f"] = self.first
+        if self.cursor is not None:
+            data["c"] = [self.cursor.sequence, self.cursor.digest]
+        if self.ahead:
+            data["a"] = {hour: [content.revision, content.layer] for hour, content in sorted(self.ahead.items())}
+        text = json.dumps(data, separators=(",", ":")).encode()
+        return PREFIX + base64.urlsafe_b64encode(text).decode().rstrip("=")
+
+    @staticmethod
+    def decode(text: str) -> Token:
+        """Raises ConfigurationError for what `encode` did not write."""
+        try:
+            packed = text.removeprefix(PREFIX)
+            data = json.loads(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)))
+            cursor = Cursor(int(data["c"][0]), str(data["c"][1])) if "c" in data else None
+            ahead = {str(h): Content(int(revision), layer) for h, (revision, layer) in data.get("a", {}).items()}
+            return Token(str(data["s"]), str(data.get("f", "")), cursor, ahead)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ConfigurationError(
+                f"--since: expected a token as `anabranch changes` gave it, whole, found {text!r}"
+            ) from error

@@ -1,0 +1,186 @@
+"""What those downstream of `main` are promised, and a consumer in a process of its own that follows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+from running import speed_running
+from waiting import wait_for
+from world import Record, World, event, past_hour, spread
+
+from anabranch.cli import main
+from anabranch.protocol.watermarks import Watermarks
+from serving_layer import override
+from serving_layer.changes import changes
+
+Make = Callable[..., World]
+
+CONSUMER = """
+import sqlite3, sys
+from pyiceberg.expressions import EqualTo
+from anabranch.job import open_job
+from serving_layer.changes import changes
+
+conf, stream, path = sys.argv[1:]
+own = sqlite3.connect(path, isolation_level=None)
+own.execute("CREATE TABLE IF NOT EXISTS events (hour, partition, offset, event_id)")
+own.execute("CREATE TABLE IF NOT EXISTS hours (hour PRIMARY KEY, revision, served, token)")
+token = own.execute("SELECT token FROM hours ORDER BY rowid DESC LIMIT 1").fetchone()
+job = open_job(stream, conf)
+for change in changes(stream, token and token[0], conf=conf, following=True):
+    scan = job.lake.load(job.stream.table).scan(EqualTo("ingest_hour", change.hour), snapshot_id=change.snapshot)
+    rows = [(change.hour, r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in scan.to_arrow().to_pylist()]
+    own.execute("BEGIN")
+    own.execute("DELETE FROM events WHERE hour = ?", [change.hour])
+    own.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
+    own.execute("DELETE FROM hours WHERE hour = ?", [change.hour])
+    said = [change.hour, change.revision, change.served, change.token]
+    own.execute("INSERT INTO hours VALUES (?, ?, ?, ?)", said)
+    own.execute("COMMIT")
+"""
+
+
+@contextmanager
+def consumer(one: World, own: Path) -> Iterator[None]:
+    """It follows the stream into a database of its own, and is killed at the end of the `with`."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-c", CONSUMER, str(one.folder), one.name, str(own)]
+    process = subprocess.Popen(command, env=environment)
+    try:
+        yield
+        assert process.poll() is None, "expected the consumer to follow until it is killed"
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+def consumed(own: Path) -> tuple[list[tuple[str, int, str]], list[tuple[int, int, str]]]:
+    """What the consumer holds: the revision and layer of each hour, and the events."""
+    if not own.exists():
+        return [], []
+    with closing(sqlite3.connect(own, timeout=30)) as connection:
+        try:
+            hours = connection.execute("SELECT hour, revision, served FROM hours ORDER BY hour").fetchall()
+            return hours, sorted(connection.execute("SELECT partition, offset, event_id FROM events").fetchall())
+        except sqlite3.OperationalError:
+            return [], []
+
+
+def python_of_page(section: str) -> dict[str, Any]:
+    """What the first Python of a section of docs/downstream.md defines."""
+    page = (Path(__file__).parents[2] / "docs" / "downstream.md").read_text(encoding="utf-8")
+    code = page.partition(f"\n{section}\n")[2].partition("```python\n")[2].partition("```")[0]
+    defined: dict[str, Any] = {}
+    exec(compile(code, "docs/downstream.md", "exec"), defined)
+    return defined
+
+
+def promised(one: World) -> Watermarks:
+    return Watermarks.from_properties(one.lake.load(one.job.stream.table).properties)
+
+
+def test_a_consumer_that_is_killed_equals_the_table_through_restatements_and_overrides(
+    world: Make, tmp_path: Path
+) -> None:
+    one, own = world(), tmp_path / "own.db"
+    older, newer = past_hour(2), past_hour(1)
+    one.topic()
+    for hour in (older, newer):
+        one.send(spread(hour, 20, hour))
+    # An event twice: the batch layer drops one of them, and the speed layer serves both.
+    one.send([(0, datetime.now(UTC), event(f"{newer}-0", datetime.now(UTC)))])
+    one.apply()
+    before = datetime.now(UTC)
+    one.speed()
+    fresh = promised(one).fresh_through
+    assert fresh is not None
+    assert before <= fresh <= datetime.now(UTC)
+    assert promised(one).complete_through is None
+
+    def complete() -> list[tuple[int, int, str]]:
+        accepted = one.state.accepted
+        rows = [r for r in one.rows() if r["ingest_hour"] in accepted]
+        return sorted((r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in rows)
+
+    with consumer(one, own):
+        one.batch(older)
+        wait_for(lambda: consumed(own) == ([(older, 1, "batch")], complete()), "the first hour")
+        assert promised(one).complete_through == older
+    # While nobody follows: another hour, two restatements, and an hour that is given to the speed layer.
+    one.batch(newer)
+    one.batch(older, restate=True)
+    one.batch(older, restate=True)
+    override.serve_hour(one.lake, one.job.stream, newer, "speed", "a test")
+    assert promised(one).complete_through == newer
+    with consumer(one, own):
+        hours = [(older, 3, "batch"), (newer, 1, "speed")]
+        wait_for(lambda: consumed(own) == (hours, complete()), "what came while it was away")
+        override.serve_hour(one.lake, one.job.stream, newer, "auto", "a test")
+        hours = [(older, 3, "batch"), (newer, 1, "batch")]
+        wait_for(lambda: consumed(own) == (hours, complete()), "the hour given back")
+
+    # The page's own code, which keeps the token in the target's snapshots.
+    catalog = one.job.environment.catalog.name
+    source, target = f"{catalog}.{one.job.stream.table}", f"{catalog}.{one.name}.copy"
+    one.spark.table(source).limit(0).writeTo(target).partitionedBy("ingest_hour").create()
+    code = python_of_page("## Spark")
+    for _ in range(2):
+        code["follow"](one.spark, one.name, source, target, str(one.folder))
+        copied = [(r.kafka_partition, r.kafka_offset, r.event_id) for r in one.spark.table(target).collect()]
+        assert sorted(copied) == complete()
+    assert len(one.lake.load(f"{one.name}.copy").metadata.snapshots) == 3, "created, and one for each hour"
+
+    # The same from the command line, and without Spark or the consumer's tokens.
+    printed = CliRunner().invoke(main, ["changes", one.name, "--output", "json", "--conf", str(one.folder)])
+    lines = [json.loads(line) for line in printed.stdout.splitlines()]
+    assert [(c["hour"], c["revision"], c["served"], c["rows"]) for c in lines] == [
+        (older, 3, "batch", 20), (newer, 1, "batch", 20)
+    ]  # fmt: skip
+    assert not list(changes(one.name, lines[-1]["token"], conf=str(one.folder)))
+    asked = ["complete", one.name, "--event-time", older[:10], "--output", "json", "--conf", str(one.folder)]
+    done = CliRunner().invoke(main, asked)
+    assert done.exit_code == 1, "records of thirty days to come may hold an event of today"
+    assert json.loads(done.stdout)["accepted"] == 2
+
+
+def test_whatever_kafka_acknowledged_before_the_fresh_moment_is_in_main(world: Make) -> None:
+    one = world()
+    one.topic()
+    one.apply()
+    acknowledged: list[tuple[datetime, Record]] = []
+
+    def send(count: int, name: str) -> None:
+        records = one.send([(i % 2, datetime.now(UTC), event(f"{name}-{i}", datetime.now(UTC))) for i in range(count)])
+        acknowledged.extend((datetime.now(UTC), record) for record in records)
+
+    with speed_running(one):
+        for burst in range(4):
+            send(3, f"slow-{burst}")
+            wait_for(lambda: one.published == len(acknowledged), "a burst to be published")
+        for burst in range(6):
+            send(5, f"quick-{burst}")
+        wait_for(lambda: one.published == len(acknowledged), "all bursts to be published")
+
+    table = one.lake.load(one.job.stream.table)
+    moments = set()
+    for snapshot in table.metadata.snapshots:
+        summary = snapshot.summary.additional_properties if snapshot.summary is not None else {}
+        fresh = Watermarks.from_properties(summary).fresh_through
+        if fresh is None or "anabranch.merged" not in summary:
+            continue  # what is staged, and the other branches
+        moments.add(fresh)
+        rows = table.scan(snapshot_id=snapshot.snapshot_id).to_arrow().to_pylist()
+        held = {(r["kafka_partition"], r["kafka_offset"]) for r in rows}
+        assert {(r.partition, r.offset) for at, r in acknowledged if at < fresh} <= held
+    assert len(moments) >= 4
+    assert max(moments) > acknowledged[2][0], "the moment went on with the publishes"

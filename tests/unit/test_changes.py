@@ -1,0 +1,368 @@
+"""The changes of a stream: whoever follows them holds what `main` serves, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lakes import FIRST, StreamLake, new_lake, new_state
+from proofs import NOW
+from proofs import job as job_of
+
+from anabranch.cli import main
+from anabranch.errors import ConfigurationError
+from anabranch.hours import Cut, Timeline, shift
+from anabranch.protocol import apply, ledger
+from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.restore_ledger import restore_ledger
+from anabranch.protocol.state import Accepted, State, accepted_properties
+from anabranch.table import admin
+from anabranch.table.commits import Change, Commit, Outcome
+from anabranch.table.snapshots import files_of, plan_expiry
+from serving_layer import changes as feed
+from serving_layer import override
+from serving_layer.changes import plan
+from serving_layer.changes.printing import print_change
+from serving_layer.changes.token import Content, Cursor, Token
+
+HOURS = [shift(FIRST, n) for n in range(4)]
+
+
+def cut(hour: str) -> Cut:
+    n = HOURS.index(hour)
+    return Cut("t", {0: (10 * n, 10 * n + 10)})
+
+
+def row(hour: str, kind: Kind, revision: int, id: str, served: Layer = "batch", at: datetime = NOW) -> LedgerRow:
+    return ledger.decision(hour, kind, revision, cut(hour), at, id, served=served)
+
+
+@dataclass
+class Stream:
+    """What `main` serves of each hour, the ledger, and the decisions that wait for it."""
+
+    served: dict[str, Content] = field(default_factory=dict)
+    rows: list[LedgerRow] = field(default_factory=list)
+    waiting: list[LedgerRow] = field(default_factory=list)
+    overrides: dict[str, Layer] = field(default_factory=dict)
+    decisions: int = 0
+
+    def decide(self, hour: str, kind: Kind) -> None:
+        self.decisions += 1
+        now = self.served[hour]
+        self.waiting.append(row(hour, kind, now.revision, f"d{self.decisions}", now.layer))
+
+    def accept(self, hour: str) -> None:
+        before = self.served.get(hour, Content(0, "batch"))
+        self.served[hour] = Content(before.revision + 1, self.overrides.get(hour, "batch"))
+        self.decide(hour, "accepted")
+
+    def serve(self, hour: str, layer: Layer) -> None:
+        """An hour that waits for its acceptance may be given away too."""
+        self.overrides[hour] = layer
+        if (now := self.served.get(hour)) is not None:
+            self.served[hour] = replace(now, layer=layer)
+            self.decide(hour, "served")
+        else:
+            self.decisions += 1
+            self.waiting.append(row(hour, "served", 0, f"d{self.decisions}", layer))
+
+    def record(self) -> None:
+        """In one append; what is written waits on until the next publish."""
+        known = {r.decision_id for r in self.rows}
+        sequence = len(self.rows) + 1
+        new = [replace(r, sequence=sequence) for r in self.waiting if r.decision_id not in known]
+        self.rows += sorted(new, key=lambda r: (r.recorded_at, r.hour, r.decision_id))
+
+    def confirm(self) -> None:
+        known = {r.decision_id for r in self.rows}
+        self.waiting = [r for r in self.waiting if r.decision_id not in known]
+
+    @property
+    def state(self) -> State:
+        accepted = {h: Accepted(c.revision, cut(h)) for h, c in self.served.items()}
+        sealed = {h: cut(h) for h in HOURS if h not in accepted}
+        timeline = Timeline(FIRST, shift(HOURS[-1], 1), {0: 40}, sealed=sealed)
+        return new_state(
+            timeline, {0: 40}, accepted=accepted, decisions=tuple(self.waiting), overrides=dict(self.overrides)
+        )
+
+    def poll(self, token: Token, at_once: int) -> Iterator[plan.Given]:
+        """As `changes.poll`, over values."""
+        new = plan.rows_after(self.rows, token.cursor)
+        assert new is not None
+        todo, ids = plan.newest_of_each(new, token.first), {r.decision_id for r in self.rows}
+        while True:
+            for one in plan.plan_given(self.state, token, todo, ids, at_once):
+                yield one
+                token = Token.decode(one.token.encode())
+            todo = todo[at_once:]
+            if not todo:
+                return
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("accept"), st.sampled_from(HOURS)),
+    st.tuples(st.just("serve"), st.sampled_from(HOURS), st.sampled_from(["speed", "batch"])),
+    st.tuples(st.just("record")),
+    st.tuples(st.just("confirm")),
+    st.tuples(st.just("killed after"), st.integers(0, 2)),
+    st.tuples(st.just("follow")),
+)
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(STEPS, max_size=30), st.integers(1, 3))
+def test_whoever_follows_holds_what_main_serves_at_the_end_of_every_poll(steps: list[Any], at_once: int) -> None:
+    """Through restatements, overrides, rows that are recorded late, and kills between any two changes."""
+    world, token, held = Stream(), Token("events"), dict[str, Content]()
+    for step, *arguments in [*steps, ("follow",)]:
+        if step in ("killed after", "follow"):
+            given = list(islice(world.poll(token, at_once), arguments[0] if arguments else None))
+            assert len({g.hour for g in given}) == len(given), "only the newest of an hour is given"
+            for one in given:
+                held[one.hour] = one.content
+                token = Token.decode(one.token.encode())
+            if step == "follow":
+                assert held == world.served
+                assert not list(world.poll(token, at_once)), "nothing is given twice by a follower that lives"
+        else:
+            getattr(world, step)(*arguments)
+
+
+def test_two_restatements_between_two_polls_are_one_change() -> None:
+    world, token = Stream(), Token("events")
+    world.accept(FIRST)
+    world.record()
+    (first,) = world.poll(token, 9)
+    world.accept(FIRST)
+    world.accept(FIRST)
+    world.record()
+    (second,) = world.poll(first.token, 9)
+    assert second.content == Content(3, "batch")
+    assert plan.replaced(first.token, world.rows, {"d2", "d3"}) == {FIRST: (Content(1, "batch"), world.rows[0])}
+
+
+def test_a_decision_that_waits_for_its_row_is_given_once() -> None:
+    world, token = Stream(), Token("events")
+    world.accept(FIRST)
+    (one,) = world.poll(token, 9)
+    assert one.token.ahead == {FIRST: Content(1, "batch")}
+    for step in (world.record, world.confirm):
+        step()
+        assert not list(world.poll(one.token, 9))
+    # Recorded by then: a later token says nothing of it any more.
+    world.accept(HOURS[1])
+    world.record()
+    world.confirm()
+    (two,) = world.poll(one.token, 9)
+    assert (two.hour, two.token.ahead) == (HOURS[1], {})
+
+
+def test_hours_before_the_first_one_wanted_are_never_given() -> None:
+    world = Stream()
+    for hour in HOURS[:3]:
+        world.accept(hour)
+    world.record()
+    token = Token("events", first=HOURS[1])
+    given = list(world.poll(token, 9))
+    assert [g.hour for g in given] == HOURS[1:3]
+    world.accept(FIRST)
+    assert not list(world.poll(given[-1].token, 9))
+
+
+def test_a_snapshots_token_begins_before_whatever_it_may_lack() -> None:
+    rows = [
+        replace(row(h, "accepted", 1, f"d{n}", at=NOW + timedelta(hours=n)), sequence=n + 1)
+        for n, h in enumerate(HOURS)
+    ]
+    late = replace(row(FIRST, "served", 1, "late", at=NOW), sequence=9)
+    token = plan.token_at("events", [*rows, late], NOW + timedelta(hours=2, minutes=1))
+    assert token.cursor == Cursor.at(rows[1])
+    assert plan.token_at("events", rows, NOW).cursor is None
+    assert plan.token_at("events", rows, NOW + timedelta(days=1)).cursor == Cursor.at(rows[-1])
+
+
+def test_a_token_is_short_printable_and_of_one_stream() -> None:
+    token = Token("events", FIRST, Cursor(7, "0123456789ab"), {FIRST: Content(2, "speed")})
+    text = token.encode()
+    assert Token.decode(text) == token
+    assert text.isascii()
+    assert text.isprintable()
+    assert not {" ", '"', "'", "$"} & set(text)
+    assert len(text) < 200
+    for broken in ("ab1.", "ab1.e30", text[:-9], "ab1.%%%", "ab1.bnVsbA"):
+        with pytest.raises(ConfigurationError, match="expected a token"):
+            Token.decode(broken)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    """Four sealed hours, of which the speed layer has ten offsets each."""
+    timeline = Timeline(FIRST, shift(HOURS[-1], 1), {0: 40}, sealed={h: cut(h) for h in HOURS})
+    one = new_lake(tmp_path, timeline=timeline)
+    rows = [(h, 0, o) for h in HOURS for o in range(*cut(h).ranges[0])]
+    assert one.publish(one.speed(one.stage(rows), {0: 40})) is Outcome.LANDED
+    return one
+
+
+def accept(lake: StreamLake, hour: str, rows: int, record: bool = True) -> None:
+    """The batch layer publishes the next revision of an hour, with so many of its rows."""
+    state = lake.state()
+    before = state.accepted.get(hour)
+    revision = before.revision + 1 if before is not None else 1
+    staged = lake.stage([(hour, 0, cut(hour).ranges[0][0] + i) for i in range(rows)])
+    state = lake.state()
+    decided = ledger.decision(hour, "accepted", revision, cut(hour), NOW, new_id(), served=state.served_by(hour))
+    publish = lake.accept(
+        staged, hour, Accepted(revision, cut(hour)), state, decisions=(replace(decided, served="batch"),),
+        timeline=replace(state.timeline, sealed={h: c for h, c in state.timeline.sealed.items() if h != hour}),
+    )  # fmt: skip
+    if state.overrides.get(hour) == "speed":
+        batch = replace(
+            publish.changes[0], properties=accepted_properties(state, {hour: Accepted(revision, cut(hour))})
+        )
+        publish = replace(publish, changes=(batch, Change("main")), decisions=(replace(decided, served="speed"),))
+    assert lake.publish(publish, state) is Outcome.LANDED
+    if record:
+        ledger.record_waiting(lake.lake, lake.stream.hours_table, lake.state())
+
+
+def confirm(lake: StreamLake) -> None:
+    """The next publish drops what the ledger was read back to hold."""
+    state = lake.state()
+    known = ledger.record_waiting(lake.lake, lake.stream.hours_table, state)
+    changes = tuple(Change(b) for b in ("speed", "batch", "main"))
+    assert lake.publish(Publish(new_id(), changes, state.timeline, confirmed=known), state) is Outcome.LANDED
+
+
+def expire(lake: StreamLake) -> None:
+    """All snapshots but the heads and the tagged ones."""
+    table = lake.table()
+    lake.lake.commit(table, Commit(new_id(), {}, (), expire=plan_expiry(table, None, NOW, keep=0)))
+
+
+def in_main(lake: StreamLake) -> dict[str, list[str]]:
+    """By complete hour, its files in `main`."""
+    state = lake.state()
+    return {h: sorted(f.file_path for f in files_of(state.table, "main", h)) for h in HOURS if state.is_accepted(h)}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_follower_of_real_tables_equals_them_at_the_end_of_every_poll(lake: StreamLake, seed: int) -> None:
+    """Restated, given away and back, expired, recorded late; killed after any change, and started from its token."""
+    dice, job = random.Random(seed), job_of(lake)
+    held: dict[str, list[str]] = {}
+    token: str | None = None
+    replays = 0
+    for _ in range(14):
+        hour = dice.choice(HOURS)
+        step = dice.choice(["accept", "accept", "late", "serve", "confirm", "expire"])
+        if step in ("accept", "late"):
+            accept(lake, hour, dice.randint(1, 9), record=step == "accept")
+        elif step == "serve":
+            override.serve_hour(lake.lake, lake.stream, hour, dice.choice(["speed", "auto"]), "a test")
+        elif step == "confirm":
+            confirm(lake)
+        else:
+            expire(lake)
+        killed_after = dice.choice([None, None, 0, 1])
+        for change in islice(feed.poll(job, feed.start_from(job, token)), killed_after):
+            replays += held.get(change.hour) == list(change.added) and change.removed == ()
+            if change.removed is not None and change.hour in held:
+                assert set(change.removed) <= set(held[change.hour])
+                kept = set(held[change.hour]) - set(change.removed)
+                assert set(change.added) | kept == set(in_main(lake)[change.hour])
+            held[change.hour] = in_main(lake)[change.hour]
+            assert change.snapshot == lake.state().heads["main"]
+            token = change.token
+        if killed_after is None:
+            assert held == in_main(lake)
+            assert not list(feed.poll(job, feed.start_from(job, token)))
+    for change in feed.poll(job, feed.start_from(job, token)):
+        held[change.hour] = in_main(lake)[change.hour]
+    assert held == in_main(lake)
+
+
+def test_what_a_change_says(lake: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
+    job = job_of(lake)
+    accept(lake, FIRST, 3)
+    (first,) = feed.poll(job, feed.start_from(job, None))
+    assert (first.hour, first.revision, first.served, first.rows, first.replaces) == (FIRST, 1, "batch", 3, None)
+    assert (len(first.added), first.removed) == (1, ())
+
+    accept(lake, FIRST, 4)
+    accept(lake, FIRST, 5)
+    (second,) = feed.poll(job, feed.start_from(job, first.token))
+    assert (second.revision, second.rows, second.replaces, second.removed) == (3, 5, 1, first.added)
+    print_change(second, "json")
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed) == ["hour", "revision", "served", "snapshot", "rows", "replaces", "files", "token"]
+    assert printed["files"] == {"added": list(second.added), "removed": list(first.added)}
+    print_change(second, "text")
+    assert "revision 3 instead of 1  batch  5 rows  +1 -1 files" in capsys.readouterr().out
+
+    expire(lake)
+    accept(lake, FIRST, 6)
+    expire(lake)
+    (third,) = feed.poll(job, feed.start_from(job, second.token))
+    assert (third.replaces, third.removed) == (3, None)
+
+    override.serve_hour(lake.lake, lake.stream, FIRST, "speed", "a test")
+    (fourth,) = feed.poll(job, feed.start_from(job, third.token))
+    assert (fourth.served, fourth.revision, fourth.rows, fourth.removed) == ("speed", 4, 10, third.added)
+
+
+def test_a_ledger_that_was_made_again_gives_every_hour_anew(lake: StreamLake, caplog: pytest.LogCaptureFixture) -> None:
+    job = job_of(lake)
+    for hour in HOURS[:2]:
+        accept(lake, hour, 2)
+    *_, last = feed.poll(job, feed.start_from(job, None))
+    confirm(lake)
+    lake.lake.catalog.drop_table(lake.stream.hours_table)
+    admin.create(lake.lake, lake.stream.hours_table, apply.LEDGER_SCHEMA, (), admin.TABLE_PROPERTIES)
+    restore_ledger(lake.lake, lake.stream)
+    assert [c.hour for c in feed.poll(job, feed.start_from(job, last.token))] == HOURS[:2]
+    assert "made again" in caplog.text
+
+
+def test_nothing_is_given_while_main_is_not_merged(lake: StreamLake) -> None:
+    job = job_of(lake)
+    accept(lake, FIRST, 2)
+    table = lake.table()
+    before = table.metadata.snapshot_by_id(lake.state().heads["main"])
+    assert before is not None
+    assert before.parent_snapshot_id is not None
+    table.manage_snapshots().create_branch(before.parent_snapshot_id, "main").commit()
+    assert not list(feed.poll(job, feed.start_from(job, None)))
+
+
+def test_since_says_what_it_expects(lake: StreamLake) -> None:
+    job = job_of(lake)
+    accept(lake, FIRST, 2)
+    accept(lake, HOURS[2], 2)
+    assert [c.hour for c in feed.poll(job, feed.start_from(job, HOURS[1]))] == [HOURS[2]]
+    head = str(lake.state().heads["main"])
+    # Decided by a clock of long ago: the snapshot holds it all.
+    assert not list(feed.poll(job, feed.start_from(job, head)))
+    with pytest.raises(ConfigurationError, match="expected a tag, a branch or a snapshot's id"):
+        feed.start_from(job, "yesterday")
+    with pytest.raises(ConfigurationError, match="expected a token of stream events, found one of others"):
+        feed.start_from(job, Token("others").encode())
+
+
+def test_the_commands_refuse_what_they_cannot_read() -> None:
+    done = CliRunner().invoke(main, ["changes", "events", "--every", "soon"])
+    assert done.exit_code == 2
+    assert "expected a duration" in done.output
