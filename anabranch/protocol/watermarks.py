@@ -7,7 +7,7 @@ and of the snapshot that it makes on `main`. Readers of any engine find them wit
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -60,7 +60,9 @@ def plan_watermarks(
     """
     candidates = [before.fresh_through]
     if is_merged:
-        lacking, last = _lacking(state), _last_held(state)
+        by_speed = _by_speed(state)
+        lacking = _lacking(state, by_speed)
+        last = _last_held(state, by_speed, lacking)
         candidates.append(end_of(last) if last is not None else None)
         candidates.append(read_until if lacking is None else None)
     return Watermarks(complete_through(state), max((m for m in candidates if m is not None), default=None))
@@ -77,7 +79,7 @@ def complete_through(state: State) -> str | None:
     return shift(hour, -1) if hour > timeline.first else None
 
 
-def _last_held(state: State) -> str | None:
+def _last_held(state: State, by_speed: Sequence[str], lacking: str | None) -> str | None:
     """The last hour such that `main` holds it and all before it whole, by the ends that are decided."""
     timeline, cuts = state.timeline, state.cuts
     ended = sorted(timeline.boundaries)
@@ -91,9 +93,9 @@ def _last_held(state: State) -> str | None:
         return lacks or any(state.position.offsets.get(p, 0) < end for p, end in ends.items())
 
     # Ends never fall from one hour to the next of a log.
-    hours = [*(h for h in _by_speed(state) if h >= timeline.since), *ended]
+    hours = [*(h for h in by_speed if h >= timeline.since), *ended]
     at = bisect_left(hours, True, key=is_behind)
-    missing = [h for h in (hours[at] if at < len(hours) else None, _lacking(state)) if h is not None]
+    missing = [h for h in (hours[at] if at < len(hours) else None, lacking) if h is not None]
     last = shift(min([frontier, *missing]), -1)
     # Where a log was given up, records went on coming in its last hour, which belong to the hour after it.
     while any(a.hour == last for a in timeline.adoptions):
@@ -107,7 +109,7 @@ def _by_speed(state: State) -> list[str]:
     return sorted(h for h in sealed if state.is_sealed(h) and state.served_by(h) == "speed")
 
 
-def _lacking(state: State) -> str | None:
+def _lacking(state: State, by_speed: Sequence[str]) -> str | None:
     """The oldest hour served from the speed layer that `main` does not have whole, whatever the position: jumped over,
     dropped since, or kept by a merge until the speed layer covers it."""
     timeline = state.timeline
@@ -115,5 +117,5 @@ def _lacking(state: State) -> str | None:
     if timeline.skipped or timeline.covered_from:
         skipped, kept = set(timeline.skipped), set(timeline.kept)
         lacking |= {h for h in skipped if h >= timeline.open}
-        lacking |= {h for h in _by_speed(state) if h in skipped or (h < timeline.covered_from and h not in kept)}
+        lacking |= {h for h in by_speed if h in skipped or (h < timeline.covered_from and h not in kept)}
     return min(lacking, default=None)

@@ -17,7 +17,8 @@ from actors import Actor, Publisher, Step, decide
 from layers import Speed, lookback
 from small_world import Lake, Violation, World, ledger_row, millis
 
-from anabranch.hours import shift, start_of
+from anabranch.hours import hour_of, hours_between, shift, start_of
+from anabranch.protocol.watermarks import Watermarks
 from anabranch.table.clock import MAX_CLOCK_SKEW
 from anabranch.table.snapshots import BRANCHES, WAP_ID, plan_expiry
 from batch_layer.plan import plan_again
@@ -120,6 +121,31 @@ def check_version(lake: Lake) -> None:
         raise Violation(f"the position is {state.position.offsets}, main lacks {sorted(missing)}")
 
 
+def stated(lake: Lake) -> Watermarks:
+    return Watermarks.from_properties(dict(lake.properties))
+
+
+def check_promises(before: Lake, after: Lake) -> None:
+    """What the table states downstream: hours that are accepted and, when it is stated anew, what `main` holds.
+
+    A partition that is new later may have records in an hour that was fresh before there were any.
+    """
+    state, timeline, now = after.state, after.state.timeline, stated(after)
+    if now.complete_through is not None:
+        promised = hours_between(timeline.first, shift(now.complete_through, 1))
+        if waits := [h for h in promised if not state.is_accepted(h)]:
+            raise Violation(f"complete through {now.complete_through} is stated, {waits} are not accepted")
+    if now.fresh_through in (None, stated(before).fresh_through) or timeline.adoptions or after.accounts:
+        return
+    assert now.fresh_through is not None
+    last = shift(hour_of(now.fresh_through), -1)
+    cut = state.cuts.get(last)
+    ends = cut.ends if cut is not None else timeline.boundaries.get(last, {})
+    main = {row[:2] for row in after.rows("main")}
+    if missing := [(p, o) for p, end in ends.items() for o in range(end) if (p, o) not in main]:
+        raise Violation(f"fresh through {last} is stated, main lacks {missing}")
+
+
 def check_step(before: World, after: World) -> None:
     """Promises from one version to the next, and of the files in storage."""
     if after.discarded and (named := after.discarded & after.lake.ids_of_publishes):
@@ -130,6 +156,9 @@ def check_step(before: World, after: World) -> None:
         return
     if after.lake is not before.lake:
         check_version(after.lake)
+        # A branch that was set back takes the promise with it by the next publish.
+        if not after.restored:
+            check_promises(before.lake, after.lake)
     if after.lake is not before.lake and after.restored == before.restored:
         old, new = before.lake.state, after.lake.state
         same_log = old.timeline.adoptions == new.timeline.adoptions

@@ -18,7 +18,7 @@ from small_world import Violation, World, new_world
 
 from anabranch import hours
 from anabranch.position import Position, RangeRelation
-from anabranch.protocol import adoption, coverage, dead_letters, ledger, publish, turns
+from anabranch.protocol import adoption, coverage, dead_letters, ledger, publish, turns, watermarks
 from anabranch.protocol.publish import Publish
 from anabranch.table import clock, outcomes
 from anabranch.table.commits import Change, Commit
@@ -213,6 +213,15 @@ PAST_BOTH = (broker(*TWO_HOURS), Batch("accepts"), broker(RECORD), Speed("after"
 TRUNCATED = (broker(*[MINUTES, RECORD] * 3, MINUTES), Speed("before", at_most=3), broker(*LOST_ITS_END))
 AHEAD = (timedelta(minutes=10), timedelta(0))
 
+
+def without_the_position(real: Callable[..., str | None]) -> Callable[..., str | None]:
+    return lambda state, by_speed, lacking: real(state, [], lacking)
+
+
+def counting_what_is_sealed(real: Callable[..., str | None]) -> Callable[..., str | None]:
+    return lambda state: hours.shift(state.timeline.open, -1) if state.timeline.open > state.timeline.first else None
+
+
 MUTANTS = [
     mutant(
         speed_plan, "classify", always(RangeRelation.ADJACENT), broker(RECORD, RECORD, ("restore",), RECORD),
@@ -226,6 +235,14 @@ MUTANTS = [
     mutant(
         publish, "to_commit", requiring_no_head, broker(RECORD, RECORD), *speeds(),
         finds="the position moved back", name="the heads that a publish requires",
+    ),
+    mutant(
+        watermarks, "_last_held", without_the_position, broker(*ONE_HOUR), Speed("speed"), Batch("batch"),
+        finds="fresh through", name="the position before an hour is fresh",
+    ),
+    mutant(
+        watermarks, "complete_through", counting_what_is_sealed, broker(*ONE_HOUR), Speed("speed"), Batch("batch"),
+        finds="complete through", name="acceptance before an hour is complete",
     ),
     mutant(
         hours, "plan_boundary", without_floor, broker(("record", 0, 45), ("tick", 60)), Speed("speed"), Batch("batch"),
