@@ -1,8 +1,12 @@
-"""Anabranch: Kafka to one exact Iceberg table through two arms."""
+"""Anabranch: Kafka to one exact Iceberg table through two arms.
+
+`anabranch.open("game_events")` reads a stream's table from Python (`serving_layer.reader.handle.open_table`).
+"""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from typing import Any
 
@@ -23,3 +27,10 @@ class _PandasLater(MetaPathFinder):
 
 
 sys.meta_path.insert(0, _PandasLater())
+
+
+def __getattr__(name: str) -> Any:
+    """What notebooks use, imported when it is asked for: the rooms below import nothing of the serving layer."""
+    if name == "open":
+        return import_module("serving_layer.reader.handle").open_table
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

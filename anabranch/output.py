@@ -12,14 +12,18 @@ import dataclasses
 import io
 import json
 import math
+import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -106,50 +110,80 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
         sys.stdout.flush()
 
 
-def write_result(table: pa.Table, fmt: ResultFormat, out: Path | None = None) -> None:
-    """Write a query's result to `out`, or to standard output.
+def write_result(result: pa.RecordBatchReader, fmt: ResultFormat, out: Path | None = None) -> None:
+    """Write a query's result to `out`, or to standard output, as its rows come; only a table is made of all of them.
 
     CSV has a header, an empty field for null, and nested values as JSON; JSON is a list of objects; Parquet is
-    compressed with zstd. Raises ConfigurationError for Parquet on a terminal and for a file that cannot be written.
+    compressed with zstd. A file is there whole or not at all. Raises ConfigurationError for Parquet on a terminal and
+    for a file that cannot be written, and what reading the result raises.
     """
-    if fmt == "parquet" and out is None and sys.stdout.isatty():
-        raise ConfigurationError("query: expected a file or a pipe for Parquet, found a terminal (name a file)")
-    if fmt == "table" and out is None:
-        print_table(table.column_names, _rows(table))
-        return
-    data = _encoded(table, fmt)
-    if out is None:
+    if out is not None:
+        with _replacing(out) as sink:
+            _write(result, fmt, sink)
+    elif fmt == "table":
+        print_table(result.schema.names, _rows(result))
+    elif fmt == "parquet":
+        if sys.stdout.isatty():
+            raise ConfigurationError("query: expected a file or a pipe for Parquet, found a terminal (name a file)")
+        # Its writer asks where it is, which a pipe does not know.
+        with tempfile.TemporaryFile(prefix="anabranch-query-") as file:
+            _write(result, fmt, file)
+            file.seek(0)
+            sys.stdout.flush()
+            shutil.copyfileobj(file, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+    else:
         sys.stdout.flush()
-        sys.stdout.buffer.write(data)
+        _write(result, fmt, sys.stdout.buffer)
         sys.stdout.buffer.flush()
-        return
+
+
+@contextmanager
+def _replacing(out: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the place of `out` once all is written; what is no file, such as a device, is written to."""
+    apart = out.with_name(f".{out.name}.part") if out.is_file() or not out.exists() else out
     try:
-        out.write_bytes(data)
+        with apart.open("wb") as sink:
+            yield sink
+        if apart != out:
+            apart.replace(out)
     except OSError as error:
         raise ConfigurationError(f"query: expected to write {out}, found: {error.strerror or error}") from error
+    finally:
+        if apart != out:
+            apart.unlink(missing_ok=True)
 
 
-def _encoded(table: pa.Table, fmt: ResultFormat) -> bytes:
+def _write(result: pa.RecordBatchReader, fmt: ResultFormat, sink: IO[bytes]) -> None:
+    names = result.schema.names
     if fmt == "parquet":
-        sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd")
-        return bytes(sink.getvalue())
-    if fmt == "json":
-        names = table.column_names
-        return (render([dict(zip(names, row, strict=True)) for row in _rows(table)], "json") + "\n").encode()
-    if fmt == "table":
-        return _aligned(table.column_names, [list(row) for row in _rows(table)], None).encode()
-    lines = io.StringIO(newline="")
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(table.column_names)
-    writer.writerows([_csv_field(value) for value in row] for row in _rows(table))
-    return lines.getvalue().encode()
+        with pq.ParquetWriter(sink, result.schema, compression="zstd") as writer:
+            for batch in result:
+                writer.write_batch(batch)
+    elif fmt == "json":
+        separator = "[\n"
+        for row in _rows(result):
+            entry = textwrap.indent(render(dict(zip(names, row, strict=True)), "json"), "  ")
+            sink.write(f"{separator}{entry}".encode())
+            separator = ",\n"
+        sink.write(b"[]\n" if separator == "[\n" else b"\n]\n")
+    elif fmt == "table":
+        sink.write(_aligned(names, [list(row) for row in _rows(result)], None).encode())
+    else:
+        lines = io.TextIOWrapper(sink, encoding="utf-8", newline="")
+        try:
+            writer = csv.writer(lines, lineterminator="\n")
+            writer.writerow(names)
+            writer.writerows([_csv_field(value) for value in row] for row in _rows(result))
+        finally:
+            lines.detach()
 
 
-def _rows(table: pa.Table) -> Iterable[tuple[object, ...]]:
+def _rows(result: pa.RecordBatchReader) -> Iterator[tuple[object, ...]]:
     """Rows as tuples, so that two columns of one name stay two."""
-    columns = [column.to_pylist(maps_as_pydicts="strict") for column in table.columns]
-    return zip(*columns, strict=True) if columns else iter(())
+    for batch in result:
+        columns = [column.to_pylist(maps_as_pydicts="strict") for column in batch.columns]
+        yield from zip(*columns, strict=True)
 
 
 def _csv_field(value: object) -> str:

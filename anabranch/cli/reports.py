@@ -310,30 +310,56 @@ def status(stream: str, late_after: str | None, conf: str | None, output: str) -
 @click.argument("sql")
 @click.option("--output", type=click.Choice(["table", "csv", "json", "parquet"]), default="table", help="How to print.")
 @click.option("--out", metavar="FILE", help="Write to a file.")
-@click.option("--at", metavar="NAME", help="As of a tag, a branch or a snapshot id, which every table named must have.")
+@click.option(
+    "--as-of",
+    metavar="NAME|TIME",
+    help="As of a tag, a branch, a snapshot id or a time (UTC), which every table named must have.",
+)
+@click.option("--only-accepted", is_flag=True, help="Only rows of hours that are served from the batch layer.")
+@click.option("--revision", metavar="N", type=click.IntRange(1), help="Only the rows of this revision of --hour.")
+@click.option("--hour", metavar="HOUR", help="The hour of --revision.")
+@click.option("--explain", is_flag=True, help="Say which columns, files and bytes were opened, of all that there are.")
+@click.option("--provenance", is_flag=True, help="Say which hours and event dates it rests on, and if more may come.")
 @click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
 def query(
     sql: str,
     output: Literal["table", "csv", "json", "parquet"],
     out: str | None,
-    at: str | None,
+    as_of: str | None,
+    only_accepted: bool,
+    revision: int | None,
+    hour: str | None,
+    explain: bool,
+    provenance: bool,
     conf: str | None,
 ) -> None:
     """Run SQL (DuckDB) over the serving tables, by their plain names.
 
-    --at reads them as they were: `anabranch hours STREAM --history` names the tags of replaced revisions.
+    --as-of reads them as they were: for as long as a snapshot is kept, and by tags for a week (`main-<hour>` is the
+    table before that hour was sealed). --revision reads one accepted revision of an hour, the newest or one that was
+    replaced: `anabranch hours STREAM --history` lists them. What --explain and --provenance say is printed under a
+    table, and to standard error otherwise.
     """
+    from contextlib import redirect_stdout
     from pathlib import Path
 
-    from anabranch import config
     from anabranch.logs import configure_logging
     from anabranch.output import write_result
-    from anabranch.table.lake import Lake
-    from serving_layer.query import run_query
+    from serving_layer.query.opened import opened, print_opened
+    from serving_layer.reader import open_reader
+    from serving_layer.reader.provenance import print_provenance
+    from serving_layer.reader.selection import Revision, Selection
 
+    if (revision is None) != (hour is None):
+        raise click.UsageError("expected --revision N and --hour HOUR, one beside the other")
+    chosen = Revision(hour, revision) if hour is not None and revision is not None else None
+    selection = Selection(as_of, only_accepted, chosen)
     configure_logging()
-    streams = [config.load_stream(name, conf) for name in config.stream_names(conf)]
-    lake = Lake(config.load_environment(conf))
-    names = [n for s in streams for n in (s.table, s.dead_letters_table, s.hours_table)]
-    result = run_query(sql, lake.tables(names), catalog=lake.catalog_name, at=at)
-    write_result(result, output, Path(out) if out else None)
+    reader = open_reader(conf)
+    with reader.query(sql, selection) as answer:
+        write_result(answer.rows, output, Path(out) if out else None)
+    with redirect_stdout(sys.stdout if output == "table" else sys.stderr):
+        if explain:
+            print_opened(opened(answer.files))
+        if provenance:
+            print_provenance(reader.provenance(answer, selection))

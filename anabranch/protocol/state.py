@@ -168,6 +168,34 @@ def read_state(table: Table) -> State:
     )
 
 
+def state_of(table: Table, snapshot_id: int) -> State:
+    """What `main` said when one of its snapshots was its head, of the other branches too as far as it says that.
+
+    Raises Terminal for a snapshot of another kind. For readers: no decision rests on it.
+    """
+    properties = snapshots.snapshot_properties(table, snapshot_id)
+    if not properties.keys() >= {POSITION, TIMELINE}:
+        raise Terminal(
+            f"table {'.'.join(table.name())}: expected snapshot {snapshot_id} to say what main serves, found that it "
+            "says nothing of hours; name a tag or a snapshot of main"
+        )
+    return State(
+        table=table,
+        heads=dict.fromkeys(snapshots.BRANCHES, snapshot_id),
+        position=Position.from_json(properties[POSITION]),
+        timeline=Timeline.from_json(properties[TIMELINE]),
+        accepted=_accepted(properties),
+        settled_before=properties.get(SETTLED, Timeline.from_json(properties[TIMELINE]).first),
+        overrides=json.loads(properties.get(OVERRIDES, "{}")),
+        decisions=(),
+        dead_letters=(),
+        merged=json.loads(properties.get(MERGED, "{}")),
+        retained_hours=tuple(json.loads(properties.get(KEPT, "[]"))),
+        content={},
+        branch_properties={"main": properties},
+    )
+
+
 def read_accepted(properties: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, Accepted], dict[str, Cut]]:
     """The hours whose rows the batch branch holds as accepted, and the cuts of those that it lost and that wait again.
 

@@ -82,23 +82,73 @@ def _is_publish(snapshot: Snapshot) -> bool:
     return snapshot.summary is not None and snapshot.summary.get(PUBLISH_ID) is not None
 
 
-def find_snapshot(table: Table, at: str) -> int:
-    """The id of the snapshot that `at` names: a tag, a branch, or an id. Raises ConfigurationError for none."""
-    if (ref := table.metadata.refs.get(at)) is not None:
+def find_snapshot(table: Table, as_of: str) -> int:
+    """The id of the snapshot that `as_of` names: a tag, a branch, an id, or a time (ISO 8601; without an offset UTC),
+    which stands for what `main` was then. Raises ConfigurationError for none, and for a time of which that is not known
+    any more."""
+    if (ref := table.metadata.refs.get(as_of)) is not None:
         return ref.snapshot_id
-    if at.isdecimal() and table.metadata.snapshot_by_id(int(at)) is not None:
-        return int(at)
+    if as_of.isdecimal() and table.metadata.snapshot_by_id(int(as_of)) is not None:
+        return int(as_of)
+    if (when := _moment(as_of)) is not None:
+        return _main_at(table, when)
     known = ", ".join(sorted(name for name in table.metadata.refs if name != STAGING)) or "none"
     raise ConfigurationError(
-        f"table {'.'.join(table.name())}: expected a tag, a branch or a snapshot's id, found {at!r} (known: {known}; "
-        "a tag is gone once its age has ended)"
+        f"table {'.'.join(table.name())}: expected a tag, a branch, a snapshot's id or a time, found {as_of!r} (known: "
+        f"{known}; a tag is gone once its age has ended)"
     )
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    # Digits alone are an id that is not there, not a date.
+    return None if text.isdecimal() else when.replace(tzinfo=when.tzinfo or UTC)
+
+
+def _main_at(table: Table, when: datetime) -> int:
+    """What `main` was at a moment: the newest of the snapshots that follow each other without a gap and is not later.
+
+    What is tagged is known for itself: when the publish after it came is forgotten.
+    """
+    name, metadata = ".".join(table.name()), table.metadata
+    ref = metadata.refs.get("main")
+    oldest = None
+    for snapshot in ancestors_of(metadata.snapshot_by_id(ref.snapshot_id), metadata) if ref is not None else ():
+        if made_at(snapshot) <= when:
+            return snapshot.snapshot_id
+        oldest = snapshot
+    since = f"its publishes since {made_at(oldest).isoformat()}" if oldest is not None else "none of its publishes"
+    made = {n: made_at(s) for n, r in metadata.refs.items() if (s := metadata.snapshot_by_id(r.snapshot_id))}
+    tags = {n: made[n] for n in made if metadata.refs[n].snapshot_ref_type == SnapshotRefType.TAG}
+    before = max((n for n in tags if tags[n] <= when), key=tags.__getitem__, default=None)
+    after = min((n for n in tags if tags[n] > when), key=tags.__getitem__, default=None)
+    near = [f"{n} ({tags[n].isoformat()})" for n in (before, after) if n is not None]
+    remedy = f"name a tag beside it: {', '.join(near)}" if near else "no tag is left of then"
+    raise ConfigurationError(
+        f"table {name}: expected to know what main was at {when.isoformat()}, found that it remembers {since}; {remedy}"
+    )
+
+
+def made_at(snapshot: Snapshot) -> datetime:
+    """When a snapshot was made."""
+    return datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
 
 
 def branch_properties(table: Table, branch: str) -> dict[str, str]:
     """What a branch says in our words (`anabranch.*`), but for the id of its last publish."""
     snapshot = last_publish(table, branch)
     return side_files.whole(table, _own_properties(snapshot)) if snapshot is not None else {}
+
+
+def snapshot_properties(table: Table, snapshot_id: int) -> dict[str, str]:
+    """What a branch said when the snapshot was its head, as far back as its snapshots are remembered."""
+    for snapshot in ancestors_of(table.metadata.snapshot_by_id(snapshot_id), table.metadata):
+        if _is_publish(snapshot):
+            return side_files.whole(table, _own_properties(snapshot))
+    return {}
 
 
 def _own_properties(snapshot: Snapshot) -> dict[str, str]:
@@ -120,7 +170,7 @@ def published_since(table: Table, branch: str, key: str) -> datetime:
             if before != value:
                 break
             since = snapshot
-    return datetime.fromtimestamp(since.timestamp_ms / 1000, UTC)
+    return made_at(since)
 
 
 def staged_snapshot(table: Table, wap_id: str) -> Snapshot | None:

@@ -198,8 +198,7 @@ def open_comparison(table: Table, hour: str, key: Sequence[str], lookback: int) 
             ("batch", "batch", [hour]),
             ("earlier", "main", earlier),
         ):
-            # Without a look-back no hour is meant, not all of them.
-            connection.register(view, dataset(name, table, at[branch], hours or [""]))
+            connection.register(view, dataset(name, table, at[branch], hours))
         schemas = list(table.schemas().values())
         files = files_of(table, "speed", hour)
         yield Comparison(connection, content_types(table.schema(), schemas, files), key)

@@ -7,9 +7,13 @@ which keeps projection and filter push-down, and read through the table's own fi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from tempfile import gettempdir
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import duckdb
 import pyarrow as pa
@@ -17,56 +21,148 @@ import pyarrow.dataset as ds
 
 from anabranch.errors import AnabranchError, ConfigurationError, Transient
 from anabranch.table.snapshots import find_snapshot
-from serving_layer.query.datasets import columns_only, connected, dataset, is_reading_failure, quoted
+from serving_layer.query.datasets import (
+    TableFiles,
+    columns_only,
+    connected,
+    is_reading_failure,
+    plan_files,
+    quoted,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 _READING = frozenset({"SELECT", "EXPLAIN", "MULTI"})  # MULTI is what PIVOT becomes
 _BUILT_IN = frozenset({"memory", "system", "temp"})  # DuckDB's own catalogs
+_BATCH_ROWS = 65_536
 
 
-def run_query(sql: str, tables: Mapping[str, Table], *, catalog: str = "lake", at: str | None = None) -> pa.Table:
-    """Run one reading statement over `tables` (`schema.table` -> table) and return its whole result.
+@dataclass(frozen=True)
+class Selected:
+    """Which of a table's rows a query sees: of the snapshot that its object holds or of another, of all ingest hours or
+    of some."""
+
+    snapshot_id: int | None = None
+    hours: Collection[str] | None = None
+
+
+Select = Callable[[str, "Table"], Selected]
+"""By a table's name and itself, which of its rows are seen. Raises AnabranchError."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A query's rows as they come, to be read once, and the files of each table that it reads: their `scans` say which
+    were opened."""
+
+    rows: pa.RecordBatchReader
+    files: Sequence[TableFiles]
+
+
+def everything(name: str, table: Table) -> Selected:
+    """All rows of the snapshot that the object holds."""
+    return Selected()
+
+
+@contextmanager
+def open_query(
+    sql: str, tables: Mapping[str, Table], *, catalog: str = "lake", select: Select = everything
+) -> Iterator[Answer]:
+    """Run one reading statement over `tables` (`schema.table` -> table). Of its result no more is in memory than a
+    batch of rows.
 
     A table is known to the SQL as `schema.table` and as `catalog.schema.table`; only tables that the SQL mentions are
-    taken from the mapping, so it may load them lazily. Each is read at the snapshot that its object holds, or at the
-    tag, branch or snapshot id that `at` names, which each table of the SQL then must have. Times are aware UTC. The SQL
-    reaches no file, no network and no setting, and what it writes is refused. A column name that comes twice gets a
-    number (`id`, `id_1`).
+    taken from the mapping, so it may load them lazily. Times are aware UTC. Of the columns only those that the SQL
+    needs are read, and files are passed over that cannot hold a row of it. The SQL reaches no file, no network and no
+    setting, and what it writes is refused. A column name that comes twice gets a number (`id`, `id_1`).
 
-    Raises ConfigurationError for SQL that DuckDB does not accept (with its message) and for an `at` that a table lacks,
+    Raises, also while the rows are read, ConfigurationError for SQL that DuckDB does not accept (with its message),
     Refused for a table that has delete files, Transient when a data file could not be read, and what loading a table
-    raises; all that only for tables that the SQL reads.
+    and `select` raise; all that only for tables that the SQL reads.
     """
     with _session(catalog) as connection:
         statement = _single_reading(connection, sql)
         mentioned = [name for name in tables if _mentions(sql, name)]
+        files: list[TableFiles] = []
         absent: dict[str, AnabranchError] = {}
         for name in mentioned or tables:
             try:
                 table = tables[name]
-                snapshot_id = find_snapshot(table, at) if at is not None and mentioned else None
-                source = dataset(name, table, snapshot_id) if mentioned else columns_only(table)
+                if not mentioned:
+                    _register(connection, catalog, name, columns_only(table))
+                    continue
+                selected = select(name, table)
+                planned = plan_files(name, table, selected.snapshot_id, selected.hours)
+                source = planned.dataset()
             except AnabranchError as error:
                 # Such as another stream's, that is not applied yet: whether the SQL needs it, DuckDB will say.
                 absent[name] = error
                 continue
+            files.append(planned)
             _register(connection, catalog, name, source)
         _lock(connection)
-        try:
-            return _distinctly_named(connection.sql(statement).to_arrow_table())
-        except duckdb.Error as error:
-            if is_reading_failure(error):
-                raise Transient(f"query: expected to read every data file, found: {error} (run it again)") from error
-            if isinstance(error, duckdb.CatalogException):
-                lacking = str(error).partition(" does not exist")[0]
-                for name, why in absent.items():
-                    if _mentions(lacking, name):
-                        raise why from error
-            known = ", ".join(sorted(tables)) or "none"
-            hint = f"\nknown tables: {known}" if isinstance(error, duckdb.CatalogException) else ""
-            raise ConfigurationError(f"query: {error}{hint}") from error
+        explained = partial(_explained, tables=tables, absent=absent)
+        with explained():
+            rows = connection.sql(statement).to_arrow_reader(_BATCH_ROWS)
+        yield Answer(_checked(rows, explained), files)
+
+
+def open_relation(name: str, table: Table, selected: Selected) -> duckdb.DuckDBPyRelation:
+    """The rows of one table as a relation of a connection of its own, in UTC, which lives as long as what is made of
+    it. Raises Refused, Transient."""
+    connection = duckdb.connect(":memory:")
+    connection.execute("SET TimeZone = 'UTC'")
+    # Made when something is spilled, and removed by DuckDB.
+    connection.execute(f"SET temp_directory = '{gettempdir()}/anabranch-query-{uuid4().hex}'")
+    connection.register(name, plan_files(name, table, selected.snapshot_id, selected.hours).dataset())
+    return connection.table(quoted(name))
+
+
+def run_query(
+    sql: str, tables: Mapping[str, Table], *, catalog: str = "lake", as_of: str | None = None
+) -> pa.Table:  # fmt: skip
+    """The whole result of `open_query`, each table as it is or as of the tag, branch, snapshot id or time that `as_of`
+    names, which each table of the SQL then must have (else ConfigurationError)."""
+
+    def select(name: str, table: Table) -> Selected:
+        return Selected(find_snapshot(table, as_of)) if as_of is not None else Selected()
+
+    with open_query(sql, tables, catalog=catalog, select=select) as answer:
+        return answer.rows.read_all()
+
+
+@contextmanager
+def _explained(tables: Mapping[str, Table], absent: Mapping[str, AnabranchError]) -> Iterator[None]:
+    """Says by our errors what DuckDB found."""
+    try:
+        yield
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
+        if is_reading_failure(error):
+            raise Transient(f"query: expected to read every data file, found: {error} (run it again)") from error
+        if isinstance(error, duckdb.CatalogException):
+            lacking = str(error).partition(" does not exist")[0]
+            for name, why in absent.items():
+                if _mentions(lacking, name):
+                    raise why from error
+        known = ", ".join(sorted(tables)) or "none"
+        hint = f"\nknown tables: {known}" if isinstance(error, duckdb.CatalogException) else ""
+        raise ConfigurationError(f"query: {error}{hint}") from error
+
+
+def _checked(
+    rows: pa.RecordBatchReader, explained: Callable[[], AbstractContextManager[None]]
+) -> pa.RecordBatchReader:  # fmt: skip
+    """The same rows, under distinct names, with our errors."""
+    names = _distinct(rows.schema.names)
+    schema = pa.schema([column.with_name(name) for column, name in zip(rows.schema, names, strict=True)])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with explained():
+            for batch in rows:
+                yield batch.rename_columns(names)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
 
 
 @contextmanager
@@ -116,9 +212,9 @@ def _register(connection: duckdb.DuckDBPyConnection, catalog: str, name: str, da
     connection.execute(f"CREATE VIEW {quoted(schema)}.{quoted(table)} AS SELECT * FROM temp.main.{quoted(name)}")
 
 
-def _distinctly_named(result: pa.Table) -> pa.Table:
+def _distinct(given: Sequence[str]) -> list[str]:
     names: list[str] = []
-    for name in result.column_names:
-        candidates = (name, *(f"{name}_{number}" for number in range(1, len(result.column_names))))
+    for name in given:
+        candidates = (name, *(f"{name}_{number}" for number in range(1, len(given))))
         names.append(next(candidate for candidate in candidates if candidate not in names))
-    return result.rename_columns(names)
+    return names

@@ -1,4 +1,4 @@
-"""A table's files for DuckDB: a PyArrow dataset of the planned data files, and a connection that spills to disk.
+"""A table's files for DuckDB: a PyArrow dataset that opens what a query needs, and a connection that spills to disk.
 
 No table holds a delete file, so the planned data files are the table. They are read through the table's own file system
 and credentials, with projection and filter push-down, and nothing is downloaded.
@@ -7,22 +7,32 @@ and credentials, with projection and filter push-down, and nothing is downloaded
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from pyarrow.fs import LocalFileSystem
 from pyiceberg.expressions import AlwaysTrue, In
 
 from anabranch.errors import Refused, Transient
+from anabranch.table.manifests import HOUR, HourManifest, hour_of_file, list_manifests, read_entries
+from serving_layer.query.pruning import known_of_file, known_of_manifest
 
 if TYPE_CHECKING:
-    from pyiceberg.table import FileScanTask, Table
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
 
-_SECONDS = {"hour": 3600, "day": 86400}
+T = TypeVar("T")
+
+_PARQUET = ds.ParquetFileFormat()
+_NOWHERE = LocalFileSystem()
 
 
 @contextmanager
@@ -46,53 +56,166 @@ def quoted(identifier: str) -> str:
     return '"' + identifier.replace('"', '""') + '"'
 
 
-def is_reading_failure(error: duckdb.Error) -> bool:
-    """DuckDB wraps what PyArrow raises while the rows flow; its text is all that is left of it."""
-    return isinstance(error, duckdb.IOException) or "reading the stream registered as" in str(error).partition("\n")[0]
+class _ManifestsUnreadable(OSError):
+    """Known by its name to `is_reading_failure`."""
+
+
+def is_reading_failure(error: Exception) -> bool:
+    """Whether a file could not be read. DuckDB wraps what PyArrow raises while the rows flow, and PyArrow what DuckDB
+    raises then; its text is all that is left of it."""
+    said = str(error).partition("\n")[0]
+    signs = ("reading the stream registered as", _ManifestsUnreadable.__name__)
+    return isinstance(error, duckdb.IOException) or said.startswith("IO Error") or any(sign in said for sign in signs)
 
 
 def columns_only(table: Table) -> ds.Dataset:
     return ds.dataset(table.schema().as_arrow().empty_table())
 
 
-def dataset(name: str, table: Table, snapshot_id: int | None = None, hours: Collection[str] = ()) -> ds.Dataset:
-    """The table's files as one dataset of its current columns: a column that a file lacks is null, types widen.
+@dataclass(frozen=True)
+class Scan:
+    """One reading of a table: the columns that were asked for, the condition that was pushed down, and the files that
+    both left to open."""
 
-    Of the snapshot that the object holds, or of `snapshot_id`; of all ingest hours, or of `hours` alone. Raises Refused
-    for a table that has delete files, Transient when the manifests could not be read.
-    """
-    scan = table.scan(In(term="ingest_hour", literals=set(hours)) if hours else AlwaysTrue(), snapshot_id=snapshot_id)
+    columns: tuple[str, ...]
+    condition: str | None
+    files: tuple[DataFile, ...]
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """The data files of a snapshot of a table, the one that the object holds or `snapshot_id`: of all ingest hours, or
+    of `hours` alone. Manifests are opened when they are needed; `scans` grows by one with every reading."""
+
+    name: str
+    table: Table
+    snapshot_id: int | None
+    hours: Collection[str] | None
+    manifests: tuple[HourManifest, ...]
+    scans: list[Scan] = field(default_factory=list)
+
+    @cached_property
+    def columns(self) -> pa.Schema:
+        """The table's current columns."""
+        schema: pa.Schema = self.table.schema().as_arrow()
+        return schema
+
+    def whole(self) -> TableFiles:
+        """The files of all hours, of which nothing was read."""
+        return replace(self, hours=None, scans=[])
+
+    def select(self, condition: pc.Expression | None = None) -> Sequence[DataFile]:
+        """The files that may hold a row which meets the condition. Raises OSError."""
+        schema, specs = self.table.schema(), self.table.specs()
+        # A name that is not in its text is of no column that it speaks of.
+        compared = pa.schema([column for column in self.columns if column.name in str(condition)])
+
+        def known_of(manifest: HourManifest) -> pc.Expression | None:
+            spec = specs[manifest.manifest.partition_spec_id]
+            return known_of_manifest(schema, compared, spec, manifest.manifest)
+
+        listed = self._satisfiable(self._of_hours(), known_of, condition)
+        try:
+            read = read_entries(self.table.io, [m.manifest for m in listed])
+            files = [entry.data_file for entries in read for entry in entries]
+        except OSError as error:
+            raise _ManifestsUnreadable(f"expected the manifests of {self.name}, found: {error}") from error
+        if self.hours is not None:
+            files = [file for file in files if hour_of_file(self.table, file) in self.hours]
+        return self._satisfiable(files, lambda f: known_of_file(schema, compared, specs[f.spec_id], f), condition)
+
+    def dataset(self) -> ds.Dataset:
+        """The rows: a column that a file lacks is null, types widen. What it is asked for is in `scans`.
+        Raises Transient."""
+        if not self.manifests:
+            return columns_only(self.table)
+        if not _readable_by_name(self.table):
+            # PyIceberg reads by field id: right for a renamed column too, but the whole table goes through memory.
+            rows = In(term=HOUR, literals=set(self.hours)) if self.hours is not None else AlwaysTrue()
+            try:
+                self.scans.append(Scan(tuple(self.columns.names), None, tuple(self.select())))
+                return ds.dataset(self.table.scan(rows, snapshot_id=self.snapshot_id).to_arrow())
+            except OSError as error:
+                raise Transient(f"read {self.name}: expected its files, found: {error} (run it again)") from error
+        made = _PlannedDataset([], self.columns, _PARQUET, _NOWHERE)
+        made.planned = self
+        return made
+
+    def open(self, files: Sequence[DataFile]) -> ds.Dataset:
+        """These files alone, wherever they are."""
+        io: Any = self.table.io
+        by_place: dict[tuple[str, str], list[tuple[str, int]]] = {}
+        for file in files:
+            scheme, netloc, path = io.parse_location(file.file_path, io.properties)
+            by_place.setdefault((scheme, netloc), []).append((path, file.file_size_in_bytes))
+        places = []
+        for (scheme, netloc), paths in by_place.items():
+            file_system = io.fs_by_scheme(scheme, netloc)
+            # Its size spares a request for each file.
+            fragments = [_PARQUET.make_fragment(path, file_system, file_size=size) for path, size in paths]
+            places.append(ds.FileSystemDataset(fragments, self.columns, _PARQUET, file_system))
+        if not places:
+            return columns_only(self.table)
+        return places[0] if len(places) == 1 else ds.UnionDataset(self.columns, places)
+
+    def _of_hours(self) -> Sequence[HourManifest]:
+        if self.hours is None:
+            return self.manifests
+        hours = sorted(self.hours)
+        places = [(manifest, bisect_left(hours, manifest.first)) for manifest in self.manifests]
+        return [manifest for manifest, i in places if i < len(hours) and hours[i] <= manifest.last]
+
+    def _satisfiable(
+        self, items: Sequence[T], known_of: Callable[[T], pc.Expression | None], condition: pc.Expression | None
+    ) -> Sequence[T]:
+        """Those of which what is known leaves a row that the condition may be met by: PyArrow's own word."""
+        if condition is None:
+            return items
+        # Files that are never opened, named by their places.
+        fragments = [
+            _PARQUET.make_fragment(str(i), _NOWHERE, partition_expression=known_of(item))
+            for i, item in enumerate(items)
+        ]
+        candidates = ds.FileSystemDataset(fragments, self.columns, _PARQUET, _NOWHERE)
+        return [items[int(fragment.path)] for fragment in candidates.get_fragments(filter=condition)]
+
+
+class _PlannedDataset(ds.FileSystemDataset):  # type: ignore[misc]
+    """What DuckDB is given: when it asks for a scanner, with the columns and the condition that it needs, the files are
+    chosen."""
+
+    planned: TableFiles
+
+    def scanner(self, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> ds.Scanner:
+        files = self.planned.select(filter)
+        asked = tuple(columns if columns is not None else self.schema.names)
+        self.planned.scans.append(Scan(asked, str(filter) if filter is not None else None, tuple(files)))
+        return self.planned.open(files).scanner(columns=columns, filter=filter, **options)
+
+
+def plan_files(
+    name: str, table: Table, snapshot_id: int | None = None, hours: Collection[str] | None = None
+) -> TableFiles:
+    """The files of the snapshot that the object holds, or of `snapshot_id`. Raises Refused for a table that has delete
+    files, Transient when the manifest list could not be read."""
+    snapshot = table.snapshot_by_id(snapshot_id) if snapshot_id is not None else table.current_snapshot()
     try:
-        tasks = list(scan.plan_files())
+        manifests, others = list_manifests(table, snapshot) if snapshot is not None else ([], [])
     except OSError as error:
         raise Transient(f"read {name}: expected its manifests, found: {error} (run it again)") from error
-    if with_deletes := [task.file.file_path for task in tasks if task.delete_files]:
+    if with_deletes := [m.manifest_path for m in others if m.has_added_files() or m.has_existing_files()]:
         raise Refused(
-            f"read {name}: expected it to hold no delete files, found some for {with_deletes[0]}; "
+            f"read {name}: expected it to hold no delete files, found some in {with_deletes[0]}; "
             "only another writer adds them: read the table with an Iceberg engine, then rewrite its files"
         )
-    if not tasks:
-        return columns_only(table)
-    if not _readable_by_name(table):
-        # PyIceberg reads by field id: right for a renamed column too, but the whole table goes through memory.
-        return ds.dataset(scan.to_arrow())
-    columns = table.schema().as_arrow()
-    file_io: Any = table.io
-    schemes = {file_io.parse_location(task.file.file_path, file_io.properties)[:2] for task in tasks}
-    if len(schemes) != 1:
-        raise Refused(f"read {name}: expected its files in one place, found {sorted(map('://'.join, schemes))}")
-    file_system = file_io.fs_by_scheme(*schemes.pop())
-    parquet = ds.ParquetFileFormat()
-    fragments = [
-        parquet.make_fragment(
-            file_io.parse_location(task.file.file_path, file_io.properties)[2],
-            file_system,
-            partition_expression=_known_of(table, task, columns),
-            file_size=task.file.file_size_in_bytes,  # spares a request for each file
-        )
-        for task in tasks
-    ]
-    return ds.FileSystemDataset(fragments, columns, parquet, file_system)
+    return TableFiles(name, table, snapshot_id, hours, tuple(manifests))
+
+
+def dataset(
+    name: str, table: Table, snapshot_id: int | None = None, hours: Collection[str] | None = None
+) -> ds.Dataset:  # fmt: skip
+    """The rows of `plan_files`."""
+    return plan_files(name, table, snapshot_id, hours).dataset()
 
 
 def _readable_by_name(table: Table) -> bool:
@@ -103,25 +226,3 @@ def _readable_by_name(table: Table) -> bool:
         for column in schema.column_names
     }
     return len({field_id for field_id, _ in pairs}) == len(pairs) == len({column for _, column in pairs})
-
-
-def _known_of(table: Table, task: FileScanTask, columns: pa.Schema) -> pc.Expression | None:
-    """What the file's partition says of its rows, so that a filter skips the file without opening it."""
-    spec = table.specs()[task.file.spec_id]
-    known = None
-    for position, field in enumerate(spec.fields):
-        value = task.file.partition[position]
-        column = table.schema().find_column_name(field.source_id)
-        if value is None or column is None or column not in columns.names:
-            continue
-        kind, transform = columns.field(column).type, str(field.transform)
-        if transform == "identity":
-            says = pc.field(column) == pa.scalar(value, kind)
-        elif transform in _SECONDS and pa.types.is_timestamp(kind):
-            micros = _SECONDS[transform] * 1_000_000
-            start, end = pa.scalar(value * micros, kind), pa.scalar((value + 1) * micros, kind)
-            says = (pc.field(column) >= start) & (pc.field(column) < end)
-        else:
-            continue
-        known = says if known is None else known & says
-    return known

@@ -61,13 +61,13 @@ def letters(job: Job, hours: tuple[str, str] | None, each: int) -> DeadLetters:
     """The dead letters that `main` serves of the hours from the first to the second, or of all: by reason, the most
     frequent first, each with its first `each` samples. Raises Transient when the lake does not answer."""
     table = job.lake.load(job.stream.dead_letters_table)
-    wanted = hours_between(hours[0], shift(hours[1], 1)) if hours is not None else []
+    wanted = hours_between(hours[0], shift(hours[1], 1)) if hours is not None else None
     reasons = read(table, wanted, each)
     return DeadLetters(job.stream.name, hours, sum(reason.count for reason in reasons), reasons)
 
 
-def read(table: Table, hours: Collection[str], each: int) -> list[Reason]:
-    """The reasons of a loaded table, with samples by (hour, partition, offset)."""
+def read(table: Table, hours: Collection[str] | None, each: int) -> list[Reason]:
+    """The reasons of a loaded table, of some hours or all, with samples by (hour, partition, offset)."""
     with connected() as connection:
         connection.register("letters", dataset(".".join(table.name()), table, hours=hours))
         try:

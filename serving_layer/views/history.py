@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from anabranch.config import Stream
 from anabranch.job import Job
 from anabranch.output import print_json, print_table
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
 from anabranch.protocol.state import load_state
 from anabranch.remote_errors import lake_errors
+from anabranch.table.lake import Lake
 from serving_layer.views.facts import COUNTS, Counts
 
 if TYPE_CHECKING:
@@ -59,12 +61,17 @@ class DecisionFacts:
 def history(job: Job, hour: str | None) -> list[DecisionFacts]:
     """Every decision about one hour or all, by hour, oldest first, with what it changed and how to read what it
     replaced. Raises Transient when the lake does not answer."""
+    return decisions(job.lake, job.stream, hour)
+
+
+def decisions(lake: Lake, stream: Stream, hour: str | None) -> list[DecisionFacts]:
+    """The same, without a job."""
     wanted_hours = [hour] if hour is not None else None
-    rows = ledger.history(job.lake, job.stream.hours_table, wanted_hours, ("partitions", "quality", "diff"))
-    state = load_state(job.lake, job.stream.table)
+    rows = ledger.history(lake, stream.hours_table, wanted_hours, ("partitions", "quality", "diff"))
+    state = load_state(lake, stream.table)
     wanted = [row for row in with_waiting(rows, state.decisions) if hour is None or row.hour == hour]
     tags = tagged(state.table, [(row.hour, row.revision) for row in wanted if row.decision == "accepted"])
-    return history_rows(job.stream.table, wanted, tags)
+    return history_rows(stream.table, wanted, tags)
 
 
 def with_waiting(rows: Sequence[LedgerRow], waiting: Sequence[LedgerRow]) -> list[LedgerRow]:
@@ -75,16 +82,16 @@ def with_waiting(rows: Sequence[LedgerRow], waiting: Sequence[LedgerRow]) -> lis
 
 def history_rows(table: str, rows: Sequence[LedgerRow], tags: Mapping[str, Tagged]) -> list[DecisionFacts]:
     """The decisions of `rows` (the ledger's, oldest first) hour by hour. Pure."""
-    decisions = []
+    made = []
     for hour in sorted({row.hour for row in rows}):
         of_hour = [row for row in rows if row.hour == hour]
         newest = max((row.revision for row in of_hour if row.decision == "accepted"), default=0)
         accepted: LedgerRow | None = None
         for row in of_hour:
-            decisions.append(_decision(table, row, accepted, newest, tags))
+            made.append(_decision(table, row, accepted, newest, tags))
             if row.decision == "accepted":
                 accepted = row
-    return decisions
+    return made
 
 
 def _decision(
@@ -125,7 +132,7 @@ def _readable(table: str, row: LedgerRow, newest: int, tag: Tagged | None) -> tu
     if row.good is not None and tag.rows != row.good:
         return tag.name, None, f"no: its tag shows {tag.rows} rows, the revision had {row.good}"
     until = f" until {tag.until:%F %T} UTC" if tag.until is not None else ""
-    return tag.name, f"{query} --at {tag.name}", f"by its tag{until}"
+    return tag.name, f"{query} --as-of {tag.name}", f"by its tag{until}"
 
 
 def changed_values(before: LedgerRow, after: LedgerRow) -> dict[str, list[Any]]:

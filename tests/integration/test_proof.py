@@ -143,7 +143,7 @@ def test_what_is_spoiled_shows_and_what_was_replaced_stays_readable(known: World
     assert [(r.decision, r.revision) for r in one.batch(hour, restate=True)] == [("accepted", 2)]
     first = next(d for d in shown(one, "hours", one.name, "--history", hour) if d["revision"] == 1)
     command = shlex.split(first["query"])
-    assert command[-2:] == ["--at", f"{hour}-r1"]
+    assert command[-2:] == ["--as-of", f"{hour}-r1"]
     was = json.loads(run(one, *command[1:], "--output", "json"))
     assert sorted((r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in was) == [
         r for r in rows if r[1] >= 4

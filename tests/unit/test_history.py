@@ -40,7 +40,7 @@ def rebuild(one: StreamLake, revision: int, rows: list[dict[str, Any]], **values
 
 
 def n_of(one: StreamLake, at: str) -> list[int]:
-    table = run_query(f"SELECT n FROM {one.name} ORDER BY 1", one.lake.tables([one.name]), at=at)
+    table = run_query(f"SELECT n FROM {one.name} ORDER BY 1", one.lake.tables([one.name]), as_of=at)
     values: list[int] = table["n"].to_pylist()
     return values
 
@@ -56,7 +56,7 @@ def test_a_replaced_revision_is_read_by_its_tag(one: StreamLake) -> None:
     assert second.changed == {"good": [1, 2]}
     assert third.changed == {"good": [2, 1], "gap": [0, 1], "gaps": [{}, {"control": 1}]}
     assert first.query == (
-        f"anabranch query \"SELECT * FROM games.events WHERE ingest_hour = '{NEXT}'\" --at {NEXT}-r1"
+        f"anabranch query \"SELECT * FROM games.events WHERE ingest_hour = '{NEXT}'\" --as-of {NEXT}-r1"
     )
     assert first.readable.startswith("by its tag until ")
     assert third.readable == "it is the newest revision"
@@ -121,7 +121,7 @@ def test_the_text_shows_the_command(one: StreamLake, capsys: pytest.CaptureFixtu
     history.print_history("events", NEXT, history.history(job(one), NEXT), "text")
     output = capsys.readouterr().out
     assert f"hour {NEXT}, revision 1: can be read: by its tag until " in output
-    assert f"--at {NEXT}-r1\n" in output
+    assert f"--as-of {NEXT}-r1\n" in output
     assert "no count changed" in output
     history.print_history("events", HOUR, history.history(job(one), HOUR), "text")
     assert f"no decision about hour {HOUR} yet" in capsys.readouterr().out
@@ -136,13 +136,13 @@ def test_only_what_a_table_has_can_be_queried(one: StreamLake) -> None:
     assert n_of(one, "batch") == []
     for at in ("2026-11-21T00-r1", "12", "staging "):
         with pytest.raises(
-            ConfigurationError, match=r"expected a tag, a branch or a snapshot's id.*known: batch, main"
+            ConfigurationError, match=r"expected a tag, a branch, a snapshot's id or a time.*known: batch, main"
         ):
             find_snapshot(one.table(), at)
     # A table that lacks the tag is not silently read as it is now.
     tables = one.lake.tables([one.name, one.stream.hours_table])
     with pytest.raises(ConfigurationError, match=r"table games\.events_hours: expected a tag"):
-        run_query(f"SELECT * FROM {one.name} JOIN {one.stream.hours_table} ON true", tables, at=str(earlier))
+        run_query(f"SELECT * FROM {one.name} JOIN {one.stream.hours_table} ON true", tables, as_of=str(earlier))
 
 
 def test_an_empty_hour_has_no_rows_at_its_tag(one: StreamLake) -> None:

@@ -116,7 +116,7 @@ def test_a_table_without_rows_shows_its_columns(capsys: pytest.CaptureFixture[st
 
 
 def test_csv_reads_back(tmp_path: Path) -> None:
-    output.write_result(RESULT, "csv", tmp_path / "r.csv")
+    output.write_result(RESULT.to_reader(), "csv", tmp_path / "r.csv")
     rows = list(csv.DictReader(io.StringIO((tmp_path / "r.csv").read_text(encoding="utf-8"))))
     assert rows[0] == {
         "n": "1", "name": "two\nlines", "price": "1.50", "total": "7", "tags": '{"k": 1}',
@@ -126,7 +126,7 @@ def test_csv_reads_back(tmp_path: Path) -> None:
 
 
 def test_json_is_a_list_of_objects(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    output.write_result(RESULT, "json")
+    output.write_result(RESULT.to_reader(), "json")
     rows = json.loads(capsysbinary.readouterr().out)
     assert rows[0]["total"] == 7
     assert rows[1] == {
@@ -136,21 +136,21 @@ def test_json_is_a_list_of_objects(capsysbinary: pytest.CaptureFixture[bytes]) -
 
 
 def test_parquet_is_the_table_itself(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    output.write_result(RESULT, "parquet", tmp_path / "r.parquet")
+    output.write_result(RESULT.to_reader(), "parquet", tmp_path / "r.parquet")
     assert pq.read_table(tmp_path / "r.parquet").equals(RESULT)
-    output.write_result(RESULT, "parquet")
+    output.write_result(RESULT.to_reader(), "parquet")
     assert pq.read_table(io.BytesIO(capsysbinary.readouterr().out)).equals(RESULT)
 
 
 def test_parquet_is_not_thrown_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     with pytest.raises(ConfigurationError, match="found a terminal"):
-        output.write_result(RESULT, "parquet")
+        output.write_result(RESULT.to_reader(), "parquet")
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere/r\.csv"):
-        output.write_result(RESULT, "csv", tmp_path / "nowhere" / "r.csv")
+        output.write_result(RESULT.to_reader(), "csv", tmp_path / "nowhere" / "r.csv")
 
 
 def test_numbers_stay_aligned_beside_a_row_that_has_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,64 @@
+"""What a query opened: for each reading of a table its columns, files and bytes, of all that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anabranch.output import print_table
+from serving_layer.query.datasets import Scan, TableFiles
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+
+
+@dataclass(frozen=True)
+class Opened:
+    """One reading of a table. `bytes` are those of the files that were opened, `column_bytes` those of their columns
+    that were read; `all_files` and `all_bytes` those of the snapshot. `condition`: what the files were chosen by; None
+    where the SQL has nothing that they could be chosen by."""
+
+    table: str
+    columns: tuple[str, ...]
+    condition: str | None
+    files: int
+    all_files: int
+    bytes: int
+    all_bytes: int
+    column_bytes: int
+
+
+def opened(read: Iterable[TableFiles]) -> list[Opened]:
+    """What was opened by queries that have ended. Opens every manifest of the tables. Raises OSError."""
+    found = []
+    for planned in read:
+        everything = planned.whole().select()
+        found += [_opened(planned, scan, everything) for scan in planned.scans]
+    return found
+
+
+def _opened(planned: TableFiles, scan: Scan, everything: Sequence[DataFile]) -> Opened:
+    read = {c for c in planned.columns.names if c in scan.columns or c in (scan.condition or "")}
+    schema = planned.table.schema()
+    ids = {id for id in schema.field_ids if (schema.find_column_name(id) or "").partition(".")[0] in read}
+    return Opened(
+        planned.name,
+        tuple(c for c in planned.columns.names if c in read),
+        scan.condition,
+        len(scan.files),
+        len(everything),
+        sum(file.file_size_in_bytes for file in scan.files),
+        sum(file.file_size_in_bytes for file in everything),
+        sum(size for file in scan.files for id, size in (file.column_sizes or {}).items() if id in ids),
+    )
+
+
+def print_opened(found: Iterable[Opened]) -> None:
+    """To standard output."""
+    columns = ("table", "files", "of files", "bytes", "of bytes", "bytes of columns", "columns", "condition")
+    rows = [
+        (o.table, o.files, o.all_files, o.bytes, o.all_bytes, o.column_bytes, " ".join(o.columns), o.condition)
+        for o in found
+    ]
+    print_table(columns, rows)

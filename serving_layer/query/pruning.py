@@ -1,0 +1,125 @@
+"""Pruning: what is known of a file's rows, and of a manifest's, before it is opened. Pure.
+
+What is known is a PyArrow expression, a guarantee: DuckDB hands the conditions that it pushes down to PyArrow, which
+passes over what cannot hold a row that meets them, and takes a condition for met only where the guarantee says so. So
+what a condition means (nulls, NaN, time zones, LIKE, NOT, OR) stays DuckDB's and PyArrow's word, and nothing of the SQL
+is translated here. A guarantee that says too little opens a file too many; it never says more than is so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.conversions import from_bytes
+from pyiceberg.types import (
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+)
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile, ManifestFile
+    from pyiceberg.partitioning import PartitionField, PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import NestedField
+
+_MICROS = {"hour": 3_600_000_000, "day": 86_400_000_000}
+_FLOATS = (FloatType, DoubleType)
+# Whose bounds are compared by Iceberg, Parquet, PyArrow and DuckDB alike.
+_EXACT = (IntegerType, LongType, DateType, DecimalType, StringType, TimestampType, TimestamptzType)
+_ORDERED = (*_EXACT, *_FLOATS)
+
+
+def known_of_file(schema: Schema, columns: pa.Schema, spec: PartitionSpec, file: DataFile) -> pc.Expression | None:
+    """What a data file's partition and its bounds say of its rows, for `columns` of the table's schema; None: nothing.
+
+    `columns` are those that may be compared: what is known of others is left out.
+    """
+    partition = zip(spec.fields, (file.partition[i] for i in range(len(spec.fields))), strict=True)
+    known = [_of_value(schema, columns, field, value) for field, value in partition]
+    known += [_of_bounds(columns, field, file) for field in schema.fields if field.name in columns.names]
+    return _all(known)
+
+
+def known_of_manifest(
+    schema: Schema, columns: pa.Schema, spec: PartitionSpec, manifest: ManifestFile
+) -> pc.Expression | None:
+    """What the manifest list says of the rows of a manifest's files, for `columns`; None: nothing."""
+    known = []
+    for field, summary in zip(spec.fields, manifest.partitions or (), strict=False):
+        if summary.lower_bound is None or summary.upper_bound is None:
+            continue
+        kind = field.transform.result_type(schema.find_type(field.source_id))
+        if not isinstance(kind, _EXACT):
+            continue
+        low, high = from_bytes(kind, summary.lower_bound), from_bytes(kind, summary.upper_bound)
+        known.append(_of_values(schema, columns, field, low, high, nulls=bool(summary.contains_null)))
+    return _all(known)
+
+
+def _of_value(schema: Schema, columns: pa.Schema, field: PartitionField, value: Any) -> pc.Expression | None:
+    name = schema.find_column_name(field.source_id)
+    if value is None or name is None or name not in columns.names:
+        return None
+    if str(field.transform) == "identity" and isinstance(schema.find_type(name), _EXACT):
+        return pc.field(name) == pa.scalar(value, columns.field(name).type)
+    return _of_values(schema, columns, field, value, value, nulls=False)
+
+
+def _of_values(
+    schema: Schema, columns: pa.Schema, field: PartitionField, low: Any, high: Any, nulls: bool
+) -> pc.Expression | None:
+    """What a partition's value between two, both included, says of the column that it is made of."""
+    name = schema.find_column_name(field.source_id)
+    if name is None or name not in columns.names:
+        return None
+    column, kind, transform = pc.field(name), columns.field(name).type, str(field.transform)
+    if transform == "identity" and isinstance(schema.find_type(name), _EXACT):
+        return _between(column, column >= pa.scalar(low, kind), column <= pa.scalar(high, kind), nulls)
+    if transform in _MICROS and pa.types.is_timestamp(kind):
+        start, end = (pa.scalar(value * _MICROS[transform], kind) for value in (low, high + 1))
+        return _between(column, column >= start, column < end, nulls)
+    return None
+
+
+def _of_bounds(columns: pa.Schema, field: NestedField, file: DataFile) -> pc.Expression | None:
+    kind, id = field.field_type, field.field_id
+    if not isinstance(kind, _ORDERED):
+        return None
+    # Bounds pass over NaN, of which DuckDB says that it is the greatest and PyArrow that it is neither.
+    if isinstance(kind, _FLOATS) and (file.nan_value_counts or {}).get(id) != 0:
+        return None
+    column, arrow = pc.field(field.name), columns.field(field.name).type
+    nulls = (file.null_value_counts or {}).get(id)
+    if nulls is not None and nulls == file.record_count:
+        return column.is_null()
+    low, high = (file.lower_bounds or {}).get(id), (file.upper_bounds or {}).get(id)
+    from_low = column >= pa.scalar(from_bytes(kind, low), arrow) if low is not None else None
+    to_high = column <= pa.scalar(from_bytes(kind, high), arrow) if high is not None else None
+    return _between(column, from_low, to_high, nulls != 0)
+
+
+def _between(
+    column: pc.Expression, low: pc.Expression | None, high: pc.Expression | None, nulls: bool
+) -> pc.Expression | None:
+    """In the form that PyArrow draws conclusions from."""
+    bounds = [bound for bound in (low, high) if bound is not None]
+    if nulls:
+        return _all([bound | column.is_null() for bound in bounds])
+    return _all([*bounds, column.is_valid()])
+
+
+def _all(known: Iterable[pc.Expression | None]) -> pc.Expression | None:
+    parts = [part for part in known if part is not None]
+    return reduce(and_, parts) if parts else None

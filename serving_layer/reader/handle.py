@@ -1,0 +1,148 @@
+"""A stream's table for Python: `anabranch.open("game_events").arrow(columns=[…], hours=…)`.
+
+Columns that are not asked for are not read, and files are passed over that cannot hold a row of what is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anabranch import config
+from anabranch.config import Stream
+from anabranch.errors import ConfigurationError
+from anabranch.hours import start_of
+from anabranch.table.lake import Lake
+from serving_layer.query import Answer, open_relation
+from serving_layer.query.datasets import quoted
+from serving_layer.reader import Reader
+from serving_layer.reader.provenance import Provenance
+from serving_layer.reader.selection import Selection, Selector
+
+if TYPE_CHECKING:
+    import duckdb
+    import pandas
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which rows and columns are wanted: all, unless said otherwise.
+
+    `columns`: by name. `hours`: one ingest hour, or the first and the last. `since` and `until`: the event's own time,
+    the latter not included; without an offset UTC. `where`: a condition in DuckDB's SQL.
+    """
+
+    columns: Sequence[str] | None = None
+    hours: str | tuple[str, str] | None = None
+    since: datetime | str | None = None
+    until: datetime | str | None = None
+    where: str | None = None
+
+
+@dataclass(frozen=True)
+class StreamTable:
+    """A stream's table, each time it is read as it is then, or as of what it was opened for.
+
+    Each way to read takes the fields of `Rows`. Raises ConfigurationError for columns, hours or times that are not what
+    they have to be, Transient when the lake does not answer.
+    """
+
+    reader: Reader
+    stream: Stream
+    selection: Selection
+
+    def arrow(self, **rows: Any) -> pa.Table:
+        """The rows as a PyArrow table, in memory."""
+        with self._answer(Rows(**rows)) as answer:
+            return answer.rows.read_all()
+
+    def pandas(self, **rows: Any) -> pandas.DataFrame:
+        """The rows as a data frame, in memory."""
+        return self.arrow(**rows).to_pandas()
+
+    def polars(self, **rows: Any) -> Any:
+        """The rows as a data frame of polars. Raises ConfigurationError where polars is not installed."""
+        try:
+            import polars
+        except ImportError as error:
+            raise ConfigurationError(
+                f"read {self.stream.name}: expected polars to be installed, found none; run `pip install polars`"
+            ) from error
+        return polars.from_arrow(self.arrow(**rows))
+
+    def duckdb(self, **rows: Any) -> duckdb.DuckDBPyRelation:
+        """The rows as a relation of a DuckDB connection of its own: nothing is read before it is asked, and then only
+        what the whole question needs."""
+        table = self.reader.lake.load(self.stream.table)
+        selected = Selector(self.reader.lake, self.reader.streams, self.selection)(self.stream.table, table)
+        relation = open_relation(self.stream.table, table, selected)
+        wanted = Rows(**rows)
+        if conditions := self._conditions(wanted):
+            relation = relation.filter(conditions)
+        return relation.project(self._columns(wanted)) if wanted.columns is not None else relation
+
+    def provenance(self, **rows: Any) -> Provenance:
+        """What the rows rest on: ingest hours and event dates, by whom they are served, and whether more may come."""
+        with self._answer(Rows(**(rows | {"columns": ("kafka_offset",)}))) as answer:
+            for _ in answer.rows:
+                pass
+            [found] = self.reader.provenance(answer, self.selection)
+        return found
+
+    @contextmanager
+    def _answer(self, wanted: Rows) -> Iterator[Answer]:
+        conditions = self._conditions(wanted)
+        where = f" WHERE {conditions}" if conditions else ""
+        with self.reader.query(
+            f"SELECT {self._columns(wanted)} FROM {self.stream.table}{where}", self.selection
+        ) as answer:
+            yield answer
+
+    def _columns(self, wanted: Rows) -> str:
+        if isinstance(wanted.columns, str):
+            raise ConfigurationError(f"columns: expected a list of names, found {wanted.columns!r}")
+        return "*" if wanted.columns is None else ", ".join(quoted(column) for column in wanted.columns)
+
+    def _conditions(self, wanted: Rows) -> str:
+        conditions = [f"({wanted.where}\n)"] if wanted.where is not None else []
+        if wanted.hours is not None:
+            first, last = (wanted.hours, wanted.hours) if isinstance(wanted.hours, str) else wanted.hours
+            if start_of(first) > start_of(last):
+                raise ConfigurationError(f"hours: expected the earlier hour first, found {first} and {last}")
+            conditions.append(f"ingest_hour BETWEEN '{first}' AND '{last}'")
+        for name, when, comparison in (("since", wanted.since, ">="), ("until", wanted.until, "<")):
+            if when is None:
+                continue
+            if self.stream.event_time is None:
+                raise ConfigurationError(
+                    f"{name}: expected a stream whose file has an event_time, found {self.stream.name}; ask by hours="
+                )
+            moment = _moment(name, when).isoformat()
+            conditions.append(f"{quoted(self.stream.event_time.column)} {comparison} TIMESTAMPTZ '{moment}'")
+        return " AND ".join(conditions)
+
+
+def _moment(name: str, when: datetime | str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(when) if isinstance(when, str) else when
+    except ValueError as error:
+        raise ConfigurationError(f"{name}: expected a time such as 2026-11-21T03:00, found {when!r}") from error
+    return moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
+
+
+def open_table(
+    stream: str, *, conf: str | Path | None = None, as_of: str | None = None, only_accepted: bool = False
+) -> StreamTable:
+    """A stream's table, to be read: as it is, or `as_of` a tag, a branch, a snapshot's id or a time; of all hours, or
+    of accepted ones alone. `conf` is the configuration folder (default: ANABRANCH_CONF, else conf).
+
+    Nothing is opened yet but the configuration. Raises ConfigurationError.
+    """
+    definition = config.load_stream(stream, conf)
+    reader = Reader(Lake(config.load_environment(conf)), {definition.table: definition})
+    return StreamTable(reader, definition, Selection(as_of, only_accepted))

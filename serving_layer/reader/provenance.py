@@ -1,0 +1,194 @@
+"""Provenance of a result: the hours and event dates of the files that were opened for it, who serves them, in which
+revision, and whether more may come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from typing import TYPE_CHECKING
+
+from anabranch.config import Stream
+from anabranch.hours import hour_of, hours_between, shift
+from anabranch.output import print_table
+from anabranch.protocol import coverage, ledger
+from anabranch.protocol.ledger_row import Layer, LedgerRow
+from anabranch.table.lake import Lake
+from anabranch.table.manifests import hour_of_file
+from anabranch.table.snapshots import made_at
+from serving_layer.query.datasets import TableFiles
+from serving_layer.reader.selection import Selection, Shown, shown
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+_EPOCH = date(1970, 1, 1)
+
+
+@dataclass(frozen=True)
+class HourProvenance:
+    """An ingest hour of which files were opened: who serves it, the accepted revision if these are its rows, whether
+    all of the hour's records are in it, and why not or what else is to know. `rows` are those of the files."""
+
+    hour: str
+    layer: Layer
+    revision: int | None
+    complete: bool
+    note: str | None
+    files: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class DateProvenance:
+    """An event date of which files were opened, of how many hours; complete once every hour that can hold records of it
+    is accepted."""
+
+    event_date: date
+    hours: int
+    complete: bool
+    note: str | None
+    files: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a result rests on of one table: the snapshot, and its hours and event dates in their order."""
+
+    table: str
+    snapshot_id: int
+    as_of: datetime
+    hours: Sequence[HourProvenance]
+    event_dates: Sequence[DateProvenance]
+
+
+def provenance(
+    lake: Lake, streams: Mapping[str, Stream], selection: Selection, read: Iterable[TableFiles]
+) -> list[Provenance]:  # fmt: skip
+    """What a result rests on, of those tables that hold a stream's rows. Raises Terminal for a snapshot that does not
+    say what `main` serves, Transient."""
+    return [
+        _provenance(lake, streams[planned.name], selection, planned)
+        for planned in read
+        if streams[planned.name].table == planned.name and planned.table.current_snapshot() is not None
+    ]
+
+
+def _provenance(lake: Lake, stream: Stream, selection: Selection, planned: TableFiles) -> Provenance:
+    table = planned.table
+    snapshot = table.snapshot_by_id(planned.snapshot_id) if planned.snapshot_id else table.current_snapshot()
+    assert snapshot is not None
+    opened = list({file.file_path: file for scan in planned.scans for file in scan.files}.values())
+    by_hour, by_date = _by_hour(table, opened), _by_date(table, opened)
+    if (revision := selection.revision) is not None:
+        seen, revisions = shown(table, None), {revision.hour: revision.number}
+        seen = Shown(seen.state, "batch")
+    else:
+        seen = shown(table, selection.as_of)
+        revisions = accepted_revisions(lake, stream, seen, by_hour, made_at(snapshot))
+    return Provenance(
+        planned.name,
+        snapshot.snapshot_id,
+        made_at(snapshot),
+        [_hour(seen, hour, revisions, files) for hour, files in sorted(by_hour.items())],
+        [_date(stream, seen, day, table, files) for day, files in sorted(by_date.items())],
+    )
+
+
+def _by_hour(table: Table, files: Iterable[DataFile]) -> dict[str, list[DataFile]]:
+    by_hour: dict[str, list[DataFile]] = {}
+    for file in files:
+        by_hour.setdefault(hour_of_file(table, file), []).append(file)
+    return by_hour
+
+
+def _by_date(table: Table, files: Iterable[DataFile]) -> dict[date, list[DataFile]]:
+    by_date: dict[date, list[DataFile]] = {}
+    for file in files:
+        names = [field.name for field in table.specs()[file.spec_id].fields]
+        days = file.partition[names.index("event_date")]
+        by_date.setdefault(_EPOCH + timedelta(days=days), []).append(file)
+    return by_date
+
+
+def accepted_revisions(
+    lake: Lake, stream: Stream, seen: Shown, hours: Iterable[str], until: datetime
+) -> dict[str, int]:  # fmt: skip
+    """The revision of each hour whose accepted rows are shown: as the snapshot says, of hours long ago as the ledger
+    did at `until`. Raises Transient."""
+    accepted = [h for h in hours if seen.is_accepted(h)]
+    revisions = {h: seen.state.accepted[h].revision for h in accepted if h in seen.state.accepted}
+    forgotten = [h for h in accepted if h not in revisions]
+    rows: list[LedgerRow] = ledger.history(lake, stream.hours_table, forgotten, ledger.BULKY)
+    for row in rows:
+        if row.decision == "accepted" and row.recorded_at <= until:
+            revisions[row.hour] = row.revision
+    return revisions
+
+
+def _hour(seen: Shown, hour: str, revisions: Mapping[str, int], files: Sequence[DataFile]) -> HourProvenance:
+    complete, note = hour_completeness(seen, hour)
+    rows = sum(file.record_count for file in files)
+    return HourProvenance(hour, seen.layer(hour), revisions.get(hour), complete, note, len(files), rows)
+
+
+def hour_completeness(seen: Shown, hour: str) -> tuple[bool, str | None]:
+    """Whether all of an hour's records are shown, and why not, or what else is to know of it. Pure."""
+    state, layer = seen.state, seen.layer(hour)
+    if hour >= state.timeline.open:
+        return False, "the hour is not sealed: more may come"
+    if seen.branch is None and hour in state.retained_hours:
+        return False, f"main keeps older rows, since the {layer} layer does not cover it"
+    if (reason := coverage.uncovered_reason(state, layer, hour)) is not None:
+        return False, reason
+    if layer == "speed":
+        return True, "not accepted yet" if not state.is_accepted(hour) else "served by speed by choice"
+    if (accepted := state.accepted.get(hour)) is not None and accepted.unread:
+        return True, f"decided again once {', '.join(accepted.unread)} is read"
+    return True, None
+
+
+def _date(stream: Stream, seen: Shown, day: date, table: Table, files: Sequence[DataFile]) -> DateProvenance:
+    complete, note = date_completeness(stream, seen, day)
+    hours = {hour_of_file(table, file) for file in files}
+    return DateProvenance(day, len(hours), complete, note, len(files), sum(file.record_count for file in files))
+
+
+def date_completeness(stream: Stream, seen: Shown, day: date) -> tuple[bool, str | None]:
+    """Whether all hours that can hold records of an event date are accepted, and why not. Pure."""
+    bounds = stream.event_time
+    if bounds is None or bounds.past is None or bounds.future is None or stream.most_event_dates is None:
+        return False, "nothing bounds how late its records come (event_time.past, event_time.future)"
+    begin = datetime.combine(day, time(), UTC)
+    end = begin + timedelta(days=1)
+    timeline = seen.state.timeline
+    # Bounds are measured from an ingest hour.
+    first, last = hour_of(begin - bounds.future - timedelta(hours=1)), hour_of(end + bounds.past)
+    if last >= timeline.open:
+        return False, f"records of it may come until {last}"
+    waiting = [h for h in hours_between(max(first, timeline.first), shift(last, 1)) if not seen.is_accepted(h)]
+    if waiting:
+        return False, f"{len(waiting)} hours that may hold it are not accepted, the first is {waiting[0]}"
+    return True, None
+
+
+def print_provenance(found: Sequence[Provenance]) -> None:
+    """To standard output."""
+    if not found:
+        print("no rows of a stream were read")
+    for one in found:
+        print(f"{one.table} as of {one.as_of.isoformat()} (snapshot {one.snapshot_id})")
+        print_table(
+            ("ingest hour", "layer", "revision", "complete", "files", "rows", "note"),
+            [(h.hour, h.layer, h.revision, _yes(h.complete), h.files, h.rows, h.note) for h in one.hours],
+        )
+        print_table(
+            ("event date", "hours", "complete", "files", "rows", "note"),
+            [(d.event_date, d.hours, _yes(d.complete), d.files, d.rows, d.note) for d in one.event_dates],
+        )
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

@@ -1,0 +1,125 @@
+"""Selection: which rows of a stream's tables a reader asked for, and what the table said of the hours then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anabranch.config import Stream
+from anabranch.errors import ConfigurationError, Refused
+from anabranch.hours import hours_between, start_of
+from anabranch.protocol.ledger_row import Layer
+from anabranch.protocol.state import State, read_state, state_of
+from anabranch.table.lake import Lake
+from anabranch.table.snapshots import find_snapshot, heads
+from serving_layer.query import Selected
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+
+@dataclass(frozen=True)
+class Revision:
+    """One accepted revision of one hour."""
+
+    hour: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a reader asked for: the rows as of a tag, a branch, a snapshot's id or a time; those of accepted hours
+    alone; or one revision of one hour. Raises ConfigurationError for what excludes each other."""
+
+    as_of: str | None = None
+    only_accepted: bool = False
+    revision: Revision | None = None
+
+    def __post_init__(self) -> None:
+        if self.revision is None:
+            return
+        start_of(self.revision.hour)
+        if self.as_of is not None or self.only_accepted:
+            raise ConfigurationError("a revision is of one moment and accepted: expected no as-of, no only-accepted")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a snapshot shows: the hours as the table said of them, and the layer that the rows are of, where it is one
+    layer's branch. `main` shows each hour from the layer that serves it."""
+
+    state: State
+    branch: Layer | None = None
+
+    def layer(self, hour: str) -> Layer:
+        return self.branch or self.state.served_by(hour)
+
+    def is_accepted(self, hour: str) -> bool:
+        """Whether the hour's rows are those of its accepted revision."""
+        kept = self.branch is None and hour in self.state.retained_hours
+        return self.layer(hour) == "batch" and self.state.is_accepted(hour) and not kept
+
+    def accepted_hours(self) -> frozenset[str]:
+        timeline = self.state.timeline
+        return frozenset(h for h in hours_between(timeline.first, timeline.open) if self.is_accepted(h))
+
+
+def shown(table: Table, as_of: str | None) -> Shown:
+    """What a stream's table shows, now or as of what `find_snapshot` knows. Raises ConfigurationError, Terminal."""
+    at = heads(table)
+    snapshot_id = find_snapshot(table, as_of) if as_of is not None else at["main"]
+    if snapshot_id == at["main"]:
+        return Shown(read_state(table))
+    layers: tuple[Layer, ...] = ("speed", "batch")
+    for branch in layers:
+        if snapshot_id == at[branch]:
+            return Shown(read_state(table), branch)
+    return Shown(state_of(table, snapshot_id))
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Says which rows of which table a query sees (`serving_layer.query.Select`)."""
+
+    lake: Lake
+    streams: Mapping[str, Stream]
+    """By each name of a table of theirs."""
+    selection: Selection
+
+    def __call__(self, name: str, table: Table) -> Selected:
+        """Raises ConfigurationError, Refused, Transient."""
+        stream, selection = self.streams[name], self.selection
+        if selection.revision is not None:
+            return self._revision(stream, name, table, selection.revision)
+        snapshot_id = find_snapshot(table, selection.as_of) if selection.as_of is not None else None
+        if not selection.only_accepted or name == stream.hours_table:
+            return Selected(snapshot_id)
+        rows = table if name == stream.table else self.lake.load(stream.table)
+        seen = shown(rows, selection.as_of)
+        if seen.branch == "speed":
+            raise ConfigurationError(f"read {name}: expected main or batch, whose hours are accepted, found speed")
+        if seen.branch is None and selection.as_of is None and not seen.state.is_merged:
+            raise Refused(
+                f"read {name}: expected main to be made from its branches as they are, found that it is not; "
+                f"run `anabranch merge {stream.name}`"
+            )
+        return Selected(snapshot_id, seen.accepted_hours())
+
+    def _revision(self, stream: Stream, name: str, table: Table, revision: Revision) -> Selected:
+        from serving_layer.views.history import decisions
+
+        if name != stream.table:
+            raise ConfigurationError(f"read {name}: expected {stream.table}, whose rows alone are kept by revision")
+        known = {d.revision: d for d in decisions(self.lake, stream, revision.hour) if d.decision == "accepted"}
+        what = f"hour {revision.hour} of {stream.name}"
+        if (wanted := known.get(revision.number)) is None:
+            found = ", ".join(map(str, sorted(known))) or "none"
+            raise ConfigurationError(f"{what}: expected an accepted revision, found {revision.number} (known: {found})")
+        if revision.number == max(known):
+            if not read_state(table).is_accepted(revision.hour):
+                raise Refused(f"{what}: expected the batch layer to hold it, found that it waits to be rebuilt")
+            return Selected(heads(table)["batch"], frozenset({revision.hour}))
+        if wanted.tag is None or wanted.query is None:
+            raise Refused(f"{what}: expected revision {revision.number} to be readable, found: {wanted.readable}")
+        return Selected(find_snapshot(table, wanted.tag), frozenset({revision.hour}))

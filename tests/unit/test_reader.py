@@ -1,0 +1,249 @@
+"""What people read: as of when, of which hours, by the command and from Python, and what a result rests on."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from lakes import DDL, StreamLake, decide
+from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, event, new_proof, read, record, stage_rows
+
+import anabranch
+from anabranch.cli import main
+from anabranch.config import EventTime
+from anabranch.config.columns import parse_columns
+from anabranch.errors import ConfigurationError
+from anabranch.hours import shift
+from anabranch.protocol.ledger_row import HourAccount
+from anabranch.protocol.state import Accepted
+from anabranch.table.commits import Outcome
+from anabranch.table.snapshots import find_snapshot, heads, made_at
+from batch_layer.plan import Rebuilt, plan_publish
+from serving_layer import override
+from serving_layer.reader.provenance import accepted_revisions, date_completeness
+from serving_layer.reader.selection import Shown, shown
+
+OPEN = shift(HOUR, 2)
+COUNT = "SELECT count(*) AS n FROM games.events"
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> StreamLake:
+    """HOUR is accepted with 4 rows, NEXT is sealed and read by the speed layer with 6, the open hour has one."""
+    made = new_proof(tmp_path)
+    read(made, [event(0, o, HOUR, n=o) for o in range(4)], {0: 4})
+    accept(made, HOUR, BEFORE, [event(0, o, HOUR, n=o) for o in range(4)])
+    read(made, [event(0, o, NEXT, event_date=date(2026, 11, 20 + o % 2)) for o in range(4, 10)], {0: 10})
+    read(made, [event(0, 10, OPEN)], {0: 11})
+    (tmp_path / "streams").mkdir()
+    environment = {
+        "kafka": {"bootstrap_servers": "127.0.0.1:1"},
+        "catalog": {
+            "name": "lake",
+            "uri": f"sqlite:///{tmp_path}/catalog.db",
+            "warehouse": f"file://{tmp_path}/warehouse",
+        },
+    }
+    stream = {"topic": "events", "table": made.name, "format": "json", "key": "id", "schema": DDL}
+    (tmp_path / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    (tmp_path / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
+    return made
+
+
+def restate(one: StreamLake, hour: str, revision: int, rows: list[dict[str, Any]]) -> None:
+    """What the batch layer does with an hour: its own publish, tags and all, then the ledger."""
+    staged, state = stage_rows(one, rows), one.state()
+    counts = {"good": len(rows), "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "speed_rows": 0}
+    built = Rebuilt(hour, Accepted(revision, BEFORE), staged, (), HourAccount.from_dict(counts), None)
+    publish = plan_publish(state, [built], NOW, frozenset())
+    assert one.publish(publish, state) is Outcome.LANDED
+    record(one, *publish.decisions)
+
+
+def ask(one: StreamLake, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["query", *arguments, "--conf", str(one.folder)])
+
+
+def number(one: StreamLake, *arguments: str) -> int:
+    done = ask(one, COUNT, "--output", "json", *arguments)
+    assert done.exit_code == 0, done.output
+    [row] = json.loads(done.stdout)
+    return int(row["n"])
+
+
+def test_a_query_is_a_table_csv_json_or_parquet(one: StreamLake) -> None:
+    sql = f"SELECT n, kafka_offset FROM {one.name} WHERE n < 2 ORDER BY n"
+    assert ask(one, sql).stdout == "n  kafka_offset\n-  ------------\n0             0\n1             1\n"
+    assert ask(one, sql, "--output", "csv").stdout == "n,kafka_offset\n0,0\n1,1\n"
+    assert json.loads(ask(one, sql, "--output", "json").stdout) == [
+        {"n": 0, "kafka_offset": 0}, {"n": 1, "kafka_offset": 1},
+    ]  # fmt: skip
+    out = one.folder / "r.parquet"
+    assert ask(one, sql, "--output", "parquet", "--out", str(out)).exit_code == 0
+    assert pq.read_table(out)["n"].to_pylist() == [0, 1]
+
+
+def test_a_query_that_fails_late_leaves_the_file_as_it_was(one: StreamLake) -> None:
+    out = one.folder / "r.csv"
+    out.write_text("before")
+    late = "SELECT CASE WHEN i = 300000 THEN error('late') ELSE i END FROM range(300001) t(i)"
+    done = ask(one, late, "--output", "csv", "--out", str(out))
+    assert (done.exit_code, out.read_text()) == (2, "before")
+    assert "late" in done.output
+    assert [path.name for path in one.folder.glob(".*.part")] == []
+
+
+def test_a_time_is_what_main_was_then(one: StreamLake) -> None:
+    before = made_at(one.table().snapshot_by_id(heads(one.table())["main"]) or pytest.fail())
+    _until_later(before)
+    read(one, [event(0, 11, OPEN)], {0: 12})
+    assert number(one) == 12
+    assert number(one, "--as-of", before.isoformat()) == 11
+    assert number(one, "--as-of", f"{before.replace(tzinfo=None)}") == 11
+    assert number(one, "--as-of", (before - timedelta(milliseconds=1)).isoformat()) == 10
+
+
+def _until_later(moment: datetime) -> None:
+    """Snapshots are stamped in milliseconds."""
+    while datetime.now(UTC) - moment < timedelta(milliseconds=2):
+        pass
+
+
+def test_a_time_of_which_a_publish_is_forgotten_names_the_tags_beside_it(one: StreamLake) -> None:
+    """The hazard: the oldest snapshot that is left is not what main was at any time before it was made."""
+    table = one.table()
+    first = made_at(min(table.snapshots(), key=lambda s: s.sequence_number or 0))
+    restate(one, HOUR, 2, [event(0, 0, HOUR, n=9)])
+    with pytest.raises(ConfigurationError, match=rf"remembers its publishes since .*; name a tag.*{HOUR}-r1"):
+        find_snapshot(one.table(), (first - timedelta(seconds=1)).isoformat())
+    with pytest.raises(
+        ConfigurationError, match="expected a tag, a branch, a snapshot's id or a time, found '20261121'"
+    ):
+        find_snapshot(table, "20261121")
+
+
+def test_only_accepted_hours(one: StreamLake) -> None:
+    assert number(one, "--only-accepted") == 4
+    assert number(one, "--only-accepted", "--as-of", "main") == 4
+    accept(one, NEXT, CUT, [event(0, o) for o in range(4, 9)])
+    assert number(one, "--only-accepted") == 9
+    assert number(one) == 10
+    override.serve_hour(one.lake, one.stream, NEXT, "speed", "the rule is wrong")
+    assert number(one, "--only-accepted") == 4, "these rows are not the accepted ones"
+    assert number(one, "--only-accepted", "--as-of", "batch") == 9
+    done = ask(one, COUNT, "--only-accepted", "--as-of", "speed")
+    assert done.exit_code == 2 and "expected main or batch" in done.output
+
+
+def test_a_revision_of_an_hour(one: StreamLake) -> None:
+    restate(one, HOUR, 2, [event(0, o, HOUR, n=7) for o in range(2)])
+    restate(one, HOUR, 3, [event(0, 0, HOUR, n=8)])
+    numbers = [number(one, "--hour", HOUR, "--revision", str(r)) for r in (1, 2, 3)]
+    assert numbers == [4, 2, 1]
+    override.serve_hour(one.lake, one.stream, HOUR, "speed", "the rule is wrong")
+    assert number(one, "--hour", HOUR, "--revision", "3") == 1
+    for arguments, message in (
+        (["--hour", HOUR, "--revision", "4"], "found 4 (known: 1, 2, 3)"),
+        (["--hour", NEXT, "--revision", "1"], "found 1 (known: none)"),
+        (["--hour", HOUR], "one beside the other"),
+        (["--hour", "x", "--revision", "1"], "expected a UTC hour"),
+        (["--hour", HOUR, "--revision", "1", "--only-accepted"], "expected no as-of, no only-accepted"),
+    ):
+        done = ask(one, COUNT, *arguments)
+        assert done.exit_code == 2 and message in done.output, done.output
+
+
+def test_explain_says_what_was_opened_of_all_that_there_is(one: StreamLake) -> None:
+    done = ask(one, f"SELECT sum(n) FROM {one.name} WHERE ingest_hour = '{HOUR}'", "--explain", "--output", "csv")
+    [table, files, all_files, size, all_size, columns] = done.stderr.splitlines()[2].split()[:6]
+    assert (table, files, all_files) == ("games.events", "1", "4")
+    assert int(columns) < int(size) < int(all_size)
+    assert "n ingest_hour" in done.stderr and f'(ingest_hour == "{HOUR}")' in done.stderr
+
+
+def test_provenance_by_ingest_hour_and_event_date(one: StreamLake) -> None:
+    found = anabranch.open("events", conf=one.folder).provenance()
+    assert [(h.hour, h.layer, h.revision, h.complete, h.rows) for h in found.hours] == [
+        (HOUR, "batch", 1, True, 4), (NEXT, "speed", None, True, 6), (OPEN, "speed", None, False, 1),
+    ]  # fmt: skip
+    assert [h.note for h in found.hours] == [None, "not accepted yet", "the hour is not sealed: more may come"]
+    assert [(d.event_date, d.hours, d.complete, d.rows) for d in found.event_dates] == [
+        (date(2026, 11, 20), 1, False, 3), (date(2026, 11, 21), 3, False, 8),
+    ]  # fmt: skip
+    assert "nothing bounds how late" in str(found.event_dates[0].note)
+    done = ask(one, f"{COUNT} WHERE ingest_hour = '{HOUR}'", "--provenance")
+    assert [HOUR, "batch", "1", "yes", "1", "4"] in [line.split() for line in done.stdout.splitlines()]
+    assert NEXT not in done.stdout
+    done = ask(one, COUNT, "--provenance", "--hour", HOUR, "--revision", "1", "--output", "json")
+    assert json.loads(done.stdout) == [{"n": 4}]
+    assert [HOUR, "batch", "1", "yes", "1", "4"] in [line.split() for line in done.stderr.splitlines()]
+
+
+def test_provenance_of_then_is_what_the_table_said_then(one: StreamLake) -> None:
+    then = str(heads(one.table())["main"])
+    accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
+    was = anabranch.open("events", conf=one.folder, as_of=then).provenance(hours=NEXT)
+    now = anabranch.open("events", conf=one.folder).provenance(hours=NEXT)
+    assert [(h.layer, h.revision, h.note) for h in was.hours] == [("speed", None, "not accepted yet")]
+    assert [(h.layer, h.revision, h.note) for h in now.hours] == [("batch", 1, None)]
+
+
+def test_an_hour_long_ago_has_the_revision_that_the_ledger_tells(one: StreamLake) -> None:
+    state = one.state()
+    forgotten = replace(state, accepted={}, settled_before=NEXT, timeline=replace(state.timeline, sealed={NEXT: CUT}))
+    assert Shown(forgotten).accepted_hours() == {HOUR}
+    record(one, decide(HOUR, "accepted", 5, BEFORE, NOW, served="batch", good=4))
+    hours = [HOUR, NEXT]
+    assert accepted_revisions(one.lake, one.stream, Shown(forgotten), hours, datetime.now(UTC)) == {HOUR: 5}
+
+
+def test_a_date_is_complete_once_every_hour_that_can_hold_it_is_accepted(one: StreamLake) -> None:
+    columns = parse_columns("id STRING NOT NULL, at TIMESTAMP NOT NULL")
+    bounds = EventTime(column="at", past="1 hour", future="1 hour")
+    stream = one.stream.model_copy(update={"columns": columns, "event_time": bounds})
+    seen = shown(one.table(), None)
+    assert date_completeness(stream, seen, date(2026, 11, 21)) == (False, "records of it may come until 2026-11-22T01")
+    complete, note = date_completeness(stream, seen, date(2026, 11, 20))
+    assert (complete, note) == (False, f"1 hours that may hold it are not accepted, the first is {NEXT}")
+    accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
+    assert date_completeness(stream, shown(one.table(), None), date(2026, 11, 20)) == (True, None)
+
+
+def test_a_handle_reads_rows_as_every_library_has_them(one: StreamLake) -> None:
+    events = anabranch.open("events", conf=one.folder)
+    assert events.arrow(columns=["n"], hours=HOUR, where="n > 1 -- and so on").to_pydict() == {"n": [2, 3]}
+    assert events.arrow(hours=(HOUR, NEXT)).num_rows == 10
+    assert sorted(events.pandas(columns=["n"], hours=HOUR)["n"]) == [0, 1, 2, 3]
+    assert anabranch.open("events", conf=one.folder, only_accepted=True).arrow().num_rows == 4
+    for rows, message in (
+        ({"columns": "n"}, "expected a list of names"),
+        ({"columns": ["nothing"]}, 'column "nothing" not found'),
+        ({"hours": (NEXT, HOUR)}, "expected the earlier hour first"),
+        ({"hours": "x"}, "expected a UTC hour"),
+        ({"since": "2026-11-21"}, "ask by hours="),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            events.arrow(**rows)
+    with pytest.raises(AttributeError):
+        _ = anabranch.nothing
+
+
+def test_a_relation_reads_what_the_whole_question_needs(one: StreamLake) -> None:
+    relation = anabranch.open("events", conf=one.folder, only_accepted=True).duckdb(columns=["n", "ingest_hour"])
+    gc.collect()
+    assert relation.filter("n >= 2").aggregate("sum(n) AS total").fetchall() == [(5,)]
+
+
+def test_polars_that_is_not_there_is_named(one: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(ConfigurationError, match="pip install polars"):
+        anabranch.open("events", conf=one.folder).polars()
