@@ -307,7 +307,7 @@ def status(stream: str, late_after: str | None, conf: str | None, output: str) -
 
 
 @click.command()
-@click.argument("sql")
+@click.argument("sql", required=False)
 @click.option("--output", type=click.Choice(["table", "csv", "json", "parquet"]), default="table", help="How to print.")
 @click.option("--out", metavar="FILE", help="Write to a file.")
 @click.option(
@@ -322,7 +322,7 @@ def status(stream: str, late_after: str | None, conf: str | None, output: str) -
 @click.option("--provenance", is_flag=True, help="Say which hours and event dates it rests on, and if more may come.")
 @click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
 def query(
-    sql: str,
+    sql: str | None,
     output: Literal["table", "csv", "json", "parquet"],
     out: str | None,
     as_of: str | None,
@@ -333,12 +333,12 @@ def query(
     provenance: bool,
     conf: str | None,
 ) -> None:
-    """Run SQL (DuckDB) over the serving tables, by their plain names.
+    """Run SQL (DuckDB) over the serving tables, by their plain names; without SQL, on a terminal, a shell with history.
 
     --as-of reads them as they were: for as long as a snapshot is kept, and by tags for a week (`main-<hour>` is the
-    table before that hour was sealed). --revision reads one accepted revision of an hour, the newest or one that was
-    replaced: `anabranch hours STREAM --history` lists them. What --explain and --provenance say is printed under a
-    table, and to standard error otherwise.
+    table as it was when that hour was sealed). --revision reads one accepted revision of an hour, the newest or one
+    that was replaced: `anabranch hours STREAM --history` lists them. What --explain and --provenance say is printed
+    under a table, and to standard error otherwise.
     """
     from contextlib import redirect_stdout
     from pathlib import Path
@@ -356,10 +356,21 @@ def query(
     selection = Selection(as_of, only_accepted, chosen)
     configure_logging()
     reader = open_reader(conf)
-    with reader.query(sql, selection) as answer:
-        write_result(answer.rows, output, Path(out) if out else None)
-    with redirect_stdout(sys.stdout if output == "table" else sys.stderr):
-        if explain:
-            print_opened(opened(answer.files))
-        if provenance:
-            print_provenance(reader.provenance(answer, selection))
+
+    def run(statement: str) -> None:
+        with reader.query(statement, selection) as answer:
+            write_result(answer.rows, output, Path(out) if out else None)
+        with redirect_stdout(sys.stdout if output == "table" else sys.stderr):
+            if explain:
+                print_opened(opened(answer.files))
+            if provenance:
+                print_provenance(reader.provenance(answer, selection))
+
+    if sql is not None:
+        run(sql)
+    elif sys.stdin.isatty():
+        from anabranch.cli.shell import interact
+
+        interact(run, Path(click.get_app_dir("anabranch")) / "query_history")
+    else:
+        raise click.UsageError("expected SQL, or a terminal to ask for it")

@@ -1,0 +1,74 @@
+"""The interactive shell of `anabranch query`: statements that end with a semicolon, one after another, with history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from anabranch.errors import AnabranchError
+
+_REMEMBERED = 1000
+_HELP = (
+    "End a statement with a semicolon. Ctrl-C forgets what is typed; .quit or Ctrl-D ends. SHOW ALL TABLES; lists them."
+)
+
+
+def interact(run: Callable[[str], None], history: Path, read: Callable[[str], str] = input) -> None:
+    """Read statements and run each, until `.quit` or the end of the input. An error of ours is said, and ends nothing.
+
+    Lines typed are kept in `history`, as many as a thousand, where Python has readline.
+    """
+    with _remembering(history):
+        _answer(run, read)
+
+
+def _answer(run: Callable[[str], None], read: Callable[[str], str]) -> None:
+    click.echo(_HELP)
+    typed: list[str] = []
+    while True:
+        try:
+            line = read("anabranch> " if not typed else "       ..> ")
+            word = line.strip() if not typed else None
+            if word in (".quit", ".exit"):
+                return
+            if word == ".help":
+                click.echo(_HELP)
+            elif word != "":
+                typed.append(line)
+                if line.rstrip().endswith(";"):
+                    statement, typed = "\n".join(typed), []
+                    run(statement)
+        except AnabranchError as error:
+            click.echo(str(error), err=True)
+        except KeyboardInterrupt:
+            typed = []
+            click.echo()
+        except EOFError:
+            click.echo()
+            return
+
+
+@contextmanager
+def _remembering(history: Path) -> Iterator[None]:
+    try:
+        import readline
+    except ImportError:
+        yield  # such as a Python that was built without it: lines are read all the same
+        return
+    try:
+        history.parent.mkdir(parents=True, exist_ok=True)
+        history.touch(mode=0o600)
+        readline.read_history_file(history)
+    except OSError as error:
+        click.echo(f"query: no history is kept: {error}", err=True)
+        yield
+        return
+    readline.set_history_length(_REMEMBERED)
+    try:
+        yield
+    finally:
+        # Here, not when the interpreter ends: a command ends its process at once.
+        readline.write_history_file(history)

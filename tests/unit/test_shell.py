@@ -1,0 +1,106 @@
+"""The shell of `anabranch query`, as somebody types into it: on a real terminal of its own."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from anabranch.cli import main
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    (tmp_path / "streams").mkdir()
+    environment = {
+        "kafka": {"bootstrap_servers": "127.0.0.1:1"},
+        "catalog": {
+            "name": "lake",
+            "uri": f"sqlite:///{tmp_path}/catalog.db",
+            "warehouse": f"file://{tmp_path}/warehouse",
+        },
+    }
+    (tmp_path / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    return tmp_path
+
+
+class Terminal:
+    """What was typed and shown."""
+
+    def __init__(self, descriptor: int, process: int) -> None:
+        self._descriptor, self._process = descriptor, process
+        self.shown = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._descriptor, text.encode())
+
+    def wait_for(self, text: str, interrupting: bool = False) -> None:
+        """Return once the text is shown, behind what was waited for before. `interrupting`: with what a terminal does
+        of Ctrl-C, each second in which nothing is shown: readline sleeps on when it comes just before it waits."""
+        deadline = time.monotonic() + 60
+        while text not in self.shown:
+            assert time.monotonic() < deadline, f"expected {text!r} within a minute, found {self.shown!r}"
+            if select.select([self._descriptor], [], [], 1)[0]:
+                self.shown += os.read(self._descriptor, 65_536).decode(errors="replace")
+            elif interrupting:
+                os.kill(self._process, signal.SIGINT)
+        self.shown = self.shown.partition(text)[2]
+
+
+@contextmanager
+def _shell(conf: Path) -> Iterator[Terminal]:
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"HOME": str(conf), "XDG_CONFIG_HOME": str(conf / "config"), "TERM": "xterm"}
+    command = [sys.executable, "-m", "anabranch.cli", "query", "--conf", str(conf)]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    try:
+        yield Terminal(ours, process.pid)
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def test_statements_are_answered_errors_end_nothing_and_history_is_kept(conf: Path) -> None:
+    with _shell(conf) as terminal:
+        terminal.wait_for("anabranch> ")
+        terminal.type("SELECT 40 + 2\n")
+        terminal.wait_for("..> ")
+        terminal.type("AS answer;\n")
+        terminal.wait_for(" 42 ")
+        terminal.wait_for("anabranch> ")
+        terminal.type("SELECT nothing;\n")
+        terminal.wait_for("not found")
+        terminal.wait_for("anabranch> ")
+        terminal.type("SELECT\n")
+        terminal.wait_for("..> ")
+        terminal.wait_for("anabranch> ", interrupting=True)
+        terminal.type("SELECT 17 * 3 AS product;\n")
+        terminal.wait_for(" 51 ")
+        terminal.wait_for("anabranch> ")
+        terminal.type(".quit\n")
+    with _shell(conf) as terminal:
+        terminal.wait_for("anabranch> ")
+        terminal.type("\x1b[A\x1b[A\n")
+        terminal.wait_for(" 51 ")
+        terminal.wait_for("anabranch> ")
+        terminal.type("\x04")
+
+
+def test_without_a_terminal_sql_is_expected(conf: Path) -> None:
+    done = CliRunner().invoke(main, ["query", "--conf", str(conf)], input="SELECT 1;")
+    assert done.exit_code == 2
+    assert "expected SQL" in done.output
