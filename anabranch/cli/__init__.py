@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from anabranch import __version__
-from anabranch.cli import jobs, operate, reports
+from anabranch.cli import jobs, operate, reports, serve
 from anabranch.errors import AnabranchError, Unexpected
 
 # A command's imports make 130,000 objects that stay: Python would look through them again and again for what can go.
@@ -91,7 +91,7 @@ def run() -> NoReturn:
     os._exit(code)
 
 
-for module in (jobs, operate, reports):
+for module in (jobs, operate, reports, serve):
     for command in vars(module).values():
         if isinstance(command, click.Command):
             main.add_command(command)

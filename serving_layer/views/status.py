@@ -8,12 +8,14 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from anabranch import hours as hour_words
+from anabranch.hours import Timeline
 from anabranch.job import Job
 from anabranch.output import print_json, print_table
 from anabranch.position import Offsets, Ranges, size
 from anabranch.protocol import coverage, ledger
 from anabranch.protocol.ledger_row import Diff, Entries, HourAccount, Layer, LedgerRow
 from anabranch.protocol.state import POSITION, State, load_state
+from anabranch.table.ledger_files import Span
 from anabranch.table.snapshots import head, last_publish, published_since
 from serving_layer.diff.kinds import unexplained_counts
 from serving_layer.views.facts import COUNTS, Counts, ranges_of
@@ -56,7 +58,11 @@ class Lag:
 
 @dataclass(frozen=True)
 class StreamStatus:
-    """Where a stream stands. `late` is why the speed layer is late, if it was asked and is."""
+    """Where a stream stands. `late` is why the speed layer is late, if it was asked and is. `complete_through` is the
+    last hour such that it and all before it are accepted; None like `newest_accepted` while no hour is.
+
+    `hours` holds the sealed hours that are remembered one by one: any older one is accepted and served by batch.
+    """
 
     stream: str
     topic: str
@@ -67,7 +73,10 @@ class StreamStatus:
     late: str | None
     lag: Lag
     last_publish: Mapping[str, datetime | None]
+    first_hour: str
     open_hour: str
+    newest_accepted: str | None
+    complete_through: str | None
     to_seal: Sequence[str]
     backlog: Sequence[str]
     refused: Sequence[str]
@@ -82,23 +91,28 @@ class StreamStatus:
         return vars(self) | {"position_since": self.position_since.isoformat(), "last_publish": published}
 
 
-def hours(job: Job) -> list[HourSummary]:
-    """Every hour from the first to the running one, oldest first: the ledger's newest word on it, with state and
-    serving layer as the table itself says them."""
+def hours(job: Job, since: str | None = None) -> list[HourSummary]:
+    """Every hour from the first to the running one, or from `since` on, oldest first: the ledger's newest word on it,
+    with state and serving layer as the table itself says them."""
     state = load_state(job.lake, job.stream.table)
-    rows = ledger.history(job.lake, job.stream.hours_table, without=("partitions", "sources"))
-    return hour_rows(state, rows, datetime.now(UTC))
+    now = datetime.now(UTC)
+    span = Span(since, _running(state, now)) if since is not None else None
+    rows = ledger.history(job.lake, job.stream.hours_table, span, without=("partitions", "sources"))
+    return hour_rows(state, rows, now, since or "")
 
 
-def hour_rows(state: State, history: Sequence[LedgerRow], now: datetime) -> list[HourSummary]:
-    """The hours' views, from the table's state and all rows of the ledger. An hour whose row is missing is shown as far
-    as the table knows it. Pure."""
+def _running(state: State, now: datetime) -> str:
+    """The hour that receives records. After an adoption it may still lie ahead."""
+    return max(state.timeline.open, hour_words.hour_of(now))
+
+
+def hour_rows(state: State, history: Sequence[LedgerRow], now: datetime, since: str = "") -> list[HourSummary]:
+    """The hours' views, from the table's state and all rows of the ledger, or all from the hour `since` on. An hour
+    whose row is missing is shown as far as the table knows it. Pure."""
     rows = ledger.newest(history)
     why = {row.hour: row.reason for row in history if row.decision == "served"}
     timeline = state.timeline
-    # After an adoption the open hour may still lie ahead.
-    running = hour_words.shift(max(timeline.open, hour_words.hour_of(now)), 1)
-    known = {*rows, *hour_words.hours_between(timeline.first, running)}
+    known = {*rows, *hour_words.hours_between(max(timeline.first, since), hour_words.shift(_running(state, now), 1))}
     return [_hour(state, h, rows.get(h), why.get(h)) for h in sorted(known)]
 
 
@@ -178,7 +192,10 @@ def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
         late=late_reason(size(lag), since, late_after, now) if late_after is not None else None,
         lag=Lag(size(lag), {p: max(0, e - s) for p, (s, e) in sorted(lag.items())}),
         last_publish={branch: _published_at(state, branch) for branch in ("speed", "batch", "main")},
+        first_hour=state.timeline.first,
         open_hour=state.timeline.open,
+        newest_accepted=newest_accepted(state),
+        complete_through=complete_through(state.timeline, backlog),
         to_seal=ended,
         backlog=backlog,
         refused=[h for h in backlog if h in rows and rows[h].decision == "refused"],
@@ -187,6 +204,20 @@ def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
         dead_letters=_records(job.lake.load(job.stream.dead_letters_table), "main"),
         lost={h: n for h, row in rows.items() if (n := (row.gaps or {}).get("retention"))},
     )
+
+
+def newest_accepted(state: State) -> str | None:
+    """The newest hour that the batch layer has accepted. Pure."""
+    hour = hour_words.shift(state.timeline.open, -1)
+    while hour >= state.timeline.first and not state.is_accepted(hour):
+        hour = hour_words.shift(hour, -1)
+    return hour if hour >= state.timeline.first else None
+
+
+def complete_through(timeline: Timeline, backlog: Sequence[str]) -> str | None:
+    """The last hour such that it and all before it are accepted; `backlog` are the sealed ones that are not. Pure."""
+    last = hour_words.shift(min(backlog, default=timeline.open), -1)
+    return last if last >= timeline.first else None
 
 
 def late_reason(lag: int, since: datetime, late_after: timedelta, now: datetime) -> str | None:
@@ -233,6 +264,7 @@ def print_status(view: StreamStatus, output: str) -> None:
         ("lag", f"{view.lag.offsets} offsets"),
         *((f"last publish to {b}", "never" if at is None else at.isoformat()) for b, at in view.last_publish.items()),
         ("open hour", view.open_hour),
+        ("complete through", view.complete_through or "none"),
         ("ended, to be sealed", ", ".join(view.to_seal) or "none"),
         ("sealed, not accepted", ", ".join(view.backlog) or "none"),
         ("refused", ", ".join(view.refused) or "none"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from starlette.testclient import TestClient
 from world import World, event, past_hour, spread
 
 from anabranch.cli import main
@@ -20,6 +22,8 @@ from anabranch.protocol.ledger_row import Diff, HourAccount
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.table.commits import Change, Outcome
 from anabranch.table.snapshots import files_of
+from serving_layer.page.access import Access
+from serving_layer.page.app import Page, Settings
 
 Make = Callable[..., World]
 GOOD, DUPLICATE, MALFORMED, ABORTED, CONTROL = 5, 2, 2, 3, 3
@@ -134,6 +138,32 @@ def test_every_view_of_an_hour_says_what_was_sent(known: World) -> None:
     ]  # fmt: skip
     decisions = shown(one, "hours", one.name, "--history", hour)
     assert [(d["decision"], d["revision"]) for d in decisions] == [("sealed", 0), ("accepted", 1)]
+
+    said_by_page(one, hour)
+
+
+def said_by_page(one: World, hour: str) -> None:
+    """The status page of a real stream, its own threads running, says it too."""
+    page = Page([one.job], Access(), Settings(every=timedelta(seconds=1)))
+    with TestClient(page.app(), base_url="http://localhost") as client:
+
+        def find(path: str, *parts: str) -> None:
+            deadline = time.monotonic() + 60
+            while True:
+                text = client.get(path).text
+                missing = [part for part in parts if part not in text]
+                if not missing:
+                    return
+                assert time.monotonic() < deadline, f"expected {missing} within 60 s, found:\n{text}"
+                time.sleep(0.1)
+
+        find("/", "in order", f'href="/streams/{one.name}/hours/{hour}"')
+        find(f"/streams/{one.name}?month={hour[:7]}", f"{hour}: accepted, served by batch")
+        find(
+            f"/streams/{one.name}/hours/{hour}", "It closes", f"all of the {OFFSETS} offsets", "gap: aborted",
+            "Nothing is left unexplained", f"{DUPLICATE} counted by the ledger, {DUPLICATE} found now", "event_id e-1",
+            "malformed_json: 1", "{not json", "null_value: 1",
+        )  # fmt: skip
 
 
 def test_what_is_spoiled_shows_and_what_was_replaced_stays_readable(known: World) -> None:

@@ -1,0 +1,73 @@
+"""The command that serves the status page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from anabranch.cli.options import open_stream
+
+
+@click.command()
+@click.argument("streams", nargs=-1)
+@click.option("--port", type=click.IntRange(1, 65535), default=8090, show_default=True, help="The port to listen at.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file with the token that readers show: as Authorization: Bearer, or once at /login.",
+)
+@click.option("--behind-proxy", is_flag=True, help="A proxy in front speaks TLS and asks who it is.")
+@click.option("--allow-host", multiple=True, metavar="NAME", help="A name that the page is reached by. [repeatable]")
+@click.option("--refresh", default="10 seconds", show_default=True, metavar="DURATION", help="How often to ask.")
+@click.option(
+    "--deadline", default="30 seconds", show_default=True, metavar="DURATION", help="When an answer is overdue."
+)
+@click.option(
+    "--late-after",
+    default="10 minutes",
+    show_default=True,
+    metavar="DURATION",
+    help="How long the position may stand still while offsets wait.",
+)
+@click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
+def serve(
+    streams: tuple[str, ...],
+    port: int,
+    host: str,
+    token_file: Path | None,
+    behind_proxy: bool,
+    allow_host: tuple[str, ...],
+    refresh: str,
+    deadline: str,
+    late_after: str,
+    conf: str | None,
+) -> None:
+    """Serve a page of all streams, or of STREAMS: how each stands, its hours as a calendar, and all about each hour.
+
+    It only reads, and only this machine reaches it, unless --token-file or --behind-proxy opens it further. Until
+    stopped.
+    """
+    from anabranch import config
+    from anabranch.config import parse_duration
+    from anabranch.errors import ConfigurationError
+
+    try:
+        from serving_layer.page.access import access_of
+        from serving_layer.page.app import Page, Settings
+        from serving_layer.page.server import listen, run
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"serve: expected Starlette, uvicorn and Jinja2, found no {error.name}; run `pip install 'anabranch[page]'`"
+        ) from error
+
+    try:
+        settings = Settings(parse_duration(refresh), parse_duration(deadline), parse_duration(late_after))
+    except ValueError as error:
+        raise ConfigurationError(f"--refresh, --deadline, --late-after: {error}") from error
+    access = access_of(host, allow_host, token_file, behind_proxy)
+    jobs = [open_stream(name, conf) for name in (streams or config.stream_names(conf))]
+    with listen(host, port) as socket:
+        click.echo(f"serving http://{f'[{host}]' if ':' in host else host}:{port}/", err=True)
+        run(Page(jobs, access, settings).app(), socket)

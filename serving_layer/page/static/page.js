@@ -1,0 +1,100 @@
+"use strict";
+// The page is whole without this script. It fetches the page again, puts the new content in the place of the old one,
+// says in words what changed, and lets arrow keys go from hour to hour.
+(() => {
+  const live = () => document.getElementById("live");
+  const every = Number(live().dataset.every || 0) * 1000;
+  const news = document.getElementById("news");
+  const connection = document.getElementById("connection");
+
+  const clock = () => new Date().toISOString().slice(11, 19) + " UTC";
+
+  function links(table) {
+    return Array.from(table.querySelectorAll("td a"));
+  }
+
+  // One hour of the calendar is a stop of the tab key, the arrows go on from there.
+  function rove(table, to) {
+    for (const link of links(table)) link.tabIndex = -1;
+    if (to) to.tabIndex = 0;
+  }
+
+  function prepare(focused) {
+    for (const table of document.querySelectorAll("[data-arrows]")) {
+      const all = links(table);
+      rove(table, all.find((link) => link.id === focused) || all[all.length - 1]);
+    }
+  }
+
+  function neighbour(link, key) {
+    const cell = link.closest("td");
+    const row = cell.parentElement;
+    const rows = Array.from(row.parentElement.rows);
+    const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[key];
+    let [y, x] = [rows.indexOf(row), cell.cellIndex];
+    if (key === "Home" || key === "End") {
+      const inRow = Array.from(row.querySelectorAll("td a"));
+      return key === "Home" ? inRow[0] : inRow[inRow.length - 1];
+    }
+    if (!step) return null;
+    while (rows[(y += step[0])] && rows[y].cells[(x += step[1])]) {
+      const found = rows[y].cells[x].querySelector("a");
+      if (found) return found;
+    }
+    return null;
+  }
+
+  document.addEventListener("keydown", (event) => {
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    const link = event.target.closest && event.target.closest("[data-arrows] td a");
+    const to = link && neighbour(link, event.key);
+    if (!to) return;
+    event.preventDefault();
+    rove(link.closest("table"), to);
+    to.focus();
+  });
+
+  function swap(fresh) {
+    const old = live();
+    const focused = document.activeElement && document.activeElement.id;
+    const opened = Array.from(old.querySelectorAll("details[open]"), (details) => details.id);
+    const roving = old.querySelector("[data-arrows] td a[tabindex='0']");
+    const said = old.dataset.summary;
+    old.replaceWith(document.adoptNode(fresh));
+    for (const id of opened) {
+      const details = id && document.getElementById(id);
+      if (details) details.open = true;
+    }
+    prepare(roving && roving.id);
+    const again = focused && document.getElementById(focused);
+    if (again && again !== document.activeElement) again.focus({ preventScroll: true });
+    if (live().dataset.summary !== said) news.textContent = live().dataset.summary;
+  }
+
+  let lastAnswer = clock();
+  let tag = "";
+
+  async function renew() {
+    try {
+      const asked = { cache: "no-store", headers: { Accept: "text/html", "If-None-Match": tag } };
+      const answer = await fetch(location.href, { ...asked, signal: AbortSignal.timeout(10000) });
+      if (answer.status !== 304) {
+        if (!answer.ok) throw new Error("status " + answer.status);
+        const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+        const fresh = page.getElementById("live");
+        if (!fresh || !fresh.dataset.every) throw new Error("another page than this one");
+        tag = answer.headers.get("ETag") || "";
+        swap(fresh);
+      }
+      lastAnswer = clock();
+      connection.textContent = "";
+    } catch (error) {
+      connection.textContent =
+        "Not renewed: the page's server gave no answer since " + lastAnswer + " (" + error.message + ").";
+    }
+    setTimeout(renew, every);
+  }
+
+  prepare("");
+  if (every) setTimeout(renew, every);
+})();
