@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/anabranch.stamp
 CODE := anabranch speed_layer batch_layer serving_layer dags tests benchmarks
 
-.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy test-scale test-scale-long soak sizing bench-metadata bench-loads bench-start bench-decode bench bench-smoke bench-batch bench-threads bench-freshness lint types format docs dist clean
+.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy test-page test-scale test-scale-long soak sizing bench-metadata bench-loads bench-start bench-page bench-decode bench bench-smoke bench-batch bench-threads bench-freshness lint types format docs dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -38,6 +38,9 @@ test-failures: $(READY) ## every row of the failure table, on real services: kil
 test-deploy: $(READY) ## packaging, and what a deployment is made of (needs Go)
 	@$(BIN)/python -m pytest tests/deploy
 
+test-page: $(READY) ## the status page in a real Chromium: axe, keys, renewal (needs Chromium, or apt-get and root)
+	@$(BIN)/uv run --no-sync --with axe-playwright-python==0.1.8 --with playwright==1.65.2 python -m pytest tests/page
+
 test-scale: $(READY) ## hours of 3,600 micro-batches, a year of hours, all publishers at once; 900 with everything real
 	@$(BIN)/python -m pytest tests/scale
 
@@ -58,6 +61,9 @@ bench-loads: $(READY) ## how often an hour and a micro-batch load a table's meta
 
 bench-start: $(READY) ## how long the commands take that need no Spark
 	@PYTHONPATH=tests/support $(BIN)/python tests/measure/start.py
+
+bench-page: $(READY) ## how long the status page takes to its first byte, of 50 streams with five years of hours
+	@PYTHONPATH=tests/support:tests/unit $(BIN)/python tests/measure/page.py
 
 bench-decode: $(READY) ## CPU of decoding a record, against Spark's own from_json
 	@PYTHONPATH=tests/support $(BIN)/python tests/measure/decode.py

@@ -19,7 +19,7 @@ from anabranch.errors import ConfigurationError
 COOKIE = "anabranch_page"
 LOGIN = "/login"
 # What somebody without the token may see.
-_OPEN = (LOGIN, "/static/page.css")
+_OPEN = (LOGIN, "/static/page.css", "/static/icon.svg")
 _SHORTEST = 16  # characters of a token
 
 HEADERS: Mapping[str, str] = {

@@ -31,7 +31,11 @@ from serving_layer.page.reading import Background, OnDemand, Reader, Reading, ut
 from serving_layer.page.streams import StreamLine, StreamView, read_stream, stream_line, summary_words
 
 _PACKAGE = "serving_layer.page"
-_STATIC = {"page.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8"}
+_STATIC = {
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
 _LONGEST_FORM = 4096
 # A first answer comes within 300 ms: what is not read by then follows.
 _PATIENCE = timedelta(milliseconds=150)
@@ -101,7 +105,7 @@ class Page:
         return self._answer(request, "streams.html", now, lines=lines, summary=summary_words(lines))
 
     def _line(self, name: str, reading: Reading[StreamView], now: datetime) -> StreamLine:
-        return stream_line(name, reading, now, self._settings.deadline)
+        return stream_line(name, reading, now, self._settings.deadline, self._settings.every)
 
     def _stream(self, request: Request) -> Response:
         name, now = self._stream_name(request), self._now()
@@ -131,8 +135,8 @@ class Page:
         return self._answer(
             request, "hour.html", now, stream=name, hour=hour, page=page, record=record, rows=rows, of_rows=of_rows,
             samples=[sample_line(s) for s in differing.samples] if differing is not None else [],
-            why_record=record.why_old(now, self._settings.deadline),
-            why_rows=rows.why_old(now, self._settings.deadline),
+            why_record=record.why_old(now, self._settings.deadline, self._settings.every),
+            why_rows=rows.why_old(now, self._settings.deadline, _ROWS_FRESH_FOR),
             before=shift(hour, -1), after=shift(hour, 1),
             summary=dict(page.sentences)["hour"] if page is not None else f"{hour} of {name}",
         )  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,15 +44,19 @@ class Reading(Generic[T]):
     failure: Failure | None = None
     asking_since: datetime | None = None
 
-    def why_old(self, now: datetime, deadline: timedelta) -> str | None:
-        """Why there is no newer value, or none at all; None when nothing is wrong. Pure."""
+    def why_old(self, now: datetime, deadline: timedelta, every: timedelta) -> str | None:
+        """Why there is no newer value, or none at all; None when nothing is wrong, of what is read `every` so often.
+        Pure."""
         asking = self.asking_since
         if asking is not None and now - asking > deadline:
             return f"no answer since {asking:%H:%M:%S} UTC, {_seconds(now - asking)} ago"
         if self.failure is not None:
             return f"the attempt of {self.failure.at:%H:%M:%S} UTC failed: {self.failure.reason}"
-        if self.value is None:
+        if self.as_of is None:
             return "it is being read for the first time"
+        # Two answers just in time, and the rest between them.
+        if now - self.as_of > (_REST + 2) * deadline + every:
+            return "it was not asked for since"
         return None
 
     def is_due(self, now: datetime, fresh_for: timedelta) -> bool:
@@ -114,9 +119,9 @@ class Background:
     def _run(self, reader: Reader[T], delay: float) -> None:
         pause = delay
         while not self._stopped.wait(pause):
-            began = utc_now()
+            began = time.monotonic()
             reader.refresh()
-            pause = max(self._every, _REST * (utc_now() - began)).total_seconds()
+            pause = max(self._every.total_seconds(), _REST * (time.monotonic() - began))
 
 
 class OnDemand(Generic[T]):
@@ -126,7 +131,7 @@ class OnDemand(Generic[T]):
         self._fresh_for, self._most, self._now = fresh_for, most, now
         self._readers: OrderedDict[Hashable, Reader[T]] = OrderedDict()
         self._alone = threading.Lock()
-        self._waiting = 0
+        self._waiting: set[Hashable] = set()
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="page")
 
     def get(self, key: Hashable, read: Callable[[], T], patience: timedelta) -> Reading[T]:
@@ -136,22 +141,23 @@ class OnDemand(Generic[T]):
             self._readers.move_to_end(key)
             while len(self._readers) > self._most:
                 self._readers.popitem(last=False)
-            begins = self._waiting < _WAITING and reader.reading.is_due(self._now(), self._fresh_for)
+            has_room = key not in self._waiting and len(self._waiting) < _WAITING
+            begins = has_room and reader.reading.is_due(self._now(), self._fresh_for)
             if begins:
-                self._waiting += 1
+                self._waiting.add(key)
                 reader.answered.clear()
         if begins:
-            self._workers.submit(self._refresh, reader)
+            self._workers.submit(self._refresh, key, reader)
         if reader.reading.value is None or begins:
             reader.answered.wait(patience.total_seconds())
         return reader.reading
 
-    def _refresh(self, reader: Reader[T]) -> None:
+    def _refresh(self, key: Hashable, reader: Reader[T]) -> None:
         try:
             reader.refresh()
         finally:
             with self._alone:
-                self._waiting -= 1
+                self._waiting.discard(key)
 
     def stop(self) -> None:
         """Nothing begins anew."""

@@ -67,7 +67,7 @@ def classify_stream(view: StreamStatus) -> Condition:
         note = f"nothing explains {unexplained_words(left)} in {hour}: `anabranch diff {view.stream} {hour}`"
         return Condition("differs", "≠", True, note)
     if view.refused:
-        return Condition("refused", "✕", True, f"refused: {_named(view.refused)}")
+        return Condition("refused", "✕", True)
     if view.late:
         return Condition("late", "!", True, view.late)
     if view.lost:
@@ -89,17 +89,22 @@ def freshness_seconds(view: StreamStatus, as_of: datetime) -> int:
     return round((as_of - view.position_since).total_seconds()) if view.lag.offsets else 0
 
 
-def stream_line(name: str, reading: Reading[StreamView], now: datetime, deadline: timedelta) -> StreamLine:
+def stream_line(
+    name: str, reading: Reading[StreamView], now: datetime, deadline: timedelta, every: timedelta
+) -> StreamLine:
     """The line of a stream, by the newest reading of it. Pure."""
-    why_old = reading.why_old(now, deadline)
+    why_old = reading.why_old(now, deadline, every)
     if reading.value is None or reading.as_of is None:
         failed = reading.failure is not None
         unknown = Condition("away", "✕", True) if failed else Condition("not read yet", "…", False)
         return StreamLine(name, unknown, None, None, None, None, None, (), None, why_old)
     view = reading.value.status
+    condition = classify_stream(view)
+    if why_old is not None:
+        condition = Condition("away", "✕", True, f"{condition.word} when it was read last")
     return StreamLine(
         name=name,
-        condition=classify_stream(view),
+        condition=condition,
         freshness=max(0, freshness_seconds(view, reading.as_of)),
         lag=view.lag.offsets,
         last_publish=max((at for at in view.last_publish.values() if at is not None), default=None),

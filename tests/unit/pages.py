@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from html.parser import HTMLParser
-from typing import Any
-
-from starlette.testclient import TestClient
+from typing import TYPE_CHECKING, Any
 
 from anabranch.hours import hour_of, hours_between, shift
 from anabranch.job import Job
@@ -18,6 +16,9 @@ from serving_layer.page.reading import Reading, utc_now
 from serving_layer.page.streams import StreamView
 from serving_layer.views.facts import Counts
 from serving_layer.views.status import GateSummary, HourSummary, Lag, StreamStatus
+
+if TYPE_CHECKING:
+    from starlette.testclient import TestClient
 
 _VOID = {"meta", "link", "input", "br"}
 
@@ -73,6 +74,8 @@ def new_page(*jobs: Job, access: Access | None = None, now: Callable[[], datetim
 
 def browser(page: Page, host: str = "localhost") -> TestClient:
     """Without the page's own threads: its start is not run."""
+    from starlette.testclient import TestClient
+
     return TestClient(page.app(), base_url=f"http://{host}", follow_redirects=False)
 
 

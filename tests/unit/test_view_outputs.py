@@ -46,7 +46,7 @@ _QUALITY = {
     "suite": "events", "met": [{"type": "expect_column_to_exist", "kwargs": {"column": "n"}, "severity": "critical"}],
     "not_applicable": [{"type": "expect_column_to_exist", "reason": "nothing is known"}],
 }  # fmt: skip
-_ACCOUNT = {
+ACCOUNT = {
     "offsets": 6, "good": 3, "dead": 1, "duplicate": 1, "gap": 1, "gaps": {"control": 1},
     "partitions": {
         "0": {"offsets": 6, "good": 3, "dead": 1, "duplicate": 1, "gaps": {"control": 1}},
@@ -93,13 +93,13 @@ def a_full_hour(one: StreamLake) -> None:
     speed = [event(0, 4), event(0, 5, id="0-2"), event(0, 7, n=1), event(0, 8)]
     read(one, [*before, *speed], {0: 10})
     accept(one, HOUR, BEFORE, before, snapshot_id=5, sources={"kafka": 4})
-    record(one, decide(NEXT, "refused", 1, CUT, NOW, "c", served="speed", reason="quality: no", **_ACCOUNT))
+    record(one, decide(NEXT, "refused", 1, CUT, NOW, "c", served="speed", reason="quality: no", **ACCOUNT))
     rows = [event(0, 4), event(0, 7, n=2), event(0, 9)]
-    accepted(one, rows, 1, snapshot_id=6, reason="accepted by choice: yes", **_ACCOUNT)
+    accepted(one, rows, 1, snapshot_id=6, reason="accepted by choice: yes", **ACCOUNT)
     bury(one, [(NEXT, 0, 6)])
     more = {"good": 2, "gap": 2, "gaps": {"control": 1, "aborted": 1}, "sources": {"kafka": 4}}
-    accepted(one, rows[:2], 2, **(_ACCOUNT | more))
-    record(one, decide(NEXT, "refused", 3, CUT, LATER, "d", served="batch", reason="quality: again", **_ACCOUNT))
+    accepted(one, rows[:2], 2, **(ACCOUNT | more))
+    record(one, decide(NEXT, "refused", 3, CUT, LATER, "d", served="batch", reason="quality: again", **ACCOUNT))
     override.serve_hour(one.lake, one.stream, HOUR, "speed", "the rule is wrong")
     waits = decide(HOUR, "served", 1, BEFORE, LATER, "e", served="speed", reason="still")
     state = one.state()

@@ -1,0 +1,25 @@
+"""A real Chromium for the tests of the status page: the machine's own, else Debian's package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def ensure() -> str:
+    """The executable. Raises RuntimeError where there is none and it cannot be installed."""
+    if (found := _found()) is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+        for arguments in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "chromium"]):
+            subprocess.run(["apt-get", *arguments], check=True, env=environment, capture_output=True, timeout=900)
+        found = _found()
+    if found is None:
+        raise RuntimeError("expected Chromium on the PATH, found none; install it (Debian: apt-get install chromium)")
+    return found
+
+
+def _found() -> str | None:
+    return next((path for name in _NAMES if (path := shutil.which(name)) is not None), None)
