@@ -15,10 +15,10 @@ from urllib.parse import parse_qs
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from anabranch.errors import ConfigurationError
 from anabranch.hours import shift, start_of
@@ -71,7 +71,7 @@ class Page:
     def _read_stream(self, job: Job) -> StreamView:
         return read_stream(job, self._settings.late_after, self._now())
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         """The application; its readers run from its start to its end."""
 
         @asynccontextmanager
@@ -92,12 +92,11 @@ class Page:
             Route(LOGIN, self._login_form, methods=["GET"]),
             Route(LOGIN, self._login, methods=["POST"]),
         ]
-        return Starlette(
-            routes=routes,
-            middleware=[Middleware(Guard, access=self._access)],
-            lifespan=running,
-            exception_handlers={HTTPException: self._not_there, ConfigurationError: self._not_there},
-        )
+        # An hour so far away that none comes before or after it is not there either.
+        handlers = dict.fromkeys((HTTPException, ConfigurationError, OverflowError), self._not_there)
+        handlers[Exception] = self._failed
+        # Around all of it, so that an answer to what fails has the headers too.
+        return Guard(Starlette(routes=routes, lifespan=running, exception_handlers=handlers), self._access)
 
     def _streams(self, request: Request) -> Response:
         now = self._now()
@@ -178,6 +177,10 @@ class Page:
         answer = self._answer(request, "error.html", self._now(), status, message=message, summary=message)
         answer.headers.update(headers or {})
         return answer
+
+    async def _failed(self, request: Request, error: Exception) -> Response:
+        message = "The page failed; its log says why."
+        return self._answer(request, "error.html", self._now(), 500, message=message, summary=message)
 
     def _answer(self, request: Request, template: str, now: datetime, status: int = 200, **context: Any) -> Response:
         every = max(1, round(self._settings.every.total_seconds()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,6 +26,7 @@ from proofs import BEFORE, HOUR, NEXT, accept, bury, event, job, new_proof, read
 from test_view_outputs import ACCOUNT, LATER, accepted, kafka, sealed
 
 from anabranch.hours import hours_between, shift
+from serving_layer.page.access import Access
 from serving_layer.page.app import Page as StatusPage
 from serving_layer.page.app import Settings
 from serving_layer.page.reading import Failure, Reading
@@ -94,6 +96,13 @@ def status_page(tmp_path_factory: pytest.TempPathFactory) -> StatusPage:
 
 @pytest.fixture(scope="module")
 def address(status_page: StatusPage) -> Iterator[str]:
+    with served(status_page) as address:
+        yield address
+
+
+@contextmanager
+def served(status_page: StatusPage) -> Iterator[str]:
+    """The page at an address of its own; it shows what it was given, since its own threads do not run."""
     with listen("127.0.0.1", 0) as socket:
         server = uvicorn.Server(uvicorn.Config(status_page.app(), log_config=None, lifespan="off", ws="none"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
@@ -188,6 +197,27 @@ def test_it_says_so_when_the_server_is_gone(tab: Page) -> None:
     expect(tab.locator("#connection")).to_contain_text("Not renewed: the page's server gave no answer since")
     tab.unroute("**/*")
     expect(tab.locator("#connection")).to_have_text("", timeout=15_000)
+
+
+def test_a_token_is_asked_for_once(chrome: Browser, status_page: StatusPage) -> None:
+    token = "0123456789abcdef0123"
+    before, status_page._access = status_page._access, Access(token=token)
+    try:
+        with served(status_page) as address:
+            page = chrome.new_context(base_url=address).new_page()
+            page.goto("/streams/orders")
+            expect(page.get_by_role("heading", level=1)).to_have_text("Token")
+            for given in ("wrong", token):
+                page.get_by_label("The token in the file").fill(given)
+                page.keyboard.press("Enter")
+                if given == "wrong":
+                    expect(page.get_by_role("alert")).to_have_text("That is not the token.")
+            expect(page.get_by_role("heading", level=1)).to_have_text("Streams")
+            page.goto("/streams/orders")
+            expect(page.get_by_role("heading", level=1)).to_have_text("orders")
+            page.context.close()
+    finally:
+        status_page._access = before
 
 
 def test_it_is_whole_without_javascript(chrome: Browser, address: str) -> None:

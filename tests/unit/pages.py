@@ -76,7 +76,7 @@ def browser(page: Page, host: str = "localhost") -> TestClient:
     """Without the page's own threads: its start is not run."""
     from starlette.testclient import TestClient
 
-    return TestClient(page.app(), base_url=f"http://{host}", follow_redirects=False)
+    return TestClient(page.app(), base_url=f"http://{host}", follow_redirects=False, raise_server_exceptions=False)
 
 
 def five_years(name: str, as_of: datetime, **changes: Any) -> StreamView:

@@ -405,6 +405,7 @@ def test_the_page_only_reads(page: Page, path: str, method: str) -> None:
         ("/streams/none", "expected one of the streams events, found 'none'"),
         ("/streams/events/hours/2026-11-21T3", "expected a UTC hour such as 2026-11-21T03, found '2026-11-21T3'"),
         ("/streams/events?month=<b>", "expected a month such as 2026-11, found '<b>'"),
+        ("/streams/events/hours/9999-12-31T23", "date value out of range"),
         ("/static/app.py", "expected one of page.css, page.js, icon.svg, found 'app.py'"),
     ],
 )
@@ -413,6 +414,13 @@ def test_what_is_not_there_is_named(page: Page, path: str, message: str) -> None
     assert answer.status_code == 404
     assert message in parsed(answer.text).text
     assert "<b>" not in answer.text
+
+
+def test_what_fails_says_nothing_of_itself_and_has_the_headers_too(page: Page) -> None:
+    page.readers["events"].reading = "secret of the page"  # type: ignore[assignment]
+    answer = browser(page).get("/")
+    assert (answer.status_code, answer.headers["x-content-type-options"]) == (500, "nosniff")
+    assert "The page failed; its log says why." in answer.text and "secret" not in answer.text
 
 
 def test_values_of_records_cannot_become_markup(page: Page, full: Job) -> None:
