@@ -8,11 +8,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from anabranch import hours as hour_words
-from anabranch.hours import Timeline
 from anabranch.job import Job
 from anabranch.output import print_json, print_table
 from anabranch.position import Offsets, Ranges, size
-from anabranch.protocol import coverage, ledger
+from anabranch.protocol import coverage, ledger, watermarks
 from anabranch.protocol.ledger_row import Diff, Entries, HourAccount, Layer, LedgerRow
 from anabranch.protocol.state import POSITION, State, load_state
 from anabranch.table.ledger_files import Span
@@ -195,7 +194,7 @@ def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
         first_hour=state.timeline.first,
         open_hour=state.timeline.open,
         newest_accepted=newest_accepted(state),
-        complete_through=complete_through(state.timeline, backlog),
+        complete_through=watermarks.complete_through(state),
         to_seal=ended,
         backlog=backlog,
         refused=[h for h in backlog if h in rows and rows[h].decision == "refused"],
@@ -212,12 +211,6 @@ def newest_accepted(state: State) -> str | None:
     while hour >= state.timeline.first and not state.is_accepted(hour):
         hour = hour_words.shift(hour, -1)
     return hour if hour >= state.timeline.first else None
-
-
-def complete_through(timeline: Timeline, backlog: Sequence[str]) -> str | None:
-    """The last hour such that it and all before it are accepted; `backlog` are the sealed ones that are not. Pure."""
-    last = hour_words.shift(min(backlog, default=timeline.open), -1)
-    return last if last >= timeline.first else None
 
 
 def late_reason(lag: int, since: datetime, late_after: timedelta, now: datetime) -> str | None:

@@ -356,7 +356,7 @@ def test_since_says_what_it_expects(lake: StreamLake) -> None:
     head = str(lake.state().heads["main"])
     # Decided by a clock of long ago: the snapshot holds it all.
     assert not list(feed.poll(job, feed.start_from(job, head)))
-    with pytest.raises(ConfigurationError, match="expected a tag, a branch or a snapshot's id"):
+    with pytest.raises(ConfigurationError, match="expected a tag, a branch, a snapshot's id or a time"):
         feed.start_from(job, "yesterday")
     with pytest.raises(ConfigurationError, match="expected a token of stream events, found one of others"):
         feed.start_from(job, Token("others").encode())

@@ -29,7 +29,7 @@ from test_view_outputs import LATER, a_full_hour, an_old_hour, kafka, nothing_ye
 
 from anabranch.cli import main
 from anabranch.errors import ConfigurationError, Transient
-from anabranch.hours import Timeline, shift
+from anabranch.hours import shift
 from anabranch.job import Job
 from serving_layer.page.access import Access, access_of, read_token
 from serving_layer.page.app import Page
@@ -462,14 +462,6 @@ def test_a_token_is_long_and_in_a_file(tmp_path: Path) -> None:
     file.write_text("short\n")
     with pytest.raises(ConfigurationError, match=r"expected at least 16 characters in .*, found 5; make one by"):
         read_token(file)
-
-
-def test_complete_through_is_the_last_hour_without_a_hole_before_it() -> None:
-    timeline = Timeline(HOUR, shift(HOUR, 5), {})
-    assert status.complete_through(timeline, []) == shift(HOUR, 4)
-    assert status.complete_through(timeline, [shift(HOUR, 2), shift(HOUR, 4)]) == shift(HOUR, 1)
-    assert status.complete_through(timeline, [HOUR]) is None
-    assert status.complete_through(replace(timeline, open=HOUR), []) is None
 
 
 def test_what_is_not_installed_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
