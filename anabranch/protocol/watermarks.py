@@ -22,7 +22,8 @@ FRESH_THROUGH = "anabranch.fresh-through"
 @dataclass(frozen=True)
 class Watermarks:
     """`complete_through` is the last hour such that it and all before it are accepted. `fresh_through` is a moment up
-    to which `main` holds what Kafka had acknowledged, of transactions what they had committed. None: nothing yet.
+    to which `main` holds what Kafka had acknowledged and gives to readers of committed records, so nothing of what lies
+    behind an open transaction. None: nothing yet.
 
     Of a whole hour, a moment is one of Kafka's timestamps, by which hours are cut; within the running hour, one of the
     speed layer's clock.
