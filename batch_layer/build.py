@@ -33,7 +33,7 @@ from batch_layer.offset_counts import ReadCounts, count, count_aborted, count_re
 from batch_layer.quality.gate import run_suite
 from batch_layer.quality.row_counts import RowCountBaseline
 from batch_layer.sizes import shuffle_partitions, write_tasks
-from batch_layer.sources import AT, SOURCES, HourReader, Read
+from batch_layer.sources import AT, SOURCES, HourReader, Read, release_kept
 from serving_layer.diff import kinds
 from serving_layer.diff.kinds import Difference
 from serving_layer.diff.spark import alike, fitted
@@ -93,6 +93,8 @@ class HourBuilder:
 
     def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
         """Stage and check an hour over its revision `before`. Raises PositionError for a recreated topic."""
+        # Nothing refers to what the hour before kept.
+        release_kept(self._spark)
         # Step 1: read and decode.
         frames = self._frames(hour, cut, state, {})
         reach(Step.BATCH_DECODED)

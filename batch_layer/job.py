@@ -12,6 +12,7 @@ import logging
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ from anabranch.output import print_json, print_table
 from anabranch.protocol.sealing import require_sealed, seal
 from anabranch.retry import Retry
 from anabranch.spark.session import open_session, stop_on_signal
-from batch_layer.plan import empty_hours
+from batch_layer.plan import empty_hours, progress
 from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
 
 if TYPE_CHECKING:
@@ -79,10 +80,13 @@ def rebuild_hours(
             results += retry.call(name, lambda: rebuilder.accept_empty(empty))
             state = retry.call(name, rebuilder.load)
         results += retry.call(name, lambda: rebuilder.standing(state, waiting))
-        done = {result.hour for result in results}
-        for h in waiting:
-            if h not in done:
-                attempt(h, order)
+        decided = {result.hour for result in results}
+        todo, begun = [h for h in waiting if h not in decided], time.monotonic()
+        sizes = [state.timeline.sealed[h].offsets for h in todo]
+        for done, h in enumerate(todo):
+            if done:
+                LOG.info("%s: %s", name, progress(sizes, done, time.monotonic() - begun))
+            attempt(h, order)
     state = retry.call(name, rebuilder.load)
     if lost := retry.call(name, lambda: rebuilder.lost(state)):
         for h, again in lost.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -208,3 +208,14 @@ def plan_publish(state: State, rebuilt: Sequence[Rebuilt], now: datetime, confir
 
 def _files(rebuilt: Iterable[Rebuilt]) -> tuple[DataFile, ...]:
     return tuple(f for r in rebuilt for f in r.staged.files)
+
+
+def progress(sizes: Sequence[int], done: int, seconds: float) -> str:
+    """Of hours of so many offsets, the first `done` of which took so many seconds: how far, how fast, how long yet."""
+    offsets = sum(sizes[:done])
+    how_far = f"{done} of {len(sizes)} hours done, {offsets:,} of {sum(sizes):,} offsets"
+    if not offsets or seconds <= 0:
+        return how_far
+    rate = offsets / seconds
+    left = timedelta(seconds=round(sum(sizes[done:]) / rate))
+    return f"{how_far}, {rate:,.0f} a second, about {left} left"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Window
@@ -148,3 +148,10 @@ class HourReader:
 def _kept(decoded: DataFrame) -> DataFrame:
     """The same records, read and decoded now. On disk: an hour is no matter of memory, however large it is."""
     return decoded.localCheckpoint(storageLevel=StorageLevel.DISK_ONLY)
+
+
+def release_kept(spark: SparkSession) -> None:
+    """Give back the disk that the records of earlier hours take; Spark itself waits until Java collects garbage."""
+    context: Any = spark.sparkContext._jsc
+    for kept in context.getPersistentRDDs().values():
+        kept.unpersist(False)
