@@ -76,7 +76,7 @@ def changes(stream: str, since: str | None, follow: bool, every: str, conf: str 
     """
     from contextlib import suppress
 
-    from anabranch.config import parse_duration
+    from anabranch.config.durations import parse_duration
     from serving_layer import changes as feed
     from serving_layer.changes.printing import print_change
 
@@ -289,7 +289,7 @@ def status(stream: str, late_after: str | None, conf: str | None, output: str) -
     The exit code is 1 when the layers differ in an hour and nothing explains it; with --late-after also when offsets
     wait and the speed layer's position has not moved for so long.
     """
-    from anabranch.config import parse_duration
+    from anabranch.config.durations import parse_duration
     from serving_layer.views import status as views
 
     try:

@@ -50,7 +50,7 @@ def serve(
     stopped.
     """
     from anabranch import config
-    from anabranch.config import parse_duration
+    from anabranch.config.durations import parse_duration
     from anabranch.errors import ConfigurationError
 
     try:

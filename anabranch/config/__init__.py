@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -30,34 +31,38 @@ from pydantic import (
 )
 
 from anabranch.config import strict_yaml
-from anabranch.config.columns import Column, parse_columns
+from anabranch.config.bounded import BoundedFolder, check_bounded
+from anabranch.config.columns import RESCUED, Column, parse_columns
+from anabranch.config.durations import parse_duration
+from anabranch.config.egress import Target, check_targets
 from anabranch.config.format_settings import FormatSettings, check_columns, parse_format
+from anabranch.config.views import (
+    PARTIALS,
+    Aggregate,
+    Partial,
+    check_view,
+    definition_digest,
+    parse_aggregate,
+    partials_of,
+)
 from anabranch.errors import ConfigurationError
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-_DURATION = re.compile(r"^\s*(\d+)\s*(second|minute|hour|day|week)s?\s*$")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SQL_URI = re.compile(r"^(sqlite:///.|postgresql\+\w+://.)")
 _HTTP_URI = re.compile(r"^https?://[^/\s]")
 _NO_URI = re.compile(r"^$")
 
 # What is under these keys is never repeated in a message.
-_SECRETS = frozenset({"security", "access_key", "secret_key", "password", "properties"})
+_SECRETS = frozenset({"security", "access_key", "secret_key", "password", "properties", "webhook", "api_key"})
 _USER_IN_URL = re.compile(r"//[^/@\s]+@")
 
 M = TypeVar("M", bound=BaseModel)
 
+# Parquet has none for BOOLEAN. Of FLOAT and DOUBLE, 0.0 equals -0.0, and a filter tells them apart.
+_BLOOM_TYPES = ("string", "int", "bigint", "decimal", "date", "timestamp", "binary")
+
 RESERVED_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date")
-
-
-def parse_duration(value: object) -> timedelta:
-    """`"2 seconds"`, `"30 days"` … -> timedelta. Raises ValueError for anything else."""
-    if isinstance(value, timedelta):
-        return value
-    match = _DURATION.match(value) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError("expected a duration such as '2 seconds', '5 minutes' or '30 days'")
-    return timedelta(**{match.group(2) + "s": int(match.group(1))})
 
 
 def parse_retry_for(value: object) -> timedelta | None:
@@ -80,6 +85,12 @@ def _one_or_many(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
+def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(value)) < len(value):
+        raise ValueError("expected each column once")
+    return value
+
+
 def _as_spark_says(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -89,11 +100,21 @@ def _scalar_as_text(value: object) -> object:
 
 
 def _plain_url(value: str) -> str:
+    return _web_address(value, "https://registry.example.com:8081", "registry.user, registry.password")
+
+
+def _web_address(value: str, example: str, secrets: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("expected a URL such as 'https://registry.example.com:8081'")
+        raise ValueError(f"expected a URL such as '{example}'")
     if parts.username is not None or parts.query or parts.fragment:
-        raise ValueError("expected a URL without user, query or fragment (registry.user, registry.password)")
+        raise ValueError(f"expected a URL without user, query or fragment ({secrets})")
+    return value.rstrip("/")
+
+
+def _page_url(value: str) -> str:
+    if urlsplit(value).scheme not in ("http", "https"):
+        raise ValueError("expected the address of `anabranch serve` as people reach it")
     return value.rstrip("/")
 
 
@@ -106,6 +127,7 @@ def _a_day_or_more(value: timedelta) -> timedelta:
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 RetryFor = Annotated[timedelta | None, BeforeValidator(parse_retry_for)]
 Name = Annotated[str, BeforeValidator(_name)]
+Names = Annotated[tuple[Name, ...], BeforeValidator(_one_or_many), AfterValidator(_each_once)]
 
 
 class _Frozen(BaseModel):
@@ -180,14 +202,114 @@ class Registry(_Frozen):
         return value
 
 
+def _search_url(value: str) -> str:
+    return _web_address(value, "https://search.example.com:9200", "search.user and search.password, or search.api_key")
+
+
+class Search(_Frozen):
+    """Elasticsearch or OpenSearch, for egress: its address, and who asks, by password or by API key. `ca` is a file of
+    certificates to trust, in place of the usual ones."""
+
+    url: Annotated[str, AfterValidator(_search_url)]
+    user: str | None = Field(default=None, min_length=1)
+    password: SecretStr | None = None
+    api_key: SecretStr | None = None
+    ca: str | None = Field(default=None, min_length=1)
+
+    @model_validator(mode="after")
+    def _one_way_to_ask(self) -> Search:
+        if (self.user is None) != (self.password is None):
+            raise ValueError("expected search.user and search.password, or neither")
+        if self.user is not None and self.api_key is not None:
+            raise ValueError("expected search.user or search.api_key, found both")
+        return self
+
+
+def _hdfs_url(value: str) -> str:
+    return _web_address(value, "http://namenode.example.com:9870", "hdfs.user and hdfs.password")
+
+
+class Hdfs(_Frozen):
+    """HDFS, for egress, by WebHDFS: the address of the name node, of HttpFS or of a gateway, above `/webhdfs/v1`; as
+    whom files are written, with a password where a gateway asks for one. `ca` as of `search`."""
+
+    url: Annotated[str, AfterValidator(_hdfs_url)]
+    user: str = Field(default="anabranch", min_length=1)
+    password: SecretStr | None = None
+    ca: str | None = Field(default=None, min_length=1)
+
+
+class Webhook(_Frozen):
+    """Where each change of an hour's state is posted, with which headers; the status page that a message links to, and
+    within what time a receiver has to answer. The URL itself may be a secret."""
+
+    url: SecretStr
+    headers: dict[str, SecretStr] = {}
+    page: Annotated[str, AfterValidator(_page_url)] | None = None
+    within: Duration = timedelta(seconds=5)
+
+    def __hash__(self) -> int:
+        # Streams are hashed, and no dict is.
+        return hash((self.url, *self.headers.items(), self.page, self.within))
+
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, value: SecretStr) -> SecretStr:
+        parts = urlsplit(value.get_secret_value())
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("expected a URL such as 'https://hooks.example.com/anabranch'")
+        return value
+
+    @field_validator("within")
+    @classmethod
+    def _is_short(cls, value: timedelta) -> timedelta:
+        if not timedelta() < value <= timedelta(minutes=1):
+            raise ValueError("expected 1 minute at most: a job waits for it")
+        return value
+
+
+def _receiver(value: str) -> str:
+    return _web_address(value, "https://lineage.example.com", "lineage.api_key") if value else value
+
+
+def _a_minute_at_most(value: timedelta) -> timedelta:
+    if not timedelta(0) < value <= timedelta(minutes=1):
+        raise ValueError(
+            "expected 1 minute at most, and more than nothing: an hour's job waits so long for the receiver"
+        )
+    return value
+
+
+class Lineage(_Frozen):
+    """Where OpenLineage events go; without `url`, nowhere. `endpoint` is the path below it, `namespace` that of our
+    jobs, `timeout` the longest that a job waits for the receiver."""
+
+    url: Annotated[str, AfterValidator(_receiver)] = ""
+    endpoint: str = Field(default="api/v1/lineage", pattern=r"^[^/\s?#][^\s?#]*$")
+    api_key: SecretStr | None = None
+    namespace: str = Field(default="anabranch", pattern=r"^\S+$")
+    timeout: Annotated[Duration, AfterValidator(_a_minute_at_most)] = timedelta(seconds=5)
+
+
 class Environment(_Frozen):
-    """`conf/anabranch.yaml`: everything that differs between a laptop and production."""
+    """`conf/anabranch.yaml`: everything that differs between a laptop and production. `bounded`: folders that other
+    programs only add to, such as Airflow's logs and Data Docs."""
 
     kafka: Kafka
     catalog: Catalog
     s3: S3 = S3()
     spark: Spark = Spark()
     registry: Registry | None = None
+    search: Search | None = None
+    hdfs: Hdfs | None = None
+    webhook: Webhook | None = None
+    lineage: Lineage = Lineage()
+    bounded: tuple[BoundedFolder, ...] = ()
+
+    @model_validator(mode="after")
+    def _bounded_apart(self) -> Environment:
+        check_bounded(self.bounded, self.catalog.warehouse, self.catalog.uri)
+        return self
 
 
 class EventTime(_Frozen):
@@ -228,9 +350,16 @@ class Batch(_Frozen):
 
 
 class Files(_Frozen):
-    """How an hour's files are written. `target`: the bytes that a file of the batch layer is to have at most."""
+    """How an hour's files are written. `target`: the bytes that a file of the batch layer is to have at most.
+
+    Physical design, by columns of the schema: `sort` keeps equal values together, within a file and among an hour's;
+    `bloom` gives files Bloom filters; `statistics` says of which the manifests hold bounds (None: as Iceberg does).
+    """
 
     target: Annotated[ByteSize, Field(ge=1_000_000)] = ByteSize(256_000_000)
+    sort: Names = ()
+    bloom: Names = ()
+    statistics: Names | None = None
 
 
 class Maintain(_Frozen):
@@ -259,8 +388,80 @@ class Airflow(_Frozen):
     speed_restart: str | None = None
 
 
+def _aggregates(value: object) -> object:
+    if not isinstance(value, dict) or not value:
+        raise ValueError("expected names with what each is, such as {events: count, spent: sum(amount)}")
+    found = []
+    for name, text in value.items():
+        try:
+            found.append(parse_aggregate(str(_name(name)), text))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return tuple(found)
+
+
+def _more_than_nothing(value: timedelta) -> timedelta:
+    if value <= timedelta(0):
+        raise ValueError("expected a window longer than nothing")
+    return value
+
+
+def _more_than_no_time(value: timedelta) -> timedelta:
+    if value <= timedelta(0):
+        raise ValueError("expected a duration longer than nothing")
+    return value
+
+
+Promised = Annotated[Duration, AfterValidator(_more_than_no_time)]
+
+
+class Slo(_Frozen):
+    """What readers of the stream are promised, and alerts go by; None: no promise. `fresh`: the longest that `main`
+    lacks a record that Kafka acknowledged. `complete`: the longest from an hour's end until it and all before it are
+    accepted."""
+
+    fresh: Promised | None = None
+    complete: Promised | None = None
+
+
+class View(_Frozen):
+    """A windowed aggregate over a stream's rows: one row for each window of event time and each group.
+
+    Windows are aligned to 1970-01-01 00:00 UTC. `late_after`: a record counts as late when its ingest hour began so
+    long after its window's end.
+    """
+
+    name: Name
+    window: Annotated[Duration, AfterValidator(_more_than_nothing)]
+    group: Annotated[tuple[Name, ...], BeforeValidator(_one_or_many)] = ()
+    aggregates: Annotated[tuple[Aggregate, ...], BeforeValidator(_aggregates)]
+    late_after: Duration = timedelta(0)
+
+
+def _views(value: object) -> object:
+    if not isinstance(value, dict):
+        raise ValueError("expected a mapping of names to views")
+    views, known = [], sorted(View.model_fields.keys() - {"name"})
+    for name, given in value.items():
+        if not isinstance(given, dict):
+            raise ValueError(f"{name}: expected {', '.join(known)}, found {given!r}")
+        if unknown := sorted(given.keys() - set(known)):
+            raise ValueError(f"{name}: expected some of {', '.join(known)}, found {unknown[0]!r}")
+        try:
+            views.append(View.model_validate(given | {"name": name}))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            key = ".".join(map(str, (name, *problem["loc"])))
+            raise ValueError(f"{key}: {problem['msg'].removeprefix('Value error, ')}") from None
+    return tuple(views)
+
+
 class Stream(_Frozen):
-    """One Kafka topic, its schema, its rules and its tables: one file under `conf/streams/`."""
+    """One Kafka topic, its schema, its rules and its tables: one file under `conf/streams/`.
+
+    `unknown`: what is done about fields that the schema does not know. The batch layer counts them, unless they are
+    ignored; both layers keep them in a column of their own, or refuse the records that have any.
+    """
 
     name: Name
     topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")
@@ -271,12 +472,17 @@ class Stream(_Frozen):
     key: Annotated[tuple[Name, ...], BeforeValidator(_one_or_many), Field(min_length=1)]
     event_time: EventTime | None = None
     start: Literal["earliest", "latest"] = "earliest"
+    unknown: Literal["ignore", "count", "rescue", "refuse"] = "count"
     speed: Speed = Speed()
     batch: Batch = Batch()
     files: Files = Files()
     maintain: Maintain = Maintain()
     airflow: Airflow = Airflow()
+    slo: Slo = Slo()
+    egress: Annotated[tuple[Target, ...], AfterValidator(check_targets)] = ()
+    webhook: Webhook | None = None
     expectations: Path | None = None
+    views: Annotated[tuple[View, ...], BeforeValidator(_views)] = ()
 
     @property
     def dead_letters_table(self) -> str:
@@ -285,6 +491,41 @@ class Stream(_Frozen):
     @property
     def hours_table(self) -> str:
         return f"{self.table}_hours"
+
+    def view_table(self, view: View) -> str:
+        """The name by which a view is read."""
+        return f"{self.table}_{view.name}"
+
+    def partials_table(self, view: View) -> str:
+        """Where a view's partials are."""
+        return f"{self.view_table(view)}{PARTIALS}"
+
+    def partials(self, view: View) -> tuple[Partial, ...]:
+        """Of what a view's aggregates are made."""
+        return partials_of(view.aggregates, self.columns)
+
+    def definition(self, view: View) -> str:
+        """A digest of what a view's partials are of."""
+        return definition_digest(view.window, self.window_column, view.group, view.aggregates, self.columns)
+
+    @property
+    def window_column(self) -> str:
+        """The column whose time windows are of: of a stream with views."""
+        assert self.event_time is not None
+        return self.event_time.column
+
+    def column_type(self, name: str) -> str:
+        """The type of a column of the schema."""
+        return next(c.type for c in self.columns if c.name == name)
+
+    @property
+    def egress_table(self) -> str:
+        return f"{self.table}_egress"
+
+    @property
+    def plain_tables(self) -> tuple[str, ...]:
+        """The tables that are appended to and have no branch but `main`: the ledger, and what was delivered where."""
+        return (self.hours_table, self.egress_table) if self.egress else (self.hours_table,)
 
     @property
     def most_event_dates(self) -> int | None:
@@ -302,21 +543,58 @@ class Stream(_Frozen):
         by_name = {column.name: column for column in self.columns}
         if taken := [name for name in by_name if name.lower() in RESERVED_COLUMNS]:
             raise ValueError(f"schema: expected names other than {', '.join(RESERVED_COLUMNS)}, found {taken[0]}")
+        if self.unknown in ("rescue", "refuse") and not self.format.names_fields:
+            raise ValueError(
+                f"unknown: expected count or ignore with format {self.format.type}, whose values name no fields, "
+                f"found {self.unknown}"
+            )
         check_columns(self.format, self.columns)
         for name in self.key:
-            if name not in by_name:
+            if name not in by_name or by_name[name].rescues:
                 raise ValueError(f"key: expected a column of the schema, found {name!r}")
             if "map<" in by_name[name].type:
                 # Neither Spark nor DuckDB compares maps.
                 raise ValueError(
                     f"key: expected columns that can be compared, found {name} {by_name[name].type.upper()}"
                 )
+        if taken := [t.name for t in self.egress if t.place == self.topic]:
+            raise ValueError(f"egress: expected other topics than the stream's own, found {self.topic!r} of {taken[0]}")
         if self.event_time is not None:
             column = by_name.get(self.event_time.column)
             if column is None or column.type != "timestamp":
                 raise ValueError(
                     f"event_time.column: expected a TIMESTAMP column of the schema, found {self.event_time.column!r}"
                 )
+        self._check_physical_design(by_name)
+        return self
+
+    def _check_physical_design(self, by_name: Mapping[str, Column]) -> None:
+        for key in ("sort", "bloom", "statistics"):
+            for name in getattr(self.files, key) or ():
+                column = by_name.get(name)
+                if column is None:
+                    raise ValueError(f"files.{key}: expected a column of the schema, found {name!r}")
+                kind = column.type.partition("(")[0]
+                if "<" in kind:
+                    raise ValueError(
+                        f"files.{key}: expected a column that is no array, map or struct, found {name} {kind.upper()}"
+                    )
+                if key == "bloom" and kind not in _BLOOM_TYPES:
+                    known = ", ".join(t.upper() for t in _BLOOM_TYPES)
+                    raise ValueError(f"files.bloom: expected a column of type {known}, found {name} {kind.upper()}")
+
+    @model_validator(mode="after")
+    def _views_are_of_columns(self) -> Stream:
+        if self.views and self.event_time is None:
+            raise ValueError("views: expected event_time beside them, whose column windows are of, found none")
+        names = [view.name.lower() for view in self.views]
+        if repeated := next((n for n in names if names.count(n) > 1), None):
+            raise ValueError(f"views: expected each name once (case does not count), found {repeated!r} twice")
+        for view in self.views:
+            try:
+                check_view(view.name, view.group, view.aggregates, self.columns)
+            except ValueError as error:
+                raise ValueError(f"views.{view.name}: {error}") from None
         return self
 
 
@@ -349,6 +627,10 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
     data = _read(path)
     try:
         columns = parse_columns(data.get("schema"))
+        if data.get("unknown") == "rescue":
+            if taken := [c.name for c in columns if c.name.lower() == RESCUED.name]:
+                raise ValueError(f"expected names other than {RESCUED.name} with unknown: rescue, found {taken[0]}")
+            columns = (*columns, RESCUED)
     except ValueError as error:
         raise ConfigurationError(f"{path}: schema: {error}") from error
     data = data | {"name": name, "columns": columns}

@@ -14,11 +14,17 @@ _SIMPLE = {
 
 @dataclass(frozen=True)
 class Column:
-    """One column. `type` is Spark's simple string (`bigint`, `decimal(10,2)`, `array<string>`), lower case."""
+    """One column. `type` is Spark's simple string (`bigint`, `decimal(10,2)`, `array<string>`), lower case. One that
+    `rescues` is no field of a record's: it holds those that no other column is for, as JSON."""
 
     name: str
     type: str
     nullable: bool
+    rescues: bool = False
+
+
+RESCUED = Column("rescued", "string", True, rescues=True)
+"""What `unknown: rescue` adds to a stream's columns."""
 
 
 def parse_columns(ddl: object) -> tuple[Column, ...]:

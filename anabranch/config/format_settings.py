@@ -14,6 +14,9 @@ FormatType = Literal["json", "avro", "json_schema", "csv", "raw"]
 WITH_REGISTRY = ("avro", "json_schema")
 _RAW = {"key": ("binary", "string"), "value": ("binary", "string")}
 
+UNKNOWN_NAME_LENGTH = 100
+"""So many characters are told of the name of a field that the schema does not know."""
+
 
 class FormatSettings(BaseModel):
     """`format` of a stream's file: `format: avro`, or `format: {type: avro, subject: events-value}`.
@@ -34,6 +37,11 @@ class FormatSettings(BaseModel):
         if "delimiter" in self.model_fields_set and self.type != "csv":
             raise ValueError("expected delimiter only with csv")
         return self
+
+    @property
+    def names_fields(self) -> bool:
+        """Whether a value names its fields itself, so that unknown ones are counted."""
+        return self.type in ("json", "json_schema")
 
     @property
     def needs_registry(self) -> bool:

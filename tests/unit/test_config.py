@@ -57,6 +57,16 @@ def test_the_files_that_ship_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_stream("flights", SHIPPED).key == ("year", "month", "day", "carrier", "flight", "origin")
 
 
+def test_lineage_goes_where_openlineages_own_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_environment(SHIPPED).lineage.url == ""
+    monkeypatch.setenv("OPENLINEAGE_URL", "https://lineage.example.com/")
+    monkeypatch.setenv("OPENLINEAGE_API_KEY", "hunter2")
+    lineage = load_environment(SHIPPED).lineage
+    assert (lineage.url, lineage.endpoint) == ("https://lineage.example.com", "api/v1/lineage")
+    assert lineage.api_key is not None and lineage.api_key.get_secret_value() == "hunter2"
+    assert "hunter2" not in repr(lineage)
+
+
 def test_defaults(conf: Path) -> None:
     loaded = stream(conf)
     assert (loaded.start, loaded.format.type, loaded.key, loaded.event_time) == (
@@ -84,6 +94,38 @@ def test_a_files_target_is_given_in_bytes_or_with_a_unit(conf: Path, target: obj
 def test_what_is_no_size_of_a_file(conf: Path, target: object) -> None:
     with pytest.raises(ConfigurationError, match=r"files\.target"):
         stream(conf, files=f"{{target: {target}}}")
+
+
+def test_a_physical_design_names_columns_of_the_schema(conf: Path) -> None:
+    files = stream(conf).files
+    assert (files.sort, files.bloom, files.statistics) == ((), (), None)
+    files = stream(conf, files="{sort: event_id, bloom: [event_id, event_time], statistics: []}").files
+    assert (files.sort, files.bloom, files.statistics) == (("event_id",), ("event_id", "event_time"), ())
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ("{sort: player}", "files.sort: expected a column of the schema, found 'player'"),
+        ("{statistics: [event_id, kafka_offset]}", "files.statistics: expected a column of the schema, found 'kafka_"),
+        ("{sort: [event_id, event_time, event_id]}", "files.sort: expected each column once, found ['event_id', "),
+        ("{sort: tags}", "files.sort: expected a column that is no array, map or struct, found tags ARRAY<STRING>"),
+        ("{statistics: device}", "no array, map or struct, found device STRUCT<OS:STRING>"),
+        ("{bloom: device.os}", "files.bloom.0: expected a name of letters, digits and underscores, found 'device.os'"),
+        ("{bloom: flag}", "expected a column of type STRING, INT, BIGINT, DECIMAL, DATE, TIMESTAMP, BINARY, found "
+         "flag BOOLEAN"),
+        ("{bloom: amount}", "found amount DOUBLE"),
+    ],
+)  # fmt: skip
+def test_what_is_no_physical_design(conf: Path, files: str, message: str) -> None:
+    schema = (
+        "event_id STRING NOT NULL, event_time TIMESTAMP, amount DOUBLE, flag BOOLEAN, price DECIMAL(10, 2), "
+        "tags ARRAY<STRING>, device STRUCT<os:STRING>"
+    )
+    stream(conf, schema=schema, files="{sort: flag, bloom: price, statistics: amount}")
+    with pytest.raises(ConfigurationError) as error:
+        stream(conf, schema=schema, files=files)
+    assert str(error.value).startswith(f"{conf / 'streams' / 's.yaml'}: files.") and message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +166,17 @@ def test_a_format_with_schemas_needs_a_registry(conf: Path) -> None:
     assert "password=SecretStr('**********')" in repr(registry)
 
 
+def test_a_webhook_keeps_its_secrets_and_streams_are_told_apart(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOK", "hunter2")
+    told = "{url: 'https://h.example.com/${HOOK}', headers: {Authorization: 'Bearer ${HOOK}'}, page: 'https://p/'}"
+    hook = stream(conf, webhook=told).webhook
+    assert hook is not None and (hook.page, hook.within) == ("https://p", timedelta(seconds=5))
+    assert hook.url.get_secret_value() == "https://h.example.com/hunter2"
+    assert "hunter2" not in repr(hook)
+    # What is derived of a stream is kept by the stream.
+    assert len({stream(conf, webhook=told), stream(conf, webhook=told), stream(conf)}) == 2
+
+
 def test_how_long_each_layer_tries_again(conf: Path) -> None:
     loaded = stream(conf, speed="{retry_for: 1 hour}", batch="{retry_for: for ever}")
     assert (loaded.speed.retry_for, loaded.batch.retry_for) == (timedelta(hours=1), None)
@@ -155,6 +208,10 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
         ({"format": "{type: csv, delimiter: ab}"}, "format.delimiter", "found 'ab'"),
         ({"format": "{type: csv, delimiter: '\"'}"}, "format.delimiter", "found '\"'"),
         ({"format": "{type: json, delimiter: ;}"}, "format", "expected delimiter only with csv"),
+        ({"unknown": "keep"}, "unknown", "found 'keep'"),
+        ({"unknown": "rescue", "format": "raw", "schema": "value STRING"}, "unknown", "expected count or ignore"),
+        ({"unknown": "rescue", "schema": "event_id STRING, Rescued INT"}, "schema", "expected names other than"),
+        ({"unknown": "rescue", "key": "rescued"}, "key", "expected a column of the schema, found 'rescued'"),
         (
             {"format": "csv", "schema": "event_id STRING, tags ARRAY<STRING>"}, "schema",
             "expected with format csv no ARRAY, MAP or STRUCT, found tags ARRAY<STRING>",
@@ -191,6 +248,8 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
         ({"batch": "{allow_gaps: [lost]}"}, "batch.allow_gaps.0", "found 'lost'"),
         ({"batch": "{lookback_hours: -1}"}, "batch.lookback_hours", "found -1"),
         ({"batch": "{graze: 1 minute}"}, "batch.graze", "unknown key, found '1 minute'"),
+        ({"slo": "{fresh: 0 seconds}"}, "slo.fresh", "expected a duration longer than nothing"),
+        ({"slo": "{complete: 90}"}, "slo.complete", "expected a duration such as '2 seconds'"),
         ({"topics": "x"}, "topics", "expected one of airflow, batch, "),
         ({"expectations": "nope.yaml"}, "expectations", "expected the file"),
         ({"schema": ""}, "schema", "expected columns such as 'id STRING NOT NULL, at TIMESTAMP', found None"),
@@ -274,7 +333,11 @@ def test_what_is_no_duration(value: object) -> None:
         ("- a", "expected a mapping of keys, found list"),
         ("", "expected a mapping of keys, found NoneType"),
         ("kafka: {bootstrap_servers: a}", "catalog: Field required"),
-        (ENVIRONMENT + "s4: {}", "s4: expected one of catalog, kafka, registry, s3, spark, found {}"),
+        (
+            ENVIRONMENT + "s4: {}",
+            "s4: expected one of bounded, catalog, hdfs, kafka, lineage, registry, s3, search, spark, webhook, "
+            "found {}",
+        ),
         (ENVIRONMENT.replace("file:///w", "/w"), "catalog.warehouse: "),
         (ENVIRONMENT.replace("name: lake", "name: my-lake"), "catalog.name: expected a name of letters"),
         (ENVIRONMENT.replace('"127.0.0.1:1"', '""'), "kafka.bootstrap_servers: "),
@@ -286,6 +349,16 @@ def test_what_is_no_duration(value: object) -> None:
         (ENVIRONMENT.replace("name: lake,", "name: lake, type: glue,"), "catalog.uri: expected none for type glue"),
         (ENVIRONMENT.replace('uri: "sqlite:///c.db", ', ""), "catalog.uri: expected sqlite:///FILE"),
         (ENVIRONMENT + "registry: {}", "registry.url: Field required"),
+        (ENVIRONMENT + "webhook: {url: hooks:80}", "webhook.url: expected a URL such as 'https://hooks"),
+        (ENVIRONMENT + "webhook: {url: 'http://h', within: 2 minutes}", "webhook.within: expected 1 minute at most"),
+        (
+            ENVIRONMENT + "webhook: {url: 'http://h', page: h}",
+            "webhook.page: expected the address of `anabranch serve`",
+        ),
+        (ENVIRONMENT + "lineage: {url: lineage:5000}", "lineage.url: expected a URL such as 'https://lineage"),
+        (ENVIRONMENT + "lineage: {url: 'http://u:p@l'}", "lineage.url: expected a URL without user, query or fragment"),
+        (ENVIRONMENT + "lineage: {url: 'http://l', timeout: 2 minutes}", "lineage.timeout: expected 1 minute at most"),
+        (ENVIRONMENT + "lineage: {uri: 'http://l'}", "lineage.uri: unknown key"),
         (ENVIRONMENT + "registry: {url: registry:8081}", "registry.url: expected a URL such as 'https://"),
         (ENVIRONMENT + "registry: {url: 'http://r:8081', password: x}", "registry.password: expected registry.user"),
     ],
@@ -304,6 +377,9 @@ def test_a_mistake_in_the_environment_names_the_file(conf: Path, text: str, mess
         (ENVIRONMENT + "s3: {access_key: a, secret_key: [hunter2]}", "s3.secret_key", "list"),
         (ENVIRONMENT.replace("kafka: {", "kafka: {security: {sasl.password: 20262}, "), "sasl.password", "int"),
         (ENVIRONMENT + "registry: {url: 'http://r', user: u, password: [hunter2]}", "registry.password", "list"),
+        (ENVIRONMENT + "webhook: {url: 'hunter2'}", "webhook.url", "str"),
+        (ENVIRONMENT + "webhook: {url: 'http://r', headers: {Token: [hunter2]}}", "webhook.headers.Token", "list"),
+        (ENVIRONMENT + "lineage: {url: 'http://l', api_key: [hunter2]}", "lineage.api_key", "list"),
         (
             ENVIRONMENT.replace('file:///w"', 'file:///w", properties: {token: [hunter2]}'),
             "catalog.properties.token",

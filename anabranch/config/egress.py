@@ -1,0 +1,85 @@
+"""What a stream's file says of egress: where its accepted hours are delivered to."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+_S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]+/[^\s?#*]+")
+HDFS = "hdfs://"
+_HDFS = re.compile(HDFS + r"/[^\s?#*/:]+(/[^\s?#*:]*)?")
+"""Without an authority: the one that the environment's `hdfs:` names."""
+_LOCAL = re.compile(r"file:///[^\s?#*]+")
+
+_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
+
+
+def _root(value: str) -> str:
+    if not any(kind.fullmatch(value) for kind in (_S3, _LOCAL, _HDFS)) or ".." in value.split("/"):
+        raise ValueError("expected s3://BUCKET/FOLDER, hdfs:///FOLDER or file:///FOLDER")
+    return value.rstrip("/")
+
+
+class FolderTarget(BaseModel):
+    """Folders of Parquet files, `ROOT/date=…/hour=…/`. `file_rows`: how many rows a file has at most."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=_NAME)
+    type: Literal["folder"]
+    root: Annotated[str, AfterValidator(_root)]
+    file_rows: int = Field(default=1_000_000, ge=1_000)
+
+    @property
+    def place(self) -> str:
+        """Where that is, so that two targets of one place can be told."""
+        return self.root
+
+
+class TopicTarget(BaseModel):
+    """Another topic of the same Kafka. `transaction_rows`: how many records a transaction has at most."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=_NAME)
+    type: Literal["topic"]
+    topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")
+    transaction_rows: int = Field(default=10_000, ge=1, le=1_000_000)
+
+    @property
+    def place(self) -> str:
+        """Where that is, so that two targets of one place can be told."""
+        return self.topic
+
+
+class SearchTarget(BaseModel):
+    """An index of the environment's `search:`. `bulk_documents`: how many documents a bulk request has at most."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=_NAME)
+    type: Literal["search"]
+    index: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,199}$")
+    bulk_documents: int = Field(default=5_000, ge=1, le=100_000)
+
+    @property
+    def place(self) -> str:
+        """Where that is, so that two targets of one place can be told; no topic's name has a colon."""
+        return f"index:{self.index}"
+
+
+Target = Annotated[FolderTarget | TopicTarget | SearchTarget, Field(discriminator="type")]
+
+
+def check_targets(targets: tuple[Target, ...]) -> tuple[Target, ...]:
+    """That no two targets have one name, or one place. Raises ValueError."""
+    for what, values in (("name", [t.name for t in targets]), ("place", [t.place for t in targets])):
+        if twice := next((value for value in values if values.count(value) > 1), None):
+            raise ValueError(f"expected each {what} once, found {twice!r} twice")
+    places = [f"{t.place}/" for t in targets]
+    for one in places:
+        if inside := next((other for other in places if other != one and other.startswith(one)), None):
+            raise ValueError(f"expected no place within another, found {inside} in {one}")
+    return targets

@@ -1,0 +1,149 @@
+"""A stream's views: what its file declares of windowed aggregates, and of what each is made. Needs no engine.
+
+A view's partials are what one ingest hour adds to each window and group, in columns that are merged over hours: a count
+and a sum by adding, least and most by comparing, sketches of distinct values by their union. Several aggregates may be
+made of one of them, as an average is of a sum and a count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, get_args
+
+from anabranch.config.columns import Column
+
+Function = Literal["count", "sum", "min", "max", "average", "approx_distinct"]
+PartialKind = Literal["count", "sum", "min", "max", "sketch"]
+
+WINDOW_START, COMPLETE, LATE = "window_start", "complete", "late"
+
+# What the names of a view's columns and tables must not be: they are taken.
+_TAKEN_COLUMNS = (WINDOW_START, COMPLETE, LATE)
+_TAKEN_VIEWS = ("dead_letters", "hours", "egress")
+PARTIALS = "_partials"
+
+_FUNCTIONS: dict[str, Function] = {function: function for function in get_args(Function)}
+_CALL = re.compile(r"\s*([a-z_]+)\s*(?:\(\s*([A-Za-z_][A-Za-z0-9_]*)\s*\))?\s*")
+_WHOLE = ("int", "bigint")
+_NUMBERS = (*_WHOLE, "decimal", "float", "double")
+_GROUPED = (*_WHOLE, "decimal", "string", "boolean", "date", "timestamp")
+_ORDERED = (*_NUMBERS, "string", "boolean", "date", "timestamp")
+_TAKES = {
+    "sum": _NUMBERS, "average": _NUMBERS, "min": _ORDERED, "max": _ORDERED, "approx_distinct": (*_WHOLE, "string"),
+}  # fmt: skip
+
+# Of how partials are computed: another one has all of them computed anew.
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """One column of a view: a function of a column's values, or, without a column, the number of rows."""
+
+    name: str
+    function: Function
+    column: str | None = None
+
+
+@dataclass(frozen=True)
+class Partial:
+    """One column of a view's partials: its name, its type as Spark says it, and what it is of which column."""
+
+    name: str
+    type: str
+    kind: PartialKind
+    column: str
+
+
+def parse_aggregate(name: str, text: object) -> Aggregate:
+    """`count` or `FUNCTION(COLUMN)`. Raises ValueError for anything else."""
+    match = _CALL.fullmatch(text) if isinstance(text, str) else None
+    said, column = match.groups() if match is not None else (None, None)
+    function = _FUNCTIONS.get(str(said))
+    if function is None or (column is None and function != "count"):
+        known = ", ".join(f"{f}(COLUMN)" for f in _FUNCTIONS)
+        raise ValueError(f"expected count, or one of {known}, found {text!r}")
+    return Aggregate(name, function, column)
+
+
+def check_view(name: str, group: Sequence[str], aggregates: Sequence[Aggregate], columns: Sequence[Column]) -> None:
+    """Raises ValueError for a view that the columns do not allow, with what was expected and found."""
+    if name.lower() in _TAKEN_VIEWS or name.lower().endswith(PARTIALS):
+        raise ValueError(f"expected a name other than {', '.join(_TAKEN_VIEWS)} and those that end with {PARTIALS}")
+    types = {column.name: column.type for column in columns}
+    for column in group:
+        if column not in types:
+            raise ValueError(f"group: expected columns of the schema, found {column!r}")
+        if _plain(types[column]) not in _GROUPED:
+            raise ValueError(f"group: expected {_words(_GROUPED)}, found {column} {types[column].upper()}")
+    for aggregate in aggregates:
+        what = f"aggregates.{aggregate.name}"
+        if aggregate.column is None:
+            continue
+        if aggregate.column not in types:
+            raise ValueError(f"{what}: expected a column of the schema, found {aggregate.column!r}")
+        kind, takes = types[aggregate.column], _TAKES.get(aggregate.function)
+        if takes is not None and _plain(kind) not in takes:
+            raise ValueError(f"{what}: expected {_words(takes)}, found {aggregate.column} {kind.upper()}")
+    names = [n.lower() for n in (*_TAKEN_COLUMNS, *group, *(a.name for a in aggregates))]
+    if repeated := next((n for n in names if names.count(n) > 1), None):
+        raise ValueError(
+            f"expected each name once among group, aggregates, {', '.join(_TAKEN_COLUMNS)}, found {repeated!r} twice"
+        )
+
+
+def group_column(column: str) -> str:
+    """What a column that a view groups by is called among its partials."""
+    return f"by_{column}"
+
+
+def partials_of(aggregates: Sequence[Aggregate], columns: Sequence[Column]) -> tuple[Partial, ...]:
+    """The columns of which aggregates are made, each once. The number of rows is kept for every view."""
+    types = {column.name: column.type for column in columns}
+    made = [p for a in aggregates if a.column is not None for p in _made_of(a.function, a.column, types[a.column])]
+    return tuple(dict.fromkeys(made))
+
+
+def _made_of(function: Function, column: str, kind: str) -> Iterator[Partial]:
+    if function in ("sum", "average"):
+        yield Partial(f"sum_{column}", sum_type(kind), "sum", column)
+    if function in ("count", "average"):
+        yield Partial(f"count_{column}", "bigint", "count", column)
+    if function == "min":
+        yield Partial(f"min_{column}", kind, "min", column)
+    if function == "max":
+        yield Partial(f"max_{column}", kind, "max", column)
+    if function == "approx_distinct":
+        yield Partial(f"sketch_{column}", "binary", "sketch", column)
+
+
+def sum_type(kind: str) -> str:
+    """In which type values are added up: whole numbers and decimals in the widest decimal of their scale, which holds
+    10^19 of the largest BIGINT and does not wrap; floating point as DOUBLE."""
+    if kind in ("float", "double"):
+        return "double"
+    scale = kind.rstrip(")").rpartition(",")[2] if kind.startswith("decimal") else "0"
+    return f"decimal(38,{scale})"
+
+
+def definition_digest(
+    window: timedelta, event_time: str, group: Sequence[str], aggregates: Sequence[Aggregate], columns: Sequence[Column]
+) -> str:
+    """What partials are of: those of another definition are of no use to this one. Names of aggregates, and what is
+    made of the same partials, change nothing."""
+    said: list[Any] = [_VERSION, window // timedelta(microseconds=1), event_time, sorted(group)]
+    said.append(sorted(p.name for p in partials_of(aggregates, columns)))
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
+
+
+def _plain(kind: str) -> str:
+    return kind.partition("(")[0]
+
+
+def _words(kinds: Sequence[str]) -> str:
+    return f"a column of type {', '.join(k.upper() for k in kinds)}"
