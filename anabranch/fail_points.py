@@ -52,6 +52,10 @@ class Step(Enum):
     BATCH_PUBLISHED = "batch.published", "the hour is published, the ledger does not know it"
     BATCH_RECORDED = "batch.recorded", "the ledger knows the hour, its dead letters are not published"
     BATCH_DEAD_LETTERS = "batch.dead-letters", "its dead letters are published too"
+    # Filling the views, behind the batch job's work.
+    VIEW_COMPUTED = "view.computed", "the partials of some hours are computed, nothing is written"
+    VIEW_WRITTEN = "view.written", "their files are written, the view's table does not name them"
+    VIEW_FILLED = "view.filled", "the view's table holds them, the next hours are not looked at"
     # Merger.
     MERGE_PLANNED = "merge.planned", "the swap is decided, nothing is published"
     MERGE_PUBLISHED = "merge.published", "the swap is published"
@@ -60,6 +64,16 @@ class Step(Enum):
     MAINTAIN_EXPIRED = "maintain.expired", "snapshots of all tables are expired, no file is looked for"
     MAINTAIN_LISTED = "maintain.listed", "the orphans are known, none is deleted"
     MAINTAIN_DELETED = "maintain.deleted", "the orphans are deleted"
+    # Egress.
+    EGRESS_BEGUN = "egress.begun", "an hour's folder has no _SUCCESS any more, nothing is written"
+    EGRESS_WRITTEN = "egress.written", "the hour's files are written, the manifest does not name them"
+    EGRESS_NAMED = "egress.named", "the manifest names them, the files that they replace are there too"
+    EGRESS_CLEARED = "egress.cleared", "those are gone, _SUCCESS is not written"
+    EGRESS_SENT = "egress.sent", "a transaction's records are sent, and the position with them; it is not committed"
+    EGRESS_COMMITTED = "egress.committed", "the transaction is committed, the process does not know"
+    EGRESS_INDEXED = "egress.indexed", "a bulk of the hour's documents is in the index, the next is not sent"
+    EGRESS_DELIVERED = "egress.delivered", "the hour is whole at its target, the stream's table does not know it"
+    EGRESS_RECORDED = "egress.recorded", "the stream's table knows it"
     # Every publish, of any layer.
     COMMIT_PREPARED = "commit.prepared", "a publish's manifests are written, the catalog is not asked"
     COMMIT_REQUEST_LOST = "commit.request-lost", "the connection breaks before the catalog got the publish"

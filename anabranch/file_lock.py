@@ -28,5 +28,8 @@ def locked(file: Path, seconds: float, waiting: Callable[[], None] | None = None
                 if number == 1 and waiting is not None:
                     waiting()
         else:
-            raise Transient(f"Another process has held {file} for {seconds:.0f} s; try again later.")
+            raise Transient(
+                f"lock {file}: expected it within {seconds:.0f} s, found that another process holds it; `fuser {file}` "
+                "names it; try again once it has ended"
+            )
         yield

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, lru_cache
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any
 
 from anabranch.cuts import millis
@@ -65,6 +65,24 @@ def hours_between(first: str, last: str) -> list[str]:
     """All hours from `first` up to, not including, `last`."""
     count = int((start_of(last) - start_of(first)).total_seconds() // 3600)
     return [shift(first, i) for i in range(max(0, count))]
+
+
+def span_of(text: str) -> tuple[str, str]:
+    """The first and the last of `2026-11-21T03..2026-11-22T02`, both included, or twice the one hour that it is.
+    Raises ConfigurationError."""
+    first, dots, last = text.partition("..")
+    last = last if dots else first
+    if start_of(first) > start_of(last):
+        raise ConfigurationError(f"hours: expected the earlier hour first, found {text}")
+    return first, last
+
+
+def spans_of(hours: Iterable[str]) -> list[tuple[str, str]]:
+    """Hours as spans of hours that follow each other, first and last included."""
+    ordered = sorted(hours)
+    ends = [a for a, b in pairwise(ordered) if shift(a, 1) != b]
+    begins = [b for a, b in pairwise(ordered) if shift(a, 1) != b]
+    return list(zip([*ordered[:1], *begins], [*ends, *ordered[-1:]], strict=True))
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,12 @@ def configure_logging(level: int = logging.INFO, as_json: bool = False) -> None:
         logging.getLogger(name).setLevel(level)
 
 
+def readable_handler() -> logging.StreamHandler[TextIO] | None:
+    """The handler of this process's log, where `configure_logging` has it in lines for people."""
+    handlers = logging.getLogger().handlers
+    return next((h for h in handlers if isinstance(h, logging.StreamHandler) and isinstance(h.formatter, _Plain)), None)
+
+
 def _standard_error() -> TextIO:
     """Where to log. spark-submit joins a Python job's standard error to its standard output, meant for results: so our
     command line names its own, where the system can open it."""

@@ -1,7 +1,7 @@
 """Output: what every command prints, for people and for scripts.
 
-Text goes through rich on a terminal; piped, it is plain, one row a line, and no value is ever cut. JSON keeps the order
-of its keys. In both, times are ISO 8601 (UTC as `Z`).
+Text goes through rich on a terminal, whatever its width; piped, it is plain, one row a line. No value is ever cut. JSON
+keeps the order of its keys. In both, times are ISO 8601 (UTC as `Z`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,7 +32,16 @@ from rich.cells import cell_len
 
 from anabranch.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from rich.text import Text as RichText
+
 ResultFormat = Literal["table", "csv", "json", "parquet"]
+
+# What rich leaves out for NO_COLOR, and a terminal that has none.
+_STYLES = {
+    "accepted": "green", "passed": "green", "ready": "green", "refused": "red", "failed": "red", "error": "red",
+    "warning": "yellow", "sealed": "yellow",
+}  # fmt: skip
 
 
 def plain(value: object) -> Any:
@@ -101,7 +110,8 @@ def print_json(value: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """Print a table to standard output: with lines and colour on a terminal, plainly aligned when piped."""
+    """Print a table to standard output: with lines and colour on a terminal, and each row in lines of its own where it
+    is not wide enough; plainly aligned when piped."""
     cells = [list(row) for row in rows]
     if sys.stdout.isatty():
         _print_rich(columns, cells, title)
@@ -220,14 +230,59 @@ def _aligned(columns: Sequence[str], rows: Sequence[Sequence[object]], title: st
 
 
 def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None) -> None:
+    """As a table where it fits; else, column by column of their first, in lines that fit whatever there is."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    console = Console(highlight=False)
     table = Table(title=title, title_justify="left", header_style="bold")
     for i, name in enumerate(columns):
         justify: Literal["left", "right"] = "right" if _is_numeric(rows, i) else "left"
         table.add_column(Text(text(name)), justify=justify, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(text(value)) for value in row))
-    Console().print(table)
+        table.add_row(*(_styled(text(value)) for value in row))
+    if _fits(columns, rows, console.width):
+        console.print(table)
+        return
+    if title:
+        console.print(Text(title, style="bold"))
+    firsts = [text(row[0]) for row in rows]
+    # What tells each row from the others stands alone above what there is to say of it.
+    headed = len({*firsts}) == len(rows)
+    for first, row in zip(firsts, rows, strict=True):
+        said = [(text(name), text(value)) for name, value in zip(columns, row, strict=True)]
+        lines = list(_packed([pair for pair in said[headed:] if pair[1]], console.width - 2))
+        if headed:
+            lines.insert(0, Text(first, style="bold"))
+        for i, line in enumerate(lines):
+            for piece in line.wrap(console, console.width - 2, overflow="fold"):
+                console.print(Text("  " if i else "").append_text(piece))
+
+
+def _fits(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> bool:
+    """Whether a table with lines does, of which the last column may fold into a third of the width. Pure."""
+    lines = [[text(name) for name in columns], *([text(value) for value in row] for row in rows)]
+    widths = [max(cell_len(line[i]) for line in lines) for i in range(len(columns))]
+    return sum(widths[:-1]) + min(widths[-1], width // 3) + 3 * len(widths) + 1 <= width
+
+
+def _packed(pairs: Sequence[tuple[str, str]], width: int) -> Iterator[RichText]:
+    """Names and values, as many on a line as fit."""
+    from rich.text import Text
+
+    line = Text()
+    for name, value in pairs:
+        piece = Text.assemble((name, "dim"), " ", _styled(value))
+        if line.cell_len and line.cell_len + 2 + piece.cell_len > width:
+            yield line
+            line = Text()
+        line.append_text(Text("  ") if line.cell_len else Text()).append_text(piece)
+    yield line
+
+
+def _styled(value: str) -> RichText:
+    """A word of a state has a colour beside; of others nothing is known."""
+    from rich.text import Text
+
+    return Text(value, style=_STYLES.get(value, ""))

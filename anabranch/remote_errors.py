@@ -57,6 +57,12 @@ _DENIED = {
 # S3 refuses a signature of another time as it refuses a wrong one.
 _SKEWED = ("RequestTimeTooSkewed", "REQUEST_TIME_TOO_SKEWED")
 
+# Of Java a file that cannot be opened for it is one that is not found. At the end of a line, as the system says it: not
+# in the words of a record.
+_DISK_FULL = re.compile(
+    r"(?:No space left on device|Disk quota exceeded|database or disk is full)\)?\s*$", re.MULTILINE
+)
+
 # What only the network, or Spark's own machinery, can throw: never the rows that are read.
 _AWAY = (
     "S3Exception", "SdkClientException", "SdkServiceException", "AwsServiceException", "software.amazon.awssdk",
@@ -125,6 +131,17 @@ _CHANGED_MEANWHILE = frozenset({
     "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND",
 })  # fmt: skip
 
+# The services by what their clients, and our own messages, say of them; the first one that is named was asked.
+_SERVICES = (
+    ("registry", ("schema registry",)),
+    ("kafka", ("org.apache.kafka", "kafka.errors")),
+    ("s3", ("awssdk", "S3Exception", "botocore", "AWS Error", "s3://")),
+    ("catalog", ("sqlalchemy", "sqlite", "psycopg", "PSQLException", "java.sql", "catalog")),
+    ("kafka", ("Kafka", "topic ")),
+    ("s3", ("S3", "bucket ")),
+    ("catalog", ("commit ", "load table ")),
+)
+
 # A line of a Java stack trace: it names what was running, not what went wrong.
 _FRAME = re.compile(r"^\s+(?:at |\.\.\. \d+ more).*$", re.MULTILINE)
 
@@ -142,6 +159,8 @@ def classify_text(text: str) -> Meaning:
     message = _FRAME.sub("", text)
     if any(name in message for name in _JAVA_TERMINAL):
         return Meaning.STAYS
+    if _DISK_FULL.search(message):
+        return Meaning.PASSES
     if any(name in message for name in _JAVA_DOUBTFUL):
         return Meaning.UNKNOWN
     if any(word in message for word in (*_AWAY, *_PASSES)):
@@ -203,6 +222,8 @@ def _explained(doing: str, text: str, reason: str, meaning: Meaning) -> Anabranc
     failed = f"{doing}: {reason}"
     if any(word in text for word in _SKEWED):
         return Transient(f"{failed}; set this machine's clock (NTP)")
+    if meaning is Meaning.PASSES and _DISK_FULL.search(text):
+        return Transient(f"{failed}; make room: `anabranch doctor` names the folder (transient, tried again)")
     for subject, words in _DENIED.items():
         if any(word in text for word in words):
             return ConfigurationError(f"{failed}; check {subject}, then start it again")
@@ -214,6 +235,13 @@ def _explained(doing: str, text: str, reason: str, meaning: Meaning) -> Anabranc
             "then start it again"
         )
     return Unexplained(f"{failed} (of unknown cause; try again, a few times only)")
+
+
+def asked_service(error: BaseException) -> str:
+    """Which service an error speaks of: kafka, s3, catalog or registry; other for none of them. Pure."""
+    links = _chain(error)
+    text = _FRAME.sub("", "\n".join([_full_text(error), *(name for link in links for name in _names(link))]))
+    return next((service for service, words in _SERVICES if any(word in text for word in words)), "other")
 
 
 def is_denied(text: str) -> bool:

@@ -16,5 +16,6 @@ def shipped(in_checkout: str, in_wheel: str) -> Path:
         if file.is_file():
             return file
     raise Terminal(
-        f"{places[0].name} is neither in {places[0].parent} nor in {places[1].parent}; install the package again."
+        f"{places[0].name}: expected it in {places[0].parent} or {places[1].parent}, found it in neither; install the "
+        "package again"
     )

@@ -22,7 +22,8 @@ from tenacity.stop import stop_never
 from tenacity.wait import wait_random_exponential
 
 from anabranch.errors import AnabranchError, NotYet, Transient, Unexpected, Unexplained
-from anabranch.remote_errors import explain
+from anabranch.remote_errors import asked_service, explain
+from anabranch.tally import RETRIES, TALLY
 
 LOG = logging.getLogger(__name__)
 
@@ -81,6 +82,8 @@ class Retry:
             if _is_unexplained(state):
                 until = f"{UNEXPLAINED_TRIES} times at most, {unexplained} so far, and at most {until}"
             error, number = state.outcome.exception(), state.attempt_number
+            assert error is not None
+            TALLY.count(RETRIES, asked_service(error))
             LOG.warning(
                 "%s: try %d failed: %s; try %d in %.1f s, tried again %s (%s)", what, number, error, number + 1, pause,
                 until, self.setting,

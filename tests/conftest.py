@@ -5,6 +5,7 @@ A Kafka broker, an S3 server and one Spark session, for those tests that ask for
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 for name in ("CONF", "KAFKA", "S3", "CATALOG", "WAREHOUSE", "SPARK_MASTER"):
     name = f"ANABRANCH_{name}"
     os.environ.pop(name, None)
+for name in [name for name in os.environ if name.startswith("OPENLINEAGE_")]:
+    del os.environ[name]
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,15 @@ class Neighbours:
 def pytest_configure() -> None:
     """A run that is told to end still stops its services: their fixtures' ends run as on Ctrl-C."""
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("told to end", returncode=143))
+
+
+@pytest.fixture(autouse=True)
+def log_given_back() -> Iterator[None]:
+    """A command that a test runs in this process logs to the test's own standard error, which is closed behind it."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = before
 
 
 @pytest.fixture(scope="session")

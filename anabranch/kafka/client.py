@@ -11,7 +11,8 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from itertools import repeat
 from types import TracebackType
 from typing import Any, TypeVar
@@ -41,8 +42,18 @@ _SILENCE_S = 30
 # What contradicts a position is believed when it is still so after so long.
 _BELIEVED_AFTER_S = 5.0
 _ASKED_AGAIN_AFTER_S = 0.5
+_COORDINATED_AFTER_S = 15.0
+_NO_COORDINATOR = (
+    errors.CoordinatorNotAvailableError,
+    errors.CoordinatorLoadInProgressError,
+    errors.NotCoordinatorError,
+)
+# What kafka-python says of a connection that was still being made when the bootstrap's time was over.
+_CUT_OFF = "Connection timed out"
 # One that is to look at a few records, which are there, is made anew after so long.
 _STUCK_S = 3
+# A retention of centuries, as a time that can be reckoned with.
+_LONGEST_MS = 10**13
 
 
 class _Failures(logging.Handler):
@@ -63,9 +74,11 @@ class _Failures(logging.Handler):
             self._failures.append((time.monotonic(), one_line(failure)))
 
     def since(self, began: float) -> str | None:
-        """The failure that tells most: the last that speaks of keys or rights, else the last."""
-        failures = [failure for at, failure in self._failures if at >= began]
-        return next((f for f in reversed(failures) if is_denied(f)), failures[-1] if failures else None)
+        """The failure that tells most: the last that speaks of keys or rights, else the last that a broker or the
+        network gave, else that of a connection which our own bound cut off."""
+        failures = [failure for at, failure in reversed(self._failures) if at >= began]
+        heard = (f for f in failures if not f.endswith(_CUT_OFF))
+        return next((f for f in failures if is_denied(f)), None) or next(heard, next(iter(failures), None))
 
 
 _FAILURES = _Failures()
@@ -104,13 +117,32 @@ def new_producer(kafka: config.Kafka, **overrides: Any) -> Any:
     try:
         return KafkaProducer(**kafka_python_settings(kafka), **(defaults | overrides))
     except errors.KafkaError as error:
-        raise _explained(kafka, "start a producer", error, began) from error
+        raise explained(kafka, "start a producer", error, began) from error
+
+
+def position_to_commit(topic: str, text: str) -> Any:
+    """Offsets for `send_offsets_to_transaction` that say no more than a text (`KafkaAdapter.group_metadata`)."""
+    return {TopicPartition(topic, 0): OffsetAndMetadata(0, text, -1)}
 
 
 def create_topic(kafka: config.Kafka, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> bool:
     """Create a topic; True if it was created, False if it was there."""
     with KafkaAdapter(kafka) as adapter:
         return adapter.create_topic(topic, partitions, configs or {})
+
+
+@dataclass(frozen=True)
+class TopicSettings:
+    """How the brokers keep a topic. `retention` and `retention_bytes` (of one partition) are None where nothing ends
+    them; `replicas` are those of the partition that has fewest, `brokers` all that there are."""
+
+    retention: timedelta | None
+    retention_bytes: int | None
+    cleanup_policy: str
+    timestamp_type: str
+    min_insync: int
+    replicas: int
+    brokers: int
 
 
 class KafkaAdapter:
@@ -239,7 +271,7 @@ class KafkaAdapter:
             consumer.assign([])
         except (errors.KafkaError, OSError) as error:
             self.close_quietly()
-            raise _explained(self._kafka, doing, error, began) from error
+            raise explained(self._kafka, doing, error, began) from error
 
     def _at(self, starts: Mapping[Any, int]) -> Any:
         """The consumer for looking at few records, at these positions."""
@@ -261,12 +293,68 @@ class KafkaAdapter:
             consumer.close(autocommit=False)
 
     def is_compacted(self, topic: str) -> bool:
+        return "compact" in str(_config_value(self._configs(topic), topic, "cleanup.policy"))
+
+    def retention(self, topic: str) -> timedelta | None:
+        """For how long the brokers keep a record of the topic; None for ever."""
+        return _retention(int(_config_value(self._configs(topic), topic, "retention.ms")))
+
+    def settings(self, topic: str) -> TopicSettings | None:
+        """How the brokers keep a topic; None when they do not know it."""
+        described = self._ask(f"describe topic {topic}", lambda admin: admin.describe_topics([topic]))
+        replicas = [len(p["replica_nodes"]) for t in described if t["name"] == topic for p in t["partitions"]]
+        if not replicas:
+            return None
+        configs = self._configs(topic)
+        cluster = self._ask("describe the cluster", lambda admin: admin.describe_cluster())
+
+        def number(key: str) -> int:
+            return int(_config_value(configs, topic, key))
+
+        retention_bytes = number("retention.bytes")
+        return TopicSettings(
+            retention=_retention(number("retention.ms")),
+            retention_bytes=retention_bytes if retention_bytes >= 0 else None,
+            cleanup_policy=str(_config_value(configs, topic, "cleanup.policy")),
+            timestamp_type=str(_config_value(configs, topic, "message.timestamp.type")),
+            min_insync=number("min.insync.replicas"),
+            replicas=min(replicas),
+            brokers=len(cluster["brokers"]),
+        )
+
+    def partition_bytes(self, topic: str) -> dict[int, int]:
+        """By partition, how many bytes its log has on the broker that holds most of it. Needs DESCRIBE of the
+        cluster."""
+        answer = self._ask(f"ask the size of topic {topic}", lambda admin: admin.describe_log_dirs([topic]))
+        sizes: dict[int, int] = {}
+        for found in _partitions(answer):
+            partition = int(found["partition_index"])
+            sizes[partition] = max(sizes.get(partition, 0), int(found["partition_size"]))
+        return sizes
+
+    def _configs(self, topic: str) -> Any:
         resource = ConfigResource(ConfigResourceType.TOPIC, topic)
-        configs = self._ask(
+        return self._ask(
             f"describe the configuration of topic {topic}",
             lambda admin: admin.describe_configs([resource], config_filter="all"),
         )
-        return "compact" in str(_config_value(configs, topic, "cleanup.policy"))
+
+    def group_metadata(self, group: str, topic: str) -> str | None:
+        """What was committed with the offset of a topic's first partition by a group; None for nothing."""
+        place = TopicPartition(topic, 0)
+        doing = f"read offsets of group {group}"
+        for _ in attempts(repeat(_ASKED_AGAIN_AFTER_S), _COORDINATED_AFTER_S):
+            try:
+                groups = self._ask(doing, lambda admin: admin.list_group_offsets({group: [place]}))
+            except Transient as error:
+                # Brokers that have just started are still to say which of them has the group.
+                if not isinstance(error.__cause__, _NO_COORDINATOR):
+                    raise
+                last = error
+                continue
+            found = groups[group].get(place)
+            return found.metadata or None if found is not None and found.offset >= 0 else None
+        raise last
 
     def commit_lag(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Show lag monitors how far a stream is. Nothing of ours ever reads this back."""
@@ -292,7 +380,7 @@ class KafkaAdapter:
                 max_partition_fetch_bytes=4 << 20,
             )  # fmt: skip
         except errors.KafkaError as error:
-            raise _explained(self._kafka, doing, error, began) from error
+            raise explained(self._kafka, doing, error, began) from error
         try:
             consumer.assign(list(ends))
             for tp in ends:
@@ -312,7 +400,7 @@ class KafkaAdapter:
                     waiting = ", ".join(f"partition {tp.partition} up to {end}" for tp, end in sorted(ends.items()))
                     raise Transient(f"{doing}: expected records of {waiting}, found none in {_SILENCE_S} s; try again")
         except (errors.KafkaError, OSError) as error:
-            raise _explained(self._kafka, doing, error, began) from error
+            raise explained(self._kafka, doing, error, began) from error
         finally:
             consumer.close(autocommit=False)
 
@@ -352,7 +440,7 @@ class KafkaAdapter:
         # RuntimeError: "Failed to find active controller id!"
         except (errors.KafkaError, OSError, ValueError, RuntimeError) as error:
             self.close_quietly()
-            raise _explained(self._kafka, doing, error, began) from error
+            raise explained(self._kafka, doing, error, began) from error
 
     def close_quietly(self) -> None:
         """Drop a connection in doubt; the next question opens another."""
@@ -365,7 +453,8 @@ class KafkaAdapter:
                 LOG.debug("closing a broken Kafka connection failed", exc_info=True)
 
 
-def _explained(kafka: config.Kafka, doing: str, error: BaseException, began: float) -> AnabranchError:
+def explained(kafka: config.Kafka, doing: str, error: BaseException, began: float) -> AnabranchError:
+    """The error of ours for what kafka-python threw while `doing`, which began then by `time.monotonic`."""
     cause = _FAILURES.since(began)
     reason = one_line(error) + (f" ({cause})" if cause and cause not in str(error) else "")
     return explain(f"{doing} at {kafka.bootstrap_servers}", error, reason)
@@ -384,6 +473,10 @@ def _topic_id(raw: Any) -> str:
     return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")
 
 
+def _retention(milliseconds: int) -> timedelta | None:
+    return timedelta(milliseconds=min(milliseconds, _LONGEST_MS)) if milliseconds >= 0 else None
+
+
 def _config_value(configs: Any, topic: str, key: str) -> Any:
     """The value of one key in kafka-python's description, whose shape is nested dicts or lists by version."""
     stack: list[Any] = [configs]
@@ -399,3 +492,16 @@ def _config_value(configs: Any, topic: str, key: str) -> Any:
         elif isinstance(item, Iterable) and not isinstance(item, (str, bytes)):
             stack.extend(item)
     raise Transient(f"describe the configuration of topic {topic}: expected {key}, found none; try again")
+
+
+def _partitions(answer: Any) -> Iterator[Mapping[str, Any]]:
+    """What a description of log folders says of partitions, at whatever depth."""
+    stack: list[Any] = [answer]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Mapping):
+            if "partition_size" in item:
+                yield item
+            stack.extend(item.values())
+        elif isinstance(item, Iterable) and not isinstance(item, (str, bytes)):
+            stack.extend(item)

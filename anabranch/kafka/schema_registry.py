@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import requests
 
@@ -21,7 +22,7 @@ LARGEST_ID = 2**31 - 1
 """Ids are signed integers of 32 bits; the registry gives out none above, none below 0."""
 
 _SECONDS = (5.0, 15.0)  # to connect, to answer
-_NOT_FOUND = 40403
+_NOT_FOUND = (40401, 40403)  # of a subject, of a schema
 _MEDIA_TYPES = "application/vnd.schemaregistry.v1+json, application/json"
 
 
@@ -72,6 +73,10 @@ class Registry:
             self._subjects[schema_id] = frozenset(str(version["subject"]) for version in versions)
         return subject in self._subjects[schema_id]
 
+    def has_subject(self, subject: str) -> bool:
+        """Whether the registry has a version of the subject."""
+        return self._get(f"subjects/{quote(subject, safe='')}/versions") is not None
+
     def _get(self, path: str) -> Any:
         """The answer's JSON; None when the registry itself says that what was asked for does not exist."""
         doing = f"ask the schema registry for {self._settings.url}/{path}"
@@ -89,7 +94,7 @@ class Registry:
         message = body.get("message") if isinstance(body, dict) else None
         status_line = f"{status} {message or answer.reason or ''}".strip()[:300]
         # A 404 of anybody else (a proxy, another path) says nothing about a schema.
-        if status == 404 and isinstance(body, dict) and body.get("error_code") == _NOT_FOUND:
+        if status == 404 and isinstance(body, dict) and body.get("error_code") in _NOT_FOUND:
             return None
         if status in (408, 425, 429) or status >= 500:
             raise Transient(f"{doing}: {status_line} (transient, try again)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import cast
 
 from anabranch.kafka.client import KafkaAdapter
@@ -28,6 +28,9 @@ class Broker:
         if self.after_describe:
             self.after_describe.pop(0)()
         return topic
+
+    def retention(self, topic: str) -> timedelta | None:
+        return None
 
     def stable_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
         return {p: len(self.log[p]) for p in topic.partitions}

@@ -79,7 +79,7 @@ def test_a_lock_that_another_holds_is_waited_for_and_given_up(clock: Clock, tmp_
     calls: list[bool] = []
     with (
         locked(tmp_path / "lock", 5),
-        pytest.raises(Transient, match=r"has held .*lock for 1 s"),
+        pytest.raises(Transient, match=r"lock .*lock: expected it within 1 s"),
         locked(tmp_path / "lock", 1, lambda: calls.append(True)),
     ):
         pytest.fail("two hold one lock")

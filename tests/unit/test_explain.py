@@ -94,6 +94,27 @@ def test_the_cause_of_an_error_counts_too() -> None:
     assert isinstance(explain("load table t", error), ConfigurationError)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "java.io.FileNotFoundException: /tmp/spark/blockmgr-1/0c/temp_shuffle_1 (No space left on device)",
+        "org.apache.hadoop.fs.FSError: java.io.IOException: No space left on device",
+        "java.nio.file.FileSystemException: /tmp/checkpoint/offsets/.7.tmp: No space left on device",
+        "java.io.IOException: Disk quota exceeded",
+    ],
+)
+def test_a_disk_that_is_full_is_waited_for_and_the_message_says_what_to_do(said: str) -> None:
+    trace = f"An error occurred while calling o63.append.\n: org.apache.Some: Job aborted\nCaused by: {said}\n\tat x\n"
+    failure = explain("publish a micro-batch", RuntimeError(trace))
+    assert type(failure) is Transient
+    assert "; make room: `anabranch doctor` names the folder" in str(failure)
+
+
+def test_a_records_words_about_a_disk_are_no_full_disk() -> None:
+    trace = "An error occurred.\n: org.apache.Some: cannot cast to INT: 'No space left on device'\n"
+    assert type(explain("decode", RuntimeError(trace))) is Unexplained
+
+
 def test_the_line_that_tells_is_the_innermost_cause() -> None:
     trace = (
         "An error occurred while calling o63.append.\n"

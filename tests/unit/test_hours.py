@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -179,3 +180,24 @@ def test_of_a_long_backlog_so_many_hours_are_sealed_as_are_asked_for() -> None:
     assert done == [hours.shift(H3, i) for i in range(4)]
     rest, more = hours.plan_seal(first, "t", now)
     assert (rest, done + more) == hours.plan_seal(timeline, "t", now)
+
+
+@given(st.sets(st.integers(0, 30)))
+def test_hours_as_spans(numbers: set[int]) -> None:
+    named = {hours.shift("2026-11-21T20", n) for n in numbers}
+    spans = hours.spans_of(named)
+    assert sorted(named) == [h for first, last in spans for h in hours.hours_between(first, hours.shift(last, 1))]
+    assert all(hours.shift(a[1], 1) < b[0] for a, b in pairwise(spans))
+
+
+def test_a_span_as_people_write_it() -> None:
+    assert hours.span_of("2026-11-21T23..2026-11-22T01") == ("2026-11-21T23", "2026-11-22T01")
+    assert hours.span_of("2026-11-21T23") == ("2026-11-21T23", "2026-11-21T23")
+    for wrong in (
+        "2026-11-22T01..2026-11-21T23",
+        "2026-11-21T23..",
+        "..2026-11-21T23",
+        "2026-11-21T23...2026-11-22T01",
+    ):
+        with pytest.raises(ConfigurationError, match="hour"):
+            hours.span_of(wrong)

@@ -41,7 +41,7 @@ def test_a_broker_that_is_away_is_transient_and_the_message_says_why(monkeypatch
 def test_the_cause_that_the_client_only_logs_decides(failure: Exception, kind: type[AnabranchError]) -> None:
     began = time.monotonic()
     logging.getLogger("kafka.net.manager").warning("Bootstrap connection to %s failed: %s", "n", failure)
-    error = client._explained(NOBODY, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
+    error = client.explained(NOBODY, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
     assert type(error) is kind
     assert str(failure.args[0]) in str(error)
 
@@ -49,7 +49,7 @@ def test_the_cause_that_the_client_only_logs_decides(failure: Exception, kind: t
 def test_a_cause_of_an_earlier_question_does_not_count() -> None:
     logging.getLogger("kafka.net.manager").warning("failed: %s", errors.SaslAuthenticationFailedError("wrong"))
     began = time.monotonic()
-    error = client._explained(NOBODY, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
+    error = client.explained(NOBODY, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
     assert type(error) is Transient
     assert "wrong" not in str(error)
 
@@ -60,12 +60,23 @@ def test_rights_that_are_missing_are_for_somebody_to_grant() -> None:
     assert "kafka-acls" in str(error)
 
 
-def test_of_failed_connections_the_one_that_speaks_of_a_password_tells_most() -> None:
-    """The hazard: after a refusal the broker hangs up, and that it hung up is what is logged last."""
+@pytest.mark.parametrize(
+    ("logged", "most"),
+    [
+        # After a refusal the broker hangs up, and that it hung up is what is logged last.
+        (["SaslAuthenticationFailedError", "socket disconnected"], "SaslAuthenticationFailedError"),
+        # Of the attempt that is under way when the time is over, only that it was cut off.
+        (["111 ECONNREFUSED", "Connection timed out"], "111 ECONNREFUSED"),
+        (["Connection timed out"], "Connection timed out"),
+        (["111 ECONNREFUSED", "socket disconnected"], "socket disconnected"),
+    ],
+)
+def test_of_failed_connections_the_one_that_tells_most_is_said(logged: list[str], most: str) -> None:
     failures = client._Failures()
-    for text in ("Authentication failed: SaslAuthenticationFailedError", "socket disconnected"):
-        failures.emit(logging.LogRecord("kafka", logging.WARNING, "", 0, "failed: %s", (OSError(text),), None))
-    assert "SaslAuthenticationFailed" in str(failures.since(0))
+    for text in logged:
+        error = errors.KafkaConnectionError(text)
+        failures.emit(logging.LogRecord("kafka", logging.WARNING, "", 0, "failed: %s", (error,), None))
+    assert failures.since(0) == f"KafkaConnectionError: {most}"
     assert failures.since(time.monotonic() + 1) is None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -14,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.cells import cell_len
 
 from anabranch import output
 from anabranch.errors import ConfigurationError
@@ -108,6 +110,46 @@ def test_a_table_on_a_terminal_folds_and_reads_no_markup(
     assert shown.count("y") == 100
     assert "[red]z[/red]" in shown
     assert "…" not in shown
+
+
+WIDE = ("hour", "state", "served", "good", "dead", "reason")
+ROWS = [
+    ("2026-11-21T03", "accepted", "batch", 36_000_000, 5, None),
+    ("2026-11-21T04", "refused", "speed", 7, 0, "why " * 30),
+]
+
+
+@pytest.mark.parametrize("width", [24, 40, 80, 300])
+def test_a_table_fits_every_terminal_and_cuts_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(width))
+    output.print_table(WIDE, ROWS)
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(cell_len, lines)) <= width
+    shown = " ".join(" ".join(lines).split())
+    for word in ("2026-11-21T03", "accepted", "36000000", "refused", "speed"):
+        assert shown.count(word) == 1, word
+    assert shown.count("why") == 30 and "…" not in shown
+    assert (lines[0] == "2026-11-21T03") is (width < 300)
+    if width == 80:
+        assert lines[1] == "  state accepted  served batch  good 36000000  dead 5"
+
+
+@pytest.mark.parametrize(("wants_none", "coloured"), [(False, True), (True, False)])
+def test_a_state_has_a_colour_unless_none_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wants_none: bool, coloured: bool
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if wants_none:
+        monkeypatch.setenv("NO_COLOR", "1")
+    output.print_table(WIDE, ROWS)
+    shown = capsys.readouterr().out
+    assert ("\x1b[31m" in shown) is coloured
+    assert "refused" in shown
 
 
 def test_a_table_without_rows_shows_its_columns(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,9 @@ from datetime import timedelta
 import pytest
 
 from anabranch.errors import ConfigurationError, NotYet, Terminal, Transient, Unexpected, Unexplained
+from anabranch.remote_errors import asked_service
 from anabranch.retry import UNEXPLAINED_TRIES, Retry
+from anabranch.tally import RETRIES, TALLY
 
 QUICK = timedelta(milliseconds=10)
 
@@ -46,6 +48,29 @@ def test_each_failure_is_one_line_that_names_the_next_try(caplog: pytest.LogCapt
         "stream s: try 2 failed: ask Kafka: none; try 3 in P s, tried again for ever (speed.retry_for)",
     ]
     assert {r.levelno for r in caplog.records} == {logging.WARNING}
+
+
+@pytest.mark.parametrize(
+    ("error", "service"),
+    [
+        (Transient("ask Kafka for the end of topic events: KafkaTimeoutError (transient, try again)"), "kafka"),
+        (Transient("read s3://lake/warehouse/kafka/metadata.json: SlowDown (transient, try again)"), "s3"),
+        (Transient("load table games.events: (sqlite3.OperationalError) database is locked"), "catalog"),
+        (Transient("ask the schema registry for http://registry/schemas/ids/1: none"), "registry"),
+        (Transient("hour 2026-11-21T00: expected its staged snapshot, found it gone; try again"), "other"),
+    ],
+)
+def test_each_failure_is_counted_by_the_service_that_it_speaks_of(error: Transient, service: str) -> None:
+    before = TALLY.totals()
+    assert _retry().call("stream s", _failing(error, error)) == "done"
+    assert TALLY.totals() - before == {(RETRIES, service): 2}
+
+
+def test_what_java_throws_is_of_the_service_that_its_class_names() -> None:
+    cause = RuntimeError("Caused by: software.amazon.awssdk.services.s3.model.S3Exception: (Status Code: 503)")
+    error = Transient("publish a micro-batch: it may pass")
+    error.__cause__ = cause
+    assert asked_service(error) == "s3"
 
 
 def test_with_a_limit_the_line_says_until_when(caplog: pytest.LogCaptureFixture) -> None:

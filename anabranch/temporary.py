@@ -1,0 +1,78 @@
+"""Folders for a while: each is held by a lock while its process lives, so that what a killed one left can be told from
+what is at work, by whoever clears it away on the same machine.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+from functools import cache
+from pathlib import Path
+
+LOG = logging.getLogger(__name__)
+
+_PREFIX = "anabranch-"
+_HELD, _CONTENT = "held", "content"
+# A folder is made, and held a moment later.
+_YOUNG = timedelta(hours=1)
+
+
+@contextmanager
+def temporary_folder(kind: str) -> Iterator[Path]:
+    """An empty folder of this process alone, which is gone afterwards, with all that is in it by then."""
+    made = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-"))
+    try:
+        with (made / _HELD).open("w") as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX)
+            except OSError:
+                # Where a file system knows no locks nobody can tell, and nobody clears.
+                (made / _HELD).unlink()
+            content = made / _CONTENT
+            content.mkdir()
+            yield content
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@cache
+def process_folder(kind: str) -> Path:
+    """A folder of this process that is gone when it ends."""
+    held = temporary_folder(kind)
+    folder = held.__enter__()
+    atexit.register(held.__exit__, None, None, None)
+    return folder
+
+
+def clear_abandoned(now: datetime, dry_run: bool = False) -> tuple[int, int]:
+    """Delete what processes left on this machine that were killed an hour ago or more; returns how many files, of how
+    many bytes. With `dry_run` only count them. Of several that clear at once, one deletes a folder."""
+    files = size = 0
+    for folder in _abandoned(now):
+        try:
+            sizes = [path.lstat().st_size for path in folder.rglob("*") if not path.is_dir()]
+        except OSError as error:
+            LOG.warning("%s: a killed process left it, and it cannot be looked through: %s", folder, error)
+            continue
+        files, size = files + len(sizes), size + sum(sizes)
+        if not dry_run:
+            LOG.info("%s: a killed process left it; deleted", folder)
+            # Who is killed in the midst of it leaves what the next one knows.
+            shutil.rmtree(folder / _CONTENT, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
+    return files, size
+
+
+def _abandoned(now: datetime) -> Iterator[Path]:
+    """The temporary folders of killed processes, each held while its turn lasts."""
+    for path in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_HELD}")):
+        with suppress(OSError), path.open("r+") as held:  # at work, another user's, or gone
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if now.timestamp() - path.stat().st_mtime >= _YOUNG.total_seconds():
+                yield path.parent
