@@ -25,7 +25,7 @@ ENV PATH=/opt/anabranch/.venv/bin:$PATH \
 # Dependencies first: they change less often than the code.
 COPY --chown=10001:10001 pyproject.toml uv.lock README.md LICENSE ./
 RUN --mount=type=cache,target=/home/anabranch/.cache/uv,uid=10001,gid=10001 \
-    uv sync --frozen --no-dev --extra airflow --no-install-project
+    uv sync --frozen --no-dev --extra airflow --extra lineage --no-install-project
 COPY --chown=10001:10001 anabranch anabranch
 COPY --chown=10001:10001 speed_layer speed_layer
 COPY --chown=10001:10001 batch_layer batch_layer
@@ -35,9 +35,9 @@ COPY --chown=10001:10001 conf conf
 # The package carries what `anabranch init` writes.
 COPY --chown=10001:10001 docker-compose.yml .env.example .dockerignore ./
 COPY --chown=10001:10001 deploy deploy
-# The jars are resolved and checked here, so that a container needs no download to start.
+# The jars are resolved and checked here, so that a container needs no download to start; Java's classes are archived.
 RUN --mount=type=cache,target=/home/anabranch/.cache/uv,uid=10001,gid=10001 \
-    uv sync --frozen --no-dev --extra airflow && anabranch jars --spark-submit
+    uv sync --frozen --no-dev --extra airflow --extra lineage && anabranch jars --spark-submit --archive
 
 WORKDIR /var/lib/anabranch
 ENTRYPOINT ["tini", "-g", "--"]

@@ -16,8 +16,16 @@ def spark_home() -> Path:
     """The pyspark package's folder, which is a whole SPARK_HOME. Raises Terminal if it is not installed."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
-        raise Terminal("pyspark is not installed; run 'make setup' in the checkout, or install the package again.")
+        raise Terminal(
+            "pyspark: expected it to be installed, found that it is not; run `make setup` in the checkout, or install "
+            "the package again"
+        )
     return Path(spec.submodule_search_locations[0])
+
+
+def is_ours(file: Path) -> bool:
+    """Whether a file of Spark's configuration is the one that `configure` writes."""
+    return file.name == "spark-defaults.conf" and file.read_text(encoding="utf-8", errors="replace").startswith(_MARK)
 
 
 def configure(jars: Sequence[Path]) -> tuple[Path, ...]:

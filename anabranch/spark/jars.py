@@ -28,6 +28,7 @@ from anabranch.spark.java import require_java
 CONFS = ("spark", "broker", "s3")
 ATTEMPTS = 4
 _FIRST_PAUSE = 2.0
+_WRITE_SUMS = "run `anabranch jars --write-sums` to write the file anew, and review the change"
 # Resolving takes minutes on a slow network; another process may wait for all of its attempts.
 _LOCK_SECONDS = 3600.0
 _IVY_EVENT = re.compile(r"^\s*(found|\[SUCCESSFUL \])\s+(\S+)")
@@ -67,9 +68,11 @@ def read_sums(file: Path) -> dict[str, str]:
             continue
         digest, _, name = line.partition("  ")
         if not re.fullmatch(r"[0-9a-f]{64}", digest) or not re.fullmatch(rf"({'|'.join(CONFS)})/[^/\s]+\.jar", name):
-            raise Terminal(f"{file}, line {number}: expected 'sha256  conf/artifact-revision.jar', found {line!r}.")
+            raise Terminal(
+                f"{file}, line {number}: expected 'sha256  conf/artifact-revision.jar', found {line!r}; {_WRITE_SUMS}"
+            )
         if name in sums:
-            raise Terminal(f"{file}, line {number}: {name} is listed twice.")
+            raise Terminal(f"{file}, line {number}: expected each jar once, found {name} again; {_WRITE_SUMS}")
         sums[name] = digest
     return sums
 
@@ -102,9 +105,9 @@ def verify(folder: Path, sums: Path) -> None:
     wrong = differences(read_sums(sums), sums_of(folder))
     if wrong:
         raise Terminal(
-            f"The jars in {folder} are not those of {sums}: {'; '.join(wrong)}. If ivy.xml was changed on purpose, run "
-            "'anabranch jars --write-sums' and review the change. If not, the download was altered: "
-            f"delete the cache {folder.parent.parent} and run 'anabranch jars' again."
+            f"jars in {folder}: expected those of {sums}, found others: {'; '.join(wrong)}. If ivy.xml was changed on "
+            "purpose, run `anabranch jars --write-sums` and review the change. If not, the download was altered: "
+            f"delete the cache {folder.parent.parent} and run `anabranch jars` again"
         )
 
 
@@ -127,6 +130,14 @@ def ensure_jars(cache: Path | None = None, progress: Progress | None = None) -> 
             if _names(folder) != expected.keys():
                 _resolve(java, conf, folder, len(expected), progress)
     return Jars(folder, *(tuple(sorted((folder / name).glob("*.jar"))) for name in CONFS))
+
+
+def cached(cache: Path | None = None) -> tuple[Path, list[str]]:
+    """The folder that the jobs take their jars from, and a sentence for each that it lacks or has otherwise than
+    jars.sha256 says. Downloads nothing and needs no Java; every jar is read, which takes a quarter of a second."""
+    conf = jvm_folder()
+    folder = cache_folder(cache) / "jars" / _key(conf)
+    return folder, differences(read_sums(conf / "jars.sha256"), sums_of(folder))
 
 
 def _resolve(java: Path, conf: Path, folder: Path, total: int, progress: Progress) -> None:
@@ -155,7 +166,7 @@ def _retrieve(java: Path, ivy_xml: Path, ivy_cache: Path, into: Path, total: int
     """Runs Ivy until it succeeds; what it has downloaded stays in its own cache, so a retry goes on from there."""
     ivy_jars = sorted((spark_home() / "jars").glob("ivy-*.jar"))
     if not ivy_jars:
-        raise Terminal(f"No ivy-*.jar in {spark_home() / 'jars'}; install pyspark again.")
+        raise Terminal(f"jars: expected an ivy-*.jar in {spark_home() / 'jars'}, found none; install pyspark again")
     # Java waits for ever by default on a connection that has gone silent.
     timeouts = ["-Dsun.net.client.defaultConnectTimeout=20000", "-Dsun.net.client.defaultReadTimeout=60000"]
     command = [str(java), "-Xmx256m", *timeouts, "-jar", str(ivy_jars[-1]), "-cache", str(ivy_cache)]
@@ -170,9 +181,9 @@ def _retrieve(java: Path, ivy_xml: Path, ivy_cache: Path, into: Path, total: int
             pause = _FIRST_PAUSE * 2 ** (number - 1)
             progress(f"download failed: {tail[-1] if tail else 'no message'}; next try in {pause:.0f} s")
     raise Transient(
-        f"The jars of {ivy_xml} could not be downloaded in {ATTEMPTS} attempts. Ivy's last lines:\n  "
+        f"jars of {ivy_xml}: expected to download them in {ATTEMPTS} attempts, found that the last one failed too; "
+        "check the network, then run `anabranch jars` again: what was downloaded is kept. Ivy's last lines:\n  "
         + "\n  ".join(tail or [])
-        + "\nCheck the network, then run 'anabranch jars'; what was downloaded is kept."
     )
 
 
@@ -233,8 +244,8 @@ def _write_sums(progress: Progress) -> Path:
     return file
 
 
-def resolve(compare: bool, let_submit_find: bool, write_sums: bool, progress: Progress) -> Path:
-    """What `anabranch jars` does; returns the jars' folder. Raises Terminal, Transient."""
+def resolve(compare: bool, let_submit_find: bool, write_sums: bool, progress: Progress) -> Jars:
+    """What `anabranch jars` does. Raises Terminal, Transient."""
     if write_sums:
         progress(f"wrote {_write_sums(progress)}")
     jars = ensure_jars(progress=progress)
@@ -243,4 +254,4 @@ def resolve(compare: bool, let_submit_find: bool, write_sums: bool, progress: Pr
     if let_submit_find:
         for file in configure(jars.spark):
             progress(f"wrote {file}")
-    return jars.folder
+    return jars

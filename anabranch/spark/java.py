@@ -33,19 +33,23 @@ def parse_major(output: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def require_java() -> Java:
-    """`$JAVA_HOME/bin/java`, else the `java` on the PATH, as spark-submit chooses it.
-
-    Raises ConfigurationError, with the remedy, if there is none or it is older than 17.
-    """
+def java_executable() -> Path:
+    """`$JAVA_HOME/bin/java`, else the `java` on the PATH, as spark-submit chooses it. Raises ConfigurationError, with
+    the remedy, if there is none."""
     if home := os.environ.get("JAVA_HOME"):
         executable = Path(home) / "bin" / "java"
         if not executable.is_file():
             raise ConfigurationError(f"JAVA_HOME is {home}, but {executable} does not exist. {_REMEDY}")
-    elif on_path := shutil.which("java"):
-        executable = Path(on_path)
-    else:
-        raise ConfigurationError(f"No Java found: neither JAVA_HOME nor the PATH leads to one. {_REMEDY}")
+        return executable
+    if on_path := shutil.which("java"):
+        return Path(on_path)
+    raise ConfigurationError(f"No Java found: neither JAVA_HOME nor the PATH leads to one. {_REMEDY}")
+
+
+def require_java() -> Java:
+    """The Java that spark-submit chooses. Raises ConfigurationError, with the remedy, if there is none or it is older
+    than 17."""
+    executable = java_executable()
     answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=60, check=False)
     major = parse_major(answer.stderr + answer.stdout)
     if major is None:

@@ -85,6 +85,14 @@ def explain_spark(spark: SparkSession, doing: str, error: BaseException) -> Anab
     return explain(doing, error)
 
 
+def close_session(spark: SparkSession) -> None:
+    """Stop it. A JVM that is gone needs no stopping, and hides no error that says so."""
+    try:
+        spark.stop()
+    except Exception:
+        LOG.debug("stopping Spark failed", exc_info=True)
+
+
 @contextmanager
 def explained(spark: SparkSession, doing: str) -> Iterator[None]:
     """Turn whatever is thrown while `doing` into an error of ours, so that none of it ends a job by a traceback."""

@@ -10,15 +10,10 @@ from pathlib import Path
 
 from anabranch.config import Environment, load_environment, load_stream
 from anabranch.errors import ConfigurationError
-from anabranch.spark.home import spark_home as installed_spark_home
+from anabranch.spark.archive import COLLECTOR, archive_options, class_path, spark_home
 from anabranch.spark.jars import ensure_jars, jvm_folder
 from anabranch.spark.java import require_java
 from anabranch.spark.settings import AVRO_OPTIONS, REDACTED, runs_here
-
-
-def spark_home() -> Path:
-    """SPARK_HOME, else the folder of the installed pyspark. Raises Terminal without one."""
-    return Path(os.environ["SPARK_HOME"]) if "SPARK_HOME" in os.environ else installed_spark_home()
 
 
 def job_file(layer: str) -> Path:
@@ -31,7 +26,8 @@ def job_file(layer: str) -> Path:
 def submit_command(environment: Environment, layer: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The command line and process environment that run a layer's job, its driver on this machine.
 
-    On a local master the jars go on the class path as they lie; a cluster is sent copies. Executors are sent nothing
+    On a local master the jars go on the class path as they lie, with the archive of their classes where one was made;
+    a cluster is sent copies. Executors are sent nothing
     else, since no code of ours runs there. Raises ConfigurationError when the driver is to run elsewhere: its exit code
     and its signals would be lost.
     """
@@ -41,17 +37,19 @@ def submit_command(environment: Environment, layer: str, arguments: Sequence[str
             "spark.conf: expected no spark.submit.deployMode, or client, found "
             f"{environment.spark.conf['spark.submit.deployMode']}; docs/deploy.md has the spark-submit for cluster mode"
         )
-    jars = [str(jar) for jar in ensure_jars().spark]
+    jars = ensure_jars()
     local = runs_here(master)
+    archive, archived = archive_options(jars) if local else ([], {})
     command = [str(spark_home() / "bin" / "spark-submit"), "--master", master]
     # The empty list overrides what spark-defaults.conf may name for plain spark-submit.
-    command += ["--driver-class-path", ":".join(jars), "--conf", "spark.jars="] if local else ["--jars", ",".join(jars)]
+    sent = ["--jars", ",".join(map(str, jars.spark))]
+    command += [*class_path(jars), "--conf", "spark.jars="] if local else sent
     log4j = jvm_folder() / "log4j2-spark.properties"
     # The option wins over the setting of the same meaning, so what is configured joins it.
     # A Python that is configured for executors is on their machines: the driver's is the one that runs this.
     conf = {"spark.pyspark.driver.python": os.environ.get("PYSPARK_DRIVER_PYTHON", sys.executable)}
     conf |= environment.spark.conf
-    ours = f"-Dlog4j2.configurationFile=file:{log4j} -XX:+UseParallelGC {AVRO_OPTIONS}"
+    ours = " ".join([f"-Dlog4j2.configurationFile=file:{log4j}", COLLECTOR, AVRO_OPTIONS, *archive])
     command += ["--driver-java-options", f"{ours} {conf.pop('spark.driver.extraJavaOptions', '')}".strip()]
     for key, value in conf.items():
         # Every process of the machine reads a command line; the session is told all of them, by the job itself.
@@ -61,6 +59,7 @@ def submit_command(environment: Environment, layer: str, arguments: Sequence[str
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
         "SPARK_HOME": str(spark_home()),
         **({"SPARK_LOCAL_IP": "127.0.0.1"} if local else {}),
+        **archived,
         # spark-submit takes this process's place, so its standard error is the one that we have now.
         "ANABRANCH_STDERR": f"/proc/{os.getpid()}/fd/2",
         "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",

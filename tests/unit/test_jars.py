@@ -78,7 +78,7 @@ def test_a_line_that_is_no_checksum_is_named(tmp_path: Path, line: str) -> None:
 
 def test_a_jar_listed_twice_is_named(tmp_path: Path) -> None:
     (tmp_path / "sums").write_text(f"{'0' * 64}  s3/a.jar\n{'1' * 64}  s3/a.jar\n")
-    with pytest.raises(Terminal, match=r"s3/a\.jar is listed twice"):
+    with pytest.raises(Terminal, match=r"expected each jar once, found s3/a\.jar again"):
         jars.read_sums(tmp_path / "sums")
 
 
