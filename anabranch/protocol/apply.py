@@ -27,17 +27,20 @@ from pyiceberg.types import (
 )
 from sqlglot import exp, parse_one
 
-from anabranch.config import Environment, Stream
+from anabranch.config import Environment, Stream, View
+from anabranch.config.views import WINDOW_START, group_column
 from anabranch.errors import Refused, Terminal
 from anabranch.hours import Timeline, hour_of
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.position import Position
+from anabranch.protocol.deliveries import DELIVERIES_SCHEMA
 from anabranch.protocol.ledger import LEDGER_SCHEMA
 from anabranch.protocol.restore_ledger import restore_ledger
 from anabranch.protocol.rolled_back import column_words, is_ahead, is_rolled_back, roll_back, roll_forward
 from anabranch.protocol.state import POSITION, TIMELINE
 from anabranch.table import admin, s3
 from anabranch.table import register as registration
+from anabranch.table.physical_design import PhysicalDesign, lay_out
 from anabranch.table.schema_evolution import Columns, evolve, plan_evolution
 
 if TYPE_CHECKING:
@@ -53,6 +56,10 @@ _PRIMITIVES: dict[str, IcebergType] = {
 }  # fmt: skip
 
 _OURS = "Anabranch's own columns"
+_FROM_KAFKA = (
+    ("kafka_partition", IntegerType()), ("kafka_offset", LongType()), ("kafka_timestamp", TimestamptzType()),
+    ("ingest_hour", StringType()), ("event_date", DateType()),
+)  # fmt: skip
 
 
 def iceberg_type(spark_type: str, ids: list[int]) -> IcebergType:
@@ -86,10 +93,7 @@ def rows_schema(stream: Stream) -> Schema:
     for column in stream.columns:
         kind = iceberg_type(column.type, ids)
         fields.append(NestedField(len(fields) + 1, column.name, kind, required=not column.nullable))
-    for name, kind in (
-        ("kafka_partition", IntegerType()), ("kafka_offset", LongType()), ("kafka_timestamp", TimestamptzType()),
-        ("ingest_hour", StringType()), ("event_date", DateType()),
-    ):  # fmt: skip
+    for name, kind in _FROM_KAFKA:
         fields.append(NestedField(len(fields) + 1, name, kind, required=name != "kafka_timestamp"))
     return Schema(*fields)
 
@@ -97,6 +101,17 @@ def rows_schema(stream: Stream) -> Schema:
 def rows_columns(stream: Stream) -> Columns:
     """The columns of the stream's table, and how they may change."""
     return Columns(rows_schema(stream), f"stream {stream.name} (`schema:`)", stream.key, True, before="kafka_partition")
+
+
+def rows_design(stream: Stream) -> PhysicalDesign:
+    """The physical design of the stream's table. Where the stream says of which columns bounds are kept, they are kept
+    of the event's time and of where rows came from too: by these a table is read."""
+    files = stream.files
+    if files.statistics is None:
+        return PhysicalDesign(files.sort, files.bloom)
+    times = (stream.event_time.column,) if stream.event_time is not None else ()
+    bounded = dict.fromkeys((*files.sort, *files.statistics, *times, *(name for name, _ in _FROM_KAFKA)))
+    return PhysicalDesign(files.sort, files.bloom, tuple(bounded))
 
 
 def dead_letters_schema() -> Schema:
@@ -114,6 +129,22 @@ def dead_letters_schema() -> Schema:
         NestedField(10, "error_text", StringType()),
         NestedField(14, "layer", StringType(), required=True),
     )
+
+
+def partials_schema(stream: Stream, view: View) -> Schema:
+    """What an ingest hour adds to each window and group of a view, and of what it was computed: the acceptance of the
+    hour, a digest of its files, and a digest of the view's definition."""
+    ids = [1000]
+    fields = [
+        NestedField(1, "ingest_hour", StringType(), required=True),
+        NestedField(2, WINDOW_START, TimestamptzType()),
+    ]
+    columns = [("decision", "string"), ("files", "string"), ("definition", "string"), ("records", "bigint")]
+    columns += [(group_column(name), stream.column_type(name)) for name in view.group]
+    columns += [(partial.name, partial.type) for partial in stream.partials(view)]
+    for name, kind in columns:
+        fields.append(NestedField(len(fields) + 1, name, iceberg_type(kind, ids)))
+    return Schema(*fields)
 
 
 def apply(
@@ -139,14 +170,22 @@ def apply(
         (stream.table, rows_columns(stream), ("event_date", "ingest_hour")),
         (stream.dead_letters_table, Columns(dead_letters_schema(), _OURS), ("ingest_hour",)),
         (stream.hours_table, Columns(LEDGER_SCHEMA, _OURS), ()),
+        *(
+            (stream.partials_table(v), Columns(partials_schema(stream, v), _OURS), ("ingest_hour",))
+            for v in stream.views
+        ),
+        *(((stream.egress_table, Columns(DELIVERIES_SCHEMA, _OURS), ()),) if stream.egress else ()),
     )
+    # What these hold can be computed again.
+    derived = {*stream.plain_tables, *map(stream.partials_table, stream.views)}
     if register:
         for name, columns, _ in wanted:
             changes += registration.register(environment, lake, name, columns.schema)
     missing = {name for name, _, _ in wanted if not lake.exists(name)}
     for name, columns, _ in wanted:
-        # A ledger that was dropped is made again from what the branches say.
-        if name in missing and name != stream.hours_table:
+        # A ledger that was dropped is made again from what the branches say, a view's partials from the rows, and what
+        # was delivered by delivering it again.
+        if name in missing and name not in derived:
             registration.require_unknown(environment, lake, name, columns.schema, stream.name)
     # Kafka first: the recorded beginning must not be older than the tables.
     first = _beginning(stream, kafka) if stream.table in missing else {}
@@ -158,16 +197,15 @@ def apply(
             changes += _evolve_rows(lake, stream, columns, rolled_back)
         else:
             changes += evolve(lake, name, columns)
+    changes += lay_out(lake, stream.table, rows_design(stream))
     if not first and lake.load(stream.table).current_snapshot() is None:
         first = _beginning(stream, kafka)
     made = admin.add_branches(lake, stream.table, first)
     changes += [f"created branch {b} of {stream.table}" for b in made]
     if "main" in made and first:
         changes.append(f"recorded the beginning: {first[POSITION]}")
-    changes += [
-        f"created branch {b} of {stream.dead_letters_table}"
-        for b in admin.add_branches(lake, stream.dead_letters_table, {})
-    ]
+    for name in (stream.dead_letters_table, *map(stream.partials_table, stream.views)):
+        changes += [f"created branch {b} of {name}" for b in admin.add_branches(lake, name, {})]
     if rows := restore_ledger(lake, stream):
         changes.append(
             f"wrote {rows} rows of {stream.hours_table} from what the branches say: it had none of these hours"

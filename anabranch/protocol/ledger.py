@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
@@ -72,10 +73,12 @@ LEDGER_SCHEMA = Schema(
     NestedField(21, "recorded_at", TimestamptzType(), required=True),
     NestedField(22, "partitions", StringType(), doc='JSON {"partition": {offsets, good, dead, duplicate, gaps}}'),
     NestedField(23, "sources", StringType(), doc="JSON {kafka, accepted, dead_letters, speed}: records by where from"),
+    NestedField(24, "run", StringType(), doc="JSON {began, spark, files, bytes, parent, root}"),
+    NestedField(25, "unknown", StringType(), doc="JSON {records, fields, others}: what the schema does not know"),
 )
 
-_JSON = ("cut", "gaps", "diff", "quality", "partitions", "sources")
-BULKY = ("partitions", "sources", "quality", "diff", "cut")
+_JSON = ("cut", "gaps", "diff", "quality", "partitions", "sources", "run", "unknown")
+BULKY = ("partitions", "sources", "quality", "diff", "cut", "run", "unknown")
 """Columns that are long, for readers that need none of them."""
 
 _AT_ONCE = 1_000  # decisions in one commit
@@ -211,6 +214,27 @@ def remarkable_hours(lake: Lake, table_name: str) -> frozenset[str]:
         return _together(_REMARKABLE.ask(lake.load(table_name)))
 
 
+@dataclass(frozen=True)
+class Acceptance:
+    """That a revision of an hour was accepted: by the id of the decision, which no other has."""
+
+    hour: str
+    revision: int
+    decision_id: str
+
+
+def acceptances(lake: Lake, table_name: str) -> frozenset[Acceptance]:
+    """Every acceptance of any hour that the ledger has. Raises Transient."""
+    with lake_errors(f"read ledger {table_name}"):
+        return frozenset[Acceptance]().union(*_ACCEPTANCES.ask(lake.load(table_name)).values())
+
+
+def _acceptances(rows: pa.Table) -> frozenset[Acceptance]:
+    accepted = rows.filter(pc.equal(rows["decision"], "accepted"))
+    columns = (accepted[name].to_pylist() for name in ("hour", "revision", "decision_id"))
+    return frozenset(Acceptance(*values) for values in zip(*columns, strict=True))
+
+
 def _together(answers: Mapping[str, frozenset[str]]) -> frozenset[str]:
     return frozenset[str]().union(*answers.values())
 
@@ -233,6 +257,7 @@ def _differs(diff: Diff) -> bool:
 
 _HOURS = PerFile(("hour",), _all_hours)
 _REMARKABLE = PerFile(("hour", "diff", "gaps"), _remarkable)
+_ACCEPTANCES = PerFile(("hour", "decision", "revision", "decision_id"), _acceptances)
 
 
 def accepted(lake: Lake, table_name: str, state: State, hour: str) -> Accepted | None:
@@ -244,7 +269,10 @@ def accepted(lake: Lake, table_name: str, state: State, hour: str) -> Accepted |
         return state.accepted.get(hour)
     last = last_accepted(history(lake, table_name, [hour]))
     if last is None:
-        raise Refused(f"hour {hour}: expected its cut in the ledger {table_name}, found none; it stays as it is")
+        raise Refused(
+            f"hour {hour}: expected its cut in the ledger {table_name}, found none; the hour stays as it is: set the "
+            "ledger back to a snapshot that has it"
+        )
     return last
 
 

@@ -90,9 +90,70 @@ class QualityResult:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """How a decision was reached: since when, by which Spark, with how many files of how many bytes, and as part of
+    which runs of a scheduler (the run that started it, and that run's outermost one, as OpenLineage's clients write
+    them: NAMESPACE/JOB/RUN ID)."""
+
+    began: datetime
+    spark: str | None = None
+    files: int | None = None
+    bytes: int | None = None
+    parent: str | None = None
+    root: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return _present_fields(self) | {"began": self.began.isoformat()}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> RunFacts:
+        return RunFacts(
+            datetime.fromisoformat(data["began"]), data.get("spark"), data.get("files"), data.get("bytes"),
+            data.get("parent"), data.get("root"),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownField:
+    """A field that the schema does not know, and in how many of an hour's good records it was. `first` and `last`
+    are (partition, offset), by partition, then offset; `sample` is a value as JSON text, cut short, and `type` what the
+    values that were looked at would be as a column; None where none was, or all were null."""
+
+    name: str
+    records: int
+    first: tuple[int, int]
+    last: tuple[int, int]
+    sample: str | None = None
+    type: str | None = None
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> UnknownField:
+        (p, first), (q, last) = data["first"], data["last"]
+        return UnknownField(data["name"], data["records"], (p, first), (q, last), data.get("sample"), data.get("type"))
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownFields:
+    """How many of an hour's good records hold fields that the schema does not know, and which: the most frequent by
+    name; `others` is how many more names there were."""
+
+    records: int
+    fields: tuple[UnknownField, ...] = ()
+    others: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"records": self.records, "fields": [_present_fields(f) for f in self.fields], "others": self.others}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> UnknownFields:
+        fields_ = tuple(UnknownField.from_dict(f) for f in data.get("fields", ()))
+        return UnknownFields(data["records"], fields_, data.get("others", 0))
+
+
 @dataclass(frozen=True, kw_only=True)
 class HourAccount:
-    """What was counted of an hour, where its records came from, and what its checks found."""
+    """What was counted of an hour, where its records came from, what its checks found, and how that came about."""
 
     offsets: int | None = None
     good: int | None = None
@@ -105,13 +166,15 @@ class HourAccount:
     speed_rows: int | None = None
     diff: Diff | None = None
     quality: QualityResult | None = None
+    run: RunFacts | None = None
+    unknown: UnknownFields | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         values = {name: v for name in ACCOUNT_COLUMNS if (v := getattr(self, name)) is not None}
         if self.partitions is not None:
             values["partitions"] = {str(p): _present_fields(account) for p, account in self.partitions.items()}
-        for name in ("diff", "quality"):
+        for name in ("diff", "quality", "run", "unknown"):
             if name in values:
                 values[name] = values[name].as_dict()
         return values
@@ -209,7 +272,13 @@ def _account_values(data: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-PARSED = {"partitions": accounts_from, "diff": Diff.from_dict, "quality": QualityResult.from_dict}
+PARSED = {
+    "partitions": accounts_from,
+    "diff": Diff.from_dict,
+    "quality": QualityResult.from_dict,
+    "run": RunFacts.from_dict,
+    "unknown": UnknownFields.from_dict,
+}
 """Of the columns that hold JSON, those that are more than what JSON gives."""
 
 

@@ -46,6 +46,7 @@ from anabranch.protocol.watermarks import Watermarks, plan_watermarks
 from anabranch.table.commits import Change, Commit, Tag
 from anabranch.table.lake import Lake
 from anabranch.table.snapshots import expired_tags, head, plan_expiry
+from anabranch.tally import REFUSED, TALLY
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -78,10 +79,11 @@ class Publish:
 
 @dataclass(frozen=True)
 class Landed:
-    """A publish that landed, and the table as the catalog has it with it."""
+    """A publish that landed, the table as the catalog has it with it, and how long its commit took."""
 
     publish: Publish
     table: Table
+    seconds: float
 
     @cached_property
     def state(self) -> State:
@@ -174,8 +176,9 @@ def land(lake: Lake, state: State, publish: Publish, now: datetime, place: Place
     commit = to_commit(state, publish, now)
     if place is not None:
         commit = place.taking_back(state.table.properties, commit)
+    began = time.monotonic()
     table = lake.land(state.table, commit)
-    return Landed(publish, table) if table is not None else None
+    return Landed(publish, table, time.monotonic() - began) if table is not None else None
 
 
 def run(
@@ -215,6 +218,7 @@ def run(
                 place.landed()
                 return landed
             refusals += 1
+            TALLY.count(REFUSED)
             LOG.info(
                 "%s: publish refused because a head of %s moved; deciding again (refusal %d)",
                 what,

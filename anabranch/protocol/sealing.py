@@ -303,5 +303,6 @@ def require_sealed(state: State, stream: Stream, hour: str) -> None:
     if not state.is_sealed(hour):
         ready = hours.end_of(hour) + stream.batch.grace
         raise NotYet(
-            f"hour {hour}: expected it to be sealed, found it open; it can be sealed from {ready:%F %T} UTC on"
+            f"hour {hour}: expected it to be sealed, found it open; it can be sealed from {ready:%F %T} UTC on: "
+            "run it again then"
         )

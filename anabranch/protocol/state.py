@@ -299,7 +299,8 @@ def check_topic(position: Position, topic: Topic | None, name: str) -> Position:
         )
     if lost := sorted(set(position.offsets) - set(topic.partitions)):
         raise PositionError(
-            f"topic {name}: expected partition {lost[0]}, found only {len(topic.partitions)} partitions"
+            f"topic {name}: expected partition {lost[0]}, found only {len(topic.partitions)} partitions; Kafka takes "
+            "none away: check that kafka.bootstrap_servers names the cluster that the stream was read from"
         )
     bound = Position(topic.id, position.offsets)
     return bound.with_partitions(topic.partitions)

@@ -7,7 +7,7 @@ and of the snapshot that it makes on `main`. Readers of any engine find them wit
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -78,6 +78,16 @@ def complete_through(state: State) -> str | None:
         hour = shift(hour, 1)
     hour = min(hour, waiting)
     return shift(hour, -1) if hour > timeline.first else None
+
+
+def waiting_since(stamps: Collection[int], fresh_through: datetime | None, now: datetime) -> datetime | None:
+    """When Kafka received the oldest of some records, by their timestamps in milliseconds: not after now, whatever a
+    producer stamped them with, and not before what `main` is fresh through; None of no record. Pure."""
+    if not stamps:
+        return None
+    # Below 0 stands for a record without a timestamp.
+    oldest = datetime.fromtimestamp(min(max(0, min(stamps)) / 1000, now.timestamp()), UTC)
+    return max(oldest, fresh_through) if fresh_through is not None else oldest
 
 
 def _last_held(state: State, by_speed: Sequence[str], lacking: str | None) -> str | None:

@@ -87,6 +87,24 @@ def forget(lake: Lake, name: str) -> None:
         raise explain(f"take table {name} out of the catalog", error) from error
 
 
+def try_to_write(lake: Lake) -> None:
+    """Take the lock that a commit takes, by a change of no row that is rolled back: an SQL catalog says so whether its
+    user may write, and whether another process holds it. Asks nothing of other catalogs. Raises ConfigurationError or
+    Transient."""
+    if lake.environment.catalog.type != "sql":
+        return
+    from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
+    from sqlalchemy import false, update
+
+    assert isinstance(lake.catalog, SqlCatalog)
+    try:
+        with lake.catalog.engine.connect() as connection:
+            connection.execute(update(IcebergTables).where(false()).values(metadata_location=None))
+            connection.rollback()
+    except Exception as error:
+        raise explain("try to write to the catalog", error) from error
+
+
 def read_metadata(lake: Lake, metadata_file: str) -> Table:
     """A table as one of its metadata files has it, whatever the catalog knows. Raises OSError, ValueError."""
     try:
@@ -96,14 +114,24 @@ def read_metadata(lake: Lake, metadata_file: str) -> Table:
 
 
 def change_schema(lake: Lake, name: str, write: Callable[[Table, UpdateSchema], None]) -> None:
-    """One commit of what `write` puts into the schema of the table as it is; asked again when another process was
-    first. Nothing to change is no commit. Raises Transient when ten attempts are refused or the answer is lost.
+    """One commit of what `write` puts into the schema of the table as it is: see `change_table`."""
+
+    def change(table: Table, tx: Transaction) -> None:
+        with tx.update_schema() as update:
+            write(table, update)
+
+    change_table(lake, name, "schema", change)
+
+
+def change_table(lake: Lake, name: str, what: str, write: Callable[[Table, Transaction], None]) -> None:
+    """One commit of what `write` puts into a transaction of the table as it is, `what` in a word; asked again when
+    another process was first. Nothing to change is no commit. Raises Transient when ten attempts are refused or the
+    answer is lost.
     """
     for _ in range(10):
         table = lake.load(name)
         tx = Transaction(table)
-        with tx.update_schema() as update:
-            write(table, update)
+        write(table, tx)
         if not tx._updates:
             return
         lake.clock.now(table.metadata.last_updated_ms)
@@ -113,10 +141,10 @@ def change_schema(lake: Lake, name: str, write: Callable[[Table, UpdateSchema], 
             delete_old_metadata(table, landed)
             return
         except CommitFailedException as error:
-            LOG.debug("change of the schema of %s refused: %s", name, error)
+            LOG.debug("change of the %s of %s refused: %s", what, name, error)
         except Exception as error:
-            raise explain(f"change the schema of {name}", error) from error
-    raise Transient(f"change the schema of {name}: expected to be first once in ten attempts; run it again")
+            raise explain(f"change the {what} of {name}", error) from error
+    raise Transient(f"change the {what} of {name}: expected to be first once in ten attempts; run it again")
 
 
 def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[str]:

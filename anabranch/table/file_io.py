@@ -14,12 +14,13 @@ from io import BytesIO
 from typing import Any
 
 from pyarrow.fs import FileSystem, S3FileSystem
-from pyiceberg.io import S3_RETRY_STRATEGY_IMPL, InputFile, InputStream, OutputFile, OutputStream
+from pyiceberg.io import S3_RETRY_STRATEGY_IMPL, FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from anabranch import config
 from anabranch.errors import AnabranchError, NoAnswer
 from anabranch.table.s3 import ObjectStore, bucket_and_key, is_open, open_store
+from anabranch.tally import S3_REQUESTS, TALLY
 
 LOG = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ class _NewFile(PyArrowFile):
 
     def create(self, overwrite: bool = False) -> OutputStream:
         stream = super().create(overwrite=True)
+        if self.location.startswith("s3"):
+            TALLY.count(S3_REQUESTS, "PutObject")
         # Parquet's writer takes none but PyArrow's own streams.
         return _Counted(stream, self) if self.location.endswith(".avro") else stream
 
@@ -42,7 +45,8 @@ class _NewFile(PyArrowFile):
 
 
 class _WholeFile(PyArrowFile):
-    """A file of metadata, which is read as a whole: by one request, where the process speaks to S3 so already.
+    """A small file, of metadata as a rule, which is read as a whole: by one request, where the process speaks to S3 so
+    already.
 
     Whatever comes in between, PyArrow is asked as ever: it tries again, and its errors are the ones that are known. Not
     so after silence, which is a TimeoutError: PyArrow would wait anew for most of the half a minute that a command has.
@@ -61,6 +65,8 @@ class _WholeFile(PyArrowFile):
                 raise TimeoutError(str(error.__cause__)) from error
             except AnabranchError as error:
                 LOG.debug("%s", error)
+        if self.location.startswith("s3"):
+            TALLY.count(S3_REQUESTS, "GetObject")
         return super().open(seekable)
 
 
@@ -105,8 +111,10 @@ class LakeFileIO(PyArrowFileIO):
         return _open_s3(os.getpid(), netloc, tuple(sorted(self.properties.items())))
 
     def new_input(self, location: str) -> PyArrowFile:
-        if not location.endswith((".avro", ".json")):
-            return super().new_input(location)
+        return self.whole(location) if location.endswith((".avro", ".json")) else super().new_input(location)
+
+    def whole(self, location: str) -> PyArrowFile:
+        """A file that is read as a whole, into memory, and by one request where that can be."""
         scheme, netloc, path = self.parse_location(location, self.properties)
         file = _WholeFile(location, path, self.fs_by_scheme(scheme, netloc))
         # A command that only reads is spared another library's import.
@@ -142,6 +150,11 @@ class LakeFileIO(PyArrowFileIO):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.fs_by_scheme = self._shared_fs
+
+
+def as_whole(io: FileIO, location: str) -> InputFile:
+    """A small file of a table, to be read as a whole."""
+    return io.whole(location) if isinstance(io, LakeFileIO) else io.new_input(location)
 
 
 # By key of the configuration, what PyIceberg calls it.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from stat import S_ISREG
 from urllib.parse import urlparse
 
 from anabranch.config import Environment
@@ -39,19 +42,36 @@ def list_files(environment: Environment, folder: str) -> Iterator[Stored]:
         for key, size, modified in open_store(environment.s3).list_objects(bucket, prefix):
             yield Stored(f"s3://{bucket}/{key}", size, modified)
         return
-    for path in sorted(Path(urlparse(folder).path).rglob("*")):
-        try:
-            status = path.stat()
-        except FileNotFoundError:
-            continue  # deleted since it was seen
-        if path.is_file():
-            yield Stored(f"file://{path}", status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))
+    yield from _below(folder, Path(urlparse(folder).path))
+
+
+def _below(folder: str, path: Path) -> Iterator[Stored]:
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    yield from _below(folder, Path(entry.path))
+                    continue
+                with suppress(FileNotFoundError):  # deleted since it was seen
+                    status = entry.stat()
+                    if S_ISREG(status.st_mode):
+                        at = datetime.fromtimestamp(status.st_mtime, UTC)
+                        yield Stored(f"file://{entry.path}", status.st_size, at)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise Transient(
+            f"list {folder}: expected the right to look at {error.filename or path}, found {error}; run it again once "
+            "it can be"
+        ) from error
 
 
 def delete_files(environment: Environment, paths: Iterable[str]) -> int:
-    """Delete files; one that is gone already is fine. Returns how many were asked for. Raises Transient."""
+    """Delete files; one that is gone already is fine. Returns how many were asked for. Raises Transient: of those that
+    cannot be deleted, once all others are."""
     by_bucket: dict[str, list[str]] = {}
     done = 0
+    left: list[tuple[str, OSError]] = []
     for path in paths:
         done += 1
         if (on_s3 := bucket_and_key(path)) is not None:
@@ -61,7 +81,13 @@ def delete_files(environment: Environment, paths: Iterable[str]) -> int:
         try:
             Path(path.removeprefix("file://")).unlink(missing_ok=True)
         except OSError as error:
-            raise Transient(f"delete {path}: expected the right to, found {error}; run it again") from error
+            left.append((path, error))
     for bucket, keys in by_bucket.items():
         open_store(environment.s3).delete_objects(bucket, keys)
+    if left:
+        path, first = left[0]
+        raise Transient(
+            f"delete {done} files: expected the right to, found {len(left)} left, first {path}: {first}; all others "
+            "are gone: run it again as a user that may delete these"
+        ) from first
     return done

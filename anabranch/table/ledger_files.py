@@ -21,13 +21,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.expressions.parser import parse
-from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files
+from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile
 from pyiceberg.table import FileScanTask, Transaction
 from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update import RemoveSnapshotsUpdate
 from pyiceberg.table.update.snapshot import _FastAppendFiles
 
+from anabranch.table.arrow_files import write_files
 from anabranch.table.snapshots import PUBLISH_ID, plan_plain_expiry
 
 if TYPE_CHECKING:
@@ -384,8 +385,7 @@ def _split(rows: pa.Table) -> list[pa.Table]:
 
 
 def _write(table: Table, *parts: pa.Table) -> list[DataFile]:
-    metadata = table.metadata.model_copy(update={"properties": table.metadata.properties | _WRITE})
-    return [f for part in parts for f in _dataframe_to_data_files(metadata, part, table.io)]
+    return [f for part in parts for f in write_files(table, part, _WRITE)]
 
 
 def _number(snapshot: Snapshot, name: str) -> int:

@@ -8,13 +8,17 @@ again a few times in all.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestFile
 from pyiceberg.utils.concurrent import ExecutorFactory
+
+from anabranch.hours import start_of
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -62,6 +66,13 @@ class HourManifest:
 
     def may_hold(self, hour: str) -> bool:
         return self.first <= hour <= self.last
+
+    def is_within(self, hours: Sequence[str]) -> bool:
+        """Whether every hour that it may hold is one of `hours`, which are sorted."""
+        if self.first == _FIRST:
+            return False
+        begin, end = bisect_left(hours, self.first), bisect_right(hours, self.last)
+        return end - begin == (start_of(self.last) - start_of(self.first)) // timedelta(hours=1) + 1
 
 
 @dataclass(frozen=True)

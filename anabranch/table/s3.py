@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -14,6 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError,
 from anabranch import config
 from anabranch.errors import AnabranchError, NoAnswer, Transient
 from anabranch.remote_errors import explain
+from anabranch.tally import S3_REQUESTS, TALLY
 
 # S3's own limit for one request.
 _DELETED_AT_ONCE = 1000
@@ -30,6 +32,30 @@ def bucket_of(warehouse: str) -> str | None:
     """The bucket of an `s3://` warehouse; None for `file://`."""
     found = bucket_and_key(warehouse)
     return found[0] if found is not None else None
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An upload in parts that was begun and neither completed nor given up."""
+
+    key: str
+    id: str
+    begun: datetime
+
+
+@dataclass(frozen=True)
+class LifecycleRule:
+    """An enabled rule of a bucket's lifecycle, as far as it concerns files that are in use. `is_narrowed`: it holds for
+    tagged objects, or of some size, alone. `deletes_after` is a number of days, or a date; `moves_to` a storage class;
+    `clears_versions`, `clears_uploads`: it removes replaced versions, and uploads that were not completed."""
+
+    name: str
+    prefix: str
+    is_narrowed: bool = False
+    deletes_after: str | None = None
+    moves_to: str | None = None
+    clears_versions: bool = False
+    clears_uploads: bool = False
 
 
 def open_store(s3: config.S3) -> ObjectStore:
@@ -76,6 +102,8 @@ class ObjectStore:
                 response_checksum_validation="when_required",
             ),
         )
+
+        self._client.meta.events.register("before-send.s3", _count_request)
 
     def ensure_bucket(self, bucket: str) -> bool:
         """Create the bucket if it is missing; True if it was created. Raises ConfigurationError (keys, rights)
@@ -130,22 +158,136 @@ class ObjectStore:
         except (ClientError, BotoCoreError) as error:
             raise self._failed(f"write s3://{bucket}/{key}", error) from error
 
+    def find(self, bucket: str, key: str) -> tuple[bytes, str] | None:
+        """One object with its entity tag; None where there is none. Raises as `get` does."""
+        try:
+            answer = self._client.get_object(Bucket=bucket, Key=key)
+            return answer["Body"].read(), answer["ETag"]
+        except (ClientError, BotoCoreError) as error:
+            if isinstance(error, ClientError) and error.response["Error"]["Code"] in ("NoSuchKey", "404"):
+                return None
+            raise self._failed(f"read s3://{bucket}/{key}", error) from error
+
+    def put_if(self, bucket: str, key: str, body: bytes, content_type: str, tag: str | None) -> bool:
+        """Write one object in the place of that with this entity tag, or, for None, of none; False when another is
+        there by then. Raises as `put` does. Source: Amazon S3's conditional writes; a store that does not know them
+        writes in any case."""
+        condition = {"IfMatch": tag} if tag is not None else {"IfNoneMatch": "*"}
+        try:
+            self._client.put_object(Bucket=bucket, Key=key, Body=body, ContentType=content_type, **condition)
+        except (ClientError, BotoCoreError) as error:
+            # 404: what was to be replaced is gone; 409: another write of it is under way.
+            if isinstance(error, ClientError) and error.response["ResponseMetadata"]["HTTPStatusCode"] in (409, 412):
+                return False
+            if isinstance(error, ClientError) and error.response["Error"]["Code"] == "NoSuchKey":
+                return False
+            raise self._failed(f"write s3://{bucket}/{key}", error) from error
+        return True
+
     def delete_objects(self, bucket: str, keys: Sequence[str]) -> None:
-        """Delete objects, a thousand a request. Raises Terminal (rights) or Transient, with some of them deleted."""
+        """Delete objects, a thousand a request. Raises Terminal (rights) or Transient, with some of them deleted: all
+        that can be, unless S3 does not answer."""
+        left: list[str] = []
         for i in range(0, len(keys), _DELETED_AT_ONCE):
             some = [{"Key": key} for key in keys[i : i + _DELETED_AT_ONCE]]
             try:
                 answer = self._client.delete_objects(Bucket=bucket, Delete={"Objects": some, "Quiet": True})
             except (ClientError, BotoCoreError) as error:
                 raise self._failed(f"delete {len(some)} objects of bucket {bucket}", error) from error
-            if failed := answer.get("Errors"):
-                first = f"{failed[0]['Key']}: {failed[0].get('Code')} {failed[0].get('Message')}"
-                raise Transient(
-                    f"delete {len(some)} objects of bucket {bucket}: expected all to go, found {len(failed)} left, "
-                    f"first {first}; check the policy (s3:DeleteObject), then run it again"
-                )
+            left += [f"{e['Key']}: {e.get('Code')} {e.get('Message')}" for e in answer.get("Errors", ())]
+        if left:
+            raise Transient(
+                f"delete {len(keys)} objects of bucket {bucket}: expected all to go, found {len(left)} left, first "
+                f"{left[0]}; check the policy (s3:DeleteObject), then run it again"
+            )
+
+    def has_bucket(self, bucket: str) -> bool:
+        """Whether the bucket is there. Raises ConfigurationError (keys, rights) or Transient."""
+        try:
+            self._client.head_bucket(Bucket=bucket)
+        except (ClientError, BotoCoreError) as error:
+            if _status(error) == 404:
+                return False
+            raise self._failed(f"look at bucket {bucket}", error) from error
+        return True
+
+    def is_versioned(self, bucket: str) -> bool:
+        """Whether what is deleted or replaced is kept as a version. Raises ConfigurationError or Transient, also for
+        a server that knows no versions; so do the other questions about a bucket's settings."""
+        try:
+            return bool(self._client.get_bucket_versioning(Bucket=bucket).get("Status") == "Enabled")
+        except (ClientError, BotoCoreError) as error:
+            raise self._failed(f"ask for the versioning of bucket {bucket}", error) from error
+
+    def lifecycle(self, bucket: str) -> tuple[LifecycleRule, ...]:
+        """The enabled rules of the bucket's lifecycle."""
+        try:
+            rules = self._client.get_bucket_lifecycle_configuration(Bucket=bucket).get("Rules", ())
+        except (ClientError, BotoCoreError) as error:
+            if _code(error) == "NoSuchLifecycleConfiguration":
+                return ()
+            raise self._failed(f"ask for the lifecycle of bucket {bucket}", error) from error
+        return tuple(_rule(rule) for rule in rules if rule.get("Status") == "Enabled")
+
+    def lock(self, bucket: str) -> str | None:
+        """For how long, and how, the bucket's object lock keeps every new object (`GOVERNANCE 30 days`); None when
+        it keeps none."""
+        try:
+            lock = self._client.get_object_lock_configuration(Bucket=bucket).get("ObjectLockConfiguration", {})
+        except (ClientError, BotoCoreError) as error:
+            if _code(error) == "ObjectLockConfigurationNotFoundError":
+                return None
+            raise self._failed(f"ask for the object lock of bucket {bucket}", error) from error
+        kept = lock.get("Rule", {}).get("DefaultRetention")
+        if not kept:
+            return None
+        return (
+            f"{kept.get('Mode')} {kept['Days']} days" if "Days" in kept else f"{kept.get('Mode')} {kept['Years']} years"
+        )
+
+    def uploads(self, bucket: str, prefix: str) -> tuple[Upload, ...]:
+        """The uploads under `prefix` that were begun and neither completed nor given up."""
+        try:
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix)
+            return tuple(
+                Upload(entry["Key"], entry["UploadId"], entry["Initiated"].astimezone(UTC))
+                for page in pages
+                for entry in page.get("Uploads", ())
+            )
+        except (ClientError, BotoCoreError) as error:
+            raise self._failed(f"list the unfinished uploads of s3://{bucket}/{prefix}", error) from error
 
     def _failed(self, doing: str, error: Exception) -> AnabranchError:
         explained = explain(f"{doing} at {self._s3.endpoint or f'AWS {self._s3.region}'}", error)
         is_silent = isinstance(error, (ConnectTimeoutError, ReadTimeoutError))
         return NoAnswer(str(explained)) if is_silent else explained
+
+
+def _count_request(event_name: str, **_: Any) -> None:
+    """Called by botocore before each request, also one that is a repetition: `before-send.s3.GetObject`."""
+    TALLY.count(S3_REQUESTS, event_name.rpartition(".")[2])
+
+
+def _code(error: Exception) -> str:
+    return str(error.response["Error"].get("Code")) if isinstance(error, ClientError) else ""
+
+
+def _status(error: Exception) -> int:
+    return int(error.response["ResponseMetadata"]["HTTPStatusCode"]) if isinstance(error, ClientError) else 0
+
+
+def _rule(rule: Any) -> LifecycleRule:
+    """A rule as S3 gives it: its filter is a prefix, a tag, a size, or several of them under `And`."""
+    filters = rule.get("Filter", {})
+    expiration = rule.get("Expiration", {})
+    after = f"{expiration['Days']} days" if "Days" in expiration else expiration.get("Date")
+    moves = [move.get("StorageClass") for move in rule.get("Transitions", ())]
+    return LifecycleRule(
+        name=str(rule.get("ID", "")),
+        prefix=filters.get("Prefix") or filters.get("And", {}).get("Prefix") or rule.get("Prefix") or "",
+        is_narrowed=bool(filters.keys() - {"Prefix", "And"} or filters.get("And", {}).keys() - {"Prefix"}),
+        deletes_after=str(after) if after is not None else None,
+        moves_to=next((str(kind) for kind in moves if kind), None),
+        clears_versions="NoncurrentVersionExpiration" in rule,
+        clears_uploads="AbortIncompleteMultipartUpload" in rule,
+    )

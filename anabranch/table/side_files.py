@@ -37,6 +37,7 @@ _ITSELF = {
     "anabranch.merged": 1_000,
     "anabranch.dead-letters": 1_000,
     "anabranch.dead-letters-done": 8_000,
+    "anabranch.measured": 4_000,
     # For readers of any engine.
     "anabranch.complete-through": 100,
     "anabranch.fresh-through": 100,

@@ -57,7 +57,10 @@ def heads(table: Table) -> dict[str, int]:
 def head(table: Table, branch: str) -> Snapshot:
     snapshot = table.metadata.snapshot_by_id(heads(table)[branch])
     if snapshot is None:
-        raise Terminal(f"table {'.'.join(table.name())}: branch {branch} points to a snapshot that is not there")
+        raise Terminal(
+            f"table {'.'.join(table.name())}: expected the snapshot that branch {branch} points to, found none; "
+            "another writer has damaged its metadata: go back to an earlier metadata file of the table"
+        )
     return snapshot
 
 
@@ -80,6 +83,12 @@ def ancestors_to_last_publish(table: Table, branch: str) -> list[Snapshot]:
 
 def _is_publish(snapshot: Snapshot) -> bool:
     return snapshot.summary is not None and snapshot.summary.get(PUBLISH_ID) is not None
+
+
+def total(snapshot: Snapshot | None, what: str) -> int:
+    """How many records, or data files, there are as a snapshot's summary counts them. Pure."""
+    value = snapshot.summary[f"total-{what}"] if snapshot is not None and snapshot.summary is not None else None
+    return int(value or 0)
 
 
 def find_snapshot(table: Table, as_of: str) -> int:
@@ -177,13 +186,26 @@ def staged_snapshot(table: Table, wap_id: str) -> Snapshot | None:
     """The snapshot of an attempt, or None when it is gone. Raises Terminal when two carry the same id. Pure."""
     staged = [s for s in table.snapshots() if s.summary is not None and s.summary.get(WAP_ID) == wap_id]
     if len(staged) > 1:
-        raise Terminal(f"table {'.'.join(table.name())}: expected one staged snapshot {wap_id}, found {len(staged)}")
+        raise Terminal(
+            f"table {'.'.join(table.name())}: expected one staged snapshot {wap_id}, found {len(staged)}; nothing is "
+            "published: start the job again, which stages anew"
+        )
     return staged[0] if staged else None
 
 
 def has_landed(table: Table, commit_id: str) -> bool:
     """Whether a snapshot of the table carries the commit's id. Pure."""
     return any(s.summary is not None and s.summary.get(PUBLISH_ID) == commit_id for s in table.snapshots())
+
+
+def main_snapshots(table: Table) -> list[Snapshot]:
+    """The snapshots of `main` that the table remembers: those behind its head, and the tagged ones of the past."""
+    of_main = {s.snapshot_id: s for s in ancestors_of(head(table, "main"), table.metadata)}
+    for name, ref in table.metadata.refs.items():
+        tagged = table.metadata.snapshot_by_id(ref.snapshot_id)
+        if name.startswith("main-") and ref.snapshot_ref_type == SnapshotRefType.TAG and tagged is not None:
+            of_main[tagged.snapshot_id] = tagged
+    return list(of_main.values())
 
 
 def snapshots_by_commit(table: Table) -> dict[str, int]:
@@ -239,6 +261,13 @@ def find_staged(table: Table, wap_id: str) -> Staged | None:
             if entry.status == ManifestEntryStatus.ADDED
         )
     return Staged(wap_id, snapshot.snapshot_id, snapshot.parent_snapshot_id, files)
+
+
+def oldest_timestamps(table: Table, files: Iterable[DataFile], column: str) -> list[int]:
+    """Of each file whose bounds say so, the least value of a timestamp's column, in milliseconds. Pure."""
+    id = table.schema().find_field(column).field_id
+    bounds = [(file.lower_bounds or {}).get(id) for file in files]
+    return [int.from_bytes(least, "little", signed=True) // 1000 for least in bounds if least is not None]
 
 
 def files_of(table: Table, branch: str, hour: str) -> tuple[DataFile, ...]:

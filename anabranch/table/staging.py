@@ -98,7 +98,10 @@ def read_snapshot(session: SparkSession, catalog: str, table_name: str, snapshot
 def read_staged(session: SparkSession, catalog: str, table_name: str, staged: Staged) -> DataFrame:
     """Just the staged rows, as the files hold them."""
     if staged.parent_id is None:
-        raise Terminal(f"staged snapshot {staged.wap_id} of {table_name}: expected a parent, found none")
+        raise Terminal(
+            f"staged snapshot {staged.wap_id} of {table_name}: expected a parent, found none; start the job again, "
+            "which stages anew"
+        )
     return (
         session.read.format("iceberg")
         .option("start-snapshot-id", str(staged.parent_id))

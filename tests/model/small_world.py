@@ -542,7 +542,7 @@ class World:
         files = {f.file_path: f for f in self.storage}
         listed = [Stored(f.file_path, 1, BEGIN + f.written) for f in (*files.values(), _METADATA)]
         referenced = {_METADATA.file_path, *files} - {f.file_path for f in self.unreferenced}
-        return frozenset(files[orphan.path] for orphan in plan_orphans(listed, referenced, BEGIN + age))
+        return frozenset(files[orphan.path] for orphan in plan_orphans(listed, referenced, BEGIN + age)[0])
 
     @property
     def unreferenced(self) -> frozenset[File]:

@@ -141,11 +141,13 @@ class StreamLake:
         return {p.name for p in Path(urlparse(self.table().location()).path).glob("metadata/*.avro")}
 
 
-def new_lake(folder: Path, partitions: int = 1, timeline: Timeline | None = None, **catalog: Any) -> StreamLake:
+def new_lake(
+    folder: Path, partitions: int = 1, timeline: Timeline | None = None, ddl: str = DDL, **catalog: Any
+) -> StreamLake:
     """Create a stream's tables and branches in a new folder, at position 0 of every partition."""
     environment = new_environment(folder, **catalog)
-    made = StreamLake(folder, Lake(environment), new_stream(), environment)
-    stream = made.stream
+    stream = new_stream(schema=ddl, columns=parse_columns(ddl))
+    made = StreamLake(folder, Lake(environment), stream, environment)
     position = Position("t", dict.fromkeys(range(partitions), 0))
     first = timeline or Timeline(FIRST, FIRST, dict(position.offsets))
     for name, schema, by, properties in (

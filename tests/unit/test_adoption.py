@@ -253,4 +253,4 @@ def test_hours_that_kafka_lost_are_refused_with_their_reason_and_hold_back_no_ot
     assert [(rows[h].decision, rows[h].served) for h in (BEFORE, NOW_HOUR)] == [("refused", "speed")] * 2
     # Trying again changes nothing, so they are refused once; asked for by name they say so again.
     assert rebuild_hours(job, rebuilder, None, RebuildRequest()) == []
-    assert [r.decision for r in rebuild_hours(job, rebuilder, BEFORE, RebuildRequest())] == ["refused"]
+    assert [r.decision for r in rebuild_hours(job, rebuilder, [BEFORE], RebuildRequest())] == ["refused"]

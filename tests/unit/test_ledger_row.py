@@ -11,7 +11,7 @@ import pytest
 from anabranch import __version__
 from anabranch.hours import Cut
 from anabranch.protocol import ledger
-from anabranch.protocol.ledger_row import Account, Diff, HourAccount, LedgerRow, QualityResult
+from anabranch.protocol.ledger_row import Account, Diff, HourAccount, LedgerRow, QualityResult, RunFacts
 
 NOW = datetime(2026, 11, 21, 2, tzinfo=UTC)
 CUT = Cut("t", {10: (1, 1), 0: (3, 9)})
@@ -53,6 +53,17 @@ def test_a_decision_waits_as_it_always_did_and_comes_back(row: LedgerRow, text: 
     waiting = replace(row, publish="p")
     assert json.dumps(waiting.as_waiting()) == text
     assert LedgerRow.from_waiting(json.loads(text)) == waiting
+
+
+@pytest.mark.parametrize(
+    "run", [RunFacts(NOW), RunFacts(NOW, "4.1.3", 2, 4321, "team/a/dag.task/019a", "team/a/dag/019b")]
+)
+def test_how_a_decision_came_about_waits_with_it_and_is_in_the_ledger(run: RunFacts) -> None:
+    row = ledger.decision("2026-11-21T00", "accepted", 1, CUT, NOW, "i", account=replace(ACCOUNT, run=run))
+    assert LedgerRow.from_waiting(json.loads(json.dumps(row.as_waiting()))) == row
+    columns = json.loads(json.dumps(row.as_columns()["run"]))
+    assert columns["began"] == NOW.isoformat() and None not in columns.values()
+    assert RunFacts.from_dict(columns) == run
 
 
 def test_what_an_older_version_wrote_or_a_newer_one_adds_is_read() -> None:

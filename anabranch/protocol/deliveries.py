@@ -1,0 +1,99 @@
+"""Deliveries: which accepted hour was delivered to which target of egress, append-only, beside the stream's tables.
+
+The newest row of a target is its position: the token of the changes (`serving_layer.changes`) to go on from. A row that
+a crash kept from being written, and a table that was lost, are made good by delivering again, which changes nothing at
+the target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
+
+from anabranch import __version__
+from anabranch.errors import Transient
+from anabranch.protocol.ledger_row import Layer
+from anabranch.remote_errors import lake_errors
+from anabranch.table.ledger_files import has_many, read, read_since
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from anabranch.table.lake import Lake
+
+DELIVERIES_SCHEMA = Schema(
+    NestedField(1, "sequence", LongType(), required=True, doc="order of the deliveries, no clock's"),
+    NestedField(2, "delivery_id", StringType(), required=True),
+    NestedField(3, "hour", StringType(), required=True),
+    NestedField(4, "target", StringType(), required=True, doc="its name in the stream's file"),
+    NestedField(5, "place", StringType(), required=True, doc="the folder's root, or the topic and its id"),
+    NestedField(6, "revision", IntegerType(), required=True),
+    NestedField(7, "served", StringType(), required=True, doc="the layer whose rows they are"),
+    NestedField(8, "snapshot_id", LongType(), required=True, doc="of main, that the rows were read at"),
+    NestedField(9, "rows", LongType(), required=True),
+    NestedField(10, "files", IntegerType(), required=True, doc="at the target; 0 for a topic"),
+    NestedField(11, "token", StringType(), required=True, doc="of the changes, to go on from"),
+    NestedField(12, "code_version", StringType(), required=True),
+    NestedField(13, "delivered_at", TimestamptzType(), required=True),
+)
+
+_ARROW = schema_to_pyarrow(DELIVERIES_SCHEMA)
+_COLUMNS = tuple(f.name for f in DELIVERIES_SCHEMA.fields if f.name != "code_version")
+# Commits among which the newest delivery to a target is looked for first.
+_RECENT = 200
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """An hour that is whole at a target. `token` is the place in the changes behind it."""
+
+    delivery_id: str
+    hour: str
+    target: str
+    place: str
+    revision: int
+    served: Layer
+    snapshot_id: int
+    rows: int
+    files: int
+    token: str
+    delivered_at: datetime
+
+
+def record(lake: Lake, name: str, delivery: Delivery) -> None:
+    """Write a delivery that the table does not hold yet. Raises Transient, Terminal for a table that is not there."""
+
+    def missing(table: Table) -> pa.Table | None:
+        with lake_errors(f"read table {name}"):
+            known = read(table, [delivery.hour], ("delivery_id", "hour"))
+        if delivery.delivery_id in known["delivery_id"].to_pylist():
+            return None
+        own = {"sequence": table.metadata.next_sequence_number(), "code_version": __version__}
+        return pa.Table.from_pylist([vars(delivery) | own], schema=_ARROW)
+
+    if has_many(lake.append(name, missing)):
+        try:
+            lake.merge_files(name)
+        except Transient:
+            return  # maintenance merges them
+
+
+def newest(lake: Lake, name: str, target: str, place: str) -> Delivery | None:
+    """The newest delivery to a target that is there; None for none. Raises Transient, Terminal for a table that is not
+    there."""
+    table = lake.load(name)
+    recent = max(0, table.metadata.next_sequence_number() - _RECENT)
+    with lake_errors(f"read table {name}"):
+        for since in (recent, 0) if recent else (0,):
+            rows: list[dict[str, Any]] = read_since(table, since, _COLUMNS).to_pylist()
+            if own := [row for row in rows if (row["target"], row["place"]) == (target, place)]:
+                last = max(own, key=itemgetter("sequence"))
+                return Delivery(**{key: value for key, value in last.items() if key != "sequence"})
+    return None

@@ -1,0 +1,170 @@
+"""What runs of maintenance did: each is a property of the stream's table, `anabranch.maintained.<id>`.
+
+A run is told when it ends, whatever became of its steps, in a commit that moves no head; so two that end together undo
+nothing of each other, and nobody's publish rests on it. The newest runs are kept, and the newest that did all its
+steps. A run that was killed, or whose lake is away at its end, is not told.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+from anabranch.attempts import attempts, jitter
+from anabranch.errors import Transient
+from anabranch.table.commits import Commit, Outcome
+from anabranch.table.lake import Lake
+
+MAINTAINED = "anabranch.maintained"
+
+KEPT = 8
+"""So many runs are remembered, and one more if none of them did all its steps."""
+
+_PREFIX = f"{MAINTAINED}."
+_LONGEST_REASON = 400
+_PATIENCE_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """A number of files, and their bytes."""
+
+    files: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Size) -> Size:
+        return Size(self.files + other.files, self.bytes + other.bytes)
+
+
+@dataclass(frozen=True)
+class MaintainedTable:
+    """What a run did to a table: snapshots and tags that it expired, by how many files merging made it fewer,
+    unreferenced files that it deleted, and those that it spared for their age."""
+
+    expired: int = 0
+    merged: int = 0
+    orphans: Size = Size()
+    spared: Size = Size()
+
+    def __add__(self, other: MaintainedTable) -> MaintainedTable:
+        return MaintainedTable(
+            self.expired + other.expired,
+            self.merged + other.merged,
+            self.orphans + other.orphans,
+            self.spared + other.spared,
+        )
+
+
+@dataclass(frozen=True)
+class MaintainedFolder:
+    """What a run deleted of a bounded folder, and what it left."""
+
+    gone: Size = Size()
+    left: Size = Size()
+
+
+@dataclass(frozen=True)
+class MaintenanceRun:
+    """A run of maintenance: how many hours it took off the speed branch, what it did by table and by bounded folder,
+    how long each step took, and why steps failed."""
+
+    began: datetime
+    ended: datetime
+    speed_hours: int = 0
+    tables: Mapping[str, MaintainedTable] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    folders: Mapping[str, MaintainedFolder] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every step was done."""
+        return not self.failed
+
+    @property
+    def whole(self) -> MaintainedTable:
+        """What it did to all tables together."""
+        return sum(self.tables.values(), MaintainedTable())
+
+    def to_json(self) -> str:
+        """As the table carries it: some hundred bytes."""
+        seconds = {step: round(value, 3) for step, value in self.seconds.items()}
+        failed = {step: reason[:_LONGEST_REASON] for step, reason in self.failed.items()}
+        values = asdict(self) | {"seconds": seconds, "failed": failed}
+        values |= {"began": self.began.isoformat(), "ended": self.ended.isoformat()}
+        return json.dumps(values, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> MaintenanceRun:
+        values = json.loads(text)
+        return MaintenanceRun(
+            began=datetime.fromisoformat(values["began"]),
+            ended=datetime.fromisoformat(values["ended"]),
+            speed_hours=values["speed_hours"],
+            tables={name: _table(of_table) for name, of_table in values["tables"].items()},
+            seconds=values["seconds"],
+            failed=values["failed"],
+            folders={
+                name: MaintainedFolder(**{key: Size(**size) for key, size in of_folder.items()})
+                for name, of_folder in values.get("folders", {}).items()
+            },
+        )
+
+
+def _table(values: Mapping[str, Any]) -> MaintainedTable:
+    sizes = {name: Size(**values[name]) for name in ("orphans", "spared")}
+    return MaintainedTable(values["expired"], values["merged"], **sizes)
+
+
+def read_runs(properties: Mapping[str, str]) -> tuple[MaintenanceRun, ...]:
+    """The runs that a table's properties tell of, newest first. Pure."""
+    return tuple(run for _, run in _by_key(properties))
+
+
+def newest_complete(runs: Iterable[MaintenanceRun]) -> MaintenanceRun | None:
+    """Of runs that come newest first, the newest that did all its steps. Pure."""
+    return next((run for run in runs if run.is_complete), None)
+
+
+def plan_record(properties: Mapping[str, str], id: str, run: MaintenanceRun) -> Commit:
+    """The commit that tells of a run, and forgets those that are not kept. Pure.
+
+    What is forgotten is set before it is removed: PyIceberg fails to remove what another process removed meanwhile.
+    """
+    key = _PREFIX + id
+    runs = [(key, run), *_by_key(properties)]
+    runs.sort(key=lambda pair: pair[1].ended, reverse=True)
+    kept = {k for k, _ in [*runs[:KEPT], *[pair for pair in runs if pair[1].is_complete][:1]]}
+    gone = [k for k in properties if k.startswith(_PREFIX) and k not in kept]
+    told = {key: run.to_json()} if key in kept else {}
+    return Commit(uuid.uuid4().hex, {}, (), set_properties=dict.fromkeys(gone, "") | told, remove_properties=(*gone,))
+
+
+def record_run(lake: Lake, table_name: str, run: MaintenanceRun) -> None:
+    """Tell of a run that has ended. Raises Transient when others' commits come first for a quarter of a minute, or the
+    lake does not answer."""
+    id = uuid.uuid4().hex
+    for _ in attempts(jitter(0.1), _PATIENCE_SECONDS):
+        table = lake.load(table_name)
+        # The answer of the attempt before may have been lost.
+        if _PREFIX + id in table.properties:
+            return
+        if lake.commit(table, plan_record(table.properties, id, run)) is Outcome.LANDED:
+            return
+    raise Transient(f"tell of the maintenance of {table_name}: expected to be first once, found others were; try again")
+
+
+def _by_key(properties: Mapping[str, str]) -> list[tuple[str, MaintenanceRun]]:
+    """The runs by their keys, newest first; what is written by hand, or by a version to come, is none."""
+    runs = []
+    for key, text in properties.items():
+        if key.startswith(_PREFIX):
+            try:
+                runs.append((key, MaintenanceRun.from_json(text)))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue
+    return sorted(runs, key=lambda pair: pair[1].ended, reverse=True)

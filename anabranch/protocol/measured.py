@@ -1,0 +1,133 @@
+"""What the jobs measured, as totals by layer, in a property of `main`'s snapshots that every publish carries on.
+
+A publish tells what it took in its own commit: so the totals count each publish that landed once, no process has to
+live until they are read, and a snapshot that expires takes nothing with it. They begin at nothing where the table does,
+or a `main` that was made anew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabranch.protocol.ledger_row import Layer
+from anabranch.tally import TALLY, Counts, Tally
+
+MEASURED = "anabranch.measured"
+
+BOUNDS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 20, 30, 60, 120, 300, 900, 1800, 3600, 7200, math.inf)
+"""The upper bounds, in seconds, that durations are counted by."""
+
+READABLE = "readable"
+"""From when Kafka acknowledged a micro-batch's oldest record until the commit that made it readable."""
+STAGE = "stage"
+"""Staging a micro-batch; of the batch layer, building an hour: reading, staging and checking it."""
+PUBLISH = "publish"
+"""From when rows were staged until the commit that names them: turns of others, and refusals."""
+COMMIT = "commit"
+"""The commit itself; the next publish of the same process tells of it."""
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Durations, by the least bound that each is within."""
+
+    sum: float = 0.0
+    counts: Mapping[float, int] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts.values())
+
+    def plus(self, seconds: float) -> Durations:
+        bound = next(b for b in BOUNDS if seconds <= b)
+        return Durations(self.sum + seconds, dict(self.counts) | {bound: self.counts.get(bound, 0) + 1})
+
+    def since(self, before: Durations) -> Durations:
+        """What came after `before`; all of it where that is not what it grew from, as of a `main` made anew."""
+        left = {b: n - before.counts.get(b, 0) for b, n in self.counts.items() if n != before.counts.get(b, 0)}
+        if before.counts.keys() - self.counts.keys() or any(n < 0 for n in left.values()):
+            return self
+        return Durations(max(0.0, self.sum - before.sum), left)
+
+    def quantile(self, share: float) -> float | None:
+        """The bound that at least this share of the durations is within; None of none, infinity beyond all bounds."""
+        wanted, seen = share * self.count, 0
+        for bound in sorted(self.counts):
+            seen += self.counts[bound]
+            if seen >= wanted:
+                return bound
+        return None
+
+    def as_json(self) -> list[Any]:
+        return [round(self.sum, 3), {_name(b): n for b, n in sorted(self.counts.items())}]
+
+    @staticmethod
+    def from_json(data: list[Any]) -> Durations:
+        total, counts = data
+        return Durations(total, {float(bound): n for bound, n in counts.items()})
+
+
+def _name(bound: float) -> str:
+    return f"{bound:g}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the jobs of a layer measured: durations by name, and counts by name and label (`anabranch.tally`)."""
+
+    durations: Mapping[str, Durations] = field(default_factory=dict)
+    counts: Counts = field(default_factory=dict)
+
+    def plus(self, seconds: Iterable[tuple[str, float]], counts: Counts) -> Measured:
+        durations = dict(self.durations)
+        for name, value in seconds:
+            durations[name] = durations.get(name, Durations()).plus(value)
+        return Measured(durations, Counter(self.counts) + Counter(counts))
+
+    def as_json(self) -> dict[str, Any]:
+        counts: dict[str, dict[str, int]] = {}
+        for (name, label), n in sorted(self.counts.items()):
+            counts.setdefault(name, {})[label] = n
+        return {"seconds": {name: d.as_json() for name, d in sorted(self.durations.items())}, "counts": counts}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Measured:
+        return Measured(
+            {name: Durations.from_json(d) for name, d in data["seconds"].items()},
+            {(name, label): n for name, labels in data["counts"].items() for label, n in labels.items()},
+        )
+
+
+def read_measured(text: str | None) -> dict[Layer, Measured]:
+    """By layer, what a value of the property says; of a layer that measured nothing yet, nothing. Pure."""
+    return {layer: Measured.from_json(data) for layer, data in json.loads(text or "{}").items()}
+
+
+class Meter:
+    """Tells, with each publish of a job, what was measured since its last one that landed, or since the job began. For
+    one thread."""
+
+    def __init__(self, layer: Layer, tally: Tally = TALLY) -> None:
+        self._layer, self._tally = layer, tally
+        self._told = self._telling = tally.totals()
+        self._commit: float | None = None
+
+    def tell(self, main: Mapping[str, str], seconds: Iterable[tuple[str, float]]) -> dict[str, str]:
+        """What a publish says on `main`, over what that says by now: these durations, and all that was not told yet."""
+        self._telling = self._tally.totals()
+        totals = read_measured(main.get(MEASURED))
+        last = [(COMMIT, self._commit)] if self._commit is not None else []
+        totals[self._layer] = totals.get(self._layer, Measured()).plus(
+            [*last, *((name, max(0.0, value)) for name, value in seconds)], self._telling - self._told
+        )
+        said = {layer: measured.as_json() for layer, measured in sorted(totals.items())}
+        return {MEASURED: json.dumps(said, separators=(",", ":"))}
+
+    def landed(self, commit_seconds: float) -> None:
+        """What was told last has landed, by a commit of so many seconds."""
+        self._told, self._commit = self._telling, commit_seconds

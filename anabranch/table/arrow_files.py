@@ -1,0 +1,23 @@
+"""Rows in memory as data files of a table, by PyIceberg's own writer: nothing names them yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import _dataframe_to_data_files
+from pyiceberg.manifest import DataFile
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+
+def write_files(table: Table, rows: pa.Table, properties: Mapping[str, str]) -> list[DataFile]:
+    """Write rows in the table's columns into files of their partitions, by the table's properties and these over them.
+    Raises OSError."""
+    metadata = table.metadata.model_copy(update={"properties": {**table.metadata.properties, **properties}})
+    files = list(_dataframe_to_data_files(metadata, rows, table.io))
+    for file in files:
+        file.spec_id = metadata.default_spec_id
+    return files

@@ -1,0 +1,68 @@
+"""Four hours of a real lake in a folder, and what the layers and maintenance do to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from lakes import FIRST, StreamLake, new_lake
+from proofs import NOW
+
+from anabranch.hours import Cut, Timeline, shift
+from anabranch.protocol import ledger
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.state import Accepted, accepted_properties
+from anabranch.table.commits import Change, Commit, Outcome
+from anabranch.table.snapshots import plan_expiry
+
+HOURS = [shift(FIRST, n) for n in range(4)]
+
+
+def cut(hour: str) -> Cut:
+    n = HOURS.index(hour)
+    return Cut("t", {0: (10 * n, 10 * n + 10)})
+
+
+def four_hours(folder: Path) -> StreamLake:
+    """Four sealed hours, of which the speed layer has ten offsets each."""
+    timeline = Timeline(FIRST, shift(HOURS[-1], 1), {0: 40}, sealed={h: cut(h) for h in HOURS})
+    one = new_lake(folder, timeline=timeline)
+    rows = [(h, 0, o) for h in HOURS for o in range(*cut(h).ranges[0])]
+    assert one.publish(one.speed(one.stage(rows), {0: 40})) is Outcome.LANDED
+    return one
+
+
+def accept(lake: StreamLake, hour: str, rows: int, record: bool = True) -> None:
+    """The batch layer publishes the next revision of an hour, with so many of its rows."""
+    state = lake.state()
+    before = state.accepted.get(hour)
+    revision = before.revision + 1 if before is not None else 1
+    staged = lake.stage([(hour, 0, cut(hour).ranges[0][0] + i) for i in range(rows)])
+    state = lake.state()
+    decided = ledger.decision(hour, "accepted", revision, cut(hour), NOW, new_id(), served=state.served_by(hour))
+    publish = lake.accept(
+        staged, hour, Accepted(revision, cut(hour)), state, decisions=(replace(decided, served="batch"),),
+        timeline=replace(state.timeline, sealed={h: c for h, c in state.timeline.sealed.items() if h != hour}),
+    )  # fmt: skip
+    if state.overrides.get(hour) == "speed":
+        batch = replace(
+            publish.changes[0], properties=accepted_properties(state, {hour: Accepted(revision, cut(hour))})
+        )
+        publish = replace(publish, changes=(batch, Change("main")), decisions=(replace(decided, served="speed"),))
+    assert lake.publish(publish, state) is Outcome.LANDED
+    if record:
+        ledger.record_waiting(lake.lake, lake.stream.hours_table, lake.state())
+
+
+def confirm(lake: StreamLake) -> None:
+    """The next publish drops what the ledger was read back to hold."""
+    state = lake.state()
+    known = ledger.record_waiting(lake.lake, lake.stream.hours_table, state)
+    changes = tuple(Change(b) for b in ("speed", "batch", "main"))
+    assert lake.publish(Publish(new_id(), changes, state.timeline, confirmed=known), state) is Outcome.LANDED
+
+
+def expire(lake: StreamLake) -> None:
+    """All snapshots but the heads and the tagged ones."""
+    table = lake.table()
+    lake.lake.commit(table, Commit(new_id(), {}, (), expire=plan_expiry(table, None, NOW, keep=0)))

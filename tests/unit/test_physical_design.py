@@ -1,0 +1,148 @@
+"""Physical design by the stream's file: what apply says of it in the table, and what it takes back."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from lakes import FIRST, StreamLake, new_lake, new_stream
+from pyiceberg.table import Transaction
+from pyiceberg.table.sorting import NullOrder
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import IntegerType
+
+from anabranch.config import Files
+from anabranch.protocol.apply import rows_design
+from anabranch.table.physical_design import DESIGN, PhysicalDesign, lay_out, plan_design, sort_order_id
+from anabranch.table.written import FileWriter, data_file_of, target_of
+from serving_layer.query.pruning import known_of_file
+
+DESIGNED = PhysicalDesign(("id",), ("id",), ("id", "ingest_hour"))
+BLOOM = "write.parquet.bloom-filter-enabled.column.id"
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    return new_lake(tmp_path)
+
+
+def set_by_hand(lake: StreamLake, values: dict[str, str], *sort: str) -> None:
+    table = lake.table()
+    tx = Transaction(table)
+    tx.set_properties(values)
+    with tx.update_sort_order() as order:
+        for column in sort:
+            order.asc(column, IdentityTransform(), NullOrder.NULLS_FIRST)
+    lake.lake.catalog.commit_table(table, (), tuple(tx._updates))
+
+
+def test_without_a_design_a_table_stays_as_it_is(lake: StreamLake) -> None:
+    """The hazard: an operator's own settings, taken for what an older file of the stream had."""
+    before = lake.table().metadata_location
+    assert lay_out(lake.lake, lake.name, PhysicalDesign()) == []
+    assert lake.table().metadata_location == before
+    set_by_hand(lake, {BLOOM: "true", "write.metadata.metrics.default": "full"}, "n")
+    before = lake.table().metadata_location
+    assert lay_out(lake.lake, lake.name, PhysicalDesign()) == []
+    assert lake.table().metadata_location == before
+
+
+def test_a_design_is_said_in_icebergs_words_in_one_commit(lake: StreamLake) -> None:
+    number = len(lake.table().metadata.metadata_log)
+    [sentence] = lay_out(lake.lake, lake.name, DESIGNED)
+    have = "an order by id; Bloom filters of id; bounds only of id, ingest_hour"
+    assert sentence == f"from now on batch files of games.events have {have}"
+    table = lake.table()
+    assert len(table.metadata.metadata_log) == number + 1
+    assert {k: v for k, v in table.properties.items() if k.startswith(("write.parquet.b", "write.parquet.r"))} == {
+        BLOOM: "true", "write.parquet.bloom-filter-adaptive-enabled": "true",
+        "write.parquet.row-group-size-bytes": "33554432",
+    }  # fmt: skip
+    assert {k: v for k, v in table.properties.items() if k.startswith("write.metadata.metrics")} == {
+        "write.metadata.metrics.default": "counts",
+        "write.metadata.metrics.column.id": "truncate(64)",
+        "write.metadata.metrics.column.ingest_hour": "truncate(64)",
+    }
+    [field] = table.sort_order().fields
+    assert (field.source_id, str(field.transform), field.null_order) == (1, "identity", NullOrder.NULLS_FIRST)
+    assert lay_out(lake.lake, lake.name, DESIGNED) == []
+
+
+def test_what_the_file_no_longer_has_is_taken_back_and_nothing_else(lake: StreamLake) -> None:
+    set_by_hand(lake, {"write.metadata.metrics.column.n": "full"})
+    before = lake.table().properties
+    lay_out(lake.lake, lake.name, DESIGNED)
+    assert lay_out(lake.lake, lake.name, PhysicalDesign(("n",), (), None)) == [
+        "from now on batch files of games.events have an order by n"
+    ]
+    assert BLOOM not in lake.table().properties
+    assert sort_order_id(lake.table(), ("n",)) == 2
+    assert lay_out(lake.lake, lake.name, PhysicalDesign()) == [
+        "from now on batch files of games.events have no physical design"
+    ]
+    # Of a column that a design named, what an operator had set before it is not known any more.
+    assert lake.table().properties == {k: v for k, v in before.items() if not k.endswith("column.n")}
+    assert lake.table().sort_order().is_unsorted
+    # The first order again, by the id that it had.
+    lay_out(lake.lake, lake.name, DESIGNED)
+    assert sort_order_id(lake.table(), ("id",)) == 1
+
+
+def test_an_order_that_an_operator_set_since_is_left() -> None:
+    said = {DESIGN: '{"sort": ["id"], "properties": []}'}
+    assert plan_design(said, ("id",), PhysicalDesign()).sort == ()
+    for of_operator in (("n",), None):
+        assert plan_design(said, of_operator, PhysicalDesign()).sort is None
+
+
+def test_files_claim_the_tables_order_only_where_it_is_theirs(lake: StreamLake) -> None:
+    """The hazard: rows sorted by a file that was changed and not applied, named as sorted by what the table says."""
+    assert sort_order_id(lake.table(), ()) == sort_order_id(lake.table(), ("id",)) == 0
+    lay_out(lake.lake, lake.name, PhysicalDesign(("id", "n")))
+    table = lake.table()
+    assert sort_order_id(table, ("id", "n")) == 1
+    assert [sort_order_id(table, c) for c in ((), ("id",), ("n", "id"), ("id", "n", "event_date"))] == [0] * 4
+
+
+def test_our_own_columns_keep_their_bounds_whatever_the_stream_names() -> None:
+    ours = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date")
+    assert rows_design(new_stream()) == PhysicalDesign()
+    assert rows_design(new_stream(files=Files(sort="n"))).bounded is None
+    assert rows_design(new_stream(files=Files(statistics=()))).bounded == ours
+    both = rows_design(new_stream(files=Files(sort=("n",), statistics=("id", "n")))).bounded
+    assert both == ("n", "id", *ours)
+    # Also where the manifests hold bounds of others as Iceberg does by itself.
+    assert rows_design(new_stream(files=Files(sort=("n",)))).properties["write.metadata.metrics.column.n"]
+
+
+def test_the_speed_layers_files_have_the_bounds_that_the_design_says_and_claim_no_order(lake: StreamLake) -> None:
+    lay_out(lake.lake, lake.name, PhysicalDesign(("id",), ("id",), ("id", "kafka_offset")))
+    table = lake.table()
+    rows = pa.table(
+        {
+            "id": pa.array(["z" * 100, "a"]), "n": pa.array([7, None], pa.int32()),
+            "kafka_partition": pa.array([0, 0], pa.int32()), "kafka_offset": pa.array([1, 2], pa.int64()),
+            "kafka_timestamp": pa.array([None, None], pa.timestamp("us", "UTC")),
+            "ingest_hour": [FIRST, FIRST], "event_date": [date(2026, 11, 21)] * 2,
+        }
+    )  # fmt: skip
+    target = target_of(table)
+    assert target is not None
+    writer = FileWriter(target)
+    assert writer.write(rows) is None
+    [output] = writer.close()
+    file = data_file_of(table, output)
+    ids = {f.name: f.field_id for f in table.schema().fields}
+    assert file.sort_order_id in (None, 0)
+    assert file.lower_bounds.keys() == file.upper_bounds.keys() == {ids["id"], ids["kafka_offset"]}
+    assert (file.lower_bounds[ids["id"]], file.upper_bounds[ids["id"]]) == (b"a", b"z" * 63 + b"{")
+    # Counts stay, of every column: they tell which a file holds.
+    assert file.value_counts.keys() == file.null_value_counts.keys() == set(ids.values())
+    assert file.null_value_counts[ids["n"]] == 1
+    # No bound means that anything may be there.
+    assert isinstance(table.schema().find_type("n"), IntegerType)
+    columns = table.schema().as_arrow()
+    n_alone = pa.schema([columns.field("n")])
+    assert known_of_file(table.schema(), n_alone, table.spec(), file) is None
