@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from tempfile import gettempdir
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -21,6 +20,7 @@ import pyarrow.dataset as ds
 
 from anabranch.errors import AnabranchError, ConfigurationError, Transient
 from anabranch.table.snapshots import find_snapshot
+from anabranch.temporary import process_folder
 from serving_layer.query.datasets import (
     TableFiles,
     columns_only,
@@ -52,6 +52,33 @@ Select = Callable[[str, "Table"], Selected]
 
 
 @dataclass(frozen=True)
+class Derived:
+    """What is read by a table's name and is SQL over files: over those of `files`, by the names that `source` gives
+    in the SQL."""
+
+    sql: str
+    files: Mapping[str, TableFiles]
+    add_functions: Callable[[duckdb.DuckDBPyConnection], None] | None = None
+    """Of functions that DuckDB does not have."""
+
+    def register(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Make a connection know what the SQL names."""
+        for name, planned in self.files.items():
+            connection.register(name, planned.dataset())
+        if self.add_functions is not None:
+            self.add_functions(connection)
+
+
+Derive = Callable[[], Derived]
+"""Pins what a derived table is read from. Raises AnabranchError."""
+
+
+def source(name: str) -> str:
+    """How SQL of ours names files that are registered under a name."""
+    return f"temp.main.{quoted(name)}"
+
+
+@dataclass(frozen=True)
 class Answer:
     """A query's rows as they come, to be read once, and the files of each table that it reads: their `scans` say which
     were opened."""
@@ -67,10 +94,15 @@ def everything(name: str, table: Table) -> Selected:
 
 @contextmanager
 def open_query(
-    sql: str, tables: Mapping[str, Table], *, catalog: str = "lake", select: Select = everything
+    sql: str,
+    tables: Mapping[str, Table],
+    *,
+    catalog: str = "lake",
+    select: Select = everything,
+    derived: Mapping[str, Derive] | None = None,
 ) -> Iterator[Answer]:
-    """Run one reading statement over `tables` (`schema.table` -> table). Of its result no more is in memory than a
-    batch of rows.
+    """Run one reading statement over `tables` (`schema.table` -> table), and over what is `derived`, likewise by name.
+    Of its result no more is in memory than a batch of rows.
 
     A table is known to the SQL as `schema.table` and as `catalog.schema.table`; only tables that the SQL mentions are
     taken from the mapping, so it may load them lazily. Times are aware UTC. Of the columns only those that the SQL
@@ -83,11 +115,19 @@ def open_query(
     """
     with _session(catalog) as connection:
         statement = _single_reading(connection, sql)
-        mentioned = [name for name in tables if _mentions(sql, name)]
+        derived = derived or {}
+        names = [*tables, *derived]
+        mentioned = [name for name in names if _mentions(sql, name)]
         files: list[TableFiles] = []
         absent: dict[str, AnabranchError] = {}
         for name in mentioned or tables:
             try:
+                if name in derived:
+                    made = derived[name]()
+                    made.register(connection)
+                    _name(connection, name, made.sql)
+                    files += made.files.values()
+                    continue
                 table = tables[name]
                 if not mentioned:
                     _register(connection, catalog, name, columns_only(table))
@@ -102,19 +142,30 @@ def open_query(
             files.append(planned)
             _register(connection, catalog, name, source)
         _lock(connection)
-        explained = partial(_explained, tables=tables, absent=absent)
+        explained = partial(_explained, tables=names, absent=absent)
         with explained():
             rows = connection.sql(statement).to_arrow_reader(_BATCH_ROWS)
         yield Answer(_checked(rows, explained), files)
 
 
+def open_derived(derived: Derived) -> duckdb.DuckDBPyRelation:
+    """The same of what is derived."""
+    connection = _own_connection()
+    derived.register(connection)
+    return connection.sql(derived.sql)
+
+
+def _own_connection() -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect(":memory:")
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute(f"SET temp_directory = '{process_folder('query')}/{uuid4().hex}'")
+    return connection
+
+
 def open_relation(name: str, table: Table, selected: Selected) -> duckdb.DuckDBPyRelation:
     """The rows of one table as a relation of a connection of its own, in UTC, which lives as long as what is made of
     it. Raises Refused, Transient."""
-    connection = duckdb.connect(":memory:")
-    connection.execute("SET TimeZone = 'UTC'")
-    # Made when something is spilled, and removed by DuckDB.
-    connection.execute(f"SET temp_directory = '{gettempdir()}/anabranch-query-{uuid4().hex}'")
+    connection = _own_connection()
     connection.register(name, plan_files(name, table, selected.snapshot_id, selected.hours).dataset())
     return connection.table(quoted(name))
 
@@ -133,7 +184,7 @@ def run_query(
 
 
 @contextmanager
-def _explained(tables: Mapping[str, Table], absent: Mapping[str, AnabranchError]) -> Iterator[None]:
+def _explained(tables: Sequence[str], absent: Mapping[str, AnabranchError]) -> Iterator[None]:
     """Says by our errors what DuckDB found."""
     try:
         yield
@@ -206,10 +257,14 @@ def _mentions(sql: str, name: str) -> bool:
 
 
 def _register(connection: duckdb.DuckDBPyConnection, catalog: str, name: str, dataset: ds.Dataset) -> None:
-    schema, _, table = name.rpartition(".")
     connection.register(name, dataset)  # as one identifier with a dot in it, where nobody else looks
+    _name(connection, name, f"SELECT * FROM {source(name)}")
+
+
+def _name(connection: duckdb.DuckDBPyConnection, name: str, sql: str) -> None:
+    schema, _, table = name.rpartition(".")
     connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
-    connection.execute(f"CREATE VIEW {quoted(schema)}.{quoted(table)} AS SELECT * FROM temp.main.{quoted(name)}")
+    connection.execute(f"CREATE VIEW {quoted(schema)}.{quoted(table)} AS {sql}")
 
 
 def _distinct(given: Sequence[str]) -> list[str]:

@@ -6,7 +6,6 @@ and credentials, with projection and filter push-down, and nothing is downloaded
 
 from __future__ import annotations
 
-import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,11 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
-from pyiceberg.expressions import AlwaysTrue, In
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, In, NotIn
 
 from anabranch.errors import Refused, Transient
 from anabranch.table.manifests import HOUR, HourManifest, hour_of_file, list_manifests, read_entries
-from serving_layer.query.pruning import known_of_file, known_of_manifest
+from anabranch.temporary import temporary_folder
+from serving_layer.query.pruning import all_of, known_of_file, known_of_manifest, null_cases
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -39,7 +39,7 @@ _NOWHERE = LocalFileSystem()
 def connected(memory: str | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
     """A connection of its own, in UTC. What is larger than `memory` (default: most of the machine's) spills to a
     folder that is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="anabranch-query-") as folder:
+    with temporary_folder("query") as folder:
         connection = duckdb.connect(":memory:")
         try:
             connection.execute("SET TimeZone = 'UTC'")
@@ -85,13 +85,16 @@ class Scan:
 @dataclass(frozen=True)
 class TableFiles:
     """The data files of a snapshot of a table, the one that the object holds or `snapshot_id`: of all ingest hours, or
-    of `hours` alone. Manifests are opened when they are needed; `scans` grows by one with every reading."""
+    of `hours` alone, and of none of those of `without`. Manifests are opened when they are needed; `scans` grows by one
+    with every reading."""
 
     name: str
     table: Table
     snapshot_id: int | None
     hours: Collection[str] | None
     manifests: tuple[HourManifest, ...]
+    without: frozenset[str] = frozenset()
+    listed: Sequence[DataFile] | None = None
     scans: list[Scan] = field(default_factory=list)
 
     @cached_property
@@ -102,7 +105,7 @@ class TableFiles:
 
     def whole(self) -> TableFiles:
         """The files of all hours, of which nothing was read."""
-        return replace(self, hours=None, scans=[])
+        return replace(self, hours=None, without=frozenset(), listed=None, scans=[])
 
     def select(self, condition: pc.Expression | None = None) -> Sequence[DataFile]:
         """The files that may hold a row which meets the condition. Raises OSError."""
@@ -114,15 +117,22 @@ class TableFiles:
             spec = specs[manifest.manifest.partition_spec_id]
             return known_of_manifest(schema, compared, spec, manifest.manifest)
 
-        listed = self._satisfiable(self._of_hours(), known_of, condition)
+        files = self.listed
+        if files is None:
+            files = self._read(self._satisfiable(self._of_hours(), known_of, condition))
+        return self._satisfiable(files, lambda f: known_of_file(schema, compared, specs[f.spec_id], f), condition)
+
+    def _read(self, manifests: Sequence[HourManifest]) -> list[DataFile]:
         try:
-            read = read_entries(self.table.io, [m.manifest for m in listed])
+            read = read_entries(self.table.io, [m.manifest for m in manifests])
             files = [entry.data_file for entries in read for entry in entries]
         except OSError as error:
             raise _ManifestsUnreadable(f"expected the manifests of {self.name}, found: {error}") from error
         if self.hours is not None:
             files = [file for file in files if hour_of_file(self.table, file) in self.hours]
-        return self._satisfiable(files, lambda f: known_of_file(schema, compared, specs[f.spec_id], f), condition)
+        if self.without:
+            files = [file for file in files if hour_of_file(self.table, file) not in self.without]
+        return files
 
     def dataset(self) -> ds.Dataset:
         """The rows: a column that a file lacks is null, types widen. What it is asked for is in `scans`.
@@ -131,7 +141,11 @@ class TableFiles:
             return columns_only(self.table)
         if not _readable_by_name(self.table):
             # PyIceberg reads by field id: right for a renamed column too, but the whole table goes through memory.
-            rows = In(term=HOUR, literals=set(self.hours)) if self.hours is not None else AlwaysTrue()
+            rows: BooleanExpression = AlwaysTrue()
+            if self.hours is not None:
+                rows = And(rows, In(term=HOUR, literals=set(self.hours)))
+            if self.without:
+                rows = And(rows, NotIn(term=HOUR, literals=set(self.without)))
             try:
                 self.scans.append(Scan(tuple(self.columns.names), None, tuple(self.select())))
                 return ds.dataset(self.table.scan(rows, snapshot_id=self.snapshot_id).to_arrow())
@@ -160,7 +174,8 @@ class TableFiles:
 
     def _of_hours(self) -> Sequence[HourManifest]:
         if self.hours is None:
-            return self.manifests
+            without = sorted(self.without)
+            return [manifest for manifest in self.manifests if not manifest.is_within(without)]
         hours = sorted(self.hours)
         places = [(manifest, bisect_left(hours, manifest.first)) for manifest in self.manifests]
         return [manifest for manifest, i in places if i < len(hours) and hours[i] <= manifest.last]
@@ -171,13 +186,17 @@ class TableFiles:
         """Those of which what is known leaves a row that the condition may be met by: PyArrow's own word."""
         if condition is None:
             return items
+        cases = null_cases(self.columns, condition)
         # Files that are never opened, named by their places.
         fragments = [
-            _PARQUET.make_fragment(str(i), _NOWHERE, partition_expression=known_of(item))
+            _PARQUET.make_fragment(str(i), _NOWHERE, partition_expression=all_of([known, case]))
             for i, item in enumerate(items)
+            for known in [known_of(item)]
+            for case in cases
         ]
         candidates = ds.FileSystemDataset(fragments, self.columns, _PARQUET, _NOWHERE)
-        return [items[int(fragment.path)] for fragment in candidates.get_fragments(filter=condition)]
+        left = {int(fragment.path) for fragment in candidates.get_fragments(filter=condition)}
+        return [items[i] for i in sorted(left)]
 
 
 class _PlannedDataset(ds.FileSystemDataset):  # type: ignore[misc]
@@ -194,7 +213,11 @@ class _PlannedDataset(ds.FileSystemDataset):  # type: ignore[misc]
 
 
 def plan_files(
-    name: str, table: Table, snapshot_id: int | None = None, hours: Collection[str] | None = None
+    name: str,
+    table: Table,
+    snapshot_id: int | None = None,
+    hours: Collection[str] | None = None,
+    without: frozenset[str] = frozenset(),
 ) -> TableFiles:
     """The files of the snapshot that the object holds, or of `snapshot_id`. Raises Refused for a table that has delete
     files, Transient when the manifest list could not be read."""
@@ -208,7 +231,7 @@ def plan_files(
             f"read {name}: expected it to hold no delete files, found some in {with_deletes[0]}; "
             "only another writer adds them: read the table with an Iceberg engine, then rewrite its files"
         )
-    return TableFiles(name, table, snapshot_id, hours, tuple(manifests))
+    return TableFiles(name, table, snapshot_id, hours, tuple(manifests), without)
 
 
 def dataset(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import reduce
+from itertools import product
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.types import NestedField
 
+# Columns whose nulls are a case of their own, of which there are twice as many with each.
+_CASES_OF = 4
 _MICROS = {"hour": 3_600_000_000, "day": 86_400_000_000}
 _FLOATS = (FloatType, DoubleType)
 # Whose bounds are compared by Iceberg, Parquet, PyArrow and DuckDB alike.
@@ -49,7 +52,7 @@ def known_of_file(schema: Schema, columns: pa.Schema, spec: PartitionSpec, file:
     partition = zip(spec.fields, (file.partition[i] for i in range(len(spec.fields))), strict=True)
     known = [_of_value(schema, columns, field, value) for field, value in partition]
     known += [_of_bounds(columns, field, file) for field in schema.fields if field.name in columns.names]
-    return _all(known)
+    return all_of(known)
 
 
 def known_of_manifest(
@@ -65,7 +68,15 @@ def known_of_manifest(
             continue
         low, high = from_bytes(kind, summary.lower_bound), from_bytes(kind, summary.upper_bound)
         known.append(_of_values(schema, columns, field, low, high, nulls=bool(summary.contains_null)))
-    return _all(known)
+    return all_of(known)
+
+
+def null_cases(columns: pa.Schema, condition: pc.Expression) -> list[pc.Expression | None]:
+    """What may be known beside a guarantee, one of them of every row: which of the columns that may be null, and that
+    the condition looks up in a list (IN), are. PyArrow concludes nothing about a list where a value may be null."""
+    text = str(condition)
+    listed = [pc.field(c.name) for c in columns if c.nullable and f"is_in({c.name}, " in text][:_CASES_OF]
+    return [all_of(case) for case in product(*((column.is_valid(), column.is_null()) for column in listed))]
 
 
 def _of_value(schema: Schema, columns: pa.Schema, field: PartitionField, value: Any) -> pc.Expression | None:
@@ -116,10 +127,11 @@ def _between(
     """In the form that PyArrow draws conclusions from."""
     bounds = [bound for bound in (low, high) if bound is not None]
     if nulls:
-        return _all([bound | column.is_null() for bound in bounds])
-    return _all([*bounds, column.is_valid()])
+        return all_of([bound | column.is_null() for bound in bounds])
+    return all_of([*bounds, column.is_valid()])
 
 
-def _all(known: Iterable[pc.Expression | None]) -> pc.Expression | None:
+def all_of(known: Iterable[pc.Expression | None]) -> pc.Expression | None:
+    """All that is known; None: nothing."""
     parts = [part for part in known if part is not None]
     return reduce(and_, parts) if parts else None

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from anabranch import config
-from anabranch.config import Stream
+from anabranch.config import Stream, View
+from anabranch.errors import ConfigurationError
 from anabranch.table.lake import Lake
-from serving_layer.query import Answer, open_query
+from serving_layer.query import Answer, Derived, open_query
 from serving_layer.reader.provenance import Provenance, provenance
-from serving_layer.reader.selection import Selection, Selector
+from serving_layer.reader.selection import Selection, Selector, shown
+from serving_layer.windows.read import derive
 
 
 @dataclass(frozen=True)
 class Reader:
-    """The tables of a configuration's streams. `streams` has a stream by the name of each of its tables."""
+    """The tables of a configuration's streams, and their views. `streams` has a stream by the name of each of its
+    tables."""
 
     lake: Lake
     streams: Mapping[str, Stream]
@@ -27,8 +31,25 @@ class Reader:
         """The answer to one reading statement (`open_query`) over the rows that are selected, of tables as they are
         now."""
         tables, select = self.lake.tables(self.streams), Selector(self.lake, self.streams, selection)
-        with open_query(sql, tables, catalog=self.lake.catalog_name, select=select) as answer:
+        views = {
+            stream.view_table(view): partial(self.derived, stream, view, selection)
+            for stream in {s.name: s for s in self.streams.values()}.values()
+            for view in stream.views
+        }
+        with open_query(sql, tables, catalog=self.lake.catalog_name, select=select, derived=views) as answer:
             yield answer
+
+    def derived(self, stream: Stream, view: View, selection: Selection) -> Derived:
+        """A view over the rows that are selected. Raises ConfigurationError for one revision of one hour, Terminal,
+        Transient."""
+        if selection.revision is not None:
+            raise ConfigurationError(
+                f"read {stream.view_table(view)}: expected {stream.table}, whose rows alone are kept by revision"
+            )
+        table = self.lake.load(stream.table)
+        selected = Selector(self.lake, self.streams, selection)(stream.table, table)
+        state = shown(table, selection.as_of).state
+        return derive(self.lake, stream, view, state, selected.snapshot_id, selected.hours)
 
     def provenance(self, answer: Answer, selection: Selection) -> list[Provenance]:
         """What an answer rests on, once its rows were read."""
@@ -38,5 +59,9 @@ class Reader:
 def open_reader(conf: str | Path | None = None) -> Reader:
     """Read the configuration; nothing else is opened. Raises ConfigurationError."""
     streams = [config.load_stream(name, conf) for name in config.stream_names(conf)]
-    by_table = {name: s for s in streams for name in (s.table, s.dead_letters_table, s.hours_table)}
+    by_table = {
+        name: s
+        for s in streams
+        for name in (s.table, s.dead_letters_table, *s.plain_tables, *map(s.partials_table, s.views))
+    }
     return Reader(Lake(config.load_environment(conf)), by_table)

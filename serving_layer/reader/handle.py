@@ -13,20 +13,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anabranch import config
-from anabranch.config import Stream
+from anabranch.config import Stream, View
 from anabranch.errors import ConfigurationError
 from anabranch.hours import start_of
+from anabranch.protocol.state import load_state
+from anabranch.protocol.watermarks import Watermarks
 from anabranch.table.lake import Lake
-from serving_layer.query import Answer, open_relation
-from serving_layer.query.datasets import quoted
+from anabranch.table.snapshots import find_snapshot, snapshot_properties
+from serving_layer.query import Answer, Selected, open_derived, open_relation
+from serving_layer.query.datasets import dataset, quoted
 from serving_layer.reader import Reader
 from serving_layer.reader.provenance import Provenance
 from serving_layer.reader.selection import Selection, Selector
+from serving_layer.windows.read import spark_sql
 
 if TYPE_CHECKING:
     import duckdb
     import pandas
     import pyarrow as pa
+    import pyarrow.dataset as ds
+    from pyiceberg.table import Table
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True)
@@ -78,13 +85,24 @@ class StreamTable:
     def duckdb(self, **rows: Any) -> duckdb.DuckDBPyRelation:
         """The rows as a relation of a DuckDB connection of its own: nothing is read before it is asked, and then only
         what the whole question needs."""
-        table = self.reader.lake.load(self.stream.table)
-        selected = Selector(self.reader.lake, self.reader.streams, self.selection)(self.stream.table, table)
+        table, selected = self._selected()
         relation = open_relation(self.stream.table, table, selected)
         wanted = Rows(**rows)
         if conditions := self._conditions(wanted):
             relation = relation.filter(conditions)
         return relation.project(self._columns(wanted)) if wanted.columns is not None else relation
+
+    def dataset(self) -> ds.Dataset:
+        """All rows as a PyArrow dataset, of the table as it is at this call. Registered with any connection of DuckDB,
+        it opens those files alone that each statement needs. Raises Refused, Transient."""
+        table, selected = self._selected()
+        return dataset(self.stream.table, table, selected.snapshot_id, selected.hours)
+
+    def watermarks(self) -> Watermarks:
+        """Through which hour `main` is complete and through which moment it is fresh, or was. Raises Transient."""
+        table, as_of = self.reader.lake.load(self.stream.table), self.selection.as_of
+        properties = snapshot_properties(table, find_snapshot(table, as_of)) if as_of is not None else table.properties
+        return Watermarks.from_properties(properties)
 
     def provenance(self, **rows: Any) -> Provenance:
         """What the rows rest on: ingest hours and event dates, by whom they are served, and whether more may come."""
@@ -93,6 +111,18 @@ class StreamTable:
                 pass
             [found] = self.reader.provenance(answer, self.selection)
         return found
+
+    def _selected(self) -> tuple[Table, Selected]:
+        table = self.reader.lake.load(self.stream.table)
+        return table, Selector(self.reader.lake, self.reader.streams, self.selection)(self.stream.table, table)
+
+    def view(self, name: str) -> StreamView:
+        """One of the stream's views. Raises ConfigurationError for one that its file does not have."""
+        for view in self.stream.views:
+            if view.name == name:
+                return StreamView(self.reader, self.stream, view, self.selection)
+        known = ", ".join(v.name for v in self.stream.views) or "none"
+        raise ConfigurationError(f"stream {self.stream.name}: expected one of its views ({known}), found {name!r}")
 
     @contextmanager
     def _answer(self, wanted: Rows) -> Iterator[Answer]:
@@ -125,6 +155,41 @@ class StreamTable:
             moment = _moment(name, when).isoformat()
             conditions.append(f"{quoted(self.stream.event_time.column)} {comparison} TIMESTAMPTZ '{moment}'")
         return " AND ".join(conditions)
+
+
+@dataclass(frozen=True)
+class StreamView:
+    """A view of a stream: one row for each window and group, each time it is read as `main` is then, or as of what the
+    stream was opened for. Raises as `StreamTable` does."""
+
+    reader: Reader
+    stream: Stream
+    definition: View
+    selection: Selection
+
+    def arrow(self, where: str | None = None) -> pa.Table:
+        """The rows as a PyArrow table, in memory; those that meet a condition in DuckDB's SQL."""
+        condition = f" WHERE {where}" if where is not None else ""
+        sql = f"SELECT * FROM {self.stream.view_table(self.definition)}{condition}"
+        with self.reader.query(sql, self.selection) as answer:
+            return answer.rows.read_all()
+
+    def pandas(self, where: str | None = None) -> pandas.DataFrame:
+        """The rows as a data frame, in memory."""
+        return self.arrow(where).to_pandas()
+
+    def duckdb(self) -> duckdb.DuckDBPyRelation:
+        """The rows as a relation of a DuckDB connection of its own, of what there is now, whenever it is asked."""
+        return open_derived(self.reader.derived(self.stream, self.definition, self.selection))
+
+    def spark(self, session: SparkSession) -> DataFrame:
+        """The rows as a data frame of a Spark session that knows the catalog by its configured name: of what there is
+        now, for as long as these snapshots are kept. Raises ConfigurationError for a handle that was opened as of
+        another time or for accepted hours alone."""
+        if self.selection != Selection():
+            raise ConfigurationError(f"view {self.definition.name}: Spark reads it as it is: expected no selection")
+        state = load_state(self.reader.lake, self.stream.table)
+        return session.sql(spark_sql(self.reader.lake, self.stream, self.definition, state))
 
 
 def _moment(name: str, when: datetime | str) -> datetime:

@@ -93,7 +93,7 @@ class Selector:
         if selection.revision is not None:
             return self._revision(stream, name, table, selection.revision)
         snapshot_id = find_snapshot(table, selection.as_of) if selection.as_of is not None else None
-        if not selection.only_accepted or name == stream.hours_table:
+        if not selection.only_accepted or name in stream.plain_tables:
             return Selected(snapshot_id)
         rows = table if name == stream.table else self.lake.load(stream.table)
         seen = shown(rows, selection.as_of)
@@ -118,8 +118,14 @@ class Selector:
             raise ConfigurationError(f"{what}: expected an accepted revision, found {revision.number} (known: {found})")
         if revision.number == max(known):
             if not read_state(table).is_accepted(revision.hour):
-                raise Refused(f"{what}: expected the batch layer to hold it, found that it waits to be rebuilt")
+                raise Refused(
+                    f"{what}: expected the batch layer to hold it, found that it waits to be rebuilt; run `anabranch "
+                    f"batch {stream.name} --hour {revision.hour}`"
+                )
             return Selected(heads(table)["batch"], frozenset({revision.hour}))
         if wanted.tag is None or wanted.query is None:
-            raise Refused(f"{what}: expected revision {revision.number} to be readable, found: {wanted.readable}")
+            raise Refused(
+                f"{what}: expected revision {revision.number} to be readable, found: {wanted.readable}; `anabranch "
+                f"hours {stream.name} --history {revision.hour}` has those that are"
+            )
         return Selected(find_snapshot(table, wanted.tag), frozenset({revision.hour}))

@@ -61,6 +61,29 @@ def plan_hours(bounds: EventTime, start: datetime, end: datetime) -> tuple[str |
     return first, last
 
 
+def plan_open_spans(bounds: EventTime, state: State) -> list[tuple[datetime, datetime | None]] | None:
+    """The spans of event time, both ends included, of which hours that are not accepted can hold events, in order and
+    apart from each other; None for the end of one that nothing bounds, and in place of all where nothing says how late
+    an event may come. Pure.
+
+    A time is complete when it touches none of them: `plan_hours`, seen from the hours.
+    """
+    if bounds.past is None:
+        return None
+    timeline = state.timeline
+    spans: list[tuple[datetime, datetime | None]] = []
+    for hour in (h for h in hours_between(timeline.first, timeline.open) if not state.is_accepted(h)):
+        begin = start_of(hour) - bounds.past
+        end = end_of(hour) + bounds.future if bounds.future is not None else None
+        if spans and (spans[-1][1] is None or begin <= spans[-1][1]):
+            begin, _ = spans.pop()
+        spans.append((begin, end))
+    begin = start_of(timeline.open) - bounds.past
+    while spans and (spans[-1][1] is None or begin <= spans[-1][1]):
+        begin = min(begin, spans.pop()[0])
+    return [*spans, (begin, None)]
+
+
 def completeness(stream: Stream, state: State, text: str) -> EventTimeCompleteness:
     """Whether every hour that can hold events of a day, or an hour, of event time is accepted. Pure.
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import sqlite3
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
+from page_consumer import code_of_page, consumed, consumer
 from pyiceberg.table.snapshots import Snapshot
 from running import speed_running
 from waiting import wait_for
@@ -26,65 +22,6 @@ from serving_layer import override
 from serving_layer.changes import changes
 
 Make = Callable[..., World]
-
-CONSUMER = """
-import sqlite3, sys
-from pyiceberg.expressions import EqualTo
-from anabranch.job import open_job
-from serving_layer.changes import changes
-
-conf, stream, path = sys.argv[1:]
-own = sqlite3.connect(path, isolation_level=None)
-own.execute("CREATE TABLE IF NOT EXISTS events (hour, partition, offset, event_id)")
-own.execute("CREATE TABLE IF NOT EXISTS hours (hour PRIMARY KEY, revision, served, token)")
-token = own.execute("SELECT token FROM hours ORDER BY rowid DESC LIMIT 1").fetchone()
-job = open_job(stream, conf)
-for change in changes(stream, token and token[0], conf=conf, following=True):
-    scan = job.lake.load(job.stream.table).scan(EqualTo("ingest_hour", change.hour), snapshot_id=change.snapshot)
-    rows = [(change.hour, r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in scan.to_arrow().to_pylist()]
-    own.execute("BEGIN")
-    own.execute("DELETE FROM events WHERE hour = ?", [change.hour])
-    own.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
-    own.execute("DELETE FROM hours WHERE hour = ?", [change.hour])
-    said = [change.hour, change.revision, change.served, change.token]
-    own.execute("INSERT INTO hours VALUES (?, ?, ?, ?)", said)
-    own.execute("COMMIT")
-"""
-
-
-@contextmanager
-def consumer(one: World, own: Path) -> Iterator[None]:
-    """It follows the stream into a database of its own, and is killed at the end of the `with`."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    command = [sys.executable, "-c", CONSUMER, str(one.folder), one.name, str(own)]
-    process = subprocess.Popen(command, env=environment)
-    try:
-        yield
-        assert process.poll() is None, "expected the consumer to follow until it is killed"
-    finally:
-        process.kill()
-        process.wait(30)
-
-
-def consumed(own: Path) -> tuple[list[tuple[str, int, str]], list[tuple[int, int, str]]]:
-    """What the consumer holds: the revision and layer of each hour, and the events."""
-    if not own.exists():
-        return [], []
-    with closing(sqlite3.connect(own, timeout=30)) as connection:
-        try:
-            hours = connection.execute("SELECT hour, revision, served FROM hours ORDER BY hour").fetchall()
-            return hours, sorted(connection.execute("SELECT partition, offset, event_id FROM events").fetchall())
-        except sqlite3.OperationalError:
-            return [], []
-
-
-def python_of_page(section: str) -> dict[str, Any]:
-    """What the first Python of a section of docs/downstream.md defines."""
-    page = (Path(__file__).parents[2] / "docs" / "downstream.md").read_text(encoding="utf-8")
-    code = page.partition(f"\n{section}\n")[2].partition("```python\n")[2].partition("```")[0]
-    defined: dict[str, Any] = {}
-    exec(compile(code, "docs/downstream.md", "exec"), defined)
-    return defined
 
 
 def promised(one: World) -> Watermarks:
@@ -135,7 +72,8 @@ def test_a_consumer_that_is_killed_equals_the_table_through_restatements_and_ove
     catalog = one.job.environment.catalog.name
     source, target = f"{catalog}.{one.job.stream.table}", f"{catalog}.{one.name}.copy"
     one.spark.table(source).limit(0).writeTo(target).partitionedBy("ingest_hour").create()
-    code = python_of_page("## Spark")
+    code: dict[str, Any] = {}
+    exec(compile(code_of_page("## Spark"), "docs/downstream.md", "exec"), code)
     for _ in range(2):
         code["follow"](one.spark, one.name, source, target, str(one.folder))
         copied = [(r.kafka_partition, r.kafka_offset, r.event_id) for r in one.spark.table(target).collect()]

@@ -12,36 +12,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accepted_hours import HOURS, accept, confirm, cut, expire, four_hours
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lakes import FIRST, StreamLake, new_lake, new_state
+from lakes import FIRST, StreamLake, new_state
 from proofs import NOW
 from proofs import job as job_of
 
 from anabranch.cli import main
 from anabranch.errors import ConfigurationError
-from anabranch.hours import Cut, Timeline, shift
+from anabranch.hours import Timeline, shift
 from anabranch.protocol import apply, ledger
 from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
-from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.restore_ledger import restore_ledger
-from anabranch.protocol.state import Accepted, State, accepted_properties
+from anabranch.protocol.state import Accepted, State
 from anabranch.table import admin
-from anabranch.table.commits import Change, Commit, Outcome
-from anabranch.table.snapshots import files_of, plan_expiry
+from anabranch.table.snapshots import files_of
 from serving_layer import changes as feed
 from serving_layer import override
 from serving_layer.changes import plan
 from serving_layer.changes.printing import print_change
 from serving_layer.changes.token import Content, Cursor, Token
-
-HOURS = [shift(FIRST, n) for n in range(4)]
-
-
-def cut(hour: str) -> Cut:
-    n = HOURS.index(hour)
-    return Cut("t", {0: (10 * n, 10 * n + 10)})
 
 
 def row(hour: str, kind: Kind, revision: int, id: str, served: Layer = "batch", at: datetime = NOW) -> LedgerRow:
@@ -210,47 +202,7 @@ def test_a_token_is_short_printable_and_of_one_stream() -> None:
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
     """Four sealed hours, of which the speed layer has ten offsets each."""
-    timeline = Timeline(FIRST, shift(HOURS[-1], 1), {0: 40}, sealed={h: cut(h) for h in HOURS})
-    one = new_lake(tmp_path, timeline=timeline)
-    rows = [(h, 0, o) for h in HOURS for o in range(*cut(h).ranges[0])]
-    assert one.publish(one.speed(one.stage(rows), {0: 40})) is Outcome.LANDED
-    return one
-
-
-def accept(lake: StreamLake, hour: str, rows: int, record: bool = True) -> None:
-    """The batch layer publishes the next revision of an hour, with so many of its rows."""
-    state = lake.state()
-    before = state.accepted.get(hour)
-    revision = before.revision + 1 if before is not None else 1
-    staged = lake.stage([(hour, 0, cut(hour).ranges[0][0] + i) for i in range(rows)])
-    state = lake.state()
-    decided = ledger.decision(hour, "accepted", revision, cut(hour), NOW, new_id(), served=state.served_by(hour))
-    publish = lake.accept(
-        staged, hour, Accepted(revision, cut(hour)), state, decisions=(replace(decided, served="batch"),),
-        timeline=replace(state.timeline, sealed={h: c for h, c in state.timeline.sealed.items() if h != hour}),
-    )  # fmt: skip
-    if state.overrides.get(hour) == "speed":
-        batch = replace(
-            publish.changes[0], properties=accepted_properties(state, {hour: Accepted(revision, cut(hour))})
-        )
-        publish = replace(publish, changes=(batch, Change("main")), decisions=(replace(decided, served="speed"),))
-    assert lake.publish(publish, state) is Outcome.LANDED
-    if record:
-        ledger.record_waiting(lake.lake, lake.stream.hours_table, lake.state())
-
-
-def confirm(lake: StreamLake) -> None:
-    """The next publish drops what the ledger was read back to hold."""
-    state = lake.state()
-    known = ledger.record_waiting(lake.lake, lake.stream.hours_table, state)
-    changes = tuple(Change(b) for b in ("speed", "batch", "main"))
-    assert lake.publish(Publish(new_id(), changes, state.timeline, confirmed=known), state) is Outcome.LANDED
-
-
-def expire(lake: StreamLake) -> None:
-    """All snapshots but the heads and the tagged ones."""
-    table = lake.table()
-    lake.lake.commit(table, Commit(new_id(), {}, (), expire=plan_expiry(table, None, NOW, keep=0)))
+    return four_hours(tmp_path)
 
 
 def in_main(lake: StreamLake) -> dict[str, list[str]]:

@@ -197,6 +197,13 @@ def test_a_condition_has_the_answer_of_all_rows(beside: Beside, where: str) -> N
         ("n = 56 OR price = 2.01", 2),
         ("id IN (203, 204, 301)", 2),
         ("price > 4.00", 2),
+        ("n IN (56, 57)", 1),
+        ("n IN (57, 1000) OR n IS NULL", 6),
+        ("n NOT IN (56, 57)", 5),
+        ("s IN ('p23', 'zz') AND d IN ('2026-11-20', '2026-11-21')", 4),
+        ("n IN (56, 1000) AND price IN (2.01, 5.01)", 1),
+        ("year(event_date) = 2025", 0),
+        ("t::DATE = '2020-11-21'", 6),
         ("n IS NOT NULL", 5),
         ("s LIKE 'p1%'", 6),
         # Bounds pass over NaN, which is greater than any number.

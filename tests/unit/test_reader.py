@@ -7,14 +7,17 @@ import json
 import sys
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import polars as pl
 import pyarrow.parquet as pq
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from lakes import DDL, StreamLake, decide
+from lakes import DDL, StreamLake, decide, new_lake
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, event, new_proof, read, record, stage_rows
 
 import anabranch
@@ -22,9 +25,10 @@ from anabranch.cli import main
 from anabranch.config import EventTime
 from anabranch.config.columns import parse_columns
 from anabranch.errors import ConfigurationError
-from anabranch.hours import shift
+from anabranch.hours import shift, start_of
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.state import Accepted
+from anabranch.protocol.watermarks import Watermarks
 from anabranch.table.commits import Outcome
 from anabranch.table.snapshots import find_snapshot, heads, made_at
 from batch_layer.plan import Rebuilt, plan_publish
@@ -44,19 +48,24 @@ def one(tmp_path: Path) -> StreamLake:
     accept(made, HOUR, BEFORE, [event(0, o, HOUR, n=o) for o in range(4)])
     read(made, [event(0, o, NEXT, event_date=date(2026, 11, 20 + o % 2)) for o in range(4, 10)], {0: 10})
     read(made, [event(0, 10, OPEN)], {0: 11})
-    (tmp_path / "streams").mkdir()
+    configure(made)
+    return made
+
+
+def configure(made: StreamLake, ddl: str = DDL) -> None:
+    """Write the configuration that the lake is of."""
+    (made.folder / "streams").mkdir()
     environment = {
         "kafka": {"bootstrap_servers": "127.0.0.1:1"},
         "catalog": {
             "name": "lake",
-            "uri": f"sqlite:///{tmp_path}/catalog.db",
-            "warehouse": f"file://{tmp_path}/warehouse",
+            "uri": f"sqlite:///{made.folder}/catalog.db",
+            "warehouse": f"file://{made.folder}/warehouse",
         },
     }
-    stream = {"topic": "events", "table": made.name, "format": "json", "key": "id", "schema": DDL}
-    (tmp_path / "anabranch.yaml").write_text(yaml.safe_dump(environment))
-    (tmp_path / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
-    return made
+    stream = {"topic": "events", "table": made.name, "format": "json", "key": "id", "schema": ddl}
+    (made.folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    (made.folder / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
 
 
 def restate(one: StreamLake, hour: str, revision: int, rows: list[dict[str, Any]]) -> None:
@@ -241,6 +250,46 @@ def test_a_relation_reads_what_the_whole_question_needs(one: StreamLake) -> None
     relation = anabranch.open("events", conf=one.folder, only_accepted=True).duckdb(columns=["n", "ingest_hour"])
     gc.collect()
     assert relation.filter("n >= 2").aggregate("sum(n) AS total").fetchall() == [(5,)]
+
+
+def test_a_dataset_is_of_any_connection_and_of_what_the_handle_selects(one: StreamLake) -> None:
+    rows = anabranch.open("events", conf=one.folder, only_accepted=True).dataset()
+    with duckdb.connect(":memory:") as connection:
+        connection.register("rows", rows)
+        assert connection.sql("SELECT count(*), max(n) FROM rows").fetchall() == [(4, 3)]
+
+
+def test_watermarks_are_those_of_now_or_of_then(one: StreamLake) -> None:
+    then = str(heads(one.table())["main"])
+    accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
+    assert anabranch.open("events", conf=one.folder).watermarks() == Watermarks(NEXT, start_of(OPEN))
+    assert anabranch.open("events", conf=one.folder, as_of=then).watermarks() == Watermarks(HOUR, start_of(OPEN))
+
+
+def test_polars_has_the_values_and_the_types(tmp_path: Path) -> None:
+    ddl = (
+        "id STRING NOT NULL, n INT, x DOUBLE, price DECIMAL(20, 2), at TIMESTAMP, day DATE, flag BOOLEAN, raw BINARY, "
+        "place STRUCT<lat: DOUBLE, tags: ARRAY<STRING>>, marks MAP<STRING, BIGINT>"
+    )
+    made = new_lake(tmp_path, ddl=ddl)
+    configure(made, ddl)
+    at = datetime(2026, 11, 21, 0, 0, 0, 123456, tzinfo=UTC)
+    full = {
+        "id": "a", "n": 1, "x": -0.5, "price": Decimal("123456789012345678.25"), "at": at, "day": date(1969, 12, 31),
+        "flag": False, "raw": b"\x00\xff", "place": {"lat": 48.2, "tags": ["x", None]}, "marks": {"k": 2**40},
+    }  # fmt: skip
+    empty = {"place": {"lat": None, "tags": []}, "marks": {}}
+    nulls = dict.fromkeys(full)
+    rows = [full, nulls | empty | {"id": "b"}, nulls | {"id": "c"}]
+    read(made, [event(0, o) | row for o, row in enumerate(rows)], {0: 3})
+    frame = anabranch.open("events", conf=tmp_path).polars(columns=list(full)).sort("id")
+    assert dict(frame.schema) == {
+        "id": pl.String(), "n": pl.Int32(), "x": pl.Float64(), "price": pl.Decimal(20, 2),
+        "at": pl.Datetime("us", "UTC"), "day": pl.Date(), "flag": pl.Boolean(), "raw": pl.Binary(),
+        "place": pl.Struct({"lat": pl.Float64(), "tags": pl.List(pl.String())}),
+        "marks": pl.Map(pl.String(), pl.Int64()),
+    }  # fmt: skip
+    assert frame.to_dicts() == rows
 
 
 def test_polars_that_is_not_there_is_named(one: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,61 @@
+"""A plugin of dbt-duckdb: a stream's table, and through what it is complete and fresh, as sources of a dbt project.
+
+A profile names this module among its `plugins`. A source's `config` says `plugin` and, unless they are its name and
+`rows`, `stream` and `read` (`rows` or `watermarks`). docs/downstream.md has a whole project.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from dbt.adapters.duckdb.plugins import BasePlugin
+
+from anabranch.errors import ConfigurationError
+from anabranch.hours import end_of
+from serving_layer.reader.handle import open_table
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
+    from dbt.adapters.duckdb.utils import SourceConfig
+
+    from anabranch.protocol.watermarks import Watermarks
+
+_TIME = pa.timestamp("us", "UTC")
+_WATERMARKS = pa.schema(
+    {"complete_through": pa.string(), "complete_until": _TIME, "fresh_through": _TIME}  # the hour, and its end
+)
+
+
+class Plugin(BasePlugin):  # type: ignore[misc]
+    """Looks the table up each time that a model names the source: what it reads then is one snapshot."""
+
+    def initialize(self, plugin_config: dict[str, Any]) -> None:
+        """`conf`: the configuration folder (default: ANABRANCH_CONF, else conf)."""
+        self._conf = plugin_config.get("conf")
+
+    def load(self, source_config: SourceConfig) -> ds.Dataset | pa.Table:
+        """All rows of `main`, or one row of watermarks. Raises ConfigurationError, Refused, Transient."""
+        table = open_table(source_config.get("stream", source_config.identifier), conf=self._conf)
+        match read := source_config.get("read", "rows"):
+            case "rows":
+                return table.dataset()
+            case "watermarks":
+                return _as_table(table.watermarks())
+        raise ConfigurationError(
+            f"source {source_config.table_name()}, read: expected rows or watermarks, found {read!r}"
+        )
+
+    def default_materialization(self) -> str:
+        """Nothing is copied: each statement opens the files that it needs."""
+        return "view"
+
+
+def _as_table(found: Watermarks) -> pa.Table:
+    through = found.complete_through
+    row = {
+        "complete_through": through,
+        "complete_until": end_of(through) if through is not None else None,
+        "fresh_through": found.fresh_through,
+    }
+    return pa.Table.from_pylist([row], _WATERMARKS)

@@ -1,0 +1,1 @@
+"""Windows: the views that a stream declares, read from their partials and the rows that have none yet."""

@@ -1,0 +1,94 @@
+"""docs/query.md for tests: its code by section, a stream that its questions are asked of, and Python's answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import yaml
+from world import World, event
+
+from anabranch.hours import start_of
+from anabranch.table.catalog_settings import catalog_properties
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "query.md"
+SCHEMA = "event_id STRING NOT NULL, player_id STRING NOT NULL, event_time TIMESTAMP NOT NULL"
+DAY = "2026-11-21"
+
+# Runs the blocks of each section one after another, and tells the answer of each.
+RUN = """
+import json, sys
+from anabranch.output import plain
+
+def rows_of(answer):
+    if isinstance(answer, int):
+        return [[answer]]
+    if hasattr(answer, "to_arrow_table"):
+        answer = answer.to_arrow_table()
+    if hasattr(answer, "to_pylist"):
+        return [list(row.values()) for row in answer.to_pylist()]
+    return answer.values.tolist()
+
+answers = {}
+for section, blocks in json.load(sys.stdin).items():
+    names = {}
+    for block in blocks:
+        exec(block, names)
+        answers.setdefault(section, []).append(plain(rows_of(names["answer"])))
+json.dump(answers, sys.stdout)
+"""
+
+
+def asked_world(world: Callable[..., World]) -> tuple[World, str]:
+    """A stream whose records are published, and the day that they are of, which is in the place of the page's."""
+    day = (datetime.now(UTC) - timedelta(days=1)).strftime("%Y-%m-%d")
+    one = world(schema=SCHEMA)
+    one.topic()
+    _send(one, day)
+    one.apply()
+    one.speed()
+    return one, day
+
+
+def sections_of_page(one: World, day: str) -> dict[str, list[str]]:
+    """By heading, the section's code blocks, of this stream and day."""
+    text = PAGE.read_text("utf-8").replace("games.game_events", one.job.stream.table)
+    text = text.replace('open("game_events")', f'open("{one.name}")').replace(DAY, day)
+    parts = re.split(r"^## (.*)\n", text, flags=re.MULTILINE)
+    blocks = zip(
+        parts[1::2], (re.findall(r"^```\w+\n(.*?)^```", body, re.M | re.S) for body in parts[2::2]), strict=True
+    )
+    return {title: found for title, found in blocks if found}
+
+
+def _send(world: World, day: str) -> None:
+    """Events of three hours over a night and a day, late ones too, some of one player at the ends of the times."""
+    values = []
+    for i in range(240):
+        at = start_of(f"{day}T09") + timedelta(minutes=i * 45 / 60, seconds=i % 7)
+        happened = at - timedelta(days=1) if i % 19 == 0 else at
+        values.append((i % 2, at, event(f"e{i:03}", happened, player_id=f"p{i % (5 + i % 9)}")))
+    for i, second in enumerate((0, 600, 1799, 1800)):
+        at = start_of(f"{day}T10") + timedelta(seconds=second)
+        received = start_of(f"{day}T11") + timedelta(minutes=59, seconds=i)
+        values.append((0, received, event(f"x{i}", at, player_id="p7")))
+    world.send(sorted(values, key=lambda value: value[1]))
+
+
+def run_python(one: World, sections: dict[str, list[str]]) -> dict[str, list[list[list[Any]]]]:
+    """In a process of its own, as a reader would: the catalog in PyIceberg's own file, with its own file system."""
+    properties = {k: v for k, v in catalog_properties(one.job.environment).items() if k != "py-io-impl"}
+    (one.folder / ".pyiceberg.yaml").write_text(yaml.safe_dump({"catalog": {"lake": properties}}))
+    environment = os.environ | {"PYICEBERG_HOME": str(one.folder), "ANABRANCH_CONF": str(one.folder)}
+    command, given = [sys.executable, "-c", RUN], json.dumps(sections)
+    done = subprocess.run(command, input=given, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    answers: dict[str, list[list[list[Any]]]] = json.loads(done.stdout)
+    return answers
