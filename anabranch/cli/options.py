@@ -11,6 +11,31 @@ if TYPE_CHECKING:
     from anabranch.job import Job
 
 
+def _streams(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The streams that a configuration folder has files of, as a shell completes their names."""
+    from anabranch.config import stream_names
+
+    return [name for name in stream_names(context.params.get("conf")) if name.startswith(incomplete)]
+
+
+def stream_argument(required: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """STREAM, which a shell completes."""
+    return click.argument("stream", required=required, shell_complete=_streams)
+
+
+def all_streams(conf: str | None) -> list[str]:
+    """The streams that a configuration folder has files of. Raises ConfigurationError for none."""
+    from anabranch import config
+    from anabranch.errors import ConfigurationError
+
+    if names := list(config.stream_names(conf)):
+        return names
+    raise ConfigurationError(
+        f"{config.resolve_folder(conf)}/streams: expected at least one stream's file, found none; `anabranch init DIR` "
+        "writes some to begin with"
+    )
+
+
 def options(command: Callable[..., None]) -> Callable[..., None]:
     """`--output` and `--conf`."""
     command = click.option("--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")(

@@ -32,8 +32,14 @@ class Lake:
 
     def __init__(self, aws: Aws, environment: dict[str, Any], folder: Path) -> None:
         self.aws = aws
-        # AWS judges a look at a bucket as s3:ListBucket, moto by a name of its own.
-        names = {"BUCKET": "lake", '"s3:ListBucket"': '["s3:ListBucket", "s3:HeadBucket"]'}
+        # AWS judges a look at a bucket as s3:ListBucket, moto by a name of its own; and the deletion of several objects
+        # by each of them, moto by the bucket.
+        names = {
+            '"s3:ListBucket"': '["s3:ListBucket", "s3:HeadBucket"]',
+            '"arn:aws:s3:::EXPORTS/STREAM/*"': '["arn:aws:s3:::exports/events/*", "arn:aws:s3:::exports"]',
+            "BUCKET": "lake",
+            "EXPORTS": "exports",
+        }
         policies = {}
         for file in sorted(POLICIES.glob("*.json")):
             policies[file.stem] = reduce(lambda text, name: text.replace(name, names[name]), names, file.read_text())
@@ -57,8 +63,8 @@ class Lake:
     def s3(self, name: str) -> Any:
         return self.aws.client("s3", self.keys[name])
 
-    def objects(self) -> list[str]:
-        listed = self.s3("everything").get_paginator("list_objects_v2").paginate(Bucket="lake")
+    def objects(self, bucket: str = "lake") -> list[str]:
+        listed = self.s3("everything").get_paginator("list_objects_v2").paginate(Bucket=bucket)
         return [entry["Key"] for page in listed for entry in page.get("Contents", [])]
 
 
@@ -100,10 +106,24 @@ def test_each_component_does_its_work_with_its_policy_and_a_reader_publishes_not
         run(one, question[0], one.name, *(hour if word == "HOUR" else word for word in question[1:]))
     run(one, "query", f"SELECT count(*) FROM {one.job.stream.table}")
 
+    # Egress, to a bucket of its own; the jobs could not write there.
+    lake.s3("everything").create_bucket(Bucket="exports")
+    one.configure(egress=[{"name": "export", "type": "folder", "root": "s3://exports/events"}])
+    lake.with_key("apply")
+    run(one, "apply", one.name)
+    lake.with_key("jobs")
+    assert "what the bucket's policy allows them" in run(one, "egress", one.name, expect=2)
+    lake.with_key("egress")
+    run(one, "egress", one.name)
+    run(one, "serve-hour", one.name, hour, "--layer", "auto", "--why", "seen")
+    run(one, "egress", one.name)
+    exported = lake.objects("exports")
+    assert sum(key.endswith("/_SUCCESS") for key in exported) == 1
+    assert sum(key.endswith(".parquet") for key in exported) == 1
+
     # Maintenance deletes rows; the jobs could not.
     lake.with_key("maintain")
     one.configure(maintain={"speed_hours": "0 seconds"})
-    run(one, "serve-hour", one.name, hour, "--layer", "auto", "--why", "seen")
     run(one, "maintain", one.name)
     assert one.contents() == one.acknowledged()
     data = next(key for key in lake.objects() if key.endswith(".parquet"))

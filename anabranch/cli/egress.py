@@ -1,0 +1,61 @@
+"""The command that delivers accepted hours to other systems."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from anabranch.cli.options import open_stream, options, stream_argument
+
+if TYPE_CHECKING:
+    from anabranch.protocol.deliveries import Delivery
+    from serving_layer.egress import Failed
+
+
+@click.command()
+@stream_argument()
+@click.option("--target", metavar="NAME", help="Only this one of the stream's targets.")
+@options
+def egress(stream: str, target: str | None, conf: str | None, output: str) -> None:
+    """Deliver accepted hours to the targets of the stream's file (`egress:`), until each has them all.
+
+    One line (with --output json one object) for each hour that was delivered, at once. Again, it delivers what was
+    accepted or stated anew since. Ended anywhere, the next run goes on. A target that fails keeps no other from its
+    hours; the exit code is then the first failure's.
+    """
+    from serving_layer import egress as room
+
+    job = open_stream(stream, conf)
+    failed: list[room.Failed] = []
+    try:
+        delivered = 0
+        for one in room.egress(job, room.targets_of(job, target)):
+            if isinstance(one, room.Failed):
+                failed.append(one)
+            else:
+                delivered += 1
+            _print(one, output)
+        if output == "text" and not (delivered or failed):
+            click.echo(f"{stream}: nothing to deliver")
+    finally:
+        job.kafka.close()
+    if failed:
+        sys.exit(failed[0].error.exit_code)
+
+
+def _print(one: Delivery | Failed, output: str) -> None:
+    from anabranch.output import plain
+    from anabranch.protocol.deliveries import Delivery
+
+    if not isinstance(one, Delivery):
+        line: dict[str, Any] = {"target": one.target, "failed": str(one.error)}
+        words = f"{one.target}  failed: {one.error}"
+    else:
+        line = {key: plain(value) for key, value in vars(one).items()}
+        words = f"{one.target}  {one.hour}  revision {one.revision}  {one.served}  {one.rows} rows"
+        words += f"  {one.files} files" if one.files else ""
+    click.echo(json.dumps(line) if output == "json" else words)
+    sys.stdout.flush()

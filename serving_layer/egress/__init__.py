@@ -1,0 +1,108 @@
+"""Egress: accepted hours delivered to where other systems read them, as a consumer of the changes.
+
+1. The position is the newest delivery that the stream's table of deliveries knows (`anabranch.protocol.deliveries`).
+2. The changes behind it say which hours are complete, or were stated anew.
+3. Each is delivered whole in the place of what the target holds of it, and then recorded.
+
+A process that ends anywhere between two steps delivers that hour again, which leaves the target as if it were once:
+docs/egress.md says so of each kind of target, decision 28 why.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anabranch.config.egress import FolderTarget, SearchTarget, Target
+from anabranch.errors import AnabranchError, ConfigurationError, Transient
+from anabranch.fail_points import Step, reach
+from anabranch.protocol import deliveries
+from anabranch.protocol.deliveries import Delivery
+from serving_layer import changes as feed
+from serving_layer.changes.token import Token
+from serving_layer.egress.folder import Folder, open_folder
+from serving_layer.egress.hour import open_hour
+from serving_layer.egress.search import Search, open_search
+from serving_layer.egress.topic import Topic, open_topic
+
+if TYPE_CHECKING:
+    from anabranch.job import Job
+
+LOG = logging.getLogger(__name__)
+
+# An hour's snapshot expires in minutes on a busy stream; right after the changes gave it, it has not.
+_TRIES = 5
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A target that could not be delivered to, and why. What was delivered before stays delivered."""
+
+    target: str
+    error: AnabranchError
+
+
+def targets_of(job: Job, name: str | None) -> tuple[Target, ...]:
+    """The stream's targets, or the one of that name. Raises ConfigurationError where there is none, and for a folder
+    that is in the warehouse, whose maintenance would take its files for orphans."""
+    stream, warehouse = job.stream, job.environment.catalog.warehouse.rstrip("/") + "/"
+    chosen = tuple(t for t in stream.egress if name in (None, t.name))
+    if not chosen:
+        known = ", ".join(t.name for t in stream.egress) or "none: the stream's file has no `egress:`"
+        wanted = f"the target {name!r}" if name is not None else "a target"
+        raise ConfigurationError(f"egress of stream {stream.name}: expected {wanted}, found {known}")
+    for target in chosen:
+        if f"{target.place}/".startswith(warehouse):
+            raise ConfigurationError(
+                f"egress.{target.name}: expected a place outside the warehouse {warehouse}, found {target.place}"
+            )
+    return chosen
+
+
+def egress(job: Job, targets: tuple[Target, ...]) -> Iterator[Delivery | Failed]:
+    """Deliver to each target what it lacks, hour by hour, and say so of each. A target that fails keeps no other from
+    its hours; what ends no other way, such as an error that nobody meant to happen, is raised."""
+    for target in targets:
+        try:
+            yield from deliver(job, target)
+        except AnabranchError as error:
+            LOG.error("egress %s of stream %s: %s", target.name, job.stream.name, error)
+            yield Failed(target.name, error)
+
+
+def deliver(job: Job, target: Target) -> Iterator[Delivery]:
+    """Deliver the hours behind a target's position, in the order of the changes. Raises Transient, ConfigurationError,
+    Terminal for a stream to which `egress:` was added and not applied."""
+    lake, stream = job.lake, job.stream
+    with _open(job, target) as outlet:
+        last = outlet.last()
+        token = Token.decode(last.token) if last is not None else Token(stream.name)
+        tried = 0
+        while tried < _TRIES:
+            for change in feed.poll(job, token):
+                hour = open_hour(job, change)
+                if hour is None:
+                    # Its snapshot has expired while hours before it were delivered: the changes are asked anew.
+                    tried += 1
+                    break
+                delivery = outlet.deliver(hour, change.token)
+                reach(Step.EGRESS_DELIVERED)
+                deliveries.record(lake, stream.egress_table, delivery)
+                reach(Step.EGRESS_RECORDED)
+                token, tried = Token.decode(change.token), 0
+                yield delivery
+            else:
+                return
+    raise Transient(
+        f"egress {target.name} of stream {stream.name}: expected to open an hour's snapshot once in {_TRIES} tries, "
+        "found that it had expired each time; run it again"
+    )
+
+
+def _open(job: Job, target: Target) -> AbstractContextManager[Folder | Topic | Search]:
+    if isinstance(target, FolderTarget):
+        return open_folder(job, target)
+    return open_search(job, target) if isinstance(target, SearchTarget) else open_topic(job, target)

@@ -1,0 +1,159 @@
+"""Folders: an hour as Parquet files, of which a manifest and `_SUCCESS` tell.
+
+    ROOT/date=2026-11-20/hour=13/2026-11-20T13-r1-5f0c1e92-00000.parquet
+    ROOT/date=2026-11-20/hour=13/_manifest.json
+    ROOT/date=2026-11-20/hour=13/_SUCCESS
+
+The steps keep two promises, whatever ends between them: the manifest names files that are all there, of one revision;
+and while `_SUCCESS` is there, the folder holds the files of the manifest and no others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from anabranch.config.egress import FolderTarget
+from anabranch.errors import Transient
+from anabranch.fail_points import Step, reach
+from anabranch.protocol import deliveries
+from anabranch.protocol.deliveries import Delivery
+from anabranch.protocol.publish import new_id
+from anabranch.remote_errors import lake_errors
+from serving_layer.egress.hour import Hour
+from serving_layer.egress.manifest import NAME, SUCCESS, Manifest, ParquetFile, Todo, of_hour, plan_folder
+from serving_layer.egress.storage import Storage, opened
+
+if TYPE_CHECKING:
+    from anabranch.job import Job
+
+LOG = logging.getLogger(__name__)
+
+
+def folder_of(root: str, hour: str) -> str:
+    """The folder of an hour. Pure."""
+    date, _, of_day = hour.partition("T")
+    return f"{root}/date={date}/hour={of_day}"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder target."""
+
+    job: Job
+    target: FolderTarget
+    storage: Storage
+
+    def last(self) -> Delivery | None:
+        """The newest delivery. Raises Transient, Terminal for a table of deliveries that is not there."""
+        return deliveries.newest(self.job.lake, self.job.stream.egress_table, self.target.name, self.target.root)
+
+    def deliver(self, hour: Hour, token: str) -> Delivery:
+        """Have the hour's folder hold the hour's rows. Again, it has nothing to do.
+
+        Raises Transient, also when another process delivers the same hour at this moment, and as `plan_folder` does.
+        """
+        folder, storage = folder_of(self.target.root, hour.name), self.storage
+        path, success = f"{folder}/{NAME}", f"{folder}/{SUCCESS}"
+        with lake_errors(f"deliver to {folder}"):
+            # Step 1: what the folder holds.
+            seen, marked = storage.find(path), storage.find(success)
+            before = Manifest.decode(path, seen.body) if seen is not None else None
+            todo = plan_folder(path, before, marked.body if marked is not None else None, hour)
+            delivery = new_id()
+            if before is not None and todo is Todo.NOTHING:
+                return hour.delivered(self.target.name, self.target.root, before.delivery, len(before.files), token)
+            # Step 2: without `_SUCCESS`, files that do not count yet.
+            if before is None or todo is Todo.WRITE:
+                if marked is not None:
+                    storage.delete(folder, frozenset({SUCCESS}))
+                reach(Step.EGRESS_BEGUN)
+                files = self._write(folder, hour, delivery)
+            else:
+                files = before.files
+            reach(Step.EGRESS_WRITTEN)
+            # Step 3: they count. What was listed before is of revisions and processes that do not.
+            after = of_hour(hour, files, delivery)
+            listed = storage.names(folder)
+            if not storage.replace(path, after.encode(), seen):
+                self._give_up_unless_named(path, after)
+            reach(Step.EGRESS_NAMED)
+            # Step 4: the others go.
+            storage.delete(folder, listed - after.names - {NAME, SUCCESS})
+            reach(Step.EGRESS_CLEARED)
+            # Step 5: the folder is the hour.
+            storage.put(success, f"{delivery}\n".encode())
+        return hour.delivered(self.target.name, self.target.root, delivery, len(files), token)
+
+    def _write(self, folder: str, hour: Hour, delivery: str) -> tuple[ParquetFile, ...]:
+        written: list[ParquetFile] = []
+        with hour.batches(self.target.name) as batches:
+            for part in _parts(batches, self.target.file_rows):
+                name = f"{hour.name}-r{hour.revision}-{delivery[:8]}-{len(written):05}.parquet"
+                rows, size = self._write_file(f"{folder}/{name}", batches.schema, part)
+                written.append(ParquetFile(name, rows, size))
+        if (rows := sum(file.rows for file in written)) != hour.rows:
+            raise Transient(
+                f"deliver to {folder}: expected {hour.rows} rows of hour {hour.name} as its manifests say, found "
+                f"{rows}; nothing was given to readers, run it again"
+            )
+        return tuple(written)
+
+    def _write_file(self, path: str, schema: pa.Schema, part: Iterator[pa.RecordBatch]) -> tuple[int, int]:
+        rows = 0
+        with self.storage.output(path) as stream:
+            with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
+                for batch in part:
+                    writer.write_batch(batch)
+                    rows += batch.num_rows
+            size = stream.tell()
+        self.storage.synced(path)
+        return rows, size
+
+    def _give_up_unless_named(self, path: str, after: Manifest) -> None:
+        """Return when the manifest is there: it was written, and the answer lost. Raises Transient else, without what
+        was written, but for files that another process found here and named in its own."""
+        seen = self.storage.find(path)
+        now = Manifest.decode(path, seen.body) if seen is not None else None
+        if now == after:
+            return
+        folder = path.removesuffix(f"/{NAME}")
+        mine = {name for name in after.names if f"-{after.delivery[:8]}-" in name}
+        self.storage.delete(folder, frozenset(mine - (now.names if now is not None else frozenset())))
+        raise Transient(
+            f"deliver to {folder}: expected to be the only process, found that another delivered the hour meanwhile; "
+            "run it again"
+        )
+
+
+def _parts(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[Iterator[pa.RecordBatch]]:
+    """The batches in parts of so many rows; each part is to be read before the next is asked for."""
+    left: list[pa.RecordBatch] = []
+
+    def part(first: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        wanted, batch = rows, first
+        while batch is not None:
+            if batch.num_rows > wanted:
+                yield batch.slice(0, wanted)
+                left.append(batch.slice(wanted))
+                return
+            yield batch
+            wanted -= batch.num_rows
+            batch = next(flowing, None) if wanted else None
+
+    flowing = (batch for batch in batches if batch.num_rows)
+    while (first := left.pop() if left else next(flowing, None)) is not None:
+        yield part(first)
+
+
+@contextmanager
+def open_folder(job: Job, target: FolderTarget) -> Iterator[Folder]:
+    """A folder target, until the end of the `with`. Raises Transient while another process has a local one."""
+    with opened(job.environment, target.root) as storage:
+        yield Folder(job, target, storage)

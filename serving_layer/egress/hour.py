@@ -1,0 +1,123 @@
+"""An hour to be delivered: what `main` serves of it at the snapshot that the changes name, its rows as they come."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import duckdb
+import pyarrow as pa
+
+from anabranch.errors import Transient
+from anabranch.progress import Progress
+from anabranch.protocol.deliveries import Delivery
+from anabranch.protocol.ledger_row import Layer
+from anabranch.remote_errors import lake_errors
+from serving_layer.changes import HourChange
+from serving_layer.query.datasets import TableFiles, connected, is_reading_failure, plan_files
+
+if TYPE_CHECKING:
+    from anabranch.job import Job
+
+LOG = logging.getLogger(__name__)
+
+# Of an hour's rows so much is in memory at most; what the sort needs beyond that goes to a temporary folder.
+_MEMORY = "1GB"
+_BATCH_ROWS = 16_384
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Rows as they come. Whoever asks for more has dealt with those before."""
+
+    reader: pa.RecordBatchReader
+    progress: Progress
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.reader.schema
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self.reader:
+            yield batch
+            self.progress.step(batch.num_rows)
+
+
+@dataclass(frozen=True)
+class Hour:
+    """An accepted hour at a snapshot of `main`. `source` tells its content from any other, since it is of the names of
+    its data files, which never change; `sequence` is the snapshot's, so that of two the later is known."""
+
+    stream: str
+    name: str
+    revision: int
+    served: Layer
+    snapshot_id: int
+    sequence: int
+    source: str
+    rows: int
+    files: TableFiles = field(repr=False, compare=False)
+
+    def delivered(self, target: str, place: str, id: str, files: int, token: str) -> Delivery:
+        """The row that says that it is whole at a target, now."""
+        return Delivery(
+            delivery_id=id,
+            hour=self.name,
+            target=target,
+            place=place,
+            revision=self.revision,
+            served=self.served,
+            snapshot_id=self.snapshot_id,
+            rows=self.rows,
+            files=files,
+            token=token,
+            delivered_at=datetime.now(UTC),
+        )
+
+    @contextmanager
+    def batches(self, target: str) -> Iterator[Batches]:
+        """All rows with all columns, by partition and offset, of which a bounded part is in memory; how far their
+        delivery to `target` is, is told. Raises Transient when a file cannot be read, also while the rows are read."""
+        doing = f"egress {target} of stream {self.stream}: hour {self.name}"
+        try:
+            with (
+                lake_errors(f"read hour {self.name}"),
+                connected(_MEMORY) as connection,
+                Progress(LOG, doing, "rows", self.rows) as progress,
+            ):
+                connection.register("hour", self.files.dataset())
+                rows = connection.sql("SELECT * FROM hour ORDER BY kafka_partition, kafka_offset")
+                yield Batches(rows.to_arrow_reader(_BATCH_ROWS), progress)
+        except (duckdb.Error, pa.ArrowException) as error:
+            if not is_reading_failure(error):
+                raise
+            raise Transient(f"read hour {self.name}: expected its files, found: {error}; run it again") from error
+
+
+def open_hour(job: Job, change: HourChange) -> Hour | None:
+    """The hour of a change; None when the snapshot that it was looked up in has expired since. Raises Transient."""
+    stream = job.stream
+    table = job.lake.load(stream.table)
+    snapshot = table.metadata.snapshot_by_id(change.snapshot)
+    if snapshot is None:
+        return None
+    planned = plan_files(stream.table, table, change.snapshot, {change.hour})
+    with lake_errors(f"read the manifests of {stream.table}"):
+        files = planned.select()
+    paths = "\n".join(sorted(file.file_path for file in files))
+    return Hour(
+        stream=stream.name,
+        name=change.hour,
+        revision=change.revision,
+        served=change.served,
+        snapshot_id=change.snapshot,
+        sequence=snapshot.sequence_number or 0,
+        source=hashlib.sha256(f"{table.metadata.table_uuid}\n{paths}".encode()).hexdigest()[:32],
+        rows=sum(file.record_count for file in files),
+        files=planned,
+    )

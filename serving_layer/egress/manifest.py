@@ -1,0 +1,108 @@
+"""The manifest of an hour's folder: the list of the files that count; and what is to be done for an hour. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from anabranch.errors import ConfigurationError, Refused
+from serving_layer.egress.hour import Hour
+
+NAME = "_manifest.json"
+SUCCESS = "_SUCCESS"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class ParquetFile:
+    """A file of an hour's folder, by its name there."""
+
+    name: str
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """An hour as a folder holds it; `delivery` is written anew by each that looks after the folder, and `_SUCCESS`
+    repeats it once the folder holds these files and no others. The rest is as `Hour` has it."""
+
+    stream: str
+    hour: str
+    revision: int
+    served: str
+    snapshot: int
+    sequence: int
+    source: str
+    rows: int
+    files: tuple[ParquetFile, ...]
+    delivery: str
+    version: int = VERSION
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(file.name for file in self.files)
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self), indent=1).encode() + b"\n"
+
+    @staticmethod
+    def decode(path: str, text: bytes) -> Manifest:
+        """Raises ConfigurationError for what `encode` did not write."""
+        try:
+            data: dict[str, Any] = json.loads(text)
+            if data["version"] != VERSION:
+                raise ValueError(f"version {data['version']}")
+            return Manifest(**(data | {"files": tuple(ParquetFile(**file) for file in data["files"])}))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(
+                f"{path}: expected a manifest of version {VERSION}, found {error!r}; if nobody needs that folder, "
+                "remove it"
+            ) from error
+
+
+def of_hour(hour: Hour, files: tuple[ParquetFile, ...], delivery: str) -> Manifest:
+    """The manifest of an hour that was written as these files."""
+    return Manifest(
+        stream=hour.stream,
+        hour=hour.name,
+        revision=hour.revision,
+        served=hour.served,
+        snapshot=hour.snapshot_id,
+        sequence=hour.sequence,
+        source=hour.source,
+        rows=hour.rows,
+        files=files,
+        delivery=delivery,
+    )
+
+
+class Todo(Enum):
+    """What a folder lacks."""
+
+    NOTHING = "it holds the hour"
+    FINISH = "the manifest names the hour's files, others may be there too"
+    WRITE = "it holds another content, or none"
+
+
+def plan_folder(path: str, before: Manifest | None, success: bytes | None, hour: Hour) -> Todo:
+    """What is to be done. Raises ConfigurationError for a folder of another stream, Refused when the folder holds the
+    hour as it was at a later snapshot."""
+    if before is None:
+        return Todo.WRITE
+    if before.stream != hour.stream:
+        raise ConfigurationError(
+            f"{path}: expected hours of stream {hour.stream}, found some of {before.stream}; give each stream a root"
+        )
+    if before.source == hour.source:
+        done = success is not None and success.decode(errors="replace").strip() == before.delivery
+        return Todo.NOTHING if done else Todo.FINISH
+    if before.sequence > hour.sequence:
+        raise Refused(
+            f"{path}: expected what was delivered of the hour before snapshot {hour.snapshot_id} (sequence "
+            f"{hour.sequence}), found what was read later (sequence {before.sequence}): another process delivers to "
+            "this place, or the stream's tables were made anew; then remove the root's folders, or name another root"
+        )
+    return Todo.WRITE

@@ -1,0 +1,219 @@
+"""A search engine, Elasticsearch or OpenSearch: an hour as documents of an index, each by its record's identity.
+
+A document is written with the version of `main` that it was read at, and so is its absence: all places of a restated
+hour that have no row are deleted. So an hour that is sent again, from its beginning, changes nothing; and what another
+process read later stays, whichever of the two comes last.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import requests
+
+from anabranch import config
+from anabranch.attempts import attempts, doubling
+from anabranch.config.egress import SearchTarget
+from anabranch.errors import ConfigurationError, Refused, Transient
+from anabranch.fail_points import Step, reach
+from anabranch.protocol import deliveries
+from anabranch.protocol.deliveries import Delivery
+from anabranch.protocol.publish import new_id
+from serving_layer.egress.bulk import Document, bulks, document, read_answer
+from serving_layer.egress.hour import Hour
+from serving_layer.egress.places import cut_of, rows_of
+from serving_layer.egress.records import places
+
+if TYPE_CHECKING:
+    from anabranch.job import Job
+
+LOG = logging.getLogger(__name__)
+
+_SECONDS = (5.0, 60.0)  # to connect, to answer
+_PATIENCE = 120.0  # a bulk is tried again for so long
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0
+
+
+class _TooLargeError(Exception):
+    """A request has more bytes than the engine takes."""
+
+
+class Index:
+    """An index, by the engine's REST API. Each call raises Transient when the engine does not answer, or not yet, and
+    ConfigurationError when it refuses."""
+
+    def __init__(self, settings: config.Search, name: str) -> None:
+        self.where = f"{settings.url}/{name}"
+        self._session = requests.Session()
+        if settings.user is not None and settings.password is not None:
+            self._session.auth = (settings.user, settings.password.get_secret_value())
+        if settings.api_key is not None:
+            self._session.headers["Authorization"] = f"ApiKey {settings.api_key.get_secret_value()}"
+        self._ca = settings.ca
+
+    def close(self) -> None:
+        self._session.close()
+
+    def uuid(self) -> str | None:
+        """Which index it is, of all that ever had the name; None for none. Raises ConfigurationError for several."""
+        answer = self._ask("GET", "_settings")
+        if answer is None:
+            return None
+        try:
+            (settings,) = answer.values()
+            return str(settings["settings"]["index"]["uuid"])
+        except (AttributeError, ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(
+                f"ask {self.where}: expected one index, or an alias of one, found {str(answer)[:200]}"
+            ) from error
+
+    def refresh(self) -> None:
+        """Let readers find what was sent."""
+        self._ask("POST", "_refresh")
+
+    def send(self, documents: Sequence[Document]) -> None:
+        """Have the index hold the documents; those that it takes later are sent later. Raises Refused naming one that
+        it does not take, Transient also for one that it has of a later reading."""
+        left, reason = list(documents), ""
+        for _ in attempts(doubling(_FIRST_PAUSE, _LONGEST_PAUSE), seconds=_PATIENCE):
+            try:
+                answer = self._ask("POST", "_bulk", b"".join(one.lines for one in left))
+            except _TooLargeError as error:
+                return self._send_halves(left, str(error))
+            except Transient as error:
+                LOG.warning("%s; %d documents are sent again", error, len(left))
+                reason = str(error)
+                continue
+            try:
+                found = read_answer(left, answer)
+            except (ValueError, AttributeError, StopIteration) as error:
+                raise ConfigurationError(f"send to {self.where}: {error}; check search.url") from error
+            if found.refused:
+                one, why = found.refused[0]
+                raise self._refused(one, f"{why}; {len(found.refused)} of {len(left)} documents of the request alike")
+            if found.overtaken:
+                one = found.overtaken[0]
+                raise Transient(
+                    f"send to {self.where}: expected no later reading of partition {one.partition}, offset "
+                    f"{one.offset}, found one: another process delivers; run it again. If there is none, the stream's "
+                    "tables were made anew: name another index"
+                )
+            if not found.again:
+                return
+            left, reason = found.again, found.reason
+            LOG.warning("%s: %s; %d of %d documents are sent again", self.where, reason, len(left), len(documents))
+        raise Transient(f"send to {self.where}: {reason}, for {_PATIENCE:.0f} s; nothing is lost, run it again")
+
+    def _send_halves(self, documents: list[Document], reason: str) -> None:
+        if len(documents) == 1:
+            raise self._refused(documents[0], f"{reason}: it is longer than a request may be")
+        half = len(documents) // 2
+        self.send(documents[:half])
+        self.send(documents[half:])
+
+    def _refused(self, one: Document, reason: str) -> Refused:
+        return Refused(
+            f"send to {self.where}: expected the document of partition {one.partition}, offset {one.offset} to be "
+            f"taken, found {reason}; the hour counts as not delivered: change the index's mapping or settings, "
+            "then run it again"
+        )
+
+    def _ask(self, method: str, path: str, body: bytes | None = None) -> Any:
+        """The answer's JSON; None for an index that is not there."""
+        doing = f"ask {self.where}/{path}"
+        headers = {"Content-Type": "application/x-ndjson"} if body is not None else {}
+        try:
+            answer = self._session.request(
+                method,
+                f"{self.where}/{path}",
+                data=body,
+                headers=headers,
+                timeout=_SECONDS,
+                allow_redirects=False,
+                # With the request: REQUESTS_CA_BUNDLE goes before what a session is told.
+                verify=self._ca,
+            )
+        except (requests.exceptions.SSLError, requests.exceptions.InvalidURL) as error:
+            raise ConfigurationError(f"{doing}: {error}; check search.url and search.ca") from error
+        except requests.exceptions.RequestException as error:
+            raise Transient(f"{doing}: {error} (transient, try again)") from error
+        except OSError as error:
+            raise ConfigurationError(f"{doing}: {error}; check search.ca") from error
+        status, text = answer.status_code, f"{answer.status_code} {answer.text[:300]}"
+        if status == 413:
+            raise _TooLargeError(text)
+        if status in (408, 425, 429) or status >= 500:
+            raise Transient(f"{doing}: {text} (transient, try again)")
+        if status in (401, 403):
+            raise ConfigurationError(
+                f"{doing}: expected leave to, found {text}; check search.user, search.password or search.api_key, and "
+                "what they may do"
+            )
+        if status == 404 and "index_not_found" in answer.text:
+            return None
+        try:
+            if status == 200:
+                return answer.json()
+        except ValueError:
+            pass
+        raise ConfigurationError(f"{doing}: expected the answer of a search engine, found {text}; check search.url")
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search target that is open. The place names the index with its id: one that was made anew is another place."""
+
+    job: Job
+    target: SearchTarget
+    index: Index
+    uuid: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.index.where} ({self.uuid})"
+
+    def last(self) -> Delivery | None:
+        """The newest delivery. Raises Transient, Terminal for a table of deliveries that is not there."""
+        return deliveries.newest(self.job.lake, self.job.stream.egress_table, self.target.name, self.place)
+
+    def deliver(self, hour: Hour, token: str) -> Delivery:
+        """Have the index hold the hour's rows, and nothing else at its places; again, it changes nothing. Raises
+        Transient, also when the index was deleted meanwhile, and as `Index.send` does."""
+        cut, otherwise = cut_of(self.job, hour)
+        with hour.batches(self.target.name) as batches:
+            placed = places(rows_of(batches), cut if otherwise else None)
+            documents = (document(cut.topic_id, place, hour.sequence) for place in placed)
+            for bulk in bulks(documents, self.target.bulk_documents):
+                self.index.send(bulk)
+                reach(Step.EGRESS_INDEXED)
+        self.index.refresh()
+        if (uuid := self.index.uuid()) != self.uuid:
+            raise Transient(
+                f"deliver hour {hour.name} to {self.index.where}: expected the index {self.uuid}, found "
+                f"{uuid or 'none'}: it was deleted meanwhile; create it with its mapping, then run it again"
+            )
+        return hour.delivered(self.target.name, self.place, new_id(), 0, token)
+
+
+@contextmanager
+def open_search(job: Job, target: SearchTarget) -> Iterator[Search]:
+    """A search target, until the end of the `with`. Raises ConfigurationError for no such index, Transient."""
+    settings = job.environment.search
+    if settings is None:
+        raise ConfigurationError(
+            f"egress.{target.name}: expected `search:` with the url of Elasticsearch or OpenSearch in anabranch.yaml, "
+            "found none"
+        )
+    index = Index(settings, target.index)
+    try:
+        if (uuid := index.uuid()) is None:
+            raise ConfigurationError(
+                f"egress.{target.name}: expected the index {index.where}, found none; create it with its mapping"
+            )
+        yield Search(job, target, index, uuid)
+    finally:
+        index.close()

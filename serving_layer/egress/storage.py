@@ -1,0 +1,240 @@
+"""Storage of a folder target: on S3, HDFS or this machine; small files in one step and in no place of another's."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Any, Protocol
+from uuid import uuid4
+
+from anabranch import config
+from anabranch.config.egress import HDFS
+from anabranch.errors import ConfigurationError, Transient
+from anabranch.file_lock import locked
+from anabranch.remote_errors import lake_errors
+from anabranch.table.catalog_settings import catalog_properties
+from anabranch.table.file_io import LakeFileIO
+from anabranch.table.files import delete_files, list_files
+from anabranch.table.s3 import ObjectStore, bucket_and_key, open_store
+from serving_layer.egress.webhdfs import WebHdfs
+
+_JSON = "application/json"
+
+
+@dataclass(frozen=True)
+class Small:
+    """A small file as it was read; `tag` tells it from any that takes its place."""
+
+    body: bytes
+    tag: str
+
+
+class Storage(Protocol):
+    """What a folder target asks of storage. Each raises Transient, or ConfigurationError for missing rights."""
+
+    def find(self, path: str) -> Small | None:
+        """A small file, whole; None where there is none."""
+
+    def replace(self, path: str, body: bytes, before: Small | None) -> bool:
+        """Write a small file in one step in the place of `before`; False when another is there by then."""
+
+    def put(self, path: str, body: bytes) -> None:
+        """Write a small file in one step."""
+
+    def output(self, path: str) -> AbstractContextManager[IO[bytes]]:
+        """A stream to a new file, which is there whole once it is closed on S3, and as it grows elsewhere."""
+
+    def synced(self, path: str) -> None:
+        """Return once a file that was written outlives the machine's end."""
+
+    def names(self, folder: str) -> frozenset[str]:
+        """The names of the files in a folder."""
+
+    def delete(self, folder: str, names: frozenset[str]) -> None:
+        """Delete files; one that is gone already is fine."""
+
+
+@dataclass(frozen=True)
+class _LakeStorage:
+    """Storage that a lake may be on too."""
+
+    environment: config.Environment
+    io: LakeFileIO
+
+    def output(self, path: str) -> AbstractContextManager[IO[bytes]]:
+        stream: Any = self.io.new_output(path).create(overwrite=True)
+        return stream  # type: ignore[no-any-return]
+
+    def names(self, folder: str) -> frozenset[str]:
+        return frozenset(file.path.rpartition("/")[2] for file in list_files(self.environment, folder))
+
+    def delete(self, folder: str, names: frozenset[str]) -> None:
+        delete_files(self.environment, [f"{folder}/{name}" for name in sorted(names)])
+
+
+@dataclass(frozen=True)
+class S3Storage(_LakeStorage):
+    """By conditional writes of S3."""
+
+    _store: ObjectStore
+
+    def find(self, path: str) -> Small | None:
+        found = self._store.find(*_on_s3(path))
+        return Small(*found) if found is not None else None
+
+    def replace(self, path: str, body: bytes, before: Small | None) -> bool:
+        return self._store.put_if(*_on_s3(path), body, _JSON, before.tag if before is not None else None)
+
+    def put(self, path: str, body: bytes) -> None:
+        self._store.put(*_on_s3(path), body, _JSON)
+
+    def synced(self, path: str) -> None:
+        return
+
+
+class HdfsStorage:
+    """By renames, which HDFS does in one step, and by extended attributes that are set once.
+
+    A small file that is there is replaced in two steps: the one that is to come after it is named in an attribute of
+    it, which takes one name and no other; then that one is renamed into its place. Whoever finds another's name there
+    does the renaming for it, so that nobody waits for a process that was killed between the two; and it is done once,
+    since what was renamed is no longer under its name.
+    """
+
+    def __init__(self, hdfs: WebHdfs) -> None:
+        self._hdfs = hdfs
+
+    def find(self, path: str) -> Small | None:
+        body = self._hdfs.read(_on_hdfs(path))
+        return Small(body, sha256(body).hexdigest()) if body is not None else None
+
+    def replace(self, path: str, body: bytes, before: Small | None) -> bool:
+        place = _on_hdfs(path)
+        written = self._aside(path, body)
+        if before is None:
+            self._hdfs.rename(written, place)
+        else:
+            # By the tag: a file that came into the place meanwhile has another, and keeps its own attribute unset.
+            successor = self._hdfs.set_once(place, f"user.after-{before.tag[:32]}", written)
+            if successor is not None and self.find(path) == before:
+                moved = self._hdfs.rename(successor, place, overwrite=True)
+                if not moved and self.find(path) == before:
+                    raise ConfigurationError(
+                        f"replace {path}: expected {successor}, which is to come into its place, found none: it was "
+                        f"deleted; delete {path}, then run it again"
+                    )
+        now = self.find(path)
+        if now is not None and now.body == body:
+            return True
+        self._hdfs.delete(written)
+        return False
+
+    def put(self, path: str, body: bytes) -> None:
+        written = self._aside(path, body)
+        if not self._hdfs.rename(written, _on_hdfs(path), overwrite=True):
+            raise Transient(
+                f"write {path}: expected {written} to be there, found it gone: another process delivers; run it again"
+            )
+
+    @contextmanager
+    def output(self, path: str) -> Iterator[IO[bytes]]:
+        with tempfile.TemporaryFile(prefix="anabranch-egress-") as file:
+            yield file
+            file.seek(0)
+            self._hdfs.write(_on_hdfs(path), file)
+
+    def synced(self, path: str) -> None:
+        return
+
+    def names(self, folder: str) -> frozenset[str]:
+        return self._hdfs.names(_on_hdfs(folder))
+
+    def delete(self, folder: str, names: frozenset[str]) -> None:
+        for name in sorted(names):
+            self._hdfs.delete(_on_hdfs(f"{folder}/{name}"))
+
+    def _aside(self, path: str, body: bytes) -> str:
+        """Where the body was written, under a name that nothing has and that readers pass over."""
+        folder, _, name = _on_hdfs(path).rpartition("/")
+        written = f"{folder}/_{name}.{uuid4().hex}"
+        self._hdfs.write(written, body)
+        return written
+
+
+class LocalStorage(_LakeStorage):
+    """For one process at a time (`opened`)."""
+
+    def find(self, path: str) -> Small | None:
+        try:
+            body = _local(path).read_bytes()
+        except FileNotFoundError:
+            return None
+        return Small(body, sha256(body).hexdigest())
+
+    def replace(self, path: str, body: bytes, before: Small | None) -> bool:
+        if self.find(path) != before:
+            return False
+        self.put(path, body)
+        return True
+
+    def put(self, path: str, body: bytes) -> None:
+        target = _local(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        written = target.with_name(f".{target.name}.{os.getpid()}")
+        written.write_bytes(body)
+        _sync(written)
+        written.rename(target)
+        _sync(target.parent)
+
+    def synced(self, path: str) -> None:
+        _sync(_local(path))
+
+
+@contextmanager
+def opened(environment: config.Environment, root: str) -> Iterator[Storage]:
+    """The storage of a root. On this machine for one process alone: raises Transient while another has it, and
+    ConfigurationError for HDFS that the environment does not name."""
+    if root.startswith(HDFS):
+        if environment.hdfs is None:
+            raise ConfigurationError(
+                f"open {root}: expected `hdfs:` with the name node's url in anabranch.yaml, found none"
+            )
+        with closing(WebHdfs(environment.hdfs)) as hdfs:
+            yield HdfsStorage(hdfs)
+        return
+    io = LakeFileIO(catalog_properties(environment))
+    if bucket_and_key(root) is not None:
+        yield S3Storage(environment, io, open_store(environment.s3))
+        return
+    folder = _local(root)
+    with lake_errors(f"open {root}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / ".anabranch.lock", seconds=1):
+            yield LocalStorage(environment, io)
+
+
+def _on_s3(path: str) -> tuple[str, str]:
+    found = bucket_and_key(path)
+    assert found is not None
+    return found
+
+
+def _on_hdfs(path: str) -> str:
+    return path.removeprefix(HDFS)
+
+
+def _local(path: str) -> Path:
+    return Path(path.removeprefix("file://"))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

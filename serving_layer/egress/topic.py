@@ -1,0 +1,97 @@
+"""A topic: an hour as records in transactions, each of which says how far its sender is.
+
+The key is the record's identity, so that the newest value of a key is what `main` serves of that record, and a
+compacted topic holds each accepted record once. A place of the hour that has no row, and may have had one, gets a value
+of null. Who opens the topic ends whoever had it open (`TransactionalProducer`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from anabranch.config.egress import TopicTarget
+from anabranch.errors import ConfigurationError
+from anabranch.kafka.transactions import Outgoing, TransactionalProducer
+from anabranch.protocol import deliveries
+from anabranch.protocol.deliveries import Delivery
+from anabranch.protocol.publish import new_id
+from serving_layer.egress.hour import Hour
+from serving_layer.egress.places import cut_of, rows_of
+from serving_layer.egress.records import At, Position, chunks, key_of, places, value_of
+
+if TYPE_CHECKING:
+    from anabranch.job import Job
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass
+class Topic:
+    """A topic target that is open. The place names the topic with its id: one that was made anew is another place."""
+
+    job: Job
+    target: TopicTarget
+    producer: TransactionalProducer
+    position: Position
+
+    def last(self) -> Delivery | None:
+        """The newest delivery: as Kafka says, else, once Kafka has forgotten it, as the table does, which learns here
+        what a crash kept from it. Raises Transient, Terminal for a table of deliveries that is not there."""
+        lake, name = self.job.lake, self.job.stream.egress_table
+        recorded = deliveries.newest(lake, name, self.target.name, self.position.place)
+        if (done := self.position.done) is None:
+            self.position = replace(self.position, done=recorded)
+        elif recorded is None or recorded.delivery_id != done.delivery_id:
+            deliveries.record(lake, name, done)
+        return self.position.done
+
+    def deliver(self, hour: Hour, token: str) -> Delivery:
+        """Send the hour's records, behind those of this content that were sent. Raises Transient, also when another
+        process was started for this topic."""
+        place = self.position.place
+        delivery = hour.delivered(self.target.name, place, new_id(), 0, token)
+        cut, otherwise = cut_of(self.job, hour)
+        at = self.position.at
+        if at is not None and (at.hour, at.source) == (hour.name, hour.source):
+            LOG.info("hour %s goes on behind partition %d, offset %d", hour.name, at.partition, at.offset)
+            sent = (at.partition, at.offset)
+        else:
+            sent = (-1, -1)
+        with hour.batches(self.target.name) as batches:
+            placed = places(rows_of(batches), cut if otherwise else None)
+            left = ((p, o, row) for p, o, row in placed if (p, o) > sent)
+            for chunk, is_last in chunks(left, self.target.transaction_rows):
+                if is_last:
+                    position = Position(place, delivery)
+                else:
+                    position = Position(place, self.position.done, At(hour.name, hour.source, *chunk[-1][:2]))
+                headers = (("hour", hour.name.encode()), ("revision", str(hour.revision).encode()))
+                records = [
+                    Outgoing(key_of(cut.topic_id, p, o), value_of(row) if row is not None else None, headers)
+                    for p, o, row in chunk
+                ]
+                self.producer.send(self.target.topic, records, position.encode())
+                self.position = position
+        return delivery
+
+
+@contextmanager
+def open_topic(job: Job, target: TopicTarget) -> Iterator[Topic]:
+    """A topic target, until the end of the `with`. Raises ConfigurationError for no such topic, Transient."""
+    described = job.kafka.describe(target.topic)
+    if described is None:
+        raise ConfigurationError(
+            f"egress.{target.name}: expected the topic {target.topic}, found none; create it, with "
+            "cleanup.policy=compact where its readers want each record's newest value"
+        )
+    place = f"{target.topic} ({described.id})"
+    name = f"anabranch.egress.{job.stream.name}.{target.topic}"
+    with closing(TransactionalProducer(job.environment.kafka, name)) as producer:
+        # Read once nobody else can write it any more.
+        text = producer.committed(target.topic, job.kafka)
+        position = Position.decode(text) if text is not None else Position(place)
+        yield Topic(job, target, producer, position if position.place == place else Position(place))

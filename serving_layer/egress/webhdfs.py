@@ -1,0 +1,136 @@
+"""HDFS by WebHDFS: the REST API of a name node, of HttpFS and of gateways such as Knox. No Hadoop is installed here."""
+
+from __future__ import annotations
+
+from typing import IO, Any
+from urllib.parse import quote
+
+import requests
+
+from anabranch import config
+from anabranch.errors import ConfigurationError, Transient
+
+_SECONDS = (5.0, 120.0)  # to connect, to answer
+_REFUSED, _GONE = 403, 404
+# Of a 403, what passes: the other name node is the active one, or it has just started.
+_LATER = ("StandbyException", "RetriableException", "SafeModeException")
+
+
+class WebHdfs:
+    """Files of HDFS by their paths. Each call raises Transient when HDFS does not answer, or not yet, and
+    ConfigurationError when it refuses."""
+
+    def __init__(self, settings: config.Hdfs) -> None:
+        self._url = f"{settings.url.rstrip('/')}/webhdfs/v1"
+        self._user = {"user.name": settings.user}
+        self._session = requests.Session()
+        if settings.password is not None:
+            self._session.auth = (settings.user, settings.password.get_secret_value())
+            self._user = {}
+        self._ca = settings.ca
+
+    def close(self) -> None:
+        self._session.close()
+
+    def read(self, path: str) -> bytes | None:
+        """A small file, whole; None where there is none."""
+        doing = f"read hdfs://{path}"
+        answer = self._ask("GET", path, "OPEN", doing)
+        if answer.status_code == 307:
+            answer = self._request("GET", answer.headers["Location"], doing)
+        return None if answer.status_code == _GONE else answer.content
+
+    def write(self, path: str, body: bytes | IO[bytes]) -> None:
+        """Write a file, and the folders above it; as it grows, a reader finds it."""
+        doing = f"write hdfs://{path}"
+        answer = self._ask("PUT", path, "CREATE", doing, overwrite="true")
+        if answer.status_code != 307:
+            raise self._unexpected(doing, answer)
+        answer = self._request("PUT", answer.headers["Location"], doing, body)
+        if answer.status_code != 201:
+            raise self._unexpected(doing, answer)
+
+    def rename(self, path: str, to: str, overwrite: bool = False) -> bool:
+        """Rename a file in one step; False when it is not there, or, without `overwrite`, when another has the name."""
+        options = {"renameoptions": "OVERWRITE"} if overwrite else {}
+        answer = self._ask("PUT", path, "RENAME", f"rename hdfs://{path}", destination=to, **options)
+        if answer.status_code == _GONE:
+            return False
+        return overwrite or bool(answer.json()["boolean"])
+
+    def set_once(self, path: str, name: str, value: str) -> str | None:
+        """Give a file an extended attribute that it has not, in one step; what it has of that name now, whoever set it.
+        None where there is no file, and for one that took the path of the first since."""
+        doing = f"set {name} of hdfs://{path}"
+        of_name = {"xattr.name": name}
+        to_set = {"xattr.value": value, "flag": "CREATE"}
+        self._ask("PUT", path, "SETXATTR", doing, allowed="already exists", **of_name, **to_set)
+        answer = self._ask("GET", path, "GETXATTRS", doing, encoding="TEXT", allowed="XAttrNotFound", **of_name)
+        if answer.status_code in (_GONE, _REFUSED):
+            return None
+        (attribute,) = answer.json()["XAttrs"]
+        return str(attribute["value"]).strip('"')
+
+    def names(self, folder: str) -> frozenset[str]:
+        """The names in a folder; none where there is no folder."""
+        answer = self._ask("GET", folder, "LISTSTATUS", f"list hdfs://{folder}")
+        if answer.status_code == _GONE:
+            return frozenset()
+        return frozenset(one["pathSuffix"] for one in answer.json()["FileStatuses"]["FileStatus"])
+
+    def delete(self, path: str) -> None:
+        """Delete a file; one that is gone already is fine."""
+        self._ask("DELETE", path, "DELETE", f"delete hdfs://{path}")
+
+    def _ask(
+        self, method: str, path: str, operation: str, doing: str, allowed: str | None = None, **parameters: str
+    ) -> requests.Response:
+        """The answer of the name node: 404 for no such file, 403 for a refusal that says what is `allowed`."""
+        asked = {"op": operation, **self._user, **parameters}
+        return self._request(method, f"{self._url}{quote(path, safe='/=')}", doing, parameters=asked, allowed=allowed)
+
+    def _request(
+        self,
+        method: str,
+        url: str,
+        doing: str,
+        body: bytes | IO[bytes] | None = None,
+        parameters: Any = None,
+        allowed: str | None = None,
+    ) -> requests.Response:
+        headers = {"Content-Type": "application/octet-stream"} if body is not None else {}
+        try:
+            answer = self._session.request(
+                method,
+                url,
+                params=parameters,
+                data=body,
+                headers=headers,
+                timeout=_SECONDS,
+                allow_redirects=False,
+                # With the request: REQUESTS_CA_BUNDLE goes before what a session is told.
+                verify=self._ca,
+            )
+        except (requests.exceptions.SSLError, requests.exceptions.InvalidURL) as error:
+            raise ConfigurationError(f"{doing}: {error}; check hdfs.url and hdfs.ca") from error
+        except requests.exceptions.RequestException as error:
+            raise Transient(f"{doing}: {error} (transient, try again)") from error
+        except OSError as error:
+            raise ConfigurationError(f"{doing}: {error}; check hdfs.ca") from error
+        status, text = answer.status_code, answer.text[:300] if answer.status_code >= 400 else ""
+        if status in (408, 425, 429) or status >= 500 or any(name in text for name in _LATER):
+            raise Transient(f"{doing}: {status} {text} (transient, try again)")
+        if status == _REFUSED and allowed is not None and allowed in text:
+            return answer
+        if status in (401, _REFUSED):
+            raise ConfigurationError(
+                f"{doing}: expected leave to, found {status} {text}; check hdfs.user, hdfs.password and the rights of "
+                "the folder"
+            )
+        if status >= 400 and not (status == _GONE and "FileNotFoundException" in answer.text):
+            raise self._unexpected(doing, answer)
+        return answer
+
+    def _unexpected(self, doing: str, answer: requests.Response) -> ConfigurationError:
+        found = f"{answer.status_code} {answer.text[:300]}"
+        return ConfigurationError(f"{doing}: expected the answer of WebHDFS, found {found}; check hdfs.url")

@@ -1,0 +1,166 @@
+"""Egress by its command, from real hours to real S3: every accepted record once at the other end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from commands import paused_at, run_into
+from world import World, event, past_hour, spread
+
+from anabranch import config
+from anabranch.fail_points import Step
+from anabranch.hours import start_of
+from anabranch.kafka.client import create_topic
+from anabranch.output import plain
+from anabranch.protocol.deliveries import Delivery
+from anabranch.table.s3 import ObjectStore, open_store
+from serving_layer import egress as room
+
+Make = Callable[..., World]
+BUCKET = "tests"
+
+
+def store_of(one: World) -> ObjectStore:
+    return open_store(one.job.environment.s3)
+
+
+def names(one: World, prefix: str) -> set[str]:
+    return {key.rpartition("/")[2] for key, _, _ in store_of(one).list_objects(BUCKET, prefix)}
+
+
+def exported(one: World, hour: str) -> list[tuple[int, int, str]]:
+    """What a reader by `_SUCCESS` reads of an hour's folder, and that the manifest says the same."""
+    prefix = f"exports/{one.name}/date={hour[:10]}/hour={hour[11:]}/"
+    store = store_of(one)
+    manifest: dict[str, Any] = json.loads(store.get(BUCKET, f"{prefix}_manifest.json"))
+    assert store.get(BUCKET, f"{prefix}_SUCCESS").decode().strip() == manifest["delivery"]
+    files = names(one, prefix) - {"_manifest.json", "_SUCCESS"}
+    assert files == {file["name"] for file in manifest["files"]}
+    tables = [pq.read_table(pa.BufferReader(store.get(BUCKET, prefix + name))) for name in sorted(files)]
+    rows = [row for table in tables for row in table.to_pylist()]
+    return [(r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in rows]
+
+
+def in_main(one: World, hour: str) -> list[tuple[int, int, str]]:
+    rows = [r for r in one.rows() if r["ingest_hour"] == hour]
+    return sorted((r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in rows)
+
+
+def sent(one: World, topic: str) -> list[tuple[bytes, bytes | None]]:
+    """All records of a topic, as a reader of committed ones is given them."""
+    described = one.kafka.describe(topic)
+    assert described is not None
+    ranges = {p: (0, end) for p, end in one.kafka.stable_ends(described).items() if end}
+    given = one.kafka.read_records(topic, ranges) if ranges else ()
+    return [(r.key, r.value) for _, records in given for r in records]
+
+
+def newest_values(one: World, topic: str) -> dict[bytes, dict[str, Any]]:
+    """What a compacted topic leaves of each key."""
+    newest = dict(sent(one, topic))
+    return {key: json.loads(value) for key, value in newest.items() if value is not None}
+
+
+def expected_values(one: World, *hours: str) -> dict[bytes, dict[str, Any]]:
+    """The same of what `main` serves of the hours."""
+    described = one.kafka.describe(one.name)
+    assert described is not None
+    rows = [r for r in one.rows() if r["ingest_hour"] in hours]
+    return {f"{described.id}:{r['kafka_partition']}:{r['kafka_offset']}".encode(): plain(r) for r in rows}
+
+
+def recorded(one: World, target: str) -> list[str]:
+    """The hours that the table of deliveries has of a target, in their order."""
+    rows = one.lake.load(one.job.stream.egress_table).scan().to_arrow().sort_by("sequence").to_pylist()
+    return [row["hour"] for row in rows if row["target"] == target]
+
+
+def test_hours_restated_between_kills_are_once_at_the_other_end(world: Make) -> None:
+    one = world()
+    root, topic = f"s3://{BUCKET}/exports/{one.name}", f"{one.name}-accepted"
+    export = {"name": "export", "type": "folder", "root": root}
+    feed = {"name": "feed", "type": "topic", "topic": topic, "transaction_rows": 8}
+    one.configure(egress=[export, feed])
+    one.reopen()
+    one.topic()
+    create_topic(one.job.environment.kafka, topic, 2, {"cleanup.policy": "compact"})
+    older, newer = past_hour(2), past_hour(1)
+    at = start_of(older) + timedelta(minutes=59)
+    long_ago = [(i % 2, at, event(f"late-{i}", at - timedelta(days=9))) for i in range(3)]
+    one.send(spread(older, 17, "older") + long_ago + spread(newer, 12, "newer"))
+    assert f"created table {one.job.stream.egress_table}" in one.apply()
+    one.batch(older)
+
+    # Three transactions. Killed before the second is committed, after it, and after the last one.
+    run_into(one, f"{Step.EGRESS_SENT.label}:2", "egress", one.name, "--target", "feed")
+    assert len(sent(one, topic)) == 8
+    run_into(one, Step.EGRESS_COMMITTED.label, "egress", one.name, "--target", "feed")
+    assert len(sent(one, topic)) == 16
+    run_into(one, Step.EGRESS_DELIVERED.label, "egress", one.name, "--target", "feed")
+    assert recorded(one, "feed") == []
+    # A folder that is killed when its manifest names the files. The hazard: nobody says that it is whole.
+    run_into(one, Step.EGRESS_NAMED.label, "egress", one.name)
+    assert "_SUCCESS" not in names(one, f"exports/{one.name}/")
+    assert len(deliver(one)) == 1
+    assert exported(one, older) == in_main(one, older)
+    assert len(sent(one, topic)) == 20, "no record twice, also for a reader of all"
+    assert newest_values(one, topic) == expected_values(one, older)
+    assert recorded(one, "feed") == recorded(one, "export") == [older]
+
+    # Restated, three rows are dead letters now; beside it another hour.
+    one.batch(newer)
+    one.configure(event_time={"column": "event_time", "past": "1 day", "future": "1 hour"})
+    one.reopen()
+    one.batch(older, restate=True)
+    assert len(in_main(one, older)) == 17
+    with paused_at(one, Step.EGRESS_SENT, "egress", one.name, "--target", "feed") as sleeper:
+        assert [(d.target, d.hour) for d in deliver(one)] == [
+            (target, hour) for target in ("export", "feed") for hour in (newer, older)
+        ]  # fmt: skip
+        sleeper.resume()
+        assert sleeper.wait() == 75
+        assert "another was started since" in sleeper.log
+    for hour in (older, newer):
+        assert exported(one, hour) == in_main(one, hour)
+    values = newest_values(one, topic)
+    assert values == expected_values(one, older, newer)
+    assert sum(value is None for _, value in sent(one, topic)) == 3
+    assert deliver(one) == []
+
+    # Kafka and the table have both forgotten: all is delivered again, and nothing is another.
+    admin = one.admin()
+    admin.delete_groups([f"anabranch.egress.{one.name}.{topic}"])
+    admin.close()
+    one.lake.catalog.drop_table(one.job.stream.egress_table)
+    one.apply()
+    assert len(deliver(one)) == 4
+    assert newest_values(one, topic) == values
+    assert exported(one, older) == in_main(one, older)
+
+
+def deliver(one: World) -> list[Delivery]:
+    """Deliver what is to be delivered, in this process."""
+    done = list(room.egress(one.job, room.targets_of(one.job, None)))
+    assert all(isinstance(d, Delivery) for d in done), done
+    return [d for d in done if isinstance(d, Delivery)]
+
+
+def test_of_two_writers_of_a_small_file_one_is_refused(world: Make) -> None:
+    """What keeps two processes at one folder apart: the store's own word."""
+    store = ObjectStore(config.S3.model_validate(world().job.environment.s3.model_dump()))
+    store.ensure_bucket(BUCKET)
+    key = "exports/one-or-the-other"
+    assert store.find(BUCKET, key) is None
+    assert store.put_if(BUCKET, key, b"1", "text/plain", None)
+    assert not store.put_if(BUCKET, key, b"2", "text/plain", None)
+    found = store.find(BUCKET, key)
+    assert found is not None
+    assert found[0] == b"1"
+    assert store.put_if(BUCKET, key, b"3", "text/plain", found[1])
+    assert not store.put_if(BUCKET, key, b"4", "text/plain", found[1])
+    assert not store.put_if(BUCKET, f"{key}-gone", b"5", "text/plain", found[1])

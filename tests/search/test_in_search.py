@@ -1,0 +1,229 @@
+"""Egress to a real OpenSearch: every accepted record once in the index, whatever ends in between.
+
+`make test-search` runs it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from accepted_hours import HOURS, accept, four_hours
+from lakes import FIRST, StreamLake, new_environment, new_stream
+from search_front import running_search_front
+from search_server import running_search
+
+from anabranch import config, fail_points
+from anabranch.errors import AnabranchError, ConfigurationError, Refused, Transient
+from anabranch.fail_points import FAIL_AT, Step
+from anabranch.job import Job
+from anabranch.kafka.client import KafkaAdapter
+from anabranch.protocol import deliveries
+from anabranch.protocol.deliveries import Delivery
+from anabranch.table import admin
+from anabranch.table.lake import Lake
+from serving_layer import changes as feed
+from serving_layer import egress as room
+from serving_layer import override
+from serving_layer.changes.token import Token
+from serving_layer.egress.hour import open_hour
+from serving_layer.egress.search import open_search
+
+INDEX = "accepted"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_search(tmp_path_factory.mktemp("search")) as address:
+        yield address
+
+
+@pytest.fixture(autouse=True)
+def index(url: str) -> Iterator[str]:
+    """The index, empty and of one shard."""
+    address = f"{url}/{INDEX}"
+    settings = {"settings": {"number_of_replicas": 0, "number_of_shards": 1}}
+    requests.put(address, json=settings, timeout=60).raise_for_status()
+    yield address
+    requests.delete(address, timeout=60).raise_for_status()
+
+
+def job_of(folder: Path, url: str, **access: str) -> Job:
+    environment = new_environment(folder).model_copy(
+        update={"search": config.Search.model_validate({"url": url, **access})}
+    )
+    target = {"name": "find", "type": "search", "index": INDEX, "bulk_documents": 3}
+    return Job(environment, new_stream(egress=[target]), Lake(environment), KafkaAdapter(environment.kafka))
+
+
+@pytest.fixture
+def lake(tmp_path: Path, url: str) -> StreamLake:
+    one = four_hours(tmp_path)
+    stream = job_of(tmp_path, url).stream
+    admin.create(one.lake, stream.egress_table, deliveries.DELIVERIES_SCHEMA, (), admin.TABLE_PROPERTIES)
+    return one
+
+
+def run(folder: Path, url: str) -> list[Delivery]:
+    """Deliver all that is to be delivered."""
+    job = job_of(folder, url)
+    return list(room.deliver(job, job.stream.egress[0]))
+
+
+def _die(folder: Path, url: str, at: str) -> None:
+    os.environ[FAIL_AT] = at
+    fail_points._armed.cache_clear()
+    run(folder, url)
+
+
+def run_until(folder: Path, url: str, at: str) -> None:
+    """Deliver in a process of its own, which is killed at the step."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["serving_layer.egress", "lakes"])
+    process = context.Process(target=_die, args=(folder, url, at))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL, f"expected it to be killed at {at}, found {process.exitcode}"
+
+
+def found(index: str) -> list[tuple[str, int, int]]:
+    """All documents of the index, as `StreamLake.rows` has rows; that the identity is that of the row."""
+    requests.post(f"{index}/_refresh", timeout=60).raise_for_status()
+    answer = requests.get(f"{index}/_search?size=1000", timeout=60).json()
+    hits = [(hit["_id"], hit["_source"]) for hit in answer["hits"]["hits"]]
+    assert all(key == f"t:{row['kafka_partition']}:{row['kafka_offset']}" for key, row in hits)
+    return sorted((row["ingest_hour"], row["kafka_partition"], row["kafka_offset"]) for _, row in hits)
+
+
+def in_main(lake: StreamLake, *hours: str) -> list[tuple[str, int, int]]:
+    return sorted(row for row in lake.rows("main") if row[0] in hours)
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        f"{Step.EGRESS_INDEXED.label}:1", f"{Step.EGRESS_INDEXED.label}:2", Step.EGRESS_DELIVERED.label,
+        Step.LEDGER_PREPARED.label, Step.LEDGER_APPENDED.label, Step.EGRESS_RECORDED.label,
+    ],
+)  # fmt: skip
+def test_a_process_killed_anywhere_leaves_each_accepted_record_once(
+    lake: StreamLake, url: str, index: str, at: str
+) -> None:
+    accept(lake, FIRST, 7)
+    run_until(lake.folder, url, at)
+    run(lake.folder, url)
+    assert found(index) == in_main(lake, FIRST)
+    accept(lake, FIRST, 4)
+    accept(lake, HOURS[2], 5)
+    run_until(lake.folder, url, at)
+    if "indexed" in at:
+        # The hazard: rows of the former revision are there.
+        assert len([row for row in found(index) if row[0] == FIRST]) > 4
+    run(lake.folder, url)
+    assert found(index) == in_main(lake, FIRST, HOURS[2])
+    assert len(found(index)) == 9
+    assert run(lake.folder, url) == []
+
+
+def test_what_was_read_later_stays_whichever_sender_comes_last(lake: StreamLake, url: str, index: str) -> None:
+    accept(lake, FIRST, 7)
+    job = job_of(lake.folder, url)
+    (change,) = feed.poll(job, Token(job.stream.name))
+    late = open_hour(job, change)
+    assert late is not None
+    with open_search(job, job.stream.egress[0]) as sleeper:  # type: ignore[arg-type]
+        accept(lake, FIRST, 4)
+        run(lake.folder, url)
+        with pytest.raises(Transient, match="expected no later reading of partition 0, offset 0, found one"):
+            sleeper.deliver(late, change.token)
+    assert found(index) == in_main(lake, FIRST)
+    assert len(found(index)) == 4
+
+
+def test_hours_come_again_for_another_layer_another_index_and_a_lost_position(
+    lake: StreamLake, url: str, index: str
+) -> None:
+    for hour in (FIRST, HOURS[2]):
+        accept(lake, hour, 4)
+    assert [(d.hour, d.rows) for d in run(lake.folder, url)] == [(FIRST, 4), (HOURS[2], 4)]
+    override.serve_hour(lake.lake, lake.stream, FIRST, "speed", "a test")
+    run(lake.folder, url)
+    assert len(found(index)) == 14
+    table = job_of(lake.folder, url).stream.egress_table
+    lake.lake.catalog.drop_table(table)
+    admin.create(lake.lake, table, deliveries.DELIVERIES_SCHEMA, (), admin.TABLE_PROPERTIES)
+    assert len(run(lake.folder, url)) == 2
+    assert found(index) == in_main(lake, FIRST, HOURS[2])
+    requests.delete(index, timeout=60).raise_for_status()
+    with pytest.raises(ConfigurationError, match=f"expected the index {index}, found none"):
+        run(lake.folder, url)
+    requests.put(index, timeout=60).raise_for_status()
+    assert len(run(lake.folder, url)) == 2
+    assert found(index) == in_main(lake, FIRST, HOURS[2])
+
+
+def test_a_document_that_is_not_taken_is_named_and_holds_the_hour_back_until_it_is(
+    lake: StreamLake, url: str, index: str
+) -> None:
+    requests.delete(index, timeout=60).raise_for_status()
+    mapping = {"mappings": {"properties": {"ingest_hour": {"type": "integer"}}}}
+    requests.put(index, json=mapping, timeout=60).raise_for_status()
+    accept(lake, FIRST, 4)
+    with pytest.raises(
+        Refused, match=rf"{index}: expected the document of partition 0, offset 0 .* 400 mapper_parsing"
+    ):
+        run(lake.folder, url)
+    assert run_fails(lake.folder, url)
+    requests.delete(index, timeout=60).raise_for_status()
+    requests.put(index, timeout=60).raise_for_status()
+    assert len(run(lake.folder, url)) == 1
+    assert found(index) == in_main(lake, FIRST)
+
+
+def run_fails(folder: Path, url: str) -> bool:
+    """Whether what was refused is refused again, and not taken for delivered."""
+    try:
+        run(folder, url)
+    except AnabranchError:
+        return True
+    return False
+
+
+def test_a_busy_engine_behind_tls_and_a_key_gets_each_document_once(
+    lake: StreamLake, url: str, index: str, tmp_path: Path
+) -> None:
+    accept(lake, FIRST, 9)
+    with running_search_front(url, "the-key", tmp_path) as front:
+        job = job_of(lake.folder, front.url, api_key="the-key", ca=front.ca)
+        assert [d.rows for d in room.deliver(job, job.stream.egress[0])] == [9]
+        # Three bulks of three documents, and one more for each time that some were not known to be taken.
+        assert front.did == ["refused", "halved", "lost", "answered", "answered", "answered"]
+        assert found(index) == in_main(lake, FIRST)
+        accept(lake, FIRST, 4)
+        for access, expected in (
+            ({"api_key": "another", "ca": front.ca}, "expected leave to, found 401 .*security_exception"),
+            ({"api_key": "the-key"}, "certificate verify failed.*; check search.url and search.ca"),
+            ({"api_key": "the-key", "ca": f"{tmp_path}/none.pem"}, "check search.ca"),
+        ):
+            job = job_of(lake.folder, front.url, **access)
+            with pytest.raises(ConfigurationError, match=expected):
+                list(room.deliver(job, job.stream.egress[0]))
+    assert len(found(index)) == 9
+
+
+def test_a_request_that_is_too_large_is_sent_in_parts(lake: StreamLake, url: str, index: str) -> None:
+    from serving_layer.egress.bulk import document
+    from serving_layer.egress.search import Index
+
+    client = Index(config.Search(url=url), INDEX)
+    row = {"kafka_partition": 0, "ingest_hour": FIRST, "text": "x" * 20_000}
+    client.send([document("t", (0, o, row | {"kafka_offset": o}), 1) for o in range(7)])
+    assert len(found(index)) == 7
+    with pytest.raises(Refused, match=r"partition 0, offset 8 .* longer than a request may be"):
+        client.send([document("t", (0, 8, row | {"text": "x" * 70_000}), 1)])
+    client.close()

@@ -1,0 +1,58 @@
+"""A real HDFS: Hadoop's MiniDFSCluster of Maven Central, a name node and a data node in one JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import requests
+from maven import retrieve
+from servers import serving
+
+from anabranch.dev.services.processes import HOST, free_port
+from anabranch.file_lock import locked
+from anabranch.spark.home import spark_home
+from anabranch.spark.jars import cache_folder
+from anabranch.spark.java import require_java
+
+VERSION = "3.4.2"
+# The cluster, and what left Java's own library since Hadoop was built. Spark's folder has the rest, of this version.
+_IVY = f"""<ivy-module version="2.0">
+  <info organisation="anabranch" module="tests-hdfs"/>
+  <configurations><conf name="default"/></configurations>
+  <dependencies defaultconf="default->default">
+    <dependency org="org.apache.hadoop" name="hadoop-client-minicluster" rev="{VERSION}" transitive="false"/>
+    <dependency org="javax.xml.bind" name="jaxb-api" rev="2.3.1" transitive="false"/>
+    <dependency org="javax.activation" name="javax.activation-api" rev="1.2.0" transitive="false"/>
+  </dependencies>
+</ivy-module>
+"""
+_OF_SPARK = ("hadoop-client-*.jar", "slf4j-api-*.jar", "jcl-over-slf4j-*.jar", "log4j-*.jar", "javax.servlet-api-*.jar")
+
+
+def ensure_jars() -> Path:
+    """The jars' folder, brought into the cache once: 40 MB."""
+    folder = cache_folder() / "bin" / f"hdfs-{VERSION}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.parent / "hdfs.lock", 1800, lambda: None):
+        if not folder.exists():
+            part = folder.with_name(folder.name + ".part")
+            retrieve(_IVY, part, "[artifact]-[revision].[ext]")
+            part.rename(folder)
+    return folder
+
+
+@contextmanager
+def running_hdfs(folder: Path) -> Iterator[str]:
+    """The name node's address, for a `with`."""
+    url = f"http://{HOST}:{(port := free_port())}"
+    jars = [*ensure_jars().glob("*.jar"), *(j for name in _OF_SPARK for j in (spark_home() / "jars").glob(name))]
+    command = [str(require_java().executable), "-Xmx400m", "-XX:TieredStopAtLevel=1", "-cp", ":".join(map(str, jars))]
+    command += [str(Path(__file__).with_name("Hdfs.java")), str(folder), str(port)]
+
+    def answers() -> bool:
+        return requests.get(f"{url}/webhdfs/v1/?op=LISTSTATUS", timeout=30).status_code == 200
+
+    with serving(command, folder / "hdfs.log", answers, 120):
+        yield url

@@ -1,0 +1,39 @@
+"""Kafka's own command-line tools, as its archive has them in `bin/`: scripts of their names, for a PATH."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from maven import retrieve
+
+from anabranch.file_lock import locked
+from anabranch.spark.jars import cache_folder, ensure_jars
+from anabranch.spark.java import require_java
+
+_VERSION = "4.2.0"
+# The broker has what it needs.
+_IVY = f"""<ivy-module version="2.0"><info organisation="tests" module="kafka-tools"/>
+<configurations><conf name="default"/></configurations><dependencies>
+<dependency org="org.apache.kafka" name="kafka-tools" rev="{_VERSION}" conf="default->master" transitive="false"/>
+</dependencies></ivy-module>"""
+_CLASSES = {
+    "kafka-acls.sh": "org.apache.kafka.tools.AclCommand",
+    "kafka-configs.sh": "kafka.admin.ConfigCommand",
+    "kafka-topics.sh": "org.apache.kafka.tools.TopicCommand",
+    "kafka-transactions.sh": "org.apache.kafka.tools.TransactionsCommand",
+}
+
+
+def write_scripts(folder: Path) -> None:
+    """Write the tools' scripts into a folder; the jar that the broker lacks is resolved once into the cache."""
+    home = cache_folder() / "bin" / f"kafka-tools-{_VERSION}"
+    jar = home / f"kafka-tools-{_VERSION}.jar"
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with locked(home.parent / "kafka-tools.lock", 900, lambda: None):
+        if not jar.exists():
+            retrieve(_IVY, home, "[artifact]-[revision].[ext]")
+    class_path = ":".join(map(str, (jar, *ensure_jars().broker)))
+    for name, main in _CLASSES.items():
+        java = f"{require_java().executable} -XX:TieredStopAtLevel=1 -cp {class_path} {main}"
+        (folder / name).write_text(f'#!/bin/sh\nexec {java} "$@"\n')
+        (folder / name).chmod(0o755)

@@ -1,0 +1,109 @@
+"""A front of a search engine that is busy as real ones are, and lets nobody in without its API key, by TLS.
+
+Of bulk requests it answers the first with 429, for all; of the next the engine gets half, and the other half is 429 in
+the answer's items; the answer to the one after that is lost. Then it is a front that changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import requests
+import trustme
+
+from anabranch.dev.services.processes import HOST
+
+_BUSY = {"type": "rejected_execution_exception", "reason": "rejected execution of coordinating operation"}
+
+
+@dataclass
+class SearchFront:
+    """Where the front is, which file of certificates to trust, and what it did to bulk requests, in their order."""
+
+    upstream: str
+    key: str
+    ca: str
+    url: str = ""
+    did: list[str] = field(default_factory=list)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    front: SearchFront
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Authorization") != f"ApiKey {self.front.key}":
+            return self._answer(401, {"error": {"type": "security_exception"}, "status": 401})
+        if not self.path.endswith("/_bulk"):
+            return self._answer(*self._ask(body))
+        faults = ("refused", "halved", "lost")
+        self.front.did.append(faults[len(self.front.did)] if len(self.front.did) < len(faults) else "answered")
+        done = self.front.did[-1]
+        if done == "refused":
+            return self._answer(429, {"error": _BUSY, "status": 429})
+        if done == "halved":
+            return self._answer(*self._half(body))
+        status, answer = self._ask(body)
+        if done == "lost":
+            self.close_connection = True
+            return None
+        return self._answer(status, answer)
+
+    def _half(self, body: bytes) -> tuple[int, Any]:
+        """The engine takes every second document; all are `index` here, of two lines each."""
+        lines = body.splitlines(keepends=True)
+        actions = [b"".join(lines[i : i + 2]) for i in range(0, len(lines), 2)]
+        status, answer = self._ask(b"".join(actions[::2]))
+        items, taken = [], iter(answer["items"])
+        for i, action in enumerate(actions):
+            id_ = json.loads(action.splitlines()[0])["index"]["_id"]
+            items.append({"index": {"_id": id_, "status": 429, "error": _BUSY}} if i % 2 else next(taken))
+        return status, answer | {"items": items, "errors": True}
+
+    def _ask(self, body: bytes) -> tuple[int, Any]:
+        headers = {"Content-Type": self.headers["Content-Type"]} if "Content-Type" in self.headers else {}
+        answer = requests.request(self.command, self.front.upstream + self.path, data=body, headers=headers, timeout=60)
+        return answer.status_code, answer.json()
+
+    def _answer(self, status: int, answer: Any) -> None:
+        content = json.dumps(answer).encode()
+        self.send_response_only(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_POST = _serve
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: `did` tells."""
+
+
+@contextmanager
+def running_search_front(upstream: str, key: str, folder: Path) -> Iterator[SearchFront]:
+    """A front on a free port for the length of a `with`."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    front = SearchFront(upstream, key, str(folder / "ca.pem"))
+    server = ThreadingHTTPServer((HOST, 0), type("Handler", (_Handler,), {"front": front}))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(HOST).configure_cert(context)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    front.url = f"https://{HOST}:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+    thread.start()
+    try:
+        yield front
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=10)

@@ -1,0 +1,54 @@
+"""A real OpenSearch node: its server's jars of Maven Central, started by a small main, in plain HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import requests
+from maven import retrieve
+from servers import serving
+
+from anabranch.dev.services.processes import HOST, free_port
+from anabranch.file_lock import locked
+from anabranch.spark.jars import cache_folder
+from anabranch.spark.java import require_java
+
+VERSION = "2.19.1"
+_IVY = f"""<ivy-module version="2.0">
+  <info organisation="anabranch" module="tests-search"/>
+  <configurations><conf name="default"/></configurations>
+  <dependencies defaultconf="default->default">
+    <dependency org="org.opensearch" name="opensearch" rev="{VERSION}"/>
+    <dependency org="org.opensearch.plugin" name="transport-netty4-client" rev="{VERSION}"/>
+    <dependency org="org.apache.logging.log4j" name="log4j-core" rev="2.21.0" transitive="false"/>
+  </dependencies>
+</ivy-module>
+"""
+
+
+def ensure_jars() -> Path:
+    """The jars' folder, brought into the cache once: 45 MB."""
+    folder = cache_folder() / "bin" / f"opensearch-{VERSION}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.parent / "opensearch.lock", 1800, lambda: None):
+        if not folder.exists():
+            part = folder.with_name(folder.name + ".part")
+            retrieve(_IVY, part, "[artifact]-[revision].[ext]")
+            part.rename(folder)
+    return folder
+
+
+@contextmanager
+def running_search(folder: Path) -> Iterator[str]:
+    """A node's address, for a `with`. It takes requests of 64 KB at most; it creates no index unasked."""
+    url = f"http://{HOST}:{(port := free_port())}"
+    command = [str(require_java().executable), "-Xmx400m", "-XX:TieredStopAtLevel=1", "-cp", f"{ensure_jars()}/*"]
+    command += [str(Path(__file__).with_name("Search.java")), str(folder), str(port)]
+
+    def answers() -> bool:
+        return requests.get(f"{url}/_cluster/health", timeout=5).status_code == 200
+
+    with serving(command, folder / "search.log", answers, 120):
+        yield url

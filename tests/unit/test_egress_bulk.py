@@ -1,0 +1,52 @@
+"""Bulk requests to a search engine: how they are cut, and what an answer says of each document. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from anabranch.config import Search
+from serving_layer.egress.bulk import bulks, document, read_answer
+
+DOCUMENTS = [document("t", (0, o, {"n": o} if o else None), 7) for o in range(5)]
+
+
+def item(status: int, kind: str = "index", **error: Any) -> dict[str, Any]:
+    return {kind: {"status": status} | ({"error": error} if error else {})}
+
+
+def test_each_document_of_an_answer_has_its_own_fate() -> None:
+    items = [
+        item(404, "delete"), item(200), item(409, type="version_conflict_engine_exception"),
+        item(429, type="rejected", reason="full"), item(400, type="mapper_parsing_exception", reason="no number"),
+    ]  # fmt: skip
+    found = read_answer(DOCUMENTS, {"errors": True, "items": items})
+    assert [d.offset for d in found.overtaken] == [2]
+    assert [d.offset for d in found.again] == [3]
+    assert [(d.offset, why) for d, why in found.refused] == [(4, "400 mapper_parsing_exception: no number")]
+    blocked = [item(403, type="cluster_block_exception")] * 5
+    assert len(read_answer(DOCUMENTS, {"items": blocked}).again) == 5
+    with pytest.raises(ValueError, match="expected an item for each of 5 documents"):
+        read_answer(DOCUMENTS, {"items": items[:4]})
+
+
+@pytest.mark.parametrize(("at_most", "size", "expected"), [(2, 10**6, [2, 2, 1]), (9, 1, [1] * 5), (9, 10**6, [5])])
+def test_a_request_is_bounded_by_documents_and_bytes(at_most: int, size: int, expected: list[int]) -> None:
+    cut = list(bulks(DOCUMENTS, at_most, size))
+    assert [len(bulk) for bulk in cut] == expected
+    assert [d for bulk in cut for d in bulk] == DOCUMENTS
+    assert list(bulks([], at_most)) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"user": "a"}, "expected search.user and search.password"),
+        ({"user": "a", "password": "b", "api_key": "c"}, "found both"),
+        ({"url": "https://a:b@x"}, "expected a URL without user"),
+    ],
+)
+def test_who_asks_is_said_in_one_way(more: dict[str, str], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        Search.model_validate({"url": "https://x"} | more)
