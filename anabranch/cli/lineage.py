@@ -1,0 +1,57 @@
+"""The command that sends lineage again."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from anabranch.cli.options import open_stream, options, stream_argument
+
+
+@click.command()
+@stream_argument()
+@click.option("--since", metavar="HOUR", help="Of this hour (UTC) and all after it; default: of all.")
+@click.option("--print", "as_events", is_flag=True, help="Print the events, one a line, and send nothing.")
+@options
+def lineage(stream: str, since: str | None, as_events: bool, conf: str | None, output: str) -> None:
+    """Send OpenLineage events of every accepted and refused revision that the ledger has, to `lineage.url`.
+
+    The batch job sends them as it goes; this sends what was missed. What was sent before is the same run again.
+    """
+    from anabranch import hours
+    from anabranch.errors import ConfigurationError
+    from serving_layer.lineage import telling
+
+    if since is not None:
+        hours.start_of(since)
+    job = open_stream(stream, conf)
+    settings = job.environment.lineage
+    if not (settings.url or as_events):
+        raise ConfigurationError(
+            "lineage.url: expected the address of a receiver in anabranch.yaml (as it ships: OPENLINEAGE_URL), found "
+            "none; --print shows the events"
+        )
+    subject = telling.subject_of(job)
+    from openlineage.client.serde import Serde
+
+    from serving_layer.lineage.receiver import Receiver
+
+    receiver = Receiver(settings) if not as_events else None
+    told = 0
+    for row in telling.decisions_since(job, since):
+        run, events = telling.run_events(subject, row)
+        told += 1
+        if receiver is not None:
+            receiver.send(events)
+            state = {"hour": row.hour, "revision": row.revision, "decision": row.decision, "run": run.id}
+            words = f"{row.hour}  revision {row.revision}  {row.decision}  run {run.id}"
+            lines = [json.dumps(state) if output == "json" else words]
+        else:
+            lines = [Serde.to_json(event) for event in events]
+        for line in lines:
+            click.echo(line)
+        sys.stdout.flush()
+    if not told and output == "text" and not as_events:
+        click.echo(f"{stream}: nothing to tell: no hour has been accepted or refused{' since' if since else ''}")

@@ -1,0 +1,26 @@
+"""Runs of a scheduler that a run of ours is part of, as OpenLineage's clients write them: NAMESPACE/JOB/RUN ID."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from uuid import UUID
+
+
+class ParentRun(NamedTuple):
+    """A run, and the job that it is one of."""
+
+    namespace: str
+    job: str
+    run_id: str
+
+
+def parse_run(text: str) -> ParentRun:
+    """A namespace may have slashes. Raises ValueError."""
+    parts = text.rsplit("/", 2)
+    try:
+        run = ParentRun(parts[0], parts[1], str(UUID(parts[2])))
+    except (IndexError, ValueError):
+        run = ParentRun("", "", "")
+    if not (run.namespace and run.job):
+        raise ValueError(f"expected NAMESPACE/JOB/RUN ID, the id a UUID, found {text!r}")
+    return run

@@ -1,0 +1,114 @@
+"""A Marquez that runs somewhere (`make test-lineage MARQUEZ=http://127.0.0.1:5000`) shows what it was told."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from uuid import uuid4
+
+import pytest
+import requests
+from accepted_hours import HOURS, cut, four_hours
+from lakes import StreamLake
+from openlineage.client import event_v2
+from openlineage.client.event_v2 import RunEvent, RunState
+from proofs import NOW
+
+from anabranch import config
+from anabranch.job import Job
+from anabranch.kafka.client import KafkaAdapter
+from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import HourAccount, QualityResult, RunFacts
+from anabranch.protocol.publish import new_id
+from anabranch.table.lake import Lake
+from serving_layer.lineage.names import table_name
+from serving_layer.lineage.receiver import Receiver
+from serving_layer.lineage.telling import run_events, subject_of, telling
+
+MARQUEZ = os.environ.get("MARQUEZ", "")
+
+pytestmark = pytest.mark.skipif(not MARQUEZ, reason="expected MARQUEZ, the address of a running Marquez")
+
+AIRFLOW, TASK = f"airflow-{new_id()[:12]}", "anabranch_hourly__events.rebuild"
+
+
+def task_started(run_id: str) -> RunEvent:
+    """What Airflow's provider says when the task begins."""
+    job, run = event_v2.Job(AIRFLOW, TASK), event_v2.Run(run_id)
+    return RunEvent(eventType=RunState.START, eventTime=(NOW - timedelta(minutes=1)).isoformat(), job=job, run=run)
+
+
+def ask(path: str) -> Any:
+    answer = requests.get(f"{MARQUEZ}/api/v1/{path}", timeout=30)
+    answer.raise_for_status()
+    return answer.json()
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"expected {what} within 60 s"
+        time.sleep(0.2)
+
+
+def account(parent: str) -> HourAccount:
+    unique = {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "id"}, "severity": "critical"}
+    return HourAccount(
+        offsets=10, good=9, dead=1, duplicate=0, gap=0, gaps={}, sources={"kafka": 10}, speed_rows=9,
+        quality=QualityResult(True, (), (), 1, "events", (unique,)),
+        run=RunFacts(NOW - timedelta(seconds=30), "4.1.3", 1, 1234, f"{AIRFLOW}/{TASK}/{parent}", None),
+    )  # fmt: skip
+
+
+def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -> None:
+    lake: StreamLake = four_hours(tmp_path)
+    namespace = f"tests-{new_id()[:12]}"
+    settings = config.Lineage(url=MARQUEZ, namespace=namespace, timeout=timedelta(seconds=60))
+    environment = lake.environment.model_copy(update={"lineage": settings})
+    job = Job(environment, lake.stream, Lake(environment), KafkaAdapter(environment.kafka))
+    parent = str(uuid4())
+    rows = [
+        ledger.decision(HOURS[0], "accepted", 1, cut(HOURS[0]), NOW, served="batch", account=account(parent)),
+        ledger.decision(HOURS[1], "refused", 1, cut(HOURS[1]), NOW, reason="quality: no", account=account(parent)),
+        ledger.decision(HOURS[0], "accepted", 2, cut(HOURS[0]), NOW, served="batch", account=account(parent)),
+    ]
+    Receiver(settings).send([task_started(parent)])
+    with telling(job) as teller:
+        ledger.record(lake.lake, lake.stream.hours_table, rows)
+    assert teller.missed == set()
+
+    recorded = [r for r in ledger.history(lake.lake, lake.stream.hours_table) if r.decision != "sealed"]
+    runs = [run_events(subject_of(job), row)[0] for row in recorded]
+    # Marquez shows a job under the name of its parent.
+    path = f"namespaces/{namespace}/jobs/{TASK}.{lake.stream.name}.batch"
+    wait_for(lambda: len(ask(f"{path}/runs")["runs"]) == 3, "three runs")
+    shown = {run["id"]: run for run in ask(f"{path}/runs")["runs"]}
+    assert {r.id: shown[r.id]["state"] for r in runs} == {
+        r.id: "FAILED" if r.error is not None else "COMPLETED" for r in runs
+    }
+    one = ask(f"jobs/runs/{runs[0].id}")
+    assert one["args"]["nominal_start_time"] == f"{runs[0].hour}:00Z"
+    assert one["facets"]["anabranch_hour"]["balance"]["good"] == 9
+    assert one["facets"]["parent"]["run"]["runId"] == parent
+
+    found = ask(path)
+    assert (found["simpleName"], found["parentJobName"]) == (f"{lake.stream.name}.batch", TASK)
+    assert ask(f"namespaces/{AIRFLOW}/jobs/{TASK}")["latestRun"]["id"] == parent
+    assert [(i["namespace"], i["name"]) for i in found["inputs"]] == [("kafka://127.0.0.1:1", "events")]
+    where = table_name(lake.table().location())
+    assert where in [(o["namespace"], o["name"]) for o in found["outputs"]]
+    table = ask(f"namespaces/{quote(where.namespace, safe='')}/datasets/{quote(where.name, safe='')}")
+    assert [field["name"] for field in table["fields"]][:2] == ["id", "n"]
+    assertions = table["facets"]["dataQualityAssertions"]["assertions"]
+    assert {a["assertion"]: a["success"] for a in assertions}["balance"] is True
+
+    # Told again, nothing is there twice.
+    for row in recorded:
+        Receiver(settings).send(run_events(subject_of(job), row)[1])
+    assert {run["id"] for run in ask(f"{path}/runs")["runs"]} == set(shown)
+    assert {run["state"] for run in ask(f"{path}/runs")["runs"]} == {"COMPLETED", "FAILED"}

@@ -1,0 +1,151 @@
+"""A receiver of OpenLineage events that takes only what the official schemas allow; it may fail, hang, and recover."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator, FormatChecker
+from referencing import Registry, Resource
+
+import serving_layer.lineage
+from anabranch.dev.services.processes import HOST
+
+PATH = "/api/v1/lineage"
+_SPEC = Path(__file__).parent / "openlineage"
+_EVENT = "https://openlineage.io/spec/2-0-2/OpenLineage.json"
+_OURS = Path(serving_layer.lineage.__file__).parent / "AnabranchHourRunFacet.json"
+# openlineage/README.md says why.
+_STANDS_FOR = {
+    "https://openlineage.io/spec/facets/1-0-1/DataQualityMetricsDatasetFacet.json": (
+        "https://openlineage.io/spec/facets/1-0-0/DataQualityMetricsDatasetFacet.json"
+    )
+}
+
+
+def _schemas() -> dict[str, Any]:
+    files = [_SPEC / "OpenLineage.json", *sorted((_SPEC / "facets").glob("*.json")), _OURS]
+    schemas = [json.loads(file.read_text("utf-8")) for file in files]
+    return {schema["$id"]: schema for schema in schemas}
+
+
+_BY_ID = _schemas()
+_REGISTRY: Any = Registry().with_resources((id, Resource.from_contents(schema)) for id, schema in _BY_ID.items())
+
+
+def problems(event: dict[str, Any]) -> list[str]:
+    """What of an event is not as the schemas say that it and its facets name; and facets under keys not theirs."""
+    found = _unlike(event["schemaURL"], event, "event")
+    found += _unlike(_EVENT, event, "event")
+    places = [("run", event["run"].get("facets", {})), ("job", event["job"].get("facets", {}))]
+    for side in ("inputs", "outputs"):
+        for i, dataset in enumerate(event.get(side, [])):
+            for key in ("facets", "inputFacets", "outputFacets"):
+                places.append((f"{side}[{i}].{key}", dataset.get(key, {})))
+    for place, facets in places:
+        for key, facet in facets.items():
+            id = _known_id(facet["_schemaURL"])
+            if key not in _BY_ID.get(id, {}).get("properties", {}):
+                found.append(f"{place}.{key}: {facet['_schemaURL']} knows no such key")
+            found += _unlike(facet["_schemaURL"], facet, f"{place}.{key}")
+    return found
+
+
+def _known_id(url: str) -> str:
+    id = url.partition("#")[0]
+    return _STANDS_FOR.get(id, id)
+
+
+def _unlike(url: str, value: Any, place: str) -> list[str]:
+    id, pointer = _known_id(url), url.partition("#")[2]
+    if id not in _BY_ID:
+        return [f"{place}: {url} is none of the official schemas"]
+    schema = {"$ref": f"{id}#{pointer}" if pointer else id}
+    validator = Draft202012Validator(schema, registry=_REGISTRY, format_checker=FormatChecker())
+    return [f"{place}: {error.json_path}: {error.message}" for error in validator.iter_errors(value)]
+
+
+class LineageReceiver:
+    """What it was sent, and how it answers: `status`, or not at all while it hangs. One that is not strict takes events
+    of others too, whose facets it does not know."""
+
+    def __init__(self, is_strict: bool = True) -> None:
+        self._is_strict = is_strict
+        self.events: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.problems: list[str] = []
+        self.asked = 0
+        self.status = 201
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.url = ""
+
+    def hang(self) -> None:
+        self.go_on.clear()
+
+    def recover(self) -> None:
+        self.status = 201
+        self.go_on.set()
+
+    def runs(self) -> dict[str, list[str]]:
+        """By run, its events in their order."""
+        runs: dict[str, list[str]] = {}
+        for event in self.events:
+            runs.setdefault(event["run"]["runId"], []).append(event["eventType"])
+        return runs
+
+    def ended(self) -> list[dict[str, Any]]:
+        """The events that end a run."""
+        return [event for event in self.events if event["eventType"] != "START"]
+
+    def take(self, path: str, headers: dict[str, str], body: bytes) -> int:
+        self.asked += 1
+        self.go_on.wait(60)
+        if self.status >= 300:
+            return self.status
+        if path != PATH:
+            return 404
+        event = json.loads(body)
+        unlike = problems(event) if self._is_strict else []
+        self.problems += unlike
+        if unlike:
+            return 422
+        self.events.append(event)
+        self.headers.append(headers)
+        return self.status
+
+
+@contextmanager
+def running_receiver(is_strict: bool = True) -> Iterator[LineageReceiver]:
+    """A receiver until the end of the `with`."""
+    receiver = LineageReceiver(is_strict)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            try:
+                self.send_response(receiver.take(self.path, dict(self.headers.items()), body))
+                self.end_headers()
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # who asked has gone
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer((HOST, 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    receiver.url = f"http://{HOST}:{server.server_port}"
+    try:
+        yield receiver
+    finally:
+        receiver.recover()
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
