@@ -6,6 +6,7 @@ rebuilt together see each other's staged rows in place of those that `main` stil
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -22,18 +23,20 @@ from anabranch.logs import note
 from anabranch.position import Offsets
 from anabranch.protocol import coverage, ledger
 from anabranch.protocol.apply import rows_columns
-from anabranch.protocol.ledger_row import HourAccount
+from anabranch.protocol.ledger_row import HourAccount, UnknownFields
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State
+from anabranch.table.physical_design import sort_order_id
 from anabranch.table.snapshots import Staged, files_of
 from anabranch.table.staging import read_snapshot, read_staged, stage
 from batch_layer.balance import Balance, Counted, Gaps, classify_gaps, classify_lost, plus, together
-from batch_layer.duplicates import find_duplicates, leave_out, names_event
+from batch_layer.duplicates import bloom_filter_settings, find_duplicates, leave_out, names_event
 from batch_layer.offset_counts import ReadCounts, count, count_aborted, count_read, span_of_missing
 from batch_layer.quality.gate import run_suite
 from batch_layer.quality.row_counts import RowCountBaseline
 from batch_layer.sizes import shuffle_partitions, write_tasks
 from batch_layer.sources import AT, SOURCES, HourReader, Read, release_kept
+from batch_layer.unknown_fields import count_unknown
 from serving_layer.diff import kinds
 from serving_layer.diff.kinds import Difference
 from serving_layer.diff.spark import alike, fitted
@@ -51,7 +54,7 @@ class Built:
     """An hour's staged rows and dead letters, what is known of them, and why they may not be published, if so.
 
     `problems` are an account that does not close; `objections` what the stream's rules do not allow, which an operator
-    may accept.
+    may accept. `seconds`: how long that took.
     """
 
     hour: str
@@ -62,6 +65,7 @@ class Built:
     account: HourAccount = field(default_factory=HourAccount)
     problems: tuple[str, ...] = ()
     objections: tuple[str, ...] = ()
+    seconds: float = 0.0
 
 
 Together = Mapping[str, Built]
@@ -93,22 +97,26 @@ class HourBuilder:
 
     def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
         """Stage and check an hour over its revision `before`. Raises PositionError for a recreated topic."""
+        began = time.monotonic()
         # Nothing refers to what the hour before kept.
         release_kept(self._spark)
         # Step 1: read and decode.
         frames = self._frames(hour, cut, state, {})
         reach(Step.BATCH_DECODED)
         # Steps 2 to 5: stage and check.
-        return self._checked(frames, self._stage(frames, hour, cut, before, state), state)
+        built = self._checked(frames, self._stage(frames, hour, cut, before, state), state)
+        return replace(built, seconds=time.monotonic() - began)
 
     def decide_again(self, hour: str, cut: Cut, before: int, state: State, together: Together) -> Built | None:
         """An accepted hour once more, after hours of its look-back were rebuilt; None when it keeps the same rows."""
+        began = time.monotonic()
         frames = self._frames(hour, cut, state, together)
         batch = self._at(state.heads["batch"]).where(F.col("ingest_hour") == hour).select(*AT)
         kept = frames.kept.select(*AT)
         if kept.exceptAll(batch).isEmpty() and batch.exceptAll(kept).isEmpty():
             return None
-        return self._checked(frames, self._stage(frames, hour, cut, before, state), state)
+        built = self._checked(frames, self._stage(frames, hour, cut, before, state), state)
+        return replace(built, seconds=time.monotonic() - began)
 
     def changes_events(self, built: Built, state: State) -> bool:
         """Whether the hour will hold other events, by the stream's key, than `main` serves of it."""
@@ -126,6 +134,8 @@ class HourBuilder:
         if _SHUFFLES not in self._job.environment.spark.conf:
             at_once = self._spark.sparkContext.defaultParallelism
             self._spark.conf.set(_SHUFFLES, str(shuffle_partitions(cut.offsets, at_once)))
+        for key, value in bloom_filter_settings(cut.offsets).items():
+            self._spark.conf.set(key, value)
         read = self._reader.read(hour, cut, state)
         counts = count_read(read.decoded, read.in_kafka, SOURCES)
         good = records.good(read.decoded, self._stream)
@@ -147,18 +157,17 @@ class HourBuilder:
 
     def _stage(self, frames: _Frames, hour: str, cut: Cut, before: int, state: State) -> Built:
         stream, lake = self._stream, self._job.lake
-        order = [
-            "event_date",
-            *([stream.event_time.column] if stream.event_time else []),
-            "kafka_partition",
-            "kafka_offset",
-        ]
+        sort = stream.files.sort
+        times = (stream.event_time.column,) if stream.event_time else ()
+        order = list(dict.fromkeys(("event_date", *sort, *times, "kafka_partition", "kafka_offset")))
         at_once = self._spark.sparkContext.defaultParallelism
         files = write_tasks(frames.counts.good, files_of(state.table, "speed", hour), at_once, stream.files.target)
         kept = fitted(frames.kept, self._catalog, state.table, rows_columns(stream))
         # The records of whole partitions of the topic go into a file where that makes enough files: none is moved.
+        # Unless the stream asks for an order: then all are, so that no two files have the same values of it.
         enough = files <= frames.read.decoded.rdd.getNumPartitions()
-        rows = kept.coalesce(files) if enough else kept.repartitionByRange(files, *order)
+        is_unmoved = files == 1 or (enough and not sort)
+        rows = kept.coalesce(files) if is_unmoved else kept.repartitionByRange(files, *order)
         # They come by date, all of one hour: so a task has one file open at a time, however many dates there are. Asked
         # for nothing, or Iceberg would sort them by date alone.
         write = {
@@ -166,7 +175,8 @@ class HourBuilder:
             "fanout-enabled": "false",
             "target-file-size-bytes": str(stream.files.target),
         }
-        staged = stage(rows.sortWithinPartitions(*order), lake, self._catalog, stream.table, new_id(), write)
+        of_rows = write | {"output-sort-order-id": str(sort_order_id(state.table, sort))}
+        staged = stage(rows.sortWithinPartitions(*order), lake, self._catalog, stream.table, new_id(), of_rows)
         note(attempt=staged.wap_id)
         reach(Step.BATCH_ROWS_STAGED)
         dead = None
@@ -197,8 +207,14 @@ class HourBuilder:
             speed_rows=differing.speed_rows,
             diff=differing.diff,
             quality=quality.recorded(),
+            unknown=self._unknown(frames),
         )
         return replace(built, account=account, problems=tuple(problems), objections=tuple(objections))
+
+    def _unknown(self, frames: _Frames) -> UnknownFields | None:
+        if self._stream.unknown == "ignore" or not self._stream.format.names_fields:
+            return None
+        return count_unknown(frames.read.decoded, frames.counts.drifting)
 
     def _known(self, hour: str, balance: Balance, differing: Difference, state: State) -> RowCountBaseline:
         """What the hour's row count is compared with, where the quality gate asks for it."""

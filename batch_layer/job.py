@@ -12,10 +12,10 @@ import logging
 import signal
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
@@ -26,15 +26,21 @@ if __name__ == "__main__":
         traceback.print_exc()
         sys.exit(70)
 
-from anabranch.errors import Unexpected
+from anabranch.errors import AnabranchError, Unexpected
+from anabranch.hours import hours_between, shift, span_of
 from anabranch.job import Job, main, open_job, parser
 from anabranch.logs import of_process
 from anabranch.output import print_json, print_table
+from anabranch.progress import Progress
 from anabranch.protocol.sealing import require_sealed, seal
 from anabranch.retry import Retry
-from anabranch.spark.session import open_session, stop_on_signal
-from batch_layer.plan import empty_hours, progress
+from anabranch.spark.session import close_session, open_session, stop_on_signal
+from batch_layer.plan import empty_hours
 from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
+from serving_layer import webhook
+from serving_layer.lineage.parents import parse_run
+from serving_layer.lineage.telling import Teller, telling
+from serving_layer.windows.fill import try_fill
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,24 +49,39 @@ LOG = logging.getLogger(__name__)
 
 
 def rebuild_hours(
-    job: Job, rebuilder: Rebuilder, hour: str | None, order: RebuildRequest, stop: threading.Event | None = None
+    job: Job,
+    rebuilder: Rebuilder,
+    hours: Collection[str] | None,
+    order: RebuildRequest,
+    stop: threading.Event | None = None,
+    teller: Teller | None = None,
 ) -> list[Result]:
-    """Seal, then rebuild one hour or all that wait; each step is tried again for as long as `batch.retry_for` says.
+    """Seal, then rebuild the `hours` that are named, or all that wait; each step is tried again for as long as
+    `batch.retry_for` says.
 
     Of those that wait, a refused hour is rebuilt once something that its refusal rests on has changed, and once a day.
     Either way, accepted hours whose dead letters were lost, or whose look-back was not read yet, are restated at the
-    end; of what becomes of these the result of one hour does not depend. An hour that breaks the job holds back no
-    other: Unexpected is raised at the end. Raises NotYet for an hour that has not ended, Transient when the time is
-    over or `stop` is set.
+    end; of what becomes of these the result of hours that are named does not depend. An hour that breaks the job holds
+    back no other: Unexpected is raised at the end. At last the stream's views are filled, as far as that goes. `teller`
+    tells of each hour at once. Raises NotYet for an hour that has not ended, Transient when the time is over or `stop`
+    is set.
     """
-    name, retry = f"stream {job.stream.name}", _retry(job, stop)
+    name, retry, teller = f"stream {job.stream.name}", _retry(job, stop), teller or Teller(job)
     sealed = retry.call(name, lambda: seal(job.stream, job.lake, job.kafka))
-    if hour is not None:
-        require_sealed(sealed.state, job.stream, hour)
+    named = sorted(hours) if hours is not None else None
+    for h in named or ():
+        require_sealed(sealed.state, job.stream, h)
     state = retry.call(name, lambda: rebuilder.recover(sealed))
 
+    is_told = True
+
     def rebuild(h: str, order: RebuildRequest) -> Result:
-        return retry.call(f"{name}: hour {h}", lambda: rebuilder.rebuild(h, order))
+        nonlocal is_told
+        with _told(teller, h, stop):
+            result = retry.call(f"{name}: hour {h}", lambda: rebuilder.rebuild(h, order))
+        # A receiver that is away is waited for once in a run, and once more at its end.
+        is_told = is_told and webhook.tell(job)
+        return result
 
     broken: list[Unexpected] = []
     results: list[Result] = []
@@ -72,8 +93,13 @@ def rebuild_hours(
             LOG.error("%s: hour %s: %s", name, h, error)
             broken.append(error)
 
-    if hour is not None:
-        results.append(rebuild(hour, order))
+    if named is not None:
+        with Progress(LOG, name, "hours", len(named)) as progress:
+            for h in named:
+                attempt(h, order)
+                progress.step()
+        if broken:
+            raise _all_of(broken)
     else:
         waiting = retry.call(name, lambda: rebuilder.waiting(state))
         if empty := empty_hours(state, waiting):
@@ -81,12 +107,12 @@ def rebuild_hours(
             state = retry.call(name, rebuilder.load)
         results += retry.call(name, lambda: rebuilder.standing(state, waiting))
         decided = {result.hour for result in results}
-        todo, begun = [h for h in waiting if h not in decided], time.monotonic()
-        sizes = [state.timeline.sealed[h].offsets for h in todo]
-        for done, h in enumerate(todo):
-            if done:
-                LOG.info("%s: %s", name, progress(sizes, done, time.monotonic() - begun))
-            attempt(h, order)
+        todo = [h for h in waiting if h not in decided]
+        sizes = tuple(state.timeline.sealed[h].offsets for h in todo)
+        with Progress(LOG, name, "hours", sizes=sizes, contents="offsets") as progress:
+            for h in todo:
+                attempt(h, order)
+                progress.step()
     state = retry.call(name, rebuilder.load)
     if lost := retry.call(name, lambda: rebuilder.lost(state)):
         for h, again in lost.items():
@@ -94,26 +120,61 @@ def rebuild_hours(
         state = retry.call(name, rebuilder.load)
     for h, again in retry.call(name, lambda: rebuilder.again(state)).items():
         attempt(h, again)
-    if broken and hour is None:
-        more = f" (and {len(broken) - 1} more hours, in the lines above)" if len(broken) > 1 else ""
-        raise Unexpected(f"{broken[0]}{more}") from broken[0]
+    try_fill(job.lake, job.stream)
+    if broken and named is None:
+        raise _all_of(broken)
     return sorted(results, key=lambda result: result.hour)
 
 
-def replay(job: Job, rebuilder: Rebuilder, hour: str | None, stop: threading.Event | None = None) -> list[Result]:
-    """Restate the accepted hours, or just `hour`, of whose dead letters some would be rows by the stream as it is now.
+def _all_of(broken: Sequence[Unexpected]) -> Unexpected:
+    if len(broken) == 1:
+        return broken[0]
+    more = Unexpected(f"{broken[0]} (and {len(broken) - 1} more hours, in the lines above)")
+    more.__cause__ = broken[0]
+    return more
 
-    Each step is tried again as in `rebuild_hours`. Raises Transient when the time is over or `stop` is set.
+
+@contextmanager
+def _told(teller: Teller, hour: str, stop: threading.Event | None) -> Iterator[None]:
+    """What becomes of an hour inside is told: what the ledger has learned, or the error that it ended with."""
+    began = datetime.now(UTC)
+    try:
+        yield
+        teller.tell()
+    except AnabranchError as error:
+        if stop is None or not stop.is_set():
+            teller.failed(hour, began, error)
+        raise
+
+
+def replay(
+    job: Job,
+    rebuilder: Rebuilder,
+    hours: Collection[str] | None,
+    stop: threading.Event | None = None,
+    teller: Teller | None = None,
+) -> list[Result]:
+    """Restate the accepted hours, or those of `hours`, of whose dead letters some would be rows by the stream as it is.
+
+    Each step is tried again, and each hour told, as in `rebuild_hours`. Raises Transient when the time is over or
+    `stop` is set.
     """
-    name, retry = f"stream {job.stream.name}", _retry(job, stop)
+    name, retry, teller = f"stream {job.stream.name}", _retry(job, stop), teller or Teller(job)
     retry.call(name, rebuilder.recover)
-    repairable = {h: n for h, n in retry.call(name, rebuilder.repairable).items() if hour in (None, h)}
+    repairable = {h: n for h, n in retry.call(name, rebuilder.repairable).items() if hours is None or h in hours}
 
     def restate(h: str) -> Result:
         order = RebuildRequest(restate=True, why=f"dead letters replayed: {repairable[h]} can be read by now")
-        return retry.call(f"{name}: hour {h}", lambda: rebuilder.rebuild(h, order))
+        with _told(teller, h, stop):
+            return retry.call(f"{name}: hour {h}", lambda: rebuilder.rebuild(h, order))
 
-    return [restate(h) for h in repairable]
+    results = []
+    with Progress(LOG, f"{name}: replay", "hours", len(repairable)) as progress:
+        for h in repairable:
+            results.append(restate(h))
+            progress.step()
+    try_fill(job.lake, job.stream)
+    return results
 
 
 def _retry(job: Job, stop: threading.Event | None) -> Retry:
@@ -145,9 +206,9 @@ def _stopped_by_signal(spark: SparkSession, stream: str) -> Iterator[threading.E
         stop.set()
 
 
-def exit_code(results: Sequence[Result], hour: str | None) -> int:
-    """1 when an hour was refused. What was restated beside one that was asked for is no verdict on that one. Pure."""
-    return 1 if any(r.refused for r in results if hour in (None, r.hour)) else 0
+def exit_code(results: Sequence[Result], hours: Collection[str] | None) -> int:
+    """1 when an hour was refused. What was restated beside those that were named is no verdict on them. Pure."""
+    return 1 if any(r.refused for r in results if hours is None or r.hour in hours) else 0
 
 
 def _view(stream: str, results: Sequence[Result]) -> dict[str, Any]:
@@ -160,29 +221,46 @@ def _view(stream: str, results: Sequence[Result]) -> dict[str, Any]:
     return {"stream": stream, "hours": rows}
 
 
+def _named(text: str) -> frozenset[str]:
+    first, last = span_of(text)
+    return frozenset(hours_between(first, shift(last, 1)))
+
+
+def _run(text: str) -> str:
+    parse_run(text)
+    return text
+
+
 def run(arguments: Sequence[str]) -> int:
     """The entry of spark-submit. Returns the exit code."""
     options = parser("Build the authoritative rows of a stream's hours.")
-    options.add_argument("--hour", default=None, help="one hour, such as 2026-11-21T03; default: all that wait")
+    options.add_argument(
+        "--hour", default=None, help="one hour, such as 2026-11-21T03, or A..B; default: all that wait"
+    )
     options.add_argument("--restate", action="store_true", help="publish a new revision of an accepted hour")
     options.add_argument("--accept", action="store_true", help="publish it in spite of gaps or the quality gate")
     options.add_argument("--why", default=None, help="the reason, for the ledger")
     options.add_argument("--replay", action="store_true", help="restate hours of whose dead letters some can be read")
+    options.add_argument("--parent-run", type=_run, default=None, help="the scheduler's run: NAMESPACE/JOB/ID")
+    options.add_argument("--root-run", type=_run, default=None, help="the outermost run that that one is part of")
     parsed = options.parse_args(list(arguments))
+    hours = _named(parsed.hour) if parsed.hour is not None else None
     job = open_job(parsed.stream, parsed.conf)
     of_process(stream=parsed.stream, layer="batch")
     spark = open_session(job.environment, f"anabranch batch {job.stream.name}")
     try:
-        with _stopped_by_signal(spark, job.stream.name) as stop:
-            rebuilder = Rebuilder(job, spark)
+        parents = (parsed.parent_run, parsed.root_run)
+        with _stopped_by_signal(spark, job.stream.name) as stop, telling(job, *parents) as teller:
+            rebuilder = Rebuilder(job, spark, *parents)
             if parsed.replay:
-                results = replay(job, rebuilder, parsed.hour, stop)
+                results = replay(job, rebuilder, hours, stop, teller)
             else:
                 order = RebuildRequest(parsed.restate, parsed.accept, parsed.why)
-                results = rebuild_hours(job, rebuilder, parsed.hour, order, stop)
+                results = rebuild_hours(job, rebuilder, hours, order, stop, teller)
     finally:
+        webhook.tell(job)
         job.kafka.close()
-        spark.stop()
+        close_session(spark)
     if parsed.output == "json":
         print_json(_view(job.stream.name, results))
     elif results:
@@ -192,7 +270,7 @@ def run(arguments: Sequence[str]) -> int:
     else:
         waits = "holds dead letters that could be read by now" if parsed.replay else "waits to be rebuilt"
         print(f"{job.stream.name}: no hour {waits}")
-    return exit_code(results, parsed.hour)
+    return exit_code(results, hours)
 
 
 def start() -> None:

@@ -14,12 +14,17 @@ from pyspark.sql import functions as F
 
 from anabranch.lookups import inside
 from anabranch.position import Offsets, Ranges
+from anabranch.records import REFUSED_FIELD, UNKNOWN
 from batch_layer.balance import Counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pyspark.sql import DataFrame, Row
+
+
+DRIFTS = f"size({UNKNOWN}) > 0 AND (NOT is_dead OR error_code = '{REFUSED_FIELD}')"
+"""Whether a decoded record has fields that the schema does not know, and is a row, or would be one without them."""
 
 
 def within_log(ranges: Ranges, log_starts: Offsets) -> Ranges:
@@ -41,24 +46,28 @@ def count(rows: DataFrame, ranges: Ranges) -> Counted:
 @dataclass(frozen=True)
 class ReadCounts:
     """What was read of an hour: distinct offsets inside what Kafka holds by partition; the good, the dead, and all by
-    source."""
+    source; and those that hold unknown fields."""
 
     given: Offsets
     good: int
     dead: int
     sources: dict[str, int]
+    drifting: int = 0
 
 
 def count_read(decoded: DataFrame, in_kafka: Ranges, sources: Sequence[str]) -> ReadCounts:
     """Count decoded records, which come from `sources`, in one pass."""
     of_source = {source: f"count_if(source = '{source}')" for source in sources}
-    counts = _counts(decoded, in_kafka, {"good": "count_if(NOT is_dead)", "dead": "count_if(is_dead)", **of_source})
+    of_rows = {"good": "count_if(NOT is_dead)", "dead": "count_if(is_dead)", **of_source}
+    of_rows |= {"drifting": f"count_if({DRIFTS})"}
+    counts = _counts(decoded, in_kafka, of_rows)
     by_source = {source: sum(row[source] for row in counts) for source in sorted(sources)}
     return ReadCounts(
         given={row["kafka_partition"]: row["offsets"] for row in counts if row["within"]},
         good=sum(row["good"] for row in counts),
         dead=sum(row["dead"] for row in counts),
         sources={source: number for source, number in by_source.items() if number},
+        drifting=sum(row["drifting"] for row in counts),
     )
 
 

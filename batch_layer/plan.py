@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from anabranch.hours import Cut
 from anabranch.protocol import coverage, ledger
-from anabranch.protocol.ledger_row import HourAccount
+from anabranch.protocol.ledger_row import HourAccount, RunFacts
 from anabranch.protocol.publish import Publish, new_tag
 from anabranch.protocol.state import KEPT, Accepted, State, accepted_properties
 from anabranch.table.commits import Change
@@ -52,7 +52,12 @@ def empty_hours(state: State, candidates: Sequence[str]) -> list[str]:
 
 
 def plan_acceptance_of_empty(
-    state: State, candidates: Sequence[str], id: str, now: datetime, confirmed: frozenset[str]
+    state: State,
+    candidates: Sequence[str],
+    id: str,
+    now: datetime,
+    confirmed: frozenset[str],
+    run: RunFacts | None = None,
 ) -> Publish | None:
     """The publish that accepts those of `candidates`, hours without records, that wait, ACCEPTED_AT_ONCE at most; None
     when none does."""
@@ -60,8 +65,9 @@ def plan_acceptance_of_empty(
     todo = {h: state.timeline.sealed[h] for h in [h for h in candidates if h in waiting][:ACCEPTED_AT_ONCE]}
     if not todo:
         return None
+    account = replace(EMPTY, run=run)
     rows = tuple(
-        ledger.decision(h, "accepted", 1, cut, now, f"{id}-{h}", served="batch", account=EMPTY)
+        ledger.decision(h, "accepted", 1, cut, now, f"{id}-{h}", served="batch", account=account)
         for h, cut in todo.items()
     )
     accepted = accepted_properties(state, {h: Accepted(1, cut) for h, cut in todo.items()})
@@ -152,10 +158,17 @@ class Rebuilt:
     reason: str | None = None
 
 
-def plan_publish(state: State, rebuilt: Sequence[Rebuilt], now: datetime, confirmed: frozenset[str]) -> Publish:
+def plan_publish(
+    state: State,
+    rebuilt: Sequence[Rebuilt],
+    now: datetime,
+    confirmed: frozenset[str],
+    measured: Mapping[str, str] | None = None,
+) -> Publish:
     """One publish of an hour, first, and of those that had to be decided again because of it: in place of all that
     `batch` and, unless an operator gave an hour to the speed layer, `main` held of them. The revisions that it replaces
-    are tagged. The hours after it that keep their rows were looked at too: they wait for it no more."""
+    are tagged. The hours after it that keep their rows were looked at too: they wait for it no more. `main` says
+    what was `measured`."""
     by_batch = {r.hour for r in rebuilt if state.overrides.get(r.hour, "batch") == "batch"}
     looked_at = {
         h: replace(a, unread=tuple(u for u in a.unread if u not in by_batch))
@@ -163,13 +176,14 @@ def plan_publish(state: State, rebuilt: Sequence[Rebuilt], now: datetime, confir
         if by_batch & set(a.unread)
     }
     properties = accepted_properties(state, looked_at | {r.hour: r.accepted for r in rebuilt})
+    kept = {KEPT: json.dumps([h for h in state.retained_hours if h not in by_batch])}
     changes = (
         Change("batch", _files(rebuilt), properties=properties, clear=tuple(r.hour for r in rebuilt)),
         Change(
             "main",
             _files(r for r in rebuilt if r.hour in by_batch),
             # In the place of these hours' files, whatever a merge kept of them is gone.
-            properties={KEPT: json.dumps([h for h in state.retained_hours if h not in by_batch])},
+            properties=kept | dict(measured or {}),
             clear=tuple(r.hour for r in rebuilt if r.hour in by_batch),
         ),
     )
@@ -208,14 +222,3 @@ def plan_publish(state: State, rebuilt: Sequence[Rebuilt], now: datetime, confir
 
 def _files(rebuilt: Iterable[Rebuilt]) -> tuple[DataFile, ...]:
     return tuple(f for r in rebuilt for f in r.staged.files)
-
-
-def progress(sizes: Sequence[int], done: int, seconds: float) -> str:
-    """Of hours of so many offsets, the first `done` of which took so many seconds: how far, how fast, how long yet."""
-    offsets = sum(sizes[:done])
-    how_far = f"{done} of {len(sizes)} hours done, {offsets:,} of {sum(sizes):,} offsets"
-    if not offsets or seconds <= 0:
-        return how_far
-    rate = offsets / seconds
-    left = timedelta(seconds=round(sum(sizes[done:]) / rate))
-    return f"{how_far}, {rate:,.0f} a second, about {left} left"

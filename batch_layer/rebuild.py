@@ -14,9 +14,13 @@ refuses the hour too, unless an operator accepts it, for a reason that the ledge
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TYPE_CHECKING
+
+from pyspark.version import __version__ as SPARK_VERSION
 
 from anabranch import hours
 from anabranch.errors import AnabranchError, Transient
@@ -27,7 +31,8 @@ from anabranch.logs import fields
 from anabranch.protocol import coverage, dead_letters, ledger
 from anabranch.protocol.adoption import gone_from_kafka
 from anabranch.protocol.apply import require_columns
-from anabranch.protocol.ledger_row import HourAccount, Layer
+from anabranch.protocol.ledger_row import HourAccount, Layer, RunFacts
+from anabranch.protocol.measured import PUBLISH, STAGE, Meter
 from anabranch.protocol.publish import Again, Decision, new_id, run
 from anabranch.protocol.sealing import Sealed, require_sealed
 from anabranch.protocol.state import Accepted, State, load_state
@@ -95,13 +100,16 @@ _BY_ITSELF = RebuildRequest()
 
 
 class Rebuilder:
-    """Rebuilds hours of one stream, one at a time."""
+    """Rebuilds hours of one stream, one at a time; `parent` and `root` are the scheduler's runs that it is part of, for
+    the ledger."""
 
-    def __init__(self, job: Job, spark: SparkSession) -> None:
+    def __init__(self, job: Job, spark: SparkSession, parent: str | None = None, root: str | None = None) -> None:
         self._job, self._spark = job, spark
+        self._parent, self._root = parent, root
         self._stream: Stream = job.stream
         self._hours = HourBuilder(job, spark)
         self._confirmed: frozenset[str] = frozenset()
+        self._meter = Meter("batch")
         # By hour, the publish that an earlier try of this run began, and what it says when it landed.
         self._begun: dict[str, tuple[str, Result]] = {}
 
@@ -175,10 +183,8 @@ class Rebuilder:
         """Accept hours without records, in commits of bounded size."""
 
         def decide() -> Decision:
-            state = load_state(self._job.lake, self._stream.table)
-            return state, plan_acceptance_of_empty(
-                state, candidates, new_id(), self._job.lake.clock.now(), self._confirmed
-            )
+            state, now = load_state(self._job.lake, self._stream.table), self._job.lake.clock.now()
+            return state, plan_acceptance_of_empty(state, candidates, new_id(), now, self._confirmed, self._run(now))
 
         doing, results = f"accept empty hours of {self._stream.name}", list[Result]()
         while (landed := run(self._job.lake, self._stream.table, decide, doing, True)) is not None:
@@ -216,7 +222,8 @@ class Rebuilder:
         if cut.offsets == 0:
             return next(iter(self.accept_empty([hour])), Result(hour, "unchanged", before, "it holds no records"))
         if not before and (gone := gone_from_kafka(state.timeline, hour, cut)):
-            return self._refuse(state, hour, cut, before, gone, HourAccount())
+            run_facts = self._run(self._job.lake.clock.now())
+            return self._refuse(state, hour, cut, before, gone, HourAccount(run=run_facts))
         LOG.info("stream %s: rebuilding hour %s: %d offsets", self._stream.name, hour, cut.offsets)
         for _ in range(_ATTEMPTS):
             try:
@@ -234,13 +241,24 @@ class Rebuilder:
                 raise explain_spark(self._spark, f"rebuild hour {hour}", error) from error
         raise Transient(f"hour {hour}: expected the look-back to hold still once in {_ATTEMPTS} attempts; try again")
 
+    def _run(self, began: datetime) -> RunFacts:
+        """How a decision is reached for which nothing is staged."""
+        return RunFacts(began, parent=self._parent, root=self._root)
+
+    def _since(self, began: datetime, built: Built) -> Built:
+        """The same, and how it came about."""
+        size = sum(file.file_size_in_bytes for file in built.rows.files)
+        run = replace(self._run(began), spark=SPARK_VERSION, files=len(built.rows.files), bytes=size)
+        return replace(built, account=replace(built.account, run=run))
+
     def _rebuild(self, state: State, hour: str, cut: Cut, before: int, order: RebuildRequest) -> Result:
-        first = self._hours.build(hour, cut, before, state)
+        began = self._job.lake.clock.now()
+        first = self._since(began, self._hours.build(hour, cut, before, state))
         built = [first]
         try:
             if not _refusals(first, order.accept):
                 state, following = self._following(first, state)
-                built += following
+                built += [self._since(began, b) for b in following]
             if refusals := _refusals(first, order.accept) + [
                 f"{b.hour}, decided again: {refusal}"
                 for b in built[1:]
@@ -319,6 +337,7 @@ class Rebuilder:
         unread = self._unread(built, seen)
         surroundings = self._surroundings(built, seen, unread)
         overtaken: list[int] = []
+        ready = time.monotonic()
 
         def decide() -> Decision:
             state = load_state(lake, stream.table)
@@ -357,7 +376,9 @@ class Rebuilder:
                 )
                 for b in built
             ]
-            return state, plan_publish(state, rebuilt, now, self._confirmed)
+            seconds = [*((STAGE, b.seconds) for b in built), (PUBLISH, time.monotonic() - ready)]
+            measured = self._meter.tell(state.branch_properties["main"], seconds)
+            return state, plan_publish(state, rebuilt, now, self._confirmed, measured)
 
         result = Result(hour, "accepted", built[0].before + 1, reasons[hour], built[0].account)
         self._begun[hour] = (built[0].rows.wap_id, result)
@@ -366,6 +387,7 @@ class Rebuilder:
             self._discard(built)
             reason = f"another run was first: revision {overtaken[-1]} is accepted"
             return Result(hour, "unchanged", overtaken[-1], reason)
+        self._meter.landed(landed.seconds)
         reach(Step.BATCH_PUBLISHED)
         self._confirmed |= ledger.record_waiting(lake, stream.hours_table, landed.state)
         reach(Step.BATCH_RECORDED)

@@ -20,13 +20,14 @@ from anabranch.hours import Cut
 from anabranch.job import Job
 from anabranch.kafka.source import no_records, using
 from anabranch.lookups import inside
-from anabranch.position import Position, Ranges, Topic, without
+from anabranch.position import Position, Ranges, Topic, size, without
 from anabranch.protocol.adoption import gone_from_kafka
 from anabranch.protocol.state import State
 from anabranch.records.formats import open_format
 from anabranch.table.snapshots import heads
 from anabranch.table.staging import read_snapshot
-from batch_layer.offset_counts import within_log
+from batch_layer.offset_counts import DRIFTS, within_log
+from batch_layer.unknown_fields import MOST_BYTES, SAMPLES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,13 +62,15 @@ class HourReader:
 
         Raises PositionError for a topic that was recreated and not adopted.
         """
+        # Of a large hour, the values of few records that drift.
+        one_in = max(1, size(cut.ranges) // SAMPLES)
         # Step 1: what Kafka holds.
         gone = gone_from_kafka(state.timeline, hour, cut) is not None
         ranges: Ranges = {} if gone else within_log(cut.ranges, self._job.kafka.log_starts(self.require_topic(cut)))
         kafka, topic = self._job.environment.kafka, self._stream.topic
 
         def decode(raw: DataFrame) -> DataFrame:
-            return _kept(self._decode(raw.withColumn("ingest_hour", F.lit(hour)), KAFKA))
+            return _kept(self._decode(raw.withColumn("ingest_hour", F.lit(hour)), KAFKA, one_in))
 
         decoded = (
             using(self._spark, kafka, self._job.kafka, topic, ranges, decode)
@@ -103,7 +106,8 @@ class HourReader:
         if topic is None or topic.id != cut.topic_id:
             raise PositionError(
                 f"topic {self._stream.topic}: expected id {cut.topic_id}, found {topic.id if topic else 'no topic'}: "
-                "Kafka no longer holds this hour; the speed layer's rows stay served"
+                "Kafka no longer holds this hour; the speed layer's rows stay served: to go on with the topic as it "
+                "is, run `anabranch adopt`"
             )
         return topic
 
@@ -135,10 +139,15 @@ class HourReader:
             "key", "value", "headers",
         )  # fmt: skip
 
-    def _decode(self, raw: DataFrame, source: str) -> DataFrame:
-        decoded = records.decode(raw, self._stream, self._format).withColumn("source", F.lit(source))
-        # A good record's bytes are of no more use, and would be kept beside its row.
-        return decoded.withColumns({name: F.when(F.col("is_dead"), F.col(name)) for name in records.BYTES})
+    def _decode(self, raw: DataFrame, source: str, one_in: int = 1) -> DataFrame:
+        decoded = records.decode(raw, self._stream, self._format, with_unknown=True).withColumn("source", F.lit(source))
+        # A good record's bytes are of no more use, and would be kept beside its row; but one in so many that drift
+        # gives samples. By a hash: markers of transactions may take every other offset.
+        kept = {name: F.when(F.col("is_dead"), F.col(name)) for name in records.BYTES}
+        sample = f"{DRIFTS} AND pmod(xxhash64(kafka_partition, kafka_offset), {one_in}) = 0"
+        sample += f" AND octet_length(kafka_value) <= {MOST_BYTES}"
+        kept["kafka_value"] = F.when(F.expr(f"is_dead OR ({sample})"), F.col("kafka_value"))
+        return decoded.withColumns(kept)
 
     def _as_decoded(self, rows: DataFrame, source: str) -> DataFrame:
         """Rows of the table in the columns of `records.decode`: they were judged when they were accepted."""

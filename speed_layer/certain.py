@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from anabranch.config.columns import Column
 
 MOST_LEFT = 2_000
+_REMEDY = "nothing of it is published: start the speed layer again, and report this"
 """How many records of a micro-batch may be left to be read by Spark; with more, it reads all of them."""
 
 SETTINGS = {
@@ -62,6 +63,7 @@ class TaskSpec:
     columns: tuple[Column, ...]
     event_time: EventTime | None
     target: Target
+    takes_unknown: bool
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,9 @@ def task_spec(stream: Stream, table: Table, columns: Schema) -> TaskSpec | None:
     if stream.format.type != "json" or not can_read(stream.columns) or _kinds(table.schema()) != _kinds(columns):
         return None
     target = target_of(table)
-    return TaskSpec(stream.columns, stream.event_time, target) if target is not None else None
+    if target is None:
+        return None
+    return TaskSpec(stream.columns, stream.event_time, target, takes_unknown=stream.unknown != "refuse")
 
 
 def _kinds(schema: Schema) -> dict[str, tuple[str, bool]]:
@@ -102,7 +106,8 @@ def stage_certain(frame: DataFrame, spec: TaskSpec, table: Table, attempt: str, 
             left.setdefault(record.partition, []).append(record.offset)
     if (number := sum(map(len, left.values()))) != seen - written.rows:
         raise Unexpected(
-            f"stage {attempt}: expected each of {seen} records written or left, found {written.rows} and {number}"
+            f"stage {attempt}: expected each of {seen} records written or left, found {written.rows} and {number}; "
+            f"{_REMEDY}"
         )
     return Certain(written, seen, left)
 
@@ -115,7 +120,7 @@ def stage_rows(rows: DataFrame, spec: TaskSpec, table: Table, attempt: str, bega
     told = _told(rows, _rows_task(spec))
     seen, written = _seen(told), _written(told, table, attempt, began)
     if written.rows != seen:
-        raise Unexpected(f"stage {attempt}: expected each of {seen} rows written, found {written.rows}")
+        raise Unexpected(f"stage {attempt}: expected each of {seen} rows written, found {written.rows}; {_REMEDY}")
     return written
 
 
@@ -152,7 +157,7 @@ def _certain_task(spec: TaskSpec) -> _Task:
     """What a worker does with the records of a task."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        rows, files = CertainRows(spec.columns, spec.event_time), FileWriter(spec.target)
+        rows, files = CertainRows(spec.columns, spec.event_time, spec.takes_unknown), FileWriter(spec.target)
         seen, left = 0, list[dict[str, int]]()
         for batch in batches:
             seen += len(batch)

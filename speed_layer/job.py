@@ -9,13 +9,12 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +39,8 @@ from anabranch.protocol.apply import require_columns
 from anabranch.protocol.sealing import check_clock
 from anabranch.protocol.state import check_log_end, check_topic, load_state
 from anabranch.retry import Retry
-from anabranch.spark.session import explain_spark, explained, open_session, stop_on_signal
+from anabranch.spark.session import close_session, explain_spark, explained, open_session, stop_on_signal
+from anabranch.temporary import clear_abandoned, temporary_folder
 from speed_layer import certain
 from speed_layer.micro_batch import MicroBatches
 from speed_layer.plan import Skip, chunks, plan_return, reaches_log_end
@@ -106,11 +106,9 @@ class SpeedJob:
         # Step 2: come back hour by hour.
         position = self._come_back()
         # Step 3: stream from there.
-        checkpoint = Path(tempfile.mkdtemp(prefix="anabranch-checkpoint-"))
-        try:
+        clear_abandoned(datetime.now(UTC))
+        with temporary_folder("checkpoint") as checkpoint:
             self._stream(position, checkpoint)
-        finally:
-            shutil.rmtree(checkpoint, ignore_errors=True)
         if not self._stop.is_set():
             self._batches.finish()
 
@@ -121,7 +119,10 @@ class SpeedJob:
             state = load_state(job.lake, job.stream.table)
             topic = job.kafka.describe(job.stream.topic, state.position)
             if state.position.topic_id == "" and topic is None:
-                raise Transient(f"topic {job.stream.topic}: expected it to exist, found none yet")
+                raise Transient(
+                    f"topic {job.stream.topic}: expected it to exist, found none yet; create it, or correct `topic:` "
+                    "in the stream's file"
+                )
             position = check_topic(state.position, topic, job.stream.topic)
             assert topic is not None
             step = plan_return(state, position.offsets)
@@ -144,7 +145,7 @@ class SpeedJob:
             LOG.info("stream %s: hour %s is not served by the batch layer; reading it by its cut", name, step.hour)
             for piece in chunks(step.ranges, job.stream.speed.max_offsets_per_trigger):
                 self._published += self._batches.publish(lambda piece=piece: self._read(piece), piece)  # type: ignore[misc]
-        raise Transient("stopped")
+        raise Transient(f"stream {name}: stop requested; nothing is lost, run it again")
 
     def _read(self, ranges: Ranges) -> DataFrame:
         return read_ranges(self._spark, self._job.environment.kafka, self._job.stream.topic, ranges)
@@ -192,7 +193,8 @@ class SpeedJob:
         query = writer.start()
         try:
             while query.isActive and not self._stop.is_set() and not self._batches.has_failed:
-                query.awaitTermination(1)
+                # Often enough that a publish after a quiet moment knows of it, whatever the trigger's beat.
+                query.awaitTermination(0.25)  # type: ignore[arg-type]  # it takes fractions of a second
                 # What is available now is asked for once, when the query starts.
                 now = clock.elapsed()
                 if not self._available_now and not query.status["isTriggerActive"]:
@@ -264,7 +266,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     finally:
         job.kafka.close()
-        spark.stop()
+        close_session(spark)
 
 
 def start() -> None:

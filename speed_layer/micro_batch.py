@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -31,6 +31,7 @@ from anabranch.logs import fields, note
 from anabranch.position import Ranges, ranges_to_keys, size
 from anabranch.protocol import dead_letters
 from anabranch.protocol.apply import require_columns, rows_columns
+from anabranch.protocol.measured import PUBLISH, READABLE, STAGE, Meter
 from anabranch.protocol.publish import Again, Decision, Landed, Publish, land, new_id, run
 from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
 from anabranch.protocol.state import State
@@ -40,7 +41,8 @@ from anabranch.spark.settings import runs_here
 from anabranch.table.lake import Lake
 from anabranch.table.manifests import hour_of_file
 from anabranch.table.snapshots import Staged
-from anabranch.table.staging import stage
+from anabranch.table.staging import Written, stage
+from anabranch.tally import S3_REQUESTS, TALLY
 from serving_layer import merge
 from serving_layer.diff.spark import fitted
 from serving_layer.merge import Merged, recover
@@ -57,6 +59,7 @@ from speed_layer.plan import (
     plan_skip,
     plan_skip_lost,
     plan_write,
+    readable_after,
 )
 from speed_layer.rollup import Rollup
 
@@ -88,6 +91,7 @@ class MicroBatches:
         self._format = open_format(environment, stream)
         self._confirmed: frozenset[str] = frozenset()
         self._turns = Holding(lake, stream.table, stop)
+        self._meter = Meter("speed")
         # What was decided last.
         self._decided: ResolvedState | None = None
         self._rollup = Rollup(lake, stream)
@@ -186,9 +190,10 @@ class MicroBatches:
         needed = {p: e for p, (_, e) in ranges.items()}
         decided: ResolvedState | None = None
         plan: Plan | None = None
+        ready = time.monotonic()
 
         def decide() -> Decision:
-            nonlocal decided, plan, staged
+            nonlocal decided, plan, staged, ready
             # Step 1: decide from the table as it is now.
             decided = self._decided = self._clock.decide(needed=needed)
             state = decided.state
@@ -216,13 +221,15 @@ class MicroBatches:
                 reach(Step.SPEED_DECIDED)
                 self._discard(staged)
                 staged = self._stage_readable(frame, plan, decided)
+                ready = time.monotonic()
                 return Again.AGAIN
             if plan.next is Next.MERGE:
                 merge.merge(self._lake, self._stream)
                 return Again.AGAIN
             # Step 3: publish.
             hours = _hours_of(state, staged)
-            return state, plan_publish(decided, plan, staged, hours, new_id(), self._confirmed, read_until)
+            measured = self._measured(state, staged, hours, time.monotonic() - ready)
+            return state, plan_publish(decided, plan, staged, hours, new_id(), self._confirmed, read_until, measured)
 
         landed = run(self._lake, self._stream.table, decide, f"stream {self._stream.name}")
         assert decided is not None
@@ -233,6 +240,7 @@ class MicroBatches:
         if staged is None:
             self._say_ends(decided)
             return 0, False
+        self._meter.landed(landed.seconds)
         ended = merge.merge(self._lake, self._stream) if decided.state.retained_hours else landed
         self._after(landed.publish, staged, ended)
         LOG.info(
@@ -312,8 +320,25 @@ class MicroBatches:
             around = read_around(session, self._environment.kafka, self._kafka, topic, plan.todo)
             return self._stage(around, plan, decided)
 
+    def _measured(
+        self, state: State, staged: StagedBatch, hours: Mapping[str, str], publishing: float
+    ) -> dict[str, str]:  # fmt: skip
+        """What the publish of what is staged says was measured, if it lands now."""
+        seconds = [(STAGE, staged.seconds), (PUBLISH, publishing)]
+        if (waited := readable_after(state, staged, hours, self._lake.clock.now())) is not None:
+            seconds.append((READABLE, waited))
+        return self._meter.tell(state.branch_properties["main"], seconds)
+
     def _stage(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:
         """Stage the rows and dead letters of a plan, for the log and the columns that were decided on."""
+        began = time.monotonic()
+        staged = self._staged(frame, plan, decided)
+        # The workers count for themselves, and nobody asks them.
+        written = staged.rows.files if isinstance(staged.rows, Written) else ()
+        TALLY.count(S3_REQUESTS, "PutObject", sum(f.file_path.startswith("s3") for f in written))
+        return replace(staged, seconds=time.monotonic() - began)
+
+    def _staged(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:
         stream, catalog, topic_id = self._stream, self._environment.catalog.name, decided.position.topic_id
         # The usual micro-batch is not trimmed: changing bounds in the plan would have it compiled anew each time.
         frame = records.trim(frame, plan.todo) if plan.trimmed else frame

@@ -25,8 +25,9 @@ from anabranch.protocol.dead_letters import waiting_speed
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import LOST, State, lost_entries
+from anabranch.protocol.watermarks import Watermarks, waiting_since
 from anabranch.table.commits import Change
-from anabranch.table.snapshots import Staged, staged_snapshot
+from anabranch.table.snapshots import Staged, oldest_timestamps, staged_snapshot
 from anabranch.table.staging import MOST_OPEN_FILES, Written, is_young
 from serving_layer.merge import needs_merge
 
@@ -36,12 +37,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StagedBatch:
-    """Staged rows and dead letters, the split by hour that they were staged under, and the topic's id then."""
+    """Staged rows and dead letters, the split by hour that they were staged under, and the topic's id then; how many
+    seconds that took."""
 
     topic_id: str
     by_hour: dict[str, Ranges]
     rows: Staged | Written | None
     dead: Staged | None
+    seconds: float = 0.0
 
     @property
     def attempt(self) -> str | None:
@@ -126,10 +129,11 @@ def plan_write(dates: int | None, hours: int) -> dict[str, str]:
     """How the rows of so many event dates (None: unbounded) and hours are written, as options of Iceberg's.
 
     At once, with an open file for each partition of the table, where these are few; else each task sorts its rows by
-    partition first, and has one file open at a time.
+    partition first, and has one file open at a time. The table's sort order is the batch layer's: no file claims it.
     """
-    at_once = dates is not None and dates * hours <= MOST_OPEN_FILES
-    return {"distribution-mode": "none", "fanout-enabled": "true" if at_once else "false"}
+    if dates is not None and dates * hours <= MOST_OPEN_FILES:
+        return {"fanout-enabled": "true", "use-table-distribution-and-ordering": "false"}
+    return {"fanout-enabled": "false", "distribution-mode": "none", "output-sort-order-id": "0"}
 
 
 def _is_as_decided(staged: StagedBatch, position: Position, by_hour: Mapping[str, Ranges]) -> bool:
@@ -151,26 +155,45 @@ def plan_publish(
     id: str,
     confirmed: frozenset[str],
     read_until: datetime | None = None,
+    measured: Mapping[str, str] | None = None,
 ) -> Publish:
     """The publish of a staged micro-batch. `hour_of` names the hour of each staged file, by path; the whole of it ends
-    where the log ended at `read_until` or later.
+    where the log ended at `read_until` or later. `main` says what was `measured`.
 
     Rows of hours that the batch layer serves go to `speed` only, and so do those of an hour whose rows in `main` a
     merge kept: `main` may hold the same offsets already, and is given the hour once the speed layer covers it.
     """
-    state = decided.state
     files: tuple[DataFile, ...] = staged.rows.files if staged.rows else ()
-    direct = {h for h in hour_of.values() if state.served_by(h) == "speed" and h not in state.retained_hours}
-    to_main = tuple(f for f in files if hour_of[f.file_path] in direct)
+    to_main = _for_main(decided.state, staged, hour_of)
     return Publish(
         id=staged.attempt or id,
-        changes=(Change("speed", files), Change("main", to_main)),
+        changes=(Change("speed", files), Change("main", to_main, properties=measured or {})),
         timeline=decided.timeline,
         position=advance(decided.position, plan.todo),
         dead_letters=(waiting_speed(staged.dead, decided.now),) if staged.dead else (),
         confirmed=confirmed,
         read_until=read_until if plan.whole else None,
     )
+
+
+def _for_main(state: State, staged: StagedBatch, hour_of: Mapping[str, str]) -> tuple[DataFile, ...]:
+    files: tuple[DataFile, ...] = staged.rows.files if staged.rows else ()
+    direct = {h for h in hour_of.values() if state.served_by(h) == "speed" and h not in state.retained_hours}
+    return tuple(f for f in files if hour_of[f.file_path] in direct)
+
+
+def readable_after(
+    state: State, staged: StagedBatch, hour_of: Mapping[str, str], now: datetime
+) -> float | None:  # fmt: skip
+    """How many seconds the oldest of a micro-batch's rows for `main` has waited, if they are readable now; None of no
+    row, and where files do not say. Pure.
+
+    By its Kafka timestamp, and never from before what `main` is fresh through, whatever a producer stamped it with.
+    """
+    stamps = oldest_timestamps(state.table, _for_main(state, staged, hour_of), "kafka_timestamp")
+    fresh_through = Watermarks.from_properties(state.branch_properties["main"]).fresh_through
+    since = waiting_since(stamps, fresh_through, now)
+    return (now - since).total_seconds() if since is not None else None
 
 
 def plan_ends(decided: ResolvedState, id: str, confirmed: frozenset[str]) -> Publish:

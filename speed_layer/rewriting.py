@@ -20,6 +20,7 @@ from pyiceberg.manifest import DataFile
 
 from anabranch.errors import Terminal
 from anabranch.remote_errors import lake_errors
+from anabranch.table.file_io import as_whole
 from anabranch.table.snapshot_writer import delete_quietly
 from anabranch.table.written import codec_of, data_file_from, open_writer
 
@@ -215,8 +216,7 @@ def _batches(
 
 def _opened(table: Table, data_file: DataFile) -> pq.ParquetFile:
     with lake_errors(f"read {data_file.file_path}"):
-        source = table.io.new_input(data_file.file_path).open()
-        if data_file.file_size_in_bytes <= _WHOLE:
-            with source:
-                return pq.ParquetFile(pa.BufferReader(source.read()))
-        return pq.ParquetFile(source)
+        if data_file.file_size_in_bytes > _WHOLE:
+            return pq.ParquetFile(table.io.new_input(data_file.file_path).open())
+        with as_whole(table.io, data_file.file_path).open() as source:
+            return pq.ParquetFile(pa.BufferReader(source.read()))

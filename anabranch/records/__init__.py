@@ -11,7 +11,7 @@ How each format becomes columns stands in `anabranch.records.formats`, the verdi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -21,7 +21,7 @@ from anabranch.config import Stream
 from anabranch.hours import HourRange
 from anabranch.lookups import MAX_OFFSET, arrays, inside, texts
 from anabranch.position import Ranges
-from anabranch.records.checks import in_the_calendar, judge, opaque, utc_date
+from anabranch.records.checks import Check, error, in_the_calendar, judge, opaque, utc_date
 from anabranch.records.formats import Format
 
 ERROR_TEXT_LENGTH = 300
@@ -29,7 +29,14 @@ _KAFKA_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_
 BYTES = ("kafka_key", "kafka_value", "kafka_headers")
 """Of a decoded record, what Kafka held: for a dead letter."""
 
+UNKNOWN = "unknown_fields"
+"""Of a decoded record, the names of its fields that the stream has no column for; empty or null where none is."""
+
+REFUSED_FIELD = "unknown_field"
+"""The error of a record that nothing but such a field keeps from being a row, where the stream refuses it."""
+
 _HEADERS = "array<struct<key:string,value:binary>>"
+_NO_NAMES = "CAST(NULL AS array<string>)"
 
 
 def assign_hours(frame: DataFrame, hours: Sequence[HourRange]) -> DataFrame:
@@ -89,17 +96,21 @@ def trim(frame: DataFrame, ranges: Ranges) -> DataFrame:
     return frame.where(F.expr(inside(ranges, "partition", "offset")))
 
 
-def decode(frame: DataFrame, stream: Stream, form: Format, with_errors: bool = True) -> DataFrame:
+def decode(
+    frame: DataFrame, stream: Stream, form: Format, with_errors: bool = True, with_unknown: bool = False
+) -> DataFrame:
     """Read Kafka's `value` as the stream's columns, by its format, and judge it.
 
     `frame` has the columns of Spark's Kafka source and `ingest_hour`. The result has the stream's columns (exact
     types), `kafka_partition`, `kafka_offset`, `kafka_timestamp`, `ingest_hour`, `event_date`, then `is_dead`, and where
     it is true `error_code` and `error_text`, then `kafka_key`, `kafka_value` and `kafka_headers` as they came. Where
     `is_dead`, the stream's columns hold whatever could be read. Not `with_errors`, nothing comes behind `is_dead`, and
-    Spark has less to plan. A format with a schema registry looks at the frame's schema ids first, and raises as
-    `Format.read` says.
+    Spark has less to plan. `with_unknown`, `unknown_fields` comes last, the names of a value's fields that the
+    stream has no column for: empty or null where there are none, and for all if the stream ignores them. A format
+    with a schema registry looks at the frame's schema ids first, and raises as `Format.read` says.
     """
     types = types_of(stream)
+    fields = {c.name: types[c.name] for c in stream.columns if not c.rescues}
     headers = "headers" if "headers" in frame.columns else f"CAST(NULL AS {_HEADERS})"
     records = frame.selectExpr(
         "CAST(partition AS INT) AS kafka_partition",
@@ -114,9 +125,15 @@ def decode(frame: DataFrame, stream: Stream, form: Format, with_errors: bool = T
         "value",
         "unix_micros(try_cast(concat(ingest_hour, ':00:00Z') AS TIMESTAMP)) AS _hour_start",
     )
-    reading = form.read(records, types)
-    verdict = judge(stream, reading.checks, reading.shown)
-    judged = reading.frame.selectExpr("*", f"{opaque(verdict.is_dead)} AS is_dead")
+    reading = form.read(records, fields)
+    read, unknown = reading.frame, reading.unknown if stream.unknown != "ignore" else None
+    if unknown is not None and stream.unknown != "count":
+        read, unknown = read.selectExpr("*", f"{unknown} AS _unknown"), "_unknown"
+    verdict = judge(stream, reading.checks, reading.shown, tuple(_refusal(stream)))
+    rescued = (
+        f"IF(size(_unknown) > 0, {reading.rescued}, NULL) AS `_row_{c.name}`" for c in stream.columns if c.rescues
+    )
+    judged = read.selectExpr("*", *rescued, f"{opaque(verdict.is_dead)} AS is_dead")
     errors: tuple[str, ...] = ()
     if with_errors:
         judged = judged.selectExpr("*", f"IF(is_dead, {verdict.error}, NULL) AS _error")
@@ -132,7 +149,14 @@ def decode(frame: DataFrame, stream: Stream, form: Format, with_errors: bool = T
         f"{utc_date(event_time)} AS event_date",
         "is_dead",
         *errors,
+        *((f"{unknown or _NO_NAMES} AS {UNKNOWN}",) if with_unknown else ()),
     )
+
+
+def _refusal(stream: Stream) -> Iterator[Check]:
+    if stream.unknown == "refuse":
+        found = "concat('expected no fields beside those of the schema, found ', array_join(_unknown, ', '))"
+        yield Check("size(_unknown) > 0", error(REFUSED_FIELD, found))
 
 
 def types_of(stream: Stream) -> dict[str, DataType]:
@@ -145,7 +169,7 @@ def as_decoded(rows: DataFrame, stream: Stream) -> DataFrame:
     names = [column.name for column in stream.columns]
     unknown = {
         "error_code": "STRING", "error_text": "STRING", "kafka_key": "BINARY", "kafka_value": "BINARY",
-        "kafka_headers": _HEADERS,
+        "kafka_headers": _HEADERS, UNKNOWN: "array<string>",
     }  # fmt: skip
     return rows.selectExpr(
         *(f"`{name}`" for name in names),

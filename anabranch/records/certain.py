@@ -84,11 +84,12 @@ def can_read(columns: Sequence[Column]) -> bool:
 class CertainRows:
     """Reads the values of one stream, in a process of its own."""
 
-    def __init__(self, columns: Sequence[Column], event_time: EventTime | None) -> None:
+    def __init__(self, columns: Sequence[Column], event_time: EventTime | None, takes_unknown: bool = True) -> None:
         self._columns, self._event_time = tuple(columns), event_time
-        self._known = pa.schema([(c.name, _TYPES[c.type][0]) for c in columns])
+        self._known = pa.schema([(c.name, _TYPES[c.type][0]) for c in columns if not c.rescues])
         # Fields that the stream does not know, by the type that they were seen with. Read, so that one that is there
-        # twice fails, and left out.
+        # twice fails, and left out; unless a record is no ordinary row because it has any.
+        self._most_others = _MOST_OTHERS if takes_unknown and len(self._known) == len(self._columns) else 0
         self._others: dict[str, pa.DataType] = {}
 
     def read(self, batch: pa.RecordBatch) -> Read:
@@ -209,7 +210,7 @@ class CertainRows:
             name: _kind(v) for name, v in value.items() if name not in self._known.names and name not in self._others
         }
         kinds = {name: kind for name, kind in new.items() if kind is not None}
-        if not kinds or len(kinds) < len(new) or len(self._others) + len(kinds) > _MOST_OTHERS:
+        if not kinds or len(kinds) < len(new) or len(self._others) + len(kinds) > self._most_others:
             return False
         self._others |= kinds
         return True
@@ -219,6 +220,9 @@ class CertainRows:
         certain = pa.repeat(True, len(read))
         rows = {}
         for column in self._columns:
+            if column.rescues:
+                rows[column.name] = pa.nulls(len(read), pa.string())
+                continue
             values = read.column(column.name).combine_chunks()
             if column.type in ("timestamp", "date"):
                 values, is_read = _moments(values, column.type)

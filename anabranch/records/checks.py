@@ -89,8 +89,8 @@ class Verdict:
     error: str
 
 
-def judge(stream: Stream, checks: Sequence[Check], shown: Callable[[str], str]) -> Verdict:
-    """The verdict on a record."""
+def judge(stream: Stream, checks: Sequence[Check], shown: Callable[[str], str], last: Sequence[Check] = ()) -> Verdict:
+    """The verdict on a record, by the format's checks, by the stream's, and by those that come `last`."""
     every = [
         *checks,
         *(
@@ -102,6 +102,7 @@ def judge(stream: Stream, checks: Sequence[Check], shown: Callable[[str], str]) 
             if not c.nullable
         ),
         *(_judge_event_time(stream.event_time, shown) if stream.event_time is not None else ()),
+        *last,
     ]
     if not every:
         return Verdict("false", _NO_VERDICT)

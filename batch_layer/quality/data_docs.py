@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mimetypes
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import LedgerRow, QualityResult
 from anabranch.table.ledger_files import Span
 from anabranch.table.s3 import ObjectStore
+from anabranch.temporary import temporary_folder
 from batch_layer.quality import suite
 from batch_layer.quality.suite import Expectation, configuration, context, great_expectations
 
@@ -65,8 +65,8 @@ def publish(environment: config.Environment, stream: config.Stream, rows: Sequen
     target = urlparse(to)
     if target.scheme not in ("", "s3") or (target.scheme == "s3" and not target.netloc):
         raise ConfigurationError(f"--to: expected a folder or s3://bucket/prefix, found {to!r}")
-    with tempfile.TemporaryDirectory(prefix="anabranch-data-docs-") as made:
-        build(stream.name, stream.table, rows, Path(made))
+    with temporary_folder("data-docs") as made:
+        build(stream.name, stream.table, rows, made)
         if target.scheme == "":
             try:
                 shutil.copytree(made, to, dirs_exist_ok=True)
@@ -75,7 +75,7 @@ def publish(environment: config.Environment, stream: config.Stream, rows: Sequen
             return str(Path(to) / "index.html")
         prefix = f"{target.path.strip('/')}/".lstrip("/")
         store = ObjectStore(environment.s3)
-        for path in sorted(p for p in Path(made).rglob("*") if p.is_file()):
+        for path in sorted(p for p in made.rglob("*") if p.is_file()):
             kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
             store.put(target.netloc, f"{prefix}{path.relative_to(made).as_posix()}", path.read_bytes(), kind)
     return f"s3://{target.netloc}/{prefix}index.html"
@@ -101,7 +101,10 @@ def build(stream: str, table: str, rows: Sequence[LedgerRow], folder: Path) -> N
     docs.build_data_docs()
     pages = sum(1 for _ in (folder / "validations").rglob("*.html"))
     if pages != len(rows):
-        raise Terminal(f"data docs of {stream}: expected {len(rows)} pages, found that {pages} could be rendered")
+        raise Terminal(
+            f"data docs of {stream}: expected {len(rows)} pages, found that {pages} could be rendered; the ledger has "
+            f"the rest: `anabranch explain {stream} HOUR`"
+        )
 
 
 def _page(stream: str, table: str, row: LedgerRow, quality: QualityResult) -> tuple[Any, Any]:

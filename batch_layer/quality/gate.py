@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.errors import Refused
 from anabranch.protocol.ledger_row import QualityResult
 from anabranch.remote_errors import explain_text, is_away, telling_line
+from batch_layer.quality import one_pass
 from batch_layer.quality.row_counts import TYPES, Bounds, RowCountBaseline, plan_bounds
 from batch_layer.quality.suite import PLACE, Expectation, build, context, load_suite
 
@@ -117,7 +118,10 @@ def run_suite(frame: DataFrame, path: Path | None, known: RowCountBaseline | Non
     bound = {i: _bounded(e, ours.get(i)) for i, e in enumerate(suite.expectations)}
     verdicts = _evaluate(frame, suite.name, bound, _VERDICTS)
     if len(verdicts) != len(suite.expectations):
-        raise Refused(f"{path}: expected {len(suite.expectations)} verdicts of the suite, found {len(verdicts)}")
+        raise Refused(
+            f"{path}: expected {len(suite.expectations)} verdicts of the suite, found {len(verdicts)}; nothing is "
+            "published: look for expectations that repeat each other, and report this if there are none"
+        )
     raised = {i: _exception(result) for i, result in verdicts.items()}
     unmet = {i: e for i, e in bound.items() if raised[i] or not verdicts[i].success}
     observed = _observed(frame, suite.name, {i: e for i, e in unmet.items() if not raised[i]})
@@ -159,13 +163,18 @@ def _evaluate(
     """Great Expectations' result of each, by its place in the file (it returns them in an order of its own)."""
     if not expectations:
         return {}
+    one_pass.source_type()
     # Persisted frames would stay in the executors' memory: nobody unpersists them.
-    asset = context().data_sources.add_spark("staged", persist=False).add_dataframe_asset("rows")
+    asset = context().data_sources.add_staged_rows("staged", persist=False).add_dataframe_asset("rows")
     batch = asset.add_batch_definition_whole_dataframe("all").get_batch(batch_parameters={"dataframe": frame})
-    doing = f"evaluate the suite {name}"
+    doing, suite = f"evaluate the suite {name}", build(name, expectations)
+    try:
+        one_pass.tell(batch, suite.expectation_configurations, result_format)
+    except Exception as error:  # of one expectation, a regular expression for instance: evaluated, it says so itself
+        _pass_on_if_away(doing, "".join(traceback.format_exception(error)))
     try:
         # Not a ValidationDefinition: it stores the result too, and fails when a value in it (a NumPy bool) is not JSON.
-        validation = batch.validate(build(name, expectations), result_format=dict(result_format))
+        validation = batch.validate(suite, result_format=dict(result_format))
     except Exception as error:
         _pass_on_if_away(doing, "".join(traceback.format_exception(error)))
         raise

@@ -6,6 +6,7 @@ import json as plain_json
 import random
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 
 import hostile
 import pyarrow as pa
@@ -16,7 +17,7 @@ from reference_json import ReferenceJsonFormat
 
 from anabranch import records
 from anabranch.config import Stream
-from anabranch.config.columns import parse_columns
+from anabranch.config.columns import RESCUED, parse_columns
 from anabranch.records.certain import CertainRows
 from anabranch.records.formats import Format
 from anabranch.records.formats.json import JsonFormat
@@ -110,9 +111,10 @@ def _quoted(dice: random.Random, text: str) -> str:
     return plain_json.dumps(text, ensure_ascii=dice.random() < 0.3)
 
 
-def _stream(ddl: str) -> Stream:
+def _stream(ddl: str, unknown: str = "count") -> Stream:
+    columns = (*parse_columns(ddl), *((RESCUED,) if unknown == "rescue" else ()))
     return Stream.model_validate(
-        {"name": "e", "topic": "e", "table": "l.e", "schema": ddl, "columns": parse_columns(ddl), "key": "id",
+        {"name": "e", "topic": "e", "table": "l.e", "schema": ddl, "columns": columns, "key": "id", "unknown": unknown,
          "event_time": hostile.EVENT_TIME if "at TIMESTAMP NOT NULL" in ddl else None}
     )  # fmt: skip
 
@@ -123,10 +125,12 @@ def _frame(spark: SparkSession, values: list[bytes | None]) -> DataFrame:
 
 
 def _decoded(frame: DataFrame, stream: Stream, form: Format, name: str) -> DataFrame:
-    decoded = records.decode(frame, stream, form)
+    decoded = records.decode(frame, stream, form, with_unknown=True)
     # Doubles and maps cannot be compared as they are. What could be read of a dead letter is nobody's.
     row = F.to_json(F.struct(*(F.col(c.name).cast("string").alias(c.name) for c in stream.columns), "event_date"))
-    seen = F.struct("is_dead", "error_code", "error_text", F.when(~F.col("is_dead"), row))
+    unknown = F.sort_array(F.coalesce(records.UNKNOWN, F.array().cast("array<string>")))
+    of_row = F.when(~F.col("is_dead"), F.struct(row, unknown))
+    seen = F.struct("is_dead", "error_code", "error_text", of_row)
     return decoded.select("kafka_offset", seen.alias(name), "kafka_value")
 
 
@@ -144,7 +148,7 @@ def _differences(spark: SparkSession, values: list[bytes | None], stream: Stream
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_value_is_read_as_without_shortcuts(spark: SparkSession, ddl: str, seed: int) -> None:
     dice, stream = random.Random(seed), _stream(ddl)
-    names = [c.name for c in stream.columns]
+    names = [c.name for c in stream.columns if not c.rescues]
     values: list[bytes | None] = [_value(dice, names) for _ in range(VALUES)]
     assert not list(_differences(spark, values, stream))
     if ddl == FLAT:
@@ -194,6 +198,7 @@ def test_what_looks_ordinary_and_is_not(spark: SparkSession, ddl: str) -> None:
     assert not list(_differences(spark, LOOKS_ORDINARY, _stream(ddl)))
 
 
+CERTAIN_TIMES = "id STRING, at TIMESTAMP, level INT, total BIGINT, amount DOUBLE, name STRING"
 CERTAIN = (
     "id STRING NOT NULL, at TIMESTAMP NOT NULL, level INT, total BIGINT, amount DOUBLE, ok BOOLEAN, day DATE, "
     "name STRING"
@@ -210,7 +215,7 @@ STAMPS = (
 
 def _certain(stream: Stream, batch: pa.RecordBatch, size: int) -> tuple[pa.Table, int]:
     """What is read without Spark, so many records at once, and how many are left."""
-    rows = CertainRows(stream.columns, stream.event_time)
+    rows = CertainRows(stream.columns, stream.event_time, takes_unknown=stream.unknown != "refuse")
     read = [rows.read(batch.slice(start, size)) for start in range(0, len(batch), size)]
     return pa.concat_tables([r.rows for r in read]), sum(len(r.left) for r in read)
 
@@ -257,13 +262,59 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays([pa.array([], column.type), *column.chunks])
 
 
-@pytest.mark.parametrize("ddl", [CERTAIN, CERTAIN.replace("TIMESTAMP NOT NULL", "TIMESTAMP"), "id STRING, level INT"])
+@pytest.mark.parametrize(
+    ("ddl", "unknown"),
+    [
+        (CERTAIN, "count"), (CERTAIN.replace("TIMESTAMP NOT NULL", "TIMESTAMP"), "count"),
+        ("id STRING, level INT", "count"), (CERTAIN, "rescue"), (CERTAIN, "refuse"),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_what_is_certain_is_as_spark_reads_it(spark: SparkSession, ddl: str, seed: int) -> None:
-    dice, stream = random.Random(seed), _stream(ddl)
-    names = [c.name for c in stream.columns]
+def test_what_is_certain_is_as_spark_reads_it(spark: SparkSession, ddl: str, unknown: str, seed: int) -> None:
+    dice, stream = random.Random(seed), _stream(ddl, unknown)
+    names = [c.name for c in stream.columns if not c.rescues]
     values: list[bytes | None] = [_value(dice, names) for _ in range(VALUES)]
-    assert _require_as_spark_reads(spark, values, stream) > VALUES / 5
+    assert _require_as_spark_reads(spark, values, stream) > VALUES / (5 if unknown == "count" else 8)
+
+
+ODD_OTHERS = [
+    b'{"id":"a",%s}' % others
+    for others in (
+        b'"x":1.50,"y":null,"z":{"b":[1,{"c":-0.0}],"a":"\\u0000\\u2028<"}', b'"x":1e2', b'"x":[1e999]',
+        b'"x": -1E-400',
+        b'"x":12345678901234567890123456789012345678', b'"x":%s' % (b"9" * 39), b'"x":0.%s1' % (b"0" * 60),
+        b'"":1,"a b":2,"a.b":3,"ID":4,"\xc3\xa9":5,"\\u0041":6', b'"x":{"y":1,"y":2}', b'"x":"3e5,7e7"', b'"x":"[1e5]"',
+        b'"x":%s%s' % (b"[" * 90, b"]" * 90), b'"rescued":1', b'"x":"it\'s","y\'z":true', b'"x":1,"level":"no number"',
+        b'"x":%s' % b",".join([b"1"] + [b'"k%d":%d' % (i, i) for i in range(300)]),
+    )
+]  # fmt: skip
+
+
+def test_what_is_rescued_is_what_the_schema_does_not_know_and_changes_no_verdict(spark: SparkSession) -> None:
+    dice, streams = random.Random(5), {mode: _stream(CERTAIN_TIMES, mode) for mode in ("count", "rescue", "refuse")}
+    names = [c.name for c in streams["count"].columns]
+    values = [*ODD_OTHERS, *(_value(dice, names) for _ in range(VALUES))]
+    frame = _frame(spark, list(values))
+    found = {}
+    for mode, stream in streams.items():
+        decoded = records.decode(frame, stream, JsonFormat(), with_unknown=True)
+        found[mode] = {row["kafka_offset"]: row.asDict(recursive=True) for row in decoded.collect()}
+    rescued = 0
+    for offset, counted in found["count"].items():
+        kept, judged = (found[mode][offset] for mode in ("rescue", "refuse"))
+        others = kept.pop("rescued")
+        if counted["is_dead"] or not counted["unknown_fields"]:
+            assert counted["is_dead"] or others is None
+            assert judged["error_code"] == counted["error_code"]
+            continue
+        rescued += 1
+        assert repr(kept) == repr(counted)
+        whole, told = (plain_json.loads(text, parse_float=Decimal) for text in (values[offset], others))
+        left_out = {name: value for name, value in whole.items() if name not in names}
+        assert {name: value for name, value in told.items() if name not in names} == left_out != {}
+        assert (judged["error_code"], judged["is_dead"]) == ("unknown_field", True)
+        assert told == left_out or values[offset].decode() == others
+    assert rescued > VALUES / 40
 
 
 @pytest.mark.parametrize("ddl", [CERTAIN, "id STRING, level INT", "id STRING, x INT"])

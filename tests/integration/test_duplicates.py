@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from batch_layer import duplicates
-from batch_layer.duplicates import drop_duplicates, find_duplicates, leave_out
+from batch_layer.duplicates import alike, bloom_filter_settings, drop_duplicates, find_duplicates, leave_out
 
 SCHEMA = "id STRING, part INT, kafka_partition INT, kafka_offset BIGINT, payload STRING"
 Rows = list[tuple[str | None, int | None, int, int, str]]
@@ -136,10 +137,31 @@ def test_only_hashes_are_shuffled_where_nothing_repeats(spark: SparkSession, mon
     assert places(leave_out(rows, found)) == places(rows)
 
 
-def test_joins_by_key_not_by_comparing_all_pairs(spark: SparkSession) -> None:
-    def plan(result: DataFrame) -> str:
-        return str(result._jdf.queryExecution().executedPlan().toString())
+def test_what_a_bloom_filter_of_the_hour_excludes_is_not_shuffled(spark: SparkSession, tmp_path: Path) -> None:
+    hashed = F.xxhash64("id").alias("_hash")
+    # As Kafka's rows: of no known size, which Spark takes for the largest that there is.
+    named = frame(spark, [(f"e{i}", None, 0, i, "") for i in range(50)], 3).select("*", hashed).localCheckpoint()
+    spark.range(10, 5_000).select(F.format_string("e%d", "id").alias("id")).write.parquet(f"{tmp_path}/served")
+    served = spark.read.parquet(f"{tmp_path}/served").select("id", hashed)
+    # So few rows would be sent to every task.
+    settings = bloom_filter_settings(50) | {"spark.sql.autoBroadcastJoinThreshold": "-1"}
+    before = {key: spark.conf.get(key) for key in settings}
+    try:
+        for key, value in settings.items():
+            spark.conf.set(key, value)
+        found = alike(served, named)
+        assert re.search(r"might_contain.*\n(.*\n)*.*bloom_filter_agg\(.*, 50, 500", plan(found)), plan(found)
+        assert sorted(row.id for row in found.collect()) == sorted(f"e{i}" for i in range(10, 50))
+    finally:
+        for key, value in before.items():
+            spark.conf.set(key, value)
 
+
+def plan(result: DataFrame) -> str:
+    return str(result._jdf.queryExecution().executedPlan().toString())
+
+
+def test_joins_by_key_not_by_comparing_all_pairs(spark: SparkSession) -> None:
     rows = frame(spark, [("a", 1, 0, 1, "")])
     every_pair = re.compile("NestedLoop|Cartesian")
     # The hazard: a comparison by either of two columns has no key to join by.

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from anabranch.hours import HourRange, shift
 from anabranch.lookups import inside
 from anabranch.position import Ranges, size
-from anabranch.records import assign_hours, trim
+from anabranch.records import REFUSED_FIELD, UNKNOWN, assign_hours, trim
 from batch_layer.balance import Counted
 from batch_layer.offset_counts import ReadCounts, count, count_read, span_of_missing
 from serving_layer.diff.kinds import compare
@@ -81,10 +81,13 @@ def test_offsets_are_counted_once_and_rows_as_often_as_they_are_there(
 ) -> None:
     # Neighbours share a number of 64 bits: at its edges, and beyond the first.
     offset = st.one_of(st.integers(0, 14), st.sampled_from([62, 63, 64, 65, 127, 128, 2**40 - 1, 2**40, 2**63 - 1]))
-    record = st.tuples(PARTITIONS, offset, st.sampled_from(["kafka", "speed"]), st.booleans())
+    error_code = st.sampled_from([None, "missing_field", REFUSED_FIELD])
+    unknown = st.one_of(st.none(), st.lists(st.just("season"), max_size=2))
+    record = st.tuples(PARTITIONS, offset, st.sampled_from(["kafka", "speed"]), error_code, unknown)
     records = data.draw(st.lists(record, max_size=40))
     wide = {p: (s, 2**63 - 1 if e == 12 else e) for p, (s, e) in ranges.items()}
-    rows = spark.createDataFrame(records, f"{AT}, source STRING, is_dead BOOLEAN").repartition(3)
+    rows = spark.createDataFrame(records, f"{AT}, source STRING, error_code STRING, {UNKNOWN} ARRAY<STRING>")
+    rows = rows.withColumn("is_dead", F.expr("error_code IS NOT NULL")).repartition(3)
 
     counted, read = count(rows, wide), count_read(rows, wide, ("kafka", "speed", "dead_letters"))
 
@@ -94,9 +97,10 @@ def test_offsets_are_counted_once_and_rows_as_often_as_they_are_there(
     there = {(p, o) for p, o, *_ in records if is_inside(p, o)}
     distinct = dict(Counter(p for p, _ in there))
     assert counted == Counted(distinct, len(records), sum(not is_inside(p, o) for p, o, *_ in records))
-    dead = sum(is_dead for *_, is_dead in records)
-    sources = dict(Counter(source for _, _, source, _ in records))
-    assert read == ReadCounts(distinct, len(records) - dead, dead, sources)
+    dead = sum(error_code is not None for *_, error_code, _ in records)
+    sources = dict(Counter(source for _, _, source, _, _ in records))
+    drifting = sum(bool(unknown) and error_code in (None, REFUSED_FIELD) for *_, error_code, unknown in records)
+    assert read == ReadCounts(distinct, len(records) - dead, dead, sources, drifting)
 
 
 def test_a_thousand_partitions_of_a_month(spark: SparkSession) -> None:

@@ -72,7 +72,8 @@ def test_an_hour_that_kafka_lost_is_restated_from_what_is_accepted_and_its_dead_
     # Widen the bound: the dead letter can be read by now.
     one.configure(event_time=WIDE)
     one.reopen()
-    [replayed] = one.replay()
+    assert one.replay(past_hour(9), past_hour(8)) == []
+    [replayed] = one.replay(hour, past_hour(8))
     assert (replayed.decision, replayed.revision) == ("accepted", 3)
     assert one.offsets() == [(0, o) for o in (*range(20), 21)]
     assert one.dead() == []

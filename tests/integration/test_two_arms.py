@@ -166,7 +166,7 @@ def test_no_checkpoint_is_needed_between_two_runs(
     remove = shutil.rmtree
 
     def removed(folder: Path, **options: Any) -> None:
-        written.append((folder / "offsets").is_dir())
+        written.append((folder / "content" / "offsets").is_dir())
         remove(folder, **options)
 
     monkeypatch.setattr(shutil, "rmtree", removed)

@@ -9,6 +9,8 @@ import json
 import os
 import random
 import signal
+import sys
+import zipimport
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -166,12 +168,15 @@ def _files(one: World) -> list[Any]:
     return [f for by_path in files_by_hour(one.state.table, "main").values() for f in by_path.values()]
 
 
-def test_workers_do_not_go_through_what_is_imported_after_every_task(spark: SparkSession) -> None:
-    def frozen(batches: Batches) -> Batches:
-        yield from (pa.RecordBatch.from_pylist([{"objects": gc.get_freeze_count()}]) for _ in batches)
+def test_workers_go_through_neither_imports_nor_archives_at_every_task(spark: SparkSession) -> None:
+    def told_of(batches: Batches) -> Batches:
+        archives = sum(isinstance(finder, zipimport.zipimporter) for finder in sys.path_importer_cache.values())
+        for _ in batches:
+            yield pa.RecordBatch.from_pylist([{"objects": gc.get_freeze_count(), "archives": archives}])
 
-    [told] = spark.range(1).mapInArrow(frozen, "objects BIGINT").collect()
+    [told] = spark.range(1).mapInArrow(told_of, "objects BIGINT, archives BIGINT").collect()
     assert told.objects > 10_000
+    assert told.archives == 0
 
 
 OTHERS: tuple[tuple[str, str | None], ...] = (

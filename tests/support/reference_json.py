@@ -53,7 +53,9 @@ class ReferenceJsonFormat:
             f"json_object_keys({TEXT}) AS _names",
             *(f"{converted(raw(name), kind)} AS `_row_{name}`" for name, kind in types.items()),
         )
-        return Reading(rows, tuple(_checks(types)), raw)
+        known = ", ".join(f"'{name}'" for name in types)
+        unknown = f"filter(_names, name -> name NOT IN ({known}))"
+        return Reading(rows, tuple(_checks(types)), raw, unknown)
 
 
 def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:

@@ -26,7 +26,6 @@ from batch_layer.plan import (
     empty_hours,
     plan_acceptance_of_empty,
     plan_publish,
-    progress,
     revision_now,
     waiting_hours,
 )
@@ -137,30 +136,3 @@ def test_a_replaced_revision_is_tagged_where_it_is_for_a_week_from_now(lake: Str
         assert made is not None
         ends = datetime.fromtimestamp((made.timestamp_ms + (tag.max_age_ms or 0)) / 1000, UTC)
         assert abs(ends - later - timedelta(days=7)) < timedelta(seconds=1)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "done", "seconds", "how_far", "how_long"),
-    [
-        (
-            [10**6, 3 * 10**6],
-            1,
-            20.0,
-            "1 of 2 hours done, 1,000,000 of 4,000,000",
-            "50,000 a second, about 0:01:00 left",
-        ),
-        (
-            [10**6] * 48,
-            12,
-            600.0,
-            "12 of 48 hours done, 12,000,000 of 48,000,000",
-            "20,000 a second, about 0:30:00 left",
-        ),
-        # Refused at once, as an hour that Kafka lost.
-        ([0, 10], 1, 0.0, "1 of 2 hours done, 0 of 10", None),
-    ],
-)
-def test_a_backlog_says_how_far_and_how_fast_it_is(
-    sizes: list[int], done: int, seconds: float, how_far: str, how_long: str | None
-) -> None:
-    assert progress(sizes, done, seconds) == f"{how_far} offsets" + (f", {how_long}" if how_long else "")

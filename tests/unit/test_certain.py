@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.config import EventTime
-from anabranch.config.columns import Column
+from anabranch.config.columns import RESCUED, Column
 from anabranch.records import certain
 from anabranch.records.certain import LONGEST, MOST_DIGITS, CertainRows, Read, can_read
 
@@ -410,6 +410,18 @@ def test_a_field_that_is_not_known_is_learned_wherever_it_is_first_seen(every: i
     # Of null its type is not known: the record's few neighbours are left with it, until another tells.
     assert len(left([good(0, x=None), *values[1:]])) <= FEW
     assert len(left([*values[:5_000], good(5_000, z=None), *values[5_001:]])) <= FEW
+
+
+@pytest.mark.parametrize("rescues", [True, False])
+def test_where_they_are_kept_or_refused_each_record_that_has_one_is_left(rescues: bool) -> None:
+    rows = CertainRows((*COLUMNS, RESCUED), None) if rescues else CertainRows(COLUMNS, None, takes_unknown=False)
+    odd: dict[int, dict[str, object]] = {170: {"x": 1}, 180: {"x": None}, 900: {"y": "t"}, 901: {"rescued": "t"}}
+    for _ in range(2):
+        result = rows.read(new_batch([good(i, **odd.get(i, {})) for i in range(1_000)]))
+        assert odd.keys() <= set(result.left.to_pylist())
+        assert len(result.left) < 500
+        if rescues:
+            assert set(result.rows["rescued"].to_pylist()) == {None}
 
 
 def test_more_than_64_fields_that_are_not_known_are_not_learned() -> None:

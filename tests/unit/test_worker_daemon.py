@@ -16,13 +16,15 @@ def test_sparks_archives_are_forgotten_and_nothing_else(tmp_path: Path, monkeypa
     spark = tmp_path / "spark" / "python" / "lib"
     spark.mkdir(parents=True)
     (tmp_path / "pyspark").mkdir()
-    for path in (spark / "pyspark.zip", spark / "py4j-0.10.9.9-src.zip", tmp_path / "jobs.zip"):
+    jar = tmp_path / "spark" / "jars" / "spark-core_2.13-4.1.3.jar"
+    jar.parent.mkdir()
+    for path in (spark / "pyspark.zip", spark / "py4j-0.10.9.9-src.zip", jar, tmp_path / "jobs.zip"):
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(f"{path.stem.replace('.', '_').replace('-', '_')}.py", "")
-    gone = [str(spark / "pyspark.zip"), str(spark / "py4j-0.10.9.9-src.zip")]
+    gone = [str(spark / "pyspark.zip"), str(spark / "py4j-0.10.9.9-src.zip"), str(jar)]
     # A user's archive, folders with Spark's names, the folder that the archives lie in.
     kept = ["", str(tmp_path / "jobs.zip"), str(tmp_path / "pyspark"), str(spark), str(tmp_path / "py4j.zip.d")]
-    monkeypatch.setattr(sys, "path", [kept[0], gone[0], *kept[1:3], gone[1], *kept[3:]])
+    monkeypatch.setattr(sys, "path", [kept[0], gone[0], *kept[1:3], *gone[1:], *kept[3:]])
     found = {path: zipimport.zipimporter(path) for path in (*gone, kept[1])}
     cached = {
         **found, f"{gone[0]}/pyspark": None, f"{gone[0]}/pyspark/sql": None, str(spark): None, kept[2]: None,
@@ -32,7 +34,7 @@ def test_sparks_archives_are_forgotten_and_nothing_else(tmp_path: Path, monkeypa
     forget_archives()
     assert sys.path == kept
     assert sys.path_importer_cache == {
-        path: finder for path, finder in cached.items() if not path.startswith((gone[0], gone[1]))
+        path: finder for path, finder in cached.items() if not path.startswith(tuple(gone))
     }
     assert set(cached) - set(sys.path_importer_cache) == {*gone, f"{gone[0]}/pyspark", f"{gone[0]}/pyspark/sql"}
     # A second time there is nothing to forget.

@@ -315,7 +315,7 @@ def test_rows_of_any_number_of_partitions_are_written_with_few_files_open(
     monkeypatch.setattr(FileWriter, "_file", counted)
     batches = [narrow_rows(_days(2 * MOST_OPEN_FILES + 9))]
     batches += [narrow_rows(_days(n, first), 100 * n + 500) for n, first in ((1, 0), (70, 60), (1, 999))]
-    run = certain._rows_task(certain.TaskSpec((), None, target))
+    run = certain._rows_task(certain.TaskSpec((), None, target, True))
     [told] = run(rows.combine_chunks().to_batches()[0] for rows in batches)
     assert told["seen"].to_pylist()[-1] == sum(map(len, batches))
     outputs = [

@@ -33,12 +33,16 @@ class Reading:
 
     `frame` has gained `_row_<name>` for each column of the stream, of its exact type, null where the value has none or
     an unreadable one; `checks` say which, the first that holds counts. `shown` gives the SQL text of what a value says
-    of a column, for a message.
+    of a column, for a message. `unknown` is the SQL of the names of a value's fields that the stream has no column for,
+    an array: empty or null where there is none, null where the value cannot be read; None for a format that does not
+    tell. `rescued` is the SQL of these fields as JSON, for a value that has any; None likewise.
     """
 
     frame: DataFrame
     checks: tuple[Check, ...]
     shown: Callable[[str], str]
+    unknown: str | None = None
+    rescued: str | None = None
 
 
 class Format(Protocol):

@@ -43,6 +43,8 @@ CODES = (
     "lone_surrogate",
 )
 
+# A number that Spark's VARIANT would hold as a DOUBLE, or text that looks like one. Possessive, as all of these are.
+_LOOSE_NUMBER = r"[:,\[]\s*+-?+(?:\d++(?:\.\d++)?+[eE]|[\d.]{39})"
 # Far enough to tell "too deep" from "malformed", near enough to cost no memory.
 _DEPTH_TO_TELL = 10_000
 
@@ -82,7 +84,22 @@ class JsonFormat:
             f"IF(_ordinary, NULL, json_object_keys({TEXT})) AS _names",
             *(f"{converted(raw(name), kind)} AS `_row_{name}`" for name, kind in types.items()),
         )
-        return Reading(rows, tuple(_checks(types)), raw)
+        return Reading(rows, tuple(_checks(types)), raw, _unknown(types), _rescued(types))
+
+
+def _unknown(types: Mapping[str, DataType]) -> str:
+    """The fields beside the stream's. An ordinary value has none, and of the others the names are listed already."""
+    known = ", ".join(f"'{name}'" for name in types)
+    return f"array_except(_names, array({known}))"
+
+
+def _rescued(types: Mapping[str, DataType]) -> str:
+    """The fields beside the stream's, as a JSON object. The whole value where that might not say the same: for numbers
+    that become others on the way, or objects inside that name a field twice."""
+    known = ", ".join(f"'{name}'" for name in types)
+    fields = f"CAST(try_parse_json({TEXT}) AS map<string,variant>)"
+    others = f"to_json(map_filter({fields}, (name, field) -> name NOT IN ({known})))"
+    return f"IF({TEXT} RLIKE r'{_LOOSE_NUMBER}', {TEXT}, coalesce({others}, {TEXT}))"
 
 
 def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:
