@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anabranch import hours as hour_words
 from anabranch.job import Job
 from anabranch.output import print_json, print_table
-from anabranch.position import Offsets, Ranges, size
+from anabranch.position import Offsets, Ranges, Topic, size
 from anabranch.protocol import coverage, ledger, watermarks
-from anabranch.protocol.ledger_row import Diff, Entries, HourAccount, Layer, LedgerRow
+from anabranch.protocol.ledger_row import Diff, Entries, HourAccount, Layer, LedgerRow, UnknownFields
 from anabranch.protocol.state import POSITION, State, load_state
 from anabranch.table.ledger_files import Span
-from anabranch.table.snapshots import head, last_publish, published_since
+from anabranch.table.snapshots import head, last_publish, published_since, total
 from serving_layer.diff.kinds import unexplained_counts
 from serving_layer.views.facts import COUNTS, Counts, ranges_of
 
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
+# What an operator needs to mend a refused hour before Kafka drops it.
+SPARE = timedelta(days=1)
+
+MAY_WAIT = 2
+"""Hours that may wait for their seal or their rebuild before an operator should look (deploy/prometheus/alerts.yml)."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,13 @@ class Lag:
 @dataclass(frozen=True)
 class StreamStatus:
     """Where a stream stands. `late` is why the speed layer is late, if it was asked and is. `complete_through` is the
-    last hour such that it and all before it are accepted; None like `newest_accepted` while no hour is.
+    last hour such that it and all before it are accepted; None like `newest_accepted` while no hour is. `accepted_at`:
+    when the newest accepted hour was accepted first, as far as the ledger says.
+
+    `waiting_since` is when Kafka received the oldest record that the speed layer has not published, by the record's
+    Kafka timestamp, and never before what `main` is fresh through; None while nothing waits that readers are given.
+    `retention` is for how long Kafka keeps a record, None for ever. `unknown`: the fields of the newest accepted hour
+    that the schema does not know, None where they were not counted.
 
     `hours` holds the sealed hours that are remembered one by one: any older one is accepted and served by batch.
     """
@@ -75,7 +84,9 @@ class StreamStatus:
     first_hour: str
     open_hour: str
     newest_accepted: str | None
+    accepted_at: datetime | None
     complete_through: str | None
+    waiting_since: datetime | None
     to_seal: Sequence[str]
     backlog: Sequence[str]
     refused: Sequence[str]
@@ -83,11 +94,16 @@ class StreamStatus:
     unexplained: Mapping[str, Mapping[str, int]]
     dead_letters: int
     lost: Mapping[str, int]
+    retention: timedelta | None = None
+    unknown: UnknownFields | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it: times with their offset from UTC."""
         published = {b: at.isoformat() if at is not None else None for b, at in self.last_publish.items()}
-        return vars(self) | {"position_since": self.position_since.isoformat(), "last_publish": published}
+        moments = {"position_since": self.position_since, "accepted_at": self.accepted_at}
+        moments["waiting_since"] = self.waiting_since
+        times = {key: at.isoformat() if at is not None else None for key, at in moments.items()}
+        return vars(self) | times | {"last_publish": published}
 
 
 def hours(job: Job, since: str | None = None) -> list[HourSummary]:
@@ -179,7 +195,11 @@ def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
     ended = hour_words.hours_between(state.timeline.open, hour_words.hour_of(now))
     name = job.stream.hours_table
     # All that is shown of the ledger: other rows, however many, are not read.
-    rows = ledger.newest(ledger.history(job.lake, name, {*backlog, *ledger.remarkable_hours(job.lake, name)}))
+    newest = newest_accepted(state)
+    wanted = {*backlog, *ledger.remarkable_hours(job.lake, name), *([newest] if newest is not None else [])}
+    decisions = ledger.history(job.lake, name, wanted)
+    rows = ledger.newest(decisions)
+    unread = {p: (s, e) for p, (s, e) in lag.items() if s < e}
     since = published_since(state.table, "speed", POSITION)
     return StreamStatus(
         stream=job.stream.name,
@@ -193,16 +213,51 @@ def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
         last_publish={branch: _published_at(state, branch) for branch in ("speed", "batch", "main")},
         first_hour=state.timeline.first,
         open_hour=state.timeline.open,
-        newest_accepted=newest_accepted(state),
+        newest_accepted=newest,
+        accepted_at=min(
+            (r.recorded_at for r in decisions if (r.hour, r.decision) == (newest, "accepted")), default=None
+        ),
         complete_through=watermarks.complete_through(state),
+        waiting_since=_waiting_since(job, topic, unread, state, now) if topic is not None and unread else None,
         to_seal=ended,
         backlog=backlog,
         refused=[h for h in backlog if h in rows and rows[h].decision == "refused"],
         hours={h: state.served_by(h) for h in sorted({*state.accepted, *state.timeline.sealed})},
         unexplained=unexplained(state, rows),
-        dead_letters=_records(job.lake.load(job.stream.dead_letters_table), "main"),
+        dead_letters=total(head(job.lake.load(job.stream.dead_letters_table), "main"), "records"),
         lost={h: n for h, row in rows.items() if (n := (row.gaps or {}).get("retention"))},
+        retention=job.kafka.retention(topic.name) if topic is not None else None,
+        unknown=rows[newest].unknown if newest in rows else None,
     )
+
+
+def _waiting_since(job: Job, topic: Topic, unread: Ranges, state: State, now: datetime) -> datetime | None:
+    starts, ends = {p: s for p, (s, _) in unread.items()}, {p: e for p, (_, e) in unread.items()}
+    stamps = [s.timestamp_ms for first in job.kafka.stamps_from(topic, starts, ends, 1).values() for s in first]
+    fresh_through = watermarks.Watermarks.from_properties(state.table.properties).fresh_through
+    return watermarks.waiting_since(stamps, fresh_through, now)
+
+
+def freshness_seconds(view: StreamStatus, as_of: datetime) -> float:
+    """For how long `main` has lacked a record that Kafka acknowledged; 0 when it lacks none, so that an idle stream is
+    not late. Pure."""
+    return max(0.0, (as_of - view.waiting_since).total_seconds()) if view.waiting_since is not None else 0.0
+
+
+def completeness_seconds(view: StreamStatus, as_of: datetime) -> float:
+    """For how long the oldest hour that is not complete has been over; 0 while it still runs. Pure."""
+    complete = view.complete_through
+    oldest = hour_words.shift(complete, 1) if complete is not None else view.first_hour
+    return max(0.0, (as_of - hour_words.end_of(oldest)).total_seconds())
+
+
+def retention_reason(view: StreamStatus, as_of: datetime) -> str | None:
+    """Why Kafka may drop records before an hour of them is accepted, or None: it keeps them for less than a day longer
+    than the oldest such hour is old. Pure."""
+    waits = timedelta(seconds=round(completeness_seconds(view, as_of))) + timedelta(hours=1)
+    if view.retention is None or view.retention >= waits + SPARE:
+        return None
+    return f"Kafka keeps records for {view.retention}, and the oldest hour that is not accepted began {waits} ago"
 
 
 def newest_accepted(state: State) -> str | None:
@@ -238,12 +293,6 @@ def unexplained_words(left: Mapping[str, int]) -> str:
 def _published_at(state: State, branch: str) -> datetime | None:
     snapshot = last_publish(state.table, branch)
     return datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC) if snapshot is not None else None
-
-
-def _records(table: Table, branch: str) -> int:
-    """How many records a branch holds, as its head's summary counts them."""
-    summary = head(table, branch).summary
-    return int((summary["total-records"] if summary is not None else None) or 0)
 
 
 def print_status(view: StreamStatus, output: str) -> None:

@@ -1,0 +1,94 @@
+"""What the doctor says: a finding, how much it weighs, and the room that it is of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    """`error`: something will not run, or data may be lost. `warning`: it runs, and may not go on so. `info`: nothing
+    has to be done."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+class Check(StrEnum):
+    """All that can be found; docs/operations.md has an entry for each."""
+
+    NOT_EXAMINED = "not-examined"
+    NO_ANSWER = "no-answer"
+    JAVA = "local.java"
+    JARS = "local.jars"
+    JARS_DIFFER = "local.jars-differ"
+    PYTHON = "local.python"
+    DISK = "local.disk"
+    KAFKA_AWAY = "kafka.away"
+    KAFKA_RIGHTS = "kafka.rights"
+    TOPIC_MISSING = "kafka.topic-missing"
+    TOPIC_COMPACTED = "kafka.compacted"
+    TIMESTAMP_TYPE = "kafka.timestamp-type"
+    RETENTION_TIME = "kafka.retention-time"
+    RETENTION_BYTES = "kafka.retention-bytes"
+    REPLICATION = "kafka.replication"
+    MIN_INSYNC = "kafka.min-insync"
+    S3_AWAY = "s3.away"
+    S3_RIGHTS = "s3.rights"
+    BUCKET_MISSING = "s3.bucket-missing"
+    VERSIONING = "s3.versioning"
+    LIFECYCLE = "s3.lifecycle"
+    OBJECT_LOCK = "s3.object-lock"
+    UPLOADS = "s3.uploads"
+    S3_SLOW = "s3.slow"
+    CLOCK = "s3.clock"
+    CATALOG_AWAY = "catalog.away"
+    CATALOG_RIGHTS = "catalog.rights"
+    CATALOG_LOCKED = "catalog.locked"
+    CATALOG_SLOW = "catalog.slow"
+    NOT_APPLIED = "tables.not-applied"
+    TABLE_MISSING = "tables.missing"
+    METADATA_GONE = "tables.metadata-gone"
+    BRANCH_MISSING = "tables.branch-missing"
+    COLUMNS = "tables.columns"
+    PROPERTIES = "tables.properties"
+    TOPIC_RECREATED = "stream.topic-recreated"
+    UNEXPLAINED = "stream.unexplained"
+    REFUSED = "stream.refused"
+    LATE = "stream.late"
+    BACKLOG = "stream.backlog"
+    LEDGER = "stream.ledger"
+    REGISTRY_AWAY = "registry.away"
+    REGISTRY_RIGHTS = "registry.rights"
+    SUBJECT_MISSING = "registry.subject-missing"
+    AIRFLOW_AWAY = "airflow.away"
+    AIRFLOW_SCHEDULER = "airflow.scheduler"
+    AIRFLOW_IMPORT = "airflow.import-error"
+    AIRFLOW_DAG_MISSING = "airflow.dag-missing"
+    AIRFLOW_PAUSED = "airflow.paused"
+    AIRFLOW_POOL = "airflow.pool"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is not as it should be. `remedy` is a command, as it is to be run, or a setting and its value."""
+
+    check: Check
+    severity: Severity
+    subject: str
+    expected: str
+    found: str
+    remedy: str
+
+
+def error(check: Check, subject: str, expected: str, found: str, remedy: str) -> Finding:
+    return Finding(check, Severity.ERROR, subject, expected, found, remedy)
+
+
+def warning(check: Check, subject: str, expected: str, found: str, remedy: str) -> Finding:
+    return Finding(check, Severity.WARNING, subject, expected, found, remedy)
+
+
+def info(check: Check, subject: str, expected: str, found: str, remedy: str) -> Finding:
+    return Finding(check, Severity.INFO, subject, expected, found, remedy)

@@ -1,0 +1,172 @@
+"""Kafka: whether it answers, what the user may do (by doing it), and whether it keeps the topic as the layers need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from shlex import quote
+
+from anabranch.config import Environment, Kafka, Stream
+from anabranch.errors import AnabranchError, ConfigurationError
+from anabranch.hours import start_of
+from anabranch.kafka.client import KafkaAdapter, TopicSettings
+from anabranch.position import Offsets
+from serving_layer.doctor.finding import Check, Finding, Severity, error, info, warning
+from serving_layer.views.status import SPARE
+
+_WEEK = timedelta(days=7)
+
+
+@dataclass(frozen=True)
+class KafkaFacts:
+    """None for `settings` says that there is no such topic. `partition_bytes` is None where it may not be asked."""
+
+    settings: TopicSettings | None
+    starts: Offsets
+    ends: Offsets
+    partition_bytes: dict[int, int] | None
+
+
+@dataclass(frozen=True)
+class Unread:
+    """What the batch layer has yet to read: from this hour on, from these offsets on."""
+
+    hour: str
+    starts: Offsets
+
+
+def read(environment: Environment, stream: Stream) -> KafkaFacts:
+    """Describes the topic and its settings, lists its offsets, and reads one record, as the layers do.
+
+    Raises ConfigurationError for a right that is missing, Transient when Kafka is away.
+    """
+    with KafkaAdapter(environment.kafka) as kafka:
+        topic = kafka.describe(stream.topic)
+        settings = kafka.settings(stream.topic) if topic is not None else None
+        if topic is None or settings is None:
+            return KafkaFacts(None, {}, {}, None)
+        starts, ends = kafka.log_starts(topic), kafka.stable_ends(topic)
+        held = {p: end - 1 for p, end in ends.items() if end > starts.get(p, 0)}
+        one = dict(list(held.items())[:1])
+        kafka.stamps_from(topic, one, ends, 1)
+        try:
+            sizes = kafka.partition_bytes(stream.topic) if settings.retention_bytes is not None else None
+        except AnabranchError:
+            sizes = None
+        return KafkaFacts(settings, starts, ends, sizes)
+
+
+def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
+    """What a question that was not answered says. Pure."""
+    if isinstance(failure, ConfigurationError):
+        return error(
+            Check.KAFKA_RIGHTS, stream.topic, "leave to describe and read the topic", str(failure),
+            f"kafka-acls.sh --bootstrap-server {quote(kafka.bootstrap_servers)} --add --allow-principal User:NAME "
+            f"--operation Read --operation Describe --operation DescribeConfigs --topic {quote(stream.topic)}, or "
+            "the user, password and certificates of kafka.security in anabranch.yaml",
+        )  # fmt: skip
+    is_here = kafka.bootstrap_servers.startswith(("127.0.0.1:", "localhost:"))
+    remedy = "anabranch dev up" if is_here else "kafka.bootstrap_servers in anabranch.yaml, and the network to it"
+    return error(Check.KAFKA_AWAY, kafka.bootstrap_servers, "an answer of the brokers", str(failure), remedy)
+
+
+def findings(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | None, now: datetime) -> list[Finding]:
+    """Pure."""
+    settings, topic = facts.settings, stream.topic
+    if settings is None:
+        command = f"{_tool('kafka-topics.sh', kafka)} --create --topic {quote(topic)} --partitions 3"
+        return [error(Check.TOPIC_MISSING, topic, "a topic", "none", command)]
+    found = [_of_time(kafka, stream, settings, unread, now), _of_bytes(kafka, stream, facts, unread)]
+    if "compact" in settings.cleanup_policy:
+        weighs = Severity.INFO if "compacted" in stream.batch.allow_gaps else Severity.ERROR
+        expected = "cleanup.policy=delete: compaction removes records before they are read, and refuses their hours"
+        remedy = alter(kafka, topic, "cleanup.policy=delete")
+        given = f"cleanup.policy={settings.cleanup_policy}"
+        found.append(Finding(Check.TOPIC_COMPACTED, weighs, topic, expected, given, remedy))
+    if settings.timestamp_type != "LogAppendTime":
+        expected = (
+            "message.timestamp.type=LogAppendTime where producers' clocks are not to be trusted: hours are cut by it"
+        )
+        remedy = alter(kafka, topic, "message.timestamp.type=LogAppendTime")
+        found.append(info(Check.TIMESTAMP_TYPE, topic, expected, settings.timestamp_type, remedy))
+    found += _of_replicas(kafka, topic, settings)
+    return [one for one in found if one is not None]
+
+
+def _of_time(
+    kafka: Kafka, stream: Stream, settings: TopicSettings, unread: Unread | None, now: datetime
+) -> Finding | None:
+    if settings.retention is None:
+        return None
+    waits = max(timedelta(), now - start_of(unread.hour)) if unread is not None else timedelta()
+    # An hour is read once it has ended and its grace has passed.
+    needed = max(waits, timedelta(hours=1) + stream.batch.grace) + SPARE
+    if settings.retention >= needed:
+        return None
+    backlog = f" (it has yet to read {unread.hour} and what came after it)" if unread is not None else ""
+    expected = f"retention.ms of {words(needed)} or more: what the batch layer has yet to read, and a day{backlog}"
+    weighs = Severity.ERROR if settings.retention <= waits else Severity.WARNING
+    wanted = max(_WEEK, timedelta(days=-(-needed // timedelta(days=1))))
+    remedy = alter(kafka, stream.topic, f"retention.ms={wanted // timedelta(milliseconds=1)}")
+    return Finding(Check.RETENTION_TIME, weighs, stream.topic, expected, words(settings.retention), remedy)
+
+
+def _of_bytes(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | None) -> Finding | None:
+    limit = facts.settings.retention_bytes if facts.settings is not None else None
+    if limit is None:
+        return None
+    remedy = alter(kafka, stream.topic, "retention.bytes=-1")
+    expected = "retention.bytes=-1, or twice the bytes of what the batch layer has yet to read of each partition"
+    if facts.partition_bytes is None or unread is None:
+        found = f"{limit} bytes a partition, and no way to tell how many wait"
+        return info(Check.RETENTION_BYTES, stream.topic, expected, found, remedy)
+    waiting = unread_bytes(facts, facts.partition_bytes, unread.starts)
+    partition = max(waiting, key=lambda p: waiting[p], default=None)
+    if partition is None or limit >= 2 * waiting[partition]:
+        return None
+    weighs = Severity.ERROR if limit < waiting[partition] else Severity.WARNING
+    found = f"{limit} bytes a partition, and {waiting[partition]} that wait in partition {partition}"
+    return Finding(Check.RETENTION_BYTES, weighs, stream.topic, expected, found, remedy)
+
+
+def unread_bytes(facts: KafkaFacts, sizes: dict[int, int], starts: Offsets) -> dict[int, int]:
+    """By partition, about how many bytes lie from `starts` on, if its records are about equal. Pure."""
+    waiting = {}
+    for p, end in facts.ends.items():
+        start = facts.starts.get(p, 0)
+        if end > start:
+            waiting[p] = sizes.get(p, 0) * (end - min(end, max(start, starts.get(p, start)))) // (end - start)
+    return waiting
+
+
+def _of_replicas(kafka: Kafka, topic: str, settings: TopicSettings) -> list[Finding]:
+    if settings.replicas < 2:
+        expected = "a replication factor of 3: with one replica a broker's loss is the records' loss"
+        weighs = Severity.WARNING if settings.brokers > 1 else Severity.INFO
+        given = f"{settings.replicas}, of {settings.brokers} brokers"
+        remedy = f"{_tool('kafka-reassign-partitions.sh', kafka)} --execute, with three brokers for each partition"
+        return [Finding(Check.REPLICATION, weighs, topic, expected, given, remedy)]
+    if settings.min_insync < 2:
+        expected = "min.insync.replicas=2: a record is acknowledged only once two brokers have it"
+        remedy = alter(kafka, topic, "min.insync.replicas=2")
+        return [warning(Check.MIN_INSYNC, topic, expected, str(settings.min_insync), remedy)]
+    return []
+
+
+def alter(kafka: Kafka, topic: str, setting: str) -> str:
+    """The command that changes a topic's setting. Pure."""
+    return f"{_tool('kafka-configs.sh', kafka)} --alter --topic {quote(topic)} --add-config {setting}"
+
+
+def _tool(name: str, kafka: Kafka) -> str:
+    secured = " --command-config client.properties" if kafka.security else ""
+    return f"{name} --bootstrap-server {quote(kafka.bootstrap_servers)}{secured}"
+
+
+def words(time: timedelta) -> str:
+    """A time in words that are short: `36 hours`, `7 days`. Pure."""
+    for unit, size in (("day", timedelta(days=1)), ("hour", timedelta(hours=1)), ("minute", timedelta(minutes=1))):
+        if time >= 3 * size or (time >= size and not time % size):
+            number = time // size
+            return f"{number} {unit}{'s' if number != 1 else ''}"
+    return f"{time.total_seconds():.0f} seconds"

@@ -1,0 +1,113 @@
+"""A stream's tables: there, with their branches, columns and properties."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from anabranch.config import Environment, Stream
+from anabranch.errors import AnabranchError, MetadataGone, Terminal, Transient
+from anabranch.protocol.apply import require_columns
+from anabranch.protocol.state import State, load_state
+from anabranch.table import admin
+from anabranch.table.lake import Lake
+from anabranch.table.snapshots import BRANCHES, STAGING
+from serving_layer.doctor.finding import Check, Finding, error, info, warning
+from serving_layer.doctor.kafka import Unread
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A property of a table that is not as `apply` made it; `found` is None where it is missing."""
+
+    table: str
+    key: str
+    expected: str
+    found: str | None
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """`columns`: how the table's differ from the stream's file, in words. `unread` is None while there is no state."""
+
+    missing: tuple[str, ...] = ()
+    branches: tuple[tuple[str, str], ...] = ()
+    columns: str | None = None
+    drifts: tuple[Drift, ...] = ()
+    unread: Unread | None = None
+
+
+def read(environment: Environment, stream: Stream) -> TableFacts:
+    """Raises MetadataGone, ConfigurationError, Transient."""
+    lake = Lake(environment)
+    names = (stream.table, stream.dead_letters_table, *stream.plain_tables)
+    missing = tuple(name for name in names if not lake.exists(name))
+    tables = {name: lake.load(name) for name in names if name not in missing}
+    # The format's version is the metadata's own, and no property.
+    wanted = {key: value for key, value in admin.TABLE_PROPERTIES.items() if key != "format-version"}
+    facts = TableFacts(
+        missing=missing,
+        branches=tuple(
+            (name, branch)
+            for name, table in tables.items()
+            if name not in stream.plain_tables
+            for branch in (*BRANCHES, STAGING)
+            if branch not in table.metadata.refs
+        ),
+        drifts=tuple(
+            Drift(name, key, value, table.properties.get(key))
+            for name, table in tables.items()
+            for key, value in wanted.items()
+            if table.properties.get(key) != value
+        ),
+    )
+    if stream.table not in tables:
+        return facts
+    try:
+        require_columns(tables[stream.table], stream)
+    except Terminal as differs:
+        facts = replace(facts, columns=str(differs))
+    try:
+        return replace(facts, unread=find_unread(load_state(lake, stream.table)))
+    except Transient:
+        raise
+    except AnabranchError:
+        # A branch is missing, which is said.
+        return facts
+
+
+def find_unread(state: State) -> Unread:
+    """What the batch layer has yet to read. Pure."""
+    timeline = state.timeline
+    hour = min((h for h in timeline.sealed if not state.is_accepted(h)), default=None)
+    if hour is None:
+        return Unread(timeline.open, timeline.start)
+    return Unread(hour, {p: start for p, (start, _) in timeline.sealed[hour].ranges.items()})
+
+
+def failed(stream: Stream, failure: AnabranchError) -> Finding | None:
+    """What a question that was not answered says; None where it is the catalog's finding or S3's. Pure."""
+    if not isinstance(failure, MetadataGone):
+        return None
+    return error(
+        Check.METADATA_GONE, stream.table, "the metadata file that the catalog names", str(failure),
+        f"anabranch apply {stream.name} --register",
+    )  # fmt: skip
+
+
+def findings(catalog: str, stream: Stream, facts: TableFacts) -> list[Finding]:
+    """`catalog`: what Spark calls it. Pure."""
+    apply = f"anabranch apply {stream.name}"
+    if len(facts.missing) == 3:
+        return [info(Check.NOT_APPLIED, stream.name, "the stream's tables", "none of them yet", apply)]
+    made = [error(Check.TABLE_MISSING, name, "a table", "none", apply) for name in facts.missing]
+    made += [
+        error(Check.BRANCH_MISSING, name, f"branch {branch}", "none", apply) for name, branch in facts.branches
+    ]  # fmt: skip
+    if facts.columns is not None:
+        made.append(error(Check.COLUMNS, stream.table, "the columns of the stream's file", facts.columns, apply))
+    for drift in facts.drifts:
+        remedy = f"ALTER TABLE {catalog}.{drift.table} SET TBLPROPERTIES ('{drift.key}' = '{drift.expected}')"
+        found = "none" if drift.found is None else drift.found
+        weighs = error if drift.key == "write.wap.enabled" else warning
+        made.append(weighs(Check.PROPERTIES, drift.table, f"{drift.key}={drift.expected}", found, remedy))
+    return made

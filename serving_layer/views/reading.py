@@ -1,0 +1,170 @@
+"""Views that are read again and again, beside whoever asks: each says as of when it holds, and why it is no newer.
+
+A reading is stamped before it is asked for, so that nothing is ever older than the page says.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Generic, TypeVar
+
+from anabranch.errors import AnabranchError
+from anabranch.remote_errors import classify_unexpected
+
+LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+# A stream is asked for at most a fifth of the time; but what hung once is soon asked again.
+_REST = 4
+_LONGEST_REST = 30.0
+# Readings that wait at once; more are asked for when the page is loaded again.
+_WAITING = 16
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An attempt that failed: when it began, and why."""
+
+    at: datetime
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reading(Generic[T]):
+    """A value as of a moment. `failure` is of the newest attempt, `asking_since` of one that is under way."""
+
+    value: T | None = None
+    as_of: datetime | None = None
+    failure: Failure | None = None
+    asking_since: datetime | None = None
+
+    def why_old(self, now: datetime, deadline: timedelta, every: timedelta) -> str | None:
+        """Why there is no newer value, or none at all; None when nothing is wrong, of what is read `every` so often.
+        Pure."""
+        asking = self.asking_since
+        if asking is not None and now - asking > deadline:
+            return f"no answer since {asking:%H:%M:%S} UTC, {_seconds(now - asking)} ago"
+        if self.failure is not None:
+            return f"the attempt of {self.failure.at:%H:%M:%S} UTC failed: {self.failure.reason}"
+        if self.as_of is None:
+            return "it is being read for the first time"
+        # Two answers just in time, and the rest between them.
+        if now - self.as_of > (_REST + 2) * deadline + every:
+            return "it was not asked for since"
+        return None
+
+    def is_due(self, now: datetime, fresh_for: timedelta) -> bool:
+        """Whether to read again: nothing is under way, and the newest attempt is older than `fresh_for`. Pure."""
+        attempts = [at for at in (self.as_of, self.failure.at if self.failure else None) if at is not None]
+        return self.asking_since is None and (not attempts or now - max(attempts) > fresh_for)
+
+
+def _seconds(span: timedelta) -> str:
+    return f"{span.total_seconds():.0f} s"
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Reader(Generic[T]):
+    """One thing that is read again and again. Any thread may look at `reading`; `refresh` runs once at a time."""
+
+    def __init__(self, name: str, read: Callable[[], T], now: Callable[[], datetime] = utc_now) -> None:
+        self._name, self._read, self._now = name, read, now
+        self._alone = threading.Lock()
+        self.reading: Reading[T] = Reading()
+        self.answered = threading.Event()
+
+    def refresh(self) -> None:
+        """Read, and keep what was there when that fails. Does nothing while another thread does it."""
+        if not self._alone.acquire(blocking=False):
+            return
+        try:
+            self.reading = replace(self.reading, asking_since=(asked := self._now()))
+            try:
+                self.reading = Reading(self._read(), asked)
+            except Exception as error:
+                known = error if isinstance(error, AnabranchError) else classify_unexpected(self._name, error)
+                LOG.warning("%s: not read: %s", self._name, known)
+                self.reading = replace(self.reading, failure=Failure(asked, str(known)), asking_since=None)
+        finally:
+            self._alone.release()
+            self.answered.set()
+
+
+class Background:
+    """A thread for each reader, which reads again every so often. A reader that hangs holds up no other."""
+
+    def __init__(self, readers: Sequence[Reader[T]], every: timedelta) -> None:
+        self._readers, self._every = readers, every
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        for number, reader in enumerate(self._readers):
+            # Not all in one moment.
+            delay = self._every.total_seconds() * number / len(self._readers) if number else 0
+            threading.Thread(target=self._run, args=(reader, delay), daemon=True).start()
+
+    def stop(self) -> None:
+        """No reader begins anew; one that is under way is left alone."""
+        self._stopped.set()
+
+    def _run(self, reader: Reader[T], delay: float) -> None:
+        pause = delay
+        while not self._stopped.wait(pause):
+            began = time.monotonic()
+            reader.refresh()
+            pause = rest_after(time.monotonic() - began, self._every)
+
+
+def rest_after(seconds: float, every: timedelta) -> float:
+    """For how many seconds a reader rests whose reading took `seconds`. Pure."""
+    return max(every.total_seconds(), min(_REST * seconds, _LONGEST_REST))
+
+
+class OnDemand(Generic[T]):
+    """What is read when it is asked for, by two threads at most, and kept for those who ask next."""
+
+    def __init__(self, fresh_for: timedelta, most: int = 200, now: Callable[[], datetime] = utc_now) -> None:
+        self._fresh_for, self._most, self._now = fresh_for, most, now
+        self._readers: OrderedDict[Hashable, Reader[T]] = OrderedDict()
+        self._alone = threading.Lock()
+        self._waiting: set[Hashable] = set()
+        self._workers = ThreadPoolExecutor(2, thread_name_prefix="page")
+
+    def get(self, key: Hashable, read: Callable[[], T], patience: timedelta) -> Reading[T]:
+        """The reading of `key`, after `patience` at most: without a value when there is none by then."""
+        with self._alone:
+            reader = self._readers.setdefault(key, Reader(str(key), read, self._now))
+            self._readers.move_to_end(key)
+            while len(self._readers) > self._most:
+                self._readers.popitem(last=False)
+            has_room = key not in self._waiting and len(self._waiting) < _WAITING
+            begins = has_room and reader.reading.is_due(self._now(), self._fresh_for)
+            if begins:
+                self._waiting.add(key)
+                reader.answered.clear()
+        if begins:
+            self._workers.submit(self._refresh, key, reader)
+        if reader.reading.value is None or begins:
+            reader.answered.wait(patience.total_seconds())
+        return reader.reading
+
+    def _refresh(self, key: Hashable, reader: Reader[T]) -> None:
+        try:
+            reader.refresh()
+        finally:
+            with self._alone:
+                self._waiting.discard(key)
+
+    def stop(self) -> None:
+        """Nothing begins anew."""
+        self._workers.shutdown(wait=False, cancel_futures=True)

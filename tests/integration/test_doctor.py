@@ -1,0 +1,414 @@
+"""Each finding of the doctor is caused, and its remedy, run as it is printed, clears it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aws import running_aws
+from click.testing import CliRunner
+from kafka.admin import ConfigResource, ConfigResourceType
+from pydantic import SecretStr
+from pyiceberg.table import Transaction
+from pyspark.sql import SparkSession
+from registry import SchemaRegistry
+from run_books import printed
+from world import SCHEMA, World, past_hour, spread, wait_out_the_hours_end
+
+from anabranch import config
+from anabranch.cli import main
+from anabranch.protocol import ledger
+from anabranch.spark import jars
+from anabranch.spark.java import require_java
+from serving_layer.doctor import registry as of_registry
+from serving_layer.doctor import s3 as store
+from serving_layer.doctor.finding import Check, Finding
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_CREATE_TOPIC = """
+import argparse
+from anabranch.config import Kafka
+from anabranch.kafka.client import create_topic
+options = argparse.ArgumentParser()
+for name in ("--bootstrap-server", "--topic"):
+    options.add_argument(name, required=True)
+options.add_argument("--create", action="store_true", required=True)
+options.add_argument("--partitions", type=int)
+given = options.parse_args()
+create_topic(Kafka(bootstrap_servers=given.bootstrap_server), given.topic, given.partitions)
+"""
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the commands that remedies name: ours, and Kafka's, of which the broker's jars hold one."""
+    folder = tmp_path_factory.mktemp("tools")
+    java, class_path = require_java().executable, ":".join(map(str, jars.ensure_jars().broker))
+    (folder / "topic.py").write_text(_CREATE_TOPIC)
+    for name, command in {
+        "anabranch": f"{sys.executable} -m anabranch.cli",
+        "kafka-configs.sh": f"{java} -XX:TieredStopAtLevel=1 -cp {class_path} kafka.admin.ConfigCommand",
+        "kafka-topics.sh": f"{sys.executable} {folder / 'topic.py'}",
+    }.items():
+        (folder / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        (folder / name).chmod(0o755)
+    return folder
+
+
+class Patient:
+    """A stream that is examined, and whoever runs the remedies."""
+
+    def __init__(self, one: World, tools: Path) -> None:
+        self.one, self.tools = one, tools
+
+    def report(self) -> dict[str, Any]:
+        done = CliRunner().invoke(main, ["doctor", self.one.name, "--conf", str(self.one.folder), "--output", "json"])
+        report: dict[str, Any] = json.loads(done.stdout)
+        assert done.exit_code == (0 if report["ready"] else 1), done.output
+        assert any(f["severity"] == "error" for f in report["findings"]) is not report["ready"]
+        assert "anabranch-local" not in done.output, "a secret is shown"
+        return report
+
+    def findings(self, check: Check) -> list[dict[str, Any]]:
+        return [f for f in self.report()["findings"] if f["check"] == check]
+
+    def finding(self, check: Check) -> dict[str, Any]:
+        found = self.findings(check)
+        assert found, f"expected {check}, found {self.report()['findings']}"
+        return found[0]
+
+    def run(self, remedy: str) -> None:
+        """The remedy in a shell, or in Spark's."""
+        if remedy.startswith("ALTER TABLE"):
+            self.one.spark.sql(remedy)
+            return
+        environment = os.environ | {
+            "PATH": f"{self.tools}{os.pathsep}{os.environ['PATH']}",
+            "ANABRANCH_CONF": str(self.one.folder),
+            "PYTHONPATH": str(ROOT),
+        }
+        done = subprocess.run(
+            remedy, shell=True, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, f"{remedy}: {done.stdout}\n{done.stderr}"
+
+    def set(self, key: str, value: str) -> None:
+        """A setting of the topic, as somebody else changes it."""
+        admin = self.one.admin()
+        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, self.one.name, {key: value})])
+        admin.close()
+
+
+@pytest.fixture(scope="module")
+def patient(
+    environment: dict[str, Any], spark: SparkSession, tools: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Patient]:
+    """A stream with an accepted hour, and records of the running one."""
+    wait_out_the_hours_end()
+    one = World(tmp_path_factory.mktemp("doctor") / "conf", environment, spark)
+    one.topic()
+    one.send(spread(past_hour(1), 20, "e"))
+    one.apply()
+    assert [r.decision for r in one.batch()] == ["accepted"]
+    one.speed()
+    one.send_now(20, "now")
+    one.speed()
+    yield Patient(one, tools)
+    one.kafka.close()
+
+
+def test_a_stream_in_order_is_ready_and_is_left_as_it_was(patient: Patient) -> None:
+    before = patient.one.state.heads
+    report = patient.report()
+    assert (report["ready"], report["next"]) == (True, f"anabranch hours {patient.one.name}")
+    assert {f["severity"] for f in report["findings"]} <= {"info"}
+    names = [one["name"] for one in report["examined"]]
+    assert names[:3] == ["this machine", "s3", "catalog"]
+    assert names[3:] == [f"{what} {patient.one.name}" for what in ("kafka", "tables", "stream")]
+    assert patient.one.state.heads == before
+    text = CliRunner().invoke(main, ["doctor", patient.one.name, "--conf", str(patient.one.folder)]).stdout
+    assert text.endswith(f"\nready; next: anabranch hours {patient.one.name}\n")
+    assert all(len(line) <= 80 or "remedy" in line for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "check", "severity", "run_book"),
+    [
+        (
+            "cleanup.policy", "compact", Check.TOPIC_COMPACTED, "error",
+            printed(
+                "kafka-configs.sh --bootstrap-server BROKERS --alter --topic TOPIC "
+                "--add-config cleanup.policy=delete"
+            ),
+        ),
+        (
+            "retention.ms", "14400000", Check.RETENTION_TIME, "warning",
+            printed(
+                "kafka-configs.sh --bootstrap-server BROKERS --alter --topic TOPIC "
+                "--add-config retention.ms=604800000"
+            ),
+        ),
+        (
+            "retention.bytes", "100", Check.RETENTION_BYTES, "error",
+            printed(
+                "kafka-configs.sh --bootstrap-server BROKERS --alter --topic TOPIC "
+                "--add-config retention.bytes=-1"
+            ),
+        ),
+        (
+            "message.timestamp.type", "CreateTime", Check.TIMESTAMP_TYPE, "info",
+            printed(
+                "kafka-configs.sh --bootstrap-server BROKERS --alter --topic TOPIC "
+                "--add-config message.timestamp.type=LogAppendTime"
+            ),
+        ),
+    ],
+)  # fmt: skip
+def test_a_topic_kept_otherwise_than_the_layers_need(
+    patient: Patient, key: str, value: str, check: Check, severity: str, run_book: str
+) -> None:
+    patient.set(key, value)
+    finding = patient.finding(check)
+    assert (finding["severity"], finding["subject"]) == (severity, patient.one.name)
+    servers = patient.one.job.environment.kafka.bootstrap_servers
+    assert finding["remedy"] == run_book.replace("BROKERS", servers).replace("TOPIC", patient.one.name)
+    patient.run(finding["remedy"])
+    assert patient.findings(check) == []
+
+
+def test_a_table_that_is_missing(patient: Patient) -> None:
+    patient.one.lake.catalog.drop_table(patient.one.job.stream.hours_table)
+    finding = patient.finding(Check.TABLE_MISSING)
+    assert (finding["subject"], finding["remedy"]) == (
+        patient.one.job.stream.hours_table, printed("anabranch apply STREAM", STREAM=patient.one.name),
+    )  # fmt: skip
+    patient.run(finding["remedy"])
+    assert patient.findings(Check.TABLE_MISSING) == []
+
+
+def test_a_branch_that_is_missing(patient: Patient) -> None:
+    patient.one.lake.load(patient.one.job.stream.table).manage_snapshots().remove_branch("batch").commit()
+    finding = patient.finding(Check.BRANCH_MISSING)
+    assert (finding["severity"], finding["expected"]) == ("error", "branch batch")
+    patient.run(finding["remedy"])
+    assert patient.findings(Check.BRANCH_MISSING) == []
+
+
+def test_a_property_that_drifted(patient: Patient) -> None:
+    with Transaction(patient.one.lake.load(patient.one.job.stream.table), autocommit=True) as tx:
+        tx.set_properties({"write.wap.enabled": "false"})
+    finding = patient.finding(Check.PROPERTIES)
+    assert (finding["severity"], finding["found"]) == ("error", "false")
+    assert finding["remedy"] == printed(
+        "ALTER TABLE lake.NAMESPACE.NAME SET TBLPROPERTIES ('KEY' = 'VALUE')",
+        NAMESPACE=patient.one.name, NAME="events", KEY="write.wap.enabled", VALUE="true",
+    )  # fmt: skip
+    patient.run(finding["remedy"])
+    assert patient.findings(Check.PROPERTIES) == []
+
+
+def test_a_column_that_is_not_applied(patient: Patient) -> None:
+    patient.one.configure(schema=f"{SCHEMA}, guild STRING")
+    patient.one.reopen()
+    finding = patient.finding(Check.COLUMNS)
+    assert "guild" in finding["found"]
+    patient.run(finding["remedy"])
+    assert patient.findings(Check.COLUMNS) == []
+
+
+def test_a_ledger_that_differs_from_the_table(patient: Patient) -> None:
+    one, hour = patient.one, past_hour(1)
+    [row] = [r for r in ledger.history(one.lake, one.job.stream.hours_table, {hour}) if r.decision == "accepted"][-1:]
+    wrong = replace(row, decision_id=uuid.uuid4().hex, good=(row.good or 0) + 1)
+    ledger.record(one.lake, one.job.stream.hours_table, [wrong])
+    finding = patient.finding(Check.LEDGER)
+    assert (finding["severity"], finding["subject"]) == ("error", f"{one.name} {hour}")
+    assert finding["remedy"] == printed("anabranch batch STREAM --hour HOUR --restate", STREAM=one.name, HOUR=hour)
+    patient.run(finding["remedy"])
+    assert patient.findings(Check.LEDGER) == []
+
+
+def test_kafka_away_hides_nothing_else(patient: Patient) -> None:
+    one = patient.one
+    told = one.told["kafka"]
+    one.tell(kafka={"bootstrap_servers": "127.0.0.1:1"}, s3=one.told["s3"] | {"secret_key": "wrong"})
+    try:
+        report = patient.report()
+        found = {f["check"]: f for f in report["findings"]}
+        assert found[Check.KAFKA_AWAY]["remedy"] == "anabranch dev up"
+        assert found[Check.S3_RIGHTS]["severity"] == "error"
+        assert [one["name"] for one in report["examined"]][:3] == ["this machine", "s3", "catalog"]
+        assert "wrong" not in json.dumps(report)
+    finally:
+        one.tell(kafka=told, s3=one.told["s3"] | {"secret_key": "${AWS_SECRET_ACCESS_KEY}"})
+    assert not {Check.KAFKA_AWAY, Check.S3_RIGHTS} & {f["check"] for f in patient.report()["findings"]}
+
+
+def test_a_catalog_that_another_process_holds(patient: Patient, environment: dict[str, Any]) -> None:
+    holder = sqlite3.connect(environment["catalog"]["uri"].removeprefix("sqlite:///"))
+    holder.execute("BEGIN IMMEDIATE")
+    try:
+        assert patient.finding(Check.CATALOG_LOCKED)["severity"] == "error"
+    finally:
+        holder.close()
+    assert patient.findings(Check.CATALOG_LOCKED) == []
+
+
+def test_a_topic_that_was_made_anew(patient: Patient) -> None:
+    patient.one.delete_topic()
+    patient.one.topic()
+    finding = patient.finding(Check.TOPIC_RECREATED)
+    assert finding["remedy"] == printed("anabranch adopt STREAM", STREAM=patient.one.name)
+    patient.run(finding["remedy"])
+    assert patient.findings(Check.TOPIC_RECREATED) == []
+
+
+def test_the_first_thing_to_run(environment: dict[str, Any], spark: SparkSession, tools: Path, tmp_path: Path) -> None:
+    """Of a stream that has neither topic nor bucket nor tables, each remedy leads to the next, and the end is ready."""
+    bucket = f"doctor-{uuid.uuid4().hex[:8]}"
+    settings = environment | {
+        "catalog": environment["catalog"]
+        | {"uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"s3://{bucket}/warehouse"}
+    }
+    one = World(tmp_path / "conf", settings, spark)
+    patient = Patient(one, tools)
+    try:
+        report = patient.report()
+        found = {f["check"]: f for f in report["findings"]}
+        assert found[Check.NOT_APPLIED]["remedy"] == found[Check.BUCKET_MISSING]["remedy"]
+        assert (report["ready"], report["next"]) == (False, found[Check.TOPIC_MISSING]["remedy"])
+        patient.run(report["next"])
+        report = patient.report()
+        assert (report["ready"], report["next"]) == (True, f"anabranch apply {one.name}")
+        patient.run(report["next"])
+        assert not {Check.NOT_APPLIED, Check.BUCKET_MISSING} & {f["check"] for f in patient.report()["findings"]}
+        one.send_now(2, "e")
+        assert patient.report()["next"] == f"anabranch speed {one.name}"
+    finally:
+        one.kafka.close()
+
+
+_AWS = """
+import json, re, sys
+import boto3
+operation, options = sys.argv[2], sys.argv[3:]
+pairs = zip((o.removeprefix("--") for o in options[::2]), options[1::2])
+values = {"".join(word.title() for word in name.split("-")): value for name, value in pairs}
+values = {name: json.loads(value) if value.startswith("{") else value for name, value in values.items()}
+getattr(boto3.client("s3"), operation.replace("-", "_"))(**values)
+"""
+
+
+def empty(s3: Any, bucket: str) -> None:
+    """Remove every version: moto changes the lock of an empty bucket only."""
+    listed = s3.list_object_versions(Bucket=bucket)
+    for one in (*listed.get("Versions", ()), *listed.get("DeleteMarkers", ())):
+        s3.delete_object(Bucket=bucket, Key=one["Key"], VersionId=one["VersionId"], BypassGovernanceRetention=True)
+
+
+def test_a_bucket_whose_settings_delete_keep_or_refuse(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tools / "aws.py").write_text(_AWS)
+    (tools / "aws").write_text(f'#!/bin/sh\nexec {sys.executable} {tools / "aws.py"} "$@"\n')
+    (tools / "aws").chmod(0o755)
+    where = store.Place("lake", "warehouse/")
+    with running_aws(tmp_path) as aws:
+        settings = config.Environment(
+            kafka=config.Kafka(bootstrap_servers="127.0.0.1:1"),
+            catalog=config.Catalog(name="lake", uri=f"sqlite:///{tmp_path}/c.db", warehouse="s3://lake/warehouse"),
+            s3=config.S3(endpoint=aws.url, access_key=SecretStr("root"), secret_key=SecretStr("root")),
+        )
+        for name, value in {
+            "AWS_ENDPOINT_URL": aws.url, "AWS_DEFAULT_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "root",
+            "AWS_SECRET_ACCESS_KEY": "root", "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        }.items():  # fmt: skip
+            monkeypatch.setenv(name, value)
+
+        def found() -> dict[Check, Finding]:
+            return {f.check: f for f in store.findings(where, ("events",), store.read(settings, where))}
+
+        def run(remedy: str) -> None:
+            subprocess.run(remedy, shell=True, check=True, timeout=60)
+
+        s3 = aws.client("s3")
+        assert found().keys() == {Check.BUCKET_MISSING}
+        s3.create_bucket(Bucket="lake", ObjectLockEnabledForBucket=True)
+        # A bucket that can lock has versions.
+        assert found().keys() == {Check.VERSIONING}
+        rule = {
+            "ID": "old", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 30},
+            "NoncurrentVersionExpiration": {"NoncurrentDays": 7},
+        }  # fmt: skip
+        s3.put_bucket_lifecycle_configuration(Bucket="lake", LifecycleConfiguration={"Rules": [rule]})
+        assert {check: f.severity for check, f in found().items()} == {Check.LIFECYCLE: "error"}
+        del rule["Expiration"]
+        s3.put_bucket_lifecycle_configuration(Bucket="lake", LifecycleConfiguration={"Rules": [rule]})
+        assert found() == {}
+
+        kept = {"DefaultRetention": {"Mode": "GOVERNANCE", "Days": 30}}
+        lock = {"ObjectLockEnabled": "Enabled", "Rule": kept}
+        empty(s3, "lake")
+        s3.put_object_lock_configuration(Bucket="lake", ObjectLockConfiguration=lock)
+        [locked] = found().values()
+        # An object without a checksum is refused then.
+        assert (locked.check, locked.severity) == (Check.OBJECT_LOCK, "error")
+        assert locked.remedy == printed(
+            "aws s3api put-object-lock-configuration --bucket BUCKET "
+            """--object-lock-configuration '{"ObjectLockEnabled": "Enabled"}'""",
+            BUCKET="lake",
+        )
+        assert locked.found.startswith("GOVERNANCE 30 days; write s3://lake/warehouse/")
+        empty(s3, "lake")
+        run(locked.remedy)
+        assert found() == {}
+
+        s3.create_multipart_upload(Bucket="lake", Key="warehouse/a file")
+        # Moto says of each upload that it was begun in 2010.
+        [left] = found().values()
+        assert left.check is Check.UPLOADS
+        assert left.remedy.startswith(
+            printed(
+                "aws s3api abort-multipart-upload --bucket BUCKET --key KEY --upload-id ID",
+                BUCKET="lake",
+                KEY="'warehouse/a file'",
+                ID="",
+            )
+        )
+        run(left.remedy)
+        assert found() == {}
+        assert s3.list_objects_v2(Bucket="lake").get("Contents") is None, "the doctor leaves nothing behind"
+
+        policy = json.loads((ROOT / "deploy" / "s3" / "reader.json").read_text().replace("BUCKET", "lake"))
+        policy["Statement"].append({"Effect": "Allow", "Action": "s3:HeadBucket", "Resource": "*"})
+        access, secret = aws.user("reader", json.dumps(policy))
+        aws.enforce()
+        reader = config.S3(endpoint=aws.url, access_key=SecretStr(access), secret_key=SecretStr(secret))
+        facts = store.read(settings.model_copy(update={"s3": reader}), where)
+        denied = {f.check: f for f in store.findings(where, ("events",), facts) if f.severity == "error"}
+        assert denied.keys() == {Check.S3_RIGHTS}
+        assert "s3:PutObject" in denied[Check.S3_RIGHTS].remedy
+
+
+def test_a_schema_registry_that_has_no_such_subject_yet(
+    environment: dict[str, Any], spark: SparkSession, registry: SchemaRegistry, tmp_path: Path
+) -> None:
+    subject = f"doctor-{uuid.uuid4().hex}"
+    settings = environment | {"registry": {"url": registry.url}}
+    one = World(tmp_path / "conf", settings, spark, format={"type": "avro", "subject": subject})
+    one.kafka.close()
+    facts = of_registry.read(one.job.environment, one.job.stream)
+    [finding] = of_registry.findings(one.job.stream, facts)
+    assert (finding.check, finding.severity) == (Check.SUBJECT_MISSING, "warning")
+    registry.register(subject, '"string"')
+    assert of_registry.findings(one.job.stream, of_registry.read(one.job.environment, one.job.stream)) == []
