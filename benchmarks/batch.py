@@ -3,6 +3,10 @@
 One hour of a topic, with duplicates, dead letters, the speed layer's rows to compare with, and three expectations, is
 rebuilt by `anabranch batch`; the floor reads the same offsets by Spark, parses them by `from_json`, and drops them.
 Both take turns. Seconds are those of the hour itself; an hour of few records tells what its process takes beside.
+
+`--lookback 24` (`make bench-lookback`): the hour with and without a look at as many hours of as many records before
+it. `--cores 1,2,4` (`make bench-cluster`): the hour on a standalone cluster, so many workers of one core each.
+`--drift`: the hour where each record has a field that the schema does not know, ignored and counted.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,6 +38,7 @@ from anabranch.output import print_table
 FEW = 1_000
 SHAPE = SHAPES["json_440"]
 _BETWEEN = re.compile(r"rebuilding hour|accepted as revision")
+_TIMES = ("seconds", "cpu")
 _SUITE = {
     "name": "bench",
     "expectations": [
@@ -87,27 +93,105 @@ def read_and_parse(broker: str, folder: str) -> None:
     spark.stop()
 
 
-def prepare(folder: Path, services: Services, records: int, hour: str, events: Path | None) -> dict[str, str]:
-    """A topic with one hour of records, which the speed layer has read; returns what a command's environment needs."""
+def prepare(
+    folder: Path, services: Services, records: int, hour: str, events: Path | None, before: int = 0, catalog: str = "",
+    settings: Mapping[str, object] | None = None,
+) -> dict[str, str]:  # fmt: skip
+    """A topic with one hour of records, and as many in each of the `before` hours before it, which the speed layer has
+    read; returns what a command's environment needs. `catalog` is its URI, in place of a file's; `settings` are the
+    stream's own."""
     environment = configure(folder, SHAPE, services, True, {"max_offsets_per_trigger": 250_000})
-    fill_hour(services.bootstrap_servers, SHAPE, records, hour)
+    for number in range(before + 1):
+        fill_hour(services.bootstrap_servers, SHAPE, records, shift(hour, number - before), number * records)
     conf = Path(environment["ANABRANCH_CONF"])
+    if catalog:
+        edit(conf / "anabranch.yaml", "catalog", {"uri": catalog})
     stream = yaml.safe_load((conf / "streams" / "bench.yaml").read_text()) | {"expectations": "bench.expectations.yaml"}
+    stream |= settings or {}
     (conf / "streams" / "bench.yaml").write_text(yaml.safe_dump(stream))
     (conf / "streams" / "bench.expectations.yaml").write_text(yaml.safe_dump(_SUITE))
     if events is not None:
         # Of the batch layer's processes: the profile of each is a file.
         events.mkdir(parents=True, exist_ok=True)
-        settings = yaml.safe_load((conf / "anabranch.yaml").read_text())
-        settings["spark"]["conf"] |= {
+        conf_of_spark = yaml.safe_load((conf / "anabranch.yaml").read_text())["spark"]["conf"] | {
             "spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{events.resolve()}",
             "spark.eventLog.rolling.enabled": "false", "spark.eventLog.compress": "false",
         }  # fmt: skip
-        (conf / "anabranch.yaml").write_text(yaml.safe_dump(settings))
+        edit(conf / "anabranch.yaml", "spark", {"conf": conf_of_spark})
     for arguments in (["apply", "bench"], ["speed", "bench", "--available-now"]):
         command = [sys.executable, "-m", "anabranch.cli", *arguments]
         subprocess.run(command, env=os.environ | environment, check=True, capture_output=True)
     return environment
+
+
+def edit(file: Path, section: str, values: dict[str, object]) -> None:
+    """Set keys of one section of a configuration's file."""
+    data = yaml.safe_load(file.read_text())
+    data[section] |= values
+    file.write_text(yaml.safe_dump(data))
+
+
+def measure_lookback(records: int, rounds: int, before: int) -> list[tuple[str, ...]]:
+    """What the look-back's hours cost, each of so many records as the hour that is rebuilt."""
+    costs: dict[int, list[Cost]] = {0: [], 1: [], before: []}
+    with tempfile.TemporaryDirectory(prefix="anabranch-batch-", ignore_cleanup_errors=True) as name:
+        folder, hour = Path(name), shift(hour_of(datetime.now(UTC)), -2)
+        with running(folder / "services") as services:
+            environment = prepare(folder, services, records, hour, None, before)
+            stream = Path(environment["ANABRANCH_CONF"]) / "streams" / "bench.yaml"
+            for _ in range(rounds):
+                for hours, of in costs.items():
+                    edit(stream, "batch", {"lookback_hours": hours})
+                    of.append(rebuild(environment, hour, folder))
+                    print(f"look-back of {hours} hours: {of[-1].seconds:.1f} s, {of[-1].cpu:.0f} CPU s", flush=True)
+    return [
+        (str(hours), f"{hours * records:,}", *(f"{statistics.median(getattr(c, n) for c in of):.1f}" for n in _TIMES))
+        for hours, of in costs.items()
+    ]
+
+
+def measure_drift(records: int, rounds: int) -> list[tuple[str, ...]]:
+    """What counting unknown fields costs where every record has one, the shape's last column."""
+    costs: dict[str, list[Cost]] = {"ignore": [], "count": []}
+    known = {"schema": SHAPE.schema.rpartition(", ")[0]}
+    with tempfile.TemporaryDirectory(prefix="anabranch-batch-", ignore_cleanup_errors=True) as name:
+        folder, hour = Path(name), shift(hour_of(datetime.now(UTC)), -2)
+        with running(folder / "services") as services:
+            environment = prepare(folder, services, records, hour, None, settings=known)
+            file = Path(environment["ANABRANCH_CONF"]) / "streams" / "bench.yaml"
+            for _ in range(rounds):
+                for unknown, of in costs.items():
+                    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"unknown": unknown}))
+                    of.append(rebuild(environment, hour, folder))
+                    print(f"unknown: {unknown}: {of[-1].seconds:.1f} s, {of[-1].cpu:.0f} CPU s", flush=True)
+    return [
+        (way, *(f"{statistics.median(getattr(c, n) for c in of):.1f}" for n in _TIMES)) for way, of in costs.items()
+    ]
+
+
+def measure_cluster(records: int, rounds: int, cores: list[int]) -> list[tuple[str, ...]]:
+    """The hour on so many workers of one core each; `ideal` is what one core took by their number."""
+    # The floor's process runs without what tests need.
+    from cluster import running_cluster
+    from postgres import DATABASE, PASSWORD, USER, running_postgres
+
+    seconds: dict[int, list[float]] = {n: [] for n in cores}
+    with tempfile.TemporaryDirectory(prefix="anabranch-batch-", ignore_cleanup_errors=True) as name:
+        folder, hour = Path(name), shift(hour_of(datetime.now(UTC)), -2)
+        with running(folder / "services") as services, running_postgres() as postgres:
+            catalog = f"postgresql+psycopg2://{USER}:{PASSWORD}@127.0.0.1:{postgres.port}/{DATABASE}"
+            environment = prepare(folder, services, records, hour, None, catalog=catalog)
+            with running_cluster([f"127.0.0.{n + 1}" for n in range(max(cores))]) as cluster:
+                for _ in range(rounds):
+                    for n in cores:
+                        conf = {"spark.cores.max": str(n), "spark.driver.memory": "2g", "spark.executor.memory": "1g"}
+                        file = Path(environment["ANABRANCH_CONF"]) / "anabranch.yaml"
+                        edit(file, "spark", {"master": cluster.master, "conf": conf})
+                        seconds[n].append(rebuild(environment, hour, folder).seconds)
+                        print(f"{n} workers: {seconds[n][-1]:.1f} s", flush=True)
+    took = {n: statistics.median(of) for n, of in seconds.items()}
+    ideal = took[min(cores)] * min(cores)
+    return [(str(n), f"{s:.1f}", f"{ideal / n / s:.2f}") for n, s in took.items()]
 
 
 def measure(records: int, rounds: int, events: Path | None) -> tuple[list[Cost], list[Cost]]:
@@ -145,11 +229,26 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--events", type=Path, help="a folder for Spark's event logs of the batch layer")
+    parser.add_argument("--lookback", type=int, help="measure a look-back of so many hours in place of the floor")
+    parser.add_argument("--cores", type=lambda text: [int(n) for n in text.split(",")], help="measure on a cluster")
+    parser.add_argument("--drift", action="store_true", help="measure what counting unknown fields costs")
     parser.add_argument("--json", type=Path, help="a file for all that was measured")
     parser.add_argument("--floor", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.floor:
         read_and_parse(*options.floor)
+        return
+    if options.lookback:
+        rows = measure_lookback(options.records[0], options.rounds, options.lookback)
+        print_table(("look-back hours", "records in them", "rebuilt s", "CPU s"), rows)
+        return
+    if options.drift:
+        rows = measure_drift(options.records[0], options.rounds)
+        print_table(("unknown", "rebuilt s", "CPU s"), rows)
+        return
+    if options.cores:
+        rows = measure_cluster(options.records[0], options.rounds, options.cores)
+        print_table(("workers", "rebuilt s", "of ideal"), rows)
         return
     costs = {n: measure(n, options.rounds, options.events) for n in (FEW, *options.records)}
     head = (

@@ -47,7 +47,7 @@ def full(rounds: int, ways: tuple[str, ...] | None) -> list[Plan]:
     some = ("file_sink", "iceberg", "anabranch")
     return [
         Plan(SHAPES["json_440"], ways or (*LOCAL, *ON_S3), 1_500_000, 250_000, rounds),
-        Plan(SHAPES["json_440"], ways or ("iceberg_s3", "anabranch_s3"), 200_000, 10_000, rounds),
+        Plan(SHAPES["json_440"], ways or ("iceberg_s3", "anabranch_s3"), 1_000_000, 10_000, rounds),
         Plan(SHAPES["avro"], ways or some, 800_000, 130_000, rounds),
         Plan(SHAPES["json_2k"], ways or some, 400_000, 66_000, rounds),
         Plan(SHAPES["json_200_columns"], ways or some, 150_000, 25_000, rounds),

@@ -121,13 +121,15 @@ def fill(bootstrap_servers: str, shape: Shape, records: int) -> int:
     return size
 
 
-def fill_hour(bootstrap_servers: str, shape: Shape, records: int, hour: str) -> None:
-    """The same, stamped over one hour; a record in a thousand repeats another's event, one in five thousand is dead."""
-    create(bootstrap_servers, shape)
+def fill_hour(bootstrap_servers: str, shape: Shape, records: int, hour: str, first: int = 0) -> None:
+    """The same, stamped over one hour; a record in a thousand repeats another's event, one in five thousand is dead.
+    They are numbered from `first`, a multiple of 5,000; the topic exists already unless that is 0."""
+    if first == 0:
+        create(bootstrap_servers, shape)
     producer, failed = _producer(bootstrap_servers, 100), []
     start = start_of(hour).timestamp()
-    for i in range(records):
-        at = start + 3600 * i / records
+    for i in range(first, first + records):
+        at = start + 3600 * (i - first) / records
         value = shape.value(i - 500 if i % 1000 == 999 else i, at)
         if i % 5000 == 77:
             value = value[:-1]

@@ -1,7 +1,8 @@
 """Whose CPU a record takes, by thread, of Spark's file sink and of the speed layer: `make bench-threads`.
 
 Microseconds of CPU a record, as the kernel counts them (`/proc/PID/task/*/stat`, every half second), between ends of
-micro-batches; the first ones are those of a Java that compiles. Both ways read one topic, one after the other.
+micro-batches; the first ones are those of a Java that compiles. Both ways read one topic, one after the other. Small
+micro-batches are told in windows of as many as `--window` says, since half a second has several of them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from shapes import SHAPES, fill
 from anabranch.dev.services import running
 from anabranch.output import print_table
 
-LIMIT = 250_000
 GROUPS = ("executors", "Python", "compiling", "garbage collection", "driver's thread", "the rest")
 _TICKS = float(os.sysconf("SC_CLK_TCK"))
 _EVERY = 0.5
@@ -79,19 +79,23 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=4_000_000)
     parser.add_argument("--shape", choices=list(SHAPES), default="json_440")
     parser.add_argument("--ways", default="file_sink,anabranch")
+    parser.add_argument("--micro-batch", type=int, default=250_000, help="its records")
+    parser.add_argument("--window", type=int, default=2, help="micro-batches of a line")
     options = parser.parse_args()
     shape = SHAPES[options.shape]
     rows = []
     with tempfile.TemporaryDirectory(prefix="anabranch-bench-") as name, running(Path(name)) as services:
         fill(services.bootstrap_servers, shape, options.records)
         for way in options.ways.split(","):
-            batches, watch = runs.watched(way, shape, services, LIMIT, Path(name) / way, ThreadWatch)
+            batches, watch = runs.watched(way, shape, services, options.micro_batch, Path(name) / way, ThreadWatch)
             assert isinstance(watch, ThreadWatch)
-            for i in range(0, len(batches) - 2, 2):
-                before, after = (watch.threads_at(batches[at].ended) for at in (i, i + 2))
-                number = sum(b.records for b in batches[i + 1 : i + 3])
+            for i in range(0, len(batches) - options.window, options.window):
+                before, after = (watch.threads_at(batches[at].ended) for at in (i, i + options.window))
+                number = sum(b.records for b in batches[i + 1 : i + 1 + options.window])
                 cpu = [(after[g] - before[g]) / number * 1e6 for g in GROUPS]
-                rows.append((way, f"{i + 2}, {i + 3}", *(f"{c:.1f}" for c in cpu), f"{sum(cpu):.1f}"))
+                rows.append(
+                    (way, f"{i + 2} to {i + 1 + options.window}", *(f"{c:.1f}" for c in cpu), f"{sum(cpu):.1f}")
+                )
             rows.append((way, "memory of Java", *("" for _ in GROUPS), f"{watch.jvm_peak_mb:,.0f} MB"))
     print_table(("way", "micro-batches", *GROUPS, "all"), rows, "CPU microseconds a record")
 

@@ -42,6 +42,7 @@ EVENT = """to_json(named_struct(
     'event_time', date_format(timestamp_micros(1763740000000000 + id * 1000), "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"),
     'level', CAST(id % 90 AS INT), 'amount', (id % 1000) / 7, 'platform', 'ios',
     'payload', repeat(sha2(CAST(id % 997 AS STRING), 256), 3)))"""
+MORE = """concat(substring(CAST(value AS STRING), 1, length(CAST(value AS STRING)) - 1), ',"more":1}')"""
 KAFKA = (
     f"CAST({EVENT} AS BINARY) AS value", "CAST(CAST(id AS STRING) AS BINARY) AS key", "0 AS partition", "id AS offset",
     "timestamp_micros(1763740000000000 + id * 1000) AS timestamp",
@@ -60,17 +61,27 @@ HOUR = "2025-11-21T15"
 
 
 def ways(source: DataFrame) -> dict[str, Callable[[], DataFrame]]:
-    """What is compared: the rows alone, Spark's own parser, and the product's whole verdict."""
+    """What is compared: the rows alone, Spark's own parser, the product's whole verdict, and that with the names of
+    unknown fields, of records that have none and of records that have one (`more`)."""
     open_hour = [HourRange(HOUR, None)]
     shape = COLUMNS.replace(" NOT NULL", "")
+    more = source.withColumn("value", F.expr(f"CAST({MORE} AS BINARY)"))
+
+    def decode(frame: DataFrame, counting: bool) -> DataFrame:
+        hours = records.assign_hours(frame, open_hour)
+        decoded = records.decode(hours, STREAM, JsonFormat(), with_unknown=counting)
+        rows = records.good(decoded, STREAM)
+        return decoded.where("NOT is_dead").select(*rows.columns, records.UNKNOWN) if counting else rows
+
     return {
         "value": lambda: source.select("value"),
         "from_json": lambda: source.select(F.from_json(F.expr("CAST(value AS STRING)"), shape).alias("j")).select(
             "j.*"
         ),
-        "decode": lambda: records.good(
-            records.decode(records.assign_hours(source, open_hour), STREAM, JsonFormat()), STREAM
-        ),
+        "decode": lambda: decode(source, False),
+        "decode, counting": lambda: decode(source, True),
+        "decode more": lambda: decode(more, False),
+        "decode more, counting": lambda: decode(more, True),
     }
 
 

@@ -1,0 +1,102 @@
+"""Whether the speed layer's memory stays level: `make bench-driver MICRO_BATCHES=20000`.
+
+A topic that is read ten records at a time, as fast as micro-batches can follow each other, by one process. Resident
+memory of the Python driver, of Java and of the workers, by thousands of micro-batches; beside it the seconds of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from runs import configure
+from shapes import SHAPES, fill
+
+from anabranch.dev.services import running
+
+_RECORDS = 10  # of a micro-batch
+_EVERY = 5.0
+_SHAPE = SHAPES["json_440"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Resident MB when so many micro-batches were published."""
+
+    micro_batches: int
+    at: float
+    driver: float
+    java: float
+    workers: float
+
+
+def sample(job: psutil.Process, micro_batches: int) -> Sample:
+    """Of a job and what it started: spark-submit's Java is the first of them, the Python driver its child."""
+    driver = java = workers = 0.0
+    for process in (job, *job.children(recursive=True)):
+        size = process.memory_info().rss / 2**20
+        if process.name() == "java":
+            java += size
+        elif any(argument.endswith("job.py") for argument in process.cmdline()):
+            driver += size
+        else:
+            workers += size
+    return Sample(micro_batches, time.time(), driver, java, workers)
+
+
+def watch(command: list[str], environment: dict[str, str], folder: Path, step: int) -> Iterator[Sample]:
+    """Run the speed layer to its end; a sample for each `step` micro-batches. Raises RuntimeError when it fails."""
+    with (folder / "log").open("ab") as log, (folder / "log").open() as said:
+        process = subprocess.Popen(
+            command, env=os.environ | environment, stdout=log, stderr=subprocess.STDOUT, cwd=folder
+        )
+        try:
+            done, due = 0, step
+            while process.poll() is None:
+                time.sleep(_EVERY)
+                done += said.read().count("offsets as")
+                if done >= due:
+                    with suppress(psutil.Error):  # one of them ended between the question and its answer
+                        yield sample(psutil.Process(process.pid), done)
+                        due = done + step
+        finally:
+            process.kill()
+            process.wait(30)
+    if process.returncode != 0:
+        raise RuntimeError(f"the speed layer ended with {process.returncode}: {(folder / 'log').read_text()[-3000:]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Whether the speed layer's memory stays level.")
+    parser.add_argument("--micro-batches", type=int, default=20_000)
+    parser.add_argument("--s3", action="store_true", help="the table on the S3 server, not in a folder")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="anabranch-driver-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        with running(folder / "services") as services:
+            fill(services.bootstrap_servers, _SHAPE, options.micro_batches * _RECORDS)
+            environment = configure(folder, _SHAPE, services, options.s3, {"max_offsets_per_trigger": _RECORDS})
+            environment |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": name, "TMPDIR": name}
+            anabranch = [sys.executable, "-m", "anabranch.cli"]
+            subprocess.run([*anabranch, "apply", "bench"], env=os.environ | environment, check=True)
+            before = Sample(0, time.time(), 0, 0, 0)
+            command = [*anabranch, "speed", "bench", "--available-now", "--output", "json"]
+            print("micro-batches, driver MB, Java MB, workers MB, seconds a micro-batch", flush=True)
+            for now in watch(command, environment, folder, max(1, options.micro_batches // 20)):
+                seconds = (now.at - before.at) / (now.micro_batches - before.micro_batches)
+                memory = f"{now.driver:7,.0f} {now.java:7,.0f} {now.workers:7,.0f}"
+                print(f"{now.micro_batches:7,} {memory} {seconds:7.3f}", flush=True)
+                before = now
+
+
+if __name__ == "__main__":
+    main()
