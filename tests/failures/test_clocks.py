@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import faketime
 import pytest
 from commands import started
+from faketime import clock
 from world import World, past_hour, spread
 
 from anabranch.protocol.sealing import check_clock
@@ -21,20 +20,7 @@ Make = Callable[..., World]
 
 @pytest.fixture(scope="session")
 def libfaketime() -> Path:
-    """A library that gives one process another clock (Debian's package faketime)."""
-    if not (paths := _find()) and os.geteuid() == 0 and shutil.which("apt-get"):
-        subprocess.run(["apt-get", "install", "-y", "-qq", "faketime"], check=True, capture_output=True, timeout=300)
-        paths = _find()
-    assert paths, "expected libfaketime.so.1, found none: install the package faketime (apt-get install faketime)"
-    return paths[0]
-
-
-def _find() -> list[Path]:
-    return sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
-
-
-def clock(library: Path, offset: str) -> dict[str, str]:
-    return {"LD_PRELOAD": str(library), "FAKETIME": offset, "DONT_FAKE_MONOTONIC": "1", "FAKETIME_DONT_RESET": "1"}
+    return faketime.ensure()
 
 
 @pytest.mark.parametrize("offset", ["+10m", "-10m", "+3y"])

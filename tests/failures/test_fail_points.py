@@ -7,7 +7,7 @@ starts once more as an operator would, and compares exactly. Every `Step` has a 
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,7 +26,10 @@ from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.table import ledger_files
 from anabranch.table.commits import Change
 from anabranch.table.snapshots import files_by_hour
+from serving_layer.reader import Reader
+from serving_layer.reader.selection import Selection
 from serving_layer.views import status as views
+from serving_layer.windows.fill import standing
 
 Make = Callable[..., World]
 
@@ -121,6 +124,8 @@ BATCH = [
     Case(Step.COMMIT_LANDED, True, 2),
     Case(Step.BATCH_DEAD_LETTERS, True),
 ]
+# The hours are accepted and recorded by then. Where in a commit: tests/unit/test_windows.py.
+FILL = [Case(Step.VIEW_COMPUTED, False), Case(Step.VIEW_WRITTEN, False), Case(Step.VIEW_FILLED, True)]
 EMPTY = [Case(Step.BATCH_EMPTY_ACCEPTED, True)]
 REFUSE = [Case(Step.BATCH_REFUSED, False)]
 MERGE = [
@@ -144,9 +149,13 @@ MAINTAIN = [
 ]
 
 
+# They need no JVM: tests/unit/test_egress.py and tests/integration/test_egress_targets.py kill at each of them.
+EGRESS = {step for step in Step if step.label.startswith("egress.")}
+
+
 def test_every_step_has_a_case() -> None:
-    cases = [*SPEED, *ROLLUP, *SKIP, *SEAL, *BATCH, *EMPTY, *REFUSE, *MERGE, *LEDGER, *MAINTAIN]
-    assert {case.step for case in cases} == set(Step)
+    cases = [*SPEED, *ROLLUP, *SKIP, *SEAL, *BATCH, *FILL, *EMPTY, *REFUSE, *MERGE, *LEDGER, *MAINTAIN]
+    assert {case.step for case in cases} == set(Step) - EGRESS
 
 
 def send(one: World, at: datetime, prefix: str) -> None:
@@ -309,6 +318,43 @@ def test_batch(stream: World, case: Case) -> None:
     assert [(h["hour"], h["revision"], h["counts"]) for h in plain(views.hours(one.job)) if h["hour"] in hours] == [
         (h, 1, {"offsets": 10, "good": 8, "dead": 1, "duplicate": 1, "gap": 0}) for h in hours
     ]
+
+
+@pytest.mark.parametrize("case", FILL, ids=str)
+def test_filling_views(stream: World, case: Case) -> None:
+    """Killed behind the first acceptance, and behind a restated one: the view is the GROUP BY all the time."""
+    one = stream
+    aggregates = {"events": "count", "who": "approx_distinct(event_id)"}
+    one.configure(views={"per_level": {"window": "5 minutes", "group": ["level"], "aggregates": aggregates}})
+    one.reopen()
+    send_hour(one, 1)
+    one.apply()
+    send(one, datetime.now(UTC), "now")
+    one.speed()
+    for restate in ((), ("--restate", "--hour", past_hour(1))):
+        run_into(one, case.fail_at, "batch", one.name, *restate)
+        # The hazard: the hour is accepted, and its partials are there or not.
+        assert one.state.is_accepted(past_hour(1))
+        assert (past_hour(1) in standing(one.lake, one.job.stream)[0].lacking) != case.lands
+        assert_view(one)
+    run(one, "batch", one.name)
+    assert standing(one.lake, one.job.stream)[0].lacking == ()
+    assert_view(one)
+
+
+def assert_view(one: World) -> None:
+    """The view has what a GROUP BY of its rows in `main` has."""
+    stream = one.job.stream
+    names = (stream.table, stream.hours_table, *map(stream.partials_table, stream.views))
+    [view] = stream.views
+    sql = f"SELECT window_start, level, events, who FROM {stream.view_table(view)} ORDER BY ALL"
+    with Reader(one.lake, dict.fromkeys(names, stream)).query(sql, Selection()) as answer:
+        found = [tuple(row.values()) for row in answer.rows.read_all().to_pylist()]
+    groups: dict[tuple[datetime, int], list[str]] = defaultdict(list)
+    for row in one.rows():
+        start = datetime.fromtimestamp(row["event_time"].timestamp() // 300 * 300, UTC)
+        groups[start, row["level"]].append(row["event_id"])
+    assert found == [(*key, len(ids), len(set(ids))) for key, ids in sorted(groups.items())]
 
 
 @pytest.mark.parametrize("case", EMPTY, ids=str)

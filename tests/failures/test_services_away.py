@@ -28,8 +28,10 @@ from anabranch.errors import ConfigurationError, Transient
 from anabranch.fail_points import Step
 from anabranch.kafka import source
 from anabranch.protocol import ledger
+from anabranch.protocol.measured import MEASURED, read_measured
 from anabranch.table import catalog_settings
 from anabranch.table.lake import Lake
+from anabranch.tally import RETRIES
 from batch_layer import build as hours_of_batch
 from batch_layer import rebuild
 
@@ -63,6 +65,12 @@ def _assert_exact(one: World, caplog: pytest.LogCaptureFixture) -> None:
     assert len(publishes(one)) == len(lines(caplog, PUBLISHED))
 
 
+def _retried(one: World) -> set[str]:
+    """The services of whose failures the table tells that a job tried again."""
+    measured = read_measured(one.state.branch_properties["main"][MEASURED])["speed"]
+    return {service for (name, service), n in measured.counts.items() if name == RETRIES and n}
+
+
 def _small(**changes: object) -> dict[str, object]:
     """Many small micro-batches, so that a fault of seconds meets some of them."""
     return {"speed": {"trigger": "1 second", "max_offsets_per_trigger": 100} | changes}
@@ -87,6 +95,7 @@ def test_kafka_cut_under_a_running_speed_job(
         one.send_now(300, "after")
         wait_for(lambda: one.published == 1100, "the speed job to reach the head")
     assert "transient, try again" in lines(caplog, TRIED_AGAIN)[0]
+    assert _retried(one) == {"kafka"}
     _assert_exact(one, caplog)
 
 
@@ -164,6 +173,7 @@ def test_s3_cut_under_a_running_speed_job(behind: Behind, proxied_s3: Proxy, cap
         assert one.published < 800
         one.send_now(300, "after")
         wait_for(lambda: one.published == 1100, "the speed job to reach the head")
+    assert _retried(one) == {"s3"}
     _assert_exact(one, caplog)
 
 
@@ -293,6 +303,7 @@ def test_sqlite_catalog_locked_by_another_process(
         assert one.published < 800
         wait_for(lambda: one.published == 800, "the speed job to reach the head")
     assert any("locked" in line for line in lines(caplog, TRIED_AGAIN))
+    assert _retried(one) == {"catalog"}
     _assert_exact(one, caplog)
 
 

@@ -1,0 +1,121 @@
+"""A consumer of the changes, killed twenty times while hours are accepted, refused, restated and adopted."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from page_consumer import consumed, consumer
+from waiting import wait_for
+from world import World, event, past_hour, spread
+
+from anabranch.protocol import adoption
+from serving_layer import override
+
+KILLS = 20
+SEED = 7
+_LOG = """
+CREATE TABLE hours (hour PRIMARY KEY, revision, served, token);
+CREATE TABLE seen (token PRIMARY KEY, hour, revision);
+CREATE TRIGGER each_once AFTER INSERT ON hours
+BEGIN INSERT INTO seen VALUES (new.token, new.hour, new.revision); END;
+"""
+
+
+@contextmanager
+def killed_again_and_again(one: World, own: Path) -> Iterator[Callable[[], int]]:
+    """The consumer beside what happens in the `with`: started, killed wherever it is, started again; gives how often
+    it was killed so far."""
+    dice, stop, kills, failed = random.Random(SEED), threading.Event(), 0, list[BaseException]()
+
+    def go() -> None:
+        nonlocal kills
+        try:
+            while not stop.is_set():
+                with consumer(one, own):
+                    stop.wait(dice.uniform(1.5, 7))
+                kills += 1
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+
+    def killed() -> int:
+        assert not failed, failed
+        return kills
+
+    try:
+        yield killed
+    finally:
+        stop.set()
+        thread.join(60)
+
+
+@pytest.mark.timeout(900)
+def test_a_consumer_killed_twenty_times_holds_the_table_and_saw_each_change_once(
+    world: Callable[..., World], tmp_path: Path, steady_hour: None
+) -> None:
+    one, own = world(), tmp_path / "own.db"
+    one.expect(
+        {"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 500},
+         "severity": "critical"}
+    )  # fmt: skip
+    with closing(sqlite3.connect(own)) as connection:
+        connection.executescript(_LOG)
+    dice, hours = random.Random(SEED), [past_hour(ago) for ago in (5, 4, 3, 2, 1)]
+    one.topic()
+    refused = hours[2]
+    for hour in hours:
+        one.send(spread(hour, 200, hour))
+        if hour == refused:
+            at = datetime.fromisoformat(f"{hour}:59:59+00:00")
+            one.send([(0, at, event("too-high", at, level=9_999))])
+    one.apply()
+    one.speed()
+
+    def complete() -> list[tuple[int, int, str]]:
+        accepted = one.state.accepted
+        rows = [r for r in one.rows() if r["ingest_hour"] in accepted]
+        return sorted((r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in rows)
+
+    def serve(hour: str) -> None:
+        override.serve_hour(one.lake, one.job.stream, hour, dice.choice(["speed", "auto"]), "a test")
+
+    with killed_again_and_again(one, own) as killed:
+        decided = {r.hour: r.decision for r in one.batch()}
+        assert [h for h, decision in decided.items() if decision == "refused"] == [refused]
+        for hour in (hours[0], hours[4], hours[0]):
+            assert [r.decision for r in one.batch(hour, restate=True)] == ["accepted"]
+            serve(hours[1])
+        assert [r.decision for r in one.batch(refused, accept=True, why="it is right")] == ["accepted"]
+        one.delete_topic()
+        one.topic(3)
+        now = datetime.now(UTC)
+        one.send([(i % 3, now, event(f"new-{i}", now)) for i in range(9)])
+        assert adoption.adopt(one.job.stream, one.lake, one.kafka) is not None
+        one.speed()
+        deadline = time.monotonic() + 300
+        while killed() < KILLS:
+            assert time.monotonic() < deadline, f"expected {KILLS} kills within five minutes, found {killed()}"
+            serve(dice.choice(hours))
+            time.sleep(0.5)
+    with consumer(one, own):
+        wait_for(lambda: consumed(own)[1] == complete(), "the consumer to hold what the table has")
+    state = one.state
+    assert consumed(own)[0] == [(h, a.revision, state.served_by(h)) for h, a in sorted(state.accepted.items())]
+    assert len(state.accepted) == len(hours)
+    with closing(sqlite3.connect(own)) as connection:
+        seen = connection.execute("SELECT hour, revision FROM seen ORDER BY rowid").fetchall()
+    # No token came twice, or the consumer would have ended; of each hour no revision after a newer one.
+    assert len(seen) > len(hours)
+    for hour in hours:
+        revisions = [revision for h, revision in seen if h == hour]
+        assert revisions == sorted(revisions)

@@ -1,0 +1,218 @@
+"""The commands of docs/operations.md that start a Spark job, a server or a tool of others, run as printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import kafka_tools
+import pytest
+from commands import ROOT, started
+from run_books import printed, words
+from secure_broker import CLIENT, running_secure_broker
+from servers import serving
+from waiting import wait_for
+from world import World, event, past_hour, spread
+
+from anabranch import config
+from anabranch.dev.services.processes import HOST, free_port
+from anabranch.errors import ConfigurationError
+from anabranch.spark import jars
+from anabranch.spark.jars import cache_folder
+from serving_layer.doctor import kafka as of_kafka
+
+Make = Callable[..., World]
+REFUSED, OTHER = past_hour(2), past_hour(1)
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of Kafka's tools and of ours."""
+    folder = tmp_path_factory.mktemp("tools")
+    kafka_tools.write_scripts(folder)
+    (folder / "anabranch").write_text(f'#!/bin/sh\nexec {sys.executable} -m anabranch.cli "$@"\n')
+    (folder / "anabranch").chmod(0o755)
+    return folder
+
+
+def shell(command: str, tools: Path, folder: Path, **environment: str) -> str:
+    """What a command prints, run in a shell, in a folder."""
+    path = {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, shell=True, cwd=folder, env=os.environ | path | environment, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def job(one: World, command: str, expect: int = 0) -> str:
+    """The log of a command that becomes a Spark job, run to its end."""
+    with started(one, *words(command)) as running:
+        code = running.wait()
+        assert code == expect, f"{command}: {code}\n{running.log[-4000:]}"
+        return running.log
+
+
+def test_an_hour_is_refused_mended_accepted_and_restated(world: Make, tools: Path) -> None:
+    one = world()
+    limit = {"type": "expect_column_values_to_be_between", "severity": "critical"}
+    one.expect(limit | {"kwargs": {"column": "level", "max_value": 50}})
+    one.topic()
+    one.send([(p, at, event(f"e-{i}", at, level=99)) for i, (p, at, _) in enumerate(spread(REFUSED, 20, "e"))])
+    one.send([(p, at, event(f"f-{i}", at, level=70)) for i, (p, at, _) in enumerate(spread(OTHER, 20, "f"))])
+    one.apply()
+    with started(one, *words(printed("anabranch speed STREAM", STREAM=one.name))) as speed:
+        speed.until(lambda: one.published == 40, "the speed layer to reach the head")
+    name = {"STREAM": one.name}
+    log = job(one, printed("anabranch batch STREAM", **name), expect=1)
+    assert f"hour {REFUSED} refused" in log and f"hour {OTHER} refused" in log
+    one.expect(limit | {"kwargs": {"column": "level", "max_value": 80}})
+    job(one, printed("anabranch batch STREAM --hour HOUR", **name, HOUR=OTHER))
+    accept = printed(
+        "anabranch batch STREAM --hour HOUR --accept --why TEXT", **name, HOUR=REFUSED, TEXT="'a level of 99 is real'"
+    )
+    job(one, accept)
+    assert {REFUSED, OTHER} <= one.state.accepted.keys()
+    job(one, printed("anabranch batch STREAM --hour HOUR --restate", **name, HOUR=OTHER))
+    assert one.state.accepted[OTHER].revision == 2
+    job(one, printed("anabranch dead-letters STREAM --replay", **name))
+    assert one.contents() == one.acknowledged()
+
+
+def test_what_happened_to_an_hour_is_found_in_the_jobs_logs(world: Make, tools: Path) -> None:
+    one = world()
+    one.topic()
+    one.send(spread(OTHER, 10, "e"))
+    one.apply()
+    for layer, options in (("speed", ["--available-now"]), ("batch", [])):
+        with started(one, layer, one.name, *options, ANABRANCH_LOG="json") as running:
+            assert running.wait() == 0, running.log
+            (one.folder / f"{layer}.log").write_text(
+                "\n".join(line for line in running.log.splitlines() if line.startswith("{"))
+            )
+    asked = printed(
+        """jq -c 'select(.publish == "ID" or .hour == "HOUR")' speed.log batch.log""", ID="none", HOUR=OTHER
+    )
+    lines = [json.loads(line) for line in shell(asked, tools, one.folder).splitlines()]
+    assert lines and {line["hour"] for line in lines} == {OTHER}
+
+
+def test_kafkas_own_tools(world: Make, tools: Path, tmp_path: Path) -> None:
+    one = world()
+    servers = {"BROKERS": one.job.environment.kafka.bootstrap_servers, "TOPIC": one.name}
+    shell(
+        printed("kafka-topics.sh --bootstrap-server BROKERS --create --topic TOPIC --partitions 3", **servers),
+        tools, tmp_path,
+    )  # fmt: skip
+    topic = one.kafka.describe(one.name)
+    assert topic is not None and len(one.kafka.log_starts(topic)) == 3
+    shell(
+        printed(
+            "kafka-configs.sh --bootstrap-server BROKERS --alter --topic TOPIC --add-config min.insync.replicas=2",
+            **servers,
+        ),
+        tools, tmp_path,
+    )  # fmt: skip
+    settings = one.kafka.settings(one.name)
+    assert settings is not None and settings.min_insync == 2
+    shell(
+        printed("kafka-transactions.sh --bootstrap-server BROKERS find-hanging --topic TOPIC", **servers),
+        tools, tmp_path,
+    )  # fmt: skip
+
+
+def test_rights_are_given_by_kafka_acls(world: Make, tools: Path, tmp_path: Path) -> None:
+    one = world()
+    with running_secure_broker(tmp_path / "broker") as broker:
+        command = printed(
+            "kafka-acls.sh --bootstrap-server BROKERS --add --allow-principal User:NAME --operation Read "
+            "--operation Describe --operation DescribeConfigs --topic TOPIC",
+            BROKERS=broker.plain,
+            TOPIC=one.name,
+        )
+        environment = config.Kafka(bootstrap_servers=broker.plain)
+        remedy = of_kafka.failed(environment, one.job.stream, ConfigurationError("denied")).remedy
+        assert remedy.startswith(f"{command}, or ")
+        said = shell(command.replace("NAME", CLIENT), tools, tmp_path)
+    assert said.count("permissionType=ALLOW") >= 3
+
+
+def test_who_holds_the_catalog(tools: Path, tmp_path: Path) -> None:
+    file = tmp_path / "catalog.db"
+    holder = sqlite3.connect(file)
+    try:
+        holder.execute("CREATE TABLE t (n)")
+        pids = shell(printed("fuser FILE", FILE=str(file)), tools, tmp_path).split()
+    finally:
+        holder.close()
+    assert str(os.getpid()) in pids
+
+
+def test_the_machine_is_put_right(world: Make, tools: Path, tmp_path: Path) -> None:
+    one = world()
+
+    def checks(before: str, **environment: str) -> set[str]:
+        command = f"{before}anabranch doctor {one.name} --output json || true"
+        report = json.loads(shell(command, tools, ROOT, ANABRANCH_CONF=str(one.folder), **environment))
+        return {finding["check"] for finding in report["findings"]}
+
+    other = {"PYSPARK_PYTHON": "/bin/false"}
+    assert "local.python" in checks("", **other)
+    assert "local.python" not in checks(f"{printed('unset PYSPARK_PYTHON')}; ", **other)
+    # The jars are resolved again from Ivy's own cache.
+    (tmp_path / "ivy").symlink_to(cache_folder() / "ivy")
+    cache = {"ANABRANCH_CACHE": str(tmp_path)}
+    folder = tmp_path / "jars" / jars.cached()[0].name
+    (folder / "spark").mkdir(parents=True)
+    (folder / "spark" / "altered.jar").write_text("x")
+    assert "local.jars-differ" in checks("", **cache)
+    shell(printed("rm -r FOLDER && anabranch jars", FOLDER=str(folder)), tools, ROOT, **cache)
+    assert not {"local.jars", "local.jars-differ"} & checks("", **cache)
+    named = shell(printed("du -xhd1 FOLDER", FOLDER=str(tmp_path)), tools, tmp_path)
+    assert f"{tmp_path}/jars" in named
+    assert re.fullmatch(r"[0-9a-f]{64}\n", shell(printed("openssl rand -hex 32"), tools, tmp_path))
+
+
+def test_services_of_this_machine_are_started(tools: Path, tmp_path: Path) -> None:
+    kafka = free_port()
+    s3 = free_port(kafka)
+    try:
+        said = shell(f"{printed('anabranch dev up')} --kafka-port {kafka} --s3-port {s3}", tools, tmp_path)
+        assert said.count("running") >= 2
+    finally:
+        shell("anabranch dev down --wipe", tools, tmp_path)
+
+
+@contextmanager
+def served(command: str, address: str, one: World) -> Iterator[Callable[[], str]]:
+    """A command that serves, and what its address says."""
+
+    def text() -> str:
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            return str(answer.read().decode())
+
+    command_line = [sys.executable, "-m", "anabranch.cli", *words(command)]
+    environment = {"ANABRANCH_CONF": str(one.folder), "PYTHONPATH": str(ROOT)}
+    with serving(command_line, one.folder / "served.log", lambda: bool(text()), 60, environment):
+        yield text
+
+
+def test_the_exporter_and_the_page_are_started(world: Make) -> None:
+    one = world()
+    one.topic()
+    one.apply()
+    port = str(free_port())
+    metrics = printed("anabranch metrics --listen PORT", PORT=port)
+    with served(metrics, f"http://{HOST}:{port}/metrics", one) as text:
+        assert f'anabranch_up{{stream="{one.name}"}} 1.0' in text()
+    with served(f"{printed('anabranch serve')} --port {port}", f"http://{HOST}:{port}/", one) as text:
+        wait_for(lambda: "in order" in text(), "the page to have read the stream", 60, 0.5)

@@ -1,0 +1,65 @@
+"""The run-books of docs/operations.md, as tests read them: their entries, and every command that the page names."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+
+_PROGRAMS = r"airflow|anabranch|kafka-[a-z]+\.sh|aws|du|fuser|jq|openssl|rm|unset|ALTER TABLE|CALL|SELECT"
+_COMMAND = re.compile(rf"(?:{_PROGRAMS}) .+")
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def commands() -> set[str]:
+    """Every command of the page, on one line. What a program printed (```text) is none; nor is a mere name, such as
+    `anabranch audit` where the page has a longer command that begins so."""
+    fenced = [line for kind, body in _FENCE.findall(PAGE) if kind != "text" for line in body.splitlines()]
+    spans = re.findall(r"`([^`]+)`", _FENCE.sub("", PAGE))
+    found = {" ".join(span.split()) for span in (*fenced, *spans)}
+    found = {span for span in found if _COMMAND.fullmatch(span)}
+    return {c for c in found if len(c.split()) > 2 or not any(other.startswith(f"{c} ") for other in found)}
+
+
+def printed(command: str, **values: str) -> str:
+    """A command that stands in the page just so, its capitals replaced: what an operator types.
+
+    `tests/unit/test_run_books.py` reads the calls of this: a command of the page that no test asks for fails it.
+    """
+    assert command in commands(), f"docs/operations.md: expected the command {command}, found none"
+    for name, value in values.items():
+        replaced = re.sub(rf"\b{name}\b", lambda _, v=value: v, command)  # type: ignore[misc]
+        assert replaced != command, f"{command}: expected {name} in it, found none"
+        command = replaced
+    return command
+
+
+def words(command: str) -> list[str]:
+    """The arguments of a command of ours, for the command line's own entry."""
+    program, *arguments = shlex.split(command)
+    assert program == "anabranch", command
+    return arguments
+
+
+def entries() -> dict[str, dict[str, str]]:
+    """Of the section of run-books, each entry by its heading: what it says under each of its labels."""
+    section = PAGE[PAGE.index("\n## Run-books\n") :].split("\n## ")[1]
+    found = {}
+    for part in section.split("\n### ")[1:]:
+        heading, _, body = part.partition("\n")
+        found[heading] = {label: " ".join(text.split()) for label, text in _labelled(body)}
+    return found
+
+
+def _labelled(body: str) -> list[tuple[str, str]]:
+    return re.findall(r"^- \*\*(\w+)\*\*: (.*?)(?=^- \*\*|\Z)", body, re.DOTALL | re.MULTILINE)
+
+
+def findings() -> dict[str, list[str]]:
+    """Of the doctor's table, by finding: what it means, what to run, what to ignore."""
+    section = PAGE[PAGE.index("\n## What the doctor finds\n") :].split("\n## ")[1]
+    rows = re.findall(r"^\| `([^`]+)` \|(.*)\|$", section, re.MULTILINE)
+    return {name: [cell.strip() for cell in rest.split(" | ")] for name, rest in rows}

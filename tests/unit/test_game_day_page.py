@@ -1,0 +1,34 @@
+"""docs/game-day.md names alerts, findings and commands that there are; `make game-day` looks whether it is true."""
+
+from __future__ import annotations
+
+import run_books
+from game_day_page import FILE, Observed, Seen, render, skeletons
+from test_run_books import ALERTS
+
+from serving_layer.doctor.finding import Check
+
+FAULTS = [
+    "Late hour", "Drift", "Gate fails", "Poison record", "Broker down", "S3 slow", "Catalog locked", "Clock off",
+    "Disk full", "Retention near", "Zombie", "Topic recreated",
+]  # fmt: skip
+
+
+def test_the_page_names_what_there_is() -> None:
+    told = skeletons(FILE.read_text(encoding="utf-8"))
+    assert [fault for fault, _, _ in told] == FAULTS
+    seen = [(where, name) for _, places, _ in told for where, name in places]
+    assert {name for where, name in seen if where == "alert"} <= ALERTS.keys()
+    assert {name for where, name in seen if where == "terminal"} <= {*map(str, Check), "dead letters", "drift"}
+    assert {command for _, _, command in told if command} <= run_books.commands()
+    assert all({"terminal", "alert"} <= {where for where, _ in places} for _, places, _ in told)
+
+
+def test_a_page_that_is_written_is_read_again() -> None:
+    made = [
+        Observed(
+            "A fault", "It is done.", [Seen("page", "away", 1.2, "away\nwhy"), Seen("alert", "A", 3, "s")], "c d", "", 5
+        ),
+        Observed("Another, of 2", "It is done.", [Seen("terminal", "x.y", 2, "text")], "", "others mend it", 6),
+    ]
+    assert skeletons(render(made, ["lost 0"], 20, 9.6)) == [one.skeleton for one in made]
