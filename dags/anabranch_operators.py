@@ -8,6 +8,7 @@ its own. `ANABRANCH_ON_FAILURE` names a callback, `module.function`, for a task 
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
@@ -15,14 +16,16 @@ import re
 import shlex
 import signal
 import subprocess
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import yaml
+from airflow.configuration import conf
 from airflow.sdk import Asset, BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
@@ -41,12 +44,23 @@ def streams() -> list[str]:
 def settings(stream: str) -> dict[str, Any]:
     """What the stream's file says under `airflow` and `batch`; nothing of a file that cannot be read, since each task
     says what is wrong with it."""
+    sections = {key: _document(stream).get(key) for key in ("airflow", "batch")}
+    return {key: value for key, value in sections.items() if isinstance(value, dict)}
+
+
+def targets(stream: str) -> list[str]:
+    """The names of the targets that the stream's file has under `egress`; none of a file that cannot be read."""
+    listed = _document(stream).get("egress")
+    names = [target.get("name") for target in listed if isinstance(target, dict)] if isinstance(listed, list) else []
+    return [name for name in names if isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name)]
+
+
+def _document(stream: str) -> dict[str, Any]:
     try:
         document = yaml.safe_load((CONF / "streams" / f"{stream}.yaml").read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
-    sections = {key: document.get(key) for key in ("airflow", "batch")} if isinstance(document, dict) else {}
-    return {key: value for key, value in sections.items() if isinstance(value, dict)}
+    return document if isinstance(document, dict) else {}
 
 
 def duration(value: object, otherwise: timedelta) -> timedelta:
@@ -210,9 +224,38 @@ def rebuild_options(params: Mapping[str, Any], run_id: str, run_type: str, clear
     return [*(flag for flag, given in flags.items() if given), *(["--why", why] if why else [])]
 
 
+def lineage_parents(instance: Any, run: Any) -> tuple[str, str]:
+    """A task's try and its DAG run as OpenLineage's clients write them, NAMESPACE/JOB/RUN ID, with the ids that
+    Airflow's OpenLineage provider gives them: by the provider itself where it is installed."""
+    try:
+        macros = importlib.import_module("airflow.providers.openlineage.plugins.macros")
+    except ImportError:
+        namespace = conf.get("openlineage", "namespace", fallback="") or os.environ.get(
+            "OPENLINEAGE_NAMESPACE", "default"
+        )
+        return derived_parents(namespace, instance, run)
+    return macros.lineage_parent_id(instance), macros.lineage_root_parent_id(instance)
+
+
+def derived_parents(namespace: str, instance: Any, run: Any) -> tuple[str, str]:
+    """The same, as the provider derives it. Pure."""
+    dag, task, at = instance.dag_id, instance.task_id, run.logical_date or run.run_after
+    of_try = _static_uuid(at, f"{namespace}.{dag}.{task}.{instance.try_number}.{instance.map_index}")
+    of_run = _static_uuid(at, f"{namespace}.{dag}.{run.clear_number}")
+    return f"{namespace}/{dag}.{task}/{of_try}", f"{namespace}/{dag}/{of_run}"
+
+
+def _static_uuid(instant: datetime, name: str) -> uuid.UUID:
+    """A UUID of version 7 whose random bits are a digest, as OpenLineage's `generate_static_uuid` makes it."""
+    at = instant.astimezone(UTC)
+    digest = int.from_bytes(hashlib.sha1(at.isoformat().encode() + name.encode()).digest(), "big") >> 84
+    value = (int(at.timestamp() * 1000) & 0xFFFFFFFFFFFF) << 80 | digest & 0xFFFFFFFFFFFFFFFFFFFF
+    return uuid.UUID(int=value & ~(0xF000 << 64) & ~(0xC000 << 48) | 7 << 76 | 0x8000 << 48)
+
+
 class RebuildOperator(HourOperator):
-    """Rebuilds an hour, as `rebuild_options` says of its run. Why it was refused stays on the run: the XCom `refused`
-    of this task, with `hour`, `revision`, `reason` and `at`."""
+    """Rebuilds an hour, as `rebuild_options` says of its run, as part of this task's run in lineage. Why it was refused
+    stays on the run: the XCom `refused` of this task, with `hour`, `revision`, `reason` and `at`."""
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
         super().__init__(stream=stream, arguments=["batch", stream, "--hour", HOUR], **kwargs)
@@ -221,10 +264,18 @@ class RebuildOperator(HourOperator):
         run = context["dag_run"]
         more = rebuild_options(context["params"], run.run_id, run.run_type, run.clear_number or 0)
         try:
-            self.run_command([*self.arguments, *more])
+            self.run_command([*self.arguments, *more, *self._parents(context["ti"], run)])
         except Refused:
             self._keep_reason(context["ti"])
             raise
+
+    def _parents(self, instance: Any, run: Any) -> list[str]:
+        try:
+            parent, root = lineage_parents(instance, run)
+        except Exception:
+            self.log.exception("lineage of hour %s will not name this task; nothing else depends on it", self.hour)
+            return []
+        return [f"--parent-run={parent}", f"--root-run={root}"]
 
     def _keep_reason(self, instance: Any) -> None:
         try:

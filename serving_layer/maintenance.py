@@ -2,24 +2,30 @@
 
 1. The speed layer's files of hours that the batch layer has served for long leave the `speed` branch, some hours in a
    commit; `main` is as it was. The publish expires snapshots and tags, as every publish does.
-2. The same for the dead letters; the ledger's snapshots are expired.
+2. The same for the dead letters; the snapshots of the ledger and of the views' partials are expired.
 3. Files that nothing refers to are deleted, after their age.
+4. So is what is beyond the bounds of the environment's folders, and what killed processes left on this machine.
 
-A step that fails does not keep the next from its work.
+A step that fails does not keep the next from its work. At its end a run tells the table what it did
+(`anabranch.protocol.maintained`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anabranch.errors import AnabranchError, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Timeline, end_of, shift
+from anabranch.progress import Progress
 from anabranch.protocol import dead_letters, ledger
+from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable, MaintenanceRun, Size, record_run
 from anabranch.protocol.publish import Again, Decision, Publish, new_id, run
 from anabranch.protocol.sealing import check_clock
 from anabranch.protocol.state import State, load_state
@@ -27,12 +33,15 @@ from anabranch.table.commits import Change, Commit, Outcome
 from anabranch.table.files import Stored, delete_files
 from anabranch.table.ledger_files import SNAPSHOTS_KEPT, MergeStep
 from anabranch.table.orphans import list_table, plan_orphans, references
-from anabranch.table.snapshots import content_by_hour, expired_tags, heads, plan_expiry, plan_plain_expiry
+from anabranch.table.snapshots import content_by_hour, expired_tags, heads, plan_expiry, plan_plain_expiry, total
+from anabranch.temporary import clear_abandoned
 from serving_layer import merge
+from serving_layer.bounded import bound_folder, size_of
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
+    from anabranch.config.bounded import BoundedFolder
     from anabranch.job import Job
 
 LOG = logging.getLogger(__name__)
@@ -40,17 +49,33 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ATTEMPTS = 20
+TEMPORARY = "temporary folders"
 # So many hours leave a branch in one commit: few manifests each, so that it takes well under a second.
 _HOURS_A_COMMIT = 48
+# As many as S3 deletes by one request.
+_FILES_AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
 class Maintained:
-    """What was (or, in a dry run, would be) cleared away: hours, and by table snapshots and files."""
+    """What was (or, in a dry run, would be) cleared away: hours, and by table snapshots and files. `merged`: by how
+    many files merging made a table fewer; `spared`: what nothing refers to either, and is not of age yet;
+    `folders`: what went of bounded ones."""
 
     speed_hours: tuple[str, ...]
     expired: dict[str, int]
     orphans: dict[str, list[Stored]]
+    merged: dict[str, int] = field(default_factory=dict)
+    spared: dict[str, Size] = field(default_factory=dict)
+    folders: dict[str, MaintainedFolder] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Unreferenced:
+    """By table, the files that nothing refers to: those of age, and the younger ones."""
+
+    of_age: dict[str, list[Stored]] = field(default_factory=dict)
+    young: dict[str, Size] = field(default_factory=dict)
 
 
 def plan_drop(
@@ -87,63 +112,99 @@ def plan_drop(
 def maintain(
     job: Job, now: datetime, dry_run: bool = False, confirmed: frozenset[str] = frozenset()
 ) -> Maintained:  # fmt: skip
-    """Clear away what is not needed; with `dry_run` only say what. Run again, there is nothing left to do.
+    """Clear away what is not needed, and tell the table what was done; with `dry_run` only say what would be. Run
+    again, there is nothing left to do.
 
     Every step is tried, whatever became of those before it. Raises the first step's error, if any: Transient when a
     service does not answer or others are always first, Refused when paths are not what they seem; what is done by then
-    is done.
+    is done, and told.
     """
     lake, stream = job.lake, job.stream
     check_clock(lake, load_state(lake, stream.table))
-    steps = _Steps()
+    began, steps = lake.clock.now(), _Steps()
     nothing: tuple[tuple[str, ...], int] = ((), 0)
-    dropped, expired = steps.run(lambda: _drop_hours(job, now, dry_run, confirmed), nothing)
+    dropped, expired = steps.run("speed hours", lambda: _drop_hours(job, now, dry_run, confirmed), nothing)
     reach(Step.MAINTAIN_DROPPED)
-    expired_by_table = {
-        stream.table: expired,
-        stream.dead_letters_table: steps.run(lambda: _maintain_dead_letters(job, now, dry_run), 0),
-        stream.hours_table: steps.run(lambda: _expire_ledger(job, dry_run), 0),
-    }
+    letters = steps.run("dead letters", lambda: _maintain_dead_letters(job, now, dry_run), 0)
+    expired_by_table, merged = {stream.table: expired, stream.dead_letters_table: letters}, dict[str, int]()
+    for name in stream.plain_tables:
+        expired_by_table[name], merged[name] = steps.run("ledger", partial(_expire_plain, job, name, dry_run), (0, 0))
+    for name in map(stream.partials_table, stream.views):
+        expired_by_table[name] = steps.run("views", partial(_expire_partials, job, name, now, dry_run), 0)
     reach(Step.MAINTAIN_EXPIRED)
-    none: dict[str, list[Stored]] = {}
-    orphans = steps.run(lambda: _delete_orphans(job, now, dry_run), none)
+    found = steps.run("orphans", lambda: _delete_orphans(job, now, dry_run), _Unreferenced())
     reach(Step.MAINTAIN_DELETED)
+    folders = dict[str, MaintainedFolder]()
+    for name, bound in _bounds(job, now, dry_run):
+        folders[name] = steps.run("folders", bound, MaintainedFolder())
+    done = Maintained(dropped, expired_by_table, found.of_age, merged, found.young, folders)
+    if not dry_run:
+        run = plan_run(done, began, lake.clock.now(), steps.seconds, steps.reasons)
+        steps.run("tell", lambda: record_run(lake, stream.table, run), None)
     if steps.failed:
         raise steps.failed[0]
-    return Maintained(dropped, expired_by_table, orphans)
+    return done
+
+
+def plan_run(
+    done: Maintained, began: datetime, ended: datetime, seconds: Mapping[str, float], failed: Mapping[str, str]
+) -> MaintenanceRun:
+    """What the table is told of a run. Pure."""
+    tables = {
+        name: MaintainedTable(
+            expired,
+            done.merged.get(name, 0),
+            size_of(done.orphans.get(name, ())),
+            done.spared.get(name, Size()),
+        )
+        for name, expired in done.expired.items()
+    }
+    return MaintenanceRun(began, ended, len(done.speed_hours), tables, dict(seconds), dict(failed), done.folders)
 
 
 class _Steps:
-    """Runs steps of which none needs the one before it, and remembers what failed."""
+    """Runs steps of which none needs the one before it, and remembers how long each took and what failed."""
 
     def __init__(self) -> None:
         self.failed: list[AnabranchError] = []
+        self.reasons: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
 
-    def run(self, step: Callable[[], T], otherwise: T) -> T:
+    def run(self, name: str, step: Callable[[], T], otherwise: T) -> T:
+        began = time.monotonic()
         try:
             return step()
         except AnabranchError as error:
             LOG.warning("maintenance: a step failed, going on with the next: %s", error)
             self.failed.append(error)
+            self.reasons.setdefault(name, str(error))
             return otherwise
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
 
 
-def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> dict[str, list[Stored]]:
+def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> _Unreferenced:
     before = now - job.stream.maintain.orphans_after
-    orphans = _orphans(job, before)
+    found = _unreferenced(job, before)
+    orphans = found.of_age
     names = {name for name, files in orphans.items() if files}
     if should_move_head(orphans[job.stream.table], orphans[job.stream.dead_letters_table]):
         names.add(job.stream.table)
     if names and not dry_run:
         _move_heads(job, names)
         # What was published of them up to there is spared.
-        orphans = _orphans(job, before)
+        found = _unreferenced(job, before)
+        orphans = found.of_age
     reach(Step.MAINTAIN_LISTED)
     for name, files in orphans.items():
         if files and not dry_run:
-            delete_files(job.environment, [f.path for f in files])
+            with Progress(LOG, f"delete orphans of {name}", "files", len(files)) as progress:
+                for first in range(0, len(files), _FILES_AT_ONCE):
+                    some = files[first : first + _FILES_AT_ONCE]
+                    delete_files(job.environment, [f.path for f in some])
+                    progress.step(len(some))
             LOG.info("table %s: %d orphan files deleted, %d bytes", name, len(files), sum(f.size for f in files))
-    return orphans
+    return found
 
 
 def _drop_hours(
@@ -152,11 +213,13 @@ def _drop_hours(
     """Drop hours, commit by commit, until none is left; returns them and how many snapshots and tags were expired."""
     dropped: tuple[str, ...] = ()
     expired = 0
-    while True:
-        hours, gone = _drop_some(job, now, dry_run, confirmed)
-        dropped, expired = (*dropped, *hours), expired + gone
-        if dry_run or len(hours) < _HOURS_A_COMMIT:
-            return dropped, expired
+    with Progress(LOG, f"drop hours of {job.stream.name}", "hours") as progress:
+        while True:
+            hours, gone = _drop_some(job, now, dry_run, confirmed)
+            dropped, expired = (*dropped, *hours), expired + gone
+            if dry_run or len(hours) < _HOURS_A_COMMIT:
+                return dropped, expired
+            progress.step(len(hours))
 
 
 def _drop_some(
@@ -217,21 +280,45 @@ def _maintain_dead_letters(job: Job, now: datetime, dry_run: bool) -> int:
     raise Transient(f"maintain {stream.dead_letters_table}: expected to land in {_ATTEMPTS} attempts; try again")
 
 
-def _expire_ledger(job: Job, dry_run: bool) -> int:
-    """Merge the ledger's files and expire its snapshots, in steps; returns how many snapshots. Nothing is ever staged
-    there, so nobody waits for one of them."""
-    lake, name = job.lake, job.stream.hours_table
+def _expire_partials(job: Job, name: str, now: datetime, dry_run: bool) -> int:
+    """Expire snapshots of a view's partials; returns how many. Nothing is ever staged there."""
+    for _ in range(_ATTEMPTS):
+        table = job.lake.load(name)
+        expire = plan_expiry(table, None, now)
+        if dry_run or not expire:
+            return len(expire)
+        if job.lake.commit(table, Commit(new_id(), heads(table), (Change("main"),), expire=expire)) is Outcome.LANDED:
+            return len(expire)
+    raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
+
+
+def _expire_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:
+    """Merge a plain table's (the ledger's) files and expire its snapshots, in steps; returns how many snapshots, and by
+    how many files it has become fewer. Nothing is ever staged there, so nobody waits for one of them."""
+    lake = job.lake
     before = lake.load(name)
     if dry_run:
-        return len(plan_plain_expiry(before, SNAPSHOTS_KEPT))
+        return len(plan_plain_expiry(before, SNAPSHOTS_KEPT)), 0
     refused = 0
     while (step := lake.merge_files(name, idle=True)) is not MergeStep.NOTHING:
         # A step that another was before is looked at again; each that lands leaves less to do.
         refused = refused + 1 if step is MergeStep.REFUSED else 0
         if refused == _ATTEMPTS:
             raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
-    left = {s.snapshot_id for s in lake.load(name).snapshots()}
-    return sum(s.snapshot_id not in left for s in before.snapshots())
+    after = lake.load(name)
+    left = {s.snapshot_id for s in after.snapshots()}
+    fewer = max(0, total(before.current_snapshot(), "data-files") - total(after.current_snapshot(), "data-files"))
+    return sum(s.snapshot_id not in left for s in before.snapshots()), fewer
+
+
+def _bounds(job: Job, now: datetime, dry_run: bool) -> Iterator[tuple[str, Callable[[], MaintainedFolder]]]:
+    def of_folder(folder: BoundedFolder) -> MaintainedFolder:
+        bounded = bound_folder(job.environment, folder, now, dry_run)
+        return MaintainedFolder(bounded.gone, bounded.left)
+
+    for folder in job.environment.bounded:
+        yield folder.name, partial(of_folder, folder)
+    yield TEMPORARY, lambda: MaintainedFolder(Size(*clear_abandoned(now, dry_run)))
 
 
 def should_move_head(rows: Collection[object], letters: Collection[object]) -> bool:
@@ -252,14 +339,16 @@ def _move_heads(job: Job, names: Collection[str]) -> None:
 
     if stream.table in names:
         run(lake, stream.table, decide, f"maintain {stream.name}", take_turns=True)
-    if stream.dead_letters_table in names:
-        _until_landed(stream.dead_letters_table, lambda: _move_dead_letters(job))
-    if stream.hours_table in names:
-        _until_landed(stream.hours_table, lambda: lake.touch(stream.hours_table))
+    # The dead letters, and views' partials.
+    for name in sorted(set(names) - {stream.table, *stream.plain_tables}):
+        _until_landed(name, partial(_move_head, job, name))
+    for name in stream.plain_tables:
+        if name in names:
+            _until_landed(name, partial(lake.touch, name))
 
 
-def _move_dead_letters(job: Job) -> bool:
-    table = job.lake.load(job.stream.dead_letters_table)
+def _move_head(job: Job, name: str) -> bool:
+    table = job.lake.load(name)
     return job.lake.commit(table, Commit(new_id(), heads(table), (Change("speed"),))) is Outcome.LANDED
 
 
@@ -268,14 +357,19 @@ def _until_landed(name: str, attempt: Callable[[], bool]) -> None:
         raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
 
 
-def _orphans(job: Job, before: datetime) -> dict[str, list[Stored]]:
+def _unreferenced(job: Job, before: datetime) -> _Unreferenced:
     lake, stream = job.lake, job.stream
-    names = (stream.table, stream.dead_letters_table, stream.hours_table)
+    names = (stream.table, stream.dead_letters_table, *stream.plain_tables, *map(stream.partials_table, stream.views))
     # Listed first: what is published from here on is seen as referenced, or is not listed at all.
-    listed = {name: list_table(job.environment, lake.load(name)) for name in names}
+    with Progress(LOG, f"list the files of {stream.name}", "files") as progress:
+        listed = {name: list_table(job.environment, lake.load(name), progress.step) for name in names}
     referenced = {path for name in names for path in references(lake.load(name))}
-    waiting = dead_letters.named_files(load_state(lake, stream.table))
-    return {name: plan_orphans(files, referenced | waiting, before) for name, files in listed.items()}
+    referenced |= dead_letters.named_files(load_state(lake, stream.table))
+    of_age, young = dict[str, list[Stored]](), dict[str, Size]()
+    for name, files in listed.items():
+        of_age[name], spared = plan_orphans(files, referenced, before)
+        young[name] = size_of(spared)
+    return _Unreferenced(of_age, young)
 
 
 def view(stream: str, done: Maintained, dry_run: bool) -> dict[str, Any]:
@@ -283,5 +377,5 @@ def view(stream: str, done: Maintained, dry_run: bool) -> dict[str, Any]:
     orphans = {n: {"files": len(fs), "bytes": sum(f.size for f in fs)} for n, fs in done.orphans.items()}
     return {
         "stream": stream, "dry_run": dry_run, "speed_hours": list(done.speed_hours), "expired": done.expired,
-        "orphans": orphans,
+        "orphans": orphans, "merged": done.merged, "spared": done.spared, "folders": done.folders,
     }  # fmt: skip

@@ -46,7 +46,7 @@ def plan_override(state: State, hour: str, choice: Choice) -> tuple[dict[str, La
     if overrides != state.overrides and (reason := coverage.uncovered_reason(state, layer, hour)) is not None:
         raise Refused(
             f"hour {hour}: expected the {layer} layer's rows to cover its cut, found that {reason}; "
-            f"{state.served_by(hour)} goes on serving it"
+            f"{state.served_by(hour)} goes on serving it: `anabranch explain` says what may be done with it"
         )
     return overrides, layer
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from anabranch import __version__
-from anabranch.cli import jobs, operate, reports, serve
+from anabranch.cli import completion, egress, jobs, lineage, operate, reports, serve, webhook
 from anabranch.errors import AnabranchError, Unexpected
 
 # A command's imports make 130,000 objects that stay: Python would look through them again and again for what can go.
@@ -91,7 +91,7 @@ def run() -> NoReturn:
     os._exit(code)
 
 
-for module in (jobs, operate, reports, serve):
+for module in (completion, egress, jobs, lineage, operate, reports, serve, webhook):
     for command in vars(module).values():
         if isinstance(command, click.Command):
             main.add_command(command)

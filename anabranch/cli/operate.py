@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from anabranch.cli.options import open_stream, options
-from anabranch.errors import AnabranchError, ConfigurationError
+from anabranch.cli.options import all_streams, open_stream, options, stream_argument
+from anabranch.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from anabranch.protocol.adoption import Adopted
 
 
 @click.command()
-@click.argument("stream", required=False)
+@stream_argument(required=False)
 @click.option("--register", is_flag=True, help="First make the catalog know again the tables that storage holds.")
 @click.option(
     "--rolled-back", is_flag=True, help="The stream's file is an older one on purpose: leave its table ahead of it."
@@ -28,15 +28,12 @@ def apply(stream: str | None, register: bool, rolled_back: bool, conf: str | Non
     bucket, is mended by --register, with the stream's jobs stopped. Columns are never taken away: with --rolled-back
     the jobs of a file that lacks some go on, and their rows have null there, until its table's own file is applied.
     """
-    from anabranch import config
     from anabranch.output import print_json
     from anabranch.protocol import apply
 
     if rolled_back and not stream:
         raise ConfigurationError("--rolled-back: expected STREAM, whose file was put back; found none")
-    names = [stream] if stream else list(config.stream_names(conf))
-    if not names:
-        raise AnabranchError(f"{config.resolve_folder(conf)}/streams: expected at least one stream's file, found none")
+    names = [stream] if stream else all_streams(conf)
     done = {}
     for name in names:
         job = open_stream(name, conf)
@@ -52,7 +49,7 @@ def apply(stream: str | None, register: bool, rolled_back: bool, conf: str | Non
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
 @options
 def adopt(stream: str, conf: str | None, output: str) -> None:
     """Go on with a recreated topic, or with a log that ends below the position.
@@ -62,12 +59,14 @@ def adopt(stream: str, conf: str | None, output: str) -> None:
     """
     from anabranch.output import print_json
     from anabranch.protocol import adoption
+    from serving_layer import webhook
     from serving_layer.merge import recover
 
     job = open_stream(stream, conf)
     try:
         confirmed = recover(job.lake, job.stream).confirmed
         adopted = adoption.adopt(job.stream, job.lake, job.kafka, confirmed)
+        webhook.tell(job)
     finally:
         job.kafka.close()
     if output == "json":
@@ -109,7 +108,7 @@ def _print_adopted(stream: str, adopted: Adopted) -> None:
 
 
 @click.command("serve-hour")
-@click.argument("stream")
+@stream_argument()
 @click.argument("hour")
 @click.option(
     "--layer",
@@ -128,13 +127,14 @@ def serve_hour(
     """
     from anabranch import hours
     from anabranch.output import print_json
-    from serving_layer import override
+    from serving_layer import override, webhook
     from serving_layer.merge import recover
 
     hours.start_of(hour)
     job = open_stream(stream, conf)
     confirmed = recover(job.lake, job.stream).confirmed
     served = override.serve_hour(job.lake, job.stream, hour, layer, why, confirmed)
+    webhook.tell(job)
     if output == "json":
         view = {"hour": hour, "served": served.layer, "override": served.override, "changed": served.changed}
         print_json({"stream": stream, **view})
@@ -159,30 +159,35 @@ def init(folder: str, output: str) -> None:
         return
     for file in written:
         click.echo(f"wrote {file}")
-    click.echo(f"next: cd {folder}, anabranch dev up, anabranch apply")
+    there = "" if Path(folder).resolve() == Path.cwd() else f"cd {folder}, "
+    click.echo(f"next: {there}anabranch dev up, anabranch apply")
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @options
 def maintain(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
     """Clear away what is unreferenced: old rows of the speed layer, snapshots, orphan files. main stays as it is.
 
-    The ages are the stream's: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. To be run once a day, or more
-    often; whatever else runs meanwhile goes on.
+    The ages are the stream's: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. The files of the environment's
+    `bounded` folders (logs, Data Docs) go by age and number too, and what killed jobs left on this machine. To be run
+    once a day, or more often; whatever else runs meanwhile goes on. With --dry-run it says what would go, how the last
+    run ended, and what waits and grows by table; `anabranch metrics` and `anabranch serve` say that too.
     """
     from datetime import UTC, datetime
 
     from anabranch.output import print_json
     from serving_layer import maintenance
     from serving_layer.merge import recover
+    from serving_layer.views.maintenance import print_maintenance, read_maintenance
 
     job = open_stream(stream, conf)
     confirmed = frozenset() if dry_run else recover(job.lake, job.stream).confirmed
     done = maintenance.view(stream, maintenance.maintain(job, datetime.now(UTC), dry_run, confirmed), dry_run)
+    known = read_maintenance(job, datetime.now(UTC)) if dry_run else None
     if output == "json":
-        print_json(done)
+        print_json(done | (known.as_dict() if known is not None else {}))
         return
     would = "would be " if dry_run else ""
     hours = ", ".join(done["speed_hours"]) or "none"
@@ -192,10 +197,14 @@ def maintain(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
             f"{stream}: {table}: {done['expired'][table]} snapshots {would}expired, "
             f"{orphans['files']} orphan files {would}deleted, {orphans['bytes']} bytes"
         )
+    for folder, did in done["folders"].items():
+        click.echo(f"{stream}: {folder}: {did.gone.files} files {would}deleted, {did.gone.bytes} bytes")
+    if known is not None:
+        print_maintenance(known)
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
 @click.option("--dry-run", is_flag=True, help="Only say what would change.")
 @options
 def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:

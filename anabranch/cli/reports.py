@@ -7,7 +7,8 @@ from typing import Literal
 
 import click
 
-from anabranch.cli.options import open_stream, options
+from anabranch.cli.options import all_streams, open_stream, options, stream_argument
+from anabranch.cli.watching import watch_options, watched
 
 
 def _hour(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -19,16 +20,9 @@ def _hour(context: click.Context, parameter: click.Parameter, value: str) -> str
 
 def _hours(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, str] | None:
     """`A..B`, both included, or one hour."""
-    from anabranch.errors import ConfigurationError
-    from anabranch.hours import start_of
+    from anabranch.hours import span_of
 
-    if value is None:
-        return None
-    first, _, last = value.partition("..")
-    last = last or first
-    if start_of(first) > start_of(last):
-        raise ConfigurationError(f"--hours: expected the earlier hour first, found {value}")
-    return first, last
+    return span_of(value) if value is not None else None
 
 
 hour_argument = click.argument("hour", callback=_hour)
@@ -36,7 +30,7 @@ hours_option = click.option("--hours", metavar="A..B", callback=_hours, help="Fr
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
 @hours_option
 @click.option(
     "--no-kafka", is_flag=True, help="Only ledger and files: reading Kafka takes a minute for a million records."
@@ -62,7 +56,7 @@ def audit(stream: str, hours: tuple[str, str] | None, no_kafka: bool, conf: str 
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
 @click.option("--since", metavar="HOUR|SNAPSHOT|TOKEN", help="What the consumer holds; without it, nothing.")
 @click.option("--follow", is_flag=True, help="Wait for more, until stopped.")
 @click.option("--every", metavar="DURATION", default="5 seconds", show_default=True, help="How often --follow looks.")
@@ -93,7 +87,7 @@ def changes(stream: str, since: str | None, follow: bool, every: str, conf: str 
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
 @click.option("--event-time", required=True, metavar="DAY|HOUR", help="Such as 2026-11-20, or 2026-11-20T13 (UTC).")
 @options
 def complete(stream: str, event_time: str, conf: str | None, output: str) -> None:
@@ -112,7 +106,7 @@ def complete(stream: str, event_time: str, conf: str | None, output: str) -> Non
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
 @hour_argument
 @click.option("--samples", type=click.IntRange(0), default=5, show_default=True, help="Rows to show of each kind.")
 @options
@@ -130,7 +124,27 @@ def diff(stream: str, hour: str, samples: int, conf: str | None, output: str) ->
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
+@options
+def drift(stream: str, conf: str | None, output: str) -> None:
+    """Fields of the records that the stream's schema does not know, by name, and the change that takes them up.
+
+    As the batch layer counted them with each hour (`unknown: count` in the stream's file). Says how many records hold
+    each, with samples and a type guessed from them, the stream's new `schema:`, and what to run then: `apply`, and the
+    restatement of each hour that Kafka still holds.
+    """
+    from serving_layer.views import drift
+
+    job = open_stream(stream, conf)
+    try:
+        view = drift.drift(job)
+    finally:
+        job.kafka.close()
+    drift.print_drift(view, output)
+
+
+@click.command()
+@stream_argument()
 @hour_argument
 @click.option("--limit", type=click.IntRange(0), default=100, show_default=True, help="How many to list.")
 @options
@@ -145,7 +159,7 @@ def duplicates(stream: str, hour: str, limit: int, conf: str | None, output: str
 
 
 @click.command("dead-letters")
-@click.argument("stream")
+@stream_argument()
 @hours_option
 @click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="Records to show of each reason.")
 @click.option("--replay", is_flag=True, help="Restate the accepted hours of which some can be read by now.")
@@ -163,16 +177,46 @@ def dead_letters(
     if replay:
         from anabranch.spark.submit import submit_job
 
-        only = ["--hour", hours[0]] if hours is not None else []
-        if hours is not None and hours[0] != hours[1]:
-            raise click.UsageError("--replay: expected one hour, or none for all of them, found a range")
+        only = ["--hour", "..".join(hours)] if hours is not None else []
         submit_job("batch_layer", stream, conf, output, ["--replay", *only])
 
     dead_letters.print_letters(dead_letters.letters(open_stream(stream, conf), hours, samples), output)
 
 
 @click.command()
-@click.argument("stream", required=False)
+@stream_argument(required=False)
+@click.option(
+    "--limit",
+    metavar="SECONDS",
+    type=click.FloatRange(min=1),
+    default=40,
+    show_default=True,
+    help="How long one examination may take; the others go on.",
+)
+@options
+def doctor(stream: str | None, limit: float, conf: str | None, output: str) -> None:
+    """Examine Java, jars, Kafka, S3, catalog, tables and streams; say of each finding what to run or to set.
+
+    The first thing to run, and the first when something does not run. Without STREAM: all streams. It only reads, but
+    for one small object that it writes under the warehouse and deletes. Ends with `ready` and what to run next, or with
+    exit code 1 and the first remedy when there is an error; warnings leave the exit code 0.
+    """
+    from anabranch import config
+    from anabranch.logs import configure_logging
+    from serving_layer.doctor import examine
+    from serving_layer.doctor.printing import print_report
+
+    configure_logging()
+    environment = config.load_environment(conf)
+    names = [stream] if stream else all_streams(conf)
+    report = examine(environment, [config.load_stream(name, conf) for name in names], limit)
+    print_report(report, output)
+    if not report.ready:
+        sys.exit(1)
+
+
+@click.command()
+@stream_argument(required=False)
 @click.option("--listen", metavar="PORT", type=click.IntRange(1, 65535), help="Serve them at /metrics until stopped.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
@@ -200,12 +244,13 @@ def metrics(stream: str | None, listen: int | None, host: str, conf: str | None)
             server.shutdown()
             thread.join()
     finally:
+        # A stream that hangs may be asking still.
         for job in jobs:
-            job.kafka.close()
+            job.kafka.close_quietly()
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
 @hour_argument
 @options
 def explain(stream: str, hour: str, conf: str | None, output: str) -> None:
@@ -221,7 +266,7 @@ def explain(stream: str, hour: str, conf: str | None, output: str) -> None:
 
 
 @click.command("data-docs")
-@click.argument("stream")
+@stream_argument()
 @click.argument("hour", required=False)
 @click.option("--to", metavar="DIR|S3URL", required=True, help="A folder, or s3://bucket/prefix.")
 @options
@@ -255,7 +300,7 @@ def data_docs(stream: str, hour: str | None, to: str, conf: str | None, output: 
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
 @click.option(
     "--history",
     metavar="[HOUR]",
@@ -263,8 +308,9 @@ def data_docs(stream: str, hour: str | None, to: str, conf: str | None, output: 
     flag_value="",
     help="Every decision about one hour, or all: what changed, why, and how to read what was replaced.",
 )
+@watch_options
 @options
-def hours(stream: str, history: str | None, conf: str | None, output: str) -> None:
+def hours(stream: str, history: str | None, watch: bool, every: float, conf: str | None, output: str) -> None:
     """Every hour up to the running one, by the ledger's newest row: who serves it, its counts and its checks."""
     from anabranch.hours import start_of
     from serving_layer.views import history as decisions
@@ -274,16 +320,23 @@ def hours(stream: str, history: str | None, conf: str | None, output: str) -> No
         start_of(history)
     job = open_stream(stream, conf)
     if history is None:
-        views.print_hours(views.hours(job), output)
+        watched(watch, every, lambda: views.hours(job), lambda view: views.print_hours(view, output))
     else:
-        decisions.print_history(stream, history or None, decisions.history(job, history or None), output)
+        one = history or None
+        watched(
+            watch,
+            every,
+            lambda: decisions.history(job, one),
+            lambda view: decisions.print_history(stream, one, view, output),
+        )
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
 @click.option("--late-after", metavar="DURATION", help="Such as '10 minutes': how long the position may stand still.")
+@watch_options
 @options
-def status(stream: str, late_after: str | None, conf: str | None, output: str) -> None:
+def status(stream: str, late_after: str | None, watch: bool, every: float, conf: str | None, output: str) -> None:
     """Position, lag, last publish, backlog, and the serving layer by hour.
 
     The exit code is 1 when the layers differ in an hour and nothing explains it; with --late-after also when offsets
@@ -298,11 +351,10 @@ def status(stream: str, late_after: str | None, conf: str | None, output: str) -
         raise click.BadParameter(str(error), param_hint="--late-after") from error
     job = open_stream(stream, conf)
     try:
-        view = views.status(job, patience)
+        view = watched(watch, every, lambda: views.status(job, patience), lambda view: views.print_status(view, output))
     finally:
         job.kafka.close()
-    views.print_status(view, output)
-    if view.unexplained or view.late:
+    if view is not None and (view.unexplained or view.late):
         sys.exit(1)
 
 
@@ -374,3 +426,27 @@ def query(
         interact(run, Path(click.get_app_dir("anabranch")) / "query_history")
     else:
         raise click.UsageError("expected SQL, or a terminal to ask for it")
+
+
+@click.command()
+@stream_argument()
+@click.option("--fill", is_flag=True, help="First compute what accepted hours lack.")
+@options
+def views(stream: str, fill: bool, conf: str | None, output: str) -> None:
+    """A stream's views: how many accepted hours are read from partials, and which are computed from their rows.
+
+    Either way a view says the same; the batch layer fills them after it has accepted hours, --fill does so at once.
+    """
+    from anabranch.output import print_json, print_table
+    from serving_layer.windows import fill as filling
+
+    job = open_stream(stream, conf)
+    if fill:
+        for view in job.stream.views:
+            filling.fill(job.lake, job.stream, view)
+    found = filling.standing(job.lake, job.stream)
+    if output == "json":
+        print_json({"stream": stream, "views": found})
+    else:
+        rows = [(v.view, v.table, v.filled, len(v.lacking), ", ".join(v.lacking[:3])) for v in found]
+        print_table(("view", "table", "hours filled", "hours lacking", "the first of them"), rows)

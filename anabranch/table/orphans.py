@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -19,15 +19,20 @@ _METADATA = r"metadata/[^/]+\.(metadata\.json|avro|stats|puffin|anabranch)"
 _FOLDERS = ("data", "metadata")
 
 
-def list_table(environment: Environment, table: Table) -> list[Stored]:
+def list_table(environment: Environment, table: Table, listed: Callable[[], None] = lambda: None) -> list[Stored]:
     """The files that this table's writers may have made: named and placed as they do it, so that what another table
-    keeps in or beside this one's folder is none of them. Raises Transient."""
+    keeps in or beside this one's folder is none of them. `listed` hears of each file. Raises Transient."""
     location = table.location().rstrip("/")
     parts = ["".join(f"{re.escape(f.name)}=[^/]*/" for f in spec.fields) for spec in table.specs().values()]
     pattern = re.compile("|".join([_METADATA, *(rf"data/{part}[^/]+\.parquet" for part in parts)]))
     below = len(same_file(location)) + 1
     stored = (f for folder in _FOLDERS for f in list_files(environment, f"{location}/{folder}"))
-    return [f for f in stored if pattern.fullmatch(same_file(f.path)[below:])]
+    found = []
+    for file in stored:
+        listed()
+        if pattern.fullmatch(same_file(file.path)[below:]):
+            found.append(file)
+    return found
 
 
 def references(table: Table) -> Iterator[str]:
@@ -47,8 +52,10 @@ def references(table: Table) -> Iterator[str]:
         ) from error
 
 
-def plan_orphans(listed: Iterable[Stored], referenced: Collection[str], before: datetime) -> list[Stored]:
-    """What of `listed` nobody refers to and was written before the moment given. Pure.
+def plan_orphans(
+    listed: Iterable[Stored], referenced: Collection[str], before: datetime
+) -> tuple[list[Stored], list[Stored]]:
+    """What of `listed` nobody refers to: what was written before the moment given, and what was not. Pure.
 
     List first and read what is referenced afterwards, so that what was published meanwhile is spared. Raises Refused
     when nothing listed is referenced: then paths are not what they seem, and everything would look like an orphan.
@@ -59,4 +66,5 @@ def plan_orphans(listed: Iterable[Stored], referenced: Collection[str], before: 
             f"look for orphans: expected some of {len(listed)} files to be referenced, found none, first "
             f"{listed[0].path}; nothing is deleted: compare the table's location with the paths in its metadata"
         )
-    return [f for f in listed if same_file(f.path) not in named and f.modified < before]
+    unreferenced = [f for f in listed if same_file(f.path) not in named]
+    return [f for f in unreferenced if f.modified < before], [f for f in unreferenced if f.modified >= before]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.progress import track
 
 from anabranch.hours import Cut, shift
 from anabranch.job import Job
 from anabranch.position import Offsets, Ranges, Topic, clip
+from anabranch.progress import Progress
 from anabranch.protocol import ledger
 from anabranch.protocol.adoption import gone_from_kafka
 from anabranch.protocol.ledger_row import LedgerRow
@@ -56,9 +53,12 @@ def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> dict[str
     known = {h for h in lake.rows if _is_said_accepted(lake, h)} | set(lake.state.accepted)
     chosen = sorted(h for h in known if hours is None or hours[0] <= h <= hours[1])
     topic = job.kafka.describe(job.stream.topic, lake.state.position) if with_kafka else None
-    console = Console(stderr=True)
-    progress = track(chosen, "audit", console=console, transient=True, disable=not sys.stderr.isatty())
-    audited = [_audit(job, lake, hour, topic, with_kafka) for hour in progress]
+    sizes = tuple(cut.offsets if (cut := _cut(lake, hour)) is not None else 0 for hour in chosen)
+    audited = []
+    with Progress(LOG, f"audit {job.stream.name}", "hours", sizes=sizes, contents="offsets") as progress:
+        for hour in chosen:
+            audited.append(_audit(job, lake, hour, topic, with_kafka, progress))
+            progress.step()
     more = check_adjacent_cuts({h: c for h in known if (c := _cut(lake, h)) is not None}, lake.state.timeline)
     more = [d for d in more if hours is None or hours[0] <= d.hour <= hours[1]]
     return to_view(job.stream.name, audited, [*more, *(_unknown(lake) if hours is None else [])])
@@ -85,7 +85,9 @@ def _cut(lake: _Lake, hour: str) -> Cut | None:
     return lake.state.cuts.get(hour) or (lake.rows[hour].cut if hour in lake.rows else None)
 
 
-def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bool) -> Audited:
+def _audit(
+    job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bool, progress: Progress
+) -> Audited:  # fmt: skip
     state, row = lake.state, lake.rows.get(hour)
     cut = _cut(lake, hour) or Cut("", {})
     # Step 1: the files.
@@ -96,7 +98,7 @@ def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bo
     reason = kafka_unavailable_reason(state, hour, cut, topic) if with_kafka else "not asked"
     given, there = None, Ranges()
     if reason is None and topic is not None:
-        given, there = _read(job, topic, cut)
+        given, there = _read(job, topic, cut, progress)
         reason = None if there or not cut.offsets else "Kafka's retention took all of it"
     # Step 3: what the batch layer removed, against what it is said to repeat.
     served = state.served_by(hour)
@@ -130,12 +132,18 @@ def kafka_unavailable_reason(state: State, hour: str, cut: Cut, topic: Topic | N
     return "its log began anew since" if gone_from_kafka(state.timeline, hour, cut) else None
 
 
-def _read(job: Job, topic: Topic, cut: Cut) -> tuple[OffsetCounts, Ranges]:
+def _read(job: Job, topic: Topic, cut: Cut, progress: Progress) -> tuple[OffsetCounts, Ranges]:
     """What Kafka gives of the cut, and the part that it held all the while."""
     before = read_accepted(cut.ranges, job.kafka.log_starts(topic), job.kafka.stable_ends(topic))
-    given = mark_given(before, job.kafka.read_offsets(topic.name, before) if before else ())
+    given = mark_given(before, _told(job.kafka.read_offsets(topic.name, before), progress) if before else ())
     # Asked again: retention may have gone on while it was read.
     return given, read_accepted(before, job.kafka.log_starts(topic), {p: e for p, (_, e) in before.items()})
+
+
+def _told(read: Iterator[tuple[int, list[int]]], progress: Progress) -> Iterator[tuple[int, list[int]]]:
+    for partition, offsets in read:
+        yield partition, offsets
+        progress.part(len(offsets))
 
 
 def read_accepted(ranges: Ranges, starts: Offsets, ends: Offsets) -> Ranges:

@@ -23,12 +23,13 @@ from starlette.types import ASGIApp
 from anabranch.errors import ConfigurationError
 from anabranch.hours import shift, start_of
 from anabranch.job import Job
+from anabranch.output import text as printable
 from serving_layer.page import charts
 from serving_layer.page.access import COOKIE, LOGIN, Access, Guard
 from serving_layer.page.hour_calendar import LETTERS, MARKS, calendar_month, month_of
 from serving_layer.page.hour_view import HourRecord, HourRows, hour_page, read_record, read_rows, sample_line
-from serving_layer.page.reading import Background, OnDemand, Reader, Reading, utc_now
 from serving_layer.page.streams import StreamLine, StreamView, read_stream, stream_line, summary_words
+from serving_layer.views.reading import Background, OnDemand, Reader, Reading, utc_now
 
 _PACKAGE = "serving_layer.page"
 _STATIC = {
@@ -111,13 +112,17 @@ class Page:
         month = request.query_params.get("month")
         named = month_of(month) if month is not None else None
         reading = self.readers[name].reading
-        view, calendar, chart = reading.value, None, None
+        view, calendar, drawn = reading.value, None, None
         if view is not None and reading.as_of is not None:
             calendar = calendar_month(view.status, named, reading.as_of)
-            chart = charts.throughput(view.day)
+            drawn = {
+                "throughput": charts.throughput(view.day),
+                "freshness": charts.freshness(view.measured, view.promised, reading.as_of),
+                "micro_batches": charts.micro_batches(view.measured, reading.as_of),
+            }
         line = self._line(name, reading, now)
         return self._answer(
-            request, "stream.html", now, line=line, view=view, calendar=calendar, chart=chart, charts=charts,
+            request, "stream.html", now, line=line, view=view, calendar=calendar, drawn=drawn, charts=charts,
             legend=LETTERS, marks=MARKS, summary=summary_words([line]),
         )  # fmt: skip
 
@@ -208,6 +213,8 @@ def _templates() -> Environment:
     )
     made.filters["commands"] = split_commands
     made.filters["number"] = lambda value: f"{value:,}"
+    made.filters["printable"] = printable
+    made.filters["size"] = lambda value: f"{value / 1e6:,.1f} MB" if value >= 1e6 else f"{value / 1e3:,.1f} kB"
     return made
 
 

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from anabranch.hours import hour_of
 from anabranch.job import Job
-from serving_layer.page.reading import Reading
+from anabranch.output import text as text_of
 from serving_layer.views import status
+from serving_layer.views.maintenance import Maintenance, read_maintenance
+from serving_layer.views.measured_day import MeasuredSpan, measured_spans
+from serving_layer.views.reading import Reading
 from serving_layer.views.status import HourSummary, StreamStatus, unexplained_words
 
 _DAY = timedelta(hours=24)
-# Hours that may wait for their seal or their rebuild before an operator should look (deploy/prometheus/alerts.yml).
-_MAY_WAIT = 2
-_NAMED = 3  # hours that a note names
+_NAMED = 3  # hours, or fields, that a note names
 
 
 @dataclass(frozen=True)
 class StreamView:
-    """What the page knows of a stream: its status, and the hours of the last day."""
+    """What the page knows of a stream: its status, the hours of the last day, what its micro-batches measured in it,
+    how fresh it is promised to be, and its maintenance."""
 
     status: StreamStatus
     day: Sequence[HourSummary]
+    measured: Sequence[MeasuredSpan] = ()
+    promised: timedelta | None = None
+    maintenance: Maintenance = field(default_factory=Maintenance)
 
 
 def read_stream(job: Job, late_after: timedelta, now: datetime) -> StreamView:
     """Ask the views. Raises Transient when Kafka or the lake does not answer."""
-    return StreamView(status.status(job, late_after), status.hours(job, hour_of(now - _DAY)))
+    stands, day = status.status(job, late_after), status.hours(job, hour_of(now - _DAY))
+    measured = measured_spans(job.lake.load(job.stream.table), now - _DAY)
+    return StreamView(stands, day, measured, job.stream.slo.fresh, read_maintenance(job, now))
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class StreamLine:
-    """A line of the table. What is not known is None; `why_old` is why nothing newer is."""
+    """A line of the table. What is not known is None; `why_old` is why nothing newer is; `drift` a note, or empty."""
 
     name: str
     condition: Condition
@@ -55,9 +62,10 @@ class StreamLine:
     refused: Sequence[str]
     as_of: datetime | None
     why_old: str | None
+    drift: str = ""
 
 
-def classify_stream(view: StreamStatus) -> Condition:
+def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
     """How a stream stands, by what matters most. Pure."""
     if view.topic_recreated:
         note = f"the topic was made anew: `anabranch adopt {view.stream}`"
@@ -67,26 +75,31 @@ def classify_stream(view: StreamStatus) -> Condition:
         note = f"nothing explains {unexplained_words(left)} in {hour}: `anabranch diff {view.stream} {hour}`"
         return Condition("differs", "≠", True, note)
     if view.refused:
-        return Condition("refused", "✕", True)
+        return Condition("refused", "✕", True, f"`anabranch explain {view.stream} {view.refused[0]}`")
     if view.late:
-        return Condition("late", "!", True, view.late)
+        return Condition("late", "!", True, f"{view.late}: `anabranch doctor {view.stream}`")
     if view.lost:
         note = f"retention took {sum(view.lost.values())} offsets of {_named(list(view.lost))}"
         return Condition("lost offsets", "!", True, note)
-    if len(view.backlog) > _MAY_WAIT or len(view.to_seal) > _MAY_WAIT:
+    if (near := status.retention_reason(view, as_of)) is not None:
+        return Condition("retention near", "!", True, f"{near}: `anabranch doctor {view.stream}`")
+    if len(view.backlog) > status.MAY_WAIT or len(view.to_seal) > status.MAY_WAIT:
         note = f"{len(view.to_seal)} hours to seal, {len(view.backlog)} to rebuild: `anabranch batch {view.stream}`"
         return Condition("waiting", "…", True, note)
     return Condition("in order", "✓", False)
 
 
-def _named(hours: Sequence[str]) -> str:
-    more = f" and {len(hours) - _NAMED} more" if len(hours) > _NAMED else ""
-    return ", ".join(hours[:_NAMED]) + more
+def drift_note(view: StreamStatus) -> str:
+    """What the newest accepted hour has and the schema does not know; empty for nothing. Pure."""
+    if view.unknown is None or not view.unknown.fields:
+        return ""
+    names = [text_of(field.name) for field in view.unknown.fields]
+    return f"the schema does not know {_named(names)}: `anabranch drift {view.stream}`"
 
 
-def freshness_seconds(view: StreamStatus, as_of: datetime) -> int:
-    """For how long the position has stood still while offsets wait; 0 when none does. Pure."""
-    return round((as_of - view.position_since).total_seconds()) if view.lag.offsets else 0
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def stream_line(
@@ -96,16 +109,17 @@ def stream_line(
     why_old = reading.why_old(now, deadline, every)
     if reading.value is None or reading.as_of is None:
         failed = reading.failure is not None
-        unknown = Condition("away", "✕", True) if failed else Condition("not read yet", "…", False)
+        away = Condition("away", "✕", True, f"`anabranch doctor {name}`")
+        unknown = away if failed else Condition("not read yet", "…", False)
         return StreamLine(name, unknown, None, None, None, None, None, (), None, why_old)
     view = reading.value.status
-    condition = classify_stream(view)
+    condition = classify_stream(view, reading.as_of)
     if why_old is not None:
-        condition = Condition("away", "✕", True, f"{condition.word} when it was read last")
+        condition = Condition("away", "✕", True, f"{condition.word} when it was read last: `anabranch doctor {name}`")
     return StreamLine(
         name=name,
         condition=condition,
-        freshness=max(0, freshness_seconds(view, reading.as_of)),
+        freshness=round(status.freshness_seconds(view, reading.as_of)),
         lag=view.lag.offsets,
         last_publish=max((at for at in view.last_publish.values() if at is not None), default=None),
         newest_accepted=view.newest_accepted,
@@ -113,6 +127,7 @@ def stream_line(
         refused=view.refused,
         as_of=reading.as_of,
         why_old=why_old,
+        drift=drift_note(view),
     )
 
 

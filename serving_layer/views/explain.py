@@ -16,7 +16,16 @@ from anabranch.job import Job
 from anabranch.position import Ranges
 from anabranch.protocol import ledger
 from anabranch.protocol.adoption import gone_from_kafka
-from anabranch.protocol.ledger_row import Account, Diff, HourAccount, Kind, Layer, LedgerRow, QualityResult
+from anabranch.protocol.ledger_row import (
+    Account,
+    Diff,
+    HourAccount,
+    Kind,
+    Layer,
+    LedgerRow,
+    QualityResult,
+    UnknownFields,
+)
 from anabranch.protocol.state import State, load_state
 from anabranch.table import snapshots
 from anabranch.table.snapshots import files_of
@@ -67,7 +76,7 @@ class Override:
 class HourFacts:
     """Everything known of an hour; None for what it has not yet, or what nothing tells any more.
 
-    `state` is of `classify_hour`. The account (`counts` to `quality`) is that of the accepted revision, else of the
+    `state` is of `classify_hour`. The account (`counts` to `unknown`) is that of the accepted revision, else of the
     build that was refused last. `merged`: `main` holds the files of the layer that serves it; `kept`: it holds rows
     that this layer does not cover. `gone` is why Kafka can no longer give the hour.
     """
@@ -96,6 +105,7 @@ class HourFacts:
     diff: Diff | None
     unexplained: Mapping[str, int]
     quality: QualityResult | None
+    unknown: UnknownFields | None
     refusals: Sequence[Refusal]
     served: Layer | None
     served_since: datetime | None
@@ -164,6 +174,7 @@ def hour_facts(
         diff=replace(account.diff, sample=None) if account.diff is not None else None,
         unexplained=unexplained_counts(account.diff, account.gaps, uncovered is None),
         quality=account.quality,
+        unknown=account.unknown,
         refusals=[Refusal(row.recorded_at, row.revision, row.reason) for row in refusals],
         served=served if name not in _UNKNOWN else None,
         served_since=served_since(rows, served),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from anabranch.output import plain, print_json
-from anabranch.protocol.ledger_row import Diff, QualityResult
+from anabranch.output import plain, print_json, text
+from anabranch.protocol.ledger_row import Diff, QualityResult, UnknownFields
 from serving_layer.views.explain import BranchRows, HourFacts, Refusal
 from serving_layer.views.history import DecisionFacts, changed_words
 from serving_layer.views.status import unexplained_words
 
 _PARTITIONS = 8  # of a cut that a sentence names
+_FIELDS = 8  # of the unknown ones
 
 
 def explain_sentences(facts: HourFacts) -> list[tuple[str, str]]:
@@ -124,6 +125,8 @@ def _checks(facts: HourFacts) -> str | None:
         parts.append(_quality(facts.quality))
     if facts.diff is not None:
         parts.append(_diff(facts, facts.diff))
+    if facts.unknown is not None and facts.unknown.records:
+        parts.append(_unknown(facts.stream, facts.unknown))
     return "; ".join(parts) or None
 
 
@@ -138,6 +141,15 @@ def _quality(quality: QualityResult) -> str:
         if entries:
             text += f", {kind}: {', '.join(str(entry.get('type', entry)) for entry in entries)}"
     return text
+
+
+def _unknown(stream: str, unknown: UnknownFields) -> str:
+    shown = unknown.fields[:_FIELDS]
+    names = ", ".join(text(field.name) for field in shown)
+    more = len(unknown.fields) - len(shown) + unknown.others
+    of = names + (f" and {more} more" if more else "")
+    held = _many(unknown.records, "record")
+    return f"{held} with fields that the schema does not know: {of} (`anabranch drift {stream}`)"
 
 
 def _diff(facts: HourFacts, diff: Diff) -> str:

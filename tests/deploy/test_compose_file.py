@@ -85,7 +85,7 @@ def test_prometheus_own_tool_reads_its_configuration_and_alerts() -> None:
     output = run(
         go_tools.ensure(go_tools.PROMTOOL), "check", "config", ROOT / "deploy" / "prometheus" / "prometheus.yml"
     )
-    assert "7 rules found" in output
+    assert "16 rules found" in output
 
 
 def test_each_alert_fires_when_it_should_and_for_the_stream_concerned(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_the_dashboard_is_one_as_grafanas_schema_knows_it() -> None:
     ]
     panels = written["panels"]
     assert {panel["datasource"]["uid"] for panel in panels} == {source["uid"]}
-    assert len({panel["id"] for panel in panels}) == len(panels) == 12
+    assert len({panel["id"] for panel in panels}) == len(panels) == 24
 
 
 def _kept(written: Any, known: Any) -> Any:

@@ -20,6 +20,18 @@ from world import World, closed_at_the_end, past_hour, spread
 
 LONG = pytest.mark.timeout(900)
 LOST = "ExecutorLostFailure"
+# As docs/deploy.md has them, for the batch layer.
+HANDED_OVER = {
+    "spark.decommission.enabled": "true",
+    "spark.storage.decommission.enabled": "true",
+    "spark.storage.decommission.rddBlocks.enabled": "true",
+    "spark.storage.decommission.shuffleBlocks.enabled": "true",
+}
+ALLOCATED = {
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+    "spark.dynamicAllocation.maxExecutors": "2",
+}
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +197,39 @@ def test_a_worker_killed_in_the_middle_of_a_rebuild(
     assert (one.state.accepted[hour].revision, one.state.served_by(hour)) == (1, "batch")
     assert one.contents() == one.contents("batch") == one.acknowledged()
     assert len(publishes(one, "batch")) == 1
+
+
+@LONG
+def test_a_worker_that_is_about_to_go_hands_over_its_part_of_the_decoded_hour(
+    on_postgres: Make, cluster: SparkCluster, tmp_path: Path
+) -> None:
+    ui, hour, host = SparkUi(tmp_path / "ui"), past_hour(1), HOSTS[1]
+    one = on_postgres({"spark.cores.max": "2"} | HANDED_OVER)
+    one.send(spread(hour, 60_000, "e"))
+    set_conf(one, ui.settings)
+    with started(one, "batch", one.name, "--hour", hour, "--master", cluster.master) as batch:
+        batch.until(lambda: ui.finished_stages() > 0, "the hour to be decoded")
+        cluster.decommission(host)
+        assert batch.wait() == 0, batch.log[-4000:]
+    assert (host, "Success") in ui.tasks()
+    assert ui.lost_executors(), "the hazard: its executor ended before the job did"
+    assert not TRIED_AGAIN.search(batch.log), batch.log[-4000:]
+    assert one.contents() == one.contents("batch") == one.acknowledged()
+
+
+@LONG
+def test_executors_that_are_asked_for_and_given_back_keep_the_decoded_hour(
+    on_postgres: Make, cluster: SparkCluster, tmp_path: Path
+) -> None:
+    ui, hour = SparkUi(tmp_path / "ui"), past_hour(1)
+    # Given back when idle for a second, which each is between two passes: but not those that keep a part of the hour.
+    one = on_postgres(ALLOCATED | {"spark.cores.max": "2", "spark.dynamicAllocation.executorIdleTimeout": "1s"})
+    one.send(spread(hour, 60_000, "e"))
+    set_conf(one, ui.settings)
+    log = run(one, "batch", one.name, "--hour", hour, "--master", cluster.master)
+    assert successes(ui) == set(HOSTS)
+    assert not TRIED_AGAIN.search(log), log[-4000:]
+    assert one.contents() == one.contents("batch") == one.acknowledged()
 
 
 @LONG

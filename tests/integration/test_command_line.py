@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from receiver import Receiver
 from world import World, past_hour, spread
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,11 +32,14 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     one.send(spread(past_hour(1), 30, "e"))
     assert "created table" in _run(one, "apply", one.name)
     assert _json(one, "apply", one.name) == [{"stream": one.name, "changes": []}]
-    assert _json(one, "status", one.name)["lag"]["offsets"] == 30
+    status = _json(one, "status", one.name)
+    assert status["lag"]["offsets"] == 30
+    assert status["waiting_since"].startswith(past_hour(1))
 
     _run(one, "speed", one.name, "--available-now")
     status = _json(one, "status", one.name)
     assert status["lag"]["offsets"] == 0
+    assert status["waiting_since"] is None
     assert status["position"] == {"0": 15, "1": 15}
     assert one.contents() == one.acknowledged()
 
@@ -60,6 +64,15 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
         "reason": None,
     }
     assert past_hour(1) in _run(one, "hours", one.name)
+    measured = _run(one, "metrics", one.name)
+    assert f'anabranch_freshness_seconds{{stream="{one.name}"}} 0.0' in measured
+    assert f'anabranch_acceptance_seconds{{stream="{one.name}"}}' in measured
+    # Processes that ended long ago measured these.
+    for counted in ("anabranch_readable_after_seconds_count", "anabranch_stage_seconds_count"):
+        assert f'{counted}{{layer="speed",stream="{one.name}"}} 1.0' in measured
+    assert f'anabranch_stage_seconds_count{{layer="batch",stream="{one.name}"}} 1.0' in measured
+    assert f'anabranch_s3_requests_total{{layer="speed",operation="PutObject",stream="{one.name}"}}' in measured
+    assert f'anabranch_rows{{layer="batch",stream="{one.name}"}} 30.0' in measured
     assert _json(one, "merge", one.name) == {"stream": one.name, "dry_run": False, "swaps": [], "overrides": {}}
     answer = _run(one, "query", f"SELECT count(*) AS n FROM {one.job.stream.table}", "--output", "json")
     assert json.loads(answer) == [{"n": 30}]
@@ -71,8 +84,13 @@ def test_a_refused_hour_is_exit_code_1_and_says_why(world: Callable[..., World])
     one.send(spread(past_hour(1), 6, "e"))
     one.apply()
     one.expect({"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 3}})
-    output = _run(one, "batch", one.name, expect=1)
-    assert "expect_column_values_to_be_between" in output
+    with Receiver().serving() as receiver:
+        one.tell(webhook={"url": receiver.url, "headers": {"Authorization": "Bearer ${HOOK_TOKEN:-t}"}})
+        output = _run(one, "batch", one.name, expect=1)
+        assert "expect_column_values_to_be_between" in output
+        [refused] = receiver.taken
+    assert (refused["event"], refused["hour"], refused["to"]["served"]) == ("refused", past_hour(1), "speed")
+    assert receiver.headers[0]["Authorization"] == "Bearer t"
     [hour, _] = _json(one, "hours", one.name)
     assert (hour["state"], hour["served"], hour["quality"]["passed"]) == ("refused", "speed", False)
     assert f'anabranch_hours_refused{{stream="{one.name}"}} 1.0' in _run(one, "metrics", one.name)
@@ -80,6 +98,8 @@ def test_a_refused_hour_is_exit_code_1_and_says_why(world: Callable[..., World])
     _run(one, "batch", one.name, "--hour", past_hour(1), "--accept", "--why", "the game has more levels now")
     [hour, _] = _json(one, "hours", one.name)
     assert (hour["state"], hour["served"], hour["quality"]["passed"]) == ("accepted", "batch", False)
+    # Its receiver is gone: the hour was accepted all the same, and the message waits.
+    assert "it waits" in _run(one, "webhook", one.name, expect=75)
     assert hour["reason"].startswith("accepted by choice: the game has more levels now; in spite of: quality: expect_")
     assert "no hour holds dead letters that could be read by now" in _run(one, "dead-letters", one.name, "--replay")
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from lineage_receiver import LineageReceiver, running_receiver
+from openlineage.client.uuid import generate_static_uuid
 from world import World, past_hour, spread
 
 from anabranch.hours import end_of
@@ -45,10 +47,19 @@ def airflow(tmp_path: Path) -> dict[str, str]:
     return environment
 
 
-def test_the_hourly_dag_seals_rebuilds_merges_and_verifies(
-    world: Callable[..., World], airflow: dict[str, str]
+@pytest.fixture
+def receiver() -> Iterator[LineageReceiver]:
+    with running_receiver() as one:
+        yield one
+
+
+def test_the_hourly_dag_seals_rebuilds_merges_verifies_and_delivers(
+    world: Callable[..., World], airflow: dict[str, str], receiver: LineageReceiver
 ) -> None:
     one = world()
+    export = one.folder / "export"
+    one.configure(egress=[{"name": "export", "type": "folder", "root": f"file://{export}"}])
+    one.tell(lineage={"url": receiver.url, "timeout": "30 seconds"})
     one.topic()
     hour = past_hour(1)
     one.send(spread(hour, 20, "e"))
@@ -62,3 +73,12 @@ def test_the_hourly_dag_seals_rebuilds_merges_and_verifies(
     assert "STATES success" in done.stdout
     assert one.state.is_accepted(hour)
     assert one.contents() == one.acknowledged()
+    # The hour's run is part of the task's, by the ids that Airflow's OpenLineage provider would give it.
+    start, complete = receiver.events
+    assert (receiver.problems, start["eventType"], complete["eventType"]) == ([], "START", "COMPLETE")
+    parent, dag = complete["run"]["facets"]["parent"], f"anabranch_hourly__{one.name}"
+    at = end_of(hour)
+    assert parent["job"] == {"namespace": "default", "name": f"{dag}.rebuild", "facets": {}}
+    assert parent["run"]["runId"] == str(generate_static_uuid(at, f"default.{dag}.rebuild.1.-1".encode()))
+    assert parent["root"]["run"]["runId"] == str(generate_static_uuid(at, f"default.{dag}.0".encode()))
+    assert (export / f"date={hour[:10]}" / f"hour={hour[11:]}" / "_SUCCESS").exists()

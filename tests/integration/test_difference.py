@@ -61,8 +61,8 @@ def test_every_kind_is_counted_wherever_among_the_offsets_it_is(spark: SparkSess
     speed[0], speed[1] = (1, 0, speed[1][2]), (1, 1, speed[0][2])
     speed += [speed[200], speed[200]]
     assert all(counted[kind] > 1 for kind in ("missing", "unread", "extra", "changed", "duplicate")), counted
-    frames = [spark.createDataFrame(rows, f"{at}, v STRING") for rows in (speed, batch)]
-    diff = compare(*frames, spark.createDataFrame(removed, at), {1: (2_000, 2_200)})
+    ours, theirs = (spark.createDataFrame(rows, f"{at}, v STRING") for rows in (speed, batch))
+    diff = compare(ours, theirs, spark.createDataFrame(removed, at), {1: (2_000, 2_200)})
     assert diff.speed_rows == len(speed)
     assert (diff.missing, diff.unread) == (counted["missing"] + counted["unread"], counted["unread"])
     assert (diff.extra, diff.changed, diff.duplicate) == (
@@ -106,10 +106,10 @@ def test_rows_of_an_earlier_schema_differ_by_what_they_hold_and_not_by_their_typ
     speed = [(0, 1, 1, *same), (0, 2, 1, *same), (0, 3, None, *same), (0, 4, 1, None, None, None, None)]
     now = (0.1, (1, "b"), [1], {"k": 1}, 7)
     batch = [(0, 1, 1, *now), (0, 2, 2, *now), (0, 3, None, *now), (0, 4, 1, None, None, None, None, 7)]
-    frames = spark.createDataFrame(speed, earlier), spark.createDataFrame(batch, later)
-    diff = compare(*(shaped(frame, common) for frame in frames), nobody, {})
+    ours, theirs = spark.createDataFrame(speed, earlier), spark.createDataFrame(batch, later)
+    diff = compare(shaped(ours, common), shaped(theirs, common), nobody, {})
     assert (diff.missing, diff.extra, diff.changed) == (0, 0, 1)
     assert diff.sample == ({"kind": "changed", "partition": 0, "offset": 2},)
     # Without it, every row that the widened number is in would be called another.
-    names = [field.name for field in frames[0].schema.fields]
-    assert compare(frames[0], frames[1].select(*names), nobody, {}).changed > 1
+    names = [field.name for field in ours.schema.fields]
+    assert compare(ours, theirs.select(*names), nobody, {}).changed > 1

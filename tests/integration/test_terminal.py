@@ -34,7 +34,7 @@ def overflowing(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]
         return frame.where(F.expr(f"9223372036854775807 + if(ingest_hour = '{past_hour(2)}', 1, -1) > 0"))
 
     with monkeypatch.context() as patched:
-        patched.setattr(records, "decode", lambda *arguments: overflow(decode(*arguments)))
+        patched.setattr(records, "decode", lambda *arguments, **named: overflow(decode(*arguments, **named)))
         patched.setattr(micro_batch, "stage_certain", lambda frame, *rest: stage_certain(overflow(frame), *rest))
         yield patched
 
@@ -105,6 +105,34 @@ def test_a_context_that_spark_stopped_is_no_reason_to_try_again_in_this_process(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     assert f"FOUND {JvmGone.__name__}" in done.stdout, done.stdout + done.stderr[-2000:]
+
+
+def test_a_jvm_that_is_gone_is_said_in_one_line_and_by_an_exit_code_that_is_tried_again(tmp_path: Path) -> None:
+    """The hazard: what stops Spark throws as well, over the error that says why. A machine that slept does that: its
+    executor ends, with the whole JVM, once it has missed its heartbeats."""
+    script = (
+        "import os, signal\n"
+        "from pyspark.sql import SparkSession\n"
+        "from anabranch.job import main\n"
+        "from anabranch.spark.session import close_session, explained\n"
+        "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false').getOrCreate()\n"
+        "def run(_):\n"
+        "    try:\n"
+        "        os.kill(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid(), signal.SIGKILL)\n"
+        "        with explained(spark, 'count'):\n"
+        "            spark.range(3).count()\n"
+        "    finally:\n"
+        "        close_session(spark)\n"
+        "main(run, [])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == JvmGone("").exit_code == 75, done.stderr[-2000:]
+    # py4j tells of the connection that broke, before.
+    said = done.stderr.rstrip().splitlines()[-1]
+    assert "expected Spark's JVM to answer, found it gone; nothing is lost, start it again" in said
+    assert "in close_session" not in done.stderr
 
 
 def test_an_error_of_ours_passes_through_spark_as_it_is(spark: SparkSession) -> None:

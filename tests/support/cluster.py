@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +46,9 @@ class SparkCluster:
 
     def start_worker(self, host: str) -> None:
         """Start a worker, and return once it is registered."""
+        if host in self.processes and self.processes[host].poll() is None:
+            os.killpg(self.processes[host].pid, signal.SIGKILL)  # one that was given up
+            self.processes[host].wait(30)
         size = ("--cores", str(CORES), "--memory", "1g", "--webui-port", "0", "--work-dir", str(self.folder / host))
         self._start(host, f"{_DEPLOY}.worker.Worker", "--host", host, *size, self.master)
         deadline = time.monotonic() + 90
@@ -92,6 +95,14 @@ class SparkCluster:
         _, left = psutil.wait_procs(lost, 30)
         assert not left, f"expected the executors of {host} to end with it, found {left}"
 
+    def decommission(self, host: str) -> None:
+        """What a spot machine that is about to go does: its executors hand over what they keep, and end."""
+        os.kill(self.processes[host].pid, signal.SIGPWR)
+        deadline = time.monotonic() + 90
+        while host in self.alive():
+            assert time.monotonic() < deadline, f"expected worker {host} to be given up within 90 s, see {self.folder}"
+            time.sleep(0.1)
+
     def stop(self) -> None:
         for process in self.processes.values():
             with suppress(ProcessLookupError):
@@ -110,20 +121,21 @@ class SparkCluster:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 command, stdout=log, stderr=log, start_new_session=True, cwd=self.folder,
-                env=environment | {"SPARK_HOME": str(spark_home())},
+                env=environment
+                | {"SPARK_HOME": str(spark_home()), "SPARK_DAEMON_JAVA_OPTS": "-Dspark.decommission.enabled=true"},
             )  # fmt: skip
 
 
 @contextmanager
-def running_cluster() -> Iterator[SparkCluster]:
-    """A cluster with both workers registered, until the end of the `with`; its work folders go with it: they hold a
-    copy of all jars for each executor that ever was."""
+def running_cluster(hosts: Sequence[str] = HOSTS) -> Iterator[SparkCluster]:
+    """A cluster with a worker of each name of this machine registered, until the end of the `with`; its work folders go
+    with it: they hold a copy of all jars for each executor that ever was."""
     folder = Path(tempfile.mkdtemp(prefix="anabranch-cluster-"))
     port = free_port()
     cluster = SparkCluster(folder, port, free_port(port))
     try:
         cluster.start_master()
-        for host in HOSTS:
+        for host in hosts:
             cluster.start_worker(host)
         yield cluster
     finally:

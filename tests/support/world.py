@@ -26,6 +26,7 @@ from anabranch.spark.settings import session_settings
 from anabranch.table.lake import Lake
 from batch_layer.job import rebuild_hours, replay
 from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
+from serving_layer.lineage.telling import telling
 from speed_layer.job import SpeedJob
 
 
@@ -165,15 +166,15 @@ class World:
         """Run the speed job until it has published all that is there."""
         SpeedJob(self.job, self.spark, available_now=True).run()
 
-    def batch(
-        self, hour: str | None = None, restate: bool = False, accept: bool = False, why: str | None = None
-    ) -> list[Result]:
-        """Run the batch job's work."""
-        return rebuild_hours(self.job, Rebuilder(self.job, self.spark), hour, RebuildRequest(restate, accept, why))
+    def batch(self, *hours: str, restate: bool = False, accept: bool = False, why: str | None = None) -> list[Result]:
+        """Run the batch job's work: of all hours that wait, or of these."""
+        with telling(self.job) as teller:
+            order = RebuildRequest(restate, accept, why)
+            return rebuild_hours(self.job, Rebuilder(self.job, self.spark), hours or None, order, teller=teller)
 
-    def replay(self) -> list[Result]:
-        """Restate the hours whose dead letters can be read by now."""
-        return replay(self.job, Rebuilder(self.job, self.spark), None)
+    def replay(self, *hours: str) -> list[Result]:
+        """Restate the hours, all or of these, whose dead letters can be read by now."""
+        return replay(self.job, Rebuilder(self.job, self.spark), hours or None)
 
     def rows(self, branch: str = "main") -> list[dict[str, Any]]:
         table = self.lake.load(self.job.stream.table)

@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.hours import hour_of, hours_between, shift
 from anabranch.job import Job
+from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable, MaintenanceRun, Size
+from anabranch.protocol.measured import Durations
 from serving_layer.page.access import Access
 from serving_layer.page.app import Page, Settings
-from serving_layer.page.reading import Reading, utc_now
 from serving_layer.page.streams import StreamView
 from serving_layer.views.facts import Counts
+from serving_layer.views.maintenance import Maintenance, TableGrowth
+from serving_layer.views.measured_day import MeasuredSpan
+from serving_layer.views.reading import Reading, utc_now
 from serving_layer.views.status import GateSummary, HourSummary, Lag, StreamStatus
 
 if TYPE_CHECKING:
@@ -89,6 +93,7 @@ def five_years(name: str, as_of: datetime, **changes: Any) -> StreamView:
         "lag": Lag(180, {0: 100, 1: 80}),
         "last_publish": dict.fromkeys(("speed", "batch", "main"), as_of - timedelta(seconds=2)),
         "first_hour": shift(running, -5 * 365 * 24), "open_hour": running, "newest_accepted": accepted,
+        "accepted_at": None, "waiting_since": as_of - timedelta(seconds=2),
         "complete_through": accepted, "to_seal": [], "backlog": [], "refused": [],
         "hours": dict.fromkeys(hours_between(shift(running, -48), running), "batch"),
         "unexplained": {}, "dead_letters": 4711, "lost": {},
@@ -100,7 +105,45 @@ def five_years(name: str, as_of: datetime, **changes: Any) -> StreamView:
         )
         for i, hour in enumerate(hours_between(shift(running, -24), running))
     ]  # fmt: skip
-    return StreamView(StreamStatus(**(given | changes)), day)
+    status = StreamStatus(**(given | changes))
+    return StreamView(status, day, measured_day(as_of), timedelta(seconds=10), maintained(name, as_of))
+
+
+def maintained(name: str, as_of: datetime) -> Maintenance:
+    """Eight nights of maintenance, the first of which could not list the bucket; two days of hours wait for batch."""
+    runs = []
+    folders = {
+        "/var/lib/anabranch/airflow/logs": MaintainedFolder(Size(318, 41_000_000), Size(9_540, 1_230_000_000)),
+        "temporary folders": MaintainedFolder(Size(4, 81_000), Size()),
+    }
+    for back in range(8):
+        ended = as_of.replace(hour=2, minute=41, second=7 + back) - timedelta(days=back)
+        of_rows = MaintainedTable(96 + back, 0, Size(3 * back, 4_400_000 * back), Size(211, 23_000_000))
+        did = {f"games.{name}": of_rows, f"games.{name}_hours": MaintainedTable(3, 31)}
+        failed = {"orphans": "list s3://lake/games: expected an answer, found none"} if back == 7 else {}
+        runs.append(MaintenanceRun(ended - timedelta(seconds=42), ended, 24, did, {"orphans": 31.0}, failed, folders))
+    tables = {
+        f"games.{name}": TableGrowth(412_331, 131, 169, 318, 61_204, 9_812_004_117, 31),
+        f"games.{name}_dead_letters": TableGrowth(120_554, 104, 0, 41, 988, 4711, 4),
+        f"games.{name}_hours": TableGrowth(24_871, 22, 0, 3, 24, 87_601, 2),
+    }
+    files = {hour: 31 - i for i, hour in enumerate(hours_between(shift(hour_of(as_of), -4), hour_of(as_of)))}
+    return Maintenance(runs, tables, files, shift(hour_of(as_of), -24 * 90))
+
+
+def measured_day(as_of: datetime) -> list[MeasuredSpan]:
+    """A day of micro-batches: quick by night, slower by day, late for an hour, and none for two."""
+    spans = []
+    for back in range(24, 0, -1):
+        until = as_of - timedelta(hours=back - 1)
+        busy = 1 + (until.hour % 12) / 6
+        late = 60 if back == 9 else 1
+        readable = Durations(3000 * busy * late, {2.0: 1200, 3.0: 580, (5.0 if busy < 2.5 else 20.0) * late: 20})
+        stage = Durations(1000 * busy, {0.5: 900, 1.0: 880, 3.0: 20})
+        publish, commit = Durations(180 * busy * min(late, 5), {0.25: 1800}), Durations(240, {0.25: 1800})
+        if back not in (5, 6):
+            spans.append(MeasuredSpan(until - timedelta(hours=1), until, readable, stage, publish, commit))
+    return spans
 
 
 def show(page: Page, as_of: datetime, *views: StreamView) -> None:

@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from openlineage.client.uuid import generate_static_uuid
 
 from anabranch.config import stream_names
 
@@ -17,6 +19,7 @@ DAGS = Path(__file__).resolve().parents[2] / "dags"
 
 _SCRIPT = """
 import importlib.util, json, os, sys, threading, time, types
+from datetime import datetime, timezone
 from pathlib import Path
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
@@ -62,12 +65,17 @@ def run(script, kill_at=None):
         return [[kind.__name__ for kind in type(error).__mro__], str(error)]
     return [[], ""]
 
+AT = datetime(2026, 11, 21, 4, tzinfo=timezone.utc)
+parents = []
 def rebuild(cleared=0, run_type="scheduled", **params):
     os.environ['ANABRANCH_COMMAND'] = '''sh -c 'printf "%s|" "$@" > ''' + up_file + ".said' sh"
     operator = anabranch_operators.RebuildOperator(task_id="t", stream="s")
-    run = types.SimpleNamespace(run_id="it", run_type=run_type, clear_number=cleared)
-    operator.execute({"params": params, "dag_run": run})
-    return Path(up_file + ".said").read_text().split("|")[4:-1]
+    run = types.SimpleNamespace(run_id="it", run_type=run_type, clear_number=cleared, logical_date=AT, run_after=AT)
+    task = types.SimpleNamespace(dag_id="d", task_id="t", try_number=cleared + 1, map_index=-1)
+    operator.execute({"params": params, "dag_run": run, "ti": task})
+    *said, parent, root = Path(up_file + ".said").read_text().split("|")[4:-1]
+    parents.append([parent, root])
+    return said
 
 print("RESULT" + json.dumps({
     "rebuilds": {
@@ -78,6 +86,7 @@ print("RESULT" + json.dumps({
         "restated by hand": rebuild(restate=True, why="because"),
         "cleared with a reason": rebuild(cleared=2, accept=True, why="seen"),
     },
+    "parents": parents[:2],
     "shipped": [dag.dag_id for dag in shipped],
     "seconds": seconds,
     "heavy": sorted(n for n in set(sys.modules) - before if n.split(".")[0] in heavy),
@@ -120,6 +129,7 @@ print("RESULT" + json.dumps({
 _GAME_EVENTS = """
 batch: {grace: 5 minutes}
 airflow: {owner: platform, start: "2026-11-20T00", speed_restart: systemctl restart speed, speed_late_after: 1 minute}
+egress: [{name: export, type: folder}, {name: feed}, {name: "not; a name"}, 7]
 """
 
 
@@ -132,7 +142,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
         (conf / "streams" / name).write_text("neither valid: nor: read", encoding="utf-8")
     (conf / "streams" / "game_events.yaml").write_text(_GAME_EVENTS, encoding="utf-8")
     env = {key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW", "ANABRANCH"))}
-    env |= {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    env |= {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False", "OPENLINEAGE_NAMESPACE": "team/a"}
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, str(DAGS), str(home / "up"), str(conf)],
         env=env, cwd=home, capture_output=True, text=True, timeout=120, check=False,
@@ -177,6 +187,13 @@ def test_an_hour_is_waited_for_sealed_rebuilt_merged_and_verified(parsed: Any) -
     assert (dag["tags"], dag["owners"], dag["callbacks"]) == (["anabranch", "flights"], ["anabranch"], [1])
 
 
+def test_each_target_of_a_streams_file_is_delivered_to_behind_the_verification(parsed: Any) -> None:
+    dag = parsed["dags"]["anabranch_hourly__game_events"]
+    assert dag["downstream"]["verify"] == ["egress__export", "egress__feed"]
+    assert dag["arguments"]["egress__feed"] == ["egress", "game_events", "--target", "feed"]
+    assert {dag["rules"][f"egress__{name}"] for name in ("export", "feed")} == {"all_success"}
+
+
 def test_a_run_that_was_cleared_and_a_backfill_restate_and_say_why(parsed: Any) -> None:
     assert parsed["rebuilds"] == {
         "scheduled": [],
@@ -186,6 +203,19 @@ def test_a_run_that_was_cleared_and_a_backfill_restate_and_say_why(parsed: Any) 
         "restated by hand": ["--restate", "--why", "because"],
         "cleared with a reason": ["--restate", "--accept", "--why", "seen"],
     }
+
+
+def test_a_rebuild_names_its_task_and_its_dag_run_as_airflows_openlineage_provider_does(parsed: Any) -> None:
+    """That the provider does so itself: tests/lineage."""
+    at = datetime(2026, 11, 21, 4, tzinfo=UTC)
+
+    def run(name: str) -> str:
+        return str(generate_static_uuid(at, name.encode()))
+
+    assert parsed["parents"] == [
+        [f"--parent-run=team/a/d.t/{run('team/a.d.t.1.-1')}", f"--root-run=team/a/d/{run('team/a.d.0')}"],
+        [f"--parent-run=team/a/d.t/{run('team/a.d.t.2.-1')}", f"--root-run=team/a/d/{run('team/a.d.1')}"],
+    ]
 
 
 def test_airflow_does_not_look_for_dags_in_what_they_share() -> None:

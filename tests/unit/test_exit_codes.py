@@ -102,8 +102,8 @@ def test_a_machine_without_java_is_no_refused_hour(tmp_path: Path, monkeypatch: 
 
 def test_what_is_restated_beside_an_hour_is_no_verdict_on_it() -> None:
     results = [Result("2026-11-21T01", "refused", 2), Result("2026-11-21T02", "accepted", 1)]
-    assert exit_code(results, "2026-11-21T02") == 0
-    assert exit_code(results, "2026-11-21T01") == 1
+    assert exit_code(results, {"2026-11-21T02"}) == 0
+    assert exit_code(results, {"2026-11-21T01"}) == 1
     assert exit_code(results, None) == 1
     assert exit_code(results[1:], None) == 0
 

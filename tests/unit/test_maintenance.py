@@ -22,6 +22,7 @@ from anabranch.job import Job
 from anabranch.protocol import apply, ledger
 from anabranch.protocol.coverage import uncovered_reason
 from anabranch.protocol.dead_letters import roll_forward, waiting_speed
+from anabranch.protocol.maintained import read_runs
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, State
 from anabranch.table import lake as lakes_module
@@ -34,6 +35,7 @@ from serving_layer import maintenance
 from serving_layer.maintenance import Maintained, plan_drop
 from serving_layer.merge import merge
 from serving_layer.override import serve_hour
+from serving_layer.views.maintenance import last_run_words, print_maintenance, read_maintenance
 
 NOW = datetime.now(UTC)
 LONG_AGO = NOW - timedelta(days=9)
@@ -93,6 +95,12 @@ def all_readable(lake: StreamLake) -> bool:
     names = (lake.name, lake.stream.dead_letters_table, lake.stream.hours_table)
     named = {path for name in names for path in references(lake.lake.load(name))}
     return {path.removeprefix("file://") for path in named} <= files(lake)
+
+
+def manifests_of_heads(lake: StreamLake) -> set[str]:
+    table = lake.table()
+    snapshots = [table.metadata.snapshot_by_id(id) for id in lake.state().heads.values()]
+    return {m.manifest_path for s in snapshots if s is not None for m in s.manifests(table.io)}
 
 
 def orphan(lake: StreamLake) -> Staged:
@@ -269,7 +277,7 @@ def test_nothing_is_deleted_when_no_path_is_what_it_seems() -> None:
     stored = [Stored("s3://other/a.parquet", 1, LONG_AGO)]
     with pytest.raises(Refused, match=r"expected some of 1 files to be referenced, found none, first s3://other/a"):
         plan_orphans(stored, {"s3://bucket/a.parquet"}, NOW)
-    assert plan_orphans([], {"s3://bucket/a.parquet"}, NOW) == []
+    assert plan_orphans([], {"s3://bucket/a.parquet"}, NOW) == ([], [])
 
 
 def test_a_path_is_the_same_however_a_writer_spells_it() -> None:
@@ -416,6 +424,81 @@ def test_snapshots_of_the_ledger_and_the_dead_letters_are_expired_too(
     assert lake.dead("main") == [(H[0], 0, 2)]
 
 
+# What is told of it
+
+
+def test_a_run_tells_what_it_did_and_a_dry_one_nothing(lake: StreamLake) -> None:
+    left = paths_of(orphan(lake))
+    age(files(lake))
+    maintain(lake, dry_run=True)
+    assert read_runs(lake.table().properties) == ()
+    young = paths_of(orphan(lake))
+    done, (run,) = maintain(lake), read_runs(lake.table().properties)
+    rows = run.tables[lake.name]
+    assert (run.speed_hours, run.is_complete, rows.orphans.files) == (2, True, len(done.orphans[lake.name]))
+    assert rows.orphans.bytes == sum(f.size for f in done.orphans[lake.name]) > 0
+    assert left <= {f.path.removeprefix("file://") for f in done.orphans[lake.name]}
+    assert rows.spared.files >= len(young) and rows.spared.bytes > 0
+    assert list(run.seconds) == ["speed hours", "dead letters", "ledger", "orphans", "folders"]
+    again = maintain(lake)
+    assert [r.speed_hours for r in read_runs(lake.table().properties)] == [len(again.speed_hours), 2]
+
+
+def test_a_run_tells_which_step_failed_and_what_the_others_did(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise Transient("list s3://bucket: expected an answer, found none")
+
+    maintain(lake)
+    monkeypatch.setattr(maintenance, "list_table", away)
+    accept(lake, 2)
+    with pytest.raises(Transient, match="found none"):
+        maintain(lake)
+    newest, before = read_runs(lake.table().properties)
+    assert dict(newest.failed) == {"orphans": "list s3://bucket: expected an answer, found none"}
+    assert newest.speed_hours == 1 and before.is_complete
+    view = read_maintenance(job(lake), NOW)
+    assert (view.last, view.complete) == (newest, before)
+    assert "found none; all were done last at" in last_run_words(view)
+
+
+def test_what_waits_and_grows_is_read_of_the_tables(lake: StreamLake) -> None:
+    stage = lake.stage_dead([(H[3], 0, 9)], "speed")
+    waits = (waiting_speed(stage, NOW),)
+    publish = Publish(new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=waits)
+    assert lake.publish(publish) is Outcome.LANDED
+    view = read_maintenance(job(lake), NOW)
+    assert view.last is None and last_run_words(view) == "no run is known"
+    assert view.speed_files == {H[2]: 1}
+    assert view.oldest_dead_letter == H[0]
+    assert view.letters_wait_since == NOW
+    tables = {name: view.tables[name] for name in (lake.name, lake.stream.dead_letters_table, lake.stream.hours_table)}
+    assert [t.rows for t in tables.values()] == [9, 1, 2]
+    metadata = Path(lake.table().metadata_location.removeprefix("file://"))
+    assert tables[lake.name].metadata_bytes == metadata.stat().st_size
+    for name, table in tables.items():
+        loaded = lake.lake.load(name)
+        assert (table.snapshots, table.files) == (len(loaded.snapshots()), len(loaded.inspect.data_files()))
+    assert tables[lake.name].manifests == len(manifests_of_heads(lake))
+    expirable = {name: t.expirable for name, t in view.tables.items()}
+    done = maintain(lake, dry_run=True)
+    assert expirable == done.expired
+
+
+def test_a_table_that_is_not_there_hides_nothing_of_the_others(
+    lake: StreamLake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacking = lake.stream.dead_letters_table
+    lake.lake.catalog.drop_table(lacking)
+    view = read_maintenance(job(lake), NOW)
+    assert set(view.tables) == {lake.name, lake.stream.hours_table} and view.speed_files == {H[2]: 1}
+    assert dict(view.unread) == {lacking: f"table {lacking}: expected it to exist, found none; run `anabranch apply`"}
+    assert view.as_dict()["unread"] == view.unread
+    print_maintenance(view)
+    assert f"not known of {lacking}: table {lacking}: expected" in capsys.readouterr().out
+
+
 # The command
 
 
@@ -429,8 +512,12 @@ def test_the_command_says_what_goes(lake: StreamLake, monkeypatch: pytest.Monkey
     assert report["speed_hours"] == [H[0], H[1]]
     assert report["orphans"]["games.events"]["files"] >= 1
     assert report["orphans"]["games.events"]["bytes"] > 0
+    assert report["last"] is None
+    assert report["tables"]["games.events"]["rows"] == 9
     done = CliRunner().invoke(main, ["maintain", "events"])
     assert done.exit_code == 0
     assert f"events: hours whose rows of the speed layer were dropped: {H[0]}, {H[1]}" in done.stdout
     assert "orphan files deleted" in done.stdout
     assert all_readable(lake)
+    told = CliRunner().invoke(main, ["maintain", "events", "--dry-run"]).stdout
+    assert "last run: all steps were done at " in told and "metadata bytes" in told

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -19,7 +19,7 @@ import pytest
 import time_machine
 from click.testing import CliRunner
 from lakes import StreamLake
-from pages import browser, new_page, parsed
+from pages import browser, five_years, new_page, parsed, show
 from proofs import HOUR, NEXT, job, new_proof
 from servers import serving
 from starlette.testclient import TestClient
@@ -31,16 +31,18 @@ from anabranch.cli import main
 from anabranch.errors import ConfigurationError, Transient
 from anabranch.hours import shift
 from anabranch.job import Job
+from anabranch.protocol.ledger_row import UnknownField, UnknownFields
 from serving_layer.page.access import Access, access_of, read_token
 from serving_layer.page.app import Page
 from serving_layer.page.charts import throughput
 from serving_layer.page.hour_calendar import calendar_month, month_of
 from serving_layer.page.hour_view import HourRows, hour_commands, read_record
-from serving_layer.page.reading import Failure, OnDemand, Reader, Reading
-from serving_layer.page.streams import StreamView, classify_stream, freshness_seconds, read_stream, stream_line
+from serving_layer.page.streams import StreamView, classify_stream, read_stream, stream_line
 from serving_layer.views import status
 from serving_layer.views.dead_letters import letters
 from serving_layer.views.diff import difference, duplicates
+from serving_layer.views.maintenance import read_maintenance
+from serving_layer.views.reading import Failure, OnDemand, Reader, Reading, rest_after
 
 TOKEN = "0123456789abcdef0123"
 PATIENCE = timedelta(minutes=10)
@@ -96,6 +98,28 @@ def test_the_streams_table_says_what_status_says(page: Page) -> None:
     assert f"0 5 2026-11-21 02:30:00 {NEXT} {NEXT} 0 2026-11-21 02:30:00" in text
 
 
+AS_OF = datetime(2026, 11, 21, 15, 42, 10, tzinfo=UTC)
+
+
+def test_a_stream_says_what_maintenance_did_and_what_waits_and_grows(page: Page, full: Job) -> None:
+    text = shown(browser(page), "/streams/events")
+    assert "No run is known: anabranch maintain events" in text
+    rows = read_maintenance(full, LATER).tables["games.events"]
+    assert f"games.events {rows.metadata_bytes / 1e3:.1f} kB {rows.snapshots} {rows.expirable} {rows.tags}" in text
+    show(page, AS_OF, five_years("events", AS_OF))
+    assert "The last run did all its steps by 2026-11-21 02:41:07" in shown(browser(page), "/streams/events")
+    view = five_years("events", AS_OF)
+    failed = replace(view.maintenance, runs=view.maintenance.runs[-1:])
+    show(page, AS_OF, replace(view, maintenance=failed))
+    text = shown(browser(page), "/streams/events")
+    assert "failed: orphans: list s3://lake/games: expected an answer, found none. No run" in text
+    unread = replace(view.maintenance, unread={"games.events_per_minute": "table games.events_per_minute: none"})
+    show(page, AS_OF, replace(view, maintenance=unread))
+    assert "games.events_per_minute not read: table games.events_per_minute: none" in shown(
+        browser(page), "/streams/events"
+    )
+
+
 def test_the_hours_page_says_what_explain_history_diff_duplicates_and_dead_letters_say(page: Page) -> None:
     text = shown(browser(page), f"/streams/events/hours/{NEXT}", "Dead letters malformed")
     for part in (
@@ -107,6 +131,8 @@ def test_the_hours_page_says_what_explain_history_diff_duplicates_and_dead_lette
         "failed expect_column_values_to_not_be_null column n critical [null] n: expected to not be null, found 1 of 4",
         "warning expect_column_values_to_not_be_null",
         "refused 3 batch 3 1 quality: again",
+        "2 records have some. anabranch drift events prints what takes them up. The most frequent, of 5 names",
+        r'colour 2 STRING "blue" partition 0, offset 4 <b>\x1b 1 partition 0, offset 7',
         "no longer: its tag's age has ended",
         "branch main 2 1 branch speed 4 1 branch batch 2 1",
         "Speed (4 rows) against batch (2 rows)",
@@ -166,19 +192,23 @@ def test_a_calendar_goes_by_months_and_marks_what_to_look_at() -> None:
 def test_a_stream_stands_as_what_matters_most_says() -> None:
     calm = replace(VIEW, unexplained={}, lost={}, refused=[], backlog=[])
     assert [
-        classify_stream(view).word
+        classify_stream(view, STATUS_NOW).word
         for view in (
             replace(VIEW, topic_recreated=True),
             VIEW,
             replace(VIEW, unexplained={}),
             replace(calm, late="5 offsets wait", lost={HOUR: 1}),
             replace(calm, lost={HOUR: 1}),
+            replace(calm, retention=timedelta(hours=26)),
             replace(calm, backlog=[HOUR, NEXT, shift(NEXT, 1)]),
             calm,
         )
-    ] == ["recreated", "differs", "refused", "late", "lost offsets", "waiting", "in order"]
-    assert freshness_seconds(VIEW, STATUS_NOW) == 90
-    assert freshness_seconds(replace(VIEW, lag=status.Lag(0, {})), STATUS_NOW) == 0
+    ] == ["recreated", "differs", "refused", "late", "lost offsets", "retention near", "waiting", "in order"]
+
+
+@pytest.mark.parametrize(("took", "rests"), [(0.1, 10), (5, 20), (60, 30)])
+def test_a_stream_that_is_slow_is_asked_less_often_and_is_not_forgotten(took: float, rests: float) -> None:
+    assert rest_after(took, timedelta(seconds=10)) == rests
 
 
 def test_every_command_that_a_page_shows_is_one(tmp_path: Path, still: None) -> None:
@@ -195,6 +225,23 @@ def test_every_command_that_a_page_shows_is_one(tmp_path: Path, still: None) -> 
         assert command is not None, line
         # Parsed as it would be, and not run.
         command.make_context(arguments[0], arguments[1:])
+
+
+def test_a_field_that_the_schema_does_not_know_is_told_whatever_else_is_wrong(full: Job, still: None) -> None:
+    names = ["season", "<b>\x1b[31m", "c", "d"]
+    unknown = UnknownFields(9, tuple(UnknownField(name, 3, (0, 1), (0, 9)) for name in names))
+    made = new_page(full)
+    reader = made.readers["events"]
+    read = reader._read
+    reader._read = lambda: replace(view := read(), status=replace(view.status, unknown=None))
+    reader.refresh()
+    assert all("does not know" not in shown(browser(made), path) for path in ("/", "/streams/events"))
+    reader._read = lambda: replace(view := read(), status=replace(view.status, unknown=unknown))
+    reader.refresh()
+    told = r"the schema does not know season, <b>\x1b[31m, c and 1 more: anabranch drift events"
+    for path in ("/", "/streams/events"):
+        assert told in shown(browser(made), path) and "≠ differs" in shown(browser(made), path)
+        assert "<b>" not in browser(made).get(path).text
 
 
 class Clock:
@@ -226,7 +273,8 @@ def test_a_page_says_as_of_when_it_is_and_why_it_is_no_newer(full: Job, still: N
     text = shown(client, "/streams/events")
     assert "as of 2026-11-21 02:30:00 60 s old: the attempt of 02:31:00 UTC failed: describe topic events" in text
     text = shown(client, "/")
-    assert "✕ away differs when it was read last the attempt of 02:31:00 UTC failed: describe topic events" in text
+    failed = "the attempt of 02:31:00 UTC failed: describe topic events"
+    assert f"✕ away differs when it was read last: anabranch doctor events {failed}" in text
     assert "2026-11-21 02:30:00 60 s old" in text
 
     # One that hangs: what is known stays, with its age.
@@ -283,7 +331,8 @@ def test_a_stream_that_never_answered_is_away_and_the_others_are_shown(full: Job
     calm = replace(VIEW, unexplained={}, lost={}, refused=[], backlog=[])
     failed = Reading(StreamView(calm, []), LATER, Failure(LATER, "away"))
     line = stream_line("events", failed, LATER, DEADLINE, EVERY)
-    assert (line.lag, line.condition.word, line.condition.note) == (7, "away", "in order when it was read last")
+    note = "in order when it was read last: `anabranch doctor events`"
+    assert (line.lag, line.condition.word, line.condition.note) == (7, "away", note)
     line = stream_line("broken", made.readers["broken"].reading, LATER, DEADLINE, EVERY)
     assert (line.lag, line.freshness, line.condition.is_wrong) == (None, None, True)
 

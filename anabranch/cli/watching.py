@@ -1,0 +1,61 @@
+"""`--watch`: a command's answer again and again, until stopped."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> float:
+    from anabranch.config.durations import parse_duration
+
+    try:
+        return max(0.1, parse_duration(value).total_seconds())
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def watch_options(command: Callable[..., None]) -> Callable[..., None]:
+    """`--watch`, and `--every` in seconds."""
+    often = click.option(
+        "--every", metavar="DURATION", default="5 seconds", show_default=True, callback=_seconds,
+        help="How often --watch looks.",
+    )  # fmt: skip
+    return click.option("--watch", is_flag=True, help="Again and again, until stopped.")(often(command))
+
+
+def watched(watch: bool, every: float, read: Callable[[], Any], show: Callable[[Any], None]) -> Any:
+    """Read and show once and return what was read, or do so every so many seconds until interrupted.
+
+    On a terminal each takes the place of the one before, once it has been read. What does not answer meanwhile is told
+    in its place, and asked again: while a service is away is when somebody watches.
+    """
+    from anabranch.errors import Transient
+
+    if not watch:
+        value = read()
+        show(value)
+        return value
+    # To be interrupted is how a watcher ends.
+    with suppress(KeyboardInterrupt):
+        while True:
+            try:
+                value, failure = read(), None
+            except Transient as error:
+                value, failure = None, str(error)
+            if sys.stdout.isatty():
+                click.clear()
+                at = datetime.now(UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
+                click.echo(f"{at} UTC, again every {every:g} s; Ctrl-C ends", err=True)
+            if failure is None:
+                show(value)
+            else:
+                click.echo(failure, err=True)
+            time.sleep(every)
+    return None

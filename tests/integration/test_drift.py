@@ -1,0 +1,177 @@
+"""Fields that the schema does not know: counted with the hour, and taken up as `anabranch drift` says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from commands import run
+from run_books import printed, words
+from world import World, event, past_hour
+
+from anabranch.errors import Refused
+from anabranch.hours import start_of
+from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import UnknownField, UnknownFields
+
+
+def drifted(hour: str) -> list[tuple[int, Any, bytes | None]]:
+    at = start_of(hour)
+    values = [
+        event("plain", at, player="p", level=1),
+        event("null", at, player=None),
+        event("red", at, colour="red", level=2),
+        event("both", at, colour="blue", **{"size\n": 1.5, "gone": None}),
+        b'{"event_id": "bad", "colour": "none"}',
+    ]
+    return [(0, at, value) for value in values]
+
+
+def unknown_of(one: World, hour: str) -> UnknownFields | None:
+    return ledger.newest(ledger.history(one.lake, one.job.stream.hours_table, [hour]))[hour].unknown
+
+
+def test_unknown_fields_are_counted_and_taken_up_as_drift_says(world: Callable[..., World]) -> None:
+    one, hour = world(), past_hour(1)
+    one.topic(1)
+    one.send(drifted(hour))
+    one.apply()
+    [accepted] = one.batch(hour)
+    # A record that is dead is no row that lacks a field.
+    assert (accepted.decision, accepted.account.good, accepted.account.dead) == ("accepted", 4, 1)
+    assert unknown_of(one, hour) == UnknownFields(
+        2,
+        (
+            UnknownField("colour", 2, (0, 2), (0, 3), '"red"', "STRING"),
+            UnknownField("gone", 1, (0, 3), (0, 3), "null", None),
+            UnknownField("size\n", 1, (0, 3), (0, 3), "1.5", "DOUBLE"),
+        ),
+    )
+    assert "2 records with fields that the schema does not know: colour" in run(one, "explain", one.name, hour)
+
+    said = run(one, *words(printed("anabranch drift STREAM", STREAM=one.name)))
+    [schema] = [line for line in said.splitlines() if line.startswith("schema: ")]
+    assert r"size\n" in said and "letters, digits and underscores" in said
+    told = json.loads(run(one, "drift", one.name, "--output", "json"))
+    assert [f["name"] for f in told["fields"] if f["obstacle"]] == ["size\n"]
+    one.configure(**yaml.safe_load(schema))
+    one.reopen()
+    for command in told["commands"]:
+        program, verb, *_ = command.split()
+        assert (program, verb) in (("anabranch", "apply"), ("anabranch", "batch"))
+    assert told["restate"] == [hour] and told["commands"][0] == f"anabranch apply {one.name}"
+    one.apply()
+    # What is in the schema by now is still missing from the hour, until it is restated.
+    assert json.loads(run(one, "drift", one.name, "--output", "json"))["restate"] == [hour]
+    [restated] = one.batch(hour, restate=True)
+    assert (restated.decision, restated.revision) == ("accepted", 2)
+    assert {r["event_id"]: r["colour"] for r in one.rows()} == {
+        "plain": None, "null": None, "red": "red", "both": "blue",
+    }  # fmt: skip
+    assert [f["name"] for f in json.loads(run(one, "drift", one.name, "--output", "json"))["fields"]] == ["size\n"]
+
+
+def test_a_stream_that_ignores_them_counts_none_and_names_beyond_the_bound_are_others(
+    world: Callable[..., World],
+) -> None:
+    one, hour = world(unknown="ignore"), past_hour(1)
+    one.topic(1)
+    at = start_of(hour)
+    many = {f"f{i:03}": i for i in range(300)}
+    hostile = {'it\'s \\ "q"': 1, "a\n\x07`b": 2}
+    long = hostile | {"n" * 40_000: 3}
+    values = [event("many", at, **long, **many), event("long", at, **long), event("hostile", at, **hostile)]
+    one.send([(0, at, value) for value in values])
+    one.apply()
+    one.batch(hour)
+    assert unknown_of(one, hour) is None
+    one.configure(unknown="count")
+    one.reopen()
+    one.batch(hour, restate=True)
+    unknown = unknown_of(one, hour)
+    assert unknown is not None and (unknown.records, len(unknown.fields), unknown.others) == (3, 50, 150)
+    assert {f.name: (f.records, f.type) for f in unknown.fields[:3]} == {
+        "it's \\ \"q\"": (3, "BIGINT"), "a\n\x07`b": (3, "BIGINT"), "n" * 100: (2, None),
+    }  # fmt: skip
+    told = run(one, "drift", one.name)
+    assert "\x07" not in told and "too long" in told and "n" * 101 not in told
+    assert run(one, "explain", one.name, hour).count("\x07") == 0
+
+
+def test_what_is_rescued_is_in_the_rows_of_both_layers_and_moves_to_its_column(world: Callable[..., World]) -> None:
+    one, hour, later = world(), past_hour(2), past_hour(1)
+    one.topic(1)
+    one.send(drifted(hour))
+    at = start_of(later)
+    one.send(
+        [(0, at, event(f"{later}-{i}", at, **({"size": {"w": [1.5, None]}} if i in (3, 7) else {}))) for i in range(9)]
+    )
+    one.apply()
+    one.batch(hour)
+    one.configure(unknown="rescue")
+    one.reopen()
+    # The batch layer's rows lack the column until an hour is restated; both layers write it from now on.
+    one.apply()
+    one.speed()
+
+    def rescued() -> dict[str, str]:
+        return {r["event_id"].removeprefix(f"{later}-"): r["rescued"] for r in one.rows() if r["rescued"] is not None}
+
+    of_later = {"3": '{"size":{"w":[1.5,null]}}', "7": '{"size":{"w":[1.5,null]}}'}
+    assert rescued() == of_later
+    [accepted] = one.batch(later)
+    # The layers agree to the byte.
+    diff = accepted.account.diff
+    assert diff is not None and (diff.missing, diff.extra, diff.changed) == (0, 0, 0)
+    [restated] = one.batch(hour, restate=True)
+    of_hour = {"red": '{"colour":"red"}', "both": '{"colour":"blue","gone":null,"size\\n":1.5}'}
+    assert (restated.decision, rescued()) == ("accepted", of_later | of_hour)
+    assert [f.name for f in (unknown_of(one, hour) or UnknownFields(0)).fields] == ["colour", "gone", "size\n"]
+
+    # A field that is taken up stands in its column, and in no other.
+    one.configure(schema=one.job.stream.ddl + ", colour STRING, gone STRING")
+    one.reopen()
+    one.apply()
+    one.batch(hour, restate=True)
+    assert rescued() == of_later | {"both": '{"size\\n":1.5}'}
+    assert {r["colour"] for r in one.rows()} == {None, "red", "blue"}
+    one.configure(unknown="count")
+    one.reopen()
+    with pytest.raises(Refused, match="rescued"):
+        one.apply()
+    one.configure(schema=one.job.stream.ddl + ", rescued STRING")
+    one.reopen()
+    one.apply()
+    one.batch(hour, restate=True)
+    assert rescued() == of_later
+
+
+def test_a_record_that_is_refused_for_a_field_is_a_dead_letter_until_the_schema_knows_it(
+    world: Callable[..., World],
+) -> None:
+    one, hour = world(unknown="refuse"), past_hour(1)
+    one.topic(1)
+    one.send(drifted(hour))
+    one.apply()
+    one.speed()
+    letters = {r["kafka_offset"]: (r["error_code"], r["error_text"]) for r in one.dead()}
+    assert {offset: code for offset, (code, _) in letters.items()} == {
+        2: "unknown_field", 3: "unknown_field", 4: "missing_required",
+    }  # fmt: skip
+    assert letters[2][1] == "expected no fields beside those of the schema, found colour"
+    [accepted] = one.batch(hour)
+    assert (accepted.account.good, accepted.account.dead) == (2, 3)
+    unknown = unknown_of(one, hour)
+    # Those that only an unknown field keeps from being rows are counted.
+    assert unknown is not None and [(f.name, f.records) for f in unknown.fields] == [
+        ("colour", 2), ("gone", 1), ("size\n", 1),
+    ]  # fmt: skip
+    one.configure(schema=one.job.stream.ddl + ", colour STRING")
+    one.reopen()
+    one.apply()
+    one.replay()
+    assert {r["event_id"]: r["colour"] for r in one.rows()} == {"plain": None, "null": None, "red": "red"}
+    assert {r["kafka_offset"]: r["error_code"] for r in one.dead()} == {3: "unknown_field", 4: "missing_required"}

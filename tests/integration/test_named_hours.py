@@ -1,0 +1,66 @@
+"""Hours that an operator names are rebuilt by one run: oldest first, and none holds back another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from commands import run
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from world import World, past_hour, spread
+
+from anabranch import records
+from anabranch.errors import Unexpected
+
+OLDEST, MIDDLE, NEWEST = past_hour(3), past_hour(2), past_hour(1)
+
+
+@pytest.fixture
+def accepted(world: Callable[..., World]) -> World:
+    one = world()
+    one.topic()
+    for hour, prefix in ((OLDEST, "a"), (MIDDLE, "b"), (NEWEST, "c")):
+        one.send(spread(hour, 6, prefix))
+    one.apply()
+    assert [r.decision for r in one.batch()] == ["accepted"] * 3
+    return one
+
+
+def revisions(one: World) -> dict[str, int]:
+    return {hour: accepted.revision for hour, accepted in one.state.accepted.items()}
+
+
+def test_a_span_of_hours_is_restated_by_one_command(accepted: World) -> None:
+    one, before = accepted, accepted.contents()
+    said = run(one, "batch", one.name, "--hour", f"{OLDEST}..{MIDDLE}", "--restate", "--why", "a wider schema")
+    assert [line.split()[:3] for line in said.splitlines() if line.startswith((OLDEST, MIDDLE, NEWEST))] == [
+        [OLDEST, "accepted", "2"], [MIDDLE, "accepted", "2"],
+    ]  # fmt: skip
+    assert revisions(one) == {OLDEST: 2, MIDDLE: 2, NEWEST: 1}
+    assert one.contents() == before == one.acknowledged()
+
+
+def test_an_hour_that_breaks_the_run_holds_back_none_of_those_that_are_named(
+    accepted: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = records.decode
+
+    def overflow(frame: DataFrame) -> DataFrame:
+        return frame.where(F.expr(f"9223372036854775807 + if(ingest_hour = '{OLDEST}', 1, -1) > 0"))
+
+    monkeypatch.setattr(records, "decode", lambda *arguments, **named: overflow(decode(*arguments, **named)))
+    with pytest.raises(Unexpected, match=f"hour {OLDEST}.*ARITHMETIC_OVERFLOW"):
+        accepted.batch(OLDEST, MIDDLE, restate=True, why="a wider schema")
+    assert revisions(accepted) == {OLDEST: 1, MIDDLE: 2, NEWEST: 1}
+    assert accepted.contents() == accepted.acknowledged()
+
+
+def test_what_the_rules_object_to_is_accepted_hour_by_hour(accepted: World) -> None:
+    command = ("batch", accepted.name, "--hour", f"{OLDEST}..{MIDDLE}", "--restate", "--accept", "--why", "known")
+    assert "accept them one by one" in run(accepted, *command, expect=2)
+    assert "expected the earlier hour first" in run(
+        accepted, "batch", accepted.name, "--hour", f"{MIDDLE}..{OLDEST}", expect=2
+    )
+    still_open = ("batch", accepted.name, "--hour", f"{NEWEST}..{past_hour(0)}", "--seal-only")
+    assert "can be sealed from" in run(accepted, *still_open, expect=75)

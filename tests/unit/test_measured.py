@@ -1,0 +1,167 @@
+"""What the jobs measured: totals in a property of `main`, and what is read of the content for the metrics."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from accepted_hours import HOURS, accept, four_hours
+from lakes import FIRST, StreamLake, new_lake
+
+from anabranch.hours import start_of
+from anabranch.job import Job
+from anabranch.protocol.measured import (
+    BOUNDS,
+    COMMIT,
+    MEASURED,
+    READABLE,
+    STAGE,
+    Durations,
+    Measured,
+    Meter,
+    read_measured,
+)
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.watermarks import FRESH_THROUGH
+from anabranch.table.commits import Change, Commit, Outcome
+from anabranch.table.snapshots import branch_properties, heads
+from anabranch.tally import REFUSED, RETRIES, Tally
+from serving_layer.views import content
+from serving_layer.views.content import ContentReader
+from speed_layer.plan import StagedBatch, readable_after
+
+NOW = start_of(FIRST) + timedelta(minutes=1)
+
+
+def told(meter: Meter, main: dict[str, str], *seconds: tuple[str, float]) -> dict[str, Measured]:
+    main |= meter.tell(main, seconds)
+    return dict(read_measured(main[MEASURED]))
+
+
+def test_a_publish_tells_what_was_measured_since_the_last_that_landed() -> None:
+    tally, main = Tally(), dict[str, str]()
+    tally.count(RETRIES, "s3", 99)
+    # Of a job before it, in the same process.
+    speed, batch = Meter("speed", tally), Meter("batch", Tally())
+    tally.count(RETRIES, "s3", 2)
+    refused = speed.tell(dict(main), [(STAGE, 0.4)])
+    # Refused: nothing of it is in the table, and the next one tells all of it.
+    tally.count(REFUSED)
+    measured = told(speed, main, (STAGE, 0.4))["speed"]
+    assert (measured.counts, measured.durations) == (
+        {(RETRIES, "s3"): 2, (REFUSED, ""): 1},
+        {STAGE: Durations(0.4, {0.5: 1})},
+    )
+    assert read_measured(refused[MEASURED])["speed"].counts == {(RETRIES, "s3"): 2}
+    speed.landed(0.2)
+    tally.count(RETRIES, "kafka")
+    told(batch, main, (STAGE, 90))
+    both = told(speed, main, (STAGE, 3.5), (STAGE, 1e9), (STAGE, -1))
+    assert both["speed"].counts == {(RETRIES, "s3"): 2, (REFUSED, ""): 1, (RETRIES, "kafka"): 1}
+    assert both["speed"].durations[STAGE].counts == {0.1: 1, 0.5: 1, 5: 1, math.inf: 1}
+    assert both["speed"].durations[COMMIT] == Durations(0.2, {0.25: 1})
+    assert both["batch"].durations[STAGE].sum == 90
+
+
+def test_however_long_a_stream_runs_the_property_stays_short() -> None:
+    main: dict[str, str] = {}
+    for layer in ("speed", "batch"):
+        tally = Tally()
+        meter = Meter(layer, tally)  # type: ignore[arg-type]
+        for service in ("kafka", "s3", "catalog", "registry", "other"):
+            tally.count(RETRIES, service, 10**9)
+        for name in (READABLE, STAGE, "publish", COMMIT):
+            told(meter, main, *[(name, bound) for bound in BOUNDS[:-1]])
+    assert len(main[MEASURED]) < 2_500
+
+
+def test_durations_of_a_time_are_those_that_came_in_it() -> None:
+    before = Durations().plus(0.3).plus(4)
+    after = before.plus(0.3).plus(70)
+    assert after.since(before) == Durations(pytest.approx(70.3), {0.5: 1, 120: 1})
+    assert [after.quantile(share) for share in (0.5, 0.75, 1)] == [0.5, 5, 120]
+    assert Durations().quantile(0.5) is None
+    # A table that was made anew begins at nothing.
+    assert before.since(after) == before
+
+
+@pytest.mark.parametrize(
+    ("ago", "fresh", "waited"),
+    [(10, None, 10), (10, 40, 10), (3600, 30, 30), (-60, None, 0)],
+    ids=["the first publish", "since", "stamped long ago", "stamped ahead"],
+)
+def test_how_long_the_oldest_row_has_waited(tmp_path: Path, ago: int, fresh: int | None, waited: float) -> None:
+    one = new_lake(tmp_path)
+    # Its rows are stamped with the first moment of the day.
+    rows = one.stage([(FIRST, 0, 0)])
+    now = start_of(FIRST) + timedelta(seconds=ago)
+    main = {FRESH_THROUGH: (now - timedelta(seconds=fresh)).isoformat()} if fresh is not None else {}
+    state = replace(one.state(), branch_properties={"main": main})
+    hours = {f.file_path: FIRST for f in rows.files}
+    assert readable_after(state, StagedBatch("t", {}, rows, None), hours, now) == waited
+    # Nothing of it is for `main`: readers have it from the batch layer, or it has no rows.
+    served = replace(state, overrides={FIRST: "batch"})
+    assert readable_after(served, StagedBatch("t", {}, rows, None), hours, now) is None
+    assert readable_after(state, StagedBatch("t", {}, None, None), {}, now) is None
+
+
+def reader(one: StreamLake) -> ContentReader:
+    return ContentReader(Job(one.environment, one.stream, one.lake, None))  # type: ignore[arg-type]
+
+
+def bury(one: StreamLake, letters: list[tuple[str, int, int]]) -> None:
+    dead = one.stage_dead(letters, "speed")
+    table = one.lake.load(one.stream.dead_letters_table)
+    assert one.lake.commit(table, Commit(new_id(), heads(table), (Change("main", dead.files),))) is Outcome.LANDED
+
+
+def test_what_main_holds_by_layer_and_by_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = four_hours(tmp_path)
+    running = "2026-11-21T04"
+    one.publish(one.speed(one.stage([(running, 0, 40), (running, 0, 41)]), {0: 42}))
+    bury(one, [(running, 0, 90), (running, 0, 91)])
+    bury(one, [(HOURS[3], 0, 92), (HOURS[0], 0, 93)])
+    for hour in HOURS[:2]:
+        accept(one, hour, 10)
+    asked = reader(one)
+    found = asked.read(start_of(running) + timedelta(minutes=5))
+    assert found.rows == {"speed": 22, "batch": 20}
+    assert (found.running.rows, found.running.files) == (2, 1)
+    assert found.running.bytes > 1000
+    # Of the newest hours alone.
+    assert found.dead_letters == {running: {"malformed": 2}, HOURS[3]: {"malformed": 1}}
+    # No file and no manifest is read twice.
+    monkeypatch.setattr(content, "_reasons", None)
+    assert asked.read(start_of(running) + timedelta(minutes=6)) == found
+
+
+def test_an_hour_of_more_dead_letters_than_one_reading_opens_is_left_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = new_lake(tmp_path)
+    for offset in range(3):
+        bury(one, [(FIRST, 0, offset)])
+    monkeypatch.setattr(content, "_OPENED", 2)
+    asked = reader(one)
+    assert asked.read(NOW).dead_letters == {}
+    assert asked.read(NOW).dead_letters == {FIRST: {"malformed": 3}}
+
+
+def test_every_publish_carries_what_was_measured(tmp_path: Path) -> None:
+    one = four_hours(tmp_path)
+    state = one.state()
+    said = Meter("speed", Tally()).tell(state.branch_properties["main"], [(READABLE, 1.5)])
+    publish = Publish(new_id(), (Change("speed"), Change("main", properties=said)), state.timeline, state.position)
+    assert one.publish(publish, state) is Outcome.LANDED
+    accept(one, HOURS[0], 10)
+    one.move("main")
+    one.move("speed")
+    assert json.loads(branch_properties(one.table(), "main")[MEASURED])["speed"]["seconds"] == {
+        READABLE: [1.5, {"2": 1}]
+    }
+    assert reader(one).read(NOW).measured["speed"].durations[READABLE] == Durations(1.5, {2: 1})
+    assert "side-file" not in json.dumps(one.table().current_snapshot().summary.additional_properties[MEASURED])

@@ -1,0 +1,53 @@
+"""`--watch`: what is shown, and what ends it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from anabranch.cli.watching import watched
+from anabranch.errors import ConfigurationError, Transient
+
+
+class Service:
+    """Gives one answer after the other."""
+
+    def __init__(self, *answers: str | BaseException) -> None:
+        self.left = list(answers)
+
+    def __call__(self) -> str:
+        answer = self.left.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def test_once_without_it() -> None:
+    service = Service("a", "b")
+    assert watched(False, 0, service, print) == "a"
+    assert service.left == ["b"]
+
+
+def test_it_shows_each_answer_and_what_does_not_answer_until_it_is_interrupted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    service = Service("a", Transient("Kafka is away"), "b", KeyboardInterrupt(), "never")
+    assert watched(True, 0, service, print) is None
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("a\nb\n", "Kafka is away\n")
+
+
+def test_on_a_terminal_each_takes_the_place_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    watched(True, 0, Service("a", "b", KeyboardInterrupt()), print)
+    said = capsys.readouterr()
+    assert said.out == "\x1b[2J\x1b[1;1Ha\n\x1b[2J\x1b[1;1Hb\n"
+    assert said.err.count("again every 0 s; Ctrl-C ends") == 2
+
+
+def test_what_no_other_try_mends_ends_it() -> None:
+    with pytest.raises(ConfigurationError, match="no such stream"):
+        watched(True, 0, Service("a", ConfigurationError("no such stream")), print)
