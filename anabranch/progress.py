@@ -1,7 +1,8 @@
 """Progress: how far long work is, how fast, and how long yet, from its third second on.
 
 On a terminal it stands in the last line, in its place, below the log's lines, and is gone with the work. Elsewhere the
-log has a line of it when a part of the work is done: after two seconds, then after four more, up to once a minute.
+log has a line of it when a part of the work is done, or what is at hand is said: after two seconds, then after four
+more, up to once a minute.
 Where nothing can be written, as on a terminal that went away, the work goes on untold.
 """
 
@@ -85,6 +86,7 @@ class Progress:
         self._began = self._news = time.monotonic()
         self._told, self._pause = self._began, _PATIENCE
         self._in_place = False
+        self._beside = ""
         self._open = ExitStack()
 
     def __enter__(self) -> Progress:
@@ -112,19 +114,33 @@ class Progress:
         done = self._at.done + units
         self._tell(replace(self._at, done=done, contained=sum(self._sizes[:done])))
 
+    def beside(self, text: str) -> None:
+        """What is being done of the unit at hand, which changes nothing of how far all is; empty for nothing. It may be
+        another thread that says it."""
+        self._beside = text
+        if text and self._may_log(time.monotonic()):
+            self._log.info("%s", self.line())
+
     def line(self) -> str:
         """What stands in a terminal's last line now."""
         now = time.monotonic()
         if self._at.done or self._at.contained:
-            return f"{self._doing}: {self._at.text(self._news - self._began, now - self._news, brief=True)}"
-        return f"{self._doing}: {self._at.text(0, brief=True)}, {timedelta(seconds=int(now - self._began))} so far"
+            text = self._at.text(self._news - self._began, now - self._news, brief=True)
+        else:
+            text = f"{self._at.text(0, brief=True)}, {timedelta(seconds=int(now - self._began))} so far"
+        return f"{self._doing}: {text}" + (f"; {self._beside}" if self._beside else "")
 
     def _tell(self, at: HowFar) -> None:
         self._at, self._news = at, time.monotonic()
-        if self._in_place or at.done == at.total or self._news - self._told < self._pause:
-            return
-        self._told, self._pause = self._news, min(_SELDOM, 2 * self._pause)
-        self._log.info("%s: %s", self._doing, at.text(self._news - self._began))
+        if at.done != at.total and self._may_log(self._news):
+            self._log.info("%s: %s", self._doing, at.text(self._news - self._began))
+
+    def _may_log(self, now: float) -> bool:
+        """Whether it is told now, in a line of the log."""
+        if self._in_place or now - self._told < self._pause:
+            return False
+        self._told, self._pause = now, min(_SELDOM, 2 * self._pause)
+        return True
 
 
 def _goes_back(stream: TextIO) -> bool:

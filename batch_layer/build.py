@@ -32,6 +32,7 @@ from anabranch.table.staging import read_snapshot, read_staged, stage
 from batch_layer.balance import Balance, Counted, Gaps, classify_gaps, classify_lost, plus, together
 from batch_layer.duplicates import bloom_filter_settings, find_duplicates, leave_out, names_event
 from batch_layer.offset_counts import ReadCounts, count, count_aborted, count_read, span_of_missing
+from batch_layer.passes import Passes
 from batch_layer.quality.gate import run_suite
 from batch_layer.quality.row_counts import RowCountBaseline
 from batch_layer.sizes import shuffle_partitions, write_tasks
@@ -90,6 +91,7 @@ class HourBuilder:
         self._stream: Stream = job.stream
         self._catalog = job.environment.catalog.name
         self._reader = HourReader(job, spark)
+        self.passes = Passes(spark)
 
     def repairable(self) -> dict[str, int]:
         """By hour, how many of the dead letters that `main` has would be rows by the stream as it is now."""
@@ -100,22 +102,24 @@ class HourBuilder:
         began = time.monotonic()
         # Nothing refers to what the hour before kept.
         release_kept(self._spark)
-        # Step 1: read and decode.
-        frames = self._frames(hour, cut, state, {})
-        reach(Step.BATCH_DECODED)
-        # Steps 2 to 5: stage and check.
-        built = self._checked(frames, self._stage(frames, hour, cut, before, state), state)
+        with self.passes.of(hour):
+            # Step 1: read and decode.
+            frames = self._frames(hour, cut, state, {})
+            reach(Step.BATCH_DECODED)
+            # Passes 2 to 5: stage and check.
+            built = self._checked(frames, self._stage(frames, hour, cut, before, state), state)
         return replace(built, seconds=time.monotonic() - began)
 
     def decide_again(self, hour: str, cut: Cut, before: int, state: State, together: Together) -> Built | None:
         """An accepted hour once more, after hours of its look-back were rebuilt; None when it keeps the same rows."""
         began = time.monotonic()
-        frames = self._frames(hour, cut, state, together)
-        batch = self._at(state.heads["batch"]).where(F.col("ingest_hour") == hour).select(*AT)
-        kept = frames.kept.select(*AT)
-        if kept.exceptAll(batch).isEmpty() and batch.exceptAll(kept).isEmpty():
-            return None
-        built = self._checked(frames, self._stage(frames, hour, cut, before, state), state)
+        with self.passes.of(hour):
+            frames = self._frames(hour, cut, state, together)
+            batch = self._at(state.heads["batch"]).where(F.col("ingest_hour") == hour).select(*AT)
+            kept = frames.kept.select(*AT)
+            if kept.exceptAll(batch).isEmpty() and batch.exceptAll(kept).isEmpty():
+                return None
+            built = self._checked(frames, self._stage(frames, hour, cut, before, state), state)
         return replace(built, seconds=time.monotonic() - began)
 
     def changes_events(self, built: Built, state: State) -> bool:
@@ -136,9 +140,12 @@ class HourBuilder:
             self._spark.conf.set(_SHUFFLES, str(shuffle_partitions(cut.offsets, at_once)))
         for key, value in bloom_filter_settings(cut.offsets).items():
             self._spark.conf.set(key, value)
+        self.passes.begin("read and decode")
         read = self._reader.read(hour, cut, state)
+        self.passes.begin("count what was read")
         counts = count_read(read.decoded, read.in_kafka, SOURCES)
         good = records.good(read.decoded, self._stream)
+        self.passes.begin("find duplicates")
         duplicates = find_duplicates(good, self._stream.key, self._served(hour, state, together))
         return _Frames(read, counts, leave_out(good, duplicates), duplicates)
 
@@ -176,11 +183,13 @@ class HourBuilder:
             "target-file-size-bytes": str(stream.files.target),
         }
         of_rows = write | {"output-sort-order-id": str(sort_order_id(state.table, sort))}
+        self.passes.begin("write the rows")
         staged = stage(rows.sortWithinPartitions(*order), lake, self._catalog, stream.table, new_id(), of_rows)
         note(attempt=staged.wap_id)
         reach(Step.BATCH_ROWS_STAGED)
         dead = None
         if frames.counts.dead:
+            self.passes.begin("write the dead letters")
             letters = records.dead(frames.read.decoded, cut.topic_id, "batch")
             one = letters.coalesce(1).sortWithinPartitions("kafka_partition", "kafka_offset")
             dead = stage(one, lake, self._catalog, stream.dead_letters_table, new_id(), write)
@@ -189,16 +198,21 @@ class HourBuilder:
 
     def _checked(self, frames: _Frames, built: Built, state: State) -> Built:
         rows = read_staged(self._spark, self._catalog, self._stream.table, built.rows)
+        self.passes.begin("count what was staged")
         balance = self._balance(frames, rows, built)
         problems = [f"the balance does not close: {p}" for p in balance.problems()]
         objections = balance.disallowed(self._stream.batch.allow_gaps)
         reach(Step.BATCH_BALANCED)
+        self.passes.begin("compare with the speed layer")
         speed = self._at(state.heads["speed"]).where(F.col("ingest_hour") == built.hour)
         unread = coverage.unread_ranges(state, built.hour, built.cut)
         files = files_of(state.table, "speed", built.hour)
         differing = kinds.compare(*alike(speed, rows, state.table, files), frames.duplicates, unread)
+        self.passes.begin("judge the quality")
         quality = run_suite(rows, self._stream.expectations, self._known(built.hour, balance, differing, state))
         objections += [f"quality: {failed.message}" for failed in quality.failed]
+        self.passes.begin("count unknown fields")
+        unknown = self._unknown(frames)
         reach(Step.BATCH_CHECKED)
         account = replace(
             balance.counts,
@@ -207,7 +221,7 @@ class HourBuilder:
             speed_rows=differing.speed_rows,
             diff=differing.diff,
             quality=quality.recorded(),
-            unknown=self._unknown(frames),
+            unknown=unknown,
         )
         return replace(built, account=account, problems=tuple(problems), objections=tuple(objections))
 

@@ -94,7 +94,7 @@ def rebuild_hours(
             broken.append(error)
 
     if named is not None:
-        with Progress(LOG, name, "hours", len(named)) as progress:
+        with Progress(LOG, name, "hours", len(named)) as progress, rebuilder.beside(progress):
             for h in named:
                 attempt(h, order)
                 progress.step()
@@ -109,7 +109,7 @@ def rebuild_hours(
         decided = {result.hour for result in results}
         todo = [h for h in waiting if h not in decided]
         sizes = tuple(state.timeline.sealed[h].offsets for h in todo)
-        with Progress(LOG, name, "hours", sizes=sizes, contents="offsets") as progress:
+        with Progress(LOG, name, "hours", sizes=sizes, contents="offsets") as progress, rebuilder.beside(progress):
             for h in todo:
                 attempt(h, order)
                 progress.step()
@@ -169,7 +169,8 @@ def replay(
             return retry.call(f"{name}: hour {h}", lambda: rebuilder.rebuild(h, order))
 
     results = []
-    with Progress(LOG, f"{name}: replay", "hours", len(repairable)) as progress:
+    progress = Progress(LOG, f"{name}: replay", "hours", len(repairable))
+    with progress, rebuilder.beside(progress):
         for h in repairable:
             results.append(restate(h))
             progress.step()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from anabranch.config import Stream
+    from anabranch.progress import Progress
 
 LOG = logging.getLogger(__name__)
 
@@ -112,6 +114,10 @@ class Rebuilder:
         self._meter = Meter("batch")
         # By hour, the publish that an earlier try of this run began, and what it says when it landed.
         self._begun: dict[str, tuple[str, Result]] = {}
+
+    def beside(self, progress: Progress) -> AbstractContextManager[None]:
+        """While it is entered, `progress` says which pass over its hour a rebuild is at."""
+        return self._hours.passes.beside(progress)
 
     def load(self) -> State:
         """The state as it is now."""

@@ -96,6 +96,30 @@ def test_a_part_of_a_unit_counts_and_never_beyond_it(monkeypatch: pytest.MonkeyP
         assert progress.line() == "audit s: 1 of 2 hours, 62 offsets a second, about 0:00:02 left"
 
 
+def test_what_is_at_hand_stands_beside_it_and_in_the_log_as_seldom(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock(monkeypatch)
+    caplog.set_level(logging.INFO)
+    with Progress(LOG, "stream s", "hours", 2) as progress:
+        for done in range(60):
+            clock.now += 1
+            progress.beside(f"hour 3: read, {done} of 60 tasks")
+        assert progress.line() == "stream s: 0 of 2 hours, 0:01:00 so far; hour 3: read, 59 of 60 tasks"
+        progress.beside("")
+        assert progress.line() == "stream s: 0 of 2 hours, 0:01:00 so far"
+        progress.step()
+        clock.now += 60
+        progress.beside("hour 4: read, 1 of 60 tasks")
+    assert caplog.messages == [
+        "stream s: 0 of 2 hours, 0:00:02 so far; hour 3: read, 1 of 60 tasks",
+        "stream s: 0 of 2 hours, 0:00:06 so far; hour 3: read, 5 of 60 tasks",
+        "stream s: 0 of 2 hours, 0:00:14 so far; hour 3: read, 13 of 60 tasks",
+        "stream s: 0 of 2 hours, 0:00:30 so far; hour 3: read, 29 of 60 tasks",
+        "stream s: 1 of 2 hours, 1 a minute, about 0:00:00 left; hour 4: read, 1 of 60 tasks",
+    ]
+
+
 class Screen(io.StringIO):
     """A terminal; `shown` is set once it is written to."""
 

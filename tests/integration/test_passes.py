@@ -1,0 +1,78 @@
+"""What a rebuild is at is seen while it works: its pass, and how far Spark is with it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from world import World, past_hour, spread
+
+from anabranch.hours import start_of
+from anabranch.progress import Progress
+from batch_layer.passes import LOG, Passes
+
+HOUR = past_hour(1)
+
+
+def test_the_tasks_of_the_stage_that_runs_are_counted(spark: SparkSession, tmp_path: Path) -> None:
+    passes, may_end = Passes(spark), tmp_path / "may-end"
+    told: list[str] = []
+
+    def wait(numbers: Iterator[int]) -> Iterator[int]:
+        deadline = time.monotonic() + 60
+        while not may_end.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return numbers
+
+    def work() -> None:
+        with passes.of(HOUR):
+            passes.begin("read and decode")
+            spark.sparkContext.parallelize(range(5), 5).mapPartitions(wait).count()
+
+    progress = Progress(LOG, "stream s", "hours", 1)
+    worker = threading.Thread(target=work)
+    with progress, passes.beside(progress):
+        worker.start()
+        deadline = time.monotonic() + 60
+        while "tasks" not in progress.line() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        told.append(progress.line())
+        may_end.touch()
+        worker.join(60)
+        assert not worker.is_alive()
+        while progress.line().endswith("tasks") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        told.append(progress.line())
+    assert told[0].endswith(f"so far; hour {HOUR}: read and decode, 0 of 5 tasks")
+    assert told[1].endswith("so far")
+
+
+def test_each_pass_over_an_hour_names_what_spark_does_for_it(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named: list[str | None] = []
+    begin = Passes.begin
+
+    def noted(self: Passes, doing: str) -> None:
+        begin(self, doing)
+        named.append(self._spark.sparkContext.getLocalProperty("spark.job.description"))
+
+    monkeypatch.setattr(Passes, "begin", noted)
+    one = world()
+    one.topic()
+    one.send([*spread(HOUR, 6, "a"), (0, start_of(HOUR), b"no json")])
+    one.apply()
+    assert [r.decision for r in one.batch()] == ["accepted"]
+    assert named == [
+        f"hour {HOUR}: {doing}"
+        for doing in (
+            "read and decode", "count what was read", "find duplicates", "write the rows", "write the dead letters",
+            "count what was staged", "compare with the speed layer", "judge the quality", "count unknown fields",
+        )
+    ]  # fmt: skip
+    # What comes after it is not the hour's.
+    assert one.spark.sparkContext.getLocalProperty("spark.job.description") is None
