@@ -66,7 +66,7 @@ def test_each_pass_over_an_hour_names_what_spark_does_for_it(
     one.topic()
     one.send([*spread(HOUR, 6, "a"), (0, start_of(HOUR), b"no json")])
     one.apply()
-    assert [r.decision for r in one.batch()] == ["accepted"]
+    assert [r.decision for r in one.batch(HOUR)] == ["accepted"]
     assert named == [
         f"hour {HOUR}: {doing}"
         for doing in (
