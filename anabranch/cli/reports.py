@@ -392,12 +392,13 @@ def query(
     that was replaced: `anabranch hours STREAM --history` lists them. What --explain and --provenance say is printed
     under a table, and to standard error otherwise.
     """
-    from contextlib import redirect_stdout
+    from contextlib import ExitStack, redirect_stdout
     from pathlib import Path
 
     from anabranch.logs import configure_logging
     from anabranch.output import write_result
     from serving_layer.query.opened import opened, print_opened
+    from serving_layer.query.reading import Reading, noted
     from serving_layer.reader import open_reader
     from serving_layer.reader.provenance import print_provenance
     from serving_layer.reader.selection import Revision, Selection
@@ -410,8 +411,15 @@ def query(
     reader = open_reader(conf)
 
     def run(statement: str) -> None:
-        with reader.query(statement, selection) as answer:
-            write_result(answer.rows, output, Path(out) if out else None)
+        reading = Reading()
+        with ExitStack() as told:
+            told.enter_context(reading.told("query"))
+            with reader.query(statement, selection, reading) as answer:
+                rows = answer.rows
+                if out is None and sys.stdout.isatty():
+                    # What is told of their reading is gone before they stand there.
+                    rows = noted(rows, told.close, at_end=output == "table")
+                write_result(rows, output, Path(out) if out else None)
         with redirect_stdout(sys.stdout if output == "table" else sys.stderr):
             if explain:
                 print_opened(opened(answer.files))

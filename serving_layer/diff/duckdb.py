@@ -23,7 +23,8 @@ from anabranch.position import Ranges
 from anabranch.table.snapshots import files_of, heads
 from serving_layer.diff.columns import held_fields, once_floats
 from serving_layer.diff.kinds import KIND, Difference, to_difference
-from serving_layer.query.datasets import connected, dataset, is_reading_failure, quoted
+from serving_layer.query.datasets import connected, is_reading_failure, plan_files, quoted
+from serving_layer.query.reading import Reading
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -192,13 +193,14 @@ def open_comparison(table: Table, hour: str, key: Sequence[str], lookback: int) 
     """
     at, name = heads(table), ".".join(table.name())
     earlier = [shift(hour, -i) for i in range(1, lookback + 1)]
-    with connected(_MEMORY) as connection:
+    reading = Reading()
+    with reading.told(f"compare hour {hour}"), connected(_MEMORY) as connection:
         for view, branch, hours in (
             ("speed", "speed", [hour]),
             ("batch", "batch", [hour]),
             ("earlier", "main", earlier),
         ):
-            connection.register(view, dataset(name, table, at[branch], hours))
+            connection.register(view, plan_files(name, table, at[branch], hours).dataset(reading))
         schemas = list(table.schemas().values())
         files = files_of(table, "speed", hour)
         yield Comparison(connection, content_types(table.schema(), schemas, files), key)

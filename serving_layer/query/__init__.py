@@ -29,6 +29,7 @@ from serving_layer.query.datasets import (
     plan_files,
     quoted,
 )
+from serving_layer.query.reading import Reading
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -61,10 +62,10 @@ class Derived:
     add_functions: Callable[[duckdb.DuckDBPyConnection], None] | None = None
     """Of functions that DuckDB does not have."""
 
-    def register(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def register(self, connection: duckdb.DuckDBPyConnection, reading: Reading | None = None) -> None:
         """Make a connection know what the SQL names."""
         for name, planned in self.files.items():
-            connection.register(name, planned.dataset())
+            connection.register(name, planned.dataset(reading))
         if self.add_functions is not None:
             self.add_functions(connection)
 
@@ -100,6 +101,7 @@ def open_query(
     catalog: str = "lake",
     select: Select = everything,
     derived: Mapping[str, Derive] | None = None,
+    reading: Reading | None = None,
 ) -> Iterator[Answer]:
     """Run one reading statement over `tables` (`schema.table` -> table), and over what is `derived`, likewise by name.
     Of its result no more is in memory than a batch of rows.
@@ -108,6 +110,8 @@ def open_query(
     taken from the mapping, so it may load them lazily. Times are aware UTC. Of the columns only those that the SQL
     needs are read, and files are passed over that cannot hold a row of it. The SQL reaches no file, no network and no
     setting, and what it writes is refused. A column name that comes twice gets a number (`id`, `id_1`).
+
+    How far the files are that it reads is followed in `reading`.
 
     Raises, also while the rows are read, ConfigurationError for SQL that DuckDB does not accept (with its message),
     Refused for a table that has delete files, Transient when a data file could not be read, and what loading a table
@@ -124,7 +128,7 @@ def open_query(
             try:
                 if name in derived:
                     made = derived[name]()
-                    made.register(connection)
+                    made.register(connection, reading)
                     _name(connection, name, made.sql)
                     files += made.files.values()
                     continue
@@ -134,7 +138,7 @@ def open_query(
                     continue
                 selected = select(name, table)
                 planned = plan_files(name, table, selected.snapshot_id, selected.hours)
-                source = planned.dataset()
+                source = planned.dataset(reading)
             except AnabranchError as error:
                 # Such as another stream's, that is not applied yet: whether the SQL needs it, DuckDB will say.
                 absent[name] = error

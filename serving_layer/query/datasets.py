@@ -24,6 +24,7 @@ from anabranch.errors import Refused, Transient
 from anabranch.table.manifests import HOUR, HourManifest, hour_of_file, list_manifests, read_entries
 from anabranch.temporary import temporary_folder
 from serving_layer.query.pruning import all_of, known_of_file, known_of_manifest, null_cases
+from serving_layer.query.reading import Reading
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -134,9 +135,9 @@ class TableFiles:
             files = [file for file in files if hour_of_file(self.table, file) not in self.without]
         return files
 
-    def dataset(self) -> ds.Dataset:
-        """The rows: a column that a file lacks is null, types widen. What it is asked for is in `scans`.
-        Raises Transient."""
+    def dataset(self, reading: Reading | None = None) -> ds.Dataset:
+        """The rows: a column that a file lacks is null, types widen. What it is asked for is in `scans`; DuckDB's
+        reading of it is followed in `reading`. Raises Transient."""
         if not self.manifests:
             return columns_only(self.table)
         if not _readable_by_name(self.table):
@@ -152,7 +153,7 @@ class TableFiles:
             except OSError as error:
                 raise Transient(f"read {self.name}: expected its files, found: {error} (run it again)") from error
         made = _PlannedDataset([], self.columns, _PARQUET, _NOWHERE)
-        made.planned = self
+        made.planned, made.reading = self, reading
         return made
 
     def open(self, files: Sequence[DataFile]) -> ds.Dataset:
@@ -204,12 +205,14 @@ class _PlannedDataset(ds.FileSystemDataset):  # type: ignore[misc]
     chosen."""
 
     planned: TableFiles
+    reading: Reading | None
 
-    def scanner(self, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> ds.Scanner:
+    def scanner(self, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> Any:
         files = self.planned.select(filter)
         asked = tuple(columns if columns is not None else self.schema.names)
         self.planned.scans.append(Scan(asked, str(filter) if filter is not None else None, tuple(files)))
-        return self.planned.open(files).scanner(columns=columns, filter=filter, **options)
+        scanner = self.planned.open(files).scanner(columns=columns, filter=filter, **options)
+        return scanner if self.reading is None else self.reading.follow(scanner, len(files))
 
 
 def plan_files(

@@ -13,6 +13,7 @@ from anabranch.config import Stream, View
 from anabranch.errors import ConfigurationError
 from anabranch.table.lake import Lake
 from serving_layer.query import Answer, Derived, open_query
+from serving_layer.query.reading import Reading
 from serving_layer.reader.provenance import Provenance, provenance
 from serving_layer.reader.selection import Selection, Selector, shown
 from serving_layer.windows.read import derive
@@ -27,16 +28,17 @@ class Reader:
     streams: Mapping[str, Stream]
 
     @contextmanager
-    def query(self, sql: str, selection: Selection) -> Iterator[Answer]:
+    def query(self, sql: str, selection: Selection, reading: Reading | None = None) -> Iterator[Answer]:
         """The answer to one reading statement (`open_query`) over the rows that are selected, of tables as they are
-        now."""
+        now; how far it is can be followed in `reading`."""
         tables, select = self.lake.tables(self.streams), Selector(self.lake, self.streams, selection)
         views = {
             stream.view_table(view): partial(self.derived, stream, view, selection)
             for stream in {s.name: s for s in self.streams.values()}.values()
             for view in stream.views
         }
-        with open_query(sql, tables, catalog=self.lake.catalog_name, select=select, derived=views) as answer:
+        catalog = self.lake.catalog_name
+        with open_query(sql, tables, catalog=catalog, select=select, derived=views, reading=reading) as answer:
             yield answer
 
     def derived(self, stream: Stream, view: View, selection: Selection) -> Derived:

@@ -30,7 +30,8 @@ from pyiceberg.types import (
 
 from anabranch.dev import services
 from anabranch.errors import ConfigurationError, Terminal, Transient
-from serving_layer.query import run_query
+from serving_layer.query import open_query, run_query
+from serving_layer.query.reading import Reading
 
 START = datetime(2026, 11, 21, tzinfo=UTC)
 NAME = "games.game_events"
@@ -183,6 +184,11 @@ def test_a_filter_opens_no_file_of_another_partition(catalog: SqlCatalog, where:
     assert result.column("event_id").to_pylist() == event_ids
     with pytest.raises(Transient, match="run it again"):
         run_query(f"SELECT event_id FROM {NAME}", {NAME: table})
+    with (
+        pytest.raises(Transient, match="run it again"),
+        open_query(f"SELECT event_id FROM {NAME}", {NAME: table}, reading=Reading()) as answer,
+    ):
+        answer.rows.read_all()
 
 
 def test_only_the_tables_that_the_sql_mentions_are_loaded(catalog: SqlCatalog) -> None:

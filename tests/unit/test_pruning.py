@@ -34,6 +34,7 @@ from pyiceberg.types import (
 
 from anabranch.errors import Transient
 from serving_layer.query import Answer, open_query
+from serving_layer.query.reading import Reading
 
 NAME = "games.events"
 DAY = datetime(2026, 11, 21)
@@ -103,8 +104,11 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
 
 
 def _ids(beside: Beside, where: str) -> tuple[list[int], Answer]:
-    with open_query(f"SELECT id FROM {NAME} WHERE {where} ORDER BY id", {NAME: beside.table}) as answer:
+    reading, sql = Reading(), f"SELECT id FROM {NAME} WHERE {where} ORDER BY id"
+    with open_query(sql, {NAME: beside.table}, reading=reading) as answer:
         found: list[int] = answer.rows.read_all()["id"].to_pylist()
+    # How far it is was followed to its end, whatever files that were.
+    assert sum(one.done for one in reading.followed) == sum(one.files for one in reading.followed) == _files(answer)
     return found, answer
 
 

@@ -1,0 +1,73 @@
+"""How far a query has read its files is followed, and changes nothing of what it reads."""
+
+from __future__ import annotations
+
+import io
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from anabranch.progress import Progress
+from serving_layer.query import reading as module
+from serving_layer.query.reading import Reading, noted
+
+FILES, ROWS = 4, 1000
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> ds.Dataset:
+    """Each of `FILES` holds `ROWS` rows, in two row groups."""
+    for number in range(FILES):
+        rows = pa.table({"file": [number] * ROWS, "n": range(ROWS)})
+        pq.write_table(rows, tmp_path / f"{number}.parquet", row_group_size=ROWS // 2)
+    return ds.dataset(tmp_path)
+
+
+def test_a_file_is_done_when_the_next_one_begins(files: ds.Dataset) -> None:
+    followed = Reading().follow(files.scanner(), FILES)
+    seen = [(batch["file"][0].as_py(), followed.done) for batch in followed.to_reader()]
+    assert seen == [(number, number) for number in range(FILES) for _ in range(2)]
+    assert followed.done == FILES
+
+
+def test_what_a_condition_leaves_is_read_as_the_scanner_reads_it(files: ds.Dataset) -> None:
+    condition = (ds.field("file") == 2) & (ds.field("n") < 3)
+    followed = Reading().follow(files.scanner(columns=["n"], filter=condition), FILES)
+    assert followed.to_reader().read_all().to_pydict() == {"n": [0, 1, 2]}
+    assert followed.projected_schema.names == ["n"]
+    assert followed.done == FILES
+
+
+def test_all_that_is_being_read_is_told(files: ds.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    complete = threading.Event()
+
+    def tell(self: Progress, units: int = 1) -> None:
+        step(self, units)
+        told.append(self.line())
+        if f"{2 * FILES} of {2 * FILES} files" in told[-1]:
+            complete.set()
+
+    step = Progress.step
+    monkeypatch.setattr(Progress, "step", tell)
+    monkeypatch.setattr(module, "_LOOKED_AT_EVERY_S", 0.01)
+    reading = Reading()
+    with reading.told("query"):
+        for _ in range(2):
+            reading.follow(files.scanner(), FILES).to_reader().read_all()
+        assert complete.wait(20), told[-1:]
+    assert told[-1].startswith("query: ")
+
+
+@pytest.mark.parametrize(("at_end", "marks"), [(False, "!123"), (True, "123!")])
+def test_it_is_noted_before_the_first_row_or_behind_the_last(at_end: bool, marks: str) -> None:
+    seen = io.StringIO()
+    batches = [pa.record_batch({"n": [n]}) for n in (1, 2, 3)]
+    rows = pa.RecordBatchReader.from_batches(batches[0].schema, batches)
+    for batch in noted(rows, lambda: "!" in seen.getvalue() or seen.write("!"), at_end):
+        seen.write(str(batch["n"][0]))
+    assert seen.getvalue() == marks
