@@ -32,7 +32,7 @@ from anabranch.job import Job, main, open_job, parser
 from anabranch.logs import of_process
 from anabranch.output import print_json, print_table
 from anabranch.progress import Progress
-from anabranch.protocol.sealing import require_sealed, seal
+from anabranch.protocol.sealing import require_ended, require_sealed, seal
 from anabranch.retry import Retry
 from anabranch.spark.session import close_session, open_session, stop_on_signal
 from batch_layer.plan import empty_hours
@@ -63,12 +63,14 @@ def rebuild_hours(
     Either way, accepted hours whose dead letters were lost, or whose look-back was not read yet, are restated at the
     end; of what becomes of these the result of hours that are named does not depend. An hour that breaks the job holds
     back no other: Unexpected is raised at the end. At last the stream's views are filled, as far as that goes. `teller`
-    tells of each hour at once. Raises NotYet for an hour that has not ended, Transient when the time is over or `stop`
-    is set.
+    tells of each hour at once. Raises NotYet, having sealed nothing, for an hour that has not ended, Transient when the
+    time is over or `stop` is set.
     """
     name, retry, teller = f"stream {job.stream.name}", _retry(job, stop), teller or Teller(job)
-    sealed = retry.call(name, lambda: seal(job.stream, job.lake, job.kafka))
     named = sorted(hours) if hours is not None else None
+    if named is not None:
+        retry.call(name, lambda: require_ended(job.stream, job.lake, named))
+    sealed = retry.call(name, lambda: seal(job.stream, job.lake, job.kafka))
     for h in named or ():
         require_sealed(sealed.state, job.stream, h)
     state = retry.call(name, lambda: rebuilder.recover(sealed))

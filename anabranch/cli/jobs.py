@@ -80,7 +80,17 @@ def batch(
             except ValueError as error:
                 raise click.UsageError(f"{name}: {error}") from None
             options.append(f"{name}={run}")
+    if span is not None:
+        _require_ended(stream, span, conf)
     submit_job("batch_layer", stream, conf, output, options, master)
+
+
+def _require_ended(stream: str, span: tuple[str, str], conf: str | None) -> None:
+    """Refuse an open hour here: the job would say the same after Spark has started."""
+    from anabranch.protocol import sealing
+
+    job = open_stream(stream, conf)
+    sealing.require_ended(job.stream, job.lake, span)
 
 
 def _seal(stream: str, span: tuple[str, str] | None, conf: str | None, output: str) -> None:
@@ -89,6 +99,7 @@ def _seal(stream: str, span: tuple[str, str] | None, conf: str | None, output: s
 
     job = open_stream(stream, conf)
     try:
+        sealing.require_ended(job.stream, job.lake, span or ())
         sealed = sealing.seal(job.stream, job.lake, job.kafka)
         for hour in span or ():
             sealing.require_sealed(sealed.state, job.stream, hour)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
@@ -293,6 +293,33 @@ def seal(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> Sealed:
     return Sealed(sealed, state, confirmed)
 
 
+def require_ended(stream: Stream, lake: Lake, named: Iterable[str], now: datetime | None = None) -> None:
+    """None of the `named` hours is still open. Needs no Kafka and changes nothing.
+
+    The table is loaded only for an hour that has not ended by the clock: `anabranch adopt` may have sealed it early.
+    Raises NotYet.
+    """
+    now = now or datetime.now(UTC)
+    running = [hour for hour in sorted(named) if _sealable_from(stream, hour) > now]
+    if not running:
+        return
+    state = load_state(lake, stream.table)
+    for hour in running:
+        if not state.is_sealed(hour):
+            raise _open(stream, hour)
+
+
+def _sealable_from(stream: Stream, hour: str) -> datetime:
+    return hours.end_of(hour) + stream.batch.grace
+
+
+def _open(stream: Stream, hour: str) -> NotYet:
+    return NotYet(
+        f"hour {hour}: expected it to be sealed, found it open; it can be sealed from "
+        f"{_sealable_from(stream, hour):%F %T} UTC on: run it again then"
+    )
+
+
 def require_sealed(state: State, stream: Stream, hour: str) -> None:
     """That `hour` is sealed. Raises ConfigurationError for an hour before the first, NotYet for one that has not ended,
     grace included."""
@@ -301,8 +328,4 @@ def require_sealed(state: State, stream: Stream, hour: str) -> None:
             f"hour {hour}: expected an hour from {state.timeline.first} on, where stream {stream.name} begins"
         )
     if not state.is_sealed(hour):
-        ready = hours.end_of(hour) + stream.batch.grace
-        raise NotYet(
-            f"hour {hour}: expected it to be sealed, found it open; it can be sealed from {ready:%F %T} UTC on: "
-            "run it again then"
-        )
+        raise _open(stream, hour)

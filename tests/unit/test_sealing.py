@@ -7,16 +7,21 @@ from pathlib import Path
 
 import pytest
 from brokers import Broker
-from lakes import new_lake, new_state
+from click.testing import CliRunner, Result
+from lakes import StreamLake, new_lake, new_state
 
+from anabranch.cli import main
 from anabranch.cuts import Window
-from anabranch.errors import PositionError
+from anabranch.errors import NotYet, PositionError
 from anabranch.fail_points import Step
-from anabranch.hours import Timeline, hour_of, shift
+from anabranch.hours import Cut, Timeline, hour_of, shift
+from anabranch.job import Job
 from anabranch.position import Offsets, Position, Stamped, Topic
 from anabranch.protocol import ledger, sealing
 from anabranch.protocol.sealing import KafkaOffsets, ask, plan_sealing, resolve_state
 from anabranch.protocol.state import State
+from batch_layer.job import rebuild_hours
+from batch_layer.rebuild import Rebuilder, RebuildRequest
 
 H0, H1 = "2026-11-21T00", "2026-11-21T01"
 NOW = datetime(2026, 11, 21, 1, 10, tzinfo=UTC)
@@ -111,3 +116,47 @@ def test_nothing_to_seal_is_no_publish() -> None:
     decided = resolve_state(state, asked(state, Kafka({0: 2})))
     assert decided is not None
     assert plan_sealing(decided, timedelta(0), "id", frozenset()) is None
+
+
+def batch(lake: StreamLake, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[Result, bool]:
+    """`anabranch batch events ARGUMENTS` on a lake: what it says, and whether it would start Spark."""
+    submitted: list[str] = []
+    job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: []}).adapter)
+    monkeypatch.setattr("anabranch.cli.jobs.open_stream", lambda stream, conf: job)
+    monkeypatch.setattr("anabranch.spark.submit.submit_job", lambda layer, *_: submitted.append(layer))
+    return CliRunner().invoke(main, ["batch", "events", *arguments]), submitted == ["batch_layer"]
+
+
+@pytest.mark.parametrize("flags", [(), ("--seal-only",), ("--restate", "--why", "why")])
+@pytest.mark.parametrize("span", ["{open}", "{ended}..{open}"])
+def test_an_open_hour_is_refused_before_spark_starts_and_nothing_else_is_sealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, span: str, flags: tuple[str, ...]
+) -> None:
+    running = hour_of(datetime.now(UTC) + timedelta(minutes=5))
+    ended = shift(running, -2)
+    lake = new_lake(tmp_path, timeline=Timeline(ended, ended, {0: 0}))
+    done, is_submitted = batch(lake, monkeypatch, "--hour", span.format(open=running, ended=ended), *flags)
+    assert (done.exit_code, is_submitted) == (NotYet.exit_code, False)
+    assert f"hour {running}: expected it to be sealed, found it open; it can be sealed from" in done.output
+    assert lake.state().timeline.open == ended
+
+
+def test_the_job_refuses_an_open_hour_before_it_seals_another(tmp_path: Path) -> None:
+    running = hour_of(datetime.now(UTC) + timedelta(minutes=5))
+    ended = shift(running, -2)
+    lake = new_lake(tmp_path, timeline=Timeline(ended, ended, {0: 0}))
+    job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: []}).adapter)
+    with pytest.raises(NotYet, match=running):
+        rebuild_hours(job, Rebuilder(job, None), [running], RebuildRequest())  # type: ignore[arg-type]
+    assert lake.state().timeline.open == ended
+
+
+def test_an_hour_that_ended_or_that_an_adoption_sealed_early_goes_to_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = hour_of(datetime.now(UTC) + timedelta(minutes=5))
+    cut = Cut("t", {0: (0, 0)})
+    lake = new_lake(tmp_path, timeline=Timeline(running, shift(running, 1), {0: 0}, sealed={running: cut}))
+    for hour in (running, shift(running, -2)):
+        done, is_submitted = batch(lake, monkeypatch, "--hour", hour)
+        assert is_submitted, done.output
