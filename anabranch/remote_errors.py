@@ -178,7 +178,7 @@ def classify(error: BaseException) -> Meaning:
         return Meaning.PASSES
     if any(isinstance(link, _TERMINAL_BY_TYPE) for link in chain):
         return Meaning.STAYS
-    return classify_text(_full_text(error))
+    return classify_text(full_text(error))
 
 
 def _answered_later(error: BaseException) -> bool:
@@ -203,7 +203,7 @@ def explain(doing: str, error: BaseException, reason: str | None = None) -> Anab
     """
     if isinstance(error, AnabranchError):
         return error
-    text = f"{_full_text(error)}\n{reason or ''}"
+    text = f"{full_text(error)}\n{reason or ''}"
     return _explained(doing, text, reason or one_line(error), classify(error))
 
 
@@ -240,7 +240,7 @@ def _explained(doing: str, text: str, reason: str, meaning: Meaning) -> Anabranc
 def asked_service(error: BaseException) -> str:
     """Which service an error speaks of: kafka, s3, catalog or registry; other for none of them. Pure."""
     links = _chain(error)
-    text = _FRAME.sub("", "\n".join([_full_text(error), *(name for link in links for name in _names(link))]))
+    text = _FRAME.sub("", "\n".join([full_text(error), *(name for link in links for name in _names(link))]))
     return next((service for service, words in _SERVICES if any(word in text for word in words)), "other")
 
 
@@ -291,6 +291,6 @@ def _chain(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def _full_text(error: BaseException) -> str:
-    """All that an error and its causes say; of Spark's, also the stack trace that its message may lack."""
+def full_text(error: BaseException) -> str:
+    """The messages of an error and of its causes; for Spark's errors also the Java stack trace."""
     return "\n".join(f"{type(e).__name__}: {e}\n{getattr(e, '_stackTrace', None) or ''}" for e in _chain(error))

@@ -37,6 +37,7 @@ from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
 from anabranch.protocol.state import State
 from anabranch.protocol.turns import Holding
 from anabranch.records.formats import open_format
+from anabranch.records.formats.wire import is_unlisted_schema_id
 from anabranch.spark.settings import runs_here
 from anabranch.table.lake import Lake
 from anabranch.table.manifests import hour_of_file
@@ -88,7 +89,7 @@ class MicroBatches:
     ) -> None:
         self._environment, self._stream, self._lake, self._kafka = environment, stream, lake, kafka
         self._clock = BoundaryResolver(stream, lake, kafka)
-        self._format = open_format(environment, stream)
+        self._format = open_format(environment, stream, cache_schema_ids=True)
         self._confirmed: frozenset[str] = frozenset()
         self._turns = Holding(lake, stream.table, stop)
         self._meter = Meter("speed")
@@ -332,7 +333,14 @@ class MicroBatches:
     def _stage(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:
         """Stage the rows and dead letters of a plan, for the log and the columns that were decided on."""
         began = time.monotonic()
-        staged = self._staged(frame, plan, decided)
+        try:
+            staged = self._staged(frame, plan, decided)
+        except (PySparkException, Py4JError) as error:
+            if not is_unlisted_schema_id(error):
+                raise
+            LOG.info("stream %s: new schema id; listing schema ids again", self._stream.name)
+            self._format = open_format(self._environment, self._stream, cache_schema_ids=True)
+            staged = self._staged(frame, plan, decided)
         # The workers count for themselves, and nobody asks them.
         written = staged.rows.files if isinstance(staged.rows, Written) else ()
         TALLY.count(S3_REQUESTS, "PutObject", sum(f.file_path.startswith("s3") for f in written))

@@ -20,6 +20,7 @@ from anabranch.config import Kafka
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.kafka.security import spark_options
 from anabranch.position import Offsets, Ranges, ranges_to_keys, size, to_keys
+from anabranch.remote_errors import full_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -91,7 +92,7 @@ def no_records(spark: SparkSession) -> DataFrame:
 def is_unreadable(error: BaseException) -> bool:
     """Whether Spark's reader threw because a record's timestamp is none that it can hold. Pure."""
     # PySpark makes some of Java's exceptions its own: then the name is that of the type, and the trace apart.
-    text = f"{type(error).__name__}: {error} {getattr(error, '_stackTrace', '')}"
+    text = full_text(error)
     return "ArithmeticException" in text and "long overflow" in text
 
 

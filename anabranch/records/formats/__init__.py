@@ -58,8 +58,11 @@ class Format(Protocol):
         ...
 
 
-def open_format(environment: Environment, stream: Stream) -> Format:
+def open_format(environment: Environment, stream: Stream, cache_schema_ids: bool = False) -> Format:
     """The format of a stream; it keeps what it learns of schemas for as long as it lives.
+
+    With `cache_schema_ids`, a format with a registry lists the schema ids of the first records only. A later query
+    fails when it meets another id (`wire.is_unlisted_schema_id`); the caller then opens the format again.
 
     Raises ConfigurationError when it needs a registry and the environment names none.
     """
@@ -73,9 +76,9 @@ def open_format(environment: Environment, stream: Stream) -> Format:
 
     settings = stream.format
     if settings.type == "avro":
-        return AvroFormat(stream, open_registry(environment, stream))
+        return AvroFormat(stream, open_registry(environment, stream), cache_schema_ids)
     if settings.type == "json_schema":
-        return JsonSchemaFormat(stream, open_registry(environment, stream))
+        return JsonSchemaFormat(stream, open_registry(environment, stream), cache_schema_ids)
     if settings.type == "csv":
         return CsvFormat(settings.delimiter)
     return RawFormat() if settings.type == "raw" else JsonFormat()

@@ -6,6 +6,7 @@ own, by the writer's schema and a reader's that `avro_schema` makes from it and 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from anabranch.records.checks import Check, error, expected_found, utc
 from anabranch.records.formats import Reading
 from anabranch.records.formats.avro_names import Incompatible
 from anabranch.records.formats.avro_schema import Projection, project
-from anabranch.records.formats.wire import PAYLOAD, look_up, refuse
+from anabranch.records.formats.wire import PAYLOAD, Wire, refuse
 from anabranch.spark.settings import AVRO_LIMITS, AVRO_LONGEST_TEXT, AVRO_OPTIONS
 
 if TYPE_CHECKING:
@@ -28,15 +29,15 @@ if TYPE_CHECKING:
 
 CODES = ("malformed_avro", "invalid_utf8", "wrong_type", "unreadable_timestamp")
 
-# 16 bytes behind the payload that no payload can name: it would have to contain its own checksum.
-_END = "unhex(md5(value))"
+# 16 random bytes behind the payload. No producer can predict them, so no payload contains them.
+_END = f"X'{secrets.token_hex(16)}'"
 
 
 class AvroFormat:
     """Values that are a schema id and Avro's binary encoding."""
 
-    def __init__(self, stream: Stream, registry: Registry) -> None:
-        self._subject, self._registry = stream.format.subject, registry
+    def __init__(self, stream: Stream, registry: Registry, cache_schema_ids: bool = False) -> None:
+        self._wire = Wire(registry, "AVRO", stream.format.subject, cache_schema_ids)
         self._required = [column.name for column in stream.columns if not column.nullable]
         self._projections: dict[int, Projection | Incompatible] = {}
 
@@ -44,7 +45,7 @@ class AvroFormat:
         """As `Format.read`. Each value is read once, by its writer's schema."""
         jvm: Any = records.sparkSession._jvm
         _require_limits(jvm)
-        wired = look_up(records, self._registry, "AVRO", self._subject)
+        wired = self._wire.look_up(records)
         projections: dict[int, Projection] = {}
         refused: list[Check] = []
         for schema_id, schema in wired.schemas.items():

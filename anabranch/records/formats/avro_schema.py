@@ -254,12 +254,17 @@ def _not_utf8(read: str) -> str:
 
 
 def _date() -> Value:
-    inside = f"BETWEEN {_YEAR_1 // _SECONDS_A_DAY} AND {_YEAR_10000 // _SECONDS_A_DAY - 1}"
+    first, last = _YEAR_1 // _SECONDS_A_DAY, _YEAR_10000 // _SECONDS_A_DAY - 1
     return Value(
         "int",
-        lambda read: f"IF({read} {inside}, date_from_unix_date({read}), NULL)",
-        lambda read: f"{read} NOT {inside}",
+        lambda read: f"IF({_inside(read, first, last)}, date_from_unix_date({read}), NULL)",
+        lambda read: f"NOT {_inside(read, first, last)}",
     )
+
+
+def _inside(read: str, first: int, last: int) -> str:
+    # Not BETWEEN: Spark plans an extra column for it.
+    return f"({read} >= {first}L AND {read} <= {last}L)"
 
 
 def _unit(logical: str) -> int:
@@ -273,9 +278,9 @@ def _timestamp(unit: int) -> Value:
     """Of years 1 to 9999 alone, as everywhere; nanos have no others."""
     if unit > 1_000_000:
         return Value("long", lambda read: f"timestamp_micros(({read} div 1000) - IF({read} % 1000 < 0, 1, 0))")
-    inside = f"BETWEEN {_YEAR_1 * unit} AND {_YEAR_10000 * unit - 1}"
+    first, last = _YEAR_1 * unit, _YEAR_10000 * unit - 1
     return Value(
         "long",
-        lambda read: f"IF({read} {inside}, timestamp_micros({read} * {1_000_000 // unit}), NULL)",
-        lambda read: f"{read} NOT {inside}",
+        lambda read: f"IF({_inside(read, first, last)}, timestamp_micros({read} * {1_000_000 // unit}), NULL)",
+        lambda read: f"NOT {_inside(read, first, last)}",
     )

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from anabranch.records.formats import Reading
 from anabranch.records.formats.json import JsonFormat
-from anabranch.records.formats.wire import PAYLOAD, look_up
+from anabranch.records.formats.wire import PAYLOAD, Wire
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 class JsonSchemaFormat:
     """Values that are a schema id and a JSON object."""
 
-    def __init__(self, stream: Stream, registry: Registry) -> None:
-        self._subject, self._registry = stream.format.subject, registry
+    def __init__(self, stream: Stream, registry: Registry, cache_schema_ids: bool = False) -> None:
+        self._wire = Wire(registry, "JSON", stream.format.subject, cache_schema_ids)
 
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
         """As `Format.read`."""
-        wired = look_up(records, self._registry, "JSON", self._subject)
+        wired = self._wire.look_up(records)
         reading = JsonFormat().read(wired.frame.withColumn("value", F.expr(PAYLOAD)), types)
         return replace(reading, checks=(*wired.checks, *reading.checks))

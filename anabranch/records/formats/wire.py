@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.kafka.schema_registry import RegisteredSchema, Registry
 from anabranch.records.checks import Check, error, expected_found, literal
+from anabranch.remote_errors import full_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 CODES = ("null_value", "not_wire_format", "unknown_schema", "wrong_subject", "incompatible_schema")
 
 PAYLOAD = "substring(value, 6)"
+
+_UNLISTED = "expected it among those listed"
 
 _SCHEMA_ID = (
     "IF(length(value) >= 5 AND substring(value, 1, 1) = X'00', "
@@ -34,38 +37,68 @@ class Wired:
     checks: tuple[Check, ...]
 
 
-def look_up(records: DataFrame, registry: Registry, kind: str, subject: str | None) -> Wired:
-    """List the schema ids of the records, in a reading of their own, and ask for those that are not known yet.
+class Wire:
+    """The wire format of a stream: values of `kind`, of `subject` if it is not None.
 
-    `schemas` holds the ids that are of `kind` and `subject`; the checks judge records of all others, and whatever is
-    not in the wire format. Raises Transient when the registry is away, ConfigurationError when it refuses.
+    With `cache_ids`, later queries reuse the first list of schema ids, provided that the registry has a schema of this
+    kind and subject for each of them. A record with another id then fails the query; `is_unlisted_schema_id`
+    detects it.
     """
-    frame = records.selectExpr("*", f"{_SCHEMA_ID} AS _schema_id")
-    ids = sorted(row[0] for row in frame.select("_schema_id").distinct().collect() if row[0] is not None)
-    schemas: dict[int, RegisteredSchema] = {}
-    unknown: list[int] = []
-    refused: list[Check] = []
-    for schema_id in ids:
-        schema = registry.schema(schema_id)
-        if schema is None:
-            unknown.append(schema_id)
-        elif subject is not None and not registry.belongs(schema_id, subject):
-            refused.append(refuse(schema_id, "wrong_subject", f"expected a schema of subject {subject}, found another"))
-        elif schema.type != kind:
-            refused.append(refuse(schema_id, "incompatible_schema", f"expected type {kind}, found {schema.type}"))
-        else:
-            schemas[schema_id] = schema
-    header = expected_found("expected a zero byte and a schema id of four bytes", "hex(substring(kafka_value, 1, 5))")
-    nowhere = "concat('schema id ', _schema_id, ': expected it in the schema registry, found none')"
-    checks = [
-        Check("value IS NULL", error("null_value", f"'expected a value in {kind} wire format, found a null value'")),
-        Check("_schema_id IS NULL", error("not_wire_format", header)),
-        # Never so: the same offsets hold the same records, whenever they are read.
-        Check(f"NOT {among(ids)}", "raise_error(concat('schema id ', _schema_id, ': expected it among those listed'))"),
-        *([Check(among(unknown), error("unknown_schema", nowhere))] if unknown else []),
-        *refused,
-    ]
-    return Wired(frame, schemas, tuple(checks))
+
+    def __init__(self, registry: Registry, kind: str, subject: str | None, cache_ids: bool) -> None:
+        self._registry, self._kind, self._subject, self._cache_ids = registry, kind, subject, cache_ids
+        self._cached: list[int] = []
+
+    def look_up(self, records: DataFrame) -> Wired:
+        """List the schema ids of the records with a query of its own, and load unknown schemas from the registry.
+
+        `schemas` contains the ids of the stream's kind and subject. The checks mark records with other ids, and records
+        that are not in the wire format. Raises Transient when the registry is down, ConfigurationError when it rejects
+        the request.
+        """
+        frame = records.selectExpr("*", f"{_SCHEMA_ID} AS _schema_id")
+        ids = self._cached or _list_schema_ids(frame)
+        schemas: dict[int, RegisteredSchema] = {}
+        unknown: list[int] = []
+        refused: list[Check] = []
+        for schema_id in ids:
+            schema = self._registry.schema(schema_id)
+            if schema is None:
+                unknown.append(schema_id)
+            elif self._subject is not None and not self._registry.belongs(schema_id, self._subject):
+                why = f"expected a schema of subject {self._subject}, found another"
+                refused.append(refuse(schema_id, "wrong_subject", why))
+            elif schema.type != self._kind:
+                why = f"expected type {self._kind}, found {schema.type}"
+                refused.append(refuse(schema_id, "incompatible_schema", why))
+            else:
+                schemas[schema_id] = schema
+        if self._cache_ids and len(schemas) == len(ids):
+            self._cached = ids
+        null = f"'expected a value in {self._kind} wire format, found a null value'"
+        header = expected_found(
+            "expected a zero byte and a schema id of four bytes", "hex(substring(kafka_value, 1, 5))"
+        )
+        nowhere = "concat('schema id ', _schema_id, ': expected it in the schema registry, found none')"
+        unlisted = f"CAST(raise_error(concat('schema id ', _schema_id, ': {_UNLISTED}')) AS BOOLEAN)"
+        checks = [
+            Check("value IS NULL", error("null_value", null)),
+            Check("_schema_id IS NULL", error("not_wire_format", header)),
+            # Fails only for cached ids: the same offsets return the same records each time they are read.
+            Check(f"IF(NOT {among(ids)}, {unlisted}, false)", error("unknown_schema", nowhere)),
+            *([Check(among(unknown), error("unknown_schema", nowhere))] if unknown else []),
+            *refused,
+        ]
+        return Wired(frame, schemas, tuple(checks))
+
+
+def is_unlisted_schema_id(error: BaseException) -> bool:
+    """Whether a query failed because a record has a schema id that is not in the cached list. Pure."""
+    return _UNLISTED in full_text(error)
+
+
+def _list_schema_ids(frame: DataFrame) -> list[int]:
+    return sorted(row[0] for row in frame.select("_schema_id").distinct().collect() if row[0] is not None)
 
 
 def refuse(schema_id: int, code: str, why: str) -> Check:

@@ -1,0 +1,153 @@
+"""The speed layer lists schema ids once and reuses the list; a new id makes it list them again."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from wire import encode, wired
+from world import World
+
+from anabranch.config import Registry as Settings
+from anabranch.kafka.schema_registry import Registry
+from anabranch.kafka.source import read_ranges
+from anabranch.records import decode
+from anabranch.records.formats.avro import AvroFormat
+from anabranch.records.formats.wire import is_unlisted_schema_id
+from speed_layer.micro_batch import MicroBatches
+
+if TYPE_CHECKING:
+    from registry import SchemaRegistry
+
+Make = Callable[..., World]
+
+SCHEMA = "event_id STRING NOT NULL, level INT"
+
+
+def schema(*more: str) -> dict[str, Any]:
+    """A writer's schema that is not registered yet."""
+    fields = [{"name": "event_id", "type": "string"}, *({"name": name, "type": "int"} for name in more)]
+    return {"type": "record", "name": f"E{uuid.uuid4().hex[:12]}", "fields": fields}
+
+
+class Stream:
+    """An Avro stream, its records and its micro-batches: each of what was sent since the one before it."""
+
+    def __init__(self, one: World, registry: SchemaRegistry) -> None:
+        self.one, self.registry = one, registry
+        self.arm = MicroBatches(one.job.environment, one.job.stream, one.job.lake, one.job.kafka)
+        self._next = 0
+
+    def new(self, *more: str) -> tuple[int, dict[str, Any]]:
+        by = schema(*more)
+        return self.registry.register(f"{self.one.name}-value", by), by
+
+    def send(self, event_id: str, schema_id: int, by: dict[str, Any]) -> None:
+        value = {"event_id": event_id} | {field["name"]: 7 for field in by["fields"][1:]}
+        self.one.send([(0, datetime.now(UTC), wired(schema_id, encode(self.one.spark, by, value)))])
+
+    def publish(self) -> int:
+        """Publish a micro-batch; the number of jobs that Spark ran."""
+        topic = self.one.job.kafka.describe(self.one.name)
+        assert topic is not None
+        ranges = {0: (self._next, self.one.job.kafka.stable_ends(topic)[0])}
+        self._next = ranges[0][1]
+        context, group = self.one.spark.sparkContext, uuid.uuid4().hex
+        context.setJobGroup(group, "a micro-batch")
+        try:
+            self.arm.hand_over(
+                lambda: read_ranges(self.one.spark, self.one.job.environment.kafka, self.one.name, ranges), ranges
+            )
+            self.arm.wait()
+        finally:
+            context.setLocalProperty("spark.jobGroup.id", None)
+        return len(context.statusTracker().getJobIdsForGroup(group))
+
+    def events(self) -> list[str]:
+        return sorted(row["event_id"] for row in self.one.rows())
+
+
+@pytest.fixture
+def stream(world: Make, registry: SchemaRegistry) -> Iterator[Stream]:
+    one = world(registry.url, schema=SCHEMA, format="avro", event_time=None)
+    one.topic(1)
+    one.apply()
+    made = Stream(one, registry)
+    yield made
+    made.arm.close()
+
+
+def test_later_micro_batches_reuse_the_list_of_schema_ids(stream: Stream) -> None:
+    known = stream.new()
+    jobs = []
+    for event_id in ("a", "b", "c"):
+        stream.send(event_id, *known)
+        jobs.append(stream.publish())
+    assert jobs[0] > jobs[1] == jobs[2], "listed again"
+    assert stream.events() == ["a", "b", "c"] and stream.one.dead() == []
+
+
+def test_a_new_schema_id_is_listed_and_each_record_is_published_once(stream: Stream) -> None:
+    old, new = stream.new(), stream.new("level")
+    stream.send("a", *old)
+    stream.publish()
+    stream.send("b", *new)
+    stream.send("c", *old)
+    stream.publish()
+    stream.send("d", *old)
+    stream.send("e", *new)
+    stream.publish()
+    assert stream.events() == ["a", "b", "c", "d", "e"] and stream.one.dead() == []
+    assert {row["event_id"]: row["level"] for row in stream.one.rows()} == {
+        "a": None,
+        "b": 7,
+        "c": None,
+        "d": None,
+        "e": 7,
+    }
+
+
+def test_an_unregistered_schema_id_is_a_dead_letter_and_is_looked_up_again(stream: Stream) -> None:
+    """Hazard: the missing schema is cached, or other records become dead letters too."""
+    old, late = stream.new(), schema("level")
+    stream.send("a", *old)
+    stream.publish()
+    stream.send("b", *old)
+    # Schema ids are sequential, so the next one is predictable.
+    stream.send("too early", old[0] + 1, late)
+    stream.publish()
+    assert stream.events() == ["a", "b"]
+    assert [(d["error_code"], d["kafka_offset"]) for d in stream.one.dead()] == [("unknown_schema", 2)]
+    assert stream.registry.register(f"{stream.one.name}-value", late) == old[0] + 1
+    stream.send("c", old[0] + 1, late)
+    stream.send("d", *old)
+    stream.publish()
+    assert stream.events() == ["a", "b", "c", "d"]
+    assert len(stream.one.dead()) == 1
+
+
+def test_a_query_with_cached_ids_fails_for_another_id(
+    spark: SparkSession, stream: Stream, registry: SchemaRegistry
+) -> None:
+    (old_id, old), (new_id, new) = stream.new(), stream.new("level")
+    form = AvroFormat(stream.one.job.stream, Registry(Settings(url=registry.url)), cache_schema_ids=True)
+
+    def read(schema_id: int, by: dict[str, Any]) -> DataFrame:
+        value = wired(schema_id, encode(spark, by, {"event_id": "x"} | ({"level": 1} if by is new else {})))
+        kafka = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP"
+        rows = [(None, bytearray(value), "events", 0, 0, datetime.now(UTC))]
+        frame = spark.createDataFrame(rows, kafka).withColumn("ingest_hour", F.lit("2026-11-21T03"))
+        return decode(frame, stream.one.job.stream, form, with_errors=False)
+
+    assert [row["is_dead"] for row in read(old_id, old).collect()] == [False]
+    with pytest.raises(PySparkException) as raised:
+        read(new_id, new).collect()
+    assert is_unlisted_schema_id(raised.value)
+    assert not is_unlisted_schema_id(PySparkException("of anything else"))
+    assert [row["is_dead"] for row in read(old_id, old).collect()] == [False]
