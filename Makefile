@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/anabranch.stamp
 CODE := anabranch speed_layer batch_layer serving_layer dags tests benchmarks
 
-.PHONY: help setup class-list demo demo-flights test unit model integration test-failures game-day first-day test-deploy test-page test-dbt test-trino test-search test-hdfs test-lineage test-scale test-scale-long soak sizing bench-metadata bench-planning bench-loads bench-start bench-archive bench-page bench-decode bench bench-smoke bench-batch bench-threads bench-lookback bench-cluster bench-driver bench-freshness lint types format docs dist clean
+.PHONY: help setup class-list demo demo-flights test test-full test-full-status test-mutations unit model integration test-failures game-day first-day test-deploy test-page test-dbt test-trino test-search test-hdfs test-lineage test-scale test-scale-long soak sizing bench-metadata bench-planning bench-loads bench-start bench-archive bench-page bench-decode bench bench-smoke bench-batch bench-threads bench-lookback bench-cluster bench-driver bench-freshness lint types format docs dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -20,8 +20,17 @@ demo: $(READY) ## the story, to an exact end; on a cluster: make demo MASTER=spa
 demo-flights: $(READY) ## a second stream: 336,776 real flights
 	@$(BIN)/python -m anabranch.dev.demo.flights
 
-test: $(READY) ## unit tests, the model, and integration tests on real services
-	@$(BIN)/python -m pytest tests/unit tests/model tests/integration
+test: $(READY) ## what CI runs: unit tests, the model, integration tests on real services; two processes
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not full' tests/unit tests/model tests/integration
+
+test-full: $(READY) ## everything there is; one of eight shards: make test-full SHARD=3/8
+	@$(BIN)/python tests/full.py $(if $(SHARD),--shard $(SHARD)) $(if $(DURATIONS),--durations $(DURATIONS))
+
+test-full-status: $(READY) ## which shards and suites passed last at which commit
+	@$(BIN)/python tests/full.py --status
+
+test-mutations: $(READY) ## ten faults put into the product: make test catches each; ONLY=gate for some
+	@$(BIN)/python tests/mutations.py $(if $(ONLY),--only '$(ONLY)')
 
 unit: $(READY) ## unit tests alone: no JVM, seconds
 	@$(BIN)/python -m pytest tests/unit
@@ -136,8 +145,9 @@ types: $(READY) ## mypy: strict, and of tests what they ask of the code
 	@MYPYPATH=tests/support $(BIN)/mypy benchmarks
 	@MYPYPATH=tests/support $(BIN)/mypy --config-file tests/mypy.ini tests/unit tests/integration
 
-docs: $(READY) ## write docs/cli.md from the command line itself
+docs: $(READY) ## write docs/cli.md from the command line itself, and what guards the failure table in tests/README.md
 	@$(BIN)/python -m anabranch.cli.reference
+	@$(BIN)/python tests/support/suite_map.py
 
 dist: $(READY) ## the wheel, the source distribution, and the same code as a zip for spark-submit --py-files
 	@rm -rf dist

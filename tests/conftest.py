@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from registry import SchemaRegistry
     from world import World
 
+pytest_plugins = ["order", "recorded", "steadiness"]
+
 for name in ("CONF", "KAFKA", "S3", "CATALOG", "WAREHOUSE", "SPARK_MASTER"):
     name = f"ANABRANCH_{name}"
     os.environ.pop(name, None)
@@ -40,6 +42,16 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("told to end", returncode=143))
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The controller stops what killed workers have left."""
+    factory = getattr(config, "_tmp_path_factory", None)
+    if "PYTEST_XDIST_WORKER" in os.environ or getattr(factory, "_basetemp", None) is None:
+        return
+    from shared_services import stop_leftovers
+
+    stop_leftovers(_shared_folder(factory) / "services")
+
+
 @pytest.fixture(autouse=True)
 def log_given_back() -> Iterator[None]:
     """A command that a test runs in this process logs to the test's own standard error, which is closed behind it."""
@@ -49,11 +61,17 @@ def log_given_back() -> Iterator[None]:
     root.handlers[:], root.level = before
 
 
+def _shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The temporary folder of the whole test run, which all its processes share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
 @pytest.fixture(scope="session")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Neighbours]:
-    from anabranch.dev.services import running
+    from shared_services import shared_services
 
-    with running(tmp_path_factory.mktemp("services")) as servers:
+    with shared_services(_shared_folder(tmp_path_factory) / "services") as servers:
         os.environ |= {"AWS_ACCESS_KEY_ID": servers.access_key, "AWS_SECRET_ACCESS_KEY": servers.secret_key}
         yield Neighbours(servers.bootstrap_servers, servers.s3_endpoint)
 
@@ -102,16 +120,11 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchemaRegistr
 
 @pytest.fixture
 def steady_hour() -> None:
-    """A test that counts hours does not begin in the last minutes of one."""
-    from world import wait_out_the_hours_end
-
-    wait_out_the_hours_end()
+    """For a test that counts hours without `environment`: if it fails and an hour ended meanwhile, it is run again."""
 
 
 @pytest.fixture
-def world(
-    tmp_path: Path, environment: dict[str, Any], spark: SparkSession, steady_hour: None
-) -> Iterator[Callable[..., World]]:
+def world(tmp_path: Path, environment: dict[str, Any], spark: SparkSession) -> Iterator[Callable[..., World]]:
     """Makes streams of their own for a test."""
     from world import World, closed_at_the_end
 

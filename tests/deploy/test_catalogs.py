@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from world import World, add_catalog, event, past_hour, spread, wait_out_the_hours_end
+from world import World, add_catalog, event, past_hour, spread
 
 from anabranch.cli import main
 from anabranch.errors import MetadataGone
@@ -114,7 +114,6 @@ def run(one: World, *arguments: str, expect: int = 0) -> str:
 def tell(one: World) -> Told:
     """Two hours from Kafka to proven rows, a restatement, an override, a stale publisher, maintenance, an audit; and
     the tables lost and registered."""
-    wait_out_the_hours_end()
     first, second, now = past_hour(2), past_hour(1), datetime.now(UTC)
     one.topic()
     one.send([*spread(first, 20, "first"), (0, now - timedelta(hours=2), b"{")])

@@ -19,7 +19,7 @@ from urllib.parse import urlparse
 import boto3
 import pytest
 from click.testing import CliRunner
-from world import World, add_catalog, closed_at_the_end, past_hour, spread, wait_out_the_hours_end
+from world import World, add_catalog, closed_at_the_end, past_hour, spread
 
 from anabranch.cli import main
 from anabranch.errors import MetadataGone, Terminal
@@ -38,7 +38,6 @@ BAD = b"{"
 @pytest.fixture
 def make(tmp_path: Path, environment: dict[str, Any], spark: SparkSession) -> Iterator[Make]:
     """Makes streams with a catalog and a bucket of their own."""
-    wait_out_the_hours_end()
 
     def new(uri: str | None = None) -> World:
         own = copy.deepcopy(environment)

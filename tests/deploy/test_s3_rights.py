@@ -70,7 +70,7 @@ class Lake:
 
 @pytest.mark.timeout(1200)
 def test_each_component_does_its_work_with_its_policy_and_a_reader_publishes_nothing(
-    aws: Aws, environment: dict[str, Any], tmp_path: Path, steady_hour: None
+    aws: Aws, environment: dict[str, Any], tmp_path: Path
 ) -> None:
     lake, hour = Lake(aws, environment, tmp_path), past_hour(1)
     aws.enforce()

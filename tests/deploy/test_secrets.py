@@ -74,7 +74,7 @@ def watched(command: Command, seen: set[str]) -> bool:
 
 @pytest.mark.timeout(900)
 def test_no_secret_is_shown_logged_or_stored(
-    environment: dict[str, Any], postgres: Postgres, tmp_path: Path, secrets: dict[str, bytes], steady_hour: None
+    environment: dict[str, Any], postgres: Postgres, tmp_path: Path, secrets: dict[str, bytes]
 ) -> None:
     events, ui, hour = tmp_path / "events", free_port(), past_hour(1)
     events.mkdir()

@@ -60,7 +60,7 @@ Make = Callable[..., World]
 
 
 @pytest.fixture
-def on_postgres(tmp_path: Path, environment: dict[str, Any], postgres: Postgres, steady_hour: None) -> Iterator[Make]:
+def on_postgres(tmp_path: Path, environment: dict[str, Any], postgres: Postgres) -> Iterator[Make]:
     """Makes streams whose catalog is PostgreSQL. Their configured master is this machine: commands name another."""
     with closed_at_the_end() as made:
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from budget import budget
 from pyspark.sql import DataFrame
 from world import World, event, past_hour, spread
 
@@ -64,7 +65,7 @@ def test_a_staged_hour_that_lacks_a_file_or_has_a_row_more_is_refused_and_no_wor
     assert one.contents() == one.acknowledged()
 
 
-def test_an_hour_rebuilt_five_times_has_the_same_rows(world: Make) -> None:
+def test_an_hour_rebuilt_some_times_has_the_same_rows(world: Make) -> None:
     one, hour = world(), past_hour(1)
     one.topic()
     at = start_of(hour) + timedelta(minutes=59)
@@ -79,7 +80,7 @@ def test_an_hour_rebuilt_five_times_has_the_same_rows(world: Make) -> None:
     one.batch(hour)
     first = content()
     assert len(one.rows()) == 40
-    for revision in range(2, 6):
+    for revision in range(2, budget(4, 6)):
         [result] = one.batch(hour, restate=True)
         assert (result.decision, result.revision) == ("accepted", revision)
         assert content() == first

@@ -39,6 +39,7 @@ def classes_of_a_job(one: World, log: Path) -> list[str]:
     return log.read_text(encoding="utf-8").splitlines()
 
 
+@pytest.mark.full
 def test_jobs_take_their_classes_from_the_archive_and_do_without_one_that_does_not_fit(
     own_cache: Path, world: Callable[..., World], tmp_path: Path
 ) -> None:

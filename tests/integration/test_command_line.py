@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from receiver import Receiver
 from world import World, past_hour, spread
 
@@ -101,6 +102,13 @@ def test_a_refused_hour_is_exit_code_1_and_says_why(world: Callable[..., World])
     # Its receiver is gone: the hour was accepted all the same, and the message waits.
     assert "it waits" in _run(one, "webhook", one.name, expect=75)
     assert hour["reason"].startswith("accepted by choice: the game has more levels now; in spite of: quality: expect_")
+
+
+@pytest.mark.full
+def test_where_no_dead_letter_can_be_read_nothing_is_replayed(world: Callable[..., World]) -> None:
+    one = world()
+    one.topic()
+    one.apply()
     assert "no hour holds dead letters that could be read by now" in _run(one, "dead-letters", one.name, "--replay")
 
 

@@ -22,7 +22,7 @@ from pyiceberg.table import Transaction
 from pyspark.sql import SparkSession
 from registry import SchemaRegistry
 from run_books import printed
-from world import SCHEMA, World, past_hour, spread, wait_out_the_hours_end
+from world import SCHEMA, World, past_hour, spread
 
 from anabranch import config
 from anabranch.cli import main
@@ -114,7 +114,6 @@ def patient(
     environment: dict[str, Any], spark: SparkSession, tools: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Patient]:
     """A stream with an accepted hour, and records of the running one."""
-    wait_out_the_hours_end()
     one = World(tmp_path_factory.mktemp("doctor") / "conf", environment, spark)
     one.topic()
     one.send(spread(past_hour(1), 20, "e"))

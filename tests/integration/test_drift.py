@@ -74,6 +74,7 @@ def test_unknown_fields_are_counted_and_taken_up_as_drift_says(world: Callable[.
     assert [f["name"] for f in json.loads(run(one, "drift", one.name, "--output", "json"))["fields"]] == ["size\n"]
 
 
+@pytest.mark.full
 def test_a_stream_that_ignores_them_counts_none_and_names_beyond_the_bound_are_others(
     world: Callable[..., World],
 ) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from budget import budget
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
@@ -28,7 +29,7 @@ PARTITIONS = st.integers(0, 5)
 RANGES = st.dictionaries(PARTITIONS, st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=4)
 # How far each hour goes beyond the one before it, by partition; a partition may come later.
 STEPS = st.lists(st.dictionaries(PARTITIONS, st.integers(0, 4), max_size=4), max_size=9)
-FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=budget(6, 25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 PLACES = [(p, o) for p in range(7) for o in range(14)]
 
@@ -103,13 +104,16 @@ def test_offsets_are_counted_once_and_rows_as_often_as_they_are_there(
     assert read == ReadCounts(distinct, len(records) - dead, dead, sources, drifting)
 
 
-def test_a_thousand_partitions_of_a_month(spark: SparkSession) -> None:
+@pytest.mark.parametrize(
+    ("partitions", "month"), [(100, 72), pytest.param(1000, 744, marks=pytest.mark.full)], ids=["100", "1000"]
+)
+def test_a_thousand_partitions_of_a_month(spark: SparkSession, partitions: int, month: int) -> None:
     """An hour's account, the layers' difference and a micro-batch's hours, at the size where a plan that grows with
     the partitions or the hours overflows the stack or takes minutes."""
     rng = random.Random(5)
-    ranges = {p: (p, p + 1 + rng.randrange(3)) for p in range(1000)}
+    ranges = {p: (p, p + 1 + rng.randrange(3)) for p in range(partitions)}
     rows = places(spark, sorted(offsets_of(ranges)), AT)
-    outside = places(spark, [(0, 99), (1000, 0), (999, 0)], AT)
+    outside = places(spark, [(0, 99), (partitions, 0), (partitions - 1, 0)], AT)
     counted = count(rows.union(outside), ranges)
     assert counted.distinct == {p: e - s for p, (s, e) in ranges.items()}
     assert (counted.rows, counted.outside) == (size(ranges) + 3, 3)
@@ -118,9 +122,9 @@ def test_a_thousand_partitions_of_a_month(spark: SparkSession) -> None:
     diff = compare(speed, batch, outside.limit(0), ranges)
     assert (diff.missing, diff.unread) == (size(ranges), size(ranges))
 
-    hours = to_hours([{p: rng.randrange(3) for p in range(1000)} for _ in range(744)])
-    ends = dict.fromkeys(range(1000), 744 * 2)
-    positions = [(p, rng.randrange(ends[p])) for p in range(1000) for _ in range(3)]
+    hours = to_hours([{p: rng.randrange(3) for p in range(partitions)} for _ in range(month)])
+    ends = dict.fromkeys(range(partitions), month * 2)
+    positions = [(p, rng.randrange(ends[p])) for p in range(partitions) for _ in range(3)]
     of_hours = {(r.partition, r.offset): r.ingest_hour for r in assign_hours(places(spark, positions), hours).collect()}
     for p, o in positions:
         expected = next(h.hour for h in hours if h.ends is None or o < h.ends[p])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from world import World, event, past_hour, spread
 
 from anabranch.hours import start_of
@@ -49,6 +50,7 @@ def test_what_kafka_lost_of_an_hour_is_filled_from_the_speed_layer(world: Make) 
     assert one.contents() == one.acknowledged()[:20]
 
 
+@pytest.mark.full
 def test_an_hour_that_kafka_lost_is_restated_from_what_is_accepted_and_its_dead_letters_are_replayed(
     world: Make,
 ) -> None:
@@ -101,6 +103,7 @@ def test_an_accepted_hour_of_a_deleted_topic_is_restated_from_the_table_alone(wo
     assert accepted_row(one, hour).sources == {"accepted": 20, "dead_letters": 1}
 
 
+@pytest.mark.full
 def test_an_hour_after_a_replayed_one_is_decided_again_though_kafka_lost_both(world: Make) -> None:
     one, first, second = world(), past_hour(2), past_hour(1)
     one.topic(1)

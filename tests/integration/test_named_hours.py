@@ -58,7 +58,10 @@ def test_an_hour_that_breaks_the_run_holds_back_none_of_those_that_are_named(
     assert accepted.contents() == accepted.acknowledged()
 
 
-def test_what_the_rules_object_to_is_accepted_hour_by_hour(accepted: World) -> None:
+def test_what_the_rules_object_to_is_accepted_hour_by_hour(world: Callable[..., World]) -> None:
+    accepted = world()
+    accepted.topic()
+    accepted.apply()
     command = ("batch", accepted.name, "--hour", f"{OLDEST}..{MIDDLE}", "--restate", "--accept", "--why", "known")
     assert "accept them one by one" in run(accepted, *command, expect=2)
     assert "expected the earlier hour first" in run(

@@ -13,14 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from flaky_s3 import FlakyS3, running_flaky_s3
 from sessions import SHORT_LIVED, running_spark
-from world import World, event, past_hour, spread, wait_out_the_hours_end
+from world import World, event, past_hour, spread
 
 from anabranch.cli import main as anabranch
 from anabranch.dev.services import running
@@ -123,7 +123,8 @@ def speed_layer(one: World, meter: Meter) -> list[tuple[str, Loads]]:
 
 
 def main() -> None:
-    wait_out_the_hours_end()
+    if datetime.now(UTC).minute >= 57:
+        raise SystemExit("expected to start in an hour's first 57 minutes: what is counted ends with the hour")
     with (
         tempfile.TemporaryDirectory(prefix="anabranch-loads-") as name,
         running(Path(name) / "services") as services,

@@ -515,7 +515,17 @@ SETTINGS |= {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+# Those that take longest; each hazard is also in a smaller setting.
+LARGE = (
+    "files that nothing refers to and dead letters, of a process that sleeps",
+    "files that nothing refers to, of an hour that is accepted while a process sleeps",
+    "files that nothing refers to, of two speed layers that sleep",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full) if name in LARGE else name for name in SETTINGS]
+)
 def test_every_interleaving_keeps_main_exact(name: str) -> None:
     setting = SETTINGS[name]
     world = settle(new_world(**setting.world), *setting.before)

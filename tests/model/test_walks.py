@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 
+from budget import budget
 from exploration import forget, walk
 from settings import at_random
 
-WALKS = int(os.environ.get("MODEL_WALKS", "400"))
+WALKS = int(os.environ.get("MODEL_WALKS") or budget(100, 400))
 SEED = int(os.environ.get("MODEL_SEED", "1"))
 
 # What a few hundred walks have to come across, so that it is known that they happen.

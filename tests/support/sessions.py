@@ -38,6 +38,8 @@ def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[Spar
         "spark.driver.extraJavaOptions": options,
         "spark.jars": "",
         "spark.sql.shuffle.partitions": "2",
+        # A hundred by default; the tests of one stream after the other compile the same code, and find it again.
+        "spark.sql.codegen.cache.maxEntries": "5000",
         "spark.local.dir": str(folder / "spark"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }

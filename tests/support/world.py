@@ -30,13 +30,6 @@ from serving_layer.lineage.telling import telling
 from speed_layer.job import SpeedJob
 
 
-def wait_out_the_hours_end() -> None:
-    """Return in an hour's first 57 minutes: tests count hours."""
-    deadline = time.monotonic() + 300
-    while datetime.now(UTC).minute >= 57 and time.monotonic() < deadline:
-        time.sleep(1)
-
-
 def add_catalog(spark: SparkSession, environment: config.Environment) -> None:
     """Make the running session know the environment's catalog beside its others; its name must be new to it."""
     prefix = f"spark.sql.catalog.{environment.catalog.name}"

@@ -1,0 +1,269 @@
+"""Everything there is, in shards: `python tests/full.py --shard 3/8`, as `make test-full SHARD=3/8` runs it.
+
+    python tests/full.py                    every shard, one after the other
+    python tests/full.py --shard 3/8        one of eight
+    python tests/full.py --plan 8           what each of eight shards runs, and how long it should take
+    python tests/full.py --status           which shards and suites passed last at which commit
+    python tests/full.py --merge A B        take over what other machines recorded
+
+A suite is a folder of tests. Its extra packages are those that its target in the Makefile names by `uv run --with`.
+tests/durations.json has the seconds that tests took; shards are balanced by it, and `--durations FILE` writes what
+this run took into FILE. What passed is recorded in .test-full.json, which git ignores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DURATIONS = ROOT / "tests" / "durations.json"
+RECORD = ROOT / ".test-full.json"
+
+TEST_FOLDERS = ("unit", "model", "integration")
+"""What `make test` runs, but for tests that are marked `full`; they run on two processes."""
+
+SHARDS = 8
+_UNKNOWN_SECONDS = 40.0
+# A file that takes longer is shared out test by test.
+_SPLIT_SECONDS = 400.0
+# Two processes on two cores take this part of the seconds that their tests take.
+_TWO_PROCESSES = 0.6
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one shard runs whole: a file of tests, or one test of a long file."""
+
+    name: str
+    seconds: float
+
+    @property
+    def suite(self) -> str:
+        return self.name.split("/")[1]
+
+
+def suites(root: Path = ROOT) -> list[str]:
+    """The folders of tests."""
+    return sorted({file.parent.name for file in root.glob("tests/*/test_*.py")})
+
+
+def packages(suite: str, makefile: str | None = None) -> list[str]:
+    """The packages that the Makefile's target of this suite adds to the environment."""
+    text = makefile if makefile is not None else (ROOT / "Makefile").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        if re.search(rf"pytest\b.* tests/{suite}(\s|$)", line):
+            return [name.strip("'") for name in re.findall(r"--with (\S+)", line)]
+    raise SystemExit(f"Makefile: expected a target that runs tests/{suite}, found none; add one")
+
+
+def command(suite: str, *arguments: str) -> list[str]:
+    """pytest for a suite, with the packages that it needs."""
+    bin_folder = Path(sys.executable).parent
+    added = packages(suite)
+    if not added:
+        return [sys.executable, "-m", "pytest", *arguments]
+    with_added = [word for name in added for word in ("--with", name)]
+    return [str(bin_folder / "uv"), "run", "--no-sync", *with_added, "python", "-m", "pytest", *arguments]
+
+
+def load_durations() -> dict[str, dict[str, float]]:
+    """Seconds by file and test; the test "" has those of all short tests of its file together."""
+    loaded: dict[str, dict[str, float]] = json.loads(DURATIONS.read_text(encoding="utf-8"))
+    return loaded
+
+
+def plan_units(
+    files: Iterable[str], durations: Mapping[str, Mapping[str, float]], tests: Mapping[str, Sequence[str]]
+) -> list[Unit]:
+    """Files, and the tests of those that take long, with the seconds that each should take."""
+    units = []
+    for file in files:
+        known = durations.get(file, {})
+        part = _TWO_PROCESSES if file.split("/")[1] in TEST_FOLDERS else 1.0
+        total = sum(known.values()) * part if known else _UNKNOWN_SECONDS
+        if total <= _SPLIT_SECONDS or file not in tests:
+            units.append(Unit(file, total))
+            continue
+        short = [test for test in tests[file] if test not in known]
+        share = known.get("", 0.0) / max(1, len(short))
+        units += [Unit(f"{file}::{test}", known.get(test, share) * part) for test in tests[file]]
+    return units
+
+
+def plan_shards(units: Iterable[Unit], count: int) -> list[list[Unit]]:
+    """Each unit in one shard: the longest first, each into the shard that has least."""
+    shards: list[list[Unit]] = [[] for _ in range(count)]
+    seconds = [0.0] * count
+    for unit in sorted(units, key=lambda one: (-one.seconds, one.name)):
+        least = min(range(count), key=lambda i: (seconds[i], i))
+        shards[least].append(unit)
+        seconds[least] += unit.seconds
+    return [sorted(shard, key=lambda one: one.name) for shard in shards]
+
+
+def collect(file: str) -> list[str]:
+    """The tests of a file."""
+    listed = subprocess.run(
+        command(file.split("/")[1], "--collect-only", "-q", "-p", "no:cacheprovider", "--no-header", file),
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    if listed.returncode != 0:
+        raise SystemExit(f"{file}: expected its tests, found\n{listed.stdout}{listed.stderr}")
+    return [line.split("::", 1)[1] for line in listed.stdout.splitlines() if line.startswith(f"{file}::")]
+
+
+def all_shards(count: int) -> list[list[Unit]]:
+    durations = load_durations()
+    files = [
+        str(file.relative_to(ROOT)) for suite in suites() for file in sorted((ROOT / "tests" / suite).glob("test_*.py"))
+    ]
+    long = [f for f in files if sum(durations.get(f, {}).values()) * _TWO_PROCESSES > _SPLIT_SECONDS]
+    return plan_shards(plan_units(files, durations, {file: collect(file) for file in long}), count)
+
+
+def commit() -> str:
+    """The commit that is tested, with a + when files differ from it."""
+    head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True)
+    return (head.stdout.strip() or "unknown") + ("+" if changed.stdout.strip() else "")
+
+
+def load_record() -> dict[str, dict[str, dict[str, str]]]:
+    if not RECORD.exists():
+        return {"shards": {}, "units": {}}
+    loaded: dict[str, dict[str, dict[str, str]]] = json.loads(RECORD.read_text(encoding="utf-8"))
+    return loaded
+
+
+def merge(records: Iterable[Path]) -> None:
+    """Take over what passed later elsewhere."""
+    record = load_record()
+    for path in records:
+        for kind, entries in json.loads(path.read_text(encoding="utf-8")).items():
+            for name, passed in entries.items():
+                if passed["at"] >= record[kind].get(name, {"at": ""})["at"]:
+                    record[kind][name] = passed
+    RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def run_shard(number: int, count: int, shard: Sequence[Unit], durations: dict[str, dict[str, float]]) -> bool:
+    """Run what is in a shard, suite by suite; whether all of it passed."""
+    by_suite: dict[str, list[Unit]] = defaultdict(list)
+    for unit in shard:
+        by_suite[unit.suite].append(unit)
+    tested, passed, began = commit(), True, time.monotonic()
+    for suite, units in by_suite.items():
+        with tempfile.TemporaryDirectory(prefix="anabranch-full-") as folder:
+            listed, recorded = Path(folder) / "tests", Path(folder) / "record.json"
+            listed.write_text("\n".join(unit.name for unit in units) + "\n", encoding="utf-8")
+            processes = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"] if suite in TEST_FOLDERS else []
+            print(f"shard {number}/{count}: suite {suite}: {len(units)} files or tests", flush=True)
+            code = subprocess.run(
+                command(suite, *processes, "--record", str(recorded), f"@{listed}"),
+                cwd=ROOT, env=os.environ | {"TEST_BUDGET": "full"},
+            ).returncode  # fmt: skip
+            results = json.loads(recorded.read_text(encoding="utf-8")) if recorded.exists() else {}
+        passed = passed and code == 0
+        add_durations(durations, results)
+        record, now = load_record(), datetime.now(UTC).isoformat(timespec="seconds")
+        for unit in units:
+            outcomes = {t["outcome"] for name, t in results.items() if f"{name}::".startswith(f"{unit.name}::")}
+            if outcomes and outcomes <= {"passed", "skipped"}:
+                record["units"][unit.name] = {"commit": tested, "at": now}
+        RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    print(
+        f"shard {number}/{count}: {'passed' if passed else 'FAILED'} in {(time.monotonic() - began) / 60:.0f} minutes"
+    )
+    if passed:
+        record = load_record()
+        record["shards"][f"{number}/{count}"] = {
+            "commit": tested,
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return passed
+
+
+def add_durations(
+    durations: dict[str, dict[str, float]], results: Mapping[str, Mapping[str, Mapping[str, float]]]
+) -> None:
+    """Replace the seconds of each file by those of this run; tests of less than a second are added up."""
+    by_file: dict[str, dict[str, float]] = defaultdict(dict)
+    for name, test in results.items():
+        file, _, own = name.partition("::")
+        by_file[file][own] = sum(test["seconds"].values())
+    for file, tests in by_file.items():
+        kept = {name: round(seconds, 1) for name, seconds in sorted(tests.items()) if seconds >= 1}
+        durations[file] = kept | {"": round(sum(s for s in tests.values() if s < 1), 1)}
+
+
+def print_plan(shards: Sequence[Sequence[Unit]]) -> None:
+    for i, shard in enumerate(shards, 1):
+        by_suite: dict[str, float] = defaultdict(float)
+        for unit in shard:
+            by_suite[unit.suite] += unit.seconds
+        of = ", ".join(f"{suite} {seconds / 60:.1f}" for suite, seconds in sorted(by_suite.items()))
+        print(f"shard {i}/{len(shards)}: {sum(by_suite.values()) / 60:.0f} minutes: {of}")
+
+
+def print_status() -> None:
+    """Of each suite the commits at which its files passed last, of each shard the commit."""
+    record = load_record()
+    for shard, passed in sorted(record["shards"].items(), key=lambda one: one[0].rjust(9)):
+        print(f"shard {shard}: passed at {passed['commit']}, {passed['at']}")
+    for suite in suites():
+        at: dict[str, list[str]] = defaultdict(list)
+        for file in sorted((ROOT / "tests" / suite).glob("test_*.py")):
+            name = f"tests/{suite}/{file.name}"
+            found = [p["commit"] for n, p in record["units"].items() if n == name or n.startswith(f"{name}::")]
+            for one in found or ["no commit yet"]:
+                if file.name not in at[one]:
+                    at[one].append(file.name)
+        for one, files in at.items():
+            some = ", ".join(files[:4]) + (", ..." if len(files) > 4 else "")
+            print(f"suite {suite}: {'all' if len(at) == 1 else f'{len(files)} files ({some})'} passed last at {one}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--shard", metavar="I/N")
+    parser.add_argument("--plan", type=int, metavar="N")
+    parser.add_argument("--status", action="store_true")
+    parser.add_argument("--merge", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--durations", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    if given.merge:
+        merge(given.merge)
+    if given.status or given.merge:
+        print_status()
+        return 0
+    if given.plan:
+        print_plan(all_shards(given.plan))
+        return 0
+    number, count = (int(n) for n in given.shard.split("/")) if given.shard else (0, SHARDS)
+    if not 0 <= number <= count or (given.shard and number == 0):
+        parser.error(f"--shard: expected I/N with I from 1 to N, found {given.shard}")
+    shards, durations = all_shards(count), load_durations()
+    passed = True
+    for i in [number] if number else range(1, count + 1):
+        passed = run_shard(i, count, shards[i - 1], durations) and passed
+    if given.durations:
+        given.durations.write_text(json.dumps(durations, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+    print_status()
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""Ten faults put into the product, one at a time: `make test` must catch each, as `make test-mutations` shows.
+
+    python tests/mutations.py               all of them
+    python tests/mutations.py --only gate   those whose name has `gate` in it
+    python tests/mutations.py --whole       the whole of `make test`, not only the tests that are nearest
+
+Each is put into a copy of the tree, in which the nearest tests run first, those of `make test` alone. Where none fails,
+the rest of `make test` does. The model's own mutations are in tests/model/test_mutations.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = ("tests/unit", "tests/model", "tests/integration")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A fault: in `file` the text `right` becomes `wrong`. `nearest` are the tests that run first."""
+
+    name: str
+    file: str
+    right: str
+    wrong: str
+    nearest: tuple[str, ...]
+
+
+MUTATIONS = (
+    Mutation(
+        "the balance closes when offsets are missing",
+        "batch_layer/balance.py",
+        "if account.offsets != account.total:",
+        "if account.offsets < account.total:",
+        ("tests/unit/test_balance.py",),
+    ),
+    Mutation(
+        "a commit requires no head",
+        "anabranch/table/lake.py",
+        "for ref, id in commit.heads.items()),\n        )\n        reach(",
+        "for ref, id in ()),\n        )\n        reach(",
+        ("tests/unit/test_publish.py",),
+    ),
+    Mutation(
+        "an hour ends one offset late",
+        "anabranch/hours.py",
+        "boundary = min(record.offset, stable_end)",
+        "boundary = min(record.offset + 1, stable_end)",
+        ("tests/unit/test_hours.py",),
+    ),
+    Mutation(
+        "dead letters that wait are not carried to the next snapshot",
+        "anabranch/protocol/publish.py",
+        "properties[key] = json.dumps([*waiting, *new], default=str)",
+        "properties[key] = json.dumps([*(() if key == DEAD_LETTERS else waiting), *new], default=str)",
+        ("tests/unit/test_dead_letters.py",),
+    ),
+    Mutation(
+        "the position moves one offset too far",
+        "anabranch/position.py",
+        "ends = {p: max(e, position.offsets.get(p, 0)) for p, (_, e) in ranges.items()}",
+        "ends = {p: max(e + 1, position.offsets.get(p, 0)) for p, (_, e) in ranges.items()}",
+        ("tests/unit/test_position.py",),
+    ),
+    Mutation(
+        "a staged snapshot that is gone is published",
+        "batch_layer/plan.py",
+        "if staged_snapshot(state.table, wap_id) is None:",
+        "if staged_snapshot(state.table, wap_id) is None and not wap_id:",
+        ("tests/unit/test_batch_plan.py",),
+    ),
+    Mutation(
+        "a snapshot that a tag names expires",
+        "anabranch/table/snapshots.py",
+        "ref in table.metadata.refs.values()}\n    kept |= {s.snapshot_id for b in BRANCHES",
+        "name, ref in table.metadata.refs.items() if name in BRANCHES}\n    kept |= {s.snapshot_id for b in BRANCHES",
+        ("tests/unit/test_publish.py", "tests/unit/test_maintenance.py"),
+    ),
+    Mutation(
+        "duplicates are looked for in the hour alone",
+        "batch_layer/build.py",
+        "find_duplicates(good, self._stream.key, self._served(hour, state, together))",
+        "find_duplicates(good, self._stream.key, None)",
+        ("tests/integration/test_two_arms.py::test_duplicates_malformed_and_late_records_are_accounted_for",),
+    ),
+    Mutation(
+        "the quality gate's verdict is inverted",
+        "batch_layer/quality/gate.py",
+        "unmet = {i: e for i, e in bound.items() if raised[i] or not verdicts[i].success}",
+        "unmet = {i: e for i, e in bound.items() if raised[i] or verdicts[i].success}",
+        ("tests/integration/test_quality.py",),
+    ),
+    Mutation(
+        "a merged hour is taken from the other layer",
+        "serving_layer/merge.py",
+        "layers = {s.hour: s.layer for s in swaps if s.refused is None}",
+        'layers = {s.hour: "speed" if s.layer == "batch" else "batch" for s in swaps if s.refused is None}',
+        ("tests/unit/test_merger.py", "tests/unit/test_override.py"),
+    ),
+)  # fmt: skip
+
+
+def copied(folder: Path) -> None:
+    """The files that git has, as they are now, and the environment."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    (folder / ".venv").symlink_to(ROOT / ".venv")
+
+
+def failing(folder: Path, *tests: str) -> list[str]:
+    """The tests that fail, the first few of them."""
+    processes = [] if len(tests) < len(TESTS) else ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-m", "not full",
+         "--maxfail=3", *processes, *tests],
+        cwd=folder, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode not in (0, 1, 2):
+        raise SystemExit(f"pytest: expected exit code 0 or 1, found {done.returncode}\n{done.stdout}{done.stderr}")
+    return re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+
+
+def caught_by(mutation: Mutation, whole: bool) -> list[str]:
+    """The tests that catch a fault."""
+    with tempfile.TemporaryDirectory(prefix="anabranch-mutation-") as name:
+        folder = Path(name)
+        copied(folder)
+        file = folder / mutation.file
+        text = file.read_text(encoding="utf-8")
+        if text.count(mutation.right) != 1:
+            raise SystemExit(
+                f"{mutation.file}: expected once {mutation.right!r}, found it {text.count(mutation.right)} times"
+            )
+        file.write_text(text.replace(mutation.right, mutation.wrong), encoding="utf-8")
+        return (failing(folder, *mutation.nearest) if not whole else []) or failing(folder, *TESTS)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", default="", metavar="TEXT")
+    parser.add_argument("--whole", action="store_true")
+    given = parser.parse_args()
+    missed = []
+    for mutation in MUTATIONS:
+        if given.only not in mutation.name:
+            continue
+        began = time.monotonic()
+        tests = caught_by(mutation, given.whole)
+        said = ", ".join(tests) if tests else "NOT CAUGHT"
+        print(f"{mutation.name} ({mutation.file}): {said} ({time.monotonic() - began:.0f} s)", flush=True)
+        missed += [] if tests else [mutation.name]
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

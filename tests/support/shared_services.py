@@ -1,0 +1,57 @@
+"""One Kafka broker and one S3 server for all processes of a test run: the first starts them, the last stops them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from anabranch.dev.services import ACCESS_KEY, SECRET_KEY, Home, Services, down, up
+from anabranch.dev.services.processes import free_port
+from anabranch.file_lock import locked
+
+_LOCK_SECONDS = 300.0
+
+
+def _others(users: Path) -> list[str]:
+    """The users' files of other living processes; those of dead ones are removed."""
+    living = []
+    for user in users.iterdir():
+        if user.name == str(os.getpid()):
+            continue
+        if psutil.pid_exists(int(user.name)):
+            living.append(user.name)
+        else:
+            user.unlink(missing_ok=True)
+    return living
+
+
+@contextmanager
+def shared_services(folder: Path) -> Iterator[Services]:
+    """The services of `folder` for the length of a `with`."""
+    home, users = Home(folder), folder / "users"
+    users.mkdir(parents=True, exist_ok=True)
+    lock, user = folder / "users.lock", users / str(os.getpid())
+    with locked(lock, _LOCK_SECONDS):
+        if home.kafka.recorded() is None:
+            kafka_port = free_port()
+            services = up(home, kafka_port, free_port(kafka_port), access_key=ACCESS_KEY, secret_key=SECRET_KEY)
+        else:
+            services = up(home, access_key=ACCESS_KEY, secret_key=SECRET_KEY)
+        user.touch()
+    try:
+        yield services
+    finally:
+        with locked(lock, _LOCK_SECONDS):
+            user.unlink(missing_ok=True)
+            if not _others(users):
+                down(home)
+
+
+def stop_leftovers(folder: Path) -> None:
+    """Stop services whose users ended without stopping them, as killed processes do."""
+    if (folder / "users").is_dir():
+        down(Home(folder))

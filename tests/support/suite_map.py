@@ -1,0 +1,139 @@
+"""What guards what: tests/README.md maps each row of the failure table and each public feature to tests and targets.
+
+`make docs` writes the failure table's part, of docs/design.md; the features' part is written by hand. A unit test
+(tests/unit/test_suite_map.py) compares both with the code.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import get_args
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "tests" / "README.md"
+
+QUICK_FOLDERS = ("unit", "model", "integration")
+"""What `make test` runs, but for what is marked `full`. `make test-full` runs every folder whole."""
+QUICK, FULL = "make test", "make test-full"
+
+FAILURES = "## Rows of the failure table"
+FEATURES = "## Features"
+_NAMED = re.compile(r"`((?:\w+/)?test_\w+\.py)(?:::(test_\w+))?`")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table of tests/README.md: what is guarded, by which tests, by which target at the least."""
+
+    what: str
+    tests: str
+    target: str
+
+    @property
+    def line(self) -> str:
+        return f"| {self.what} | {self.tests} | {self.target} |"
+
+
+@cache
+def file_of(name: str) -> Path:
+    """The file of that name in any of the folders of tests, or of `folder/name`."""
+    found = sorted((ROOT / "tests").glob(name if "/" in name else f"*/{name}"))
+    if len(found) != 1:
+        raise ValueError(f"{name}: expected one file of tests, found {len(found)}")
+    return found[0]
+
+
+@cache
+def functions(file: Path) -> dict[str, str]:
+    """The tests of a file, each with its marks as they are written."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return {
+        node.name: " ".join(ast.unparse(decorator) for decorator in node.decorator_list)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+
+
+def is_quick(file: Path, function: str) -> bool:
+    """Whether `make test` runs a test, or some of its parameters."""
+    marks = functions(file)[function]
+    whole = re.sub(r"pytest\.param\(.*?marks=pytest\.mark\.full\)", "", marks)
+    return file.parent.name in QUICK_FOLDERS and "mark.full" not in whole
+
+
+def named(text: str) -> Iterator[tuple[Path, str]]:
+    """The tests that a cell names; a file that is named alone stands for all of its tests. Raises ValueError."""
+    for name, function in _NAMED.findall(text):
+        file = file_of(name)
+        if function and function not in functions(file):
+            raise ValueError(f"{name}: expected the test {function}, found none")
+        for one in [function] if function else functions(file):
+            yield file, one
+
+
+def target_of(text: str) -> str:
+    """The target that runs the tests of a cell, or some of them."""
+    return QUICK if any(is_quick(file, function) for file, function in named(text)) else FULL
+
+
+def failure_rows() -> list[Row]:
+    """The rows of the failure table, as tests/README.md has them."""
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    section = design[design.index("## 9. Failure table") : design.index("### The model")]
+    lines = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line][1:]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return [Row(failure, tests, target_of(tests)) for failure, _, tests in cells]
+
+
+def features() -> list[str]:
+    """Every public feature: commands, keys of the configuration, formats, kinds of targets and catalogs, DAGs."""
+    import click
+
+    from anabranch import config
+    from anabranch.cli import main
+    from anabranch.config.format_settings import FormatType
+
+    def commands(command: click.Command, name: str) -> Iterator[str]:
+        if not isinstance(command, click.Group):
+            yield f"`{name}`"
+            return
+        context = click.Context(command)
+        for one in command.list_commands(context):
+            child = command.get_command(context, one)
+            assert child is not None
+            yield from commands(child, f"{name} {one}")
+
+    stream = [field.alias or name for name, field in config.Stream.model_fields.items()]
+    found = [
+        *commands(main, "anabranch"),
+        *(f"stream `{key}`" for key in stream if key not in ("name", "columns")),
+        *(f"environment `{key}`" for key in config.Environment.model_fields),
+        *(f"format `{one}`" for one in get_args(FormatType)),
+        *(f"`{dag.name}`" for dag in sorted((ROOT / "dags").glob("*.py"))),
+    ]
+    return list(dict.fromkeys(found))
+
+
+def rows(section: str) -> list[Row]:
+    """The rows of a table of tests/README.md."""
+    text = README.read_text(encoding="utf-8").partition(f"{section}\n")[2].partition("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line][1:]
+    return [Row(*(cell.strip() for cell in line.strip("|").split(" | "))) for line in lines]
+
+
+def write() -> None:
+    """Write the failure table's part of tests/README.md."""
+    before, _, rest = README.read_text(encoding="utf-8").partition(f"{FAILURES}\n")
+    intro, _, table = rest.partition("\n| ")
+    after = table.partition("\n\n")[2]
+    lines = ["| failure | tests | target |", "|---|---|---|", *(row.line for row in failure_rows())]
+    README.write_text(f"{before}{FAILURES}\n{intro}\n" + "\n".join(lines) + f"\n\n{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()
