@@ -11,13 +11,19 @@ import click
 from anabranch.errors import AnabranchError
 
 _REMEMBERED = 1000
+# As in the shells of SQLite, DuckDB and PostgreSQL; no SQL begins with a dot or a backslash.
+_LEAVE = frozenset({".quit", ".exit", "\\q"})
+# As in those of MySQL and Spark; inside a statement they may be names.
+_LEAVE_WORDS = frozenset({"exit", "quit"})
 _HELP = (
-    "End a statement with a semicolon. Ctrl-C forgets what is typed; .quit or Ctrl-D ends. SHOW ALL TABLES; lists them."
+    "End a statement with a semicolon. Ctrl-C discards what is typed; exit or Ctrl-D ends the shell. "
+    "SHOW TABLES; lists the tables."
 )
 
 
 def interact(run: Callable[[str], None], history: Path, read: Callable[[str], str] = input) -> None:
-    """Read statements and run each, until `.quit` or the end of the input. An error of ours is said, and ends nothing.
+    r"""Read statements and run each, until `exit`, `quit`, `\q` or the end of the input. An error of ours is said, and
+    ends nothing.
 
     Lines typed are kept in `history`, as many as a thousand, where Python has readline.
     """
@@ -32,8 +38,11 @@ def _answer(run: Callable[[str], None], read: Callable[[str], str]) -> None:
         try:
             line = read("anabranch> " if not typed else "       ..> ")
             word = line.strip() if not typed else None
-            if word in (".quit", ".exit"):
+            only = line.strip().rstrip(";").rstrip().lower()
+            if only in _LEAVE or (only in _LEAVE_WORDS and not typed):
                 return
+            if only in _LEAVE_WORDS:
+                click.echo(f"{only}: taken as part of the statement; \\q or Ctrl-D ends the shell", err=True)
             if word == ".help":
                 click.echo(_HELP)
             elif word != "":

@@ -62,6 +62,12 @@ class Derived:
     add_functions: Callable[[duckdb.DuckDBPyConnection], None] | None = None
     """Of functions that DuckDB does not have."""
 
+    def columns_only(self) -> ds.Dataset:
+        """Its columns, and no row: no data file is opened."""
+        connection = _own_connection()
+        self.register(connection)
+        return ds.dataset(connection.sql(f"SELECT * FROM ({self.sql}) LIMIT 0").to_arrow_table())
+
     def register(self, connection: duckdb.DuckDBPyConnection, reading: Reading | None = None) -> None:
         """Make a connection know what the SQL names."""
         for name, planned in self.files.items():
@@ -101,13 +107,15 @@ def open_query(
     catalog: str = "lake",
     select: Select = everything,
     derived: Mapping[str, Derive] | None = None,
+    unlisted: Collection[str] = (),
     reading: Reading | None = None,
 ) -> Iterator[Answer]:
     """Run one reading statement over `tables` (`schema.table` -> table), and over what is `derived`, likewise by name.
     Of its result no more is in memory than a batch of rows.
 
     A table is known to the SQL as `schema.table` and as `catalog.schema.table`; only tables that the SQL mentions are
-    taken from the mapping, so it may load them lazily. Times are aware UTC. Of the columns only those that the SQL
+    taken from the mapping, so it may load them lazily. Those of `unlisted` are read by their names alone: SHOW TABLES
+    and errors do not list them. Times are aware UTC. Of the columns only those that the SQL
     needs are read, and files are passed over that cannot hold a row of it. The SQL reaches no file, no network and no
     setting, and what it writes is refused. A column name that comes twice gets a number (`id`, `id_1`).
 
@@ -124,10 +132,13 @@ def open_query(
         mentioned = [name for name in names if _mentions(sql, name)]
         files: list[TableFiles] = []
         absent: dict[str, AnabranchError] = {}
-        for name in mentioned or tables:
+        for name in mentioned or (n for n in names if n not in unlisted):
             try:
                 if name in derived:
                     made = derived[name]()
+                    if not mentioned:
+                        _register(connection, catalog, name, made.columns_only())
+                        continue
                     made.register(connection, reading)
                     _name(connection, name, made.sql)
                     files += made.files.values()
@@ -146,7 +157,8 @@ def open_query(
             files.append(planned)
             _register(connection, catalog, name, source)
         _lock(connection)
-        explained = partial(_explained, tables=names, absent=absent)
+        listed = [name for name in names if name not in unlisted]
+        explained = partial(_explained, tables=listed, absent=absent)
         with explained():
             rows = connection.sql(statement).to_arrow_reader(_BATCH_ROWS)
         yield Answer(_checked(rows, explained), files)

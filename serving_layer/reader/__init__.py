@@ -32,13 +32,20 @@ class Reader:
         """The answer to one reading statement (`open_query`) over the rows that are selected, of tables as they are
         now; how far it is can be followed in `reading`."""
         tables, select = self.lake.tables(self.streams), Selector(self.lake, self.streams, selection)
-        views = {
-            stream.view_table(view): partial(self.derived, stream, view, selection)
-            for stream in {s.name: s for s in self.streams.values()}.values()
-            for view in stream.views
-        }
-        catalog = self.lake.catalog_name
-        with open_query(sql, tables, catalog=catalog, select=select, derived=views, reading=reading) as answer:
+        views = [
+            (stream, view) for stream in {s.name: s for s in self.streams.values()}.values() for view in stream.views
+        ]
+        derived = {stream.view_table(view): partial(self.derived, stream, view, selection) for stream, view in views}
+        with open_query(
+            sql,
+            tables,
+            catalog=self.lake.catalog_name,
+            select=select,
+            derived=derived,
+            # Only views read them.
+            unlisted=frozenset(stream.partials_table(view) for stream, view in views),
+            reading=reading,
+        ) as answer:
             yield answer
 
     def derived(self, stream: Stream, view: View, selection: Selection) -> Derived:

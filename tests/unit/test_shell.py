@@ -18,6 +18,7 @@ import yaml
 from click.testing import CliRunner
 
 from anabranch.cli import main
+from anabranch.cli.shell import interact
 
 
 @pytest.fixture
@@ -104,3 +105,33 @@ def test_without_a_terminal_sql_is_expected(conf: Path) -> None:
     done = CliRunner().invoke(main, ["query", "--conf", str(conf)], input="SELECT 1;")
     assert done.exit_code == 2
     assert "expected SQL" in done.output
+
+
+@pytest.mark.parametrize("word", [r"\q", "exit", "quit", "exit;", "QUIT", ".quit", ".exit"])
+def test_the_words_of_other_shells_leave(tmp_path: Path, word: str) -> None:
+    assert answered(tmp_path, word, "SELECT 1;") == ([], ["SELECT 1;"])
+
+
+@pytest.mark.parametrize("word", [r"\q", ".quit"])
+def test_a_statement_that_was_begun_by_mistake_is_left_too(tmp_path: Path, word: str) -> None:
+    assert answered(tmp_path, "SELECT 1", word, "SELECT 2;") == ([], ["SELECT 2;"])
+
+
+def test_a_name_on_a_line_of_its_own_is_no_word_to_leave_by(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ["SELECT", "quit", "FROM t;"]
+    assert answered(tmp_path, *lines) == (["\n".join(lines)], [])
+    assert r"\q or Ctrl-D ends the shell" in capsys.readouterr().err
+
+
+def answered(folder: Path, *lines: str) -> tuple[list[str], list[str]]:
+    """The statements that the shell runs of lines that are typed, and the lines that it leaves unread."""
+    statements: list[str] = []
+    waiting = list(lines)
+
+    def read(prompt: str) -> str:
+        if not waiting:
+            raise EOFError
+        return waiting.pop(0)
+
+    interact(statements.append, folder / "history", read)
+    return statements, waiting

@@ -668,6 +668,17 @@ def test_the_command_says_how_far_views_are_filled_and_fills_them(tmp_path: Path
     assert "games.events_per_minute" in ask("views", "events")
     [found] = json.loads(ask("views", "events", "--fill", "--output", "json"))["views"]
     assert (found["filled"], found["lacking"]) == (3, [])
+
+    shown = {row["name"] for row in json.loads(ask("query", "SHOW TABLES", "--output", "json"))}
+    assert {f"games.{name}" for name in ("events", "events_hours", "events_dead_letters", "events_per_minute")} == shown
+    listed = json.loads(ask("query", "SHOW ALL TABLES", "--output", "json"))
+    [columns] = [row["column_names"] for row in listed if row["name"] == "events_per_minute"]
+    assert "window_start" in columns and "events" in columns
+    assert not any("partials" in row["name"] for row in listed)
+    missing = CliRunner().invoke(main, ["query", "SELECT * FROM games.nothing", "--conf", str(tmp_path)])
+    assert "games.events_per_minute" in missing.output and "partials" not in missing.output
+    [counted] = json.loads(ask("query", f"SELECT count(*) AS n FROM {one.name}_per_minute_partials", "--output", "json"))
+    assert counted["n"] > 0
     sql = "SELECT sum(events)::INT AS n FROM games.events_per_minute"
     assert json.loads(ask("query", sql, "--output", "json")) == [{"n": len(main_rows(one))}]
     assert one.name in ask("query", sql, "--provenance")
