@@ -15,6 +15,7 @@ import psutil
 import pytest
 from waiting import wait_for
 
+from anabranch.dev import services
 from anabranch.dev.services import kafka_broker, processes, s3_server
 from anabranch.dev.services.processes import Daemon
 from anabranch.errors import ConfigurationError, Terminal, Transient
@@ -45,6 +46,25 @@ def test_a_started_process_is_found_again_by_its_pid_file(daemon: Daemon) -> Non
     recorded = again.recorded()
     assert recorded is not None
     assert (recorded.pid, recorded.port) == (process.pid, 4711)
+
+
+def test_its_port_is_known_after_it_was_stopped(daemon: Daemon) -> None:
+    assert daemon.last_port() is None
+    _start(daemon)
+    assert daemon.last_port() == 4711
+    services.down(services.Home(daemon.home))
+    assert (daemon.recorded(), daemon.last_port()) == (None, 4711)
+    assert services._existing(daemon, None, 1, "--kafka-port") == (None, 4711)
+    assert services._existing(daemon, 4712, 1, "--kafka-port") == (None, 4712)
+    services.down(services.Home(daemon.home), wipe=True)
+    assert daemon.last_port() is None
+
+
+@pytest.mark.parametrize("content", ["", "x"])
+def test_a_damaged_port_file_counts_as_none(daemon: Daemon, content: str) -> None:
+    daemon.port_file.parent.mkdir(parents=True)
+    daemon.port_file.write_text(content)
+    assert daemon.last_port() is None
 
 
 def test_it_has_a_session_of_its_own(daemon: Daemon) -> None:

@@ -97,7 +97,7 @@ def up(
 ) -> Services:
     """Both services run and answer when this returns; what already runs is left alone.
 
-    Ports default to those that a service of this home has or had before it died, else to 19092 and 19000; keys to
+    Ports default to those that a service of this home has or had last, else to 19092 and 19000; keys to
     AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, else to `anabranch` and `anabranch-local`. With `advertised_port` Kafka
     sends its clients there: to a front of it. Whatever this call started is stopped again if it fails or is
     interrupted. Raises ConfigurationError if a port is taken or a running service
@@ -193,11 +193,11 @@ def _existing(daemon: Daemon, given_port: int | None, default: int, flag: str) -
     recorded = daemon.recorded()
     process = daemon.process()
     if process is not None and (recorded is None or recorded.pid != process.pid):
-        # Its pid file is lost, and with it the port that it was given: so it starts anew.
+        # Its pid file is lost, and it cannot be told on which port it runs: so it starts anew.
         _stop(daemon)
         process = None
     if process is None or recorded is None:
-        port = given_port or (recorded.port if recorded else default)
+        port = given_port or daemon.last_port() or default
         require_free_port(port, daemon.title, flag)
         return None, port
     if given_port is not None and given_port != recorded.port:

@@ -64,6 +64,11 @@ class Daemon:
         return self.home / "run" / f"{self.name}.json"
 
     @property
+    def port_file(self) -> Path:
+        """The port of the last start. It stays when the service stops, for the next start."""
+        return self.home / "run" / f"{self.name}.port"
+
+    @property
     def log(self) -> Path:
         return self.home / "logs" / f"{self.name}.log"
 
@@ -73,6 +78,15 @@ class Daemon:
             content = json.loads(self.pid_file.read_text(encoding="utf-8"))
             return PidFile(int(content["pid"]), float(content["started"]), int(content["port"]))
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+            return None
+
+    def last_port(self) -> int | None:
+        """The port that the service has or had; None if that is not recorded."""
+        if (recorded := self.recorded()) is not None:
+            return recorded.port
+        try:
+            return int(self.port_file.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
 
     def process(self) -> psutil.Process | None:
@@ -113,6 +127,7 @@ class Daemon:
         process = psutil.Process(child.pid)
         content = json.dumps(asdict(PidFile(child.pid, process.create_time(), port)))
         write_whole(self.pid_file, content + "\n")
+        write_whole(self.port_file, f"{port}\n")
         return process
 
     def await_answer(self, process: psutil.Process, answers: Callable[[], bool], seconds: float) -> None:
