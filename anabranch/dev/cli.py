@@ -6,11 +6,12 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -47,12 +48,13 @@ _home = click.option(
     help="Folder of the services' data, logs and pid files.",
 )
 _output = click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+_conf = click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
 _port = click.IntRange(1, 65535)
 
 
 @click.group(cls=LazyGroup)
 def dev() -> None:
-    """A real Kafka broker and a real S3 server on this machine."""
+    """Run Kafka and S3 on this machine; send test records."""
 
 
 @dev.command()
@@ -118,6 +120,54 @@ def status(ctx: click.Context, home: Path, output: str) -> None:
         if any(state.state != "running" for state in states):
             click.echo("Start what is missing with: anabranch dev up")
     ctx.exit(0 if all(state.state == "running" for state in states) else 1)
+
+
+def _topic_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", value) or value in (".", ".."):
+        raise click.BadParameter(f"expected 1 to 249 of A-Z, a-z, 0-9, dot, underscore and hyphen, found {value!r}")
+    return value
+
+
+@dev.command()
+@click.argument("name", callback=_topic_name)
+@click.option("--partitions", type=click.IntRange(min=1), default=3, show_default=True, help="How many it gets.")
+@_conf
+@_output
+def topic(name: str, partitions: int, conf: str | None, output: str) -> None:
+    """Create a topic; fine if it is there."""
+    from anabranch import config
+    from anabranch.kafka.client import KafkaAdapter
+
+    with KafkaAdapter(config.load_environment(conf).kafka) as kafka:
+        created = kafka.create_topic(name, partitions, {})
+        found = kafka.describe(name)
+        there = len(found.partitions) if found is not None else 0
+    if output == "json":
+        click.echo(json.dumps({"topic": name, "created": created, "partitions": there}))
+        return
+    word = "created" if created else "is there already,"
+    click.echo(f"topic {name} {word} with {there} partition{'s' if there != 1 else ''}")
+
+
+@dev.command()
+@click.argument("topic", callback=_topic_name)
+@click.argument("file", type=click.File("rb"))
+@_conf
+@_output
+def send(topic: str, file: IO[bytes], conf: str | None, output: str) -> None:
+    """Send each line of FILE as a record to a topic.
+
+    FILE - is standard input. A record has the line as its value, no key, and the time of its send as its timestamp;
+    blank lines are left out. Every record is acknowledged when the command ends.
+    """
+    from anabranch import config
+    from anabranch.dev.producers.send import send_lines
+
+    sent = send_lines(config.load_environment(conf).kafka, topic, file)
+    if output == "json":
+        click.echo(json.dumps({"topic": topic, "acknowledged": sent}))
+    else:
+        click.echo(f"topic {topic}: {sent:,} record{'s' if sent != 1 else ''} sent and acknowledged")
 
 
 def _progress(message: str) -> None:

@@ -65,16 +65,23 @@ def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
             f"--operation Read --operation Describe --operation DescribeConfigs --topic {quote(stream.topic)}, or "
             "the user, password and certificates of kafka.security in anabranch.yaml",
         )  # fmt: skip
-    is_here = kafka.bootstrap_servers.startswith(("127.0.0.1:", "localhost:"))
-    remedy = "anabranch dev up" if is_here else "kafka.bootstrap_servers in anabranch.yaml, and the network to it"
+    elsewhere = "kafka.bootstrap_servers in anabranch.yaml, and the network to it"
+    remedy = "anabranch dev up" if _is_here(kafka) else elsewhere
     return error(Check.KAFKA_AWAY, kafka.bootstrap_servers, "an answer of the brokers", str(failure), remedy)
+
+
+def _is_here(kafka: Kafka) -> bool:
+    """Whether the brokers are on this machine, as those of `anabranch dev` are."""
+    return kafka.bootstrap_servers.startswith(("127.0.0.1:", "localhost:"))
 
 
 def findings(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | None, now: datetime) -> list[Finding]:
     """Pure."""
     settings, topic = facts.settings, stream.topic
     if settings is None:
-        command = f"{_tool('kafka-topics.sh', kafka)} --create --topic {quote(topic)} --partitions 3"
+        command = f"anabranch dev topic {quote(topic)} --partitions 3"
+        if not _is_here(kafka):
+            command = f"{_tool('kafka-topics.sh', kafka)} --create --topic {quote(topic)} --partitions 3"
         return [error(Check.TOPIC_MISSING, topic, "a topic", "none", command)]
     found = [_of_time(kafka, stream, settings, unread, now), _of_bytes(kafka, stream, facts, unread)]
     if "compact" in settings.cleanup_policy:

@@ -35,30 +35,15 @@ from serving_layer.doctor.finding import Check, Finding
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_CREATE_TOPIC = """
-import argparse
-from anabranch.config import Kafka
-from anabranch.kafka.client import create_topic
-options = argparse.ArgumentParser()
-for name in ("--bootstrap-server", "--topic"):
-    options.add_argument(name, required=True)
-options.add_argument("--create", action="store_true", required=True)
-options.add_argument("--partitions", type=int)
-given = options.parse_args()
-create_topic(Kafka(bootstrap_servers=given.bootstrap_server), given.topic, given.partitions)
-"""
-
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of the commands that remedies name: ours, and Kafka's, of which the broker's jars hold one."""
     folder = tmp_path_factory.mktemp("tools")
     java, class_path = require_java().executable, ":".join(map(str, jars.ensure_jars().broker))
-    (folder / "topic.py").write_text(_CREATE_TOPIC)
     for name, command in {
         "anabranch": f"{sys.executable} -m anabranch.cli",
         "kafka-configs.sh": f"{java} -XX:TieredStopAtLevel=1 -cp {class_path} kafka.admin.ConfigCommand",
-        "kafka-topics.sh": f"{sys.executable} {folder / 'topic.py'}",
     }.items():
         (folder / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         (folder / name).chmod(0o755)
@@ -286,6 +271,7 @@ def test_the_first_thing_to_run(environment: dict[str, Any], spark: SparkSession
         found = {f["check"]: f for f in report["findings"]}
         assert found[Check.NOT_APPLIED]["remedy"] == found[Check.BUCKET_MISSING]["remedy"]
         assert (report["ready"], report["next"]) == (False, found[Check.TOPIC_MISSING]["remedy"])
+        assert report["next"] == printed("anabranch dev topic TOPIC --partitions 3", TOPIC=one.name)
         patient.run(report["next"])
         report = patient.report()
         assert (report["ready"], report["next"]) == (True, f"anabranch apply {one.name}")

@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from anabranch import config
+from anabranch.cli import main
 from anabranch.dev.producers import flights_data
 from anabranch.dev.producers.events import Ack, expected, sha256
 from anabranch.dev.producers.produce import produce, produce_events
@@ -173,6 +174,25 @@ def test_sends_that_fail_are_counted_and_the_command_is_transient(conf: Path, ka
     assert result.exception.exit_code == 75
     assert "expected 5 acknowledgements, found 0" in str(result.exception)
     assert read_back(kafka, topic) == []
+
+
+def test_a_topic_of_ones_own_and_a_files_lines_in_it(conf: Path, kafka: config.Kafka, topic: str) -> None:
+    def run(*arguments: str, input: bytes = b"", expect: int = 0) -> str:
+        done = CliRunner().invoke(main, ["dev", *arguments, "--conf", str(conf)], input=input)
+        assert done.exit_code == expect, done.output
+        return done.output
+
+    lines = conf / "records.jsonl"
+    lines.write_bytes(b'{"id": 1}\n\n{"id": "\xc3\xa9"}\r\n{"id": 3}')
+    assert f"run `anabranch dev topic {topic}`" in run("send", topic, str(lines), expect=2)
+    assert run("topic", topic, "--partitions", "2") == f"topic {topic} created with 2 partitions\n"
+    assert run("topic", topic) == f"topic {topic} is there already, with 2 partitions\n"
+    assert run("send", topic, str(lines)) == f"topic {topic}: 3 records sent and acknowledged\n"
+    assert run("send", topic, "-", input=b"a line") == f"topic {topic}: 1 record sent and acknowledged\n"
+    values = (b'{"id": 1}', '{"id": "é"}'.encode(), b'{"id": 3}', b"a line")
+    assert Counter(found[2] for found in read_back(kafka, topic)) == Counter(map(sha256, values))
+    lines.write_bytes(b"{}\n" + b"x" * 2_000_000)
+    assert "line 2: expected a record that Kafka takes" in run("send", topic, str(lines), expect=1)
 
 
 def test_another_stream_is_refused_with_a_pointer_to_the_flights(conf: Path) -> None:

@@ -18,7 +18,7 @@ from anabranch.spark.jars import Jars
 def test_help_lists_the_commands() -> None:
     answer = CliRunner().invoke(dev, ["--help"])
     assert answer.exit_code == 0
-    assert all(f"\n  {name} " in answer.output for name in ("up", "down", "status"))
+    assert all(f"\n  {name} " in answer.output for name in ("up", "down", "status", "topic", "send"))
 
 
 def test_the_status_of_a_home_that_never_ran_is_stopped(tmp_path: Path) -> None:
@@ -80,3 +80,10 @@ def test_the_secret_key_is_in_no_printed_services(tmp_path: Path) -> None:
 def test_a_home_is_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert services.Home(Path(".anabranch")) == services.Home(tmp_path / ".anabranch")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "..", "x" * 250])
+def test_a_name_that_no_topic_may_have_is_wrong_usage(name: str) -> None:
+    answer = CliRunner().invoke(dev, ["topic", name])
+    assert answer.exit_code == 2
+    assert "1 to 249 of" in answer.output

@@ -102,6 +102,23 @@ def test_a_topic_that_is_missing_hides_what_would_be_said_of_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("servers", "command"),
+    [
+        ("127.0.0.1:19092", "anabranch dev topic events --partitions 3"),
+        ("localhost:9092", "anabranch dev topic events --partitions 3"),
+        (
+            "kafka.example.com:9092",
+            "kafka-topics.sh --bootstrap-server kafka.example.com:9092 --create --topic events --partitions 3",
+        ),
+    ],
+)
+def test_a_topic_that_is_missing_is_made_by_what_is_installed_where_it_is(servers: str, command: str) -> None:
+    facts = kafka.KafkaFacts(None, {}, {}, None)
+    [finding] = kafka.findings(BROKERS.model_copy(update={"bootstrap_servers": servers}), STREAM, facts, UNREAD, NOW)
+    assert finding.remedy == command
+
+
+@pytest.mark.parametrize(
     ("made", "check"),
     [
         (kafka.failed(BROKERS, STREAM, Transient("away")), Check.KAFKA_AWAY),

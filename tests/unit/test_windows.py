@@ -677,7 +677,9 @@ def test_the_command_says_how_far_views_are_filled_and_fills_them(tmp_path: Path
     assert not any("partials" in row["name"] for row in listed)
     missing = CliRunner().invoke(main, ["query", "SELECT * FROM games.nothing", "--conf", str(tmp_path)])
     assert "games.events_per_minute" in missing.output and "partials" not in missing.output
-    [counted] = json.loads(ask("query", f"SELECT count(*) AS n FROM {one.name}_per_minute_partials", "--output", "json"))
+    [counted] = json.loads(
+        ask("query", f"SELECT count(*) AS n FROM {one.name}_per_minute_partials", "--output", "json")
+    )
     assert counted["n"] > 0
     sql = "SELECT sum(events)::INT AS n FROM games.events_per_minute"
     assert json.loads(ask("query", sql, "--output", "json")) == [{"n": len(main_rows(one))}]

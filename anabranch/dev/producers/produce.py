@@ -208,8 +208,8 @@ def produce(
     if stream != STREAM:
         raise ConfigurationError(
             f"dev produce: expected {STREAM}, the one stream whose events it can make up, found {stream!r}. "
-            "For real flights run 'python -m anabranch.dev.demo.flights'; to any other topic send with a producer of "
-            "your own."
+            "For real flights run 'python -m anabranch.dev.demo.flights'; to any other topic send records of your own: "
+            "'anabranch dev send TOPIC FILE'."
         )
     topic = config.load_stream(stream, conf).topic
     kafka = config.load_environment(conf).kafka
