@@ -32,7 +32,8 @@ COPY --chown=10001:10001 batch_layer batch_layer
 COPY --chown=10001:10001 serving_layer serving_layer
 COPY --chown=10001:10001 dags dags
 COPY --chown=10001:10001 conf conf
-# The package carries what `anabranch init` writes.
+# The package carries the documentation, and what `anabranch init` writes.
+COPY --chown=10001:10001 docs docs
 COPY --chown=10001:10001 docker-compose.yml .env.example .dockerignore ./
 COPY --chown=10001:10001 deploy deploy
 # The jars are resolved and checked here, so that a container needs no download to start; Java's classes are archived.

@@ -12,15 +12,41 @@ from typing import Any, NoReturn
 import click
 
 from anabranch import __version__
-from anabranch.cli import completion, egress, jobs, lineage, operate, reports, serve, webhook
+from anabranch.cli import completion, docs, egress, jobs, lineage, operate, reports, serve, webhook
 from anabranch.errors import AnabranchError, Unexpected
 
 # A command's imports make 130,000 objects that stay: Python would look through them again and again for what can go.
 _COLLECT_AFTER = (100_000, 50, 50)
 
 
+SECTIONS = {
+    "Set up": ("init", "docs", "dev", "doctor", "apply", "jars", "completion"),
+    "Run": ("speed", "batch", "egress", "maintain"),
+    "Look": (
+        "status", "hours", "explain", "serve", "metrics", "dead-letters", "duplicates", "diff", "drift", "complete",
+        "audit", "data-docs",
+    ),
+    "Read the data": ("query", "views", "changes"),
+    "Operate": ("adopt", "serve-hour", "merge", "webhook", "lineage"),
+}  # fmt: skip
+"""The commands as `--help` groups them, in the order in which they are needed."""
+
+
 class _Commands(click.Group):
     """Turns an error of ours into one line and its exit code, and finds `dev` when it is asked for."""
+
+    sections = SECTIONS
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands by section; no name may be missing in `SECTIONS`."""
+        names = [name for section in self.sections.values() for name in section]
+        width = max(map(len, names))
+        for title, section in self.sections.items():
+            commands = [(name, command) for name in section if (command := self.get_command(ctx, name)) is not None]
+            # Padded, so that the columns of all sections are one.
+            rows = [(name.ljust(width), command.get_short_help_str(formatter.width)) for name, command in commands]
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), "dev"])
@@ -62,7 +88,7 @@ def _fail(error: AnabranchError) -> NoReturn:
 def main() -> None:
     """Kafka to one exact Iceberg table through two arms.
 
-    Exit codes: 0 done, 1 refused or found wanting, 2 wrong usage or configuration, 70 unexpected, 75 transient (try
+    Exit codes: 0 done, 1 refused, or a check failed, 2 wrong usage or configuration, 70 unexpected, 75 transient (try
     again).
     """
 
@@ -91,7 +117,7 @@ def run() -> NoReturn:
     os._exit(code)
 
 
-for module in (completion, egress, jobs, lineage, operate, reports, serve, webhook):
+for module in (completion, docs, egress, jobs, lineage, operate, reports, serve, webhook):
     for command in vars(module).values():
         if isinstance(command, click.Command):
             main.add_command(command)

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 @click.option("--target", metavar="NAME", help="Only this one of the stream's targets.")
 @options
 def egress(stream: str, target: str | None, conf: str | None, output: str) -> None:
-    """Deliver accepted hours to the targets of the stream's file (`egress:`), until each has them all.
+    """Deliver accepted hours to a stream's targets.
 
-    One line (with --output json one object) for each hour that was delivered, at once. Again, it delivers what was
-    accepted or stated anew since. Ended anywhere, the next run goes on. A target that fails keeps no other from its
-    hours; the exit code is then the first failure's.
+    Ends when each target of the stream's file (`egress:`) has them all. One line (with --output json one object) for
+    each hour that was delivered, at once. Again, it delivers what was accepted or stated anew since. Ended anywhere,
+    the next run goes on. A target that fails keeps no other from its hours; the exit code is then the first failure's.
     """
     from serving_layer import egress as room
 

@@ -13,9 +13,9 @@ from anabranch.cli.options import master_option, open_stream, options, stream_ar
 @master_option
 @options
 def speed(stream: str, available_now: bool, master: str | None, conf: str | None, output: str) -> None:
-    """Run the speed layer: publish the stream's records within seconds, until stopped (SIGTERM, Ctrl-C).
+    """Run the speed layer: publish records within seconds.
 
-    With --output json its log is JSON, one event a line.
+    It runs until it is stopped (SIGTERM, Ctrl-C). With --output json its log is JSON, one event a line.
     """
     from anabranch.spark.submit import submit_job
 
@@ -49,10 +49,11 @@ def batch(
     stream: str, hour: str | None, restate: bool, accept: bool, why: str | None, seal_only: bool,
     parent_run: str | None, root_run: str | None, master: str | None, conf: str | None, output: str,
 ) -> None:  # fmt: skip
-    """Seal every hour that has ended and rebuild each that is not accepted, oldest first.
+    """Run the batch layer: seal and rebuild ended hours.
 
-    A refused hour is left staged and its reason is in `anabranch hours`. What the stream's rules object to may be
-    accepted with --accept; an account that does not close never is.
+    Seals every hour that has ended and rebuilds each that is not accepted, oldest first. A refused hour is left staged
+    and its reason is in `anabranch hours`. What the stream's rules object to may be accepted with --accept; an account
+    that does not close never is.
     """
     from anabranch.hours import span_of
     from anabranch.spark.submit import submit_job
@@ -117,10 +118,11 @@ def _seal(stream: str, span: tuple[str, str] | None, conf: str | None, output: s
 @click.option("--archive", is_flag=True, help="Let jobs start sooner, by an archive of classes (a minute, 250 MB).")
 @click.option("--write-sums", is_flag=True, help="After a change of ivy.xml: write jars.sha256 anew.")
 def jars(verify: bool, spark_submit: bool, archive: bool, write_sums: bool) -> None:
-    """Resolve the jars that the jobs need, each compared with its checksum, and print their folder.
+    """Download the jars of the jobs and print their folder.
 
-    With --archive, Java's classes are archived once for jobs that run on this machine (spark.master: local[...]): they
-    start in three quarters of the time. To be run again after an upgrade of Java or of Anabranch.
+    Each is compared with its checksum, and none that is there is downloaded again. With --archive, Java's classes are
+    archived once for jobs that run on this machine (spark.master: local[...]): they start in three quarters of the
+    time. To be run again after an upgrade of Java or of Anabranch.
     """
     from anabranch.spark import jars as resolved
     from anabranch.spark.archive import make_archive

@@ -16,7 +16,9 @@ from anabranch.cli.options import open_stream, options, stream_argument
 @click.option("--print", "as_events", is_flag=True, help="Print the events, one a line, and send nothing.")
 @options
 def lineage(stream: str, since: str | None, as_events: bool, conf: str | None, output: str) -> None:
-    """Send OpenLineage events of every accepted and refused revision that the ledger has, to `lineage.url`.
+    """Send OpenLineage events of the ledger again.
+
+    Sends every accepted and refused revision that the ledger has to `lineage.url`.
 
     The batch job sends them as it goes; this sends what was missed. What was sent before is the same run again.
     """

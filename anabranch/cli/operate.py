@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
 )
 @options
 def apply(stream: str | None, register: bool, rolled_back: bool, conf: str | None, output: str) -> None:
-    """Create or evolve tables, branches and bucket; say what changed. Without STREAM: all streams.
+    """Create or change tables, branches and bucket.
 
-    A table that storage holds and the catalog does not know is not made anew: a lost or restored catalog, or a restored
-    bucket, is mended by --register, with the stream's jobs stopped. Columns are never taken away: with --rolled-back
-    the jobs of a file that lacks some go on, and their rows have null there, until its table's own file is applied.
+    Without STREAM: of all streams. It prints what it changed. A table that storage holds and the catalog does not know
+    is not made anew: a lost or restored catalog, or a restored bucket, is mended by --register, with the stream's jobs
+    stopped. Columns are never taken away: with --rolled-back the jobs of a file that lacks some go on, and their rows
+    have null there, until its table's own file is applied.
     """
     from anabranch.output import print_json
     from anabranch.protocol import apply
@@ -52,10 +54,11 @@ def apply(stream: str | None, register: bool, rolled_back: bool, conf: str | Non
 @stream_argument()
 @options
 def adopt(stream: str, conf: str | None, output: str) -> None:
-    """Go on with a recreated topic, or with a log that ends below the position.
+    """Continue with a recreated or truncated topic.
 
-    Seals the hour at hand by what is published, so that no hour mixes two topics; the next hour begins in the topic as
-    it is now. All rows stay served. What the former topic held beyond the position is lost, and said as far as known.
+    A truncated topic's log ends below the position. Seals the hour at hand by what is published, so that no hour mixes
+    two topics; the next hour begins in the topic as it is now. All rows stay served. What the former topic held beyond
+    the position is lost, and said as far as known.
     """
     from anabranch.output import print_json
     from anabranch.protocol import adoption
@@ -121,9 +124,10 @@ def _print_adopted(stream: str, adopted: Adopted) -> None:
 def serve_hour(
     stream: str, hour: str, layer: Literal["speed", "batch", "auto"], why: str, conf: str | None, output: str
 ) -> None:
-    """Choose the layer that serves a sealed hour, against the rule, until the choice is lifted.
+    """Choose the layer that serves an hour.
 
-    Refused, with exit code 1 and nothing changed, when that layer's rows do not cover the hour's cut.
+    The hour must be sealed; the choice holds against the rule until it is lifted. Refused, with exit code 1 and nothing
+    changed, when that layer's rows do not cover the hour's cut.
     """
     from anabranch import hours
     from anabranch.output import print_json
@@ -144,10 +148,14 @@ def serve_hour(
 
 
 @click.command()
-@click.argument("folder", metavar="DIR")
+@click.argument("folder", metavar="[DIR]", default=".")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")
 def init(folder: str, output: str) -> None:
-    """Write a starter folder: conf/, dags/, deploy/, a compose file with its Dockerfile. Overwrites nothing."""
+    """Write a starter folder: configuration, DAGs, containers.
+
+    Into DIR, or without it into the current folder: README.md, conf/, dags/, deploy/, a compose file with its
+    Dockerfile. Overwrites nothing.
+    """
     from pathlib import Path
 
     from anabranch.cli import starter
@@ -159,8 +167,11 @@ def init(folder: str, output: str) -> None:
         return
     for file in written:
         click.echo(f"wrote {file}")
-    there = "" if Path(folder).resolve() == Path.cwd() else f"cd {folder}, "
-    click.echo(f"next: {there}anabranch dev up, anabranch apply")
+    stream = Path(folder) / "conf/streams/game_events.yaml"
+    click.echo(f"edit: {stream} is one topic, its table and schema: copy it for a topic of your own")
+    click.echo(f"edit: {Path(folder) / 'conf/anabranch.yaml'} has the addresses of Kafka, S3 and the catalog")
+    there = "" if Path(folder).resolve() == Path.cwd() else f"cd {shlex.quote(folder)}, "
+    click.echo(f"next: {there}anabranch dev up, anabranch apply (README.md has every step)")
 
 
 @click.command()
@@ -168,12 +179,13 @@ def init(folder: str, output: str) -> None:
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @options
 def maintain(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
-    """Clear away what is unreferenced: old rows of the speed layer, snapshots, orphan files. main stays as it is.
+    """Delete old speed rows, snapshots and orphan files.
 
-    The ages are the stream's: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. The files of the environment's
-    `bounded` folders (logs, Data Docs) go by age and number too, and what killed jobs left on this machine. To be run
-    once a day, or more often; whatever else runs meanwhile goes on. With --dry-run it says what would go, how the last
-    run ended, and what waits and grows by table; `anabranch metrics` and `anabranch serve` say that too.
+    No row of main is deleted. The ages are the stream's: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. The
+    files of the environment's `bounded` folders (logs, Data Docs) go by age and number too, and what killed jobs left
+    on this machine. To be run once a day, or more often; whatever else runs meanwhile goes on. With --dry-run it says
+    what would go, how the last run ended, and what waits and grows by table; `anabranch metrics` and `anabranch serve`
+    say that too.
     """
     from datetime import UTC, datetime
 
@@ -208,7 +220,10 @@ def maintain(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
 @click.option("--dry-run", is_flag=True, help="Only say what would change.")
 @options
 def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
-    """Make main right: for each hour the files of the layer that serves it. Nothing is copied."""
+    """Make main hold each hour from the layer that serves it.
+
+    Files are added and removed; none is copied.
+    """
     from anabranch.output import print_json
     from serving_layer import merge
 

@@ -31,7 +31,7 @@ def all_streams(conf: str | None) -> list[str]:
     if names := list(config.stream_names(conf)):
         return names
     raise ConfigurationError(
-        f"{config.resolve_folder(conf)}/streams: expected at least one stream's file, found none; `anabranch init DIR` "
+        f"{config.resolve_folder(conf)}/streams: expected at least one stream's file, found none; `anabranch init` "
         "writes some to begin with"
     )
 

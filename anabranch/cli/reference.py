@@ -23,7 +23,7 @@ _HEAD = """\
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | refused, or found wanting |
+| 1 | refused, or a check failed |
 | 2 | wrong usage or configuration |
 | 70 | unexpected: an error that no other try mends, or that nothing explains; its cause is in the last lines |
 | 75 | transient: the same command may succeed later |
@@ -81,10 +81,12 @@ def _section(context: click.Context) -> str:
     if help_text := _paragraphs(command.help):
         parts.append(help_text)
     if isinstance(command, click.Group):
-        commands = [(name, command.get_command(context, name)) for name in command.list_commands(context)]
-        shown = [(name, child) for name, child in commands if child is not None and not child.hidden]
-        if shown:
-            parts.append(_table("command", [(name, child.get_short_help_str(limit=1000)) for name, child in shown]))
+        sections = getattr(command, "sections", {"command": command.list_commands(context)})
+        for title, names in sections.items():
+            commands = [(name, command.get_command(context, name)) for name in names]
+            shown = [(name, child) for name, child in commands if child is not None and not child.hidden]
+            if shown:
+                parts.append(_table(title, [(name, child.get_short_help_str(limit=1000)) for name, child in shown]))
     records: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)

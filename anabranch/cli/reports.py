@@ -37,10 +37,10 @@ hours_option = click.option("--hours", metavar="A..B", callback=_hours, help="Fr
 )
 @options
 def audit(stream: str, hours: tuple[str, str] | None, no_kafka: bool, conf: str | None, output: str) -> None:
-    """Count accepted hours again, in the data files and in Kafka as far as it holds them, against the ledger.
+    """Count accepted hours again, in files and in Kafka.
 
-    Without --hours: all of them. Says, one sentence each, where ledger, files and Kafka disagree; the exit code is
-    then 1.
+    Compares them with the ledger; with Kafka as far as it still has them. Without --hours: all of them. Says, one
+    sentence each, where ledger, files and Kafka disagree; the exit code is then 1.
     """
     from serving_layer.audit import audit as count_again
     from serving_layer.audit import checks as views
@@ -62,11 +62,12 @@ def audit(stream: str, hours: tuple[str, str] | None, no_kafka: bool, conf: str 
 @click.option("--every", metavar="DURATION", default="5 seconds", show_default=True, help="How often --follow looks.")
 @options
 def changes(stream: str, since: str | None, follow: bool, every: str, conf: str | None, output: str) -> None:
-    """Each hour that became complete or was stated anew, in order, for consumers that follow the table.
+    """List hours completed or restated, in order.
 
-    One line each (with --output json one object): hour, revision, layer, snapshot, rows, files that came and left, and
-    the token to go on from. SINCE is such a token; an hour, from which on hours are wanted; or a snapshot of main, by
-    its id or tag, that the consumer has copied. An hour's rows take the place of all that is held of it.
+    For consumers that follow the table. One line each (with --output json one object): hour, revision, layer, snapshot,
+    rows, files that came and left, and the token to go on from. SINCE is such a token; an hour, from which on hours are
+    wanted; or a snapshot of main, by its id or tag, that the consumer has copied. An hour's rows take the place of all
+    that is held of it.
     """
     from contextlib import suppress
 
@@ -91,9 +92,10 @@ def changes(stream: str, since: str | None, follow: bool, every: str, conf: str 
 @click.option("--event-time", required=True, metavar="DAY|HOUR", help="Such as 2026-11-20, or 2026-11-20T13 (UTC).")
 @options
 def complete(stream: str, event_time: str, conf: str | None, output: str) -> None:
-    """Whether every event of a day is there: the ingest hours that can hold some, and which are not accepted yet.
+    """Check whether every event of a day is there.
 
-    By the bounds of `event_time:` in the stream's file, as it is now. The exit code is 1 while the day is not complete.
+    Names the ingest hours that can hold some, and those that are not accepted yet. By the bounds of `event_time:` in
+    the stream's file, as it is now. The exit code is 1 while the day is not complete.
     """
     from anabranch.protocol.state import load_state
     from serving_layer.views import complete
@@ -111,9 +113,9 @@ def complete(stream: str, event_time: str, conf: str | None, output: str) -> Non
 @click.option("--samples", type=click.IntRange(0), default=5, show_default=True, help="Rows to show of each kind.")
 @options
 def diff(stream: str, hour: str, samples: int, conf: str | None, output: str) -> None:
-    """Speed against batch for an accepted hour: counts, and rows side by side.
+    """Compare the layers' rows of an accepted hour.
 
-    The exit code is 1 when nothing explains a difference.
+    Prints counts, and rows side by side. The exit code is 1 when nothing explains a difference.
     """
     from serving_layer.views import diff
 
@@ -127,11 +129,11 @@ def diff(stream: str, hour: str, samples: int, conf: str | None, output: str) ->
 @stream_argument()
 @options
 def drift(stream: str, conf: str | None, output: str) -> None:
-    """Fields of the records that the stream's schema does not know, by name, and the change that takes them up.
+    """List the records' fields that the schema lacks.
 
-    As the batch layer counted them with each hour (`unknown: count` in the stream's file). Says how many records hold
-    each, with samples and a type guessed from them, the stream's new `schema:`, and what to run then: `apply`, and the
-    restatement of each hour that Kafka still holds.
+    Each by its name, as the batch layer counted them with each hour (`unknown:
+    count` in the stream's file). Says how many records hold each, with samples and a type guessed from them, the
+    stream's new `schema:`, and what to run then: `apply`, and the restatement of each hour that Kafka still holds.
     """
     from serving_layer.views import drift
 
@@ -149,9 +151,10 @@ def drift(stream: str, conf: str | None, output: str) -> None:
 @click.option("--limit", type=click.IntRange(0), default=100, show_default=True, help="How many to list.")
 @options
 def duplicates(stream: str, hour: str, limit: int, conf: str | None, output: str) -> None:
-    """The records of an accepted hour that the batch layer removed, and which row each repeats.
+    """List the duplicates removed from an accepted hour.
 
-    Told from the speed layer's rows, which keep duplicates; says how many of those that were counted it can tell.
+    With the row that each repeats. Told from the speed layer's rows, which keep duplicates; says how many of those that
+    were counted it can tell.
     """
     from serving_layer.views import diff
 
@@ -167,10 +170,11 @@ def duplicates(stream: str, hour: str, limit: int, conf: str | None, output: str
 def dead_letters(
     stream: str, hours: tuple[str, str] | None, samples: int, replay: bool, conf: str | None, output: str
 ) -> None:
-    """Records that could not become rows: how many for which reason, and some of each, decoded for display.
+    """List the records that could not become rows.
 
-    With --replay, after the schema or the bounds were widened (`anabranch apply`), the accepted hours of whose dead
-    letters some can be read by now are restated: from Kafka, else from what the table kept.
+    How many for which reason, and some of each, decoded for display. With --replay, after the schema or the bounds were
+    widened (`anabranch apply`), the accepted hours of whose dead letters some can be read by now are restated: from
+    Kafka, else from what the table kept.
     """
     from serving_layer.views import dead_letters
 
@@ -195,11 +199,12 @@ def dead_letters(
 )
 @options
 def doctor(stream: str | None, limit: float, conf: str | None, output: str) -> None:
-    """Examine Java, jars, Kafka, S3, catalog, tables and streams; say of each finding what to run or to set.
+    """Examine the installation; name what to run or set.
 
-    The first thing to run, and the first when something does not run. Without STREAM: all streams. It only reads, but
-    for one small object that it writes under the warehouse and deletes. Ends with `ready` and what to run next, or with
-    exit code 1 and the first remedy when there is an error; warnings leave the exit code 0.
+    Java, jars, Kafka, S3, catalog, tables and streams: each finding has its remedy. The first thing to run, and the
+    first when something does not run. Without STREAM: all streams. It only reads, but for one small object that it
+    writes under the warehouse and deletes. Ends with `ready` and what to run next, or with exit code 1 and the first
+    remedy when there is an error; warnings leave the exit code 0.
     """
     from anabranch import config
     from anabranch.logs import configure_logging
@@ -221,7 +226,10 @@ def doctor(stream: str | None, limit: float, conf: str | None, output: str) -> N
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
 def metrics(stream: str | None, listen: int | None, host: str, conf: str | None) -> None:
-    """What status says, as Prometheus reads it; of all streams without STREAM. Printed once, or served."""
+    """Print or serve metrics for Prometheus.
+
+    Without STREAM: of all streams.
+    """
     import threading
 
     from prometheus_client import CollectorRegistry, generate_latest, start_http_server
@@ -254,9 +262,10 @@ def metrics(stream: str | None, listen: int | None, host: str, conf: str | None)
 @hour_argument
 @options
 def explain(stream: str, hour: str, conf: str | None, output: str) -> None:
-    """Everything known of one hour, in sentences: cut, layers, account, checks, who serves it, and what to run next.
+    """Explain one hour, and what to run next.
 
-    From the ledger and the snapshots alone; any hour may be asked for.
+    Its cut, layers, account, checks and who serves it, in sentences. From the ledger and the snapshots alone; any hour
+    may be asked for.
     """
     from datetime import UTC, datetime
 
@@ -271,10 +280,11 @@ def explain(stream: str, hour: str, conf: str | None, output: str) -> None:
 @click.option("--to", metavar="DIR|S3URL", required=True, help="A folder, or s3://bucket/prefix.")
 @options
 def data_docs(stream: str, hour: str | None, to: str, conf: str | None, output: str) -> None:
-    """Build Great Expectations' Data Docs of what the quality gate said of an hour; without HOUR, of the newest 48.
+    """Build Great Expectations' Data Docs of hours.
 
-    From the ledger alone: no row is read again, and no Spark is needed. Each decision about a named HOUR gets a page;
-    without one, the newest of each hour does.
+    They show what the quality gate decided about HOUR, or without it about the newest 48 hours. From the ledger alone:
+    no row is read again, and no Spark is needed. Each decision about a named HOUR gets a page; without one, the newest
+    of each hour does.
     """
     from anabranch import hours
     from anabranch.errors import Refused
@@ -311,7 +321,10 @@ def data_docs(stream: str, hour: str | None, to: str, conf: str | None, output: 
 @watch_options
 @options
 def hours(stream: str, history: str | None, watch: bool, every: float, conf: str | None, output: str) -> None:
-    """Every hour up to the running one, by the ledger's newest row: who serves it, its counts and its checks."""
+    """List each hour: who serves it, counts and checks.
+
+    Up to the running one, by the ledger's newest row.
+    """
     from anabranch.hours import start_of
     from serving_layer.views import history as decisions
     from serving_layer.views import status as views
@@ -337,7 +350,7 @@ def hours(stream: str, history: str | None, watch: bool, every: float, conf: str
 @watch_options
 @options
 def status(stream: str, late_after: str | None, watch: bool, every: float, conf: str | None, output: str) -> None:
-    """Position, lag, last publish, backlog, and the serving layer by hour.
+    """Show position, lag, backlog and the serving layers.
 
     The exit code is 1 when the layers differ in an hour and nothing explains it; with --late-after also when offsets
     wait and the speed layer's position has not moved for so long.
@@ -385,7 +398,9 @@ def query(
     provenance: bool,
     conf: str | None,
 ) -> None:
-    """Run SQL (DuckDB) over the serving tables, by their plain names; without SQL, on a terminal, a shell with history.
+    """Run SQL (DuckDB) over the tables and their views.
+
+    By their plain names. Without SQL, on a terminal: a shell with history.
 
     --as-of reads them as they were: for as long as a snapshot is kept, and by tags for a week (`main-<hour>` is the
     table as it was when that hour was sealed). --revision reads one accepted revision of an hour, the newest or one
@@ -441,9 +456,10 @@ def query(
 @click.option("--fill", is_flag=True, help="First compute what accepted hours lack.")
 @options
 def views(stream: str, fill: bool, conf: str | None, output: str) -> None:
-    """A stream's views: how many accepted hours are read from partials, and which are computed from their rows.
+    """Show how far a stream's views are precomputed.
 
-    Either way a view says the same; the batch layer fills them after it has accepted hours, --fill does so at once.
+    How many accepted hours are read from partials, and which are computed from their rows. Either way a view says the
+    same; the batch layer fills them after it has accepted hours, --fill does so at once.
     """
     from anabranch.output import print_json, print_table
     from serving_layer.windows import fill as filling

@@ -44,9 +44,10 @@ def serve(
     late_after: str,
     conf: str | None,
 ) -> None:
-    """Serve a page of all streams, or of STREAMS: how each stands, its hours as a calendar, and all about each hour.
+    """Serve the status page.
 
-    It only reads, and only this machine reaches it, unless --token-file or --behind-proxy opens it further. Until
+    A page of all streams, or of STREAMS: how each stands, its hours as a calendar, and all about each hour. It only
+    reads, and only this machine reaches it, unless --token-file or --behind-proxy opens it further. Until
     stopped.
     """
     from anabranch import config

@@ -15,7 +15,9 @@ from anabranch.cli.options import open_stream, options, stream_argument
 @click.option("--skip", is_flag=True, help="Post nothing of what waits, now or ever.")
 @options
 def webhook(stream: str, skip: bool, conf: str | None, output: str) -> None:
-    """Post what the webhook's receiver was not told of yet (`webhook:`), each change of an hour's state in its order.
+    """Post changes that the webhook's receiver missed.
+
+    Posts each change of an hour's state to `webhook:` of the stream's file, in order.
 
     One line (with --output json one object) for each that it took, at once. Jobs post what they change themselves:
     this is for what a receiver missed. Exit code 75 when it does not take one, which waits with all behind it.

@@ -84,8 +84,9 @@ def test_init_writes_a_folder_that_works_and_overwrites_nothing(installed: Path,
     places = {str(file.relative_to(tmp_path / "mine")) for file in (tmp_path / "mine").rglob("*") if file.is_file()}
     assert {
         "conf/anabranch.yaml", "conf/streams/game_events.yaml", "dags/anabranch_hourly.py", "docker-compose.yml",
-        "Dockerfile", ".dockerignore", ".env.example", "deploy/kubernetes/speed.yaml", "deploy/yarn/cluster.conf",
-        "deploy/prometheus/alerts.yml", "deploy/postgres/airflow.sql", "deploy/grafana/dashboards/anabranch.json",
+        "README.md", "Dockerfile", ".dockerignore", ".env.example", "deploy/kubernetes/speed.yaml",
+        "deploy/yarn/cluster.conf", "deploy/prometheus/alerts.yml", "deploy/postgres/airflow.sql",
+        "deploy/grafana/dashboards/anabranch.json",
     } <= places  # fmt: skip
     loaded = run(
         installed / "python", "-c",
@@ -99,6 +100,12 @@ def test_init_writes_a_folder_that_works_and_overwrites_nothing(installed: Path,
     )
     assert again.returncode == 2
     assert "expected none of its files" in again.stderr
+
+
+def test_the_documentation_is_in_the_wheel(installed: Path, tmp_path: Path) -> None:
+    pages = run(installed / "anabranch", "docs", cwd=tmp_path)
+    assert "formats" in pages and str(tmp_path) not in pages
+    assert run(installed / "anabranch", "docs", "docs/formats.md", cwd=tmp_path).startswith("# ")
 
 
 def test_the_jobs_are_found_in_the_zip_for_py_files(built: Path, installed: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from anabranch.cli import reference
+from anabranch.cli import SECTIONS, main, reference
 
 
 @click.group()
@@ -79,3 +79,18 @@ def test_the_pages_are_up_to_date(name: str) -> None:
     assert (reference.FOLDER / name).read_text(encoding="utf-8") == reference.pages()[name], (
         "run: python -m anabranch.cli.reference"
     )
+
+
+def test_the_help_groups_every_command_once_and_cuts_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = click.Context(main)
+    assert sorted(name for section in SECTIONS.values() for name in section) == main.list_commands(context)
+    monkeypatch.setenv("COLUMNS", "80")
+    for arguments in (["--help"], ["dev", "--help"]):
+        shown = CliRunner().invoke(main, arguments).output
+        assert "..." not in shown.partition("Options:")[2] and "…" not in shown
+        assert max(map(len, shown.splitlines())) <= 80
+    text = CliRunner().invoke(main, ["--help"]).output
+    for title, names in SECTIONS.items():
+        rows = text.partition(f"{title}:\n")[2].partition("\n\n")[0].splitlines()
+        # One line each: a description that is too long would go on in a second one.
+        assert [row.split()[0] for row in rows] == list(names), title

@@ -1,0 +1,68 @@
+"""The command that prints the documentation, which the wheel carries."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("page", metavar="[PAGE[#SECTION]]", required=False)
+def docs(page: str | None) -> None:
+    """Print a page of the documentation, or list the pages.
+
+    A page is named as other pages, comments and alerts name it: `formats`, `docs/formats.md`, or with a section
+    `docs/operations.md#anabranchspeedlate`.
+    """
+    from anabranch.errors import ConfigurationError
+    from anabranch.resources import shipped
+
+    folder = shipped("docs/design.md", "_docs/design.md").parent
+    pages = {str(file.relative_to(folder).with_suffix("")): file for file in sorted(folder.rglob("*.md"))}
+    if page is None:
+        _list(folder, {name: file for name, file in pages.items() if "/" not in name})
+        return
+    name, _, section = page.partition("#")
+    name = name.removeprefix("docs/").removesuffix(".md")
+    if name not in pages:
+        known = ", ".join(name for name in pages if "/" not in name)
+        raise ConfigurationError(f"docs: expected one of the pages {known}, found {name!r}")
+    text = pages[name].read_text(encoding="utf-8")
+    if section and not (text := section_of(text, section)):
+        raise ConfigurationError(f"docs: expected a section of {name}.md, found none that is named {section!r}")
+    if sys.stdout.isatty():
+        click.echo_via_pager(text)
+    else:
+        click.echo(text, nl=False)
+
+
+def _list(folder: Path, pages: dict[str, Path]) -> None:
+    width = max(map(len, pages))
+    for name, file in pages.items():
+        with file.open(encoding="utf-8") as lines:
+            click.echo(f"{name:<{width}}  {next(lines).removeprefix('# ').strip()}")
+    click.echo(f"\nanabranch docs PAGE prints one; the files are in {folder}")
+
+
+def section_of(text: str, name: str) -> str:
+    """A section of Markdown, with those below it, by the name that a link has for it; empty for none. Pure."""
+    found: list[str] = []
+    depth, is_code = 0, False
+    for line in text.splitlines(keepends=True):
+        is_code ^= line.startswith("```")
+        heading = None if is_code else re.match(r"(#+) +(.*)", line)
+        if heading is not None and depth and len(heading[1]) <= depth:
+            break
+        if heading is not None and not depth and anchor(heading[2]) == name:
+            depth = len(heading[1])
+        if depth:
+            found.append(line)
+    return "".join(found)
+
+
+def anchor(heading: str) -> str:
+    """What a link to a heading is named, as GitHub does. Pure."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")

@@ -1,0 +1,70 @@
+"""What `anabranch init` writes, and where: a newcomer's first minutes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from anabranch import config
+from anabranch.cli import main, starter
+
+README = Path(starter.__file__).resolve().parents[1] / "starter_files" / "README.md"
+
+
+def init(*arguments: str) -> str:
+    done = CliRunner().invoke(main, ["init", *arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_without_a_folder_the_current_one_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = init()
+    assert (tmp_path / "conf" / "anabranch.yaml").is_file()
+    assert (tmp_path / "README.md").read_bytes() == README.read_bytes()
+    assert "edit: conf/streams/game_events.yaml is one topic" in said
+    assert "next: anabranch dev up, anabranch apply" in said
+    again = CliRunner().invoke(main, ["init"])
+    assert (again.exit_code, "expected none of its files" in again.output) == (2, True)
+
+
+def test_a_readme_that_is_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "a lake").mkdir()
+    (tmp_path / "a lake" / "README.md").write_text("mine")
+    said = init(str(tmp_path / "a lake"))
+    assert (tmp_path / "a lake" / "README.md").read_text() == "mine"
+    assert "README.md\n" not in said
+    assert f"cd {shlex.quote(str(tmp_path / 'a lake'))}, anabranch dev up" in said
+
+
+def test_the_readme_names_commands_files_and_keys_that_are_there(tmp_path: Path) -> None:
+    init(str(tmp_path))
+    text = README.read_text(encoding="utf-8")
+    for place in re.findall(r"^\| (.*?) \|", text, re.MULTILINE)[1:]:
+        for name in re.findall(r"`(.*?)`", place):
+            assert (tmp_path / name).exists(), name
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    typed = [line for line in lines if line.startswith("anabranch ")]
+    typed += [name for name in re.findall(r"`(anabranch .*?)`", text) if "PAGE" not in name]
+    assert len(typed) > 15
+    for line in typed:
+        command: click.Command = main
+        arguments = shlex.split(line)[1:]
+        if arguments == ["--help"]:
+            continue
+        while isinstance(command, click.Group):
+            found = command.get_command(click.Context(command), arguments.pop(0))
+            assert found is not None, line
+            command = found
+        if "send" not in line:
+            command.make_context("anabranch", arguments)
+    [stream] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "conf" / "streams" / "orders.yaml").write_text(stream)
+    assert config.load_stream("orders", tmp_path / "conf").topic == "shop.orders"
+    assert set(yaml.safe_load(stream)) == {"topic", "table", "format", "schema", "key", "event_time"}
