@@ -35,6 +35,40 @@ def open_job(stream: str, conf: str | None) -> Job:
     return Job(environment, definition, Lake(environment), KafkaAdapter(environment.kafka))
 
 
+class StreamFolder:
+    """The jobs of a configuration folder's streams, or of those that are named, as their files are.
+
+    The environment is the one of the start. Raises ConfigurationError, at the start alone, for a file that is wrong.
+    """
+
+    def __init__(self, conf: str | None, names: Sequence[str] = ()) -> None:
+        self._conf, self._named = conf, tuple(names)
+        self._environment = config.load_environment(conf)
+        self._read: dict[str, tuple[tuple[int, int] | None, Job | ConfigurationError]] = {}
+        for found in self.jobs().values():
+            if isinstance(found, ConfigurationError):
+                raise found
+
+    def jobs(self) -> dict[str, Job | ConfigurationError]:
+        """By stream: its job, the same one for as long as its file does not change; or what is wrong with the file."""
+        read = {name: self._current(name) for name in self._named or config.stream_names(self._conf)}
+        self._read = read
+        return {name: found for name, (_, found) in read.items()}
+
+    def _current(self, name: str) -> tuple[tuple[int, int] | None, Job | ConfigurationError]:
+        known = self._read.get(name)
+        stamp = config.stream_file_stamp(name, self._conf)
+        if known is not None and known[0] == stamp:
+            return known
+        try:
+            stream = config.load_stream(name, self._conf)
+        except ConfigurationError as error:
+            LOG.warning("stream %s: its file is not taken up: %s", name, error)
+            return stamp, error
+        LOG.info("stream %s: its file is read", name)
+        return stamp, Job(self._environment, stream, Lake(self._environment), KafkaAdapter(self._environment.kafka))
+
+
 def parser(description: str) -> argparse.ArgumentParser:
     """The arguments that both spark-submit entries share."""
     arguments = argparse.ArgumentParser(description=description)

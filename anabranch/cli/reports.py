@@ -228,18 +228,20 @@ def doctor(stream: str | None, limit: float, conf: str | None, output: str) -> N
 def metrics(stream: str | None, listen: int | None, host: str, conf: str | None) -> None:
     """Print or serve metrics for Prometheus.
 
-    Without STREAM: of all streams.
+    Without STREAM: of all streams; files that are added, changed or removed while they are served are taken up.
     """
     import threading
 
     from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
-    from anabranch import config
+    from anabranch.job import StreamFolder
+    from anabranch.logs import configure_logging
     from serving_layer.views.metrics import Streams
 
-    jobs = [open_stream(name, conf) for name in ([stream] if stream else config.stream_names(conf))]
+    configure_logging()
+    streams = Streams(found=StreamFolder(conf, [stream] if stream else ()).jobs)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Streams(jobs))
+    registry.register(streams)
     try:
         if listen is None:
             click.echo(generate_latest(registry).decode(), nl=False)
@@ -252,9 +254,7 @@ def metrics(stream: str | None, listen: int | None, host: str, conf: str | None)
             server.shutdown()
             thread.join()
     finally:
-        # A stream that hangs may be asking still.
-        for job in jobs:
-            job.kafka.close_quietly()
+        streams.close()
 
 
 @click.command()

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import click
 
-from anabranch.cli.options import open_stream
-
 
 @click.command()
 @click.argument("streams", nargs=-1)
@@ -47,12 +45,13 @@ def serve(
     """Serve the status page.
 
     A page of all streams, or of STREAMS: how each stands, its hours as a calendar, and all about each hour. It only
-    reads, and only this machine reaches it, unless --token-file or --behind-proxy opens it further. Until
-    stopped.
+    reads, and only this machine reaches it, unless --token-file or --behind-proxy opens it further. Until stopped;
+    streams' files that are added, changed or removed meanwhile are taken up.
     """
-    from anabranch import config
     from anabranch.config.durations import parse_duration
     from anabranch.errors import ConfigurationError
+    from anabranch.job import Job, StreamFolder
+    from anabranch.logs import configure_logging
 
     try:
         from serving_layer.page.access import access_of
@@ -68,7 +67,9 @@ def serve(
     except ValueError as error:
         raise ConfigurationError(f"--refresh, --deadline, --late-after: {error}") from error
     access = access_of(host, allow_host, token_file, behind_proxy)
-    jobs = [open_stream(name, conf) for name in (streams or config.stream_names(conf))]
+    configure_logging()
+    folder = StreamFolder(conf, streams)
+    jobs = [job for job in folder.jobs().values() if isinstance(job, Job)]
     with listen(host, port) as socket:
         click.echo(f"serving http://{f'[{host}]' if ':' in host else host}:{port}/", err=True)
-        run(Page(jobs, access, settings).app(), socket)
+        run(Page(jobs, access, settings, found=folder.jobs).app(), socket)

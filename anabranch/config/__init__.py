@@ -615,6 +615,15 @@ def stream_names(folder: str | Path | None = None) -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in paths if not p.stem.endswith(".expectations")))
 
 
+def stream_file_stamp(name: str, folder: str | Path | None = None) -> tuple[int, int] | None:
+    """What changes with the stream's file: when it was written, and its size; None where there is none."""
+    try:
+        found = (resolve_folder(folder) / "streams" / f"{name}.yaml").stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
 def load_stream(name: str, folder: str | Path | None = None) -> Stream:
     """Read `streams/<name>.yaml` of the configuration folder. Raises ConfigurationError."""
     folder = resolve_folder(folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from importlib.resources import files
@@ -52,32 +52,77 @@ class Settings:
     late_after: timedelta = timedelta(minutes=10)
 
 
+Found = Callable[[], Mapping[str, Job | ConfigurationError]]
+"""The streams that there are by now: each with its job, or with what is wrong with its file."""
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A stream of the page. `job` is what was found of it: another object once its file has changed."""
+
+    job: Job | ConfigurationError
+    reader: Reader[StreamView]
+
+
 class Page:
-    """The streams' readings, and the answers that are made of them."""
+    """The streams' readings, and the answers that are made of them. Of `found` it is asked every so often; without,
+    the streams stay those of `jobs`."""
 
     def __init__(
-        self, jobs: Sequence[Job], access: Access, settings: Settings, now: Callable[[], datetime] = utc_now
+        self,
+        jobs: Sequence[Job],
+        access: Access,
+        settings: Settings,
+        now: Callable[[], datetime] = utc_now,
+        found: Found | None = None,
     ) -> None:
-        self._jobs = {job.stream.name: job for job in jobs}
-        self._access, self._settings, self._now = access, settings, now
-        self.readers: Mapping[str, Reader[StreamView]] = {
-            name: Reader(f"stream {name}", partial(self._read_stream, job), now) for name, job in self._jobs.items()
-        }
-        self._background = Background(list(self.readers.values()), settings.every)
+        self._access, self._settings, self._now, self._found = access, settings, now, found
+        self._shown: Mapping[str, _Shown] = {job.stream.name: self._show(job.stream.name, job) for job in jobs}
+        self._background = Background[StreamView](settings.every)
         self._records = OnDemand[HourRecord](settings.every, now=now)
         self._rows = OnDemand[HourRows](_ROWS_FRESH_FOR, now=now)
         self._templates = _templates()
         self._static = {name: files(_PACKAGE).joinpath("static", name).read_bytes() for name in _STATIC}
 
-    def _read_stream(self, job: Job) -> StreamView:
+    @property
+    def readers(self) -> Mapping[str, Reader[StreamView]]:
+        return {name: shown.reader for name, shown in self._shown.items()}
+
+    def _show(self, name: str, job: Job | ConfigurationError, before: _Shown | None = None) -> _Shown:
+        reader = Reader(f"stream {name}", partial(self._read_stream, job), self._now)
+        if before is not None:
+            reader.reading = replace(before.reader.reading, asking_since=None)
+        return _Shown(job, reader)
+
+    def _read_stream(self, job: Job | ConfigurationError) -> StreamView:
+        if isinstance(job, ConfigurationError):
+            raise job
         return read_stream(job, self._settings.late_after, self._now())
+
+    def follow(self) -> None:
+        """Show the streams that there are by now: of a new or changed file at once, of one that is gone no more."""
+        if self._found is None:
+            return
+        before, found = self._shown, self._found()
+        self._shown = {
+            name: old if (old := before.get(name)) is not None and old.job is job else self._show(name, job, old)
+            for name, job in found.items()
+        }
+        for name, old in before.items():
+            if self._shown.get(name) is not old:
+                self._background.drop(old.reader)
+                if isinstance(old.job, Job) and old.reader.reading.asking_since is None:
+                    old.job.kafka.close_quietly()
+        self._background.start([new.reader for name, new in self._shown.items() if before.get(name) is not new])
 
     def app(self) -> ASGIApp:
         """The application; its readers run from its start to its end."""
 
         @asynccontextmanager
         async def running(app: Starlette) -> AsyncIterator[None]:
-            self._background.start()
+            self._background.start(list(self.readers.values()))
+            if self._found is not None:
+                self._background.each(self.follow)
             try:
                 yield
             finally:
@@ -108,10 +153,10 @@ class Page:
         return stream_line(name, reading, now, self._settings.deadline, self._settings.every)
 
     def _stream(self, request: Request) -> Response:
-        name, now = self._stream_name(request), self._now()
+        (name, shown), now = self._stream_of(request), self._now()
         month = request.query_params.get("month")
         named = month_of(month) if month is not None else None
-        reading = self.readers[name].reading
+        reading = shown.reader.reading
         view, calendar, drawn = reading.value, None, None
         if view is not None and reading.as_of is not None:
             calendar = calendar_month(view.status, named, reading.as_of)
@@ -127,9 +172,12 @@ class Page:
         )  # fmt: skip
 
     def _hour(self, request: Request) -> Response:
-        name, hour = self._stream_name(request), request.path_params["hour"]
+        (name, shown), hour = self._stream_of(request), request.path_params["hour"]
         start_of(hour)
-        job, key = self._jobs[name], (name, hour)
+        if isinstance(job := shown.job, ConfigurationError):
+            raise job
+        # Of a stream whose file has changed since, anew.
+        key = (name, hour, id(job))
         record = self._records.get(key, lambda: read_record(job, hour, self._now()), _PATIENCE)
         rows = self._rows.get(key, lambda: read_rows(job, hour), _PATIENCE)
         now = self._now()
@@ -145,11 +193,11 @@ class Page:
             summary=dict(page.sentences)["hour"] if page is not None else f"{hour} of {name}",
         )  # fmt: skip
 
-    def _stream_name(self, request: Request) -> str:
-        name: str = request.path_params["stream"]
-        if name not in self._jobs:
-            raise HTTPException(404, f"expected one of the streams {', '.join(self._jobs)}, found {name!r}")
-        return name
+    def _stream_of(self, request: Request) -> tuple[str, _Shown]:
+        name, there = request.path_params["stream"], self._shown
+        if name not in there:
+            raise HTTPException(404, f"expected one of the streams {', '.join(there)}, found {name!r}")
+        return name, there[name]
 
     def _file(self, request: Request) -> Response:
         name = request.path_params["name"]

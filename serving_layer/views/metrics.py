@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from anabranch.config import Slo
+from anabranch.errors import ConfigurationError
 from anabranch.hours import end_of, start_of
 from anabranch.job import Job
 from anabranch.output import text as text_of
@@ -59,47 +60,94 @@ class Answer:
     is_up: bool
 
 
+Found = Callable[[], Mapping[str, Job | ConfigurationError]]
+"""The streams that there are by now: each with its job, or with what is wrong with its file."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A stream that is asked. `answered` is of the newest question: set once it was read."""
+
+    job: Job | ConfigurationError
+    slo: Slo
+    reader: Reader[Known]
+    answered: threading.Event
+
+    def ask(self) -> None:
+        """Have the stream read, unless it is being read."""
+        if not self.answered.is_set():
+            return
+        self.answered.clear()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            self.reader.refresh()
+        finally:
+            self.answered.set()
+
+
 class Streams(Collector):
     """Asks Kafka and the lake anew at each scrape, and answers within a time limit.
 
     A stream that fails or does not answer in time is `anabranch_up` 0, and how old the newest answer is; nothing else
-    is said of it. One that hangs has one thread, however many scrapes come: they wait for the same answer.
+    is said of it. So is one whose file is wrong. One that hangs has one thread, however many scrapes come: they wait
+    for the same answer. With `found` each scrape is of the streams that there are by then.
     """
 
-    def __init__(self, jobs: Sequence[Job], within: timedelta = ANSWER_WITHIN) -> None:
-        self._slos = {job.stream.name: job.stream.slo for job in jobs}
-        self._readers = {
-            job.stream.name: Reader(f"metrics of stream {job.stream.name}", partial(_read, job, ContentReader(job)))
-            for job in jobs
-        }
+    def __init__(self, jobs: Sequence[Job] = (), within: timedelta = ANSWER_WITHIN, found: Found | None = None) -> None:
+        self._found = found or (lambda: {job.stream.name: job for job in jobs})
         self._within = within.total_seconds()
         self._alone = threading.Lock()
-        self._under_way: dict[str, threading.Event] = {}
+        self._asked: dict[str, _Asked] = {}
 
     def collect(self) -> Iterable[Metric]:
         deadline = time.monotonic() + self._within
-        under_way = {name: self._ask(name) for name in self._readers}
+        with self._alone:
+            self._follow()
+            streams = dict(self._asked)
+            for asked in streams.values():
+                asked.ask()
         answers = {}
-        for name, answered in under_way.items():
-            in_time = answered.wait(max(0.0, deadline - time.monotonic()))
-            reading = self._readers[name].reading
-            answers[name] = Answer(self._slos[name], reading, in_time and reading.failure is None)
+        for name, asked in streams.items():
+            in_time = asked.answered.wait(max(0.0, deadline - time.monotonic()))
+            reading = asked.reader.reading
+            answers[name] = Answer(asked.slo, reading, in_time and reading.failure is None)
         return list(metrics_of(answers, utc_now()))
 
-    def _ask(self, name: str) -> threading.Event:
-        """Have the stream read, unless it is being read; what is set once it was."""
-        with self._alone:
-            answered = self._under_way.get(name)
-            if answered is None or answered.is_set():
-                answered = self._under_way[name] = threading.Event()
-                threading.Thread(target=self._read, args=(name, answered), daemon=True).start()
-            return answered
+    def close(self) -> None:
+        """Close the connections; of a stream that hangs too."""
+        for asked in self._asked.values():
+            _close(asked.job)
 
-    def _read(self, name: str, answered: threading.Event) -> None:
-        try:
-            self._readers[name].refresh()
-        finally:
-            answered.set()
+    def _follow(self) -> None:
+        """Ask the streams that there are by now: one whose file has changed by its new job."""
+        before, found = self._asked, self._found()
+        self._asked = {
+            name: old if (old := before.get(name)) is not None and old.job is job else _asked(name, job)
+            for name, job in found.items()
+        }
+        for name, old in before.items():
+            if self._asked.get(name) is not old and old.answered.is_set():
+                _close(old.job)
+
+
+def _asked(name: str, job: Job | ConfigurationError) -> _Asked:
+    answered = threading.Event()
+    answered.set()
+    what = f"metrics of stream {name}"
+    if isinstance(job, ConfigurationError):
+        return _Asked(job, Slo(), Reader(what, partial(_refuse, job)), answered)
+    return _Asked(job, job.stream.slo, Reader(what, partial(_read, job, ContentReader(job))), answered)
+
+
+def _close(job: Job | ConfigurationError) -> None:
+    if isinstance(job, Job):
+        job.kafka.close_quietly()
+
+
+def _refuse(error: ConfigurationError) -> Known:
+    raise error
 
 
 def _read(job: Job, content: ContentReader) -> Known:

@@ -100,26 +100,47 @@ class Reader(Generic[T]):
             self.answered.set()
 
 
-class Background:
+class Background(Generic[T]):
     """A thread for each reader, which reads again every so often. A reader that hangs holds up no other."""
 
-    def __init__(self, readers: Sequence[Reader[T]], every: timedelta) -> None:
-        self._readers, self._every = readers, every
+    def __init__(self, every: timedelta) -> None:
+        self._every = every
         self._stopped = threading.Event()
+        self._dropped: dict[Reader[T], threading.Event] = {}
 
-    def start(self) -> None:
-        for number, reader in enumerate(self._readers):
-            # Not all in one moment.
-            delay = self._every.total_seconds() * number / len(self._readers) if number else 0
-            threading.Thread(target=self._run, args=(reader, delay), daemon=True).start()
+    def start(self, readers: Sequence[Reader[T]]) -> None:
+        """Read these too from now on, not all in one moment."""
+        for number, reader in enumerate(readers if not self._stopped.is_set() else ()):
+            delay = self._every.total_seconds() * number / len(readers) if number else 0
+            self._dropped[reader] = threading.Event()
+            threading.Thread(target=self._run, args=(reader, self._dropped[reader], delay), daemon=True).start()
+
+    def drop(self, reader: Reader[T]) -> None:
+        """Do not read this one again; what is under way is left alone."""
+        if (dropped := self._dropped.pop(reader, None)) is not None:
+            dropped.set()
 
     def stop(self) -> None:
         """No reader begins anew; one that is under way is left alone."""
         self._stopped.set()
+        for reader in list(self._dropped):
+            self.drop(reader)
 
-    def _run(self, reader: Reader[T], delay: float) -> None:
+    def each(self, action: Callable[[], object]) -> None:
+        """Do something every so often, in a thread of its own, until the stop."""
+
+        def run() -> None:
+            while not self._stopped.wait(self._every.total_seconds()):
+                try:
+                    action()
+                except Exception as error:
+                    LOG.warning("%s; trying again in %s", classify_unexpected("follow the streams", error), self._every)
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def _run(self, reader: Reader[T], dropped: threading.Event, delay: float) -> None:
         pause = delay
-        while not self._stopped.wait(pause):
+        while not dropped.wait(pause):
             began = time.monotonic()
             reader.refresh()
             pause = rest_after(time.monotonic() - began, self._every)

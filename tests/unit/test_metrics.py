@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import socket
@@ -21,6 +22,8 @@ from prometheus_client.registry import Collector
 
 from anabranch import config
 from anabranch.config import Slo
+from anabranch.errors import ConfigurationError
+from anabranch.job import StreamFolder
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.protocol.ledger_row import UnknownField, UnknownFields
 from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable, MaintenanceRun, Size
@@ -226,3 +229,36 @@ def test_a_broker_that_never_answers_holds_up_no_scrape_and_no_other_stream(
     asked[0].join(60)
     assert not asked[0].is_alive(), "expected the adapter to give up within a minute"
     adapter.close_quietly()
+
+
+def test_streams_files_are_taken_up_between_scrapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "status", lambda job: VIEW)
+    monkeypatch.setattr(ContentReader, "read", lambda reader, now: CONTENT)
+    monkeypatch.setattr(metrics, "read_maintenance", lambda job, now: MAINTENANCE)
+    (tmp_path / "streams").mkdir()
+    catalog = {"name": "lake", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/lake"}
+    environment = {"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": catalog}
+    (tmp_path / "anabranch.yaml").write_text(json.dumps(environment))
+
+    def write(name: str, **changes: object) -> None:
+        file = {"topic": name, "table": f"games.{name}", "schema": "id STRING NOT NULL", "key": "id"} | changes
+        (tmp_path / "streams" / f"{name}.yaml").write_text(json.dumps(file))
+
+    write("events")
+    streams = Streams(found=StreamFolder(str(tmp_path)).jobs)
+    assert {key: value for key, value in _values(streams).items() if key[0] == "up"} == {("up", "events"): 1}
+    same = streams._asked["events"]
+    write("clicks", slo={"fresh": "10 seconds"})
+    values = _values(streams)
+    assert (values["up", "events"], values["up", "clicks"], values["slo_fresh_seconds", "clicks"]) == (1, 1, 10)
+    write("clicks", slo={"fresh": "2 minutes"})
+    assert _values(streams)["slo_fresh_seconds", "clicks"] == 120
+    write("clicks", slo={"fresh": "soon"})
+    values = _values(streams)
+    assert (values["up", "events"], values["up", "clicks"]) == (1, 0)
+    (tmp_path / "streams" / "clicks.yaml").unlink()
+    assert ("up", "clicks") not in _values(streams)
+    assert streams._asked["events"] is same, "a stream whose file did not change keeps its connection"
+    write("events", key="missing")
+    with pytest.raises(ConfigurationError, match="key: expected a column"):
+        StreamFolder(str(tmp_path))

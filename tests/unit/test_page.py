@@ -26,6 +26,7 @@ from starlette.testclient import TestClient
 from test_metrics import NOW as STATUS_NOW
 from test_metrics import VIEW
 from test_view_outputs import LATER, a_full_hour, an_old_hour, kafka, nothing_yet
+from waiting import wait_for
 
 from anabranch.cli import main
 from anabranch.errors import ConfigurationError, Transient
@@ -477,7 +478,7 @@ def test_values_of_records_cannot_become_markup(page: Page, full: Job) -> None:
     evil = replace(found.reasons[0].samples[0], value="<script>alert(1)</script>", key='"><img src=x onerror=y>')
     rows = replace(found, reasons=[replace(found.reasons[0], samples=[evil])])
     held = HourRows(rows, difference(full, NEXT, 1), duplicates(full, NEXT, 1), None)
-    page._rows.get(("events", NEXT), lambda: held, timedelta(seconds=30))
+    page._rows.get(("events", NEXT, id(page._shown["events"].job)), lambda: held, timedelta(seconds=30))
     html = parsed(browser(page).get(f"/streams/events/hours/{NEXT}").text)
     assert [script.get("src") for script in html.all("script")] == ["/static/page.js"]
     assert html.all("img") == [] and "<script>alert(1)</script>" in html.text
@@ -538,13 +539,25 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         assert done.exit_code == ConfigurationError.exit_code
         assert f"expected to listen at 127.0.0.1:{port}" in done.output
 
-    def answers() -> bool:
+    def text() -> str:
         with urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
-            text = parsed(answer.read().decode()).text
-        return "events \u2715 away" in text and "table games.events: expected it to exist, found none" in text
+            return parsed(answer.read().decode()).text
+
+    def answers() -> bool:
+        shown = text()
+        return "events \u2715 away" in shown and "table games.events: expected it to exist, found none" in shown
 
     command = [sys.executable, "-m", "anabranch.cli", "serve", "--conf", str(conf), "--port", str(port)]
-    with serving(command, tmp_path / "log", answers) as process:
+    with serving([*command, "--refresh", "1 second"], tmp_path / "log", answers) as process:
+        (conf / "streams" / "clicks.yaml").write_text(json.dumps(stream | {"table": "games.clicks"}))
+        wait_for(lambda: "table games.clicks: expected it to exist" in text(), "the new file's stream", 30)
+        (conf / "streams" / "clicks.yaml").write_text(json.dumps(stream | {"table": "games.taps"}))
+        wait_for(lambda: "table games.taps: expected it to exist" in text(), "the changed file's table", 30)
+        (conf / "streams" / "clicks.yaml").write_text("topic: 1")
+        wait_for(lambda: "clicks.yaml: schema: expected columns" in text(), "what is wrong with the file", 30)
+        (conf / "streams" / "clicks.yaml").unlink()
+        wait_for(lambda: "clicks" not in text(), "the stream to be gone", 30)
+        assert "events \u2715 away" in text()
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0
     assert f"serving http://127.0.0.1:{port}/" in (tmp_path / "log").read_text()
