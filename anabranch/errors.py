@@ -23,6 +23,10 @@ class ConfigurationError(Terminal):
     exit_code = 2
 
 
+class CodecMissing(ConfigurationError):
+    """Kafka's client cannot decompress a batch: the package of its codec is not installed."""
+
+
 class MetadataGone(ConfigurationError):
     """The catalog names a metadata file that storage does not have."""
 

@@ -25,7 +25,7 @@ from kafka.structs import OffsetAndMetadata
 
 from anabranch import config
 from anabranch.attempts import attempts
-from anabranch.errors import AnabranchError, Transient
+from anabranch.errors import AnabranchError, CodecMissing, Transient
 from anabranch.kafka.security import kafka_python_settings
 from anabranch.position import Position, Ranges, Stamped, Topic, is_contradicted
 from anabranch.remote_errors import explain, is_denied, one_line
@@ -48,6 +48,8 @@ _NO_COORDINATOR = (
     errors.CoordinatorLoadInProgressError,
     errors.NotCoordinatorError,
 )
+# The packages that kafka-python decompresses with, by codec.
+_CODEC_PACKAGES = {"snappy": "python-snappy", "lz4": "lz4", "zstd": "zstandard"}
 # What kafka-python says of a connection that was still being made when the bootstrap's time was over.
 _CUT_OFF = "Connection timed out"
 # One that is to look at a few records, which are there, is made anew after so long.
@@ -455,9 +457,22 @@ class KafkaAdapter:
 
 def explained(kafka: config.Kafka, doing: str, error: BaseException, began: float) -> AnabranchError:
     """The error of ours for what kafka-python threw while `doing`, which began then by `time.monotonic`."""
+    doing = f"{doing} at {kafka.bootstrap_servers}"
+    if isinstance(error, errors.UnsupportedCodecError):
+        return _codec_missing(doing, error)
     cause = _FAILURES.since(began)
     reason = one_line(error) + (f" ({cause})" if cause and cause not in str(error) else "")
-    return explain(f"{doing} at {kafka.bootstrap_servers}", error, reason)
+    return explain(doing, error, reason)
+
+
+def _codec_missing(doing: str, error: BaseException) -> CodecMissing:
+    package = next((package for codec, package in _CODEC_PACKAGES.items() if codec in str(error)), None)
+    remedy = (
+        f"expected the package {package}, found it missing: run `pip install {package}` in Anabranch's environment"
+        if package is not None
+        else f"expected one of the codecs gzip, {', '.join(_CODEC_PACKAGES)}: upgrade Anabranch and kafka-python"
+    )
+    return CodecMissing(f"{doing}: {one_line(error)}; {remedy}, then start it again")
 
 
 def _for_code(code: int, doing: str) -> AnabranchError:

@@ -27,6 +27,7 @@ class Check(StrEnum):
     DISK = "local.disk"
     KAFKA_AWAY = "kafka.away"
     KAFKA_RIGHTS = "kafka.rights"
+    KAFKA_CODEC = "kafka.codec"
     TOPIC_MISSING = "kafka.topic-missing"
     TOPIC_COMPACTED = "kafka.compacted"
     TIMESTAMP_TYPE = "kafka.timestamp-type"

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from shlex import quote
 
 from anabranch.config import Environment, Kafka, Stream
-from anabranch.errors import AnabranchError, ConfigurationError
+from anabranch.errors import AnabranchError, CodecMissing, ConfigurationError
 from anabranch.hours import start_of
 from anabranch.kafka.client import KafkaAdapter, TopicSettings
 from anabranch.position import Offsets
@@ -58,6 +58,9 @@ def read(environment: Environment, stream: Stream) -> KafkaFacts:
 
 def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
     """What a question that was not answered says. Pure."""
+    if isinstance(failure, CodecMissing):
+        expected = "the packages that decompress the topic's records"
+        return error(Check.KAFKA_CODEC, stream.topic, expected, str(failure), "pip install --force-reinstall anabranch")
     if isinstance(failure, ConfigurationError):
         return error(
             Check.KAFKA_RIGHTS, stream.topic, "leave to describe and read the topic", str(failure),

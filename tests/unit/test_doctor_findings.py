@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from lakes import new_environment, new_lake, new_stream
 
 from anabranch.cli import main
-from anabranch.errors import AnabranchError, ConfigurationError, MetadataGone, NoAnswer, Transient
+from anabranch.errors import AnabranchError, CodecMissing, ConfigurationError, MetadataGone, NoAnswer, Transient
 from anabranch.hours import Cut, Timeline
 from anabranch.kafka.client import TopicSettings
 from anabranch.table.s3 import LifecycleRule, Upload
@@ -123,6 +123,7 @@ def test_a_topic_that_is_missing_is_made_by_what_is_installed_where_it_is(server
     [
         (kafka.failed(BROKERS, STREAM, Transient("away")), Check.KAFKA_AWAY),
         (kafka.failed(BROKERS, STREAM, ConfigurationError("denied")), Check.KAFKA_RIGHTS),
+        (kafka.failed(BROKERS, STREAM, CodecMissing("lz4")), Check.KAFKA_CODEC),
         (s3.failed(new_environment(Path("/nowhere")), PLACE, NoAnswer("away")), Check.S3_AWAY),
         (s3.failed(new_environment(Path("/nowhere")), PLACE, ConfigurationError("denied")), Check.S3_RIGHTS),
         (catalog.failed(new_environment(Path("/nowhere")).catalog, Transient("away")), Check.CATALOG_AWAY),

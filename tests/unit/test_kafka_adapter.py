@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
-from kafka import errors
+from kafka import codec, errors
+from packaging.requirements import Requirement
 
 from anabranch import config
-from anabranch.errors import AnabranchError, ConfigurationError, Transient
+from anabranch.errors import AnabranchError, CodecMissing, ConfigurationError, Transient
 from anabranch.kafka import client, security
 
 NOBODY = config.Kafka(bootstrap_servers="127.0.0.1:1")
@@ -95,3 +97,46 @@ def test_what_comes_with_the_end_of_a_connection_is_read_before_it() -> None:
 
     client._keep_last_words(Transport)
     assert Transport()._sock_recv() == (b"why", None)
+
+
+def installed_with(package: str, extras: frozenset[str] = frozenset()) -> set[str]:
+    """What an installation of `package` brings, by the requirements of the packages as they are installed here."""
+    found: set[str] = set()
+    waiting = [(package, extras)]
+    seen = set(waiting)
+    while waiting:
+        name, wanted = waiting.pop()
+        found.add(name)
+        for text in metadata.requires(name) or []:
+            requirement = Requirement(text)
+            if any(requirement.marker is None or requirement.marker.evaluate({"extra": e}) for e in (wanted or {""})):
+                needed = (requirement.name.lower(), frozenset(requirement.extras))
+                if needed not in seen:
+                    seen.add(needed)
+                    waiting.append(needed)
+    return found
+
+
+def test_an_installation_has_the_package_of_each_codec() -> None:
+    """The development environment may have one of them only because another tool brings it."""
+    installed = installed_with("anabranch")
+    assert set(client._CODEC_PACKAGES.values()) <= installed
+    assert "crc32c" in installed, "kafka-python checks batches in pure Python without it"
+    assert "deptry" not in installed
+    assert codec.has_gzip() and codec.has_snappy() and codec.has_lz4() and codec.has_zstd()
+
+
+@pytest.mark.parametrize("name", client._CODEC_PACKAGES)
+def test_a_missing_codec_package_ends_the_job_and_is_named(name: str) -> None:
+    error = errors.UnsupportedCodecError(f"Libraries for {name} compression codec not found")
+    explained = client.explained(NOBODY, "read topic t", error, time.monotonic())
+    assert type(explained) is CodecMissing
+    assert explained.exit_code == 2
+    assert f"run `pip install {client._CODEC_PACKAGES[name]}`" in str(explained)
+
+
+def test_a_codec_that_the_client_does_not_know_ends_the_job() -> None:
+    error = errors.UnsupportedCodecError("Unrecognized compression type: 7")
+    explained = client.explained(NOBODY, "read topic t", error, time.monotonic())
+    assert type(explained) is CodecMissing
+    assert "upgrade Anabranch" in str(explained)

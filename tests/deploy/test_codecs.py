@@ -1,0 +1,127 @@
+"""A wheel that is installed alone reads all of Kafka's codecs, through both layers, audit and doctor."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from confluent_kafka import Producer
+from world import SCHEMA, event, past_hour, wait_out_the_hours_end
+
+from anabranch import config
+from anabranch.hours import start_of
+from anabranch.kafka.client import KafkaAdapter, create_topic
+from anabranch.spark.jars import ensure_jars
+from anabranch.spark.java import require_java
+
+ROOT = Path(__file__).resolve().parents[2]
+UV = Path(sys.executable).parent / "uv"
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+PRODUCE = ROOT / "tests" / "support" / "Produce.java"
+RECORDS = 30  # of each producer and codec
+
+
+def run(*command: object, cwd: Path = ROOT) -> str:
+    done = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `anabranch` of an environment that has the wheel and its declared dependencies, nothing else."""
+    folder = tmp_path_factory.mktemp("wheel")
+    run(UV, "build", "--wheel", "--out-dir", folder)
+    run(UV, "venv", "--python", sys.executable, folder / "venv")
+    [wheel] = folder.glob("*.whl")
+    run(UV, "pip", "install", "--python", folder / "venv/bin/python", wheel)
+    return folder / "venv" / "bin" / "anabranch"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A partition that is to have records of one codec."""
+
+    topic: str
+    partition: int
+    codec: str
+
+    def values(self, producer: str, at: datetime) -> list[bytes]:
+        return [event(f"{self.codec}-{producer}-{i}", at, player="p" * 100) for i in range(RECORDS)]
+
+
+def produce(bootstrap_servers: str, parts: list[Part], at: datetime) -> None:
+    """Send RECORDS to each part with librdkafka, then with Kafka's own producer."""
+    stamp = int(at.timestamp() * 1000)
+    for part in parts:
+        settings = {"bootstrap.servers": bootstrap_servers, "compression.type": part.codec, "linger.ms": 500}
+        producer = Producer(settings)
+        for value in part.values("c", at):
+            producer.produce(part.topic, value, partition=part.partition, timestamp=stamp)
+        assert producer.flush(30) == 0
+    lines = [
+        b"%s\t%d\t%s\t%s" % (p.topic.encode(), p.partition, p.codec.encode(), v)
+        for p in parts
+        for v in p.values("java", at)
+    ]
+    command = [
+        require_java().executable,
+        "-cp",
+        ":".join(map(str, ensure_jars().broker)),
+        PRODUCE,
+        bootstrap_servers,
+        stamp,
+    ]
+    done = subprocess.run([str(c) for c in command], input=b"\n".join(lines), capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_wheel_alone_reads_every_codec(
+    installed: Path, services: Any, environment: dict[str, Any], tmp_path: Path
+) -> None:
+    wait_out_the_hours_end()
+    hour = past_hour(2)
+    at = start_of(hour) + timedelta(minutes=20)
+    kafka = config.Kafka(bootstrap_servers=services.kafka)
+    conf = tmp_path / "conf"
+    (conf / "streams").mkdir(parents=True)
+    (conf / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    # The layers and the audit read one topic with a codec in each partition; the doctor reads one record of a topic.
+    topics = {"codecs": CODECS} | {f"codec_{codec}": (codec,) for codec in CODECS}
+    for name, codecs in topics.items():
+        stream = {
+            "topic": name, "table": f"{name}.events", "format": "json", "schema": SCHEMA, "key": "event_id",
+            "event_time": {"column": "event_time", "past": "30 days", "future": "1 hour"},
+            "batch": {"grace": "0 seconds", "lookback_hours": 1},
+        }  # fmt: skip
+        (conf / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(stream))
+        create_topic(kafka, name, len(codecs))
+    run(installed, "apply", "codecs", "--conf", conf)
+    parts = [Part(name, p, codec) for name, codecs in topics.items() for p, codec in enumerate(codecs)]
+    produce(kafka.bootstrap_servers, parts, at)
+    with KafkaAdapter(kafka) as adapter:
+        sizes = adapter.partition_bytes("codecs")
+    assert all(sizes[p] < sizes[0] / 2 for p in range(1, len(CODECS))), f"a producer did not compress: {sizes}"
+
+    run(installed, "speed", "codecs", "--available-now", "--conf", conf)
+    run(installed, "batch", "codecs", "--conf", conf)
+    accepted = run(
+        installed, "query", "SELECT event_id FROM codecs.events", "--only-accepted", "--conf", conf, "--output", "json"
+    )
+    expected = sorted(f"{codec}-{by}-{i}" for codec in CODECS for by in ("c", "java") for i in range(RECORDS))
+    assert sorted(row["event_id"] for row in json.loads(accepted)) == expected
+    run(installed, "audit", "codecs", "--conf", conf)
+    # It ends with 1: of most of these streams nothing was applied.
+    command = [installed, "doctor", "--conf", conf, "--output", "json"]
+    report = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=120).stdout)
+    of_kafka = {one["name"]: one["findings"] for one in report["examined"] if one["name"].startswith("kafka ")}
+    assert set(of_kafka) == {f"kafka {name}" for name in topics}
+    found = [finding for findings in of_kafka.values() for finding in findings]
+    assert [finding for finding in found if finding["severity"] == "error"] == []
