@@ -4,7 +4,7 @@
    commit; `main` is as it was. The publish expires snapshots and tags, as every publish does.
 2. The same for the dead letters; the snapshots of the ledger and of the views' partials are expired.
 3. Files that nothing refers to are deleted, after their age.
-4. So is what is beyond the bounds of the environment's folders, and what killed processes left on this machine.
+4. So is what killed processes of ours left in this machine's temporary folder.
 
 A step that fails does not keep the next from its work. At its end a run tells the table what it did
 (`anabranch.protocol.maintained`).
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -36,12 +36,10 @@ from anabranch.table.orphans import list_table, plan_orphans, references
 from anabranch.table.snapshots import content_by_hour, expired_tags, heads, plan_expiry, plan_plain_expiry, total
 from anabranch.temporary import clear_abandoned
 from serving_layer import merge
-from serving_layer.bounded import bound_folder, size_of
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from anabranch.config.bounded import BoundedFolder
     from anabranch.job import Job
 
 LOG = logging.getLogger(__name__)
@@ -60,7 +58,7 @@ _FILES_AT_ONCE = 1000
 class Maintained:
     """What was (or, in a dry run, would be) cleared away: hours, and by table snapshots and files. `merged`: by how
     many files merging made a table fewer; `spared`: what nothing refers to either, and is not of age yet;
-    `folders`: what went of bounded ones."""
+    `folders`: what went of temporary ones."""
 
     speed_hours: tuple[str, ...]
     expired: dict[str, int]
@@ -134,9 +132,8 @@ def maintain(
     reach(Step.MAINTAIN_EXPIRED)
     found = steps.run("orphans", lambda: _delete_orphans(job, now, dry_run), _Unreferenced())
     reach(Step.MAINTAIN_DELETED)
-    folders = dict[str, MaintainedFolder]()
-    for name, bound in _bounds(job, now, dry_run):
-        folders[name] = steps.run("folders", bound, MaintainedFolder())
+    left_behind = steps.run("folders", lambda: Size(*clear_abandoned(now, dry_run)), Size())
+    folders = {TEMPORARY: MaintainedFolder(left_behind)}
     done = Maintained(dropped, expired_by_table, found.of_age, merged, found.young, folders)
     if not dry_run:
         run = plan_run(done, began, lake.clock.now(), steps.seconds, steps.reasons)
@@ -144,6 +141,11 @@ def maintain(
     if steps.failed:
         raise steps.failed[0]
     return done
+
+
+def size_of(files: Sequence[Stored]) -> Size:
+    """How many files, and their bytes. Pure."""
+    return Size(len(files), sum(f.size for f in files))
 
 
 def plan_run(
@@ -309,16 +311,6 @@ def _expire_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:
     left = {s.snapshot_id for s in after.snapshots()}
     fewer = max(0, total(before.current_snapshot(), "data-files") - total(after.current_snapshot(), "data-files"))
     return sum(s.snapshot_id not in left for s in before.snapshots()), fewer
-
-
-def _bounds(job: Job, now: datetime, dry_run: bool) -> Iterator[tuple[str, Callable[[], MaintainedFolder]]]:
-    def of_folder(folder: BoundedFolder) -> MaintainedFolder:
-        bounded = bound_folder(job.environment, folder, now, dry_run)
-        return MaintainedFolder(bounded.gone, bounded.left)
-
-    for folder in job.environment.bounded:
-        yield folder.name, partial(of_folder, folder)
-    yield TEMPORARY, lambda: MaintainedFolder(Size(*clear_abandoned(now, dry_run)))
 
 
 def should_move_head(rows: Collection[object], letters: Collection[object]) -> bool:

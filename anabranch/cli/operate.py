@@ -181,11 +181,10 @@ def init(folder: str, output: str) -> None:
 def maintain(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
     """Delete old speed rows, snapshots and orphan files.
 
-    No row of main is deleted. The ages are the stream's: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. The
-    files of the environment's `bounded` folders (logs, Data Docs) go by age and number too, and what killed jobs left
-    on this machine. To be run once a day, or more often; whatever else runs meanwhile goes on. With --dry-run it says
-    what would go, how the last run ended, and what waits and grows by table; `anabranch metrics` and `anabranch serve`
-    say that too.
+    No row of main is deleted. The ages are the stream's: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. What
+    killed jobs left in this machine's temporary folder goes too. To be run once a day, or more often; whatever else
+    runs meanwhile goes on. With --dry-run it says what would go, how the last run ended, and what waits and grows by
+    table; `anabranch metrics` and `anabranch serve` say that too.
     """
     from datetime import UTC, datetime
 

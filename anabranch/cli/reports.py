@@ -278,20 +278,30 @@ def explain(stream: str, hour: str, conf: str | None, output: str) -> None:
 @stream_argument()
 @click.argument("hour", required=False)
 @click.option("--to", metavar="DIR|S3URL", required=True, help="A folder, or s3://bucket/prefix.")
+@click.option(
+    "--keep", metavar="DURATION", default="30 days", help="Delete older pages of earlier runs; default: 30 days."
+)
 @options
-def data_docs(stream: str, hour: str | None, to: str, conf: str | None, output: str) -> None:
+def data_docs(stream: str, hour: str | None, to: str, keep: str, conf: str | None, output: str) -> None:
     """Build Great Expectations' Data Docs of hours.
 
     They show what the quality gate decided about HOUR, or without it about the newest 48 hours. From the ledger alone:
     no row is read again, and no Spark is needed. Each decision about a named HOUR gets a page; without one, the newest
-    of each hour does.
+    of each hour does. Pages that earlier runs wrote there stay for --keep; no other file is ever deleted.
     """
+    from datetime import UTC, datetime
+
     from anabranch import hours
+    from anabranch.config.durations import parse_duration
     from anabranch.errors import Refused
     from anabranch.output import print_json
     from anabranch.protocol.state import load_state
     from batch_layer.quality import data_docs as docs
 
+    try:
+        age = parse_duration(keep)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--keep") from error
     if hour:
         hours.start_of(hour)
     job = open_stream(stream, conf)
@@ -302,7 +312,7 @@ def data_docs(stream: str, hour: str | None, to: str, conf: str | None, output: 
             f"{hour or stream}: expected a decision that the quality gate was asked for, found none in the ledger; "
             "name an `expectations:` file in the stream's file, and run `anabranch batch`"
         )
-    index = docs.publish(job.environment, job.stream, rows, to)
+    index = docs.publish(job.environment, job.stream, rows, to, datetime.now(UTC), age)
     if output == "json":
         print_json({"stream": stream, "index": index, "hours": sorted({row.hour for row in rows})})
     else:

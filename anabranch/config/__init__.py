@@ -7,10 +7,12 @@ in a value read the process environment here, and nowhere later.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -31,7 +33,6 @@ from pydantic import (
 )
 
 from anabranch.config import strict_yaml
-from anabranch.config.bounded import BoundedFolder, check_bounded
 from anabranch.config.columns import RESCUED, Column, parse_columns
 from anabranch.config.durations import parse_duration
 from anabranch.config.egress import Target, check_targets
@@ -46,6 +47,8 @@ from anabranch.config.views import (
     partials_of,
 )
 from anabranch.errors import ConfigurationError
+
+LOG = logging.getLogger(__name__)
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -150,6 +153,14 @@ class Catalog(_Frozen):
     uri: str = Field(default="", repr=False, validate_default=True)
     warehouse: str = Field(pattern=r"^(s3|file)://")
     properties: dict[str, Annotated[SecretStr, BeforeValidator(_scalar_as_text)]] = {}
+
+    @field_validator("warehouse")
+    @classmethod
+    def _one_place_for_all_clients(cls, value: str) -> str:
+        # PyIceberg and Iceberg's S3 client end a location there, and Hadoop does not: files would lie in two folders.
+        if found := next((character for character in "?#" if character in value), None):
+            raise ValueError(f"expected a location without {found!r}: Iceberg's clients end a location there")
+        return value
 
     @field_validator("uri")
     @classmethod
@@ -292,8 +303,7 @@ class Lineage(_Frozen):
 
 
 class Environment(_Frozen):
-    """`conf/anabranch.yaml`: everything that differs between a laptop and production. `bounded`: folders that other
-    programs only add to, such as Airflow's logs and Data Docs."""
+    """`conf/anabranch.yaml`: everything that differs between a laptop and production."""
 
     kafka: Kafka
     catalog: Catalog
@@ -304,12 +314,6 @@ class Environment(_Frozen):
     hdfs: Hdfs | None = None
     webhook: Webhook | None = None
     lineage: Lineage = Lineage()
-    bounded: tuple[BoundedFolder, ...] = ()
-
-    @model_validator(mode="after")
-    def _bounded_apart(self) -> Environment:
-        check_bounded(self.bounded, self.catalog.warehouse, self.catalog.uri)
-        return self
 
 
 class EventTime(_Frozen):
@@ -606,7 +610,20 @@ def resolve_folder(folder: str | Path | None = None) -> Path:
 def load_environment(folder: str | Path | None = None) -> Environment:
     """Read `anabranch.yaml` of the configuration folder. Raises ConfigurationError."""
     path = resolve_folder(folder) / "anabranch.yaml"
-    return _validated(path, Environment, _read(path))
+    data = _read(path)
+    if "bounded" in data:
+        del data["bounded"]
+        _warn_of_bounded(path)
+    return _validated(path, Environment, data)
+
+
+@cache
+def _warn_of_bounded(path: Path) -> None:
+    LOG.warning(
+        "%s: bounded: ignored, since Anabranch no longer deletes files of other programs; rotate logs with logrotate or "
+        "systemd-tmpfiles, set lifecycle rules on S3 prefixes, and remove the key",
+        path,
+    )
 
 
 def stream_names(folder: str | Path | None = None) -> tuple[str, ...]:

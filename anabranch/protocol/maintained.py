@@ -61,15 +61,14 @@ class MaintainedTable:
 
 @dataclass(frozen=True)
 class MaintainedFolder:
-    """What a run deleted of a bounded folder, and what it left."""
+    """What a run deleted of the temporary folders of killed processes."""
 
     gone: Size = Size()
-    left: Size = Size()
 
 
 @dataclass(frozen=True)
 class MaintenanceRun:
-    """A run of maintenance: how many hours it took off the speed branch, what it did by table and by bounded folder,
+    """A run of maintenance: how many hours it took off the speed branch, what it did by table and to temporary folders,
     how long each step took, and why steps failed."""
 
     began: datetime
@@ -109,7 +108,7 @@ class MaintenanceRun:
             seconds=values["seconds"],
             failed=values["failed"],
             folders={
-                name: MaintainedFolder(**{key: Size(**size) for key, size in of_folder.items()})
+                name: MaintainedFolder(Size(**of_folder["gone"]))
                 for name, of_folder in values.get("folders", {}).items()
             },
         )

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from stat import S_ISREG
-from urllib.parse import urlparse
 
 from anabranch.config import Environment
 from anabranch.errors import Transient
@@ -34,6 +33,13 @@ def same_file(path: str) -> str:
     return (rest if colon and "/" not in scheme else path).lstrip("/")
 
 
+def local_path(path: str) -> Path:
+    """The file or folder of this machine that a `file:` location names. Such a location is no URI: `#`, `?`, `%` and
+    spaces are part of names, as PyArrow and Hadoop write them."""
+    rest = path.removeprefix("file://")
+    return Path(rest if rest != path else path.removeprefix("file:"))
+
+
 def list_files(environment: Environment, folder: str) -> Iterator[Stored]:
     """Every file under `folder`, at any depth; a folder whose name only begins alike is another. Raises Transient."""
     folder = folder.rstrip("/") + "/"
@@ -42,7 +48,7 @@ def list_files(environment: Environment, folder: str) -> Iterator[Stored]:
         for key, size, modified in open_store(environment.s3).list_objects(bucket, prefix):
             yield Stored(f"s3://{bucket}/{key}", size, modified)
         return
-    yield from _below(folder, Path(urlparse(folder).path))
+    yield from _below(folder, local_path(folder))
 
 
 def _below(folder: str, path: Path) -> Iterator[Stored]:
@@ -79,7 +85,7 @@ def delete_files(environment: Environment, paths: Iterable[str]) -> int:
             by_bucket.setdefault(bucket, []).append(key)
             continue
         try:
-            Path(path.removeprefix("file://")).unlink(missing_ok=True)
+            local_path(path).unlink(missing_ok=True)
         except OSError as error:
             left.append((path, error))
     for bucket, keys in by_bucket.items():

@@ -6,12 +6,15 @@ failed; long lists and texts are cut short there, and so in the pages.
 
 from __future__ import annotations
 
+import json
 import mimetypes
-import shutil
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlparse
 
 from anabranch import config
 from anabranch.errors import ConfigurationError, Terminal
@@ -19,7 +22,7 @@ from anabranch.hours import shift
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import LedgerRow, QualityResult
 from anabranch.table.ledger_files import Span
-from anabranch.table.s3 import ObjectStore
+from anabranch.table.s3 import ObjectStore, bucket_and_key
 from anabranch.temporary import temporary_folder
 from batch_layer.quality import suite
 from batch_layer.quality.suite import Expectation, configuration, context, great_expectations
@@ -30,6 +33,12 @@ if TYPE_CHECKING:
 
 NEWEST = 48
 """How many hours have a page when none is named."""
+
+KEEP = timedelta(days=30)
+"""How long pages stay that a later call did not write again."""
+
+_PAGES = "anabranch-pages.json"
+_PAGE = re.compile(r"validations/.+\.html$")
 
 _LAST = "9999-12-31T23"
 
@@ -59,26 +68,114 @@ def find_pages(lake: Lake, table: str, timeline: Timeline, hour: str | None) -> 
         back *= 4
 
 
-def publish(environment: config.Environment, stream: config.Stream, rows: Sequence[LedgerRow], to: str) -> str:
+def publish(
+    environment: config.Environment,
+    stream: config.Stream,
+    rows: Sequence[LedgerRow],
+    to: str,
+    now: datetime,
+    keep: timedelta = KEEP,
+) -> str:
     """Build a site with a page for each row of the ledger at `to`, a folder or `s3://bucket/prefix`; returns where its
-    index is. Files that are there and bear another name stay. Raises ConfigurationError, Terminal, Transient."""
-    target = urlparse(to)
-    if target.scheme not in ("", "s3") or (target.scheme == "s3" and not target.netloc):
+    index is. Deletes pages that earlier calls wrote there longer than `keep` ago, which a list beside the index names;
+    every other file stays. Raises ConfigurationError, Terminal, Transient."""
+    place: _Folder | _Bucket
+    if (on_s3 := bucket_and_key(to)) is not None and on_s3[0]:
+        prefix = f"{on_s3[1].strip('/')}/".lstrip("/")
+        place, index = _Bucket(ObjectStore(environment.s3), on_s3[0], prefix), f"s3://{on_s3[0]}/{prefix}index.html"
+    elif "://" not in to:
+        place, index = _Folder(Path(to)), str(Path(to) / "index.html")
+    else:
         raise ConfigurationError(f"--to: expected a folder or s3://bucket/prefix, found {to!r}")
     with temporary_folder("data-docs") as made:
         build(stream.name, stream.table, rows, made)
-        if target.scheme == "":
-            try:
-                shutil.copytree(made, to, dirs_exist_ok=True)
-            except OSError as error:
-                raise Terminal(f"--to: expected to write into {to}, found {error}; choose another folder") from error
-            return str(Path(to) / "index.html")
-        prefix = f"{target.path.strip('/')}/".lstrip("/")
-        store = ObjectStore(environment.s3)
-        for path in sorted(p for p in made.rglob("*") if p.is_file()):
-            kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-            store.put(target.netloc, f"{prefix}{path.relative_to(made).as_posix()}", path.read_bytes(), kind)
-    return f"s3://{target.netloc}/{prefix}index.html"
+        files = sorted(p.relative_to(made).as_posix() for p in made.rglob("*") if p.is_file())
+        kept, gone = plan_retention(_parse_pages(place.read(_PAGES)), [f for f in files if _PAGE.match(f)], now, keep)
+        # The list first: a page that it does not name would stay for ever.
+        place.write(_PAGES, json.dumps(kept | gone, indent=0, sort_keys=True).encode())
+        for name in files:
+            place.write(name, (made / name).read_bytes())
+        place.delete(sorted(gone))
+        place.write(_PAGES, json.dumps(kept, indent=0, sort_keys=True).encode())
+    return index
+
+
+def plan_retention(
+    listed: Mapping[str, str], written: Sequence[str], now: datetime, keep: timedelta
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Of the pages that earlier calls wrote, by name with their times, and those that are written now: those to keep
+    and those to delete. Pure."""
+    oldest = (now - keep).isoformat()
+    gone = {name: at for name, at in listed.items() if at < oldest and name not in written}
+    kept = {name: at for name, at in listed.items() if name not in gone}
+    return kept | dict.fromkeys(written, now.isoformat()), gone
+
+
+def _parse_pages(body: bytes | None) -> dict[str, str]:
+    """The list of pages; empty where it is not ours to read. A name that could lie outside the site is none."""
+    try:
+        listed = json.loads(body or b"{}")
+        return {str(name): str(at) for name, at in listed.items() if _PAGE.match(name) and ".." not in name.split("/")}
+    except (ValueError, AttributeError, TypeError):
+        return {}
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """A site in a folder of this machine. Raises Terminal."""
+
+    folder: Path
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self.folder / name).read_bytes()
+        except OSError:
+            return None
+
+    def write(self, name: str, body: bytes) -> None:
+        with self._errors("write into"):
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(body)
+
+    def delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            path = self.folder / name
+            if not path.resolve().is_relative_to(self.folder.resolve()):
+                continue
+            with self._errors("delete old pages of"):
+                path.unlink(missing_ok=True)
+            for above in path.relative_to(self.folder).parents[:-1]:
+                with suppress(OSError):  # not empty
+                    (self.folder / above).rmdir()
+
+    @contextmanager
+    def _errors(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise Terminal(f"--to: expected to {doing} {self.folder}, found {error}; choose another folder") from error
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """A site below a prefix in S3. Raises ConfigurationError, Transient."""
+
+    store: ObjectStore
+    bucket: str
+    prefix: str
+
+    def read(self, name: str) -> bytes | None:
+        found = self.store.find(self.bucket, self.prefix + name)
+        return found[0] if found is not None else None
+
+    def write(self, name: str, body: bytes) -> None:
+        kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+        self.store.put(self.bucket, self.prefix + name, body, kind)
+
+    def delete(self, names: Sequence[str]) -> None:
+        if names:
+            self.store.delete_objects(self.bucket, [self.prefix + name for name in names])
 
 
 def build(stream: str, table: str, rows: Sequence[LedgerRow], folder: Path) -> None:

@@ -19,7 +19,7 @@ from anabranch.file_lock import locked
 from anabranch.remote_errors import lake_errors
 from anabranch.table.catalog_settings import catalog_properties
 from anabranch.table.file_io import LakeFileIO
-from anabranch.table.files import delete_files, list_files
+from anabranch.table.files import delete_files, list_files, local_path
 from anabranch.table.s3 import ObjectStore, bucket_and_key, open_store
 from serving_layer.egress.webhdfs import WebHdfs
 
@@ -171,7 +171,7 @@ class LocalStorage(_LakeStorage):
 
     def find(self, path: str) -> Small | None:
         try:
-            body = _local(path).read_bytes()
+            body = local_path(path).read_bytes()
         except FileNotFoundError:
             return None
         return Small(body, sha256(body).hexdigest())
@@ -183,7 +183,7 @@ class LocalStorage(_LakeStorage):
         return True
 
     def put(self, path: str, body: bytes) -> None:
-        target = _local(path)
+        target = local_path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         written = target.with_name(f".{target.name}.{os.getpid()}")
         written.write_bytes(body)
@@ -192,7 +192,7 @@ class LocalStorage(_LakeStorage):
         _sync(target.parent)
 
     def synced(self, path: str) -> None:
-        _sync(_local(path))
+        _sync(local_path(path))
 
 
 @contextmanager
@@ -211,7 +211,7 @@ def opened(environment: config.Environment, root: str) -> Iterator[Storage]:
     if bucket_and_key(root) is not None:
         yield S3Storage(environment, io, open_store(environment.s3))
         return
-    folder = _local(root)
+    folder = local_path(root)
     with lake_errors(f"open {root}"):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / ".anabranch.lock", seconds=1):
@@ -226,10 +226,6 @@ def _on_s3(path: str) -> tuple[str, str]:
 
 def _on_hdfs(path: str) -> str:
     return path.removeprefix(HDFS)
-
-
-def _local(path: str) -> Path:
-    return Path(path.removeprefix("file://"))
 
 
 def _sync(path: Path) -> None:

@@ -309,10 +309,16 @@ _OF_LAST_RUN: tuple[tuple[str, str, Callable[[MaintainedTable], int]], ...] = (
 )
 
 _OF_FOLDERS: tuple[tuple[str, str, Callable[[MaintainedFolder], int]], ...] = (
-    ("deleted_files", "Files that the last run deleted of a bounded folder.", lambda f: f.gone.files),
-    ("deleted_bytes", "Bytes of the files that the last run deleted of a bounded folder.", lambda f: f.gone.bytes),
-    ("files", "Files that the last run left in a bounded folder.", lambda f: f.left.files),
-    ("bytes", "Bytes that the last run left in a bounded folder.", lambda f: f.left.bytes),
+    (
+        "deleted_files",
+        "Files that the last run deleted of temporary folders that killed processes left.",
+        lambda f: f.gone.files,
+    ),
+    (
+        "deleted_bytes",
+        "Bytes of the files that the last run deleted of temporary folders that killed processes left.",
+        lambda f: f.gone.bytes,
+    ),
 )
 
 
@@ -333,10 +339,10 @@ def _maintenance_metrics(maintained: Mapping[str, Maintenance], now: datetime) -
         }
         yield _gauge(f"maintenance_{key}", text, ("table",), done)
     for key, text, of_folder in _OF_FOLDERS:
-        bounded: dict[str, Values] = {
+        deleted: dict[str, Values] = {
             name: {(folder,): of_folder(f) for folder, f in run.folders.items()} for name, run in last.items()
         }
-        yield _gauge(f"folder_{key}", text, ("folder",), bounded)
+        yield _gauge(f"folder_{key}", text, ("folder",), deleted)
     for key, text, of_table in _OF_TABLES:
         grown: dict[str, Values] = {
             name: {(table,): of_table(t) for table, t in m.tables.items()} for name, m in maintained.items()

@@ -15,12 +15,9 @@ from click.testing import CliRunner
 from world import World, past_hour, spread
 
 from anabranch.cli import main
-from anabranch.config.bounded import BoundedFolder
 from anabranch.protocol import ledger
-from anabranch.protocol.maintained import Size
 from anabranch.table.s3 import ObjectStore
 from batch_layer.quality.row_counts import PREVIOUS, SPEED
-from serving_layer.bounded import bound_folder
 
 Make = Callable[..., World]
 
@@ -122,16 +119,6 @@ def test_row_counts_are_judged_and_every_decision_has_its_page(three_days: World
     objects = {key for key, _, _ in ObjectStore(one.job.environment.s3).list_objects("tests", prefix)}
     assert f"{prefix}/index.html" in objects
     assert sum("/validations/" in key for key in objects) == 3
-
-    bounds = BoundedFolder(folder=f"s3://tests/{prefix}", files="validations/*", most=1)
-    later = datetime.now(UTC) + timedelta(days=29)
-    assert bound_folder(one.job.environment, bounds, later, dry_run=False).gone.files == 2
-    left = {key for key, _, _ in ObjectStore(one.job.environment.s3).list_objects("tests", prefix)}
-    assert left < objects and sum("/validations/" in key for key in left) == 1 and f"{prefix}/index.html" in left
-    whole = BoundedFolder(folder=f"s3://tests/{prefix}")
-    assert bound_folder(one.job.environment, whole, later, dry_run=False).gone == Size()
-    bound_folder(one.job.environment, whole, later + timedelta(days=2), dry_run=False)
-    assert list(ObjectStore(one.job.environment.s3).list_objects("tests", prefix)) == []
 
 
 def test_an_hour_that_the_speed_layer_does_not_cover_is_not_compared_with_it(world: Make) -> None:

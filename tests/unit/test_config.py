@@ -335,10 +335,13 @@ def test_what_is_no_duration(value: object) -> None:
         ("kafka: {bootstrap_servers: a}", "catalog: Field required"),
         (
             ENVIRONMENT + "s4: {}",
-            "s4: expected one of bounded, catalog, hdfs, kafka, lineage, registry, s3, search, spark, webhook, "
-            "found {}",
+            "s4: expected one of catalog, hdfs, kafka, lineage, registry, s3, search, spark, webhook, found {}",
         ),
         (ENVIRONMENT.replace("file:///w", "/w"), "catalog.warehouse: "),
+        (
+            ENVIRONMENT.replace("file:///w", "file:///w#old"),
+            "catalog.warehouse: expected a location without '#': Iceberg's clients end a location there",
+        ),
         (ENVIRONMENT.replace("name: lake", "name: my-lake"), "catalog.name: expected a name of letters"),
         (ENVIRONMENT.replace('"127.0.0.1:1"', '""'), "kafka.bootstrap_servers: "),
         (ENVIRONMENT.replace("sqlite:", "mysql:"), "catalog.uri: expected sqlite:///FILE or postgresql+psycopg2://"),
@@ -439,3 +442,10 @@ def test_numbers_and_booleans_for_spark_become_text(conf: Path) -> None:
 )
 def test_how_many_dates_an_hour_can_hold(conf: Path, schema: str, event_time: str | None, dates: int | None) -> None:
     assert stream(conf, schema=schema, event_time=event_time or "").most_event_dates == dates
+
+
+def test_a_key_that_is_gone_is_ignored_and_its_replacement_named(conf: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (conf / "anabranch.yaml").write_text(ENVIRONMENT + "bounded: [{folder: /var/log/airflow, after: 30 days}]\n")
+    assert load_environment(conf) == load_environment(conf)
+    (warning,) = caplog.messages
+    assert warning.startswith(f"{conf / 'anabranch.yaml'}: bounded: ignored") and "logrotate" in warning

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -117,4 +117,32 @@ def test_which_decisions_get_a_page() -> None:
 @pytest.mark.parametrize("to", ["s3://", "http://host/x", "file:///tmp/x"])
 def test_another_place_than_a_folder_or_s3_is_refused(to: str) -> None:
     with pytest.raises(ConfigurationError, match=r"--to: expected a folder or s3://bucket/prefix"):
-        publish(new_environment(Path("x")), new_stream(), [], to)
+        publish(new_environment(Path("x")), new_stream(), [], to, AT)
+
+
+def test_pages_go_after_their_age_and_no_file_of_others_does(tmp_path: Path) -> None:
+    """Also in a folder with `#` in its name; a name that a stranger put into the list, outside the site, is none."""
+    to = tmp_path / "docs#1"
+    precious = tmp_path / "validations" / "precious.html"
+    foreign = to / "validations" / "notes.html"
+    for file in (precious, foreign):
+        file.parent.mkdir(parents=True)
+        file.write_text("theirs")
+
+    def pages() -> list[str]:
+        return sorted(path.stem for path in (to / "validations").rglob("*.html"))
+
+    def docs(hour: str, now: datetime) -> None:
+        index = publish(new_environment(tmp_path), new_stream(), [row(hour, quality=verdict())], str(to), now)
+        assert index == str(to / "index.html") and hour in (to / "index.html").read_text()
+
+    docs("2026-11-21T03", AT)
+    listed = json.loads((to / "anabranch-pages.json").read_text())
+    assert [Path(name).stem for name in listed] == ["2026-11-21T03"]
+    listed |= {"validations/../../validations/precious.html": AT.isoformat(), "../x.html": AT.isoformat()}
+    (to / "anabranch-pages.json").write_text(json.dumps(listed))
+    docs("2026-11-21T04", AT + timedelta(days=30))
+    assert pages() == ["2026-11-21T03", "2026-11-21T04", "notes"]
+    docs("2026-11-21T05", AT + timedelta(days=30, seconds=1))
+    assert pages() == ["2026-11-21T04", "2026-11-21T05", "notes"]
+    assert precious.exists() and not list(to.rglob("2026-11-21T03*"))

@@ -84,7 +84,7 @@ CONTENT = Content(
 AT = NOW - timedelta(hours=2)
 DONE = MaintenanceRun(
     AT, AT, 3, {"events": MaintainedTable(7, 2, Size(4, 500), Size(1, 20))}, {"orphans": 1.5},
-    folders={"logs": MaintainedFolder(Size(5, 50), Size(6, 60))},
+    folders={"logs": MaintainedFolder(Size(5, 50))},
 )  # fmt: skip
 MAINTENANCE = Maintenance(
     runs=(replace(DONE, ended=NOW, failed={"ledger": "others were first"}), DONE),
@@ -157,7 +157,6 @@ def test_prometheus_reads_every_stream_and_a_stream_that_is_away_is_down() -> No
         ("maintenance_deleted_files", "events", "events"): 4, ("maintenance_deleted_bytes", "events", "events"): 500,
         ("maintenance_spared_files", "events", "events"): 1, ("maintenance_spared_bytes", "events", "events"): 20,
         ("folder_deleted_files", "logs", "events"): 5, ("folder_deleted_bytes", "logs", "events"): 50,
-        ("folder_files", "logs", "events"): 6, ("folder_bytes", "logs", "events"): 60,
         ("table_metadata_bytes", "events", "events"): 9000, ("table_snapshots", "events", "events"): 40,
         ("table_tags", "events", "events"): 3, ("table_manifests", "events", "events"): 12,
         ("table_data_files", "events", "events"): 80, ("table_records", "events", "events"): 100,

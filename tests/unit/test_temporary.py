@@ -1,0 +1,147 @@
+"""Temporary folders: what killed processes left goes, what is in use stays; and files are deleted by their exact name."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+from lakes import new_environment
+
+from anabranch.errors import Transient
+from anabranch.table.files import delete_files, list_files
+from anabranch.temporary import clear_abandoned, temporary_folder
+
+NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)
+
+
+def write(path: Path, days: float, size: int = 10) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x" * size)
+    at = (NOW - timedelta(days=days)).timestamp()
+    os.utime(path, (at, at))
+    return path
+
+
+def test_a_file_that_cannot_be_deleted_keeps_no_other(tmp_path: Path) -> None:
+    first, last = write(tmp_path / "a", 9), write(tmp_path / "z", 9)
+    held = write(tmp_path / "held" / "x", 9).parent  # unlink refuses a folder, whoever asks
+    with pytest.raises(Transient, match=f"delete 3 files: expected the right to, found 1 left, first file://{held}: "):
+        delete_files(new_environment(tmp_path), [f"file://{path}" for path in (first, held, last)])
+    assert held.exists() and not first.exists() and not last.exists()
+
+
+@pytest.mark.parametrize("name", ["lake#old", "lake?x", "lake%20x", "lake x", "lake;x", "läke+&=x"])
+def test_a_folder_is_listed_and_its_files_deleted_by_their_exact_names(tmp_path: Path, name: str) -> None:
+    """A location is no URI: another folder whose name ends before a `#` or `?` keeps its files."""
+    other = write(tmp_path / "lake" / "part.parquet", 9)
+    file = write(tmp_path / name / "data" / name, 9)
+    environment = new_environment(tmp_path)
+    for scheme in ("file://", "file:"):
+        assert [f.path for f in list_files(environment, f"{scheme}{tmp_path / name}")] == [f"file://{file}"]
+    assert delete_files(environment, [f"file://{file}"]) == 1
+    assert other.exists() and not file.exists()
+
+
+def test_a_folder_that_cannot_be_looked_through_is_named(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(Transient, match=f"list .*: expected the right to look at {tmp_path}/loop, found "):
+        list(list_files(new_environment(tmp_path), f"file://{tmp_path}"))
+
+
+HOLDER = """\
+import sys, time
+from anabranch.temporary import temporary_folder
+with temporary_folder("checkpoint") as folder:
+    (folder / "offsets").write_text("12345")
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_a_killed_process_left_goes_and_what_is_at_work_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    foreign = write(tmp_path / "anabranch-notes" / "mine.txt", 900)
+    holders = [
+        subprocess.Popen([sys.executable, "-c", HOLDER], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        killed, alive = (Path(h.stdout.readline().strip()) for h in holders if h.stdout is not None)
+        holders[0].send_signal(signal.SIGKILL)
+        holders[0].wait(30)
+        later = datetime.now(UTC) + timedelta(days=30)
+        assert killed.exists() and clear_abandoned(datetime.now(UTC)) == (0, 0), "made a moment ago"
+        assert clear_abandoned(later, dry_run=True) == (2, 5)
+        assert clear_abandoned(later) == (2, 5)
+        assert not killed.parent.exists()
+        assert (alive / "offsets").read_text() == "12345" and foreign.exists()
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.wait(30)
+            if holder.stdout is not None:
+                holder.stdout.close()
+
+
+def test_of_many_that_clear_at_once_one_deletes_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a machine's jobs all start again: none trips over what another deletes under it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for folder in (tmp_path / f"anabranch-checkpoint-{number}" for number in range(20)):
+        write(folder / "held", 900, size=0)
+        for number in range(40):
+            write(folder / "content" / str(number), 900)
+    begin = Barrier(8)
+
+    def clear() -> tuple[int, int]:
+        begin.wait(30)
+        return clear_abandoned(NOW)
+
+    with ThreadPoolExecutor(8) as jobs:
+        cleared = [job.result() for job in [jobs.submit(clear) for _ in range(8)]]
+    assert [sum(counts) for counts in zip(*cleared, strict=True)] == [20 * 41, 20 * 400]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_temporary_folder_is_gone_with_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ZeroDivisionError), temporary_folder("query") as folder:
+        assert list(folder.iterdir()) == []
+        _ = 1 / 0
+    assert list(tmp_path.iterdir()) == []
+    done = "from anabranch.temporary import process_folder; print(process_folder('query').is_dir())"
+    ran = subprocess.run(
+        [sys.executable, "-c", done], env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert ran.stdout == "True\n" and list(tmp_path.iterdir()) == []
+
+
+def test_where_there_are_no_locks_a_folder_is_had_and_never_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a network's file system: to lock is refused, then, after an upgrade of it, allowed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", refuse)
+        made = temporary_folder("checkpoint")
+        folder = made.__enter__()
+    assert clear_abandoned(datetime.now(UTC) + timedelta(days=1)) == (0, 0)
+    assert folder.is_dir()
+    made.__exit__(None, None, None)
+    assert not folder.exists()
