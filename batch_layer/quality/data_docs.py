@@ -11,7 +11,7 @@ import mimetypes
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,18 @@ KEEP = timedelta(days=30)
 _PAGES = "anabranch-pages.json"
 _PAGE = re.compile(r"validations/.+\.html$")
 
+_NO_FILE_NAME = re.compile(r"[^\w .-]|^\.+")
+
 _LAST = "9999-12-31T23"
+
+# Great Expectations puts values, kwargs and names into its pages with and without escaping them, by the place. So no
+# character of HTML's own reaches it: each is another one of Unicode's private use until the page is written.
+_HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"}
+_PRIVATE = {character: chr(0xE000 + place) for place, character in enumerate(_HTML)}
+_TO_PRIVATE = str.maketrans(_PRIVATE)
+# As JSON within a page writes them, too.
+_ENTITIES = {form: _HTML[c] for c, private in _PRIVATE.items() for form in (private, f"\\u{ord(private):04x}")}
+_IN_PAGES = re.compile("|".join(map(re.escape, _ENTITIES)))
 
 _NOTHING_RAISED = {"raised_exception": False, "exception_message": None, "exception_traceback": None}
 
@@ -179,7 +190,8 @@ class _Bucket:
 
 
 def build(stream: str, table: str, rows: Sequence[LedgerRow], folder: Path) -> None:
-    """Write the site into an empty folder. Raises Terminal unless every row has its page: Great Expectations leaves out
+    """Write the site into an empty folder; whatever a record, a kwarg or a name holds is text there and never markup.
+    Raises Terminal unless every row has its page: Great Expectations leaves out
     what it cannot render, and only logs it."""
     site = {
         "class_name": "SiteBuilder",
@@ -189,19 +201,43 @@ def build(stream: str, table: str, rows: Sequence[LedgerRow], folder: Path) -> N
     }
     docs = context()
     docs.add_data_docs_site(stream, site)
-    judged = [(row, row.quality) for row in rows if row.quality is not None]
+    judged = [(row, _without_html(row.quality)) for row in rows if row.quality is not None]
     for name, quality in {quality.suite or stream: quality for _, quality in judged}.items():
         # As the newest of its rows knows it; each page links to it. What was cut short may not load again.
         docs.suites.add(suite.build(name, dict(enumerate(e for e, _ in _expectations(quality) if _loads(e)))))
     for row, quality in judged:
         docs.validation_results_store.set(*_page(stream, table, row, quality))
     docs.build_data_docs()
+    for page in folder.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        page.write_text(_IN_PAGES.sub(lambda match: _ENTITIES[match.group()], text), encoding="utf-8")
     pages = sum(1 for _ in (folder / "validations").rglob("*.html"))
     if pages != len(rows):
         raise Terminal(
             f"data docs of {stream}: expected {len(rows)} pages, found that {pages} could be rendered; the ledger has "
             f"the rest: `anabranch explain {stream} HOUR`"
         )
+
+
+def _without_html(quality: QualityResult) -> QualityResult:
+    changed = QualityResult.from_dict(_private(quality.as_dict()))
+    # The suite's name is a file's name too.
+    return replace(changed, suite=_NO_FILE_NAME.sub("_", changed.suite) if changed.suite is not None else None)
+
+
+def _private(value: Any) -> Any:
+    """The value with no character that HTML knows, however deep."""
+    if isinstance(value, str):
+        return value.translate(_TO_PRIVATE)
+    if isinstance(value, Mapping):
+        if condition := value.get("row_condition"):
+            # A text that is shown, and not parsed: that is what Spark's parser does.
+            text = condition if isinstance(condition, str) else json.dumps(condition)
+            value = {**value, "row_condition": text, "condition_parser": "spark"}
+        return {_private(key): _private(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_private, value))
+    return value
 
 
 def _page(stream: str, table: str, row: LedgerRow, quality: QualityResult) -> tuple[Any, Any]:

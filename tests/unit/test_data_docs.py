@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from html import unescape
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,78 @@ def test_a_page_says_each_verdict_with_values_and_rows(tmp_path: Path) -> None:
         "of 7 days before, 0 are known, 3 are needed",
     ):
         assert expected in text
+
+
+class Markup(HTMLParser):
+    """The elements of a page with their attributes' names, and what it says outside of scripts."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.elements, self.text, self._in_script = Counter[tuple[str, ...]](), "", False
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements[(tag, *sorted(name for name, _ in attrs))] += 1
+        self._in_script = tag in ("script", "style")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_script = False
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if self._in_script else data
+
+
+def evil(plain: bool) -> dict[str, Any]:
+    """A verdict with markup wherever a text can be; or with plain text, of as many words, there."""
+
+    def text(number: int) -> str:
+        attack = (
+            f"<script>alert({number})</script>", f"<img src=x onerror=alert({number})>", f'"onclick="alert({number})',
+            f"'><b id={number}>", f"&lt;i&gt;{number}</span></td>", "{{ 7 * 7 }} $v__1 ${x}", "\\u003cu\\u003e",
+        )  # fmt: skip
+        return f"plain {number}" if plain else f"{number} " + " ".join(attack)
+
+    rows = [{"game": text(1)} | at(7), {"game": text(2), "a<b": text(3)} | at(8)]
+    values = {
+        "element_count": 100, "unexpected_count": 2, "partial_unexpected_list": [text(4), text(5)],
+        "partial_unexpected_index_list": rows,
+    }  # fmt: skip
+    in_set = Expectation("expect_column_values_to_be_in_set", {"column": "game", "value_set": [text(6), text(7)]})
+    regex = Expectation("expect_column_values_to_match_regex", {"column": "game", "regex": text(8)})
+    listed = Expectation("expect_column_distinct_values_to_be_in_set", {"column": text(9), "value_set": [text(10)]})
+    null = Expectation("expect_column_values_to_not_be_null", {"column": text(11)})
+    condition = {"row_condition": f'col("{text(17)}") < 5', "condition_parser": "great_expectations", "column": "game"}
+    some = Expectation("expect_column_values_to_not_be_null", condition)
+    without_rows = values | {"partial_unexpected_index_list": []}
+    failed = (
+        _failed(in_set, values, None),
+        _failed(regex, without_rows, None),
+        _failed(listed, {"observed_value": [text(12)], "details": {"value_counts": [{"value": text(13)}]}}, None),
+        _failed(null, {}, text(14)),
+        _failed(some, without_rows, None),
+    )
+    quality = Quality(False, failed, (), 7, text(15), (in_set, regex, listed), ((MET[2], text(16)),))
+    fields: dict[str, Any] = json.loads(json.dumps(quality.recorded().as_dict()))
+    return fields
+
+
+# What Great Expectations says to those who write conditions as text, which it still reads.
+@pytest.mark.filterwarnings("ignore:(The condition_parser parameter|Passing a string to the row_condition)")
+def test_markup_in_data_is_text_in_every_page(tmp_path: Path) -> None:
+    """The same elements with the same attributes as with plain text; and a browser shows what the record has."""
+    sites = {}
+    for name, plain in (("plain", True), ("evil", False)):
+        (tmp_path / name).mkdir()
+        build("game_events", "games.game_events", [row("2026-11-21T03", quality=evil(plain))], tmp_path / name)
+        sites[name] = [Markup(page) for page in sorted((tmp_path / name).rglob("*.html"))]
+    assert len(sites["plain"]) == len(sites["evil"]) >= 3
+    for plain_page, evil_page in zip(sites["plain"], sites["evil"], strict=True):
+        assert evil_page.elements == plain_page.elements
+    said = " ".join(page.text for page in sites["evil"])
+    for number in (1, 2, 6, 8, 14):
+        assert f"{number} <script>alert({number})</script> <img src=x onerror=alert({number})>" in said
+    assert "&lt;" not in said.replace("&lt;i&gt;", "")
+    assert not [p for p in tmp_path.rglob("*") if not p.resolve().is_relative_to(tmp_path)]
 
 
 def test_a_verdict_that_cannot_be_rendered_is_no_missing_page(tmp_path: Path) -> None:
