@@ -6,11 +6,16 @@ Every error carries the exit code of the command that it ends: 1 refused or foun
 
 from __future__ import annotations
 
+from anabranch.redaction import redact
+
 
 class AnabranchError(Exception):
     """The one base of every error of ours; the message says what was expected, found, and what to do next."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return redact(super().__str__())
 
 
 class Terminal(AnabranchError):

@@ -26,6 +26,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+from anabranch.redaction import redact
+
 _OF_PROCESS: dict[str, Any] = {}
 _OF_WORK: ContextVar[dict[str, Any] | None] = ContextVar("anabranch.logs", default=None)
 
@@ -62,17 +64,20 @@ class _Json(logging.Formatter):
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": redact(record.getMessage()),
         }
         line |= {key: value for key, value in fields_now().items() if key not in line}
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = redact(self.formatException(record.exc_info))
         return json.dumps(line, default=str)
 
 
 class _Plain(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
 
 
 def configure_logging(level: int = logging.INFO, as_json: bool = False) -> None:

@@ -14,6 +14,7 @@ import click
 from anabranch import __version__
 from anabranch.cli import completion, docs, egress, jobs, lineage, operate, reports, serve, webhook
 from anabranch.errors import AnabranchError, Unexpected
+from anabranch.redaction import redact
 
 # A command's imports make 130,000 objects that stay: Python would look through them again and again for what can go.
 _COLLECT_AFTER = (100_000, 50, 50)
@@ -74,7 +75,7 @@ def _explained(error: Exception) -> AnabranchError:
 
     explained = classify_unexpected("run the command", error)
     if explained.exit_code == Unexpected.exit_code:
-        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+        click.echo(redact("".join(traceback.format_exception(error))), err=True, nl=False)
     return explained
 
 

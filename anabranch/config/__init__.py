@@ -37,6 +37,8 @@ from anabranch.config.columns import RESCUED, Column, parse_columns
 from anabranch.config.durations import parse_duration
 from anabranch.config.egress import Target, check_targets
 from anabranch.config.format_settings import FormatSettings, check_columns, parse_format
+from anabranch.config.mistakes import REFERENCE, explain_mistakes, explain_yaml, unknown_key
+from anabranch.config.secrets import secrets_of
 from anabranch.config.views import (
     PARTIALS,
     Aggregate,
@@ -47,18 +49,14 @@ from anabranch.config.views import (
     partials_of,
 )
 from anabranch.errors import ConfigurationError
+from anabranch.redaction import remember
 
 LOG = logging.getLogger(__name__)
 
-_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SQL_URI = re.compile(r"^(sqlite:///.|postgresql\+\w+://.)")
-_HTTP_URI = re.compile(r"^https?://[^/\s]")
+_HTTP_URI = re.compile(r"^https?://[^/@\s]+(/[^@\s]*)?$")
 _NO_URI = re.compile(r"^$")
-
-# What is under these keys is never repeated in a message.
-_SECRETS = frozenset({"security", "access_key", "secret_key", "password", "properties", "webhook", "api_key"})
-_USER_IN_URL = re.compile(r"//[^/@\s]+@")
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -110,7 +108,7 @@ def _web_address(value: str, example: str, secrets: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"expected a URL such as '{example}'")
-    if parts.username is not None or parts.query or parts.fragment:
+    if "@" in value or parts.query or parts.fragment:
         raise ValueError(f"expected a URL without user, query or fragment ({secrets})")
     return value.rstrip("/")
 
@@ -134,7 +132,7 @@ Names = Annotated[tuple[Name, ...], BeforeValidator(_one_or_many), AfterValidato
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class Kafka(_Frozen):
@@ -167,7 +165,10 @@ class Catalog(_Frozen):
     def _of_its_type(cls, value: str, info: ValidationInfo) -> str:
         expected = {
             "sql": (_SQL_URI, "sqlite:///FILE or postgresql+psycopg2://USER:PASSWORD@HOST/DATABASE"),
-            "rest": (_HTTP_URI, "the address of the REST catalog, such as https://catalog.example.com/api/catalog"),
+            "rest": (
+                _HTTP_URI,
+                "the address of the REST catalog without user, such as https://catalog.example.com/api/catalog",
+            ),
             "glue": (_NO_URI, "none for type glue (catalog.properties: glue.endpoint, where it is not AWS)"),
         }.get(info.data.get("type", ""))
         if expected is not None and not expected[0].match(value):
@@ -175,10 +176,16 @@ class Catalog(_Frozen):
         return value
 
 
+def _s3_endpoint(value: str) -> str:
+    if "@" in value:
+        raise ValueError("expected an address without user (s3.access_key, s3.secret_key)")
+    return value
+
+
 class S3(_Frozen):
     """The object store. Without keys the standard AWS chain decides; without an endpoint it is AWS itself."""
 
-    endpoint: str | None = None
+    endpoint: Annotated[str, AfterValidator(_s3_endpoint)] | None = None
     region: str = "us-east-1"
     access_key: SecretStr | None = None
     secret_key: SecretStr | None = None
@@ -448,9 +455,9 @@ def _views(value: object) -> object:
     views, known = [], sorted(View.model_fields.keys() - {"name"})
     for name, given in value.items():
         if not isinstance(given, dict):
-            raise ValueError(f"{name}: expected {', '.join(known)}, found {given!r}")
+            raise ValueError(f"{name}: expected {', '.join(known)}, found {type(given).__name__}")
         if unknown := sorted(given.keys() - set(known)):
-            raise ValueError(f"{name}: expected some of {', '.join(known)}, found {unknown[0]!r}")
+            raise ValueError(unknown_key(str(unknown[0]), known, f"{name}.{unknown[0]}"))
         try:
             views.append(View.model_validate(given | {"name": name}))
         except ValidationError as error:
@@ -610,17 +617,19 @@ def resolve_folder(folder: str | Path | None = None) -> Path:
 def load_environment(folder: str | Path | None = None) -> Environment:
     """Read `anabranch.yaml` of the configuration folder. Raises ConfigurationError."""
     path = resolve_folder(folder) / "anabranch.yaml"
-    data = _read(path)
+    data, raw = _read(path)
     if "bounded" in data:
         del data["bounded"]
         _warn_of_bounded(path)
-    return _validated(path, Environment, data)
+    environment = _validated(path, Environment, data, raw)
+    remember(secrets_of(environment))
+    return environment
 
 
 @cache
 def _warn_of_bounded(path: Path) -> None:
     LOG.warning(
-        "%s: bounded: ignored, since Anabranch no longer deletes files of other programs; rotate logs with logrotate or "
+        "%s: bounded: ignored: Anabranch no longer deletes files of other programs; rotate logs with logrotate or "
         "systemd-tmpfiles, set lifecycle rules on S3 prefixes, and remove the key",
         path,
     )
@@ -650,21 +659,23 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
     if not path.is_file():
         known = ", ".join(stream_names(folder)) or "none"
         raise ConfigurationError(f"stream {name!r}: expected the file {path}, found none (known streams: {known})")
-    data = _read(path)
+    data, raw = _read(path)
     try:
-        columns = parse_columns(data.get("schema"))
+        # Without a schema its key may be misspelt, which is said with all other mistakes.
+        columns = parse_columns(data["schema"]) if "schema" in data else ()
         if data.get("unknown") == "rescue":
             if taken := [c.name for c in columns if c.name.lower() == RESCUED.name]:
                 raise ValueError(f"expected names other than {RESCUED.name} with unknown: rescue, found {taken[0]}")
             columns = (*columns, RESCUED)
     except ValueError as error:
-        raise ConfigurationError(f"{path}: schema: {error}") from error
+        raise ConfigurationError(f"{path}: schema: {error}") from None
     data = data | {"name": name, "columns": columns}
     if isinstance(data.get("expectations"), str):
         data["expectations"] = path.parent / data["expectations"]
         if not data["expectations"].is_file():
             raise ConfigurationError(f"{path}: expectations: expected the file {data['expectations']}, found none")
-    stream = _validated(path, Stream, data)
+    stream = _validated(path, Stream, data, raw)
+    remember(secrets_of(stream))
     if stream.format.needs_registry and load_environment(folder).registry is None:
         raise ConfigurationError(
             f"{folder / 'anabranch.yaml'}: registry: expected the url of a schema registry, which format "
@@ -673,19 +684,22 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
     return stream
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A file with its variables replaced, and as it is written."""
     try:
         data = strict_yaml.load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigurationError(
             f"{path}: expected a configuration file, found none (choose the folder with --conf)"
         ) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except yaml.YAMLError as error:
+        # Neither its text nor the error itself goes on: both have lines of the file.
+        raise ConfigurationError(f"{path}: expected readable YAML, found: {explain_yaml(error)}") from None
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: expected readable YAML, found: {error}") from error
     if not isinstance(data, dict):
         raise ConfigurationError(f"{path}: expected a mapping of keys, found {type(data).__name__}")
-    substituted: dict[str, Any] = _substitute(path, "", data)
-    return substituted
+    return _substitute(path, "", data), data
 
 
 def _substitute(path: Path, key: str, value: Any) -> Any:
@@ -703,24 +717,12 @@ def _substitute(path: Path, key: str, value: Any) -> Any:
             raise ConfigurationError(f"{path}: {key}: expected the environment variable {name}, found it unset")
         return replacement
 
-    return _REFERENCE.sub(lookup, value)
+    return REFERENCE.sub(lookup, value)
 
 
-def _validated(path: Path, model: type[M], data: dict[str, Any]) -> M:
+def _validated(path: Path, model: type[M], data: dict[str, Any], raw: Mapping[str, Any]) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        lines = []
-        for problem in error.errors():
-            key = ".".join(str(part) for part in problem["loc"])
-            message = problem["msg"].removeprefix("Value error, ")
-            if problem["type"] == "extra_forbidden":
-                message = (
-                    f"expected one of {', '.join(sorted(model.model_fields))}" if "." not in key else "unknown key"
-                )
-            suffix = "" if problem["type"] in ("missing",) or not key else f", found {problem['input']!r}"
-            if not _SECRETS.isdisjoint(problem["loc"]):
-                suffix = f", found {type(problem['input']).__name__}"
-            suffix = _USER_IN_URL.sub("//…@", suffix)
-            lines.append(f"{path}: {key + ': ' if key else ''}{message}{suffix}")
-        raise ConfigurationError("\n".join(lines)) from None
+        lines = explain_mistakes(model, raw, error)
+        raise ConfigurationError("\n".join(f"{path}: {line}" for line in lines)) from None

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 _SIMPLE = {
     "TEXT": "string", "VARCHAR": "string", "STRING": "string", "INT": "int", "BIGINT": "bigint", "SMALLINT": "int",
     "TINYINT": "int", "FLOAT": "float", "DOUBLE": "double", "BOOLEAN": "boolean", "DATE": "date",
     "TIMESTAMP": "timestamp", "TIMESTAMPTZ": "timestamp", "TIMESTAMPLTZ": "timestamp", "BINARY": "binary",
 }  # fmt: skip
+_TYPES = sorted({*_SIMPLE, "DECIMAL", "ARRAY", "MAP", "STRUCT"})
+_WORDS = frozenset((*_TYPES, "NUMERIC", "DEC", "INTEGER", "LONG", "SHORT", "BYTE", "REAL", "BOOL", "NOT", "NULL"))
+NO_COLUMNS = "expected columns such as 'id STRING NOT NULL, at TIMESTAMP'"
+MOST_DIGITS = 38
+"""How many digits a DECIMAL of Iceberg and Spark has at most."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +42,11 @@ def parse_columns(ddl: object) -> tuple[Column, ...]:
     from sqlglot import exp
 
     if not isinstance(ddl, str) or not ddl.strip():
-        raise ValueError(f"expected columns such as 'id STRING NOT NULL, at TIMESTAMP', found {ddl!r}")
+        raise ValueError(f"{NO_COLUMNS}, found {ddl!r}")
     try:
         parsed = sqlglot.parse_one(f"CREATE TABLE t ({ddl})", dialect="spark")
     except sqlglot.errors.SqlglotError as error:
-        raise ValueError(f"expected Spark DDL, found {ddl!r} ({str(error).splitlines()[0]})") from error
+        raise ValueError(_explain(ddl) or f"expected Spark DDL, found {ddl!r} ({str(error).splitlines()[0]})") from None
     definitions = list(parsed.this.expressions) if isinstance(parsed.this, exp.Schema) else []
     columns = []
     for definition in definitions:
@@ -51,13 +57,39 @@ def parse_columns(ddl: object) -> tuple[Column, ...]:
             isinstance(c.kind, exp.NotNullColumnConstraint) and not c.kind.args.get("allow_null")
             for c in definition.args.get("constraints") or []
         )
-        columns.append(Column(name, _simple(definition.args["kind"]), not required))
+        try:
+            columns.append(Column(name, _simple(definition.args["kind"]), not required))
+        except ValueError as error:
+            raise ValueError(f"column {name}: {error}") from None
     if not columns:
         raise ValueError(f"expected at least one column, found {ddl!r}")
     names = [c.name.lower() for c in columns]
     if repeated := {n for n in names if names.count(n) > 1}:
         raise ValueError(f"expected each column once, found {sorted(repeated)[0]!r} twice (case does not count)")
     return tuple(columns)
+
+
+def _explain(ddl: str) -> str | None:
+    """Which column has a type that does not exist, and which type was meant; None where that is not the mistake."""
+    for column in _split(ddl):
+        name, _, kind = column.strip().partition(" ")
+        # The names of a STRUCT's fields come before a colon.
+        for word in re.findall(r"[A-Za-z_]\w*(?!\w|\s*:)", kind.partition("COMMENT")[0]):
+            if word.upper() not in _WORDS and (near := get_close_matches(word.upper(), _TYPES, 1)):
+                return f"column {name}: unknown type {word!r}, did you mean {near[0]}?"
+    return None
+
+
+def _split(ddl: str) -> list[str]:
+    """The text of each column."""
+    columns, depth = [""], 0
+    for character in ddl:
+        depth += (character in "<(") - (character in ">)")
+        if character == "," and depth == 0:
+            columns.append("")
+        else:
+            columns[-1] += character
+    return columns
 
 
 def _name(name: str) -> str:
@@ -82,6 +114,11 @@ def _simple(kind: object) -> str:
         return f"struct<{fields}>"
     if name == "DECIMAL":
         precision, scale = [int(p.name) for p in inner] + [10, 0][len(inner) :]
+        if not (1 <= precision <= MOST_DIGITS and 0 <= scale <= precision):
+            raise ValueError(
+                f"expected DECIMAL of at most {MOST_DIGITS} digits, and of no more digits behind its point, found "
+                f"DECIMAL({precision},{scale})"
+            )
         return f"decimal({precision},{scale})"
     if name not in _SIMPLE:
         known = ", ".join(sorted({*_SIMPLE.values(), "decimal", "array", "map", "struct"}))

@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+from anabranch.config.mistakes import RepeatedKey
+
 
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -13,7 +15,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in known:
-                    raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} twice", key.start_mark)
+                    raise RepeatedKey(None, None, f"the key {key.value!r} twice", key.start_mark)
                 known.add(key.value)
         return super().construct_mapping(node, deep)
 

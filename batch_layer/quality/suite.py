@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from anabranch.config import strict_yaml
+from anabranch.config.mistakes import explain_yaml, unknown_key
 from anabranch.errors import ConfigurationError
 from batch_layer.quality import row_counts
 
@@ -71,7 +72,10 @@ def load_suite(path: Path) -> Suite:
 def _read(path: Path) -> dict[str, Any]:
     try:
         data = strict_yaml.load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except yaml.YAMLError as error:
+        why = explain_yaml(error)
+        raise ConfigurationError(f"{path}: expected a readable suite of expectations, found: {why}") from None
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: expected a readable suite of expectations, found: {error}") from error
     if not isinstance(data, dict):
         raise ConfigurationError(f"{path}: expected a mapping of keys, found {type(data).__name__}")
@@ -81,7 +85,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _only_keys(where: str, data: Mapping[Any, Any], known: Iterable[str]) -> None:
     unknown = sorted(str(key) for key in data if key not in known)
     if unknown:
-        raise ConfigurationError(f"{where}: expected only the keys {', '.join(sorted(known))}, found {unknown[0]}")
+        raise ConfigurationError(unknown_key(unknown[0], sorted(known), where))
 
 
 def _parse(where: str, entry: Any) -> Expectation:

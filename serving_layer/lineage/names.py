@@ -44,5 +44,6 @@ def catalog_address(catalog: Catalog) -> str | None:
     """Where the catalog is, without user, password and parameters. Pure."""
     if not catalog.uri:
         return None
-    parts = urlsplit(catalog.uri)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    scheme, _, rest = catalog.uri.partition("://")
+    # The password may have characters that end the host of an address.
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import logging
+import sys
+import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,7 +13,8 @@ import pytest
 from pydantic import ValidationError
 
 from anabranch.config import Stream, load_environment, load_stream, parse_duration, resolve_folder, stream_names
-from anabranch.errors import ConfigurationError
+from anabranch.errors import ConfigurationError, Terminal
+from anabranch.logs import configure_logging
 
 ENVIRONMENT = """
 kafka: {bootstrap_servers: "127.0.0.1:1"}
@@ -196,15 +201,15 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "key", "cause"),
     [
-        ({"topic": ""}, "topic", "Field required"),
+        ({"topic": ""}, "topic", "required key, found none"),
         ({"topic": '"a b"'}, "topic", "found 'a b'"),
         ({"table": "game_events"}, "table", "found 'game_events'"),
         ({"table": "a.b.c"}, "table", "found 'a.b.c'"),
         ({"format": "xml"}, "format", "expected one of json, avro, json_schema, csv, raw, found 'xml'"),
         ({"format": "{type: xml}"}, "format.type", "found 'xml'"),
-        ({"format": "{type: avro, subjects: s}"}, "format.subjects", "unknown key, found 's'"),
+        ({"format": "{type: avro, subjects: s}"}, "format.subjects", "unknown key 'subjects', did you mean 'subject'?"),
         ({"format": "{type: avro, subject: ''}"}, "format.subject", "found ''"),
-        ({"format": "{type: csv, subject: s}"}, "format", "expected subject only with avro or json_schema, found {"),
+        ({"format": "{type: csv, subject: s}"}, "format", "expected subject only with avro or json_schema, found dict"),
         ({"format": "{type: csv, delimiter: ab}"}, "format.delimiter", "found 'ab'"),
         ({"format": "{type: csv, delimiter: '\"'}"}, "format.delimiter", "found '\"'"),
         ({"format": "{type: json, delimiter: ;}"}, "format", "expected delimiter only with csv"),
@@ -247,12 +252,18 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
         ({"speed": "{lost_offsets: ignore}"}, "speed.lost_offsets", "found 'ignore'"),
         ({"batch": "{allow_gaps: [lost]}"}, "batch.allow_gaps.0", "found 'lost'"),
         ({"batch": "{lookback_hours: -1}"}, "batch.lookback_hours", "found -1"),
-        ({"batch": "{graze: 1 minute}"}, "batch.graze", "unknown key, found '1 minute'"),
+        ({"batch": "{graze: 1 minute}"}, "batch.graze", "unknown key 'graze', did you mean 'grace'?"),
         ({"slo": "{fresh: 0 seconds}"}, "slo.fresh", "expected a duration longer than nothing"),
         ({"slo": "{complete: 90}"}, "slo.complete", "expected a duration such as '2 seconds'"),
-        ({"topics": "x"}, "topics", "expected one of airflow, batch, "),
+        ({"topics": "x"}, "topics", "unknown key 'topics', did you mean 'topic'?"),
+        ({"shema": "id INT", "schema": ""}, "shema", "unknown key 'shema', did you mean 'schema'?"),
+        ({"speed": "{tigger: 2 seconds}"}, "speed.tigger", "unknown key 'tigger', did you mean 'trigger'?"),
+        ({"colour": "x"}, "colour", "unknown key 'colour', expected one of airflow, batch, egress, event_time, "),
+        ({"table": "orders"}, "table", "expected namespace.table, such as shop.orders, of letters"),
+        ({"schema": "id STRING, total DECIMAL(50,2)"}, "schema", "column total: expected DECIMAL of at most 38 digits"),
+        ({"schema": "id STRING, total DOUBEL"}, "schema", "column total: unknown type 'DOUBEL', did you mean D"),
         ({"expectations": "nope.yaml"}, "expectations", "expected the file"),
-        ({"schema": ""}, "schema", "expected columns such as 'id STRING NOT NULL, at TIMESTAMP', found None"),
+        ({"schema": ""}, "schema", "expected columns such as 'id STRING NOT NULL, at TIMESTAMP', found none"),
         ({"schema": "id STRING, kafka_offset INT", "key": "id"}, "schema", "found kafka_offset"),
     ],
 )  # fmt: skip
@@ -277,7 +288,7 @@ def test_our_own_columns_are_reserved_whatever_their_case(conf: Path, column: st
 
 def test_a_key_given_twice_is_an_error_and_not_the_second_ones_say(conf: Path) -> None:
     (conf / "anabranch.yaml").write_text(ENVIRONMENT + "spark: {master: 'local[1]'}\nspark: {master: 'local[2]'}\n")
-    with pytest.raises(ConfigurationError, match=r"anabranch\.yaml: .*the key 'spark' twice\n.*line 5"):
+    with pytest.raises(ConfigurationError, match=r"anabranch\.yaml: .*line 5, column 1: the key 'spark' twice"):
         load_environment(conf)
     (conf / "anabranch.yaml").write_text(ENVIRONMENT)
     with pytest.raises(ConfigurationError, match=r"s\.yaml: .*the key 'trigger' twice"):
@@ -296,7 +307,7 @@ def test_values_read_the_environment_once(conf: Path, monkeypatch: pytest.Monkey
     loaded = stream(conf, topic='"${TEST_TOPIC}"', table='"${TEST_UNSET:-games}.t_${TEST_TOPIC}"')
     assert (loaded.topic, loaded.table) == ("from_outside", "games.t_from_outside")
     monkeypatch.setenv("TEST_EMPTY", "")
-    with pytest.raises(ConfigurationError, match="found ''"):
+    with pytest.raises(ConfigurationError, match=r"found nothing of \$\{TEST_EMPTY\}"):
         stream(conf, topic='"${TEST_EMPTY:-default}"')
 
 
@@ -332,10 +343,10 @@ def test_what_is_no_duration(value: object) -> None:
         ("kafka: [", "expected readable YAML"),
         ("- a", "expected a mapping of keys, found list"),
         ("", "expected a mapping of keys, found NoneType"),
-        ("kafka: {bootstrap_servers: a}", "catalog: Field required"),
+        ("kafka: {bootstrap_servers: a}", "catalog: required key, found none"),
         (
             ENVIRONMENT + "s4: {}",
-            "s4: expected one of catalog, hdfs, kafka, lineage, registry, s3, search, spark, webhook, found {}",
+            "s4: unknown key 's4', did you mean 's3'?",
         ),
         (ENVIRONMENT.replace("file:///w", "/w"), "catalog.warehouse: "),
         (
@@ -351,7 +362,7 @@ def test_what_is_no_duration(value: object) -> None:
         ),
         (ENVIRONMENT.replace("name: lake,", "name: lake, type: glue,"), "catalog.uri: expected none for type glue"),
         (ENVIRONMENT.replace('uri: "sqlite:///c.db", ', ""), "catalog.uri: expected sqlite:///FILE"),
-        (ENVIRONMENT + "registry: {}", "registry.url: Field required"),
+        (ENVIRONMENT + "registry: {}", "registry.url: required key, found none"),
         (ENVIRONMENT + "webhook: {url: hooks:80}", "webhook.url: expected a URL such as 'https://hooks"),
         (ENVIRONMENT + "webhook: {url: 'http://h', within: 2 minutes}", "webhook.within: expected 1 minute at most"),
         (
@@ -361,7 +372,7 @@ def test_what_is_no_duration(value: object) -> None:
         (ENVIRONMENT + "lineage: {url: lineage:5000}", "lineage.url: expected a URL such as 'https://lineage"),
         (ENVIRONMENT + "lineage: {url: 'http://u:p@l'}", "lineage.url: expected a URL without user, query or fragment"),
         (ENVIRONMENT + "lineage: {url: 'http://l', timeout: 2 minutes}", "lineage.timeout: expected 1 minute at most"),
-        (ENVIRONMENT + "lineage: {uri: 'http://l'}", "lineage.uri: unknown key"),
+        (ENVIRONMENT + "lineage: {uri: 'http://l'}", "lineage.uri: unknown key 'uri', did you mean 'url'?"),
         (ENVIRONMENT + "registry: {url: registry:8081}", "registry.url: expected a URL such as 'https://"),
         (ENVIRONMENT + "registry: {url: 'http://r:8081', password: x}", "registry.password: expected registry.user"),
     ],
@@ -449,3 +460,75 @@ def test_a_key_that_is_gone_is_ignored_and_its_replacement_named(conf: Path, cap
     assert load_environment(conf) == load_environment(conf)
     (warning,) = caplog.messages
     assert warning.startswith(f"{conf / 'anabranch.yaml'}: bounded: ignored") and "logrotate" in warning
+
+
+SECRET = "hunter2/hunter2@x"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ENVIRONMENT.replace("kafka: {", 'kafka: {security: {sasl.password: "${PASSWORD}"x}, '),
+        ENVIRONMENT + "s3: {secret_key: *hunter2}",
+        ENVIRONMENT + "s3: {secret_key: !hunter2 x}",
+        ENVIRONMENT + 's3: {secret_key: "hunter2 \\hunter2"}',
+        ENVIRONMENT + "s3: {secret_key: hunter2, secret_key: hunter2}",
+        ENVIRONMENT + 's3: "${PASSWORD}"',
+        ENVIRONMENT + 's3: {secretkey: "${PASSWORD}"}',
+        ENVIRONMENT + "s3: {endpoint: 'http://u:${PASSWORD}@h:1'}",
+        ENVIRONMENT + "secret: {key: hunter2}",
+        ENVIRONMENT + 'lineage: {timeout: "${PASSWORD}"}',
+        ENVIRONMENT + 'lineage: {url: "${PASSWORD}"}',
+        ENVIRONMENT + 'search: {url: "http://h", user: u, password: "${PASSWORD}", api_key: "${PASSWORD}"}',
+        ENVIRONMENT + 'search: {url: "http://h", password: "${PASSWORD}"}',
+        ENVIRONMENT + "spark: {conf: hunter2}",
+        ENVIRONMENT.replace("sqlite:///c.db", "mysql://u:${PASSWORD}@h/c"),
+        ENVIRONMENT.replace("sqlite:///c.db", "postgresql://u:${PASSWORD}@h/c"),
+        ENVIRONMENT.replace("name: lake", "name: lake, type: rest").replace("sqlite:///c.db", "http://u:${PASSWORD}@h"),
+        ENVIRONMENT.replace("name: lake", 'name: "${PASSWORD}"'),
+        ENVIRONMENT.replace("127.0.0.1:1", "${PASSWORD}").replace("name: lake", "name: l-l"),
+    ],
+)
+def test_no_mistake_repeats_a_secret(conf: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Neither in the message nor in what Python prints of the error, with all that it came from."""
+    monkeypatch.setenv("PASSWORD", SECRET)
+    (conf / "anabranch.yaml").write_text(text)
+    with pytest.raises(ConfigurationError) as error:
+        load_environment(conf)
+    said = "".join(traceback.format_exception(error.value))
+    for part in ("hunter2", "ter2@"):
+        assert part not in str(error.value) and part not in said.split("\nanabranch.errors")[-1]
+    assert "input_value" not in said and "During handling" not in said
+
+
+def test_what_libraries_say_of_a_known_secret_is_not_repeated(
+    conf: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    secrets = [f"secret-{number}/@x" for number in range(6)]
+    (conf / "anabranch.yaml").write_text(
+        ENVIRONMENT.replace("sqlite:///c.db", f"postgresql+psycopg2://u:{secrets[0]}@h/c").replace(
+            "kafka: {",
+            f"""kafka: {{security: {{security.protocol: SASL_SSL, sasl.password: {secrets[1]},
+            sasl.jaas.config: 'Module required username="user-of-kafka" password="{secrets[2]}";'}}, """,
+        )
+        + f"s3: {{access_key: access-key-id, secret_key: {secrets[3]}}}\n"
+        + f"webhook: {{url: 'https://hooks/{secrets[4]}', headers: {{X-Any: {secrets[5]}}}}}\n"
+    )
+    load_environment(conf)
+    plain = "SASL_SSL user-of-kafka access-key-id hooks"
+    said = f"{plain} {' '.join(secrets)}"
+    assert str(Terminal(said)) == f"{plain} *** *** *** *** *** ***"
+    stream = io.StringIO()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", stream)
+        handlers = list(logging.getLogger().handlers)
+        try:
+            for as_json in (True, False):
+                configure_logging(as_json=as_json)
+                try:
+                    raise OSError(said)
+                except OSError as error:
+                    logging.getLogger("anabranch").warning("%s", said, exc_info=error)
+        finally:
+            logging.getLogger().handlers[:] = handlers
+    assert stream.getvalue().count("SASL_SSL") >= 4 and not [s for s in secrets if s in stream.getvalue()]

@@ -52,7 +52,7 @@ def test_an_omitted_severity_is_critical_and_meta_is_free(tmp_path: Path) -> Non
         ({"type": "expect_nonsense", "kwargs": {}}, r"type: expected one that .* knows, found 'expect_nonsense'"),
         (UNIQUE | {"severity": "fatal"}, "severity: expected one of critical, warning, info, found 'fatal'"),
         (UNIQUE | {"severity": None}, "severity: expected one of .* found None"),
-        (UNIQUE | {"severty": "warning"}, "expected only the keys .* found severty"),
+        (UNIQUE | {"severty": "warning"}, "unknown key 'severty', did you mean 'severity'"),
         (UNIQUE | {"kwargs": {"colum": "x"}}, "column: field required; colum: extra fields not permitted"),
         (UNIQUE | {"kwargs": {"column": "x", "mostly": 7}}, "mostly: ensure this value is less than or equal to 1"),
         (UNIQUE | {"kwargs": {"column": "x", 1: 2}}, "kwargs: expected what this type accepts"),
@@ -89,7 +89,7 @@ def test_an_entry_that_great_expectations_would_drop_or_bend_is_refused_by_its_p
         ("name: some", "expectations: expected a list of at least one, found None"),
         ("name: some\nexpectations: []", r"expectations: expected a list of at least one, found \[\]"),
         ("expectations: [{type: t, kwargs: {}}]", "name: expected a text, found None"),
-        ("name: some\nexpectation: []", "expected only the keys .* found expectation"),
+        ("name: some\nexpectation: []", "unknown key 'expectation', did you mean 'expectations'"),
         ("name: [", "expected a readable suite"),
         # YAML itself lets the second replace the first: a whole list of expectations would be gone.
         ("name: some\nexpectations: [a]\nexpectations: [b]", "the key 'expectations' twice"),

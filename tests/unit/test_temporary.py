@@ -1,4 +1,4 @@
-"""Temporary folders: what killed processes left goes, what is in use stays; and files are deleted by their exact name."""
+"""Temporary folders of killed processes go, those in use stay; and files are deleted by their exact names."""
 
 from __future__ import annotations
 

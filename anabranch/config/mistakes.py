@@ -1,0 +1,173 @@
+"""What a mistaken configuration file is told: key, what was expected, and what was found unless that may be a secret.
+
+A value is repeated only if it is a single one, no secret by its key, and written in the file itself: what came from the
+environment is named by its variable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from anabranch.config.columns import NO_COLUMNS
+
+REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+"""`${NAME}` or `${NAME:-default}`."""
+
+# What is under these keys is never repeated in a message.
+_SECRETS = frozenset({"security", "properties", "webhook", "headers", "conf"})
+_SECRET = re.compile(r"pass|secret|token|credential|access.?key|api.?key|private|jaas", re.IGNORECASE)
+_LONGEST = 200
+# Up to the last @, since a password may have a slash or an @ of its own.
+_USER = re.compile(r"//.*@", re.DOTALL)
+# What YAML's parser repeats of a file; a character that it expected is none.
+_QUOTED = re.compile(r"'(?!<)[^']{2,}'|\"[^\"]*\"")
+_SEVERAL = frozenset({"dict_type", "model_type", "model_attributes_type", "tuple_type", "list_type"})
+# In place of Pydantic's words; what is not here is said as it says it.
+_WORDS = {
+    "missing": "required key, found none",
+    "string_type": "expected a text",
+    "dict_type": "expected a mapping of keys",
+    "model_type": "expected a mapping of keys",
+    "model_attributes_type": "expected a mapping of keys",
+    "tuple_type": "expected a list",
+    "list_type": "expected a list",
+}
+_FORMS = {
+    "table": "expected namespace.table, such as shop.orders, of letters, digits and underscores",
+    "topic": "expected a topic's name of letters, digits, '.', '_' and '-', 249 at most",
+    "warehouse": "expected s3://BUCKET/FOLDER or file:///FOLDER",
+    "index": "expected an index's name of lower-case letters, digits, '.', '_' and '-'",
+    "name": "expected a name of letters, digits and underscores",
+}
+# Fields that no file has.
+_OURS = frozenset({"columns"})
+
+
+def is_secret(key: str) -> bool:
+    """Whether what is under a key is a secret by its name. Pure."""
+    return _SECRET.search(key) is not None
+
+
+def without_user(address: str) -> str:
+    """An address without user and password, whatever characters they have. Pure."""
+    return _USER.sub("//…@", address)
+
+
+def explain_yaml(error: yaml.YAMLError) -> str:
+    """Where a file is no YAML and why, without any of its text. Pure."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    why = " ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None)))) or "no YAML"
+    why = why if isinstance(error, RepeatedKey) else _QUOTED.sub("…", why)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {why}" if mark is not None else why
+
+
+class RepeatedKey(yaml.constructor.ConstructorError):
+    """A key is there twice, which the message names."""
+
+
+def explain_mistakes(model: type[BaseModel], raw: Mapping[str, Any], error: ValidationError) -> list[str]:
+    """A line for each mistake, unknown keys first: one that is missing is often one that is misspelt. `raw`: the file
+    before variables were replaced. Pure."""
+    problems = sorted(
+        error.errors(include_url=False, include_context=False), key=lambda p: p["type"] != "extra_forbidden"
+    )
+    return [_explain(model, raw, problem) for problem in problems]
+
+
+def _explain(model: type[BaseModel], raw: Mapping[str, Any], problem: Mapping[str, Any]) -> str:
+    loc, kind = tuple(problem["loc"]), problem["type"]
+    key = ".".join(map(str, loc))
+    where = f"{key}: " if key else ""
+    if kind == "extra_forbidden":
+        return unknown_key(str(loc[-1]), _known(model, loc[:-1]), key)
+    message = _WORDS.get(kind, problem["msg"].removeprefix("Value error, "))
+    if kind == "missing" and loc == ("schema",):
+        message = f"{NO_COLUMNS}, found none"
+    if kind == "string_pattern_mismatch":
+        message = _FORMS.get(str(loc[-1]), message.replace("String should match pattern", "expected the form"))
+    message = message.replace("Input should be", "expected")
+    written = _written(raw, loc)
+    if kind == "value_error":
+        for name, value in _substituted(written):
+            message = message.replace(value, f"${{{name}}}")
+    found = "" if kind == "missing" or not key else f", found {_found(loc, kind, problem['input'], written)}"
+    return f"{where}{message}{found}"
+
+
+def unknown_key(key: str, known: Sequence[str], where: str) -> str:
+    """The mistake of a key that is none of those known. Pure."""
+    near = get_close_matches(key, known, 1, 0.5)
+    meant = (
+        f"did you mean {near[0]!r}?"
+        if near
+        else f"expected one of {', '.join(sorted(known))}"
+        if known
+        else "remove it"
+    )
+    return f"{where}: unknown key {key!r}, {meant}"
+
+
+def _found(loc: Sequence[Any], kind: str, value: Any, written: Any) -> str:
+    # A single value in the place of several may be any of them.
+    if kind in _SEVERAL or any(str(part) in _SECRETS or is_secret(str(part)) for part in loc):
+        return type(value).__name__
+    several = list(value) if isinstance(value, list | tuple) else [value]
+    if not all(item is None or isinstance(item, str | int | float) for item in several):
+        return type(value).__name__
+    if isinstance(written, list) and any(isinstance(item, str) and REFERENCE.search(item) for item in written):
+        return type(value).__name__
+    if isinstance(written, str) and (names := [match[1] for match in REFERENCE.finditer(written)]):
+        return f"{'nothing' if value == '' else 'the value'} of ${{{'}, ${'.join(names)}}}"
+    text = without_user(repr(value))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def _written(raw: Any, loc: Sequence[Any]) -> Any:
+    """What the file has at a place, of which some parts are no keys but tell one model from another."""
+    for part in loc:
+        has_it = part in raw if isinstance(raw, Mapping) else isinstance(raw, list) and part in range(len(raw))
+        raw = raw[part] if has_it else raw
+    return raw
+
+
+def _substituted(written: Any) -> Iterator[tuple[str, str]]:
+    """By name, the values of the variables that a part of the file refers to; those of a few characters are words."""
+    import os
+
+    if isinstance(written, Mapping):
+        written = list(written.values())
+    if isinstance(written, list):
+        for item in written:
+            yield from _substituted(item)
+    if isinstance(written, str):
+        for match in REFERENCE.finditer(written):
+            value = os.environ.get(match[1], match[2]) or ""
+            if len(value) > 3:
+                yield match[1], value
+
+
+def _known(model: type[BaseModel], loc: Sequence[Any]) -> list[str]:
+    """The keys of the models at a place."""
+    models = [model]
+    for part in loc:
+        inner = [
+            m for one in models for name, f in one.model_fields.items() if part in (name, f.alias) for m in _models(f)
+        ]
+        models = inner or models
+    names = {field.alias or name for one in models for name, field in one.model_fields.items()} - _OURS
+    return sorted(names - {"name"} if models == [model] and "columns" in model.model_fields else names)
+
+
+def _models(field: Any) -> Iterator[type[BaseModel]]:
+    waiting = [field.annotation]
+    while waiting:
+        annotation = waiting.pop()
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield annotation
+        waiting += get_args(annotation)

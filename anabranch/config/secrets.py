@@ -1,0 +1,52 @@
+"""The secrets of a configuration, as texts that no message may have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pydantic import BaseModel, SecretStr
+
+from anabranch.config.mistakes import is_secret
+
+# Of `sasl.jaas.config`.
+_PASSWORD = re.compile(r"""password\s*=\s*["']([^"']+)["']""", re.IGNORECASE)
+
+
+def secrets_of(model: BaseModel) -> set[str]:
+    """The passwords and keys of a configuration and of what it holds. Pure."""
+    return {text for name in type(model).model_fields for text in _of(name, getattr(model, name)) if text}
+
+
+def _of(key: str, value: Any) -> Iterator[str]:
+    match value:
+        case BaseModel():
+            yield from secrets_of(value)
+        case Mapping():
+            for name, item in value.items():
+                # Not `security.protocol`; of a webhook's headers any may be one.
+                if key == "headers" or is_secret(str(name)):
+                    yield from _of(str(name), item)
+        case tuple() | list():
+            for item in value:
+                yield from _of(key, item)
+        # A key's id is public.
+        case SecretStr() if key != "access_key":
+            yield from _forms(key, value.get_secret_value())
+        case str() if key == "uri" or is_secret(key):
+            yield from _forms(key, value)
+
+
+def _forms(key: str, text: str) -> Iterator[str]:
+    """How the secret, or that within an address, is written."""
+    if key == "uri":
+        if "@" in text:
+            _, _, password = text.partition("://")[2].rpartition("@")[0].partition(":")
+            yield from (password, unquote(password))
+    elif key == "url":
+        parts = urlsplit(text)
+        yield from (text, parts.path.lstrip("/"), parts.query)
+    else:
+        yield from (text, *_PASSWORD.findall(text))
