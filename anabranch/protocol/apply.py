@@ -35,13 +35,16 @@ from anabranch.kafka.client import KafkaAdapter
 from anabranch.position import Position
 from anabranch.protocol.deliveries import DELIVERIES_SCHEMA
 from anabranch.protocol.ledger import LEDGER_SCHEMA
+from anabranch.protocol.publish import Publish, new_id, run
 from anabranch.protocol.restore_ledger import restore_ledger
 from anabranch.protocol.rolled_back import column_words, is_ahead, is_rolled_back, roll_back, roll_forward
-from anabranch.protocol.state import POSITION, TIMELINE
+from anabranch.protocol.state import POSITION, TIMELINE, State, load_state
 from anabranch.table import admin, s3
 from anabranch.table import register as registration
+from anabranch.table.commits import Change, Commit, Outcome
 from anabranch.table.physical_design import PhysicalDesign, lay_out
 from anabranch.table.schema_evolution import Columns, evolve, plan_evolution
+from anabranch.table.snapshots import BRANCHES, has_side_files, heads
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -206,11 +209,32 @@ def apply(
         changes.append(f"recorded the beginning: {first[POSITION]}")
     for name in (stream.dead_letters_table, *map(stream.partials_table, stream.views)):
         changes += [f"created branch {b} of {name}" for b in admin.add_branches(lake, name, {})]
+    changes += move_state(lake, stream)
     if rows := restore_ledger(lake, stream):
         changes.append(
             f"wrote {rows} rows of {stream.hours_table} from what the branches say: it had none of these hours"
         )
     return changes
+
+
+def move_state(lake: Lake, stream: Stream) -> list[str]:
+    """Move what the branches have in side files, which versions before this one wrote, to table properties: any publish
+    does so, of a stream that stands still this one. Returns what was changed, in words. Raises Terminal, Transient."""
+
+    def decide() -> tuple[State, Publish | None]:
+        state = load_state(lake, stream.table)
+        if not has_side_files(state.table):
+            return state, None
+        return state, Publish(new_id(), tuple(map(Change, BRANCHES)), state.timeline)
+
+    moved = [stream.table] if run(lake, stream.table, decide, f"apply {stream.name}", take_turns=True) else []
+    for name in (stream.dead_letters_table, *map(stream.partials_table, stream.views)):
+        table = lake.load(name)
+        commit = Commit(new_id(), heads(table), tuple(map(Change, BRANCHES)))
+        # One that is refused moves with the publish that was first, or the next.
+        if has_side_files(table) and lake.commit(table, commit) is Outcome.LANDED:
+            moved.append(name)
+    return [f"moved the state of {name} from side files to table properties" for name in moved]
 
 
 def _beginning(stream: Stream, kafka: KafkaAdapter) -> dict[str, str]:

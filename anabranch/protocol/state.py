@@ -18,7 +18,6 @@ from anabranch.hours import Cut, Timeline, shift
 from anabranch.position import Offsets, Position, Topic
 from anabranch.protocol.ledger_row import Layer, LedgerRow
 from anabranch.table import snapshots
-from anabranch.table.side_files import SideFileGone
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -126,15 +125,7 @@ def plan_after(state: State, changes: Iterable[Change], timeline: Timeline, posi
 
 def load_state(lake_: Lake, table_name: str) -> State:
     """Load and read a stream's table. Raises Terminal when it carries no position, Transient when the lake is away."""
-    table = lake_.load(table_name)
-    try:
-        return read_state(table)
-    except SideFileGone:
-        # Of a table that others published to since, it may have been deleted by its age.
-        fresh = lake_.load(table_name)
-        if fresh.metadata_location == table.metadata_location:
-            raise
-        return read_state(fresh)
+    return read_state(lake_.load(table_name))
 
 
 def read_state(table: Table) -> State:

@@ -25,8 +25,8 @@ from anabranch.remote_errors import explain, lake_errors
 from anabranch.table.catalog_settings import catalog_properties
 from anabranch.table.lake import Lake, delete_old_metadata
 from anabranch.table.prepare import set_ref
-from anabranch.table.side_files import set_aside
 from anabranch.table.snapshots import BRANCHES, PUBLISH_ID, STAGING
+from anabranch.table.state_properties import plan_summary
 
 LOG = logging.getLogger(__name__)
 
@@ -158,7 +158,8 @@ def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[s
     lake.clock.now(table.metadata.last_updated_ms)
     if table.current_snapshot() is None:
         with lake_errors(f"write the first snapshot of {name}"):
-            first = set_aside(table, {**properties, PUBLISH_ID: uuid.uuid4().hex}, {})
+            first, needed = plan_summary({**properties, PUBLISH_ID: uuid.uuid4().hex}, {})
+            tx.set_properties(needed)
             tx.update_snapshot(snapshot_properties=first).fast_append().commit()
     head = tx.table_metadata.refs["main"].snapshot_id
     updates = list(tx._updates)

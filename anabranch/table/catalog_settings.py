@@ -129,6 +129,24 @@ def limit_rest_waits() -> None:
     rest.Session = Patient  # type: ignore[attr-defined]
 
 
+def keep_state_out_of_glue(catalog: Any) -> None:
+    """Keep our changing table properties (state, turns) out of what PyIceberg copies into Glue's own record of a table.
+
+    Glue limits a request's size, and PyIceberg takes no property out of that record again. The metadata file has all
+    of them, and a table is read from it alone.
+    """
+
+    def strip(params: dict[str, Any], **_: object) -> dict[str, Any]:
+        table = params["TableInput"]
+        kept = {k: v for k, v in table.get("Parameters", {}).items() if not k.startswith(_OURS_ALONE)}
+        return {**params, "TableInput": {**table, "Parameters": kept}}
+
+    catalog.glue.meta.events.register("provide-client-params.glue.UpdateTable", strip)
+
+
+_OURS_ALONE = ("anabranch.state.", "anabranch.turn")
+
+
 def jdbc_properties(uri: str) -> dict[str, str]:
     """An SQLAlchemy address as properties of Iceberg's JDBC catalog; the time-outs that it names itself win. Raises
     ConfigurationError for another kind, and for a parameter that pgjdbc has no property for."""

@@ -34,7 +34,7 @@ from anabranch.fail_points import Step, reach
 from anabranch.logs import note
 from anabranch.remote_errors import explain, lake_errors, one_line
 from anabranch.table import ledger_files
-from anabranch.table.catalog_settings import catalog_properties
+from anabranch.table.catalog_settings import catalog_properties, keep_state_out_of_glue
 from anabranch.table.clock import Clock, store_clock
 from anabranch.table.commits import Commit, Outcome
 from anabranch.table.ledger_files import MergeStep
@@ -70,7 +70,10 @@ class Lake:
     def catalog(self) -> Catalog:
         catalog = self.environment.catalog
         try:
-            return load_catalog(catalog.name, **catalog_properties(self.environment))
+            opened = load_catalog(catalog.name, **catalog_properties(self.environment))
+            if catalog.type == "glue":
+                keep_state_out_of_glue(opened)
+            return opened
         except Exception as error:
             raise explain(f"open catalog {catalog.name} ({catalog.type})", error) from error
 

@@ -20,7 +20,7 @@ from pyiceberg.table.update import (
 from anabranch.remote_errors import explain
 from anabranch.table.commits import Commit
 from anabranch.table.snapshot_writer import SnapshotWriter, delete_quietly
-from anabranch.table.snapshots import carried, summary_of
+from anabranch.table.snapshots import carried, summary_of, unused_properties
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,15 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
     update if that is ahead. Nothing is visible yet. Raises Transient."""
     writer = SnapshotWriter(table, max(int(now.timestamp() * 1000), table.metadata.last_updated_ms + 1))
     updates: list[TableUpdate] = []
+    state, summaries = dict[str, str](), []
     try:
         # What the branches share is written for `main`, which readers may follow by its snapshots.
         for change in sorted(commit.changes, key=lambda c: c.branch != "main"):
             properties = carried(table, change.branch, change.properties, commit.id)
-            snapshot = writer.write(change, summary_of(table, change.branch, properties))
+            summary, needed = summary_of(table, change.branch, properties)
+            state |= needed
+            summaries.append(summary)
+            snapshot = writer.write(change, summary)
             updates.append(AddSnapshotUpdate(snapshot=snapshot))
             updates.append(set_ref(change.branch, snapshot.snapshot_id, SnapshotRefType.BRANCH))
     except Exception as error:
@@ -49,10 +53,11 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
         if not isinstance(error, OSError):
             raise
         raise explain(f"write the manifests of commit {commit.id} of {'.'.join(table.name())}", error) from error
-    if commit.set_properties:
-        updates.append(SetPropertiesUpdate(updates=dict(commit.set_properties)))
-    if commit.remove_properties:
-        updates.append(RemovePropertiesUpdate(removals=list(commit.remove_properties)))
+    held = table.metadata.properties
+    if put := {k: v for k, v in state.items() if held.get(k) != v} | dict(commit.set_properties):
+        updates.append(SetPropertiesUpdate(updates=put))
+    if gone := [*commit.remove_properties, *unused_properties(table, commit, state, summaries)]:
+        updates.append(RemovePropertiesUpdate(removals=gone))
     if commit.expire:
         updates.append(RemoveSnapshotsUpdate(snapshot_ids=list(commit.expire)))
     updates += [set_ref(t.name, t.snapshot_id, SnapshotRefType.TAG, t.max_age_ms) for t in commit.tags]

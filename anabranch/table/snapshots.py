@@ -13,12 +13,16 @@ from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
 from anabranch.errors import ConfigurationError, Terminal
 from anabranch.remote_errors import lake_errors
-from anabranch.table import side_files
+from anabranch.table import side_files, state_properties
 from anabranch.table.manifests import hour_of_file, list_manifests, read_entries
+from anabranch.table.side_files import SideFileGone
+from anabranch.table.state_properties import StateGone
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
+
+    from anabranch.table.commits import Commit
 
 BRANCHES = ("main", "speed", "batch")
 STAGING = "staging"
@@ -149,19 +153,58 @@ def made_at(snapshot: Snapshot) -> datetime:
 def branch_properties(table: Table, branch: str) -> dict[str, str]:
     """What a branch says in our words (`anabranch.*`), but for the id of its last publish."""
     snapshot = last_publish(table, branch)
-    return side_files.whole(table, _own_properties(snapshot)) if snapshot is not None else {}
+    return _whole(table, snapshot) if snapshot is not None else {}
 
 
 def snapshot_properties(table: Table, snapshot_id: int) -> dict[str, str]:
     """What a branch said when the snapshot was its head, as far back as its snapshots are remembered."""
     for snapshot in ancestors_of(table.metadata.snapshot_by_id(snapshot_id), table.metadata):
         if _is_publish(snapshot):
-            return side_files.whole(table, _own_properties(snapshot))
+            return _whole(table, snapshot)
     return {}
 
 
+def _whole(table: Table, snapshot: Snapshot) -> dict[str, str]:
+    try:
+        return state_properties.whole(table, _own_properties(snapshot))
+    except (StateGone, SideFileGone) as error:
+        raise Terminal(f"{error}; {_what_is_left(table, error.remedy)}") from error
+
+
+def _what_is_left(table: Table, remedy: str) -> str:
+    """What of a table's state can still be read, and so what can be recovered, in words. Raises Transient."""
+
+    def is_read(snapshot: Snapshot | None) -> bool:
+        try:
+            if snapshot is not None:
+                state_properties.whole(table, _own_properties(snapshot))
+        except (StateGone, SideFileGone):
+            return False
+        return snapshot is not None
+
+    lost = [b for b in BRANCHES if not is_read(last_publish(table, b))]
+    if not lost:
+        return "the branches themselves are whole: name a newer snapshot"
+    others = " and ".join(b for b in lost if b != "main")
+    steps = [f"drop branch {others}", "run `anabranch apply STREAM`, which makes it again from main"] if others else []
+    if "main" in lost:
+        of_main = (s for s in main_snapshots(table) if _is_publish(s) and is_read(s))
+        newest = max(of_main, key=made_at, default=None)
+        if newest is None:
+            return (
+                f"lost are {', '.join(lost)}, and every snapshot of main that is remembered: {remedy}; without it the "
+                f"rows stay readable, and the stream begins anew in another table: {_DOCUMENTED}"
+            )
+        set_back = f"set main back to snapshot {newest.snapshot_id} of {made_at(newest).isoformat()}, which is whole"
+        steps = [set_back, *(steps or ["run `anabranch merge STREAM`"])]
+    return f"lost are {', '.join(lost)}: {remedy}, or stop the jobs, then {', then '.join(steps)}: {_DOCUMENTED}"
+
+
+_DOCUMENTED = 'docs/operations.md, "The state of a branch is gone"'
+
+
 def _own_properties(snapshot: Snapshot) -> dict[str, str]:
-    """What a snapshot says in our words without its side file, but for the id of its publish."""
+    """What a snapshot's summary has in our words, but for the id of its publish."""
     properties = snapshot.summary.additional_properties if snapshot.summary is not None else {}
     return {k: v for k, v in properties.items() if k.startswith(PREFIX) and k != PUBLISH_ID}
 
@@ -175,7 +218,11 @@ def published_since(table: Table, branch: str, key: str) -> datetime:
         if parent is None:
             break
         snapshot = parent
-        if (before := side_files.look_up(table, _own_properties(snapshot), key)) is not None:
+        try:
+            before = state_properties.look_up(table, _own_properties(snapshot), key)
+        except (StateGone, SideFileGone):
+            break
+        if before is not None:
             if before != value:
                 break
             since = snapshot
@@ -225,7 +272,7 @@ def reachable(table: Table, snapshots: Iterable[Snapshot]) -> Iterator[str]:
     seen: set[str] = set()
     for snapshot in snapshots:
         yield snapshot.manifest_list
-        if (name := side_files.named(_own_properties(snapshot))) is not None:
+        if (name := state_properties.side_file_of(_own_properties(snapshot))) is not None:
             yield side_files.path_of(table, name)
         for manifest in snapshot.manifests(table.io):
             if manifest.manifest_path in seen:
@@ -240,11 +287,29 @@ def carried(table: Table, branch: str, properties: Mapping[str, str], commit_id:
     return branch_properties(table, branch) | dict(properties) | {PUBLISH_ID: commit_id}
 
 
-def summary_of(table: Table, branch: str, properties: Mapping[str, str]) -> dict[str, str]:
-    """What the snapshot's summary has of what it says (`carried`): the rest is in a side file, written here. Raises
-    OSError."""
-    before = last_publish(table, branch)
-    return side_files.set_aside(table, properties, _own_properties(before) if before is not None else {})
+def summary_of(table: Table, branch: str, properties: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """What the summary of a branch's next snapshot has of what it says (`carried`), and the table properties that the
+    rest is in. Raises Terminal, Transient."""
+    return state_properties.plan_summary(properties, branch_properties(table, branch))
+
+
+def has_side_files(table: Table) -> bool:
+    """Whether a branch's state is in a side file, as versions before table properties wrote them. Pure."""
+    published = (s for b in BRANCHES if (s := last_publish(table, b)) is not None)
+    return any(state_properties.side_file_of(_own_properties(s)) is not None for s in published)
+
+
+def unused_properties(
+    table: Table, commit: Commit, needed: Mapping[str, str], summaries: Iterable[Mapping[str, str]]
+) -> tuple[str, ...]:
+    """The table properties of the state that no snapshot refers to once the commit has landed, whose snapshots have
+    `summaries` and come with the properties `needed`. None for a commit that does not require all branches' heads:
+    another publish, of a snapshot that refers to one of them, may land before it. Pure."""
+    if not (commit.changes and commit.heads.keys() >= set(BRANCHES)):
+        return ()
+    expired = set(commit.expire)
+    remembered = (_own_properties(s) for s in table.snapshots() if s.snapshot_id not in expired)
+    return state_properties.plan_unused(table.metadata.properties, needed, (*remembered, *summaries))
 
 
 def find_staged(table: Table, wap_id: str) -> Staged | None:

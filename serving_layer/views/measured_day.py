@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from anabranch.protocol.measured import COMMIT, MEASURED, PUBLISH, READABLE, STAGE, Durations, Measured, read_measured
-from anabranch.table.side_files import unpack
 from anabranch.table.snapshots import made_at, main_snapshots
+from anabranch.table.state_properties import unpack
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

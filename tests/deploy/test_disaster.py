@@ -25,7 +25,6 @@ from anabranch.cli import main
 from anabranch.errors import MetadataGone, Terminal
 from anabranch.protocol import ledger
 from anabranch.table.orphans import references
-from anabranch.table.side_files import SUFFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -241,10 +240,6 @@ def test_a_warehouse_that_moves_to_another_bucket(make: Make, tmp_path: Path) ->
                     assert target.startswith(f"s3://{new}/warehouse/")
                     origin = {"Bucket": old.name, "Key": source.removeprefix(f"s3://{old.name}/")}
                     old.client.copy_object(Bucket=new, Key=target.removeprefix(f"s3://{new}/"), CopySource=origin)
-    # What the branches say in side files, Iceberg does not list.
-    for key in old.objects():
-        if key.endswith(SUFFIX):
-            old.client.copy_object(Bucket=new, Key=key, CopySource={"Bucket": old.name, "Key": key})
     old.restore({})
     # Step 3: the new place in the configuration, an empty catalog, and the command.
     place = {"uri": f"sqlite:///{tmp_path}/moved.db", "warehouse": f"s3://{new}/warehouse"}

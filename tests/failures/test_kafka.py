@@ -27,7 +27,7 @@ from anabranch.position import Position
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.sealing import seal
 from anabranch.protocol.state import LOST, TIMELINE
-from anabranch.table import side_files
+from anabranch.table import state_properties
 from anabranch.table.commits import Change, Outcome
 from serving_layer.views import status as views
 
@@ -329,7 +329,9 @@ def test_a_long_past_is_cut_into_all_its_hours_in_commits_of_bounded_size(world:
     assert {r["ingest_hour"] for r in one.rows()} == {past_hour(hours_ago) for hours_ago in ago}
     table = one.lake.load(one.job.stream.table)
     summaries = [dict(s.summary.additional_properties) for s in table.snapshots() if s.summary is not None]
-    timelines = [text for summary in summaries if (text := side_files.look_up(table, summary, TIMELINE)) is not None]
+    timelines = [
+        text for summary in summaries if (text := state_properties.look_up(table, summary, TIMELINE)) is not None
+    ]
     steps = sorted(len(Timeline.from_json(text).boundaries) for text in timelines)
     assert max(b - a for a, b in pairwise(steps)) <= at_once(1) < 24 * 40 <= steps[-1]
     assert {r.decision for r in one.batch()} == {"accepted"}

@@ -9,7 +9,7 @@ import pytest
 from exploration import forget
 
 from anabranch.protocol import dead_letters, state
-from anabranch.table import snapshots
+from anabranch.table import snapshots, state_properties
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +17,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(snapshots.plan_expiry, "__defaults__", (3,))
     monkeypatch.setattr(state, "REMEMBERED_HOURS", 1)
     monkeypatch.setattr(dead_letters, "_REMEMBERED", 1)
+    monkeypatch.setattr(state_properties, "_WORTH_A_PROPERTY", 0)
     forget()
     gc.disable()  # millions of small values without a cycle: looking through them takes a fifth of the time
     yield

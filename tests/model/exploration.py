@@ -19,6 +19,7 @@ from small_world import Lake, Violation, World, ledger_row, millis
 
 from anabranch.hours import hour_of, hours_between, shift, start_of
 from anabranch.protocol.watermarks import Watermarks
+from anabranch.table import state_properties
 from anabranch.table.clock import MAX_CLOCK_SKEW
 from anabranch.table.snapshots import BRANCHES, WAP_ID, plan_expiry
 from batch_layer.plan import plan_again
@@ -98,6 +99,7 @@ def abandoned(world: World, actor: Actor) -> World:
 @cache
 def check_version(lake: Lake) -> None:
     """Promises of one version of the table."""
+    check_properties(lake)
     state = lake.state
     for branch in BRANCHES:
         if twice := [row for row, count in Counter(lake.rows(branch)).items() if count > 1]:
@@ -119,6 +121,18 @@ def check_version(lake: Lake) -> None:
     # What a merge kept gives way to the speed layer's rows at once, when these cover the hour.
     if not state.retained_hours and (missing := read - {(p, o) for _, p, o in main}):
         raise Violation(f"the position is {state.position.offsets}, main lacks {sorted(missing)}")
+
+
+def check_properties(lake: Lake) -> None:
+    """That the table has the properties that its snapshots refer to, whatever a process remembers of them."""
+    if not lake.apart:
+        return
+    state_properties._READ.clear()
+    for version in lake.versions:
+        try:
+            state_properties.whole(lake.table, dict(version.summary))
+        except state_properties.StateGone as error:
+            raise Violation(f"snapshot {version.id} refers to a property that is gone: {error}") from error
 
 
 def stated(lake: Lake) -> Watermarks:

@@ -27,10 +27,11 @@ from anabranch.position import Position, Ranges, Stamped, Topic
 from anabranch.protocol import dead_letters, ledger, turns
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import DEAD_LETTERS, DECISIONS, POSITION, TIMELINE, State, read_state
+from anabranch.table import prepare
 from anabranch.table.commits import Commit
 from anabranch.table.files import Stored
 from anabranch.table.orphans import plan_orphans
-from anabranch.table.snapshots import BRANCHES, PUBLISH_ID, WAP_ID, Staged, carried
+from anabranch.table.snapshots import BRANCHES, PUBLISH_ID, WAP_ID, Staged, carried, summary_of
 from anabranch.table.staging import Written
 
 BEGIN = datetime(2026, 11, 21, 0, 30, tzinfo=UTC)
@@ -38,6 +39,8 @@ MINUTE = timedelta(minutes=1)
 TOPIC = "events"
 COMMITS = "model.commits"
 """A property of a table whose commits are counted."""
+APART = "model.apart"
+"""A property of a table whose branches say in table properties all that is not new with each publish."""
 Row = tuple[int, int, int]
 """A record: its partition, its offset, and its number, since offsets may begin anew."""
 Properties = frozenset[tuple[str, str]]
@@ -258,7 +261,7 @@ class Lake:
 
     @cached_property
     def table(self) -> Table:
-        snapshots = [
+        remembered = [
             Snapshot(
                 snapshot_id=v.id,
                 parent_snapshot_id=v.parent,
@@ -277,7 +280,9 @@ class Lake:
             )
             for r in self.refs
         }
-        metadata = _EMPTY.model_copy(update={"snapshots": snapshots, "refs": refs, "properties": dict(self.properties)})
+        metadata = _EMPTY.model_copy(
+            update={"snapshots": remembered, "refs": refs, "properties": dict(self.properties)}
+        )
         return Table(("model",), metadata, "", None, None)  # type: ignore[arg-type]
 
     @cached_property
@@ -345,6 +350,11 @@ class Lake:
         """Whether decisions and dead letters are followed."""
         return COMMITS in dict(self.properties)
 
+    @cached_property
+    def apart(self) -> bool:
+        """Whether what branches say for long is in table properties, however short it is."""
+        return APART in dict(self.properties)
+
     @property
     def commits(self) -> int:
         return int(dict(self.properties)[COMMITS])
@@ -364,12 +374,18 @@ class Lake:
             return None
         versions = [v for v in self.versions if v.id not in commit.expire]
         refs = {r.name: r for r in self.refs if r.name not in commit.drop_tags}
+        needed: dict[str, str] = {}
+        summaries: list[dict[str, str]] = []
         for change in commit.changes:
             head = loaded.known[loaded.heads[change.branch]]
             summary = carried(loaded.table, change.branch, change.properties, commit.id)
             if not self.accounts:
                 summary.pop(DECISIONS, None)  # they wait for the ledger
                 summary.pop(DEAD_LETTERS, None)
+            if self.apart:
+                summary, of_branch = summary_of(loaded.table, change.branch, summary)
+                needed |= of_branch
+                summaries.append(summary)
             gone = {*change.clear, *change.copy}
             kept = tuple(f for f in head.files if f not in change.remove and f.hour not in gone)
             copied = tuple(f for h, branch in change.copy.items() for f in loaded.files_of(branch, h))
@@ -378,10 +394,14 @@ class Lake:
             versions.append(made)
             refs[change.branch] = Ref(change.branch, made.id)
         refs |= {t.name: Ref(t.name, t.snapshot_id, t.max_age_ms) for t in commit.tags}
-        properties = {**dict(self.properties), **commit.set_properties}
+        # As `prepare` does, over what was loaded.
+        there = loaded.table.properties
+        new = {k: v for k, v in needed.items() if there.get(k) != v}
+        properties = {**dict(self.properties), **new, **commit.set_properties}
+        unused = prepare.unused_properties(loaded.table, commit, needed, summaries) if self.apart else ()
         if self.accounts:
             properties[COMMITS] = str(self.commits + 1)
-        left = frozenset((k, v) for k, v in properties.items() if k not in commit.remove_properties)
+        left = frozenset((k, v) for k, v in properties.items() if k not in (*commit.remove_properties, *unused))
         return Lake.of(tuple(versions), refs.values(), left)
 
 
@@ -563,7 +583,9 @@ def ledger_row(text: str) -> LedgerRow:
     return LedgerRow.from_waiting(json.loads(text))
 
 
-def new_world(partitions: int = 1, accounts: bool = False, stamped: bool = False, **values: object) -> World:
+def new_world(
+    partitions: int = 1, accounts: bool = False, stamped: bool = False, apart: bool = False, **values: object
+) -> World:
     """As `apply` leaves it: an empty log, three branches at one snapshot without rows, position 0.
 
     With `accounts`, the ledger and the dead letters' table too. Without `stamped` all snapshots are made at one moment,
@@ -573,7 +595,7 @@ def new_world(partitions: int = 1, accounts: bool = False, stamped: bool = False
     timeline = Timeline(hour_of(BEGIN), hour_of(BEGIN), offsets)
     summary = {POSITION: Position("t", offsets).to_json(), TIMELINE: timeline.to_json(), PUBLISH_ID: "apply"}
     made_ms = millis(BEGIN) if stamped else 0
-    properties = frozenset({(COMMITS, "0")}) if accounts else frozenset()
+    properties = frozenset(({(COMMITS, "0")} if accounts else set()) | ({(APART, "")} if apart else set()))
 
     def table(entries: Mapping[str, str]) -> Lake:
         first = new_version("main", None, entries, (), (), made_ms)

@@ -486,6 +486,23 @@ SETTINGS = {
         before=(broker(*ONE_HOUR), Speed("before"), Batch("accepts")),
         world={"stamped": True},
     ),
+    "what branches say in table properties, removed with the snapshots that need them": Setting(
+        (broker(RECORD), Speed("speed"), Maintenance("maintenance"), Network("network")),
+        ("maintenance is refused", "speed is refused", "at last, and it lands", "at last, and it is refused"),
+        before=(broker(*ONE_HOUR), Speed("before"), Batch("accepts")),
+        world={"apart": True, "late": True, "answers_to_lose": 1},
+    ),
+    "what branches say in table properties, said again after it was taken back": Setting(
+        (
+            broker(("restore",), RECORD),
+            Speed("speed"),
+            Operator("operator", wishes=((H0, "speed"), (H0, None))),
+            Maintenance("maintenance"),
+        ),
+        ("operator publishes", "maintenance is refused", "speed is refused"),
+        before=(broker(*ONE_HOUR), Speed("before"), Batch("accepts")),
+        world={"apart": True},
+    ),
     "files put together, and orphans removed before they are in place": Setting(
         (RollUp("rollup"), Maintenance("maintenance")),
         ("maintenance removes ['rollup-", "rollup gives it up", "rollup is refused", "rollup publishes"),

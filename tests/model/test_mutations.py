@@ -20,7 +20,7 @@ from anabranch import hours
 from anabranch.position import Position, RangeRelation
 from anabranch.protocol import adoption, coverage, dead_letters, ledger, publish, turns, watermarks
 from anabranch.protocol.publish import Publish
-from anabranch.table import clock, outcomes
+from anabranch.table import clock, outcomes, prepare, snapshots, state_properties
 from anabranch.table.commits import Change, Commit
 from anabranch.table.snapshots import BRANCHES
 from batch_layer import plan as batch_plan
@@ -96,6 +96,19 @@ def skipping_blindly(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def forgetting_what_was_kept(real: Callable[..., Change]) -> Callable[..., Change]:
     return lambda swaps: replace(real(swaps), properties={})
+
+
+def needed_by_heads_alone(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda table, commit, needed, summaries: state_properties.plan_unused(
+        table.metadata.properties, needed, summaries
+    )
+
+
+def removing_whatever_it_requires(real: Callable[..., Any]) -> Callable[..., Any]:
+    def unused_properties(table: Any, commit: Commit, *rest: Any) -> Any:
+        return real(table, replace(commit, heads=snapshots.heads(table), changes=(Change("main"),)), *rest)
+
+    return unused_properties
 
 
 def looking_once(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -299,6 +312,21 @@ MUTANTS = [
     mutant(
         publish, "to_commit", expiring_outside_a_publish, broker(RECORD), Speed("speed", as_snapshot=True),
         Maintenance("maintenance"), finds="which storage does not hold", name="expiry inside a publish", orphans=True,
+    ),
+    mutant(
+        prepare, "unused_properties", needed_by_heads_alone, broker(RECORD), Speed("speed"),
+        finds="refers to a property that is gone", name="the properties of older snapshots",
+        before=(broker(*ONE_HOUR), Speed("before"), Batch("accepts")), apart=True,
+    ),
+    mutant(
+        prepare, "unused_properties", removing_whatever_it_requires, broker(RECORD), Speed("speed"), TO_SPEED,
+        Maintenance("maintenance"), finds="refers to a property that is gone",
+        name="no property is removed but over the heads of all branches",
+        before=(
+            broker(*ONE_HOUR), Speed("before"), Batch("accepts"),
+            Operator("first", wishes=((H0, "speed"), (H0, None))),
+        ),
+        apart=True, also=((publish, "to_commit", expiring_outside_a_publish),),
     ),
     mutant(
         coverage, "uncovered_reason", always(None), broker(*ONE_HOUR), Speed("speed"), Batch("batch"), TO_SPEED,

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from glue import Glue, running_glue
 from lakes import FIRST, StreamLake, new_lake
 
+from anabranch.hours import shift
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.turns import Turn
 from anabranch.table import admin
-from anabranch.table.commits import Outcome
+from anabranch.table.commits import Change, Outcome
 from anabranch.table.register import register
+from anabranch.table.state_properties import STATE
 
 
 @pytest.fixture
@@ -80,3 +85,19 @@ def test_a_publish_whose_answer_was_lost_and_that_the_client_repeats_has_landed_
     assert (glue.lose, glue.refused) == (0, 1)
     assert lake.rows("main") == lake.rows("speed") == [(FIRST, 0, 0)]
     assert lake.state().position.offsets == {0: 1}
+
+
+def test_what_only_the_metadata_needs_is_not_copied_into_glue(lake: StreamLake, glue: Glue) -> None:
+    """The hazard: Glue limits the size of a request, and PyIceberg takes nothing out of Glue's record again."""
+    state = lake.state()
+    timeline = replace(state.timeline, skipped=tuple(shift(FIRST, i) for i in range(300)))
+    turn = Turn("1", 1, 10.0)
+    lake.table().transaction().set_properties(turn.to_properties()).commit_transaction()
+    assert lake.publish(Publish(new_id(), (Change("speed"), Change("main")), timeline), state) is Outcome.LANDED
+    held = lake.table().properties
+    assert any(k.startswith(STATE) for k in held)
+    assert any(k.startswith("anabranch.turn") for k in held)
+    told = glue.updates[-1]["TableInput"]["Parameters"]
+    assert not [k for k in told if k.startswith((STATE, "anabranch.turn"))]
+    assert told["write.wap.enabled"] == "true"
+    assert lake.state().timeline == timeline
