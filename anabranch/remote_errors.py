@@ -8,6 +8,9 @@ once; what nothing explains is tried again a few times, and ends it too.
 
 from __future__ import annotations
 
+import errno
+import getpass
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,6 +65,14 @@ _SKEWED = ("RequestTimeTooSkewed", "REQUEST_TIME_TOO_SKEWED")
 _DISK_FULL = re.compile(
     r"(?:No space left on device|Disk quota exceeded|database or disk is full)\)?\s*$", re.MULTILINE
 )
+
+# What no wait mends, at the end of a line as the system says it: where, and what there is to do.
+_READ_ONLY = re.compile(r"(?:Read-only file system|attempt to write a readonly database)(?:\)|: .*)?\s*$", re.MULTILINE)
+_ADDRESS_TAKEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
+# Of a path that a command was given, beside what `_of_a_path` names for all.
+_NO_SUCH_PLACE = frozenset({
+    errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM,
+})  # fmt: skip
 
 # What only the network, or Spark's own machinery, can throw: never the rows that are read.
 _AWAY = (
@@ -203,12 +214,40 @@ def explain(doing: str, error: BaseException, reason: str | None = None) -> Anab
     """
     if isinstance(error, AnabranchError):
         return error
+    if (why := _stays_of_system(error)) is not None:
+        return ConfigurationError(f"{doing}: {reason or one_line(error)}; {why}")
     text = f"{full_text(error)}\n{reason or ''}"
     return _explained(doing, text, reason or one_line(error), classify(error))
 
 
+def _stays_of_system(error: BaseException) -> str | None:
+    """What to do about a path or an address that this process cannot have, however long it waits; None for all else."""
+    for link in _chain(error):
+        if not isinstance(link, OSError):
+            continue
+        if link.errno in _ADDRESS_TAKEN:
+            return (
+                "another process listens there, or the address is not this machine's: stop it, or choose another port"
+            )
+        # A right that S3 or a catalog does not give has no path of this machine.
+        if link.errno == errno.EROFS or (link.errno in (errno.EACCES, errno.EPERM) and link.filename is not None):
+            return f"choose another path, or let {_user()} write there"
+    return None
+
+
+def _user() -> str:
+    """Who runs this process."""
+    try:
+        return f"user {getpass.getuser()}"
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
+
+
 def classify_unexpected(doing: str, error: BaseException) -> AnabranchError:
-    """The same for an error that reached the end of the program: what nothing explains there is Unexpected. Pure."""
+    """The same for an error that reached the end of the program: what nothing explains there is Unexpected, but for a
+    path that is no place for a file."""
+    if isinstance(error, OSError) and error.errno in _NO_SUCH_PLACE and error.filename is not None:
+        return ConfigurationError(f"{doing}: {one_line(error)}; choose another path")
     explained = explain(doing, error)
     return Unexpected(str(explained)) if isinstance(explained, Unexplained) else explained
 
@@ -222,6 +261,8 @@ def _explained(doing: str, text: str, reason: str, meaning: Meaning) -> Anabranc
     failed = f"{doing}: {reason}"
     if any(word in text for word in _SKEWED):
         return Transient(f"{failed}; set this machine's clock (NTP)")
+    if _READ_ONLY.search(text):
+        return ConfigurationError(f"{failed}; choose another path, or let {_user()} write there")
     if meaning is Meaning.PASSES and _DISK_FULL.search(text):
         return Transient(f"{failed}; make room: `anabranch doctor` names the folder (transient, tried again)")
     for subject, words in _DENIED.items():

@@ -234,6 +234,7 @@ def metrics(stream: str | None, listen: int | None, host: str, conf: str | None)
 
     from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
+    from anabranch.errors import ConfigurationError
     from anabranch.job import StreamFolder
     from anabranch.logs import configure_logging
     from serving_layer.views.metrics import Streams
@@ -246,7 +247,13 @@ def metrics(stream: str | None, listen: int | None, host: str, conf: str | None)
         if listen is None:
             click.echo(generate_latest(registry).decode(), nl=False)
             return
-        server, thread = start_http_server(listen, host, registry)
+        try:
+            server, thread = start_http_server(listen, host, registry)
+        except OSError as error:
+            raise ConfigurationError(
+                f"metrics: expected to listen at {host}:{listen}, found: {error.strerror or error}; choose another "
+                "--listen, or stop the process that listens there"
+            ) from error
         click.echo(f"serving http://{host}:{listen}/metrics", err=True)
         try:
             threading.Event().wait()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
+import sqlite3
 import subprocess
 import sys
 import tomllib
@@ -45,6 +48,12 @@ ENDS = [
     (JvmGone("gone"), 75),
     (ConnectionResetError(104, "reset"), 75),
     (OSError("AWS Error ACCESS_DENIED during HeadObject operation"), 2),
+    (OSError(errno.EROFS, "Read-only file system", "/ro/x.csv"), 2),
+    (OSError(errno.EACCES, "Permission denied", "/root/x.csv"), 2),
+    (OSError(errno.ENOTDIR, "Not a directory", "/etc/passwd/x.csv"), 2),
+    (OSError(errno.EADDRINUSE, "Address already in use"), 2),
+    (RuntimeError("java.io.IOException: /ro/blockmgr (Read-only file system)"), 2),
+    (sqlite3.OperationalError("attempt to write a readonly database"), 2),
 ]
 _IDS = [type(error).__name__ for error, _ in ENDS]
 
@@ -74,6 +83,15 @@ def test_a_command_ends_with_the_exit_code_of_what_ended_it(
     assert str(error) in done.output
     # A traceback for what nobody expected, one line for everything else.
     assert ("Traceback" in done.output) is (code == 70)
+
+
+def test_a_port_that_is_taken_is_named_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = CliRunner().invoke(cli.main, ["metrics", "--listen", str(port), "--conf", str(ROOT / "conf")])
+    assert done.exit_code == 2, done.output
+    assert f"expected to listen at 127.0.0.1:{port}, found: Address already in use" in done.output
+    assert "transient" not in done.output
 
 
 def test_a_tool_that_passes_something_on_does_not_hide_a_refusal() -> None:
