@@ -59,6 +59,9 @@ class Step(Enum):
     # Merger.
     MERGE_PLANNED = "merge.planned", "the swap is decided, nothing is published"
     MERGE_PUBLISHED = "merge.published", "the swap is published"
+    # Adoption.
+    ADOPT_DECIDED = "adopt.decided", "where the stream goes on is decided, nothing is published"
+    ADOPT_PUBLISHED = "adopt.published", "the stream goes on in the new log, the ledger does not know the sealed hours"
     # Maintenance.
     MAINTAIN_DROPPED = "maintain.dropped", "old hours have left the speed branch, their dead letters have not"
     MAINTAIN_EXPIRED = "maintain.expired", "snapshots of all tables are expired, no file is looked for"

@@ -32,6 +32,8 @@ _FORMAT = "%Y-%m-%dT%H"
 # How many hours one commit decides at most, and how many ends (an hour and a partition) they have together.
 _HOURS_AT_ONCE = 240
 _ENDS_AT_ONCE = 24_000
+# Of how many logs that were left the end is remembered; of an older one `adopt` asks where to begin.
+REMEMBERED_LOGS = 16
 
 
 def hour_of(when: datetime) -> str:
@@ -114,12 +116,31 @@ class Cut:
 
 @dataclass(frozen=True)
 class Adoption:
-    """`hour` was the last of the log that had `topic_id`; the hours after it begin at `begins`, where offsets begin
-    anew: in a recreated topic, or in a log that lost its end."""
+    """`hour` was the last of the log that had `topic_id`; the hours after it begin at `begins`: in the log of another
+    topic id, or in the same log where it lost its end.
+
+    `ended` is where the sealed hours of a log that was left end, and so where the stream goes on should it come back;
+    `read_ms` is when that log was published from last, in milliseconds since the epoch. Both are known of the newest
+    adoption that left the log, and of as many logs as REMEMBERED_LOGS says. `begins_ms` is when what lies before
+    `begins` was published from last, where the log that begins there was read before.
+    """
 
     hour: str
     topic_id: str
     begins: Offsets
+    ended: Offsets = field(default_factory=dict)
+    read_ms: int = 0
+    begins_ms: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"hour": self.hour, "topic_id": self.topic_id, "begins": to_keys(self.begins)}
+        data |= {"ended": to_keys(self.ended), "read_ms": self.read_ms} if self.ended else {}
+        return data | ({"begins_ms": self.begins_ms} if self.begins_ms else {})
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Adoption:
+        ended, read_ms, begins_ms = from_keys(data.get("ended", {})), data.get("read_ms", 0), data.get("begins_ms", 0)
+        return Adoption(data["hour"], data["topic_id"], from_keys(data["begins"]), ended, read_ms, begins_ms)
 
 
 @dataclass(frozen=True)
@@ -147,6 +168,10 @@ class Timeline:
         """The first hour whose offsets are of the log that the position belongs to; others cannot be compared."""
         return shift(self.adoptions[-1].hour, 1) if self.adoptions else self.first
 
+    def left_at(self, topic_id: str) -> Adoption | None:
+        """The adoption that left the log of a topic id, where its end is remembered: the stream goes on from there."""
+        return next((a for a in reversed(self.adoptions) if a.topic_id == topic_id and a.ended), None)
+
     def is_skipped(self, hour: str) -> bool:
         """Whether the speed layer's rows do not account for the whole hour: jumped over, or dropped since."""
         return hour in self.skipped or (hour < self.covered_from and hour not in self.kept)
@@ -167,9 +192,7 @@ class Timeline:
                 "skipped": list(self.skipped),
                 "covered_from": self.covered_from,
                 "kept": list(self.kept),
-                "adoptions": [
-                    {"hour": a.hour, "topic_id": a.topic_id, "begins": to_keys(a.begins)} for a in self.adoptions
-                ],
+                "adoptions": [adoption.as_dict() for adoption in self.adoptions],
             },
             separators=(",", ":"),
         )
@@ -191,8 +214,19 @@ def _timeline_of(text: str) -> Timeline:
         tuple(data["skipped"]),
         data.get("covered_from", ""),
         tuple(data.get("kept", ())),
-        tuple(Adoption(a["hour"], a["topic_id"], from_keys(a["begins"])) for a in data.get("adoptions", ())),
+        tuple(map(Adoption.from_dict, data.get("adoptions", ()))),
     )
+
+
+def plan_remembered(adoptions: Iterable[Adoption]) -> tuple[Adoption, ...]:
+    """The same adoptions, in which only the newest of each log still has the log's end, of REMEMBERED_LOGS logs."""
+    kept: list[Adoption] = []
+    known: set[str] = set()
+    for adoption in reversed(tuple(adoptions)):
+        is_newest = adoption.ended and adoption.topic_id not in known and len(known) < REMEMBERED_LOGS
+        known |= {adoption.topic_id} if is_newest else set()
+        kept.insert(0, adoption if is_newest else replace(adoption, ended={}, read_ms=0))
+    return tuple(kept)
 
 
 @dataclass(frozen=True)

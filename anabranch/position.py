@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 Offsets = dict[int, int]
@@ -33,11 +33,17 @@ class Position:
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic as the broker knows it now. `id` changes when the topic is deleted and made again (KIP-516)."""
+    """A topic as the broker knows it now. `id` changes when the topic is deleted and made again (KIP-516).
+
+    `records` (offsets that its log holds) and `cluster_id` are asked where the id is not the expected one; they say
+    nothing of which topic it is.
+    """
 
     name: str
     id: str
     partitions: tuple[int, ...]
+    records: int | None = field(default=None, compare=False)
+    cluster_id: str = field(default="", compare=False)
 
 
 def is_contradicted(topic: Topic | None, expected: Position | None) -> bool:

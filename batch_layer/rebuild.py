@@ -135,7 +135,9 @@ class Rebuilder:
         """The sealed hours that are not accepted, oldest first; not those that Kafka lost and that are refused for it,
         since trying again changes nothing."""
         waiting = waiting_hours(state)
-        gone = [h for h in waiting if gone_from_kafka(state.timeline, h, state.timeline.sealed[h])]
+        gone = [
+            h for h in waiting if gone_from_kafka(state.timeline, state.position.topic_id, h, state.timeline.sealed[h])
+        ]
         rows = ledger.newest(ledger.history(self._job.lake, self._stream.hours_table, gone, ledger.BULKY))
         refused = {h for h, row in rows.items() if row.decision == "refused"}
         return [h for h in waiting if h not in refused]
@@ -227,7 +229,7 @@ class Rebuilder:
         cut = accepted.cut if accepted is not None else state.cuts[hour]
         if cut.offsets == 0:
             return next(iter(self.accept_empty([hour])), Result(hour, "unchanged", before, "it holds no records"))
-        if not before and (gone := gone_from_kafka(state.timeline, hour, cut)):
+        if not before and (gone := gone_from_kafka(state.timeline, state.position.topic_id, hour, cut)):
             run_facts = self._run(self._job.lake.clock.now())
             return self._refuse(state, hour, cut, before, gone, HourAccount(run=run_facts))
         LOG.info("stream %s: rebuilding hour %s: %d offsets", self._stream.name, hour, cut.offsets)

@@ -65,7 +65,7 @@ class HourReader:
         # Of a large hour, the values of few records that drift.
         one_in = max(1, size(cut.ranges) // SAMPLES)
         # Step 1: what Kafka holds.
-        gone = gone_from_kafka(state.timeline, hour, cut) is not None
+        gone = gone_from_kafka(state.timeline, state.position.topic_id, hour, cut) is not None
         ranges: Ranges = {} if gone else within_log(cut.ranges, self._job.kafka.log_starts(self.require_topic(cut)))
         kafka, topic = self._job.environment.kafka, self._stream.topic
 

@@ -17,6 +17,7 @@ from anabranch import __version__, hours
 from anabranch.hours import Cut
 from anabranch.position import ranges_to_keys
 from anabranch.protocol import coverage
+from anabranch.protocol.adoption import gone_from_kafka
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import State
 
@@ -49,6 +50,9 @@ def refusal_basis(stream: Stream, suite: bytes, state: State, hour: str, cut: Cu
         "overrides": {h: layer for h, layer in state.overrides.items() if first <= h <= last},
         "unread": ranges_to_keys(coverage.unread_ranges(state, hour, cut)),
     }
+    # An hour of another log is looked at again at once when the stream reads that log again.
+    if gone := gone_from_kafka(state.timeline, state.position.topic_id, hour, cut):
+        rests_on["gone"] = gone
     return hashlib.sha256(json.dumps(rests_on, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

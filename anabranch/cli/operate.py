@@ -52,23 +52,31 @@ def apply(stream: str | None, register: bool, rolled_back: bool, conf: str | Non
 
 @click.command()
 @stream_argument()
+@click.option(
+    "--from",
+    "begin",
+    metavar="earliest|latest|TIME|OFFSETS",
+    help="Where to begin in a topic that was never read; offsets as 0=120,1=98.",
+)
 @options
-def adopt(stream: str, conf: str | None, output: str) -> None:
-    """Continue with a recreated or truncated topic.
+def adopt(stream: str, begin: str | None, conf: str | None, output: str) -> None:
+    """Continue with another topic, or with a truncated one.
 
-    A truncated topic's log ends below the position. Seals the hour at hand by what is published, so that no hour mixes
-    two topics; the next hour begins in the topic as it is now. All rows stay served. What the former topic held beyond
-    the position is lost, and said as far as known.
+    Seals the hour at hand by what is published, so that no hour mixes two topics; the next hour begins in the topic
+    that the configuration names now. All rows stay served. A topic id that was read before goes on where it was left.
+    A new one that holds records needs --from: without it nothing is changed, and the exit code is 1.
     """
     from anabranch.output import print_json
     from anabranch.protocol import adoption
+    from anabranch.protocol.start_offsets import parse_start
     from serving_layer import webhook
     from serving_layer.merge import recover
 
+    choice = parse_start(begin) if begin is not None else None
     job = open_stream(stream, conf)
     try:
         confirmed = recover(job.lake, job.stream).confirmed
-        adopted = adoption.adopt(job.stream, job.lake, job.kafka, confirmed)
+        adopted = adoption.adopt(job.stream, job.lake, job.kafka, confirmed, choice)
         webhook.tell(job)
     finally:
         job.kafka.close()
@@ -105,8 +113,14 @@ def _print_adopted(stream: str, adopted: Adopted) -> None:
     click.echo(f"{stream}: adopted topic id {adopted.position.topic_id} ({again})")
     click.echo(f"{stream}: sealed {', '.join(adopted.sealed)} by what is published; all of it stays served")
     for hour, part in adopted.lost.items():
-        click.echo(f"{stream}: hour {hour}: {size(part)} offsets were never read and are lost")
-    click.echo(f"{stream}: what the former log held beyond that is not known, and lost")
+        click.echo(f"{stream}: hour {hour}: {size(part)} offsets were never read")
+    if again == "the same topic":
+        click.echo(f"{stream}: what its log held beyond its end is lost")
+    else:
+        click.echo(
+            f"{stream}: what {adopted.former_id} holds beyond its position is not read; `anabranch adopt` goes on "
+            "there when the configuration names that topic again"
+        )
     click.echo(f"{stream}: goes on with hour {adopted.timeline.open} from the position {position}")
 
 

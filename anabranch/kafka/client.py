@@ -11,7 +11,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import repeat
 from types import TracebackType
@@ -176,9 +176,20 @@ class KafkaAdapter:
 
         A broker that has just started, or lags behind the others, does not know a topic or a partition for a moment, or
         still knows a topic that was deleted. So an answer of none, and one that contradicts the position `expected`, is
-        believed only when brokers go on to give it for some seconds, over new connections.
+        believed only when brokers go on to give it for some seconds, over new connections. Of a topic with another id
+        than the expected one, the answer also says how many records it has, and of which cluster it is.
         """
-        return self._believed(lambda: self._describe(topic), lambda described: is_contradicted(described, expected))
+        found = self._believed(lambda: self._describe(topic), lambda described: is_contradicted(described, expected))
+        if found is None or expected is None or expected.topic_id in ("", found.id):
+            return found
+        starts, ends = self.log_starts(found), self.stable_ends(found)
+        records = sum(max(0, end - starts.get(p, 0)) for p, end in ends.items())
+        return replace(found, records=records, cluster_id=self.cluster_id())
+
+    def cluster_id(self) -> str:
+        """The id that the brokers' cluster was given when it was made; empty where they do not say it."""
+        cluster = self._ask("describe the cluster", lambda admin: admin.describe_cluster())
+        return str(cluster.get("cluster_id") or "")
 
     def _believed(self, question: Callable[[], T], is_doubtful: Callable[[T], bool]) -> T:
         """An answer, asked for again while it is doubtful, for some seconds."""

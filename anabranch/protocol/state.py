@@ -284,10 +284,7 @@ def check_topic(position: Position, topic: Topic | None, name: str) -> Position:
             f"topic {name}: expected it to exist, found none; create it, or correct `topic:` in the stream's file"
         )
     if position.topic_id not in ("", topic.id):
-        raise PositionError(
-            f"topic {name}: expected id {position.topic_id}, found {topic.id}: it was deleted and made again; "
-            f"its old records stay served; to go on with the new topic run `anabranch adopt`"
-        )
+        raise PositionError(_another_log(position, topic, name))
     if lost := sorted(set(position.offsets) - set(topic.partitions)):
         raise PositionError(
             f"topic {name}: expected partition {lost[0]}, found only {len(topic.partitions)} partitions; Kafka takes "
@@ -295,6 +292,18 @@ def check_topic(position: Position, topic: Topic | None, name: str) -> Position:
         )
     bound = Position(topic.id, position.offsets)
     return bound.with_partitions(topic.partitions)
+
+
+def _another_log(position: Position, topic: Topic, name: str) -> str:
+    holds = f", which holds {topic.records} records" if topic.records is not None else ""
+    cluster = f" in cluster {topic.cluster_id}" if topic.cluster_id else ""
+    return (
+        f"topic {name}: expected id {position.topic_id}, read up to {sum(position.offsets.values())} offsets in "
+        f"{len(position.offsets)} partitions, found id {topic.id}{cluster}{holds}: it was deleted and made again, or "
+        "`topic:` or kafka.bootstrap_servers name the wrong topic or cluster; nothing of it is read, and what is "
+        "published stays served. If the wrong one is named: correct the configuration and start the job again. Else: "
+        "run `anabranch adopt`, which shows what the topic holds and asks where to begin"
+    )
 
 
 def check_log_end(position: Position, ends: Offsets, name: str) -> None:

@@ -129,7 +129,7 @@ def kafka_unavailable_reason(state: State, hour: str, cut: Cut, topic: Topic | N
         return "the topic is gone"
     if topic.id != cut.topic_id and cut.offsets:
         return "the topic was made again since"
-    return "its log began anew since" if gone_from_kafka(state.timeline, hour, cut) else None
+    return "its log began anew since" if gone_from_kafka(state.timeline, state.position.topic_id, hour, cut) else None
 
 
 def _read(job: Job, topic: Topic, cut: Cut, progress: Progress) -> tuple[OffsetCounts, Ranges]:

@@ -144,7 +144,7 @@ def hour_facts(
     sealed = _last(rows, "sealed")
     cut = _cut(state, hour, rows)
     uncovered = speed_rows_reason(state, hour) if state.is_sealed(hour) else None
-    gone = gone_from_kafka(state.timeline, hour, cut) if cut is not None else None
+    gone = gone_from_kafka(state.timeline, state.position.topic_id, hour, cut) if cut is not None else None
     served = state.served_by(hour)
     name = classify_hour(state, hour, bool(refusals), now)
     return HourFacts(

@@ -13,6 +13,7 @@ from world import World, event, past_hour, spread
 from anabranch.cli import main
 from anabranch.errors import PositionError
 from anabranch.hours import shift
+from anabranch.kafka.client import create_topic
 from anabranch.output import plain
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.table.commits import Change, Outcome
@@ -69,7 +70,9 @@ def test_a_recreated_topic_is_adopted_and_every_record_of_both_is_there_once(two
         one.batch()
     assert ids(one) == before
 
-    adopted = json.loads(run(one, "adopt", one.name, "--output", "json"))
+    asked = run(one, "adopt", one.name, expect=1)
+    assert "with 9 records, the oldest of" in asked and "nothing was changed" in asked
+    adopted = json.loads(run(one, "adopt", one.name, "--from", "earliest", "--output", "json"))
 
     assert (adopted["adopted"], adopted["sealed"], adopted["lost"]) == (True, [past_hour(0)], {})
     assert adopted["position"] == {"0": 0, "1": 0, "2": 0}
@@ -88,6 +91,26 @@ def test_a_recreated_topic_is_adopted_and_every_record_of_both_is_there_once(two
     assert "Kafka no longer holds it" in hours[past_hour(1)]["reason"]
     assert merge.merge(one.lake, one.job.stream, everything=True).swaps == []
     assert ids(one) == sorted([*before, *(f"new-{i}" for i in range(9))])
+
+
+def test_a_wrong_topic_is_adopted_and_left_again_and_nothing_is_there_twice(two_hours: World) -> None:
+    one = two_hours
+    one.speed()
+    before, right = ids(one), one.job.stream.topic
+    wrong = f"{right}_wrong"
+    create_topic(one.job.environment.kafka, wrong, 1)
+    one.configure(topic=wrong)
+    one.reopen()
+    with pytest.raises(PositionError, match="name the wrong topic or cluster"):
+        one.speed()
+    assert json.loads(run(one, "adopt", one.name, "--output", "json"))["adopted"]
+    one.configure(topic=right)
+    one.reopen()
+    assert json.loads(run(one, "adopt", one.name, "--output", "json"))["adopted"]
+    now = datetime.now(UTC)
+    one.send([(0, now, event("after", now))])
+    one.speed()
+    assert ids(one) == sorted([*before, "after"])
 
 
 def test_a_topic_that_does_not_exist_is_not_adopted(two_hours: World) -> None:

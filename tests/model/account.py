@@ -49,7 +49,7 @@ def check_rest(world: World) -> None:
     # Of a log that ended, nobody knows how much lay behind the last cut: the adoption itself says that it is lost.
     seals = [row for row in map(ledger_row, world.ledger) if row.decision == "sealed"]
     cut = {(_cut(row).topic_id, place) for row in seals for place in _places(_cut(row).ranges)}
-    unknown = {row for row, id in world.kafka.past if (id, row[:2]) not in cut}
+    unknown = {row for row, id in (*world.kafka.past, *world.kafka.elsewhere) if (id, row[:2]) not in cut}
     if untold := [row for row in sorted(lacks - unknown) if row[:2] not in lost]:
         raise Violation(f"at rest, {untold} are lost, and nothing says so")
 
@@ -131,9 +131,8 @@ def _check_offsets(
                 f"{sorted(places)}"
             )
     # Before an adoption the position says nothing of a log that is another one.
-    if len(state.timeline.adoptions) == kafka.ended:
-        past = {row for row, _ in kafka.past}
-        read = [row for row in kafka.rows if row not in past and row[1] < state.position.offsets.get(row[0], 0)]
+    if kafka.is_read_at(state.position):
+        read = [row for row in kafka.present if row[1] < state.position.offsets.get(row[0], 0)]
         lost = _said_lost(lake, main, ledger)
         if missing := [row for row in read if row not in counts and row[:2] not in lost]:
             raise Violation(f"the position is {state.position.offsets}, main and its dead letters lack {missing}")

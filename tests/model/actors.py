@@ -21,12 +21,13 @@ from anabranch.protocol import publish as publishing
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.sealing import ResolvedState
-from anabranch.protocol.state import POSITION, check_log_end, check_topic
+from anabranch.protocol.start_offsets import Log
+from anabranch.protocol.state import check_log_end, check_topic
 from anabranch.table import outcomes
 from anabranch.table.clock import Clock, Compared
 from anabranch.table.commits import Change, Commit
 from anabranch.table.outcomes import CommitFate
-from anabranch.table.snapshots import Staged, published_since
+from anabranch.table.snapshots import Staged
 from anabranch.table.staging import Written
 from serving_layer import maintenance, merge, override
 
@@ -108,6 +109,7 @@ class Broker(Actor):
             "retain": world.kafka.expire,
             "make anew": world.kafka.made_anew,
             "lose end": world.kafka.without_end,
+            "switch": world.kafka.switched,
         }
         if kind in changes:
             yield f"sees {kind} {values}", replace(world, kafka=changes[kind](*values)), rest
@@ -117,7 +119,7 @@ class Broker(Actor):
             kafka = replace(world.kafka, now=world.kafka.now + values[0] * MINUTE)
             yield f"sees {kafka.now:%H:%M}", replace(world, kafka=kafka), rest
         elif kind == "adopted":
-            if len(world.lake.state.timeline.adoptions) == world.kafka.ended:
+            if world.kafka.is_read_at(world.lake.state.position):
                 yield "sees the log adopted", world, rest
         elif kind == "mend":
             yield "sees all hours mended", replace(world, bad=frozenset()), rest
@@ -710,13 +712,15 @@ class Adopter(Publisher):
         state, kafka = self.lake.state, self.kafka
         topic = kafka.describe(TOPIC)
         assert topic is not None
-        since = published_since(state.table, "speed", POSITION)
-        unpublished = sealing.first_after(kafka, topic, since)
-        begins = adoption.plan_begins(state.position, topic, kafka.stable_ends(topic), unpublished)
+        log = Log(topic, kafka.log_starts(topic), kafka.stable_ends(topic))
+        read_ms, left = adoption.last_read_ms(state), state.timeline.left_at(topic.id)
+        since = read_ms if topic.id == state.position.topic_id else left.read_ms if left is not None else 0
+        unpublished = sealing.first_after(kafka, topic, datetime.fromtimestamp(since / 1000, UTC))
+        begins = adoption.plan_begins(state.timeline, state.position, log, unpublished)
         if begins is None:
             return None
         accepted = {h: a.cut for h, a in state.accepted.items()}
-        adopted = adoption.plan_adopt(state.timeline, state.position, topic.id, begins, accepted)
+        adopted = adoption.plan_adopt(state.timeline, state.position, topic.id, begins, accepted, read_ms, since)
         return adoption.plan_publish(state, adopted, self.id, kafka.now, self.confirmed)
 
     def landed(self) -> Publisher:

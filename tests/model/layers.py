@@ -459,9 +459,18 @@ class Batch(Publisher):
         }
 
     def waiting(self, world: World) -> list[str]:
-        lost = {row.hour for row in map(ledger_row, world.ledger) if row.decision == "refused"}
+        lost = {row.hour for row in map(ledger_row, world.ledger) if row.decision == "refused"} - self.found_again(
+            world
+        )
         hopeless = self.given_up & world.bad | lost - world.bad
         return [h for h in batch_plan.waiting_hours(world.lake.state) if h not in hopeless]
+
+    def found_again(self, world: World) -> set[str]:
+        """The hours that were refused while the stream read another log, and that it can read now."""
+        refused = [row for row in map(ledger_row, world.ledger) if row.decision == "refused"]
+        while_away = {row.hour: row.cut for row in refused if (row.reason or "").startswith("Kafka no longer")}
+        timeline, id = world.lake.state.timeline, world.lake.state.position.topic_id
+        return {h for h, cut in while_away.items() if cut and not adoption.gone_from_kafka(timeline, id, h, cut)}
 
     def idle(self, world: World) -> Iterator[Step]:
         state = world.lake.state
@@ -585,9 +594,9 @@ class Batch(Publisher):
             seen=frozenset(row for h in lookback(hour) for f in world.lake.files_of("main", h) for row in f.rows),
             lake=world.lake if world.letters else None,
         )
-        gone = adoption.gone_from_kafka(state.timeline, hour, cut)
+        gone = adoption.gone_from_kafka(state.timeline, state.position.topic_id, hour, cut)
         if gone and not loaded.before:
-            yield from loaded.refusing(world, f"{loaded.name}-{world.lake.commits}", gone)
+            yield from loaded.refusing(world, f"{loaded.name}-gone-{world.lake.commits}", gone)
         else:
             yield f"reads {hour}: {cut.ranges}", world, loaded
 

@@ -26,7 +26,7 @@ class Read:
 
 def read_hour(world: World, lake: Lake, hour: str, cut: Cut, before: int) -> Read | None:
     """Each record of the cut that anybody holds, over revision `before`; None where Kafka has another log."""
-    gone = adoption.gone_from_kafka(lake.state.timeline, hour, cut) is not None
+    gone = adoption.gone_from_kafka(lake.state.timeline, lake.state.position.topic_id, hour, cut) is not None
     starts = world.kafka.log_starts(Topic(TOPIC, cut.topic_id, ()))
     there = {} if gone else within_log(cut.ranges, starts)
     if size(there) and (world.kafka.id != cut.topic_id or not world.kafka.holds(there)):

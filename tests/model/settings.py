@@ -28,9 +28,15 @@ MALFORMED: Event = ("record", 0, 0, True)
 # An hour of a record that the rules cannot read, and of one that they can.
 DEAD_AND_GOOD: tuple[Event, ...] = (MALFORMED, *ONE_HOUR)
 MADE_ANEW: Event = ("make anew",)
+# The stream's file names another topic, and the first one again.
+OTHER: Event = ("switch", "u")
+BACK: Event = ("switch", "t")
+ADOPTED: Event = ("adopted",)
 MINUTES = ("tick", 1)
 # A log that lost two of three published records, and got another one in their place.
 LOST_ITS_END: tuple[Event, ...] = (("lose end", 0, 1), MINUTES, RECORD, MINUTES)
+# The same while others look, and the hours after it.
+LOSES_ITS_END: tuple[Event, ...] = (("lose end", 0, 1), RECORD, ("tick", 210))
 
 
 def broker(*script: Event) -> Broker:

@@ -66,7 +66,8 @@ class Kafka:
     """The topic's log by partition, from `starts` on what can still be read of it, and a clock that reads it.
 
     `malformed` records are none that the stream's rules can read. `past` are the records of logs that ended, with their
-    topic's id: of a topic that was made anew, or behind the place where a log lost its end. So many logs `ended`.
+    topic's id: of a topic that was made anew, or behind the place where a log lost its end. `others` are the logs of
+    other topics, which the stream's file may name, by topic id, with their starts.
     """
 
     log: tuple[tuple[Record, ...], ...]
@@ -76,7 +77,7 @@ class Kafka:
     accepted: int = 0
     malformed: frozenset[int] = frozenset()
     past: tuple[tuple[Row, str], ...] = ()
-    ended: int = 0
+    others: tuple[tuple[str, tuple[tuple[Record, ...], ...], tuple[int, ...]], ...] = ()
 
     def append(self, partition: int, minutes: int, malformed: bool = False) -> Kafka:
         """One record, stamped `minutes` from now; to a partition that is not there yet, with that partition."""
@@ -99,14 +100,25 @@ class Kafka:
         """The topic deleted and made again, empty."""
         past = (*self.past, *((row, self.id) for row in self._rows(self.log)))
         id = chr(ord(self.id) + 1)
-        return replace(self, log=((),) * len(self.log), id=id, starts=(), past=past, ended=self.ended + 1)
+        return replace(self, log=((),) * len(self.log), id=id, starts=(), past=past)
+
+    def switched(self, id: str) -> Kafka:
+        """The topic that the stream's file names from now on; its log is empty when it is named for the first time."""
+        known = {other: (log, starts) for other, log, starts in (*self.others, (self.id, self.log, self.starts))}
+        log, starts = known.pop(id, (((),) * len(self.log), ()))
+        others = tuple((other, *rest) for other, rest in sorted(known.items()))
+        return replace(self, log=log, id=id, starts=starts, others=others)
 
     def without_end(self, partition: int, end: int) -> Kafka:
         """The same topic after a partition lost all that lay behind an offset."""
         log = tuple(records[:end] if p == partition else records for p, records in enumerate(self.log))
         left = set(self._rows(log))
         past = (*self.past, *((row, self.id) for row in self._rows(self.log) if row not in left))
-        return replace(self, log=log, past=past, ended=self.ended + 1)
+        return replace(self, log=log, past=past)
+
+    def is_read_at(self, position: Position) -> bool:
+        """Whether a position is one of this log, as far as anybody can tell."""
+        return position.topic_id == self.id and all(o <= len(self.log[p]) for p, o in position.offsets.items())
 
     def start(self, partition: int) -> int:
         return self.starts[partition] if partition < len(self.starts) else 0
@@ -114,13 +126,23 @@ class Kafka:
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """Every record that Kafka ever accepted."""
-        return (*(row for row, _ in self.past), *self._rows(self.log))
+        return (*(row for row, _ in (*self.past, *self.elsewhere)), *self.present)
+
+    @cached_property
+    def present(self) -> tuple[Row, ...]:
+        """Every record of the log that the stream's file names."""
+        return tuple(self._rows(self.log))
+
+    @cached_property
+    def elsewhere(self) -> tuple[tuple[Row, str], ...]:
+        """The records of the other topics, with the topic's id."""
+        return tuple((row, id) for id, log, _ in self.others for row in self._rows(log))
 
     @cached_property
     def taken(self) -> frozenset[Row]:
         """Those of them that cannot be read any more."""
         expired = (row for row in self._rows(self.log) if row[1] < self.start(row[0]))
-        return frozenset((*expired, *(row for row, _ in self.past)))
+        return frozenset((*expired, *(row for row, _ in (*self.past, *self.elsewhere))))
 
     @staticmethod
     def _rows(log: tuple[tuple[Record, ...], ...]) -> list[Row]:

@@ -14,14 +14,18 @@ from actors import Actor, Adopter, Maintenance, Merger, Network, Nights, Operato
 from exploration import explore, settle
 from layers import Batch, RollUp, Speed
 from settings import (
+    ADOPTED,
+    BACK,
     DEAD_AND_GOOD,
     H0,
     H1,
+    LOSES_ITS_END,
     LOST_ITS_END,
     MADE_ANEW,
     MALFORMED,
     MINUTES,
     ONE_HOUR,
+    OTHER,
     RECORD,
     THREE_HOURS,
     TWO_HOURS,
@@ -470,6 +474,35 @@ SETTINGS = {
         ("speed streams from {0: 1}", "batch refuses 2026-11-21T00: Kafka no longer", "adopter is killed at adopt"),
         before=(broker(*[MINUTES, RECORD] * 3, MINUTES), Speed("before", at_most=3), broker(*LOST_ITS_END)),
         world={"accounts": True, "stamped": True, "crashes": 1},
+    ),
+    "another topic named for a moment, and put right": Setting(
+        (broker(OTHER, ADOPTED, BACK, RECORD), Speed("speed"), Batch("batch"), Adopter("adopter")),
+        ("speed stops: ", "adopter publishes", "speed streams from {0: 1}", "adopter is refused"),
+        before=(broker(RECORD), Speed("before")),
+        world={"accounts": True, "stamped": True},
+    ),
+    "another topic that holds records, named and put right by two operators": Setting(
+        (broker(ADOPTED, BACK), Adopter("adopter"), Adopter("other"), Batch("batch")),
+        ("adopter is refused", "other is refused", "batch refuses 2026-11-21T00: Kafka no longer", "batch publishes"),
+        before=(broker(RECORD), Speed("before"), broker(OTHER, RECORD)),
+        world={"accounts": True, "stamped": True, "crashes": 1},
+    ),
+    "another topic named behind a backlog of both layers, and put right": Setting(
+        (broker(ADOPTED, BACK, ADOPTED, ("tick", 240)), Batch("batch"), Adopter("adopter")),
+        ("batch refuses 2026-11-21T01: Kafka no longer", "batch reads 2026-11-21T01: {0: (1, 2)}"),
+        before=(broker(RECORD, ("tick", 60), RECORD), Batch("before"), Speed("reads"), broker(OTHER)),
+        world={"accounts": True, "stamped": True},
+    ),
+    "a topic that loses its end while another one is named, or while it is adopted again": Setting(
+        (broker(BACK, *LOSES_ITS_END), Batch("batch"), Adopter("adopter")),
+        ("adopter is refused", "adopter publishes", "batch refuses 2026-11-21T00: Kafka no longer"),
+        before=(
+            broker(*[MINUTES, RECORD] * 3, MINUTES),
+            Speed("before", at_most=3),
+            broker(OTHER),
+            Adopter("adopts"),
+        ),
+        world={"accounts": True, "stamped": True},
     ),
     "a clock that is set while a job runs": Setting(
         (

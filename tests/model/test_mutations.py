@@ -13,16 +13,31 @@ from actors import NIGHT, NOW, Actor, Adopter, Maintenance, Network, Nights, Ope
 from exploration import explore, forget, settle
 from layers import Batch, RollUp, Speed
 from pyiceberg.table import Table
-from settings import H0, H1, LOST_ITS_END, MALFORMED, MINUTES, ONE_HOUR, RECORD, TWO_HOURS, broker
+from settings import (
+    ADOPTED,
+    BACK,
+    H0,
+    H1,
+    LOSES_ITS_END,
+    LOST_ITS_END,
+    MALFORMED,
+    MINUTES,
+    ONE_HOUR,
+    OTHER,
+    RECORD,
+    TWO_HOURS,
+    broker,
+)
 from small_world import Violation, World, new_world
 
 from anabranch import hours
 from anabranch.position import Position, RangeRelation
 from anabranch.protocol import adoption, coverage, dead_letters, ledger, publish, turns, watermarks
 from anabranch.protocol.publish import Publish
+from anabranch.protocol.state import POSITION
 from anabranch.table import clock, outcomes, prepare, snapshots, state_properties
 from anabranch.table.commits import Change, Commit
-from anabranch.table.snapshots import BRANCHES
+from anabranch.table.snapshots import BRANCHES, published_since
 from batch_layer import plan as batch_plan
 from serving_layer import maintenance, merge
 from speed_layer import plan as speed_plan
@@ -204,6 +219,14 @@ def without_waiting(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def from_the_beginning(real: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given: dict.fromkeys(begins, 0) if (begins := real(*given)) is not None else None
+
+
+def forgetting_ends(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda adoptions: tuple(replace(a, ended={}) for a in real(adoptions))
+
+
+def by_the_position_alone(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda state: int(published_since(state.table, "speed", POSITION).timestamp() * 1000)
 
 
 def without_tags(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -463,6 +486,19 @@ MUTANTS = [
     mutant(
         adoption, "gone_from_kafka", always(None), broker(("adopted",), RECORD), Speed("speed"), Batch("batch"),
         Adopter("adopter"), finds="more than once", name="what Kafka cannot give any more", before=TRUNCATED,
+        accounts=True, stamped=True,
+    ),
+    mutant(
+        adoption, "plan_remembered", forgetting_ends, broker(OTHER, ADOPTED, BACK), Speed("speed"), Batch("batch"),
+        Adopter("adopter"), finds="more than once", name="where a log that was left ends",
+        before=(broker(RECORD), Speed("before")), accounts=True, stamped=True,
+    ),
+    mutant(
+        adoption, "last_read_ms", by_the_position_alone, broker(BACK, *LOSES_ITS_END),
+        Batch("batch"), Adopter("adopter"), finds="lack", name="when a log that comes back was published from",
+        before=(
+            broker(*[MINUTES, RECORD] * 3, MINUTES), Speed("before", at_most=3), broker(OTHER), Adopter("adopts"),
+        ),
         accounts=True, stamped=True,
     ),
     mutant(

@@ -32,6 +32,9 @@ class Broker:
     def retention(self, topic: str) -> timedelta | None:
         return None
 
+    def log_starts(self, topic: Topic) -> dict[int, int]:
+        return dict.fromkeys(topic.partitions, 0)
+
     def stable_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
         return {p: len(self.log[p]) for p in topic.partitions}
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,30 +14,64 @@ from typing import Any
 
 import pytest
 from brokers import Broker
-from lakes import StreamLake, new_environment, new_lake
+from lakes import StreamLake, new_environment, new_lake, new_stream
 
-from anabranch.errors import PositionError
-from anabranch.hours import Adoption, Cut, Timeline, hour_of, shift
+from anabranch import fail_points
+from anabranch.errors import ConfigurationError, PositionError, Refused
+from anabranch.fail_points import FAIL_AT, Step
+from anabranch.hours import REMEMBERED_LOGS, Adoption, Cut, Timeline, hour_of, plan_remembered, shift
 from anabranch.job import Job
 from anabranch.position import Position, Stamped, Topic
 from anabranch.protocol import ledger
-from anabranch.protocol.adoption import Adopted, adopt, gone_from_kafka, plan_adopt, plan_begins
+from anabranch.protocol.adoption import Adopted, adopt, gone_from_kafka, must_choose, plan_adopt, plan_begins
 from anabranch.protocol.coverage import uncovered_reason
 from anabranch.protocol.sealing import BoundaryResolver
+from anabranch.protocol.start_offsets import Log, StartChoice, parse_start
 from anabranch.protocol.state import LOST, REMEMBERED_HOURS, Accepted, accepted_properties
 from anabranch.table import admin
 from anabranch.table.commits import Outcome
+from anabranch.table.lake import Lake
 from batch_layer.job import rebuild_hours
 from batch_layer.rebuild import Rebuilder, RebuildRequest
-from serving_layer.merge import merge
+from serving_layer.merge import merge, recover
+from speed_layer.plan import plan_return
 
 H = [shift("2026-11-21T00", i) for i in range(8)]
 OLD, NEW = "t", "new"
 
 
-def test_a_recreated_topic_begins_at_0_of_every_partition_it_has_now() -> None:
-    assert plan_begins(Position(OLD, {0: 7, 1: 3}), Topic("e", NEW, (0, 1, 2)), {}, {}) == {0: 0, 1: 0, 2: 0}
-    assert plan_begins(Position(OLD, {0: 7, 1: 3}), Topic("e", NEW, (0,)), {}, {}) == {0: 0}
+FRESH = Timeline(H[0], H[0], {0: 0})
+# The log of OLD was left behind offset 7 of partition 0, for that of another topic.
+LEFT = Timeline(H[0], H[3], {0: 0}, adoptions=(Adoption(H[2], OLD, {0: 0}, {0: 7}, 5_000),))
+
+
+def log(id: str, starts: dict[int, int], ends: dict[int, int]) -> Log:
+    return Log(Topic("e", id, tuple(ends)), starts, ends)
+
+
+def test_a_log_that_was_never_read_begins_where_it_starts_or_where_the_operator_says() -> None:
+    position, new = Position(OLD, {0: 7, 1: 3}), log(NEW, {0: 2, 1: 0, 2: 0}, {0: 9, 1: 4, 2: 0})
+    assert plan_begins(FRESH, position, new, {}) == {0: 2, 1: 0, 2: 0}
+    assert plan_begins(FRESH, position, new, {}, {0: 5, 1: 3, 2: 0}) == {0: 5, 1: 3, 2: 0}
+    assert must_choose(FRESH, position, new)
+    assert not must_choose(FRESH, position, log(NEW, {0: 4, 1: 0}, {0: 4, 1: 0})), "it holds no record"
+
+
+def test_a_log_that_was_read_before_goes_on_where_it_ended() -> None:
+    """The hazard: read from its start again, all that was published of it would be published twice."""
+    position, old = Position(NEW, {0: 0}), log(OLD, {0: 0, 1: 0}, {0: 9, 1: 4})
+    assert plan_begins(LEFT, position, old, {}) == {0: 7, 1: 0}, "a partition that was added meanwhile begins at 0"
+    assert not must_choose(LEFT, position, old)
+    assert plan_begins(LEFT, position, old, {}, {0: 8, 1: 2}) == {0: 8, 1: 2}
+    with pytest.raises(Refused, match=r"at or behind 0=7,1=0.*ended with hour 2026-11-21T02, found 6 for partition 0"):
+        plan_begins(LEFT, position, old, {}, {0: 6, 1: 0})
+
+
+@pytest.mark.parametrize(("unpublished", "begins"), [({}, 5), ({0: Stamped(3, 0)}, 3), ({0: Stamped(6, 0)}, 5)])
+def test_a_log_that_lost_its_end_while_another_was_read_goes_on_as_one_that_was_not_left(
+    unpublished: dict[int, Stamped | None], begins: int
+) -> None:
+    assert plan_begins(LEFT, Position(NEW, {0: 0}), log(OLD, {0: 0}, {0: 5}), unpublished) == {0: begins}
 
 
 @pytest.mark.parametrize(
@@ -44,17 +81,49 @@ def test_a_recreated_topic_begins_at_0_of_every_partition_it_has_now() -> None:
 def test_a_log_that_lost_its_end_begins_anew_at_the_first_record_that_cannot_be_published(
     unpublished: dict[int, Stamped | None], begins: dict[int, int]
 ) -> None:
-    assert plan_begins(Position(OLD, {0: 7, 1: 8}), Topic("e", OLD, (0, 1)), {0: 9, 1: 5}, unpublished) == begins
+    short = log(OLD, {0: 0, 1: 0}, {0: 9, 1: 5})
+    assert plan_begins(FRESH, Position(OLD, {0: 7, 1: 8}), short, unpublished) == begins
 
 
 def test_a_topic_that_is_as_the_position_says_leaves_nothing_to_adopt() -> None:
-    topic = Topic("e", OLD, (0, 1))
-    assert plan_begins(Position(OLD, {0: 7}), topic, {0: 7, 1: 5}, {}) is None
-    assert plan_begins(Position("", {}), topic, {0: 7, 1: 5}, {}) is None
+    same = log(OLD, {0: 0, 1: 0}, {0: 7, 1: 5})
+    assert plan_begins(FRESH, Position(OLD, {0: 7}), same, {}) is None
+    assert plan_begins(FRESH, Position("", {}), same, {}) is None
+    assert not must_choose(FRESH, Position("", {}), same)
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        ("earliest", StartChoice("earliest")),
+        ("latest", StartChoice("latest")),
+        ("0=120,1=98", StartChoice("offsets", offsets={0: 120, 1: 98})),
+        ("2026-11-21T03:15:00Z", StartChoice("time", when=datetime(2026, 11, 21, 3, 15, tzinfo=UTC))),
+        ("2026-11-21 03:15", StartChoice("time", when=datetime(2026, 11, 21, 3, 15, tzinfo=UTC))),
+    ],
+)
+def test_where_to_begin_is_written_in_four_ways(text: str, choice: StartChoice) -> None:
+    assert parse_start(text) == choice
+
+
+@pytest.mark.parametrize("text", ["", "first", "0=1,0=2", "0=1,", "0:1", "2026-11-21T25"])
+def test_any_other_writing_is_a_wrong_usage(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="--from: expected earliest, latest, a time such as"):
+        parse_start(text)
+
+
+def test_the_end_of_a_log_is_remembered_once_and_of_the_newest_logs() -> None:
+    many = [Adoption(shift(H[0], i), f"t{i % 20}", {0: 0}, {0: i}, i) for i in range(40)]
+    kept = plan_remembered(many)
+    assert [(a.hour, a.topic_id, a.begins) for a in kept] == [(a.hour, a.topic_id, a.begins) for a in many]
+    assert [a.topic_id for a in kept if a.ended] == [f"t{i}" for i in range(20 - REMEMBERED_LOGS, 20)]
+    timeline = replace(FRESH, adoptions=kept)
+    assert timeline.left_at("t19") == many[39]
+    assert timeline.left_at("t0") is None
 
 
 def plan(timeline: Timeline, position: dict[int, int], **values: Any) -> Adopted:
-    given: dict[str, Any] = {"topic_id": NEW, "begins": {0: 0, 1: 0}, "accepted": {}}
+    given: dict[str, Any] = {"topic_id": NEW, "begins": {0: 0, 1: 0}, "accepted": {}, "read_ms": 5}
     return plan_adopt(timeline, Position(OLD, position), **(given | values))
 
 
@@ -66,6 +135,7 @@ def test_the_hour_at_hand_is_sealed_at_the_position_and_the_next_begins_in_the_n
     assert adopted.position == Position(NEW, {0: 0, 1: 0})
     assert adopted.timeline.since == H[4]
     assert (adopted.lost, adopted.timeline.skipped, adopted.former_id) == ({}, (), OLD)
+    assert adopted.timeline.left_at(OLD) == Adoption(H[3], OLD, {0: 0, 1: 0}, {0: 14, 1: 10}, 5)
 
 
 def test_ends_that_were_used_stay_and_what_lies_unread_before_them_is_lost() -> None:
@@ -76,6 +146,8 @@ def test_ends_that_were_used_stay_and_what_lies_unread_before_them_is_lost() -> 
     assert adopted.timeline.sealed[H[4]].ranges == {0: (10, 14), 1: (10, 10)}
     assert adopted.lost == {H[3]: {1: (8, 10)}}
     assert adopted.timeline.skipped == (H[3],)
+    left = adopted.timeline.left_at(OLD)
+    assert left is not None and left.ended == {0: 14, 1: 10}, "what its sealed hours hold is not read as another's"
 
 
 def test_a_sealed_hour_that_nobody_read_is_lost_and_an_accepted_one_is_not() -> None:
@@ -94,23 +166,36 @@ def test_in_a_log_that_lost_its_end_the_other_partitions_go_on_and_hours_below_i
     )  # fmt: skip
     assert adopted.position == Position(OLD, {0: 6, 1: 5})
     assert adopted.timeline.sealed[H[3]].ranges == {0: (6, 6), 1: (9, 11)}
-    gone = {h: gone_from_kafka(adopted.timeline, h, c) is not None for h, c in adopted.timeline.sealed.items()}
+    gone = {h: gone_from_kafka(adopted.timeline, OLD, h, c) is not None for h, c in adopted.timeline.sealed.items()}
     assert gone == {H[1]: False, H[2]: True, H[3]: True}
     assert adopted.lost == {}, "all of it is published"
 
 
 def test_an_hour_of_a_former_topic_without_offsets_needs_no_kafka() -> None:
     adopted = plan(Timeline(H[3], H[3], {0: 5}), {0: 5})
-    assert gone_from_kafka(adopted.timeline, H[3], adopted.timeline.sealed[H[3]]) is None
+    assert gone_from_kafka(adopted.timeline, NEW, H[3], adopted.timeline.sealed[H[3]]) is None
 
 
 def test_the_reason_names_the_adoption_that_ended_the_hours_own_log() -> None:
-    twice = (Adoption(H[1], "a", {0: 0}), Adoption(H[3], "b", {0: 0}))
+    twice = (Adoption(H[1], "a", {0: 0}, {0: 3}, 7), Adoption(H[3], "b", {0: 0}, begins_ms=9))
     timeline = Timeline(H[0], H[4], {0: 0}, adoptions=twice)
-    assert "topic id a ended with hour " + H[1] in str(gone_from_kafka(timeline, H[0], Cut("a", {0: (0, 3)})))
-    assert "topic id b ended with hour " + H[3] in str(gone_from_kafka(timeline, H[2], Cut("b", {0: (0, 3)})))
-    assert gone_from_kafka(timeline, H[4], Cut("c", {0: (0, 3)})) is None
+    assert "topic id a ended with hour " + H[1] in str(gone_from_kafka(timeline, "c", H[0], Cut("a", {0: (0, 3)})))
+    assert "topic id b ended with hour " + H[3] in str(gone_from_kafka(timeline, "c", H[2], Cut("b", {0: (0, 3)})))
+    assert gone_from_kafka(timeline, "c", H[4], Cut("c", {0: (0, 3)})) is None
     assert Timeline.from_json(timeline.to_json()) == timeline
+
+
+def test_hours_of_a_log_that_comes_back_can_be_read_again_but_for_what_it_lost() -> None:
+    away = Adoption(H[1], "a", {0: 0}, {0: 9}, 7)
+    cuts = {H[0]: Cut("a", {0: (0, 5)}), H[1]: Cut("a", {0: (5, 9)})}
+
+    def gone(*adoptions: Adoption, id: str) -> list[bool]:
+        timeline = Timeline(H[0], H[4], {0: 0}, adoptions=adoptions)
+        return [gone_from_kafka(timeline, id, h, c) is not None for h, c in cuts.items()]
+
+    assert gone(away, id="b") == [True, True]
+    assert gone(away, Adoption(H[2], "b", {0: 9}), id="a") == [False, False]
+    assert gone(away, Adoption(H[2], "b", {0: 7}), id="a") == [False, True], "it lost its end meanwhile"
 
 
 # On a real lake
@@ -129,8 +214,8 @@ def lake(tmp_path: Path) -> StreamLake:
     return made
 
 
-def run(lake: StreamLake, broker: Broker) -> Adopted | None:
-    return adopt(lake.stream, lake.lake, broker.adapter)
+def run(lake: StreamLake, broker: Broker, start: str | None = None) -> Adopted | None:
+    return adopt(lake.stream, lake.lake, broker.adapter, choice=parse_start(start) if start else None)
 
 
 def later() -> int:
@@ -142,7 +227,7 @@ def test_adopting_a_recreated_topic_keeps_every_row_and_goes_on_at_0(lake: Strea
     broker = Broker(id=NEW, log={0: [0, 0], 1: [0]})
     with pytest.raises(PositionError, match="run `anabranch adopt`"):
         BoundaryResolver(lake.stream, lake.lake, broker.adapter).decide()
-    adopted = run(lake, broker)
+    adopted = run(lake, broker, "earliest")
     assert adopted is not None
     assert adopted.sealed == (NOW_HOUR,)
     state = lake.state()
@@ -163,7 +248,79 @@ def test_adopting_writes_the_ledger_and_adopting_again_does_nothing(lake: Stream
     assert lake.state().heads == heads
     (row,) = ledger.history(lake.lake, lake.stream.hours_table)
     assert (row.hour, row.decision, row.cut) == (NOW_HOUR, "sealed", Cut(OLD, {0: (1, 3)}))
-    assert row.reason == f"sealed by adopting topic id {NEW}"
+    assert row.reason == f"sealed by adopting topic id {NEW} from 0=0"
+
+
+def test_a_topic_named_wrongly_and_put_right_goes_on_where_it_was_read_to(lake: StreamLake) -> None:
+    """The hazard: read from its start again, every row would be there twice."""
+    right, wrong = Broker(log={0: [0] * 5}), Broker(id=NEW, log={0: []})
+    for _ in range(2):
+        assert run(lake, wrong) is not None
+        adopted = run(lake, right)
+        assert adopted is not None
+        assert adopted.position == lake.state().position == Position(OLD, {0: 3})
+    decided = BoundaryResolver(lake.stream, lake.lake, right.adapter).decide()
+    assert plan_return(decided.state, decided.position.offsets) is None
+    hour = decided.timeline.open
+    assert lake.publish(lake.speed(lake.stage([(hour, 0, 3), (hour, 0, 4)]), {0: 5})) is Outcome.LANDED
+    assert [row[1:] for row in lake.rows("main")] == [(0, o) for o in range(5)]
+    # What was sealed before can be read again.
+    state = lake.state()
+    cuts = state.timeline.sealed
+    assert [h for h, cut in cuts.items() if gone_from_kafka(state.timeline, OLD, h, cut)] == []
+
+
+def test_a_topic_that_was_never_read_and_holds_records_is_adopted_only_from_where_an_operator_says(
+    lake: StreamLake,
+) -> None:
+    heads = lake.state().heads
+    broker = Broker(id=NEW, log={0: [60_000, 70_000, 80_000, 90_000]})
+    with pytest.raises(Refused) as refused:
+        run(lake, broker)
+    assert lake.state().heads == heads
+    holds = f"id {NEW} with 4 records, the oldest of 1970-01-01T00:01:00Z"
+    choices = ("name the wrong topic or cluster", "adopt events --from earliest", "--from 0=3", "--from TIME")
+    for words in (f"topic id {OLD}", holds, "nothing was changed", *choices):
+        assert words in str(refused.value)
+    with pytest.raises(Refused, match=r"an offset of each partition within 0=0\.\.4, found 0=5; nothing was changed"):
+        run(lake, broker, "0=5")
+    assert lake.state().heads == heads
+
+
+@pytest.mark.parametrize(
+    ("start", "begins"),
+    [("earliest", 0), ("latest", 4), ("0=3", 3), ("1970-01-01T00:01:15Z", 2), ("1971-01-01", 4)],
+)
+def test_an_operator_says_where_a_topic_begins(lake: StreamLake, start: str, begins: int) -> None:
+    broker = Broker(id=NEW, log={0: [60_000, 70_000, 80_000, 90_000]})
+    assert run(lake, broker, start) is not None
+    assert lake.state().position == Position(NEW, {0: begins})
+    assert run(lake, broker, start) is None, "the same command again changes nothing"
+
+
+def _die(folder: Path, at: str) -> None:
+    os.environ[FAIL_AT] = at
+    fail_points._armed.cache_clear()
+    environment = new_environment(folder)
+    adopt(new_stream(), Lake(environment), Broker(id=NEW).adapter)
+
+
+@pytest.mark.parametrize("step", [Step.ADOPT_DECIDED, Step.ADOPT_PUBLISHED])
+def test_an_adoption_that_is_killed_is_done_once_by_the_next_one(lake: StreamLake, step: Step) -> None:
+    process = multiprocessing.get_context("forkserver").Process(target=_die, args=(lake.folder, step.label))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    landed = step is Step.ADOPT_PUBLISHED
+    assert (lake.state().position.topic_id == NEW) is landed
+    assert ledger.history(lake.lake, lake.stream.hours_table) == [], "the hazard did not happen"
+    recover(lake.lake, lake.stream)
+    assert (run(lake, Broker(id=NEW)) is None) is landed
+    assert len(lake.state().timeline.adoptions) == 1
+    assert [row.hour for row in ledger.history(lake.lake, lake.stream.hours_table)] == [NOW_HOUR]
+    # And back.
+    back = run(lake, Broker(log={0: [0] * 5}))
+    assert back is not None and back.position == Position(OLD, {0: 3})
 
 
 def test_a_topic_that_does_not_exist_cannot_be_adopted(lake: StreamLake) -> None:

@@ -124,13 +124,27 @@ def test_a_table_that_carries_no_position_names_the_remedy(tmp_path: Path) -> No
     ("topic", "message"),
     [
         (None, "topic events: expected it to exist, found none"),
-        (Topic("events", "other", (0, 1)), "expected id t, found other: it was deleted and made again"),
+        (
+            Topic("events", "other", (0, 1)),
+            r"expected id t, read up to 6 offsets in 2 partitions, found id other: it was deleted.*anabranch adopt",
+        ),
         (Topic("events", "t", (0,)), "expected partition 1, found only 1 partitions"),
     ],
 )
 def test_a_topic_that_contradicts_the_position_stops(topic: Topic | None, message: str) -> None:
     with pytest.raises(PositionError, match=message):
         check_topic(Position("t", {0: 4, 1: 2}), topic, "events")
+
+
+def test_another_topic_is_described_so_that_a_wrong_name_is_seen() -> None:
+    """The hazard: who is only told that the topic was made anew adopts the one that was named by mistake."""
+    topic = Topic("events", "other", (0,), records=12, cluster_id="c2")
+    with pytest.raises(PositionError) as stopped:
+        check_topic(Position("t", {0: 4}), topic, "events")
+    expected, found = "id t, read up to 4 offsets in 1 partitions", "id other in cluster c2, which holds 12 records"
+    mistake = "`topic:` or kafka.bootstrap_servers name the wrong topic or cluster"
+    for words in (expected, found, mistake, "correct the configuration"):
+        assert words in str(stopped.value)
 
 
 def test_a_position_is_bound_to_the_topic_as_it_is_now() -> None:

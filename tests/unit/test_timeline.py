@@ -52,11 +52,12 @@ class World:
     cuts: dict[str, Cut] = field(default_factory=dict)
     used: dict[tuple[str, int], int] = field(default_factory=dict)
     base: Offsets = field(default_factory=dict)
+    id: str = "t"
 
     # Kafka
 
     def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
-        return Topic(topic, "t", tuple(self.log))
+        return Topic(topic, self.id, tuple(self.log))
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
         records: dict[int, Stamped | None] = {}
@@ -93,7 +94,7 @@ class World:
 
     @property
     def state(self) -> State:
-        return new_state(self.timeline, self.bound().offsets, accepted=self.accepted)
+        return new_state(self.timeline, position=self.bound(), accepted=self.accepted)
 
     def speed(self, at_most: dict[int, int]) -> None:
         ends = {p: min(self.stable(p), self.bound().offsets[p] + at_most.get(p, 0)) for p in self.log}
@@ -136,7 +137,7 @@ class World:
                     continue
                 self.skipped |= {(p, o) for p, e in step.to.items() for o in range(position.offsets.get(p, 0), e)}
                 assert step.to != position.offsets
-                self.publish(decided.timeline, Position("t", step.to))
+                self.publish(decided.timeline, Position(self.id, step.to))
             else:
                 assert isinstance(step, Read)
                 for piece in chunks(step.ranges, 3):
@@ -146,7 +147,7 @@ class World:
     def seal(self) -> None:
         while True:
             decided = self.decide("batch", self.grace)
-            sealed, done = hours.plan_seal(decided.timeline, "t", decided.now - self.grace)
+            sealed, done = hours.plan_seal(decided.timeline, self.id, decided.now - self.grace)
             assert [h for h in done if h in self.cuts] == []
             assert decided.position.offsets.items() >= self.position.offsets.items()
             self.cuts |= {h: sealed.sealed[h] for h in done}
@@ -155,7 +156,9 @@ class World:
             self.publish(sealed, self.position)
 
     def accept(self, which: int) -> None:
-        waiting = [h for h, c in sorted(self.timeline.sealed.items()) if not gone_from_kafka(self.timeline, h, c)]
+        waiting = [
+            h for h, c in sorted(self.timeline.sealed.items()) if not gone_from_kafka(self.timeline, self.id, h, c)
+        ]
         if waiting:
             hour = waiting[which % len(waiting)]
             self.accepted[hour] = Accepted(1, self.timeline.sealed[hour])
@@ -170,14 +173,22 @@ class World:
         if not begins:
             return
         accepted = {h: a.cut for h, a in self.accepted.items()}
-        adopted = plan_adopt(self.timeline, position, "t" if kept else "new", begins, accepted)
+        id = self.id if kept else f"{self.id}'"
+        adopted = plan_adopt(self.timeline, position, id, begins, accepted)
+        if not kept:
+            left = adopted.timeline.left_at(self.id)
+            assert left is not None
+            hold = self.cuts | {h: adopted.timeline.sealed[h] for h in adopted.sealed}
+            comparable = [cut for h, cut in hold.items() if h >= self.timeline.since]
+            read = [(p, end) for cut in comparable for p, end in cut.ends.items()]
+            assert all(left.ended[p] >= end for p, end in read), "should the log come back, it would be read twice"
         cuts = self.cuts | {h: adopted.timeline.sealed[h] for h in adopted.sealed}
         assert adopted.sealed, "no hour is sealed, so the one at hand would mix two logs"
         for (p, o), hour in self.under.items():
             s, e = cuts[hour].ranges[p]
             assert s <= o < e, "what is published is in no cut of the old log"
         lost = {(h, p, o) for h, part in adopted.lost.items() for p, (s, e) in part.items() for o in range(s, e)}
-        waiting = {h: c for h, c in cuts.items() if h not in accepted and gone_from_kafka(adopted.timeline, h, c)}
+        waiting = {h: c for h, c in cuts.items() if h not in accepted and gone_from_kafka(adopted.timeline, id, h, c)}
         assert lost == {
             (h, p, o)
             for h, cut in waiting.items()
@@ -191,7 +202,8 @@ class World:
         self.held_at = {p: min(o, len(self.log[p])) for p, o in self.held_at.items()}
         self.answers, self.under, self.cuts, self.used = {}, {}, {}, {}
         self.skipped = {(p, o) for p, e in adopted.position.offsets.items() for o in range(e)}
-        self.publish(adopted.timeline, Position("t", adopted.position.offsets))
+        self.id = id
+        self.publish(adopted.timeline, adopted.position)
         assert self.timeline.open > max(cuts), "the next hour is one of the old log"
 
     def publish(self, timeline: Timeline, position: Position) -> None:

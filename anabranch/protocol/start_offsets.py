@@ -1,0 +1,113 @@
+"""Where an operator has a stream begin in a log that it never read: its earliest record, its end, a time, or offsets.
+
+The choice is the operator's alone. A topic that was deleted and made again is read from its earliest record; a topic
+that mirrors one which was read has the same records again, so it is read from where the first one was left.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from anabranch.errors import ConfigurationError, Refused
+from anabranch.kafka.client import KafkaAdapter
+from anabranch.position import Offsets, Position, Topic, to_keys
+
+_OFFSETS = re.compile(r"\d+=\d+(,\d+=\d+)*")
+
+
+@dataclass(frozen=True)
+class Log:
+    """A topic's log as Kafka has it: by partition, the oldest offset that it holds, and its last stable offset."""
+
+    topic: Topic
+    starts: Offsets
+    ends: Offsets
+
+    @property
+    def records(self) -> int:
+        """How many offsets it holds: as many records, but for what is compacted, aborted or a transaction's marker."""
+        return sum(max(0, end - self.starts.get(p, 0)) for p, end in self.ends.items())
+
+
+@dataclass(frozen=True)
+class StartChoice:
+    """What `--from` says; `when` and `offsets` belong to the kinds of these names."""
+
+    kind: Literal["earliest", "latest", "time", "offsets"]
+    when: datetime | None = None
+    offsets: Offsets | None = None
+
+
+def parse_start(text: str) -> StartChoice:
+    """Read `earliest`, `latest`, a time such as `2026-11-21T03:15:00Z` (UTC where it names no zone), or offsets such as
+    `0=120,1=98`. Raises ConfigurationError."""
+    if text == "earliest":
+        return StartChoice("earliest")
+    if text == "latest":
+        return StartChoice("latest")
+    if _OFFSETS.fullmatch(text):
+        pairs = [pair.split("=") for pair in text.split(",")]
+        offsets = {int(p): int(o) for p, o in pairs}
+        if len(offsets) == len(pairs):
+            return StartChoice("offsets", offsets=offsets)
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigurationError(
+            "--from: expected earliest, latest, a time such as 2026-11-21T03:15:00Z, or the offset of each partition "
+            f"once, such as 0=120,1=98, found {text!r}"
+        ) from None
+    return StartChoice("time", when=when if when.tzinfo is not None else when.replace(tzinfo=UTC))
+
+
+def read_log(kafka: KafkaAdapter, topic: Topic, reached: Offsets) -> Log:
+    """The topic's log. An end below what was `reached` is believed only when the brokers repeat it."""
+    return Log(topic, kafka.log_starts(topic), kafka.stable_ends(topic, reached))
+
+
+def resolve_start(choice: StartChoice, kafka: KafkaAdapter, log: Log) -> Offsets:
+    """The offset of each partition of the log that a choice means. A time means the first record stamped then or later,
+    and the log's end where there is none. Raises Refused for offsets that the log does not have."""
+    if choice.kind == "earliest":
+        return dict(log.starts)
+    if choice.kind == "latest":
+        return dict(log.ends)
+    if choice.when is not None:
+        first = kafka.first_from(log.topic, choice.when)
+        return {p: stamped.offset if (stamped := first.get(p)) is not None else end for p, end in log.ends.items()}
+    offsets = choice.offsets or {}
+    if offsets.keys() != set(log.topic.partitions) or any(
+        not log.starts.get(p, 0) <= o <= log.ends.get(p, 0) for p, o in offsets.items()
+    ):
+        ranges = ", ".join(f"{p}={log.starts.get(p, 0)}..{log.ends.get(p, 0)}" for p in log.topic.partitions)
+        raise Refused(
+            f"adopt topic {log.topic.name}: expected --from with an offset of each partition within {ranges}, found "
+            f"{to_text(offsets)}; nothing was changed: run it again with offsets that are there"
+        )
+    return offsets
+
+
+def question(stream: str, kafka: KafkaAdapter, position: Position, log: Log) -> str:
+    """Why an operator has to choose where to begin, with what speaks for each choice."""
+    stamps = [s.timestamp_ms for w in kafka.stamps_from(log.topic, log.starts, log.ends, 1).values() for s in w]
+    oldest = f"{datetime.fromtimestamp(min(stamps) / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if stamps else "unknown"
+    mirrored = {
+        p: max(log.starts.get(p, 0), min(position.offsets.get(p, 0), log.ends.get(p, 0))) for p in log.topic.partitions
+    }
+    return (
+        f"adopt topic {log.topic.name}: expected topic id {position.topic_id}, which was read up to "
+        f"{to_text(position.offsets)}, or an id that was read before, found id {log.topic.id} with {log.records} "
+        f"records, the oldest of {oldest}; nothing was changed. If `topic:` or kafka.bootstrap_servers name the wrong "
+        "topic or cluster: correct them. Otherwise say where to begin: "
+        f"`anabranch adopt {stream} --from earliest` when the topic was deleted and made again and all of it is new; "
+        f"`--from {to_text(mirrored)}` when it mirrors the former topic offset by offset; `--from TIME` when it "
+        "mirrors it otherwise; `--from latest` when none of its records are wanted"
+    )
+
+
+def to_text(offsets: Offsets) -> str:
+    """Offsets as `--from` takes them."""
+    return ",".join(f"{p}={o}" for p, o in to_keys(offsets).items())
