@@ -21,7 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from anabranch.errors import ConfigurationError
-from anabranch.hours import shift, start_of
+from anabranch.hours import hour_of, shift, start_of
 from anabranch.job import Job
 from anabranch.output import text as printable
 from serving_layer.page import charts
@@ -111,6 +111,8 @@ class Page:
         for name, old in before.items():
             if self._shown.get(name) is not old:
                 self._background.drop(old.reader)
+                self._records.forget(name)
+                self._rows.forget(name)
                 if isinstance(old.job, Job) and old.reader.reading.asking_since is None:
                     old.job.kafka.close_quietly()
         self._background.start([new.reader for name, new in self._shown.items() if before.get(name) is not new])
@@ -176,20 +178,22 @@ class Page:
         start_of(hour)
         if isinstance(job := shown.job, ConfigurationError):
             raise job
-        # Of a stream whose file has changed since, anew.
-        key = (name, hour, id(job))
+        key = (name, hour)
+        before, after = shift(hour, -1), shift(hour, 1)
         record = self._records.get(key, lambda: read_record(job, hour, self._now()), _PATIENCE)
         rows = self._rows.get(key, lambda: read_rows(job, hour), _PATIENCE)
         now = self._now()
         page = hour_page(record.value) if record.value is not None else None
         of_rows = rows.value
+        stands = shown.reader.reading.value
+        first = stands.status.first_hour if stands is not None else None
         differing = of_rows.difference if of_rows is not None else None
         return self._answer(
             request, "hour.html", now, stream=name, hour=hour, page=page, record=record, rows=rows, of_rows=of_rows,
             samples=[sample_line(s) for s in differing.samples] if differing is not None else [],
             why_record=record.why_old(now, self._settings.deadline, self._settings.every),
             why_rows=rows.why_old(now, self._settings.deadline, _ROWS_FRESH_FOR),
-            before=shift(hour, -1), after=shift(hour, 1),
+            before=before if first is None or first < hour else None, after=after if hour < hour_of(now) else None,
             summary=dict(page.sentences)["hour"] if page is not None else f"{hour} of {name}",
         )  # fmt: skip
 

@@ -129,8 +129,10 @@ def freshness(spans: Sequence[MeasuredSpan], promised: timedelta | None, now: da
     ]
     all_of_it = together(span.readable for span in known)
     told = (
-        f"Of {all_of_it.count:,} micro-batches half were readable within {_within(all_of_it, 0.5)}, 99 of 100 within "
-        f"{_within(all_of_it, 0.99)}"
+        f"Of {all_of_it.count:,} micro-batches half were readable {_after(all_of_it, 0.5)}, 99 of 100 "
+        f"{_after(all_of_it, 0.99)}"
+        if all_of_it.count > 1
+        else f"1 micro-batch, readable {_after(all_of_it, 0.5)}"
     )
     told += f"; promised are {seconds_words(limit[0])}." if limit else "."
     return TimeChart(told, axis, _hours(now), rows, lines=lines)
@@ -192,6 +194,12 @@ def _within(durations: Durations, share: float) -> str:
     return seconds_words(durations.quantile(share) or 0.0)
 
 
+def _after(durations: Durations, share: float) -> str:
+    """The same with its preposition: no time is within more than two hours."""
+    words = _within(durations, share)
+    return f"after {words}" if words.startswith("more") else f"within {words}"
+
+
 def _clock(span: MeasuredSpan) -> str:
     return f"{span.since:%H:%M} to {span.until:%H:%M}"
 
@@ -218,4 +226,8 @@ def _steps(spans: Sequence[MeasuredSpan], values: Sequence[float], y: Callable[[
 
 
 def _linear_axis(highest: float, words: Callable[[float], str]) -> list[tuple[str, float]]:
-    return [(words(highest * part), round(_FLOOR - _ROOM * part, 1)) for part in (0, 0.5, 1)]
+    """Marks at round numbers, from 0 up to the highest value."""
+    unit = 10 ** math.floor(math.log10(highest / 2))
+    step = unit * max(factor for factor in (1, 2, 5) if unit * factor <= highest / 2)
+    marks = [step * i for i in range(math.floor(highest / step + 1e-9) + 1)]
+    return [(words(mark), round(_FLOOR - _ROOM * mark / highest, 1)) for mark in marks]

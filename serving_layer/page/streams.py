@@ -139,4 +139,4 @@ def summary_words(lines: Sequence[StreamLine]) -> str:
     if wrong:
         text += ": " + ", ".join(f"{line.name} {line.condition.word}" for line in wrong[:_NAMED])
         text += f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
-    return text + (f"; {len(old)} not read anew" if old else "")
+    return text + (f"; of {len(old)} there is nothing newer" if old else "")

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -21,6 +21,8 @@ from anabranch.remote_errors import classify_unexpected
 LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Key = tuple[str, ...]
+"""What is read on demand: the stream's name comes first."""
 # A stream is asked for at most a fifth of the time; but what hung once is soon asked again.
 _REST = 4
 _LONGEST_REST = 30.0
@@ -46,17 +48,15 @@ class Reading(Generic[T]):
     asking_since: datetime | None = None
 
     def why_old(self, now: datetime, deadline: timedelta, every: timedelta) -> str | None:
-        """Why there is no newer value, or none at all; None when nothing is wrong, of what is read `every` so often.
-        Pure."""
+        """Why there is no newer value, or none at all; None when nothing is wrong, of what is read `every` so often, or
+        is being read for the first time. Pure."""
         asking = self.asking_since
         if asking is not None and now - asking > deadline:
             return f"no answer since {asking:%H:%M:%S} UTC, {_seconds(now - asking)} ago"
         if self.failure is not None:
             return f"the attempt of {self.failure.at:%H:%M:%S} UTC failed: {self.failure.reason}"
-        if self.as_of is None:
-            return "it is being read for the first time"
         # Two answers just in time, and the rest between them.
-        if now - self.as_of > (_REST + 2) * deadline + every:
+        if self.as_of is not None and now - self.as_of > (_REST + 2) * deadline + every:
             return "it was not asked for since"
         return None
 
@@ -156,12 +156,12 @@ class OnDemand(Generic[T]):
 
     def __init__(self, fresh_for: timedelta, most: int = 200, now: Callable[[], datetime] = utc_now) -> None:
         self._fresh_for, self._most, self._now = fresh_for, most, now
-        self._readers: OrderedDict[Hashable, Reader[T]] = OrderedDict()
+        self._readers: OrderedDict[Key, Reader[T]] = OrderedDict()
         self._alone = threading.Lock()
-        self._waiting: set[Hashable] = set()
+        self._waiting: set[Key] = set()
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="page")
 
-    def get(self, key: Hashable, read: Callable[[], T], patience: timedelta) -> Reading[T]:
+    def get(self, key: Key, read: Callable[[], T], patience: timedelta) -> Reading[T]:
         """The reading of `key`, after `patience` at most: without a value when there is none by then."""
         with self._alone:
             reader = self._readers.setdefault(key, Reader(str(key), read, self._now))
@@ -179,7 +179,13 @@ class OnDemand(Generic[T]):
             reader.answered.wait(patience.total_seconds())
         return reader.reading
 
-    def _refresh(self, key: Hashable, reader: Reader[T]) -> None:
+    def forget(self, stream: str) -> None:
+        """Read anew what is of a stream, when it is asked for again."""
+        with self._alone:
+            for key in [key for key in self._readers if key[0] == stream]:
+                del self._readers[key]
+
+    def _refresh(self, key: Key, reader: Reader[T]) -> None:
         try:
             reader.refresh()
         finally:

@@ -263,6 +263,69 @@ def test_charts_have_a_name_words_and_numbers_and_differ_by_more_than_colour(tab
     expect(numbers.get_by_role("row")).to_have_count(23)
 
 
+@pytest.fixture
+def phone(tab: Page) -> Page:
+    tab.set_viewport_size({"width": 390, "height": 844})
+    return tab
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_phone_shows_all_of_it(phone: Page, path: str) -> None:
+    """Nothing but the inside of a scrolled region is wider than the window, and captions are not cut off."""
+    opened(phone, path)
+    phone.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+    right = "element => element.getBoundingClientRect().right"
+    assert [c.inner_text() for c in phone.locator("caption").all() if c.evaluate(right) > 390] == []
+    found = Axe().run(phone).response["violations"]
+    assert [(v["id"], v["impact"], [n["html"] for n in v["nodes"]][:3]) for v in found] == []
+
+
+def test_a_phone_shows_every_column_of_the_streams_by_its_name(phone: Page) -> None:
+    opened(phone, "/")
+    # In one question, since the page renews itself.
+    cells = phone.evaluate(
+        """Array.from(document.getElementById("s-orders").closest("tr").querySelectorAll("td"), (cell) => [
+            getComputedStyle(cell, "::before").content, cell.getBoundingClientRect().right])"""
+    )
+    labels = [label for label, _ in cells]
+    assert ['"Lag (offsets): "' in labels, '"As of: "' in labels, len(labels)] == [True, True, 8]
+    assert max(right for _, right in cells) <= 390
+
+
+def test_a_phone_begins_the_calendar_at_the_newest_hour_and_stays_where_it_was_moved(phone: Page) -> None:
+    opened(phone, "/streams/orders")
+    newest = phone.locator(f"[id='h{OPEN}']")
+    box = newest.evaluate("hour => hour.getBoundingClientRect().toJSON()")
+    assert box["left"] > 0 and box["right"] <= 390
+    region = phone.locator(".wide:has(> .calendar)")
+    left = phone.locator(".calendar tbody th").first.evaluate("day => day.getBoundingClientRect().left")
+    assert left >= 0, "the day stays beside its hours"
+    region.evaluate("region => { region.scrollLeft = 40; }")
+    phone.evaluate("document.getElementById('live').dataset.old = 'yes'")
+    expect(phone.locator("#live[data-old]")).to_have_count(0, timeout=15_000)
+    assert region.evaluate("region => region.scrollLeft") == 40
+
+
+def test_labels_of_charts_can_be_read_on_a_phone(phone: Page) -> None:
+    opened(phone, "/streams/orders")
+    for name in ("Freshness", "Throughput", "Micro-batches"):
+        boxes = phone.get_by_role("img", name=re.compile(name)).evaluate(
+            """chart => Array.from(chart.querySelectorAll("text.axis"))
+            .map((label) => label.getBoundingClientRect().toJSON()).filter((box) => box.width)"""
+        )
+        assert len(boxes) >= 5 and min(box["height"] for box in boxes) >= 9, name
+        assert min(box["x"] for box in boxes) >= 0 and max(box["x"] + box["width"] for box in boxes) <= 390, name
+        overlaps = [
+            (a, b)
+            for i, a in enumerate(boxes)
+            for b in boxes[i + 1 :]
+            if a["x"] < b["x"] + b["width"] and b["x"] < a["x"] + a["width"]
+            and a["y"] + 2 < b["y"] + b["height"] - 2 and b["y"] + 2 < a["y"] + a["height"] - 2
+        ]  # fmt: skip
+        assert overlaps == [], name
+
+
 @pytest.mark.skipif("PAGE_PICTURES" not in os.environ, reason="draws pictures where PAGE_PICTURES says")
 @pytest.mark.parametrize(
     ("name", "path", "media"),

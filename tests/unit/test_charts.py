@@ -94,7 +94,7 @@ def test_lines_are_level_in_a_span_and_broken_where_nothing_was_measured() -> No
     heights = [float(y) for y in re.findall(r"M\S+ ([\d.]+)", lines["most"])]
     assert heights[0] > heights[1] == 10
     assert chart.told == (
-        "Of 21 micro-batches half were readable within 2 s, 99 of 100 within more than 2 h; promised are 10 s."
+        "Of 21 micro-batches half were readable within 2 s, 99 of 100 after more than 2 h; promised are 10 s."
     )
     assert [row.values for row in chart.rows] == [("2 s", "1 min")] * 2 + [("more than 2 h", "more than 2 h")]
     assert charts.freshness([span(3, NOTHING)], None, NOW) is None
@@ -144,3 +144,18 @@ def test_times_are_told_in_few_digits() -> None:
     assert [charts.seconds_words(s) for s in seconds] == [
         "0 s", "0.12 s", "0.5 s", "10 s", "42 s", "1 min", "1.5 min", "1.5 h", "more than 2 h",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("highest", "marks"),
+    [
+        (1.13, ["0", "0.5", "1"]),
+        (9.9, ["0", "2", "4", "6", "8"]),
+        (0.02, ["0", "0.01", "0.02"]),
+        (1.0, ["0", "0.5", "1"]),
+    ],
+)
+def test_an_axis_has_round_numbers(highest: float, marks: list[str]) -> None:
+    axis = charts._linear_axis(highest, charts.rate_words)
+    assert [words for words, _ in axis] == marks
+    assert axis[0][1] == charts._FLOOR and min(y for _, y in axis) >= charts._FLOOR - charts._ROOM

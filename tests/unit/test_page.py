@@ -259,8 +259,9 @@ def test_a_page_says_as_of_when_it_is_and_why_it_is_no_newer(full: Job, still: N
     made = new_page(full, now=clock)
     reader = made.readers["events"]
     client = browser(made)
-    assert "not read: it is being read for the first time" in shown(client, "/streams/events")
-    assert "… not read yet it is being read for the first time" in shown(client, "/")
+    assert "… not read yet" in shown(client, "/streams/events")
+    assert "events … not read yet unknown" in shown(client, "/")
+    assert 'class="old"' not in client.get("/streams/events").text, "that it is being read is no fault"
 
     reader.refresh()
     assert "as of 2026-11-21 02:30:00" in shown(client, "/streams/events")
@@ -326,7 +327,7 @@ def test_a_stream_that_never_answered_is_away_and_the_others_are_shown(full: Job
     for reader in made.readers.values():
         reader.refresh()
     text = shown(browser(made), "/")
-    assert "2 streams, 2 to look at: events differs, broken away; 1 not read anew." in text
+    assert "2 streams, 2 to look at: events differs, broken away; of 1 there is nothing newer." in text
     assert "table games.none: expected it to exist, found none; run anabranch apply" in text
     # What was known of one that failed since stays, and does not pass for how it stands now.
     calm = replace(VIEW, unexplained={}, lost={}, refused=[], backlog=[])
@@ -343,12 +344,14 @@ def test_what_is_read_on_demand_is_read_once_for_all_who_ask_and_again_once_it_i
     cache = OnDemand[int](timedelta(seconds=10), most=2, now=clock)
 
     def get(key: str) -> int | None:
-        return cache.get(key, lambda: reads.append(1) or len(reads), timedelta(seconds=30)).value
+        return cache.get((key,), lambda: reads.append(1) or len(reads), timedelta(seconds=30)).value
 
     assert [get("a"), get("a"), get("b")] == [1, 1, 2]
     clock.now += timedelta(seconds=11)
     assert [get("a"), get("a")] == [3, 3]
     assert [get("c"), get("b")] == [4, 5], "c took the place of b, which was asked for longest ago"
+    cache.forget("b")
+    assert [get("c"), get("b")] == [4, 6], "what is of a stream whose file has changed is read anew"
     cache.stop()
 
 
@@ -478,7 +481,7 @@ def test_values_of_records_cannot_become_markup(page: Page, full: Job) -> None:
     evil = replace(found.reasons[0].samples[0], value="<script>alert(1)</script>", key='"><img src=x onerror=y>')
     rows = replace(found, reasons=[replace(found.reasons[0], samples=[evil])])
     held = HourRows(rows, difference(full, NEXT, 1), duplicates(full, NEXT, 1), None)
-    page._rows.get(("events", NEXT, id(page._shown["events"].job)), lambda: held, timedelta(seconds=30))
+    page._rows.get(("events", NEXT), lambda: held, timedelta(seconds=30))
     html = parsed(browser(page).get(f"/streams/events/hours/{NEXT}").text)
     assert [script.get("src") for script in html.all("script")] == ["/static/page.js"]
     assert html.all("img") == [] and "<script>alert(1)</script>" in html.text
@@ -561,3 +564,12 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0
     assert f"serving http://127.0.0.1:{port}/" in (tmp_path / "log").read_text()
+
+
+def test_an_hours_neighbours_are_hours_of_the_stream(page: Page) -> None:
+    client = browser(page)
+    first, running = page.readers["events"].reading.value.status.first_hour, "2026-11-21T02"  # type: ignore[union-attr]
+    for hour, before, after in ((first, False, True), (NEXT, True, True), (running, True, False)):
+        links = parsed(client.get(f"/streams/events/hours/{hour}").text).all("a")
+        found = {link.get("id") for link in links} & {"before", "after"}
+        assert found == {name for name, is_there in (("before", before), ("after", after)) if is_there}, hour

@@ -19,6 +19,18 @@
     if (to) to.tabIndex = 0;
   }
 
+  const regions = () => Array.from(document.querySelectorAll(".wide[aria-labelledby]"));
+  const nameOf = (region) => region.getAttribute("aria-labelledby");
+
+  // The newest hours are at the right end, which a narrow window would not show.
+  function toNewest() {
+    for (const table of document.querySelectorAll("[data-newest]")) {
+      const region = table.closest(".wide");
+      const newest = links(table).pop();
+      if (newest) region.scrollLeft = newest.getBoundingClientRect().right - region.getBoundingClientRect().right + 8;
+    }
+  }
+
   function prepare(focused) {
     for (const table of document.querySelectorAll("[data-arrows]")) {
       const all = links(table);
@@ -60,12 +72,16 @@
     const opened = Array.from(old.querySelectorAll("details[open]"), (details) => details.id);
     const roving = old.querySelector("[data-arrows] td a[tabindex='0']");
     const said = old.dataset.summary;
+    const moved = new Map(regions().map((region) => [nameOf(region), region.scrollLeft]));
     old.replaceWith(document.adoptNode(fresh));
     for (const id of opened) {
       const details = id && document.getElementById(id);
       if (details) details.open = true;
     }
     prepare(roving && roving.id);
+    for (const region of regions()) {
+      if (moved.has(nameOf(region))) region.scrollLeft = moved.get(nameOf(region));
+    }
     const again = focused && document.getElementById(focused);
     if (again && again !== document.activeElement) again.focus({ preventScroll: true });
     if (live().dataset.summary !== said) news.textContent = live().dataset.summary;
@@ -96,5 +112,6 @@
   }
 
   prepare("");
+  toNewest();
   if (every) setTimeout(renew, every);
 })();
