@@ -369,8 +369,8 @@ def hours(stream: str, history: str | None, watch: bool, every: float, conf: str
 def status(stream: str, late_after: str | None, watch: bool, every: float, conf: str | None, output: str) -> None:
     """Show position, lag, backlog and the serving layers.
 
-    The exit code is 1 when the layers differ in an hour and nothing explains it; with --late-after also when offsets
-    wait and the speed layer's position has not moved for so long.
+    The exit code is 1 when the layers differ in an hour and nothing explains it; with --late-after also when
+    a record waits and the speed layer's position has not moved, each for so long.
     """
     from anabranch.config.durations import parse_duration
     from serving_layer.views import status as views

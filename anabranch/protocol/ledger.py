@@ -214,6 +214,42 @@ def remarkable_hours(lake: Lake, table_name: str) -> frozenset[str]:
         return _together(_REMARKABLE.ask(lake.load(table_name)))
 
 
+def hours_refused_last(lake: Lake, table_name: str) -> frozenset[str]:
+    """The hours whose newest decision is a refusal, as far as the ledger has it. Raises Transient."""
+    with lake_errors(f"read ledger {table_name}"):
+        answers = _DECIDED_LAST.ask(lake.load(table_name)).values()
+    last: dict[str, tuple[datetime, str]] = {}
+    for answer in answers:
+        for hour, decided in answer.items():
+            last[hour] = max(last.get(hour, decided), decided)
+    return frozenset(hour for hour, (_, decision) in last.items() if decision == "refused")
+
+
+def standing_refusals(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
+    """By hour, the refusal that nothing was decided after, neither by a build nor by an operator. Pure."""
+    standing: dict[str, LedgerRow] = {}
+    for row in rows:
+        if row.decision == "refused":
+            standing[row.hour] = row
+        elif row.decision in ("accepted", "served"):
+            standing.pop(row.hour, None)
+    return standing
+
+
+def refusals_since_acceptance(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
+    """By hour, the newest refusal behind the newest acceptance. Pure."""
+    return standing_refusals(row for row in rows if row.decision != "served")
+
+
+def _decided_last(rows: pa.Table) -> dict[str, tuple[datetime, str]]:
+    columns = [rows[name].to_pylist() for name in ("hour", "recorded_at", "decision")]
+    last: dict[str, tuple[datetime, str]] = {}
+    for hour, at, decision in zip(*columns, strict=True):
+        if decision != "sealed":
+            last[hour] = max(last.get(hour, (at, decision)), (at, decision))
+    return last
+
+
 @dataclass(frozen=True)
 class Acceptance:
     """That a revision of an hour was accepted: by the id of the decision, which no other has."""
@@ -257,6 +293,7 @@ def _differs(diff: Diff) -> bool:
 
 _HOURS = PerFile(("hour",), _all_hours)
 _REMARKABLE = PerFile(("hour", "diff", "gaps"), _remarkable)
+_DECIDED_LAST = PerFile(("hour", "decision", "recorded_at"), _decided_last)
 _ACCEPTANCES = PerFile(("hour", "decision", "revision", "decision_id"), _acceptances)
 
 

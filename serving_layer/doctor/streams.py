@@ -13,7 +13,7 @@ from anabranch.kafka.client import KafkaAdapter
 from anabranch.table.lake import Lake
 from serving_layer.audit import audit
 from serving_layer.doctor.finding import Check, Finding, error, warning
-from serving_layer.views.status import MAY_WAIT, StreamStatus, status, unexplained_words
+from serving_layer.views.status import MAY_WAIT, StreamStatus, late_after, status, unexplained_words
 
 # Hours that are counted again: of more, `anabranch audit` takes as long as they have files.
 _AUDITED = 3
@@ -31,7 +31,7 @@ def read(environment: Environment, stream: Stream) -> StreamFacts:
     """Raises Transient when Kafka or the lake does not answer."""
     with KafkaAdapter(environment.kafka) as kafka:
         job = Job(environment, stream, Lake(environment), kafka)
-        view = status(job, stream.airflow.speed_late_after)
+        view = status(job, late_after(stream, stream.airflow.speed_late_after))
         last = view.newest_accepted
         counted = audit(job, (shift(last, 1 - _AUDITED), last), with_kafka=False) if last is not None else None
     return StreamFacts(view, _disagreements(counted) if counted is not None else {})
@@ -67,8 +67,15 @@ def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
     for hour in view.refused:
         remedy = f"anabranch explain {name} {hour}"
         made.append(warning(Check.REFUSED, f"{name} {hour}", "an accepted hour", "refused", remedy))
+    for hour in view.refused_restatements:
+        found = "its restatement refused; the revision before is served"
+        remedy = f"anabranch explain {name} {hour}"
+        made.append(warning(Check.REFUSED, f"{name} {hour}", "an accepted restatement", found, remedy))
     if view.late and any(view.position.values()):
-        made.append(warning(Check.LATE, name, "a speed layer at the head", view.late, f"anabranch speed {name}"))
+        # What readers were promised is broken; without a promise it may be meant.
+        kind, promised = (error, f" within {stream.slo.fresh}") if stream.slo.fresh is not None else (warning, "")
+        expected = f"a speed layer at the head{promised}"
+        made.append(kind(Check.LATE, name, expected, view.late, f"anabranch speed {name}"))
     waiting = [*view.backlog, *view.to_seal]
     if len(waiting) > MAY_WAIT:
         expected = f"at most {MAY_WAIT} hours that wait for the batch layer"

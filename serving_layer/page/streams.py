@@ -33,7 +33,7 @@ class StreamView:
 
 def read_stream(job: Job, late_after: timedelta, now: datetime) -> StreamView:
     """Ask the views. Raises Transient when Kafka or the lake does not answer."""
-    stands, day = status.status(job, late_after), status.hours(job, hour_of(now - _DAY))
+    stands, day = status.status(job, status.late_after(job.stream, late_after)), status.hours(job, hour_of(now - _DAY))
     measured = measured_spans(job.lake.load(job.stream.table), now - _DAY)
     return StreamView(stands, day, measured, job.stream.slo.fresh, read_maintenance(job, now))
 
@@ -76,6 +76,9 @@ def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
         return Condition("differs", "≠", True, note)
     if view.refused:
         return Condition("refused", "✕", True, f"`anabranch explain {view.stream} {view.refused[0]}`")
+    if view.refused_restatements:
+        note = f"`anabranch explain {view.stream} {view.refused_restatements[0]}`"
+        return Condition("restatement refused", "✕", True, note)
     if view.late:
         return Condition("late", "!", True, f"{view.late}: `anabranch doctor {view.stream}`")
     if view.lost:

@@ -216,6 +216,12 @@ def metrics_of(answers: Mapping[str, Answer], now: datetime) -> Iterator[Metric]
         ("hours_waiting", "Hours that are sealed and not accepted.", (), lambda v: {(): len(v.backlog)}),
         ("hours_refused", "Of those, hours that were refused.", (), lambda v: {(): len(v.refused)}),
         (
+            "restatements_refused",
+            "Accepted hours whose newest restatement was refused.",
+            (),
+            lambda v: {(): len(v.refused_restatements)},
+        ),
+        (
             "hours_served",
             "Sealed hours that are remembered one by one, by the layer that serves them.",
             ("layer",),

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from anabranch import hours as hour_words
+from anabranch.config import Stream
 from anabranch.job import Job
 from anabranch.output import print_json, print_table
 from anabranch.position import Offsets, Ranges, Topic, size
@@ -67,7 +68,8 @@ class StreamStatus:
     `waiting_since` is when Kafka received the oldest record that the speed layer has not published, by the record's
     Kafka timestamp, and never before what `main` is fresh through; None while nothing waits that readers are given.
     `retention` is for how long Kafka keeps a record, None for ever. `unknown`: the fields of the newest accepted hour
-    that the schema does not know, None where they were not counted.
+    that the schema does not know, None where they were not counted. `refused_restatements`: accepted hours whose newest
+    restatement was refused, until one is accepted or an operator says who serves the hour.
 
     `hours` holds the sealed hours that are remembered one by one: any older one is accepted and served by batch.
     """
@@ -96,6 +98,7 @@ class StreamStatus:
     lost: Mapping[str, int]
     retention: timedelta | None = None
     unknown: UnknownFields | None = None
+    refused_restatements: Sequence[str] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it: times with their offset from UTC."""
@@ -126,16 +129,21 @@ def hour_rows(state: State, history: Sequence[LedgerRow], now: datetime, since: 
     whose row is missing is shown as far as the table knows it. Pure."""
     rows = ledger.newest(history)
     why = {row.hour: row.reason for row in history if row.decision == "served"}
+    refused = ledger.refusals_since_acceptance(history)
     timeline = state.timeline
     known = {*rows, *hour_words.hours_between(max(timeline.first, since), hour_words.shift(_running(state, now), 1))}
-    return [_hour(state, h, rows.get(h), why.get(h)) for h in sorted(known)]
+    return [_hour(state, h, rows.get(h), why.get(h), refused.get(h)) for h in sorted(known)]
 
 
-def _hour(state: State, hour: str, row: LedgerRow | None, why: str | None) -> HourSummary:
+def _hour(state: State, hour: str, row: LedgerRow | None, why: str | None, refused: LedgerRow | None) -> HourSummary:
     accepted = state.accepted.get(hour)
     cut = state.cuts.get(hour) or (row.cut if row is not None else None)
     account = row or HourAccount()
     diff, quality = account.diff, account.quality
+    reason = row.reason if row is not None else None
+    if accepted is not None and refused is not None:
+        # All else in the view is of the revision that is accepted.
+        reason = f"its restatement as revision {refused.revision} was refused: {refused.reason}"
     return HourSummary(
         hour=hour,
         state=_state_of(state, hour, row),
@@ -146,7 +154,7 @@ def _hour(state: State, hour: str, row: LedgerRow | None, why: str | None) -> Ho
         speed_rows=account.speed_rows,
         diff=Diff(diff.missing, diff.extra, diff.changed) if diff is not None else None,
         quality=GateSummary(quality.passed, quality.failed) if quality is not None else GateSummary(),
-        reason=_reason(state.overrides.get(hour), why, row.reason if row is not None else None),
+        reason=_reason(state.overrides.get(hour), why, reason),
     )
 
 
@@ -197,10 +205,12 @@ def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
     # All that is shown of the ledger: other rows, however many, are not read.
     newest = newest_accepted(state)
     wanted = {*backlog, *ledger.remarkable_hours(job.lake, name), *([newest] if newest is not None else [])}
+    wanted |= ledger.hours_refused_last(job.lake, name)
     decisions = ledger.history(job.lake, name, wanted)
     rows = ledger.newest(decisions)
     unread = {p: (s, e) for p, (s, e) in lag.items() if s < e}
     since = published_since(state.table, "speed", POSITION)
+    waiting = _waiting_since(job, topic, unread, state, now) if topic is not None and unread else None
     return StreamStatus(
         stream=job.stream.name,
         topic=job.stream.topic,
@@ -208,7 +218,7 @@ def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
         topic_recreated=topic is not None and state.position.topic_id not in ("", topic.id),
         position=dict(sorted(state.position.offsets.items())),
         position_since=since,
-        late=late_reason(size(lag), since, late_after, now) if late_after is not None else None,
+        late=late_reason(size(lag), since, waiting, late_after, now) if late_after is not None else None,
         lag=Lag(size(lag), {p: max(0, e - s) for p, (s, e) in sorted(lag.items())}),
         last_publish={branch: _published_at(state, branch) for branch in ("speed", "batch", "main")},
         first_hour=state.timeline.first,
@@ -218,10 +228,11 @@ def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
             (r.recorded_at for r in decisions if (r.hour, r.decision) == (newest, "accepted")), default=None
         ),
         complete_through=watermarks.complete_through(state),
-        waiting_since=_waiting_since(job, topic, unread, state, now) if topic is not None and unread else None,
+        waiting_since=waiting,
         to_seal=ended,
         backlog=backlog,
         refused=[h for h in backlog if h in rows and rows[h].decision == "refused"],
+        refused_restatements=sorted(h for h in ledger.standing_refusals(decisions) if state.is_accepted(h)),
         hours={h: state.served_by(h) for h in sorted({*state.accepted, *state.timeline.sealed})},
         unexplained=unexplained(state, rows),
         dead_letters=total(head(job.lake.load(job.stream.dead_letters_table), "main"), "records"),
@@ -268,12 +279,21 @@ def newest_accepted(state: State) -> str | None:
     return hour if hour >= state.timeline.first else None
 
 
-def late_reason(lag: int, since: datetime, late_after: timedelta, now: datetime) -> str | None:
-    """Why the speed layer is late, or None: offsets wait and its position has not moved for `late_after`. Pure."""
-    if not lag or now - since <= late_after:
+def late_reason(
+    lag: int, since: datetime, waiting_since: datetime | None, late_after: timedelta, now: datetime
+) -> str | None:
+    """Why the speed layer is late, or None: a record waits for longer than `late_after`, and the position has not moved
+    for so long. `since`: when it moved last; `waiting_since`: since when the oldest record waits. Pure."""
+    if waiting_since is None or min(now - since, now - waiting_since) <= late_after:
         return None
-    still = timedelta(seconds=round((now - since).total_seconds()))
-    return f"{lag} offsets wait, and the position has not moved for {still}"
+    waits, still = (timedelta(seconds=round((now - at).total_seconds())) for at in (waiting_since, since))
+    return f"{lag} offsets wait, the oldest for {waits}, and the position has not moved for {still}"
+
+
+def late_after(stream: Stream, otherwise: timedelta) -> timedelta:
+    """After how long the speed layer of a stream is late: as promised (`slo.fresh`), or sooner. Pure."""
+    promised = stream.slo.fresh
+    return min(promised, otherwise) if promised is not None else otherwise
 
 
 def unexplained(state: State, rows: Mapping[str, LedgerRow]) -> dict[str, dict[str, int]]:
@@ -283,6 +303,10 @@ def unexplained(state: State, rows: Mapping[str, LedgerRow]) -> dict[str, dict[s
         for hour, row in rows.items()
     }
     return {hour: left for hour, left in sorted(by_hour.items()) if left}
+
+
+def _why(stream: str, hour: str) -> str:
+    return f"`anabranch explain {stream} {hour}` says why"
 
 
 def unexplained_words(left: Mapping[str, int]) -> str:
@@ -310,6 +334,7 @@ def print_status(view: StreamStatus, output: str) -> None:
         ("ended, to be sealed", ", ".join(view.to_seal) or "none"),
         ("sealed, not accepted", ", ".join(view.backlog) or "none"),
         ("refused", ", ".join(view.refused) or "none"),
+        ("refused restatements", ", ".join(view.refused_restatements) or "none"),
         ("hours by batch", sum(1 for layer in view.hours.values() if layer == "batch")),
         ("dead letters", view.dead_letters),
         ("lost to retention", ", ".join(f"{n} offsets in {h}" for h, n in view.lost.items()) or "none"),
@@ -318,6 +343,8 @@ def print_status(view: StreamStatus, output: str) -> None:
     print_table((view.stream, ""), rows)
     if view.late:
         print(f"the speed layer is late: {view.late}")
+    for hour in view.refused_restatements:
+        print(f"hour {hour}: its restatement was refused, the revision before is served; {_why(view.stream, hour)}")
     for hour, left in view.unexplained.items():
         print(
             f"hour {hour}: the layers differ and nothing explains it: {unexplained_words(left)}; look at "

@@ -177,6 +177,7 @@ def test_the_oldest_hour_that_is_not_accepted_is_what_the_batch_layer_has_yet_to
         ({"refused": ["2026-11-21T03"], "backlog": ["2026-11-21T03"]}, {Check.REFUSED: "warning"}),
         ({"late": "5 offsets wait"}, {Check.LATE: "warning"}),
         ({"late": "5 offsets wait", "position": {0: 0}}, {}),
+        ({"refused_restatements": ["2026-11-21T05"]}, {Check.REFUSED: "warning"}),
         ({"backlog": ["a"], "to_seal": ["b", "c"]}, {Check.BACKLOG: "warning"}),
         ({"backlog": ["a"], "to_seal": ["b"]}, {}),
     ],

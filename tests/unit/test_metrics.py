@@ -132,6 +132,7 @@ def test_prometheus_reads_every_stream_and_a_stream_that_is_away_is_down() -> No
         ("last_publish_timestamp_seconds", "speed", "events"): NOW.timestamp(),
         ("position_age_seconds", "events"): 90,
         ("hours_to_seal", "events"): 0, ("hours_waiting", "events"): 2, ("hours_refused", "events"): 1,
+        ("restatements_refused", "events"): 0,
         ("hours_served", "speed", "events"): 2, ("hours_served", "batch", "events"): 1,
         ("topic_recreated", "events"): 0,
         ("unknown_records", "events"): 4, ("unknown_fields", r'col\n"our', "events"): 3,

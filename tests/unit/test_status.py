@@ -5,26 +5,41 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from lakes import new_stream
 
+from anabranch.config import Slo
 from anabranch.protocol.watermarks import waiting_since
-from serving_layer.views.status import late_reason
+from serving_layer.views.status import late_after, late_reason
 
 NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)
 PATIENCE = timedelta(minutes=10)
 
 
 @pytest.mark.parametrize(
-    ("lag", "stands_for", "late"),
+    ("lag", "stands_for", "waits_for", "late"),
     [
-        (0, timedelta(days=1), None),
-        (5, timedelta(minutes=10), None),
-        (5, timedelta(minutes=10, seconds=1), "5 offsets wait, and the position has not moved for 0:10:01"),
+        (0, timedelta(days=1), None, None),
+        (5, timedelta(days=1), None, None),
+        (5, timedelta(minutes=10), timedelta(minutes=10), None),
+        # After an idle night the first record waits for seconds; a backlog of old records is read as fast as it can be.
+        (5, timedelta(hours=8), timedelta(seconds=30), None),
+        (5, timedelta(seconds=2), timedelta(hours=8), None),
+        (
+            5, timedelta(hours=8), timedelta(minutes=10, seconds=1),
+            "5 offsets wait, the oldest for 0:10:01, and the position has not moved for 8:00:00",
+        ),
     ],
-)
-def test_a_speed_layer_is_late_when_offsets_wait_and_nothing_moves(
-    lag: int, stands_for: timedelta, late: str | None
+)  # fmt: skip
+def test_a_speed_layer_is_late_when_a_record_waits_and_nothing_moves(
+    lag: int, stands_for: timedelta, waits_for: timedelta | None, late: str | None
 ) -> None:
-    assert late_reason(lag, NOW - stands_for, PATIENCE, NOW) == late
+    waiting = NOW - waits_for if waits_for is not None else None
+    assert late_reason(lag, NOW - stands_for, waiting, PATIENCE, NOW) == late
+
+
+def test_a_promise_of_freshness_says_when_a_speed_layer_is_late() -> None:
+    for fresh, expected in ((None, PATIENCE), (timedelta(seconds=10),) * 2, (timedelta(hours=1), PATIENCE)):
+        assert late_after(new_stream(slo=Slo(fresh=fresh)), PATIENCE) == expected
 
 
 MS = int(NOW.timestamp() * 1000)
