@@ -8,11 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import psutil
 import pytest
 
 if TYPE_CHECKING:
@@ -29,6 +32,9 @@ for name in [name for name in os.environ if name.startswith("OPENLINEAGE_")]:
     del os.environ[name]
 
 
+_END_SECONDS = 60.0
+
+
 @dataclass(frozen=True)
 class Neighbours:
     """Addresses of the services of this test run."""
@@ -39,7 +45,7 @@ class Neighbours:
 
 def pytest_configure() -> None:
     """A run that is told to end still stops its services: their fixtures' ends run as on Ctrl-C."""
-    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("told to end", returncode=143))
+    signal.signal(signal.SIGTERM, _end)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -50,6 +56,26 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     from shared_services import stop_leftovers
 
     stop_leftovers(_shared_folder(factory) / "services")
+
+
+def _end(*_: object) -> NoReturn:
+    """Tell the run's processes to end first, and wait until nothing runs that they have started."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        processes = psutil.Process().children()
+        for process in processes:
+            with suppress(psutil.Error):
+                process.terminate()
+        deadline = time.monotonic() + _END_SECONDS
+        while time.monotonic() < deadline and any(map(_has_children, processes)):
+            time.sleep(0.2)
+    pytest.exit("told to end", returncode=143)
+
+
+def _has_children(process: psutil.Process) -> bool:
+    try:
+        return bool(process.children())
+    except psutil.Error:
+        return False
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import call
 from receiver import Receiver
 from world import World, past_hour, spread
 
@@ -24,14 +25,14 @@ def _run(one: World, *arguments: str, expect: int = 0) -> str:
 
 
 def _json(one: World, *arguments: str) -> Any:
-    return json.loads(_run(one, *arguments, "--output", "json"))
+    return json.loads(call(one, *arguments, "--output", "json"))
 
 
 def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     one = world()
     one.topic()
     one.send(spread(past_hour(1), 30, "e"))
-    assert "created table" in _run(one, "apply", one.name)
+    assert "created table" in call(one, "apply", one.name)
     assert _json(one, "apply", one.name) == [{"stream": one.name, "changes": []}]
     status = _json(one, "status", one.name)
     assert status["lag"]["offsets"] == 30
@@ -48,7 +49,7 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     [sealed, running] = _json(one, "hours", one.name)
     assert (sealed["state"], sealed["served"]) == ("sealed", "speed")
     assert (running["hour"], running["state"], running["served"]) == (past_hour(0), "open", "speed")
-    built = _json(one, "batch", one.name)
+    built = json.loads(_run(one, "batch", one.name, "--output", "json"))
     assert [(h["hour"], h["state"], h["good"]) for h in built["hours"]] == [(past_hour(1), "accepted", 30)]
 
     [hour, _] = _json(one, "hours", one.name)
@@ -64,8 +65,8 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
         "quality": {"passed": True, "failed": []},
         "reason": None,
     }
-    assert past_hour(1) in _run(one, "hours", one.name)
-    measured = _run(one, "metrics", one.name)
+    assert past_hour(1) in call(one, "hours", one.name)
+    measured = call(one, "metrics", one.name)
     assert f'anabranch_freshness_seconds{{stream="{one.name}"}} 0.0' in measured
     assert f'anabranch_acceptance_seconds{{stream="{one.name}"}}' in measured
     # Processes that ended long ago measured these.
@@ -75,7 +76,7 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     assert f'anabranch_s3_requests_total{{layer="speed",operation="PutObject",stream="{one.name}"}}' in measured
     assert f'anabranch_rows{{layer="batch",stream="{one.name}"}} 30.0' in measured
     assert _json(one, "merge", one.name) == {"stream": one.name, "dry_run": False, "swaps": [], "overrides": {}}
-    answer = _run(one, "query", f"SELECT count(*) AS n FROM {one.job.stream.table}", "--output", "json")
+    answer = call(one, "query", f"SELECT count(*) AS n FROM {one.job.stream.table}", "--output", "json")
     assert json.loads(answer) == [{"n": 30}]
 
 
@@ -94,13 +95,26 @@ def test_a_refused_hour_is_exit_code_1_and_says_why(world: Callable[..., World])
     assert receiver.headers[0]["Authorization"] == "Bearer t"
     [hour, _] = _json(one, "hours", one.name)
     assert (hour["state"], hour["served"], hour["quality"]["passed"]) == ("refused", "speed", False)
-    assert f'anabranch_hours_refused{{stream="{one.name}"}} 1.0' in _run(one, "metrics", one.name)
+    assert f'anabranch_hours_refused{{stream="{one.name}"}} 1.0' in call(one, "metrics", one.name)
     # An operator who knows better says so, and why.
-    _run(one, "batch", one.name, "--hour", past_hour(1), "--accept", "--why", "the game has more levels now")
+    one.batch(past_hour(1), accept=True, why="the game has more levels now")
     [hour, _] = _json(one, "hours", one.name)
     assert (hour["state"], hour["served"], hour["quality"]["passed"]) == ("accepted", "batch", False)
     # Its receiver is gone: the hour was accepted all the same, and the message waits.
-    assert "it waits" in _run(one, "webhook", one.name, expect=75)
+    assert "it waits" in call(one, "webhook", one.name, expect=75)
+    assert hour["reason"].startswith("accepted by choice: the game has more levels now; in spite of: quality: expect_")
+
+
+@pytest.mark.full
+def test_an_operator_accepts_a_refused_hour_by_the_command(world: Callable[..., World]) -> None:
+    one = world()
+    one.topic()
+    one.send(spread(past_hour(1), 6, "e"))
+    one.apply()
+    one.expect({"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 3}})
+    _run(one, "batch", one.name, "--hour", past_hour(1), "--accept", "--why", "the game has more levels now")
+    [hour, _] = _json(one, "hours", one.name)
+    assert (hour["state"], hour["served"], hour["quality"]["passed"]) == ("accepted", "batch", False)
     assert hour["reason"].startswith("accepted by choice: the game has more levels now; in spite of: quality: expect_")
 
 
@@ -115,8 +129,8 @@ def test_where_no_dead_letter_can_be_read_nothing_is_replayed(world: Callable[..
 def test_wrong_usage_is_2_and_transient_is_75(world: Callable[..., World]) -> None:
     one = world()
     one.topic()
-    assert "run `anabranch apply`" in _run(one, "status", one.name, expect=1)
+    assert "run `anabranch apply`" in call(one, "status", one.name, expect=1)
     one.apply()
-    assert "expected a UTC hour such as" in _run(one, "batch", one.name, "--hour", "yesterday", expect=2)
+    assert "expected a UTC hour such as" in call(one, "batch", one.name, "--hour", "yesterday", expect=2)
     assert "known streams" in _run(one, "status", "nobody", expect=2)
-    assert "can be sealed from" in _run(one, "batch", one.name, "--hour", past_hour(0), "--seal-only", expect=75)
+    assert "can be sealed from" in call(one, "batch", one.name, "--hour", past_hour(0), "--seal-only", expect=75)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from commands import run
+from commands import call
 from run_books import printed, words
 from world import World, event, past_hour
 
@@ -50,12 +50,12 @@ def test_unknown_fields_are_counted_and_taken_up_as_drift_says(world: Callable[.
             UnknownField("size\n", 1, (0, 3), (0, 3), "1.5", "DOUBLE"),
         ),
     )
-    assert "2 records with fields that the schema does not know: colour" in run(one, "explain", one.name, hour)
+    assert "2 records with fields that the schema does not know: colour" in call(one, "explain", one.name, hour)
 
-    said = run(one, *words(printed("anabranch drift STREAM", STREAM=one.name)))
+    said = call(one, *words(printed("anabranch drift STREAM", STREAM=one.name)))
     [schema] = [line for line in said.splitlines() if line.startswith("schema: ")]
     assert r"size\n" in said and "letters, digits and underscores" in said
-    told = json.loads(run(one, "drift", one.name, "--output", "json"))
+    told = json.loads(call(one, "drift", one.name, "--output", "json"))
     assert [f["name"] for f in told["fields"] if f["obstacle"]] == ["size\n"]
     one.configure(**yaml.safe_load(schema))
     one.reopen()
@@ -65,13 +65,13 @@ def test_unknown_fields_are_counted_and_taken_up_as_drift_says(world: Callable[.
     assert told["restate"] == [hour] and told["commands"][0] == f"anabranch apply {one.name}"
     one.apply()
     # What is in the schema by now is still missing from the hour, until it is restated.
-    assert json.loads(run(one, "drift", one.name, "--output", "json"))["restate"] == [hour]
+    assert json.loads(call(one, "drift", one.name, "--output", "json"))["restate"] == [hour]
     [restated] = one.batch(hour, restate=True)
     assert (restated.decision, restated.revision) == ("accepted", 2)
     assert {r["event_id"]: r["colour"] for r in one.rows()} == {
         "plain": None, "null": None, "red": "red", "both": "blue",
     }  # fmt: skip
-    assert [f["name"] for f in json.loads(run(one, "drift", one.name, "--output", "json"))["fields"]] == ["size\n"]
+    assert [f["name"] for f in json.loads(call(one, "drift", one.name, "--output", "json"))["fields"]] == ["size\n"]
 
 
 @pytest.mark.full
@@ -97,9 +97,9 @@ def test_a_stream_that_ignores_them_counts_none_and_names_beyond_the_bound_are_o
     assert {f.name: (f.records, f.type) for f in unknown.fields[:3]} == {
         "it's \\ \"q\"": (3, "BIGINT"), "a\n\x07`b": (3, "BIGINT"), "n" * 100: (2, None),
     }  # fmt: skip
-    told = run(one, "drift", one.name)
+    told = call(one, "drift", one.name)
     assert "\x07" not in told and "too long" in told and "n" * 101 not in told
-    assert run(one, "explain", one.name, hour).count("\x07") == 0
+    assert call(one, "explain", one.name, hour).count("\x07") == 0
 
 
 def test_what_is_rescued_is_in_the_rows_of_both_layers_and_moves_to_its_column(world: Callable[..., World]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from commands import run
+from commands import call, run
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from world import World, past_hour, spread
@@ -63,9 +63,9 @@ def test_what_the_rules_object_to_is_accepted_hour_by_hour(world: Callable[..., 
     accepted.topic()
     accepted.apply()
     command = ("batch", accepted.name, "--hour", f"{OLDEST}..{MIDDLE}", "--restate", "--accept", "--why", "known")
-    assert "accept them one by one" in run(accepted, *command, expect=2)
-    assert "expected the earlier hour first" in run(
+    assert "accept them one by one" in call(accepted, *command, expect=2)
+    assert "expected the earlier hour first" in call(
         accepted, "batch", accepted.name, "--hour", f"{MIDDLE}..{OLDEST}", expect=2
     )
     still_open = ("batch", accepted.name, "--hour", f"{NEWEST}..{past_hour(0)}", "--seal-only")
-    assert "can be sealed from" in run(accepted, *still_open, expect=75)
+    assert "can be sealed from" in call(accepted, *still_open, expect=75)

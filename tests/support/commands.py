@@ -12,8 +12,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+from click.testing import CliRunner
 from world import World
 
+from anabranch.cli import main
 from anabranch.fail_points import FAIL_AT, PAUSE_AT, Step
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,8 +130,16 @@ def started(one: World, *arguments: str, code: Path = ROOT, **environment: str) 
         command.kill()
 
 
+def call(one: World, *arguments: str, expect: int = 0) -> str:
+    """Run a command that needs no Spark in this process, which a process of its own would take a second of CPU for;
+    returns what it printed, and what it complained of when another exit code than 0 is expected."""
+    done = CliRunner().invoke(main, [*arguments, "--conf", str(one.folder)])
+    assert done.exit_code == expect, f"{arguments}: {done.exit_code}\n{done.output}\n{done.exception!r}"
+    return str(done.output if expect else done.stdout)
+
+
 def run(one: World, *arguments: str, expect: int = 0) -> str:
-    """Run a command to its end; returns what it printed and logged."""
+    """Run a command to its end in a process of its own; returns what it printed and logged."""
     with started(one, *arguments) as command:
         code = command.wait()
         assert code == expect, f"{arguments}: expected exit code {expect}, found {code}:\n{command.log[-4000:]}"
