@@ -132,7 +132,7 @@ def failing(folder: Path, *tests: str) -> list[str]:
     )  # fmt: skip
     if done.returncode not in (0, 1, 2):
         raise SystemExit(f"pytest: expected exit code 0 or 1, found {done.returncode}\n{done.stdout}{done.stderr}")
-    return re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
 
 
 def caught_by(mutation: Mutation, whole: bool) -> list[str]:
