@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import yaml
+from budget import budget
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -295,7 +296,8 @@ def test_a_view_is_a_group_by_over_main_at_every_moment(tmp_path: Path, monkeypa
     monkeypatch.setattr(filling, "_HOURS_A_COMMIT", 2)
     stream = with_views(per_minute=PER_MINUTE, per_90_minutes=PER_90_MINUTES)
     story = Story(new_lake(tmp_path, stream), random.Random(SEED))
-    for moment in range(110):
+    print(f"ANABRANCH_WINDOWS_SEED={SEED}")
+    for moment in range(budget(60, 110)):
         story.step(moment)
         view = stream.views[moment % 2]
         assert read(story.one, view) == grouped(story.one, view), (moment, story.happened)
