@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from confluent_kafka import Producer
-from world import SCHEMA, event, past_hour, wait_out_the_hours_end
+from world import SCHEMA, event, past_hour
 
 from anabranch import config
 from anabranch.hours import start_of
@@ -86,7 +86,6 @@ def produce(bootstrap_servers: str, parts: list[Part], at: datetime) -> None:
 def test_the_wheel_alone_reads_every_codec(
     installed: Path, services: Any, environment: dict[str, Any], tmp_path: Path
 ) -> None:
-    wait_out_the_hours_end()
     hour = past_hour(2)
     at = start_of(hour) + timedelta(minutes=20)
     kafka = config.Kafka(bootstrap_servers=services.kafka)
