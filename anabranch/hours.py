@@ -54,6 +54,15 @@ def start_of(hour: str) -> datetime:
     return start
 
 
+def is_hour(text: str) -> bool:
+    """Whether a text is an hour such as `2026-11-21T03`."""
+    try:
+        start_of(text)
+    except ConfigurationError:
+        return False
+    return True
+
+
 def end_of(hour: str) -> datetime:
     return start_of(hour) + timedelta(hours=1)
 

@@ -420,9 +420,9 @@ def query(
     By their plain names. Without SQL, on a terminal: a shell with history.
 
     --as-of reads them as they were: for as long as a snapshot is kept, and by tags for a week (`main-<hour>` is the
-    table as it was when that hour was sealed). --revision reads one accepted revision of an hour, the newest or one
-    that was replaced: `anabranch hours STREAM --history` lists them. What --explain and --provenance say is printed
-    under a table, and to standard error otherwise.
+    table as it was when that hour was sealed, alone or with others). --revision reads one accepted revision of an hour,
+    the newest or one that was replaced: `anabranch hours STREAM --history` lists them. What --explain and --provenance
+    say is printed under a table, and to standard error otherwise.
     """
     from contextlib import ExitStack, redirect_stdout
     from pathlib import Path

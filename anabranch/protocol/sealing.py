@@ -24,6 +24,8 @@ from anabranch.table.lake import Lake
 
 LOG = logging.getLogger(__name__)
 
+SEALED_TAG = "main-"
+"""What the tag of a seal begins with; the last hour that it sealed follows."""
 # Of a long backlog each commit seals so many hours, so that what waits for the ledger stays small.
 SEALED_AT_ONCE = 48
 
@@ -238,7 +240,7 @@ def plan_sealing(decided: ResolvedState, grace: timedelta, id: str, confirmed: f
         ledger.decision(h, "sealed", 0, planned.sealed[h], now, id=f"{id}-{h}", served=state.served_by(h))
         for h in sealed
     )
-    tag = new_tag(state, f"main-{sealed[-1]}", "main", now)
+    tag = new_tag(state, f"{SEALED_TAG}{sealed[-1]}", "main", now)
     tags = (tag,) if tag.name not in state.table.metadata.refs else ()
     bound = replace(state.position, topic_id=position.topic_id)
     return Publish(id, (Change("speed"),), planned, bound, decisions=rows, confirmed=confirmed, tags=tags)

@@ -25,7 +25,7 @@ from anabranch.job import Job, open_job
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Layer, LedgerRow
 from anabranch.protocol.state import State, load_state
-from anabranch.table.snapshots import files_at, find_snapshot, head
+from anabranch.table.snapshots import files_at, head
 from serving_layer.changes.plan import (
     Given,
     newest_of_each,
@@ -36,6 +36,7 @@ from serving_layer.changes.plan import (
     waiting_changes,
 )
 from serving_layer.changes.token import PREFIX, Content, Token
+from serving_layer.reader.selection import snapshot_as_of
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -109,7 +110,7 @@ def start_from(job: Job, since: str | None) -> Token:
     if _HOUR.fullmatch(since):
         return Token(stream, first=since)
     table = job.lake.load(job.stream.table)
-    snapshot = table.metadata.snapshot_by_id(find_snapshot(table, since))
+    snapshot = table.metadata.snapshot_by_id(snapshot_as_of(job.lake, job.stream, table, since))
     assert snapshot is not None
     rows = ledger.history(job.lake, job.stream.hours_table, without=ledger.BULKY)
     return token_at(stream, rows, datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC))

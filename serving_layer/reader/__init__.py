@@ -57,7 +57,7 @@ class Reader:
             )
         table = self.lake.load(stream.table)
         selected = Selector(self.lake, self.streams, selection)(stream.table, table)
-        state = shown(table, selection.as_of).state
+        state = shown(table, selected.snapshot_id).state
         return derive(self.lake, stream, view, state, selected.snapshot_id, selected.hours)
 
     def provenance(self, answer: Answer, selection: Selection) -> list[Provenance]:

@@ -19,12 +19,12 @@ from anabranch.hours import start_of
 from anabranch.protocol.state import load_state
 from anabranch.protocol.watermarks import Watermarks
 from anabranch.table.lake import Lake
-from anabranch.table.snapshots import find_snapshot, snapshot_properties
+from anabranch.table.snapshots import snapshot_properties
 from serving_layer.query import Answer, Selected, open_derived, open_relation
 from serving_layer.query.datasets import dataset, quoted
 from serving_layer.reader import Reader
 from serving_layer.reader.provenance import Provenance
-from serving_layer.reader.selection import Selection, Selector
+from serving_layer.reader.selection import Selection, Selector, snapshot_as_of
 from serving_layer.windows.read import spark_sql
 
 if TYPE_CHECKING:
@@ -101,8 +101,10 @@ class StreamTable:
     def watermarks(self) -> Watermarks:
         """Through which hour `main` is complete and through which moment it is fresh, or was. Raises Transient."""
         table, as_of = self.reader.lake.load(self.stream.table), self.selection.as_of
-        properties = snapshot_properties(table, find_snapshot(table, as_of)) if as_of is not None else table.properties
-        return Watermarks.from_properties(properties)
+        if as_of is None:
+            return Watermarks.from_properties(table.properties)
+        at = snapshot_as_of(self.reader.lake, self.stream, table, as_of)
+        return Watermarks.from_properties(snapshot_properties(table, at))
 
     def provenance(self, **rows: Any) -> Provenance:
         """What the rows rest on: ingest hours and event dates, by whom they are served, and whether more may come."""

@@ -86,7 +86,7 @@ def _provenance(lake: Lake, stream: Stream, selection: Selection, planned: Table
         seen, revisions = shown(table, None), {revision.hour: revision.number}
         seen = Shown(seen.state, "batch")
     else:
-        seen = shown(table, selection.as_of)
+        seen = shown(table, planned.snapshot_id)
         revisions = accepted_revisions(lake, stream, seen, by_hour, made_at(snapshot))
     return Provenance(
         planned.name,

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from anabranch.config import Stream
 from anabranch.errors import ConfigurationError, Refused
-from anabranch.hours import hours_between, start_of
+from anabranch.hours import hours_between, is_hour, start_of
+from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Layer
+from anabranch.protocol.sealing import SEALED_TAG
 from anabranch.protocol.state import State, read_state, state_of
 from anabranch.table.lake import Lake
 from anabranch.table.snapshots import find_snapshot, heads
@@ -65,10 +67,30 @@ class Shown:
         return frozenset(h for h in hours_between(timeline.first, timeline.open) if self.is_accepted(h))
 
 
-def shown(table: Table, as_of: str | None) -> Shown:
-    """What a stream's table shows, now or as of what `find_snapshot` knows. Raises ConfigurationError, Terminal."""
+def snapshot_as_of(lake: Lake, stream: Stream, table: Table, as_of: str) -> int:
+    """What `find_snapshot` finds. Of hours that were sealed together only the last has a tag, to which `main-<hour>` of
+    each of them leads. Raises ConfigurationError, Transient."""
+    return find_snapshot(table, _tag_of_hour(lake, stream, table, as_of) or as_of)
+
+
+def _tag_of_hour(lake: Lake, stream: Stream, table: Table, name: str) -> str | None:
+    """The tag of the seal that sealed the hour of `main-<hour>` too, where that has no tag of its own."""
+    refs = table.metadata.refs
+    hour = name.removeprefix(SEALED_TAG)
+    if name in refs or hour == name or not is_hour(hour):
+        return None
+    later = sorted(h for ref in refs if is_hour(h := ref.removeprefix(SEALED_TAG)) and h > hour)
+    if not later:
+        return None
+    rows = ledger.history(lake, stream.hours_table, (hour, later[0]), without=ledger.BULKY)
+    seals = {row.hour: row.decision_id.removesuffix(row.hour) for row in rows if row.decision == "sealed"}
+    return f"{SEALED_TAG}{later[0]}" if seals.keys() == {hour, later[0]} and len({*seals.values()}) == 1 else None
+
+
+def shown(table: Table, snapshot_id: int | None) -> Shown:
+    """What a stream's table shows, now or in a snapshot. Raises Terminal."""
     at = heads(table)
-    snapshot_id = find_snapshot(table, as_of) if as_of is not None else at["main"]
+    snapshot_id = snapshot_id if snapshot_id is not None else at["main"]
     if snapshot_id == at["main"]:
         return Shown(read_state(table))
     layers: tuple[Layer, ...] = ("speed", "batch")
@@ -92,11 +114,12 @@ class Selector:
         stream, selection = self.streams[name], self.selection
         if selection.revision is not None:
             return self._revision(stream, name, table, selection.revision)
-        snapshot_id = find_snapshot(table, selection.as_of) if selection.as_of is not None else None
+        as_of = selection.as_of
+        snapshot_id = snapshot_as_of(self.lake, stream, table, as_of) if as_of is not None else None
         if not selection.only_accepted or name in stream.plain_tables:
             return Selected(snapshot_id)
         rows = table if name == stream.table else self.lake.load(stream.table)
-        seen = shown(rows, selection.as_of)
+        seen = shown(rows, snapshot_as_of(self.lake, stream, rows, as_of) if as_of is not None else None)
         if seen.branch == "speed":
             raise ConfigurationError(f"read {name}: expected main or batch, whose hours are accepted, found speed")
         if seen.branch is None and selection.as_of is None and not seen.state.is_merged:

@@ -16,16 +16,18 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from brokers import Broker
 from click.testing import CliRunner, Result
 from lakes import DDL, StreamLake, decide, new_lake
-from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, event, new_proof, read, record, stage_rows
+from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, event, job, new_proof, read, record, stage_rows
 
 import anabranch
 from anabranch.cli import main
 from anabranch.config import EventTime
 from anabranch.config.columns import parse_columns
 from anabranch.errors import ConfigurationError
-from anabranch.hours import shift, start_of
+from anabranch.hours import Timeline, hour_of, shift, start_of
+from anabranch.protocol import sealing
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.state import Accepted
 from anabranch.protocol.watermarks import Watermarks
@@ -33,6 +35,7 @@ from anabranch.table.commits import Outcome
 from anabranch.table.snapshots import find_snapshot, heads, made_at
 from batch_layer.plan import Rebuilt, plan_publish
 from serving_layer import override
+from serving_layer.changes import start_from
 from serving_layer.reader.provenance import accepted_revisions, date_completeness
 from serving_layer.reader.selection import Shown, shown
 
@@ -138,6 +141,31 @@ def test_a_time_of_which_a_publish_is_forgotten_names_the_tags_beside_it(one: St
         ConfigurationError, match="expected a tag, a branch, a snapshot's id or a time, found '20261121'"
     ):
         find_snapshot(table, "20261121")
+
+
+def test_hours_that_were_sealed_together_are_named_by_the_tag_of_the_last(tmp_path: Path) -> None:
+    """The hazard: an hour that another seal sealed is taken for one of them, because its own tag is gone."""
+    first = hour_of(datetime.now(UTC) - timedelta(hours=4))
+    one = new_lake(tmp_path, timeline=Timeline(first, first, {0: 0}))
+    configure(one)
+    read(one, [event(0, 0, first)], {0: 1})
+    sealing.seal(one.stream, one.lake, Broker(log={0: [int(start_of(first).timestamp() * 1000)]}).adapter)
+    last = shift(one.state().timeline.open, -1)
+    assert last > shift(first, 1)
+    assert [name for name in one.table().metadata.refs if name.startswith("main-")] == [f"main-{last}"]
+    read(one, [event(0, 1, one.state().timeline.open)], {0: 2})
+    for hour in (first, shift(first, 1), last):
+        assert number(one, "--as-of", f"main-{hour}") == 1
+        assert anabranch.open("events", conf=one.folder, as_of=f"main-{hour}").arrow().num_rows == 1
+    token = start_from(job(one), f"main-{first}")
+    assert token == start_from(job(one), f"main-{last}")
+    before = ask(one, COUNT, "--as-of", f"main-{shift(first, -1)}")
+    assert (before.exit_code, f"found 'main-{shift(first, -1)}'" in before.output) == (2, True)
+    # Another seal, whose own tag is gone by now.
+    other = decide(shift(first, 1), "sealed", 0, None, NOW, "other-seal")
+    record(one, other)
+    gone = ask(one, COUNT, "--as-of", f"main-{shift(first, 1)}")
+    assert (gone.exit_code, "a tag is gone once its age has ended" in gone.output) == (2, True)
 
 
 def test_only_accepted_hours(one: StreamLake) -> None:
