@@ -21,7 +21,7 @@ demo-flights: $(READY) ## a second stream: 336,776 real flights
 	@$(BIN)/python -m anabranch.dev.demo.flights
 
 test: $(READY) ## what CI runs: unit tests, the model, integration tests on real services; two processes
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not full' tests/unit tests/model tests/integration
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m 'not full' tests/unit tests/model tests/integration
 
 test-full: $(READY) ## everything there is; one of eight shards: make test-full SHARD=3/8
 	@$(BIN)/python tests/full.py $(if $(SHARD),--shard $(SHARD)) $(if $(DURATIONS),--durations $(DURATIONS))

@@ -54,8 +54,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ or getattr(factory, "_basetemp", None) is None:
         return
     from shared_services import stop_leftovers
+    from steadiness import shared_folder
 
-    stop_leftovers(_shared_folder(factory) / "services")
+    stop_leftovers(shared_folder(config) / "services")
 
 
 def _end(*_: object) -> NoReturn:
@@ -87,17 +88,12 @@ def log_given_back() -> Iterator[None]:
     root.handlers[:], root.level = before
 
 
-def _shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The temporary folder of the whole test run, which all its processes share."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-
-
 @pytest.fixture(scope="session")
-def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Neighbours]:
+def services(pytestconfig: pytest.Config) -> Iterator[Neighbours]:
     from shared_services import shared_services
+    from steadiness import shared_folder
 
-    with shared_services(_shared_folder(tmp_path_factory) / "services") as servers:
+    with shared_services(shared_folder(pytestconfig) / "services") as servers:
         os.environ |= {"AWS_ACCESS_KEY_ID": servers.access_key, "AWS_SECRET_ACCESS_KEY": servers.secret_key}
         yield Neighbours(servers.bootstrap_servers, servers.s3_endpoint)
 

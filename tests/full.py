@@ -168,7 +168,11 @@ def run_shard(number: int, count: int, shard: Sequence[Unit], durations: dict[st
         with tempfile.TemporaryDirectory(prefix="anabranch-full-") as folder:
             listed, recorded = Path(folder) / "tests", Path(folder) / "record.json"
             listed.write_text("\n".join(unit.name for unit in units) + "\n", encoding="utf-8")
-            processes = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"] if suite in TEST_FOLDERS else []
+            processes = (
+                ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0"]
+                if suite in TEST_FOLDERS
+                else []
+            )
             print(f"shard {number}/{count}: suite {suite}: {len(units)} files or tests", flush=True)
             code = subprocess.run(
                 command(suite, *processes, "--record", str(recorded), f"@{listed}"),

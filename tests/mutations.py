@@ -124,7 +124,11 @@ def copied(folder: Path) -> None:
 
 def failing(folder: Path, *tests: str) -> list[str]:
     """The tests that fail, the first few of them."""
-    processes = [] if len(tests) < len(TESTS) else ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+    processes = (
+        []
+        if len(tests) < len(TESTS)
+        else ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0"]
+    )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-m", "not full",
          "--maxfail=3", *processes, *tests],

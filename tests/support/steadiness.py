@@ -6,10 +6,9 @@ are those that ask for `environment`, themselves or by another fixture, or for `
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
-import threading
-import traceback
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +16,17 @@ from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
+from pytest_timeout import _get_item_settings
 
 _LINES = 40
+# How long after its time-out a test may still run, which pytest-timeout could not end: one that waits in native code.
+_GRACE_SECONDS = 60.0
+
+
+def shared_folder(config: Any) -> Path:
+    """The temporary folder of the whole test run, which all its processes share."""
+    own = Path(config._tmp_path_factory.getbasetemp())
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 def this_hour() -> str:
@@ -44,30 +52,49 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     return True
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A test that its time-out does not end ends the process, and leaves the stacks of its threads in a file."""
+    seconds = _get_item_settings(item).timeout
+    if not seconds:
+        return (yield)
+    # Standard error is captured, and lost with the process.
+    with (shared_folder(item.config) / f"stacks-{os.getpid()}.log").open("w") as stacks:
+        faulthandler.dump_traceback_later(seconds + _GRACE_SECONDS, exit=True, file=stacks)
+        try:
+            return (yield)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+class Controller:
+    """What the process does that only hands out the tests."""
+
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """A process that ended before its time: its stacks, and what the services that it used logged last."""
+        if error:
+            base = shared_folder(node.config)
+            for log in sorted([*base.glob("stacks-*.log"), *base.glob("services/logs/*.log")]):
+                print(f"end of {log}:\n{tail(log)}", file=sys.stderr)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.pluginmanager.hasplugin("xdist") and "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(Controller(), "steadiness-controller")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """A test that took too long: all threads' stacks, and the ends of the logs of the services and of its jobs."""
+    """A test that took too long: beside the stacks, the ends of the logs of the services and of its jobs."""
     report: Any = yield
     if report.failed and "pytest-timeout" in str(report.longrepr):
-        report.sections.append(("stacks", stacks()))
         report.sections += [(f"end of {log}", tail(log)) for log in logs(item)]
     return report
 
 
-def stacks() -> str:
-    """What every thread of this process is at; the one that failed has its traceback in the report."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return "\n".join(
-        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
-        for ident, frame in sys._current_frames().items()
-        if ident != threading.get_ident()
-    )
-
-
 def logs(item: pytest.Item) -> list[Path]:
     """The logs of the services that the run shares, and of the test's own folder."""
-    base = Path(item.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    shared = shared_folder(item.config)
     own = getattr(item, "funcargs", {}).get("tmp_path")
     return [*sorted(shared.glob("services/logs/*.log")), *(sorted(own.rglob("*.log")) if own else ())]
 
