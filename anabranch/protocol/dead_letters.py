@@ -205,10 +205,8 @@ def _publish(lake: Lake, table: Table, rows_table: str, item: Mapping[str, Any])
             f"the batch layer restates hour {hour} at its next run (at once: `anabranch batch STREAM --hour {hour} "
             "--restate`)" if hour else "the batch layer has them again once it has rebuilt their hours",
         )  # fmt: skip
-    if layer != "main":
-        LOG.info(
-            "dead letters %s: %d records of layer %s published", item["id"], sum(f.record_count for f in files), layer
-        )
+    if layer != "main" and (count := sum(f.record_count for f in files)):
+        LOG.info("dead letters %s: %d records of layer %s published", item["id"], count, layer)
     return landed
 
 

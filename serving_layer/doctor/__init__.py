@@ -182,12 +182,12 @@ def _timed_out(failure: AnabranchError, reading: Reading[T]) -> Finding | None:
     if not isinstance(failure, NoAnswer) or not reading.is_given_up:
         return None
     remedy = "the same command again, with --limit SECONDS of more"
-    return error(Check.NO_ANSWER, reading.name, "an end of the examination", str(failure), remedy)
+    return error(Check.NO_ANSWER, reading.name, "the examination to end", str(failure), remedy)
 
 
 def _unread(subject: str, failure: AnabranchError) -> Finding:
     remedy = "what the message says; other findings may say more"
-    return error(Check.NO_ANSWER, subject, "an end of the examination", str(failure), remedy)
+    return error(Check.NO_ANSWER, subject, "the examination to end", str(failure), remedy)
 
 
 def _not_examined(subject: str, expected: str, found: str) -> Finding:

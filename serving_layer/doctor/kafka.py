@@ -150,6 +150,8 @@ def unread_bytes(facts: KafkaFacts, sizes: dict[int, int], starts: Offsets) -> d
 
 
 def _of_replicas(kafka: Kafka, topic: str, settings: TopicSettings) -> list[Finding]:
+    if settings.replicas < 2 and settings.brokers == 1 and _is_here(kafka):
+        return []  # a broker to try with
     if settings.replicas < 2:
         expected = "a replication factor of 3: with one replica a broker's loss is the records' loss"
         weighs = Severity.WARNING if settings.brokers > 1 else Severity.INFO

@@ -124,7 +124,9 @@ def _asked(unasked: list[tuple[Check, str]], check: Check, ask: Callable[[], T])
     try:
         return ask()
     except AnabranchError as refused:
-        unasked.append((check, str(refused)))
+        # What a server does not implement, such as a lifecycle, it does not do either.
+        if "NotImplemented" not in str(refused):
+            unasked.append((check, str(refused)))
         return None
 
 

@@ -72,12 +72,21 @@ def test_a_topic_that_is_kept_well_has_no_finding() -> None:
         ({"cleanup_policy": "compact,delete"}, {Check.TOPIC_COMPACTED: Severity.ERROR}),
         ({"timestamp_type": "CreateTime"}, {Check.TIMESTAMP_TYPE: Severity.INFO}),
         ({"replicas": 1}, {Check.REPLICATION: Severity.WARNING}),
-        ({"replicas": 1, "brokers": 1}, {Check.REPLICATION: Severity.INFO}),
         ({"min_insync": 1}, {Check.MIN_INSYNC: Severity.WARNING}),
     ],
 )
 def test_a_topic_that_is_kept_otherwise(settings: dict[str, object], expected: dict[Check, Severity]) -> None:
     assert of_topic(**settings) == expected  # type: ignore[arg-type]
+
+
+def test_one_replica_of_the_one_broker_of_this_machine_is_no_finding() -> None:
+    here = BROKERS.model_copy(update={"bootstrap_servers": "127.0.0.1:19092"})
+    elsewhere = BROKERS.model_copy(update={"bootstrap_servers": "kafka.example.com:9092"})
+    facts = replace(FACTS, settings=replace(SETTINGS, replicas=1, brokers=1))
+    assert kafka.findings(here, STREAM, facts, UNREAD, NOW) == []
+    assert checks(kafka.findings(elsewhere, STREAM, facts, UNREAD, NOW)) == {Check.REPLICATION: Severity.INFO}
+    facts = replace(FACTS, settings=replace(SETTINGS, replicas=1, brokers=3))
+    assert checks(kafka.findings(here, STREAM, facts, UNREAD, NOW)) == {Check.REPLICATION: Severity.WARNING}
 
 
 def test_a_retention_is_proposed_that_holds_the_backlog() -> None:
@@ -217,11 +226,22 @@ def test_what_to_run_next() -> None:
         ({"uploads": (Upload("warehouse/a", "u", NOW - timedelta(hours=25)),)}, {Check.UPLOADS: "warning"}),
         ({"uploads": (Upload("warehouse/a", "u", NOW - timedelta(hours=23)),)}, {}),
         ({"seconds": 0.6}, {Check.S3_SLOW: "warning"}),
-        ({"unasked": ((Check.OBJECT_LOCK, "NotImplemented"),)}, {Check.OBJECT_LOCK: "info"}),
+        ({"unasked": ((Check.OBJECT_LOCK, "AccessDenied"),)}, {Check.OBJECT_LOCK: "info"}),
     ],
 )  # fmt: skip
 def test_a_bucket(changes: dict[str, object], expected: dict[Check, str]) -> None:
     assert checks(s3.findings(PLACE, ("events",), replace(STORE, **changes))) == expected  # type: ignore[arg-type]
+
+
+def test_what_a_server_does_not_implement_is_no_finding() -> None:
+    def refuse(code: str) -> None:
+        raise Transient(f"ask for the lifecycle of bucket b: ClientError: {code}")
+
+    unasked: list[tuple[Check, str]] = []
+    s3._asked(unasked, Check.LIFECYCLE, lambda: refuse("NotImplemented"))
+    assert unasked == []
+    s3._asked(unasked, Check.LIFECYCLE, lambda: refuse("AccessDenied"))
+    assert [check for check, _ in unasked] == [Check.LIFECYCLE]
 
 
 def test_a_subject_that_is_missing() -> None:
