@@ -14,6 +14,7 @@ from anabranch.kafka.client import KafkaAdapter
 from anabranch.logs import configure_logging
 from anabranch.remote_errors import classify_unexpected
 from anabranch.table.lake import Lake
+from anabranch.table.owner import open_lake
 
 LOG = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ def open_job(stream: str, conf: str | None) -> Job:
     """Read the configuration and prepare the connections. Raises ConfigurationError."""
     environment = config.load_environment(conf)
     definition = config.load_stream(stream, conf)
-    return Job(environment, definition, Lake(environment), KafkaAdapter(environment.kafka))
+    return Job(environment, definition, open_lake(environment, definition), KafkaAdapter(environment.kafka))
 
 
 class StreamFolder:
@@ -45,6 +46,8 @@ class StreamFolder:
         self._conf, self._named = conf, tuple(names)
         self._environment = config.load_environment(conf)
         self._read: dict[str, tuple[tuple[int, int] | None, Job | ConfigurationError]] = {}
+        if not self._named:
+            config.require_different_tables(conf)
         for found in self.jobs().values():
             if isinstance(found, ConfigurationError):
                 raise found
@@ -66,7 +69,8 @@ class StreamFolder:
             LOG.warning("stream %s: its file is not taken up: %s", name, error)
             return stamp, error
         LOG.info("stream %s: its file is read", name)
-        return stamp, Job(self._environment, stream, Lake(self._environment), KafkaAdapter(self._environment.kafka))
+        lake = open_lake(self._environment, stream)
+        return stamp, Job(self._environment, stream, lake, KafkaAdapter(self._environment.kafka))
 
 
 def parser(description: str) -> argparse.ArgumentParser:

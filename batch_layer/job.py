@@ -32,6 +32,7 @@ from anabranch.job import Job, main, open_job, parser
 from anabranch.logs import of_process
 from anabranch.output import print_json, print_table
 from anabranch.progress import Progress
+from anabranch.protocol.owner import take_over
 from anabranch.protocol.sealing import require_ended, require_sealed, seal
 from anabranch.retry import Retry
 from anabranch.spark.session import close_session, open_session, stop_on_signal
@@ -73,6 +74,7 @@ def rebuild_hours(
     sealed = retry.call(name, lambda: seal(job.stream, job.lake, job.kafka))
     for h in named or ():
         require_sealed(sealed.state, job.stream, h)
+    retry.call(name, lambda: take_over(job.lake, job.stream, job.kafka, sealed.state.position))
     state = retry.call(name, lambda: rebuilder.recover(sealed))
 
     is_told = True

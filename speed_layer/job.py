@@ -36,10 +36,12 @@ from anabranch.kafka.source import read_ranges, read_stream
 from anabranch.logs import of_process
 from anabranch.position import Offsets, Ranges, from_keys, to_keys
 from anabranch.protocol.apply import require_columns
+from anabranch.protocol.owner import take_over
 from anabranch.protocol.sealing import check_clock
 from anabranch.protocol.state import check_log_end, check_topic, load_state
 from anabranch.retry import Retry
 from anabranch.spark.session import close_session, explain_spark, explained, open_session, stop_on_signal
+from anabranch.table.owner import read_owner
 from anabranch.temporary import clear_abandoned, temporary_folder
 from speed_layer import certain
 from speed_layer.micro_batch import MicroBatches
@@ -117,13 +119,13 @@ class SpeedJob:
         name, job = self._job.stream.name, self._job
         while not self._stop.is_set():
             state = load_state(job.lake, job.stream.table)
-            topic = job.kafka.describe(job.stream.topic, state.position)
+            topic, owner = job.kafka.describe(job.stream.topic, state.position), read_owner(state.table)
             if state.position.topic_id == "" and topic is None:
                 raise Transient(
                     f"topic {job.stream.topic}: expected it to exist, found none yet; create it, or correct `topic:` "
                     "in the stream's file"
                 )
-            position = check_topic(state.position, topic, job.stream.topic)
+            position = check_topic(state.position, topic, job.stream.topic, owner.cluster_id if owner else "")
             assert topic is not None
             step = plan_return(state, position.offsets)
             if isinstance(step, Skip):
@@ -141,6 +143,7 @@ class SpeedJob:
                 self._batches.skip_lost(starts)
                 continue
             if step is None:
+                take_over(job.lake, job.stream, job.kafka, state.position)
                 return position.offsets
             LOG.info("stream %s: hour %s is not served by the batch layer; reading it by its cut", name, step.hour)
             for piece in chunks(step.ranges, job.stream.speed.max_offsets_per_trigger):

@@ -21,26 +21,34 @@ if TYPE_CHECKING:
 @click.option(
     "--rolled-back", is_flag=True, help="The stream's file is an older one on purpose: leave its table ahead of it."
 )
+@click.option("--renamed-from", metavar="OLD", help="Take over the table of OLD, whose file STREAM's was.")
 @options
-def apply(stream: str | None, register: bool, rolled_back: bool, conf: str | None, output: str) -> None:
+def apply(
+    stream: str | None, register: bool, rolled_back: bool, renamed_from: str | None, conf: str | None, output: str
+) -> None:
     """Create or change tables, branches and bucket.
 
     Without STREAM: of all streams. It prints what it changed. A table that storage holds and the catalog does not know
     is not made anew: a lost or restored catalog, or a restored bucket, is mended by --register, with the stream's jobs
     stopped. Columns are never taken away: with --rolled-back the jobs of a file that lacks some go on, and their rows
-    have null there, until its table's own file is applied.
+    have null there, until its table's own file is applied. A table belongs to one stream: after its file was renamed,
+    --renamed-from gives the table to the new name.
     """
     from anabranch.output import print_json
     from anabranch.protocol import apply
+    from anabranch.table.owner import open_lake
 
     if rolled_back and not stream:
         raise ConfigurationError("--rolled-back: expected STREAM, whose file was put back; found none")
+    if renamed_from and not stream:
+        raise ConfigurationError("--renamed-from: expected STREAM, the new name; found none")
     names = [stream] if stream else all_streams(conf)
     done = {}
     for name in names:
         job = open_stream(name, conf)
+        lake = open_lake(job.environment, job.stream, renamed_from)
         try:
-            done[name] = apply.apply(job.environment, job.stream, job.lake, job.kafka, register, rolled_back)
+            done[name] = apply.apply(job.environment, job.stream, lake, job.kafka, register, rolled_back)
         finally:
             job.kafka.close()
         if output == "text":

@@ -24,11 +24,13 @@ def stream_argument(required: bool = True) -> Callable[[Callable[..., None]], Ca
 
 
 def all_streams(conf: str | None) -> list[str]:
-    """The streams that a configuration folder has files of. Raises ConfigurationError for none."""
+    """The streams that a configuration folder has files of. Raises ConfigurationError for none, and for two files that
+    name one table."""
     from anabranch import config
     from anabranch.errors import ConfigurationError
 
     if names := list(config.stream_names(conf)):
+        config.require_different_tables(conf)
         return names
     raise ConfigurationError(
         f"{config.resolve_folder(conf)}/streams: expected at least one stream's file, found none; `anabranch init` "

@@ -650,6 +650,24 @@ def stream_file_stamp(name: str, folder: str | Path | None = None) -> tuple[int,
     return found.st_mtime_ns, found.st_size
 
 
+def require_different_tables(folder: str | Path | None = None) -> None:
+    """That no two files of the configuration folder name one table. What else is wrong with a file is not looked at:
+    loading it raises. Raises ConfigurationError."""
+    streams = resolve_folder(folder) / "streams"
+    files: dict[str, Path] = {}
+    for name in stream_names(folder):
+        path = streams / f"{name}.yaml"
+        try:
+            table = _read(path)[0].get("table")
+        except ConfigurationError:
+            continue
+        if isinstance(table, str) and (other := files.setdefault(table.casefold(), path)) != path:
+            raise ConfigurationError(
+                f"{path}: table: expected a table of its own, found {table}, which {other} names too: a table belongs "
+                "to one stream; give one of them another name, or delete the file that was renamed"
+            )
+
+
 def load_stream(name: str, folder: str | Path | None = None) -> Stream:
     """Read `streams/<name>.yaml` of the configuration folder. Raises ConfigurationError."""
     folder = resolve_folder(folder)

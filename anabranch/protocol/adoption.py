@@ -27,6 +27,7 @@ from anabranch.protocol.start_offsets import Log, StartChoice, question, read_lo
 from anabranch.protocol.state import LOST, POSITION, State, load_state, lost_entries
 from anabranch.table.commits import Change
 from anabranch.table.lake import Lake
+from anabranch.table.owner import OWNER, Owner
 from anabranch.table.snapshots import published_since
 
 LOG = logging.getLogger(__name__)
@@ -206,7 +207,9 @@ def adopt(
         accepted = {h: a.cut for h, a in state.accepted.items()}
         adopted = plan_adopt(timeline, position, topic.id, begins, accepted, read_ms, since)
         reach(Step.ADOPT_DECIDED)
-        return state, plan_publish(state, adopted, new_id(), lake.clock.now(), confirmed)
+        publish = plan_publish(state, adopted, new_id(), lake.clock.now(), confirmed)
+        owner = Owner(stream.name, stream.topic, kafka.cluster_id())
+        return state, replace(publish, set_properties={OWNER: owner.to_json()})
 
     landed = run(lake, stream.table, decide, f"adopt topic {stream.topic}", take_turns=True)
     if landed is None or adopted is None:

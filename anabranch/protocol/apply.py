@@ -35,6 +35,7 @@ from anabranch.kafka.client import KafkaAdapter
 from anabranch.position import Position
 from anabranch.protocol.deliveries import DELIVERIES_SCHEMA
 from anabranch.protocol.ledger import LEDGER_SCHEMA
+from anabranch.protocol.owner import take_over
 from anabranch.protocol.publish import Publish, new_id, run
 from anabranch.protocol.restore_ledger import restore_ledger
 from anabranch.protocol.rolled_back import column_words, is_ahead, is_rolled_back, roll_back, roll_forward
@@ -42,9 +43,10 @@ from anabranch.protocol.state import POSITION, TIMELINE, State, load_state
 from anabranch.table import admin, s3
 from anabranch.table import register as registration
 from anabranch.table.commits import Change, Commit, Outcome
+from anabranch.table.owner import OWNER, Owner, read_owner
 from anabranch.table.physical_design import PhysicalDesign, lay_out
 from anabranch.table.schema_evolution import Columns, evolve, plan_evolution
-from anabranch.table.snapshots import BRANCHES, has_side_files, heads
+from anabranch.table.snapshots import BRANCHES, branch_properties, has_side_files, heads
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -163,9 +165,11 @@ def apply(
     The first commit records where the stream begins: position and first hour. Nothing is ever taken from Kafka's own
     defaults again. With `register`, tables that storage holds and the catalog has lost are registered first; with
     `rolled_back`, the stream's table stays ahead of a file that was put back to an older one. Raises Refused for a
-    change of schema that would lose or hide data, ConfigurationError for tables that the catalog lost.
+    change of schema that would lose or hide data, ConfigurationError for tables that the catalog lost and for a table
+    of another stream, before anything is changed.
     """
-    changes = []
+    # Tables that are registered first can only be looked at then.
+    changes = _take_over(stream, lake, kafka) if not register and lake.exists(stream.table) else []
     bucket = s3.bucket_of(environment.catalog.warehouse)
     if bucket is not None and s3.open_store(environment.s3).ensure_bucket(bucket):
         changes.append(f"created bucket {bucket}")
@@ -184,6 +188,7 @@ def apply(
     if register:
         for name, columns, _ in wanted:
             changes += registration.register(environment, lake, name, columns.schema)
+        changes += _take_over(stream, lake, kafka) if lake.exists(stream.table) else []
     missing = {name for name, _, _ in wanted if not lake.exists(name)}
     for name, columns, _ in wanted:
         # A ledger that was dropped is made again from what the branches say, a view's partials from the rows, and what
@@ -194,7 +199,8 @@ def apply(
     first = _beginning(stream, kafka) if stream.table in missing else {}
     # The stream's own first: only its columns can be refused, and then nothing has changed.
     for name, columns, by in wanted:
-        if admin.create(lake, name, columns.schema, by, admin.TABLE_PROPERTIES):
+        owner = {OWNER: Owner(stream.name, stream.topic, kafka.cluster_id()).to_json()} if name == stream.table else {}
+        if admin.create(lake, name, columns.schema, by, admin.TABLE_PROPERTIES | owner):
             changes.append(f"created table {name}")
         elif name == stream.table:
             changes += _evolve_rows(lake, stream, columns, rolled_back)
@@ -235,6 +241,23 @@ def move_state(lake: Lake, stream: Stream) -> list[str]:
         if has_side_files(table) and lake.commit(table, commit) is Outcome.LANDED:
             moved.append(name)
     return [f"moved the state of {name} from side files to table properties" for name in moved]
+
+
+def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
+    """Have the stream's table belong to it; what was changed, in words. Raises AnotherStreamsTable."""
+    table = lake.load(stream.table)
+    if not set(BRANCHES) <= table.metadata.refs.keys():
+        return []  # by the next run, or by a job
+    text, before = branch_properties(table, "speed").get(POSITION), read_owner(table)
+    if not take_over(lake, stream, kafka, Position.from_json(text) if text else Position("", {})):
+        if before is not None and before.topic != stream.topic:
+            LOG.warning(
+                "stream %s: table %s was read from topic %s, the stream's file names %s: `anabranch adopt %s` goes on "
+                "there", stream.name, stream.table, before.topic, stream.topic, stream.name,
+            )  # fmt: skip
+        return []
+    former = f"stream {before.stream}" if before is not None else "no stream"
+    return [f"table {stream.table} belongs to stream {stream.name} now, and belonged to {former}"]
 
 
 def _beginning(stream: Stream, kafka: KafkaAdapter) -> dict[str, str]:

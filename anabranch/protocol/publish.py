@@ -18,7 +18,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cached_property
@@ -75,6 +75,7 @@ class Publish:
     remove_properties: tuple[str, ...] = ()
     merges: bool = False
     read_until: datetime | None = None
+    set_properties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
         tags=publish.tags,
         drop_tags=gone,
         expire=plan_expiry(state.table, publish.id, now),
-        set_properties=promised,
+        set_properties={**publish.set_properties, **promised},
         remove_properties=publish.remove_properties,
     )
 

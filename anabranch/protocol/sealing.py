@@ -21,6 +21,7 @@ from anabranch.protocol.publish import Decision, Publish, new_id, new_tag, run
 from anabranch.protocol.state import State, check_log_end, check_topic, load_state
 from anabranch.table.commits import Change
 from anabranch.table.lake import Lake
+from anabranch.table.owner import read_owner
 
 LOG = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ def ask(
     """Ask Kafka where the hours that `state` needs to have ended, end: those that offsets up to `needed` belong to, or
     all; at most `at_most` at once. Raises PositionError, Transient."""
     topic = kafka.describe(topic_name, state.position)
-    position = check_topic(state.position, topic, topic_name)
+    position = check_topic(state.position, topic, topic_name, _read_from(state))
     assert topic is not None
     offsets = KafkaOffsets(topic, now, now - grace, {}, {}, {}, needed)
     if hours.is_untouched(state.timeline, position):
@@ -173,7 +174,7 @@ def resolve_state(state: State, offsets: KafkaOffsets) -> ResolvedState | None:
         return (
             None  # Another process published what is newer than the answers: `ask` tells whether Kafka contradicts it.
         )
-    position = check_topic(state.position, offsets.topic, offsets.topic.name)
+    position = check_topic(state.position, offsets.topic, offsets.topic.name, _read_from(state))
     timeline = _with_first_hour(state, position, offsets)
     wanted = hours.plan_wanted(timeline, position.offsets, offsets.until, offsets.needed, len(offsets.answers) or 1)
     # Never an hour before those ahead of it.
@@ -244,6 +245,12 @@ def plan_sealing(decided: ResolvedState, grace: timedelta, id: str, confirmed: f
     tags = (tag,) if tag.name not in state.table.metadata.refs else ()
     bound = replace(state.position, topic_id=position.topic_id)
     return Publish(id, (Change("speed"),), planned, bound, decisions=rows, confirmed=confirmed, tags=tags)
+
+
+def _read_from(state: State) -> str:
+    """The cluster that the stream's table was read from; empty where it does not say."""
+    owner = read_owner(state.table) if state.table is not None else None
+    return owner.cluster_id if owner is not None else ""
 
 
 def _fits(position: Position, topic: Topic) -> bool:

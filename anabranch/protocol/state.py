@@ -274,17 +274,18 @@ def _union(properties: Iterable[Mapping[str, str]], key: str) -> tuple[dict[str,
     return tuple(sorted(items.values(), key=lambda item: str(item["at"])))
 
 
-def check_topic(position: Position, topic: Topic | None, name: str) -> Position:
+def check_topic(position: Position, topic: Topic | None, name: str, read_from: str = "") -> Position:
     """The position, bound to the topic as Kafka knows it now: partitions that are new begin at offset 0.
 
-    Raises PositionError when the topic was recreated, is gone, or has fewer partitions than the position.
+    `read_from` is the id of the cluster that the position's topic was in, where it is known. Raises PositionError when
+    the topic was recreated, is gone, or has fewer partitions than the position.
     """
     if topic is None:
         raise PositionError(
             f"topic {name}: expected it to exist, found none; create it, or correct `topic:` in the stream's file"
         )
     if position.topic_id not in ("", topic.id):
-        raise PositionError(_another_log(position, topic, name))
+        raise PositionError(_another_log(position, topic, name, read_from))
     if lost := sorted(set(position.offsets) - set(topic.partitions)):
         raise PositionError(
             f"topic {name}: expected partition {lost[0]}, found only {len(topic.partitions)} partitions; Kafka takes "
@@ -294,13 +295,14 @@ def check_topic(position: Position, topic: Topic | None, name: str) -> Position:
     return bound.with_partitions(topic.partitions)
 
 
-def _another_log(position: Position, topic: Topic, name: str) -> str:
+def _another_log(position: Position, topic: Topic, name: str, read_from: str) -> str:
     holds = f", which holds {topic.records} records" if topic.records is not None else ""
-    cluster = f" in cluster {topic.cluster_id}" if topic.cluster_id else ""
+    moved = topic.cluster_id and read_from and topic.cluster_id != read_from
+    cluster, former = (f" in cluster {topic.cluster_id}", f" in cluster {read_from}") if moved else ("", "")
     return (
-        f"topic {name}: expected id {position.topic_id}, read up to {sum(position.offsets.values())} offsets in "
-        f"{len(position.offsets)} partitions, found id {topic.id}{cluster}{holds}: it was deleted and made again, or "
-        "`topic:` or kafka.bootstrap_servers name the wrong topic or cluster; nothing of it is read, and what is "
+        f"topic {name}: expected id {position.topic_id}{former}, read up to {sum(position.offsets.values())} offsets "
+        f"in {len(position.offsets)} partitions, found id {topic.id}{cluster}{holds}: it was deleted and made again, "
+        "or `topic:` or kafka.bootstrap_servers name the wrong topic or cluster; nothing of it is read, and what is "
         "published stays served. If the wrong one is named: correct the configuration and start the job again. Else: "
         "run `anabranch adopt`, which shows what the topic holds and asks where to begin"
     )

@@ -61,10 +61,14 @@ class _Unknown(Transient):
 
 
 class Lake:
-    """The catalog and its tables. Reads are always fresh: nothing is cached between calls but the connection."""
+    """The catalog and its tables. Reads are always fresh: nothing is cached between calls but the connection.
 
-    def __init__(self, environment: Environment) -> None:
+    `require` is asked about each table that is loaded, by name, and raises for one that must not be used.
+    """
+
+    def __init__(self, environment: Environment, require: Callable[[str, Table], None] | None = None) -> None:
         self.environment = environment
+        self._require = require
 
     @cached_property
     def catalog(self) -> Catalog:
@@ -88,6 +92,8 @@ class Lake:
         table = self._find(name)
         if table is None:
             raise Terminal(f"table {name}: expected it to exist, found none; run `anabranch apply`")
+        if self._require is not None:
+            self._require(name, table)
         return table
 
     def _find(self, name: str) -> Table | None:

@@ -52,6 +52,7 @@ class Check(StrEnum):
     TABLE_MISSING = "tables.missing"
     METADATA_GONE = "tables.metadata-gone"
     BRANCH_MISSING = "tables.branch-missing"
+    ANOTHER_STREAMS_TABLE = "tables.another-streams"
     COLUMNS = "tables.columns"
     PROPERTIES = "tables.properties"
     TOPIC_RECREATED = "stream.topic-recreated"

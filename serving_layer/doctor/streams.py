@@ -10,7 +10,7 @@ from anabranch.config import Environment, Stream
 from anabranch.hours import shift
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.table.lake import Lake
+from anabranch.table.owner import open_lake
 from serving_layer.audit import audit
 from serving_layer.doctor.finding import Check, Finding, error, warning
 from serving_layer.views.status import MAY_WAIT, StreamStatus, late_after, status, unexplained_words
@@ -30,7 +30,7 @@ class StreamFacts:
 def read(environment: Environment, stream: Stream) -> StreamFacts:
     """Raises Transient when Kafka or the lake does not answer."""
     with KafkaAdapter(environment.kafka) as kafka:
-        job = Job(environment, stream, Lake(environment), kafka)
+        job = Job(environment, stream, open_lake(environment, stream), kafka)
         view = status(job, late_after(stream, stream.airflow.speed_late_after))
         last = view.newest_accepted
         counted = audit(job, (shift(last, 1 - _AUDITED), last), with_kafka=False) if last is not None else None

@@ -9,7 +9,7 @@ from anabranch.errors import AnabranchError, MetadataGone, Terminal, Transient
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.state import State, load_state
 from anabranch.table import admin
-from anabranch.table.lake import Lake
+from anabranch.table.owner import AnotherStreamsTable, open_lake
 from anabranch.table.snapshots import BRANCHES, STAGING
 from serving_layer.doctor.finding import Check, Finding, error, info, warning
 from serving_layer.doctor.kafka import Unread
@@ -38,7 +38,7 @@ class TableFacts:
 
 def read(environment: Environment, stream: Stream) -> TableFacts:
     """Raises MetadataGone, ConfigurationError, Transient."""
-    lake = Lake(environment)
+    lake = open_lake(environment, stream)
     names = (stream.table, stream.dead_letters_table, *stream.plain_tables)
     missing = tuple(name for name in names if not lake.exists(name))
     tables = {name: lake.load(name) for name in names if name not in missing}
@@ -86,6 +86,12 @@ def find_unread(state: State) -> Unread:
 
 def failed(stream: Stream, failure: AnabranchError) -> Finding | None:
     """What a question that was not answered says; None where it is the catalog's finding or S3's. Pure."""
+    if isinstance(failure, AnotherStreamsTable):
+        # No command: whatever is run for this stream would be refused.
+        remedy = f"another `table:` in streams/{stream.name}.yaml"
+        return error(
+            Check.ANOTHER_STREAMS_TABLE, stream.table, f"a table of stream {stream.name}", str(failure), remedy
+        )
     if not isinstance(failure, MetadataGone):
         return None
     return error(

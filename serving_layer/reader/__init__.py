@@ -67,6 +67,7 @@ class Reader:
 
 def open_reader(conf: str | Path | None = None) -> Reader:
     """Read the configuration; nothing else is opened. Raises ConfigurationError."""
+    config.require_different_tables(conf)
     streams = [config.load_stream(name, conf) for name in config.stream_names(conf)]
     by_table = {
         name: s

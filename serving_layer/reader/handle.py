@@ -18,7 +18,7 @@ from anabranch.errors import ConfigurationError
 from anabranch.hours import start_of
 from anabranch.protocol.state import load_state
 from anabranch.protocol.watermarks import Watermarks
-from anabranch.table.lake import Lake
+from anabranch.table.owner import open_lake
 from anabranch.table.snapshots import snapshot_properties
 from serving_layer.query import Answer, Selected, open_derived, open_relation
 from serving_layer.query.datasets import dataset, quoted
@@ -211,5 +211,5 @@ def open_table(
     Nothing is opened yet but the configuration. Raises ConfigurationError.
     """
     definition = config.load_stream(stream, conf)
-    reader = Reader(Lake(config.load_environment(conf)), {definition.table: definition})
+    reader = Reader(open_lake(config.load_environment(conf), definition), {definition.table: definition})
     return StreamTable(reader, definition, Selection(as_of, only_accepted))

@@ -29,6 +29,9 @@ class Broker:
             self.after_describe.pop(0)()
         return topic
 
+    def cluster_id(self) -> str:
+        return "cluster"
+
     def retention(self, topic: str) -> timedelta | None:
         return None
 

@@ -26,6 +26,7 @@ from anabranch.protocol.state import POSITION, TIMELINE, Accepted, State, accept
 from anabranch.table import admin
 from anabranch.table.commits import Change, Outcome
 from anabranch.table.lake import Lake
+from anabranch.table.owner import OWNER, Owner
 from anabranch.table.snapshots import WAP_ID, Staged, find_staged, heads
 
 FIRST = "2026-11-21T00"
@@ -155,7 +156,8 @@ def new_lake(
         (stream.dead_letters_table, apply.dead_letters_schema(), ("ingest_hour",), {}),
         (stream.hours_table, apply.LEDGER_SCHEMA, (), {}),
     ):
-        admin.create(made.lake, name, schema, by, admin.TABLE_PROPERTIES)
+        owner = {OWNER: Owner(stream.name, stream.topic, "cluster").to_json()} if name == stream.table else {}
+        admin.create(made.lake, name, schema, by, admin.TABLE_PROPERTIES | owner)
         if name != stream.hours_table:
             admin.add_branches(made.lake, name, properties | ({POSITION: position.to_json()} if properties else {}))
     return made

@@ -1,0 +1,50 @@
+"""Taking a table over: writing the stream that reads it into a table that has no owner, or a renamed one."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from anabranch.config import Stream
+from anabranch.kafka.client import KafkaAdapter
+from anabranch.table import admin
+from anabranch.table.lake import Lake
+from anabranch.table.owner import OWNER, AnotherStreamsTable, Owner, read_owner
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table, Transaction
+
+    from anabranch.position import Position
+
+LOG = logging.getLogger(__name__)
+
+
+def take_over(lake: Lake, stream: Stream, kafka: KafkaAdapter, position: Position) -> bool:
+    """Write the stream into its table when no stream, or its former name, is there; True if it was written.
+
+    `position` is the table's. A table is only taken over by a stream that reads its position's topic: raises
+    AnotherStreamsTable when that is another topic id, since nothing tells then whose table it is.
+    """
+    owner = read_owner(lake.load(stream.table))
+    if owner is not None and owner.stream == stream.name:
+        return False
+    if position.topic_id:
+        topic = kafka.describe(stream.topic)
+        if topic is None:
+            return False
+        if topic.id != position.topic_id:
+            raise AnotherStreamsTable(
+                f"streams/{stream.name}.yaml: table {stream.table}: expected a table that was read from topic "
+                f"{stream.topic} (id {topic.id}), found that its position is one of topic id {position.topic_id}; "
+                "nothing was changed. If the table is another stream's: give `table:` another name. If the topic was "
+                f"deleted and made again, or moved to another cluster: run `anabranch adopt {stream.name}`"
+            )
+    wanted = Owner(stream.name, stream.topic, kafka.cluster_id()).to_json()
+
+    def write(table: Table, tx: Transaction) -> None:
+        if table.properties.get(OWNER) in (None, owner.to_json() if owner is not None else None):
+            tx.set_properties({OWNER: wanted})
+
+    admin.change_table(lake, stream.table, "owner", write)
+    LOG.info("stream %s: table %s belongs to it from now on", stream.name, stream.table)
+    return True

@@ -1,0 +1,149 @@
+"""A table belongs to one stream: every other one is refused before anything is read or changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from brokers import Broker
+from lakes import StreamLake, new_environment, new_lake, new_stream
+
+from anabranch import config
+from anabranch.config import Stream
+from anabranch.errors import ConfigurationError
+from anabranch.position import Position
+from anabranch.protocol import apply as tables
+from anabranch.protocol.adoption import adopt
+from anabranch.protocol.owner import take_over
+from anabranch.protocol.state import load_state
+from anabranch.table import admin
+from anabranch.table.lake import Lake
+from anabranch.table.owner import OWNER, AnotherStreamsTable, Owner, open_lake, read_owner
+from serving_layer.doctor.finding import Check
+from serving_layer.doctor.tables import failed
+from serving_layer.doctor.tables import read as examine_tables
+from serving_layer.merge import recover
+
+MINE, OTHER = new_stream(), new_stream(name="refunds", topic="refunds")
+
+
+def apply(folder: Path, stream: Stream, broker: Broker, renamed_from: str | None = None) -> list[str]:
+    environment = new_environment(folder)
+    return tables.apply(environment, stream, open_lake(environment, stream, renamed_from), broker.adapter)
+
+
+@pytest.fixture
+def unmarked(tmp_path: Path) -> StreamLake:
+    """A table as an older version made it, at topic id t."""
+    lake = new_lake(tmp_path)
+    admin.change_table(lake.lake, lake.name, "owner", lambda table, tx: tx.remove_properties(OWNER) and None)
+    return lake
+
+
+def test_apply_writes_the_stream_into_its_table_and_refuses_another_ones_file(tmp_path: Path) -> None:
+    """The hazard: both publish into it in turn, each with the offsets of its own topic."""
+    apply(tmp_path, MINE, Broker())
+    lake = Lake(new_environment(tmp_path))
+    before = lake.load(MINE.table)
+    assert read_owner(before) == Owner("events", "events", "cluster")
+    names = (
+        r"streams/refunds.yaml: table games.events: .* belongs to stream events \(streams/events.yaml, topic events\)"
+    )
+    with pytest.raises(AnotherStreamsTable, match=names) as refused:
+        apply(tmp_path, OTHER, Broker(id="r"))
+    assert refused.value.exit_code == 2
+    assert lake.load(MINE.table).metadata_location == before.metadata_location
+    assert apply(tmp_path, MINE, Broker()) == []
+
+
+def test_whatever_opens_anothers_table_for_a_stream_is_refused(tmp_path: Path) -> None:
+    apply(tmp_path, MINE, Broker())
+    environment = new_environment(tmp_path)
+    lake = open_lake(environment, OTHER)
+    for use in (
+        lambda: load_state(lake, OTHER.table),
+        lambda: recover(lake, OTHER),
+        lambda: adopt(OTHER, lake, Broker(id="r").adapter),
+        lambda: examine_tables(environment, OTHER),
+    ):
+        with pytest.raises(AnotherStreamsTable, match="belongs to stream events"):
+            use()
+    assert load_state(open_lake(environment, MINE), MINE.table).position == Position("t", {0: 0})
+
+
+def test_the_doctor_proposes_no_command_for_anothers_table(tmp_path: Path) -> None:
+    """The hazard: it proposed `adopt`, which takes the table from the other stream, and `apply`."""
+    apply(tmp_path, MINE, Broker())
+    with pytest.raises(AnotherStreamsTable) as refused:
+        examine_tables(new_environment(tmp_path), OTHER)
+    finding = failed(OTHER, refused.value)
+    assert finding is not None
+    assert (finding.check, finding.remedy) == (Check.ANOTHER_STREAMS_TABLE, "another `table:` in streams/refunds.yaml")
+
+
+def test_a_table_without_an_owner_is_taken_over_by_the_stream_that_reads_its_topic(unmarked: StreamLake) -> None:
+    position = unmarked.state().position
+    with pytest.raises(
+        AnotherStreamsTable, match=r"topic refunds \(id r\), found that its position is one of topic id t"
+    ):
+        apply(unmarked.folder, OTHER, Broker(id="r"))
+    assert read_owner(unmarked.table()) is None
+    assert not take_over(unmarked.lake, MINE, Broker(id=None).adapter, position), "no topic tells whose it is"
+    assert take_over(unmarked.lake, MINE, Broker().adapter, position)
+    assert not take_over(unmarked.lake, MINE, Broker().adapter, position)
+    assert read_owner(unmarked.table()) == Owner("events", "events", "cluster")
+
+
+def test_apply_takes_over_a_table_without_an_owner(unmarked: StreamLake) -> None:
+    words = "table games.events belongs to stream events now, and belonged to no stream"
+    assert words in apply(unmarked.folder, MINE, Broker())
+    assert apply(unmarked.folder, MINE, Broker()) == []
+
+
+def test_a_streams_file_is_renamed(tmp_path: Path) -> None:
+    apply(tmp_path, MINE, Broker())
+    renamed = replace_name(MINE, "orders")
+    with pytest.raises(AnotherStreamsTable, match="--renamed-from"):
+        apply(tmp_path, renamed, Broker())
+    with pytest.raises(AnotherStreamsTable, match="belongs to stream events"):
+        apply(tmp_path, renamed, Broker(), renamed_from="others")
+    with pytest.raises(AnotherStreamsTable, match="its position is one of topic id t"):
+        apply(tmp_path, OTHER, Broker(id="r"), renamed_from="events")
+    words = "table games.events belongs to stream orders now, and belonged to stream events"
+    assert words in apply(tmp_path, renamed, Broker(), renamed_from="events")
+    assert apply(tmp_path, renamed, Broker()) == []
+    with pytest.raises(AnotherStreamsTable, match="belongs to stream orders"):
+        apply(tmp_path, MINE, Broker())
+
+
+def replace_name(stream: Stream, name: str) -> Stream:
+    return stream.model_copy(update={"name": name})
+
+
+def test_adopting_another_topic_writes_it_into_the_table(tmp_path: Path) -> None:
+    apply(tmp_path, MINE, Broker())
+    lake = open_lake(new_environment(tmp_path), MINE)
+    moved = MINE.model_copy(update={"topic": "events_2"})
+    assert adopt(moved, lake, Broker(id="t2").adapter) is not None
+    assert read_owner(lake.load(MINE.table)) == Owner("events", "events_2", "cluster")
+
+
+def test_two_files_that_name_one_table_are_found_when_all_are_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "streams"
+    folder.mkdir()
+    (folder / "orders.yaml").write_text("table: web.pings\n")
+    (folder / "pings.yaml").write_text("table: Web.pings\n")
+    (folder / "broken.yaml").write_text("table: [\n")
+    with pytest.raises(ConfigurationError) as refused:
+        config.require_different_tables(tmp_path)
+    assert "pings.yaml: table: expected a table of its own, found Web.pings" in str(refused.value)
+    assert f"which {folder / 'orders.yaml'} names too" in str(refused.value)
+    (folder / "pings.yaml").write_text("table: web.other\n")
+    config.require_different_tables(tmp_path)
+
+
+def test_an_owner_is_written_and_read() -> None:
+    owner = Owner("a", "b", "c")
+    assert Owner.from_json(owner.to_json()) == owner
+    assert Owner.from_json(replace(owner, cluster_id="").to_json()) == Owner("a", "b")
