@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -120,8 +121,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
         sys.stdout.flush()
 
 
-def write_result(result: pa.RecordBatchReader, fmt: ResultFormat, out: Path | None = None) -> None:
-    """Write a query's result to `out`, or to standard output, as its rows come; only a table is made of all of them.
+def write_result(
+    result: pa.RecordBatchReader, fmt: ResultFormat, out: Path | None = None, limit: int | None = None
+) -> bool:
+    """Write a query's result to `out`, or to standard output, as its rows come; only a table is made of all of them, or
+    of the first `limit`. Returns whether it has more rows than were written.
 
     CSV has a header, an empty field for null, and nested values as JSON; JSON is a list of objects; Parquet is
     compressed with zstd. A file is there whole or not at all. Raises ConfigurationError for Parquet on a terminal and
@@ -131,7 +135,9 @@ def write_result(result: pa.RecordBatchReader, fmt: ResultFormat, out: Path | No
         with _replacing(out) as sink:
             _write(result, fmt, sink)
     elif fmt == "table":
-        print_table(result.schema.names, _rows(result))
+        rows = list(islice(_rows(result), limit + 1 if limit is not None else None))
+        print_table(result.schema.names, rows[:limit])
+        return limit is not None and len(rows) > limit
     elif fmt == "parquet":
         if sys.stdout.isatty():
             raise ConfigurationError("query: expected a file or a pipe for Parquet, found a terminal (name a file)")
@@ -146,6 +152,7 @@ def write_result(result: pa.RecordBatchReader, fmt: ResultFormat, out: Path | No
         sys.stdout.flush()
         _write(result, fmt, sys.stdout.buffer)
         sys.stdout.buffer.flush()
+    return False
 
 
 @contextmanager

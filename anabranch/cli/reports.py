@@ -25,6 +25,7 @@ def _hours(context: click.Context, parameter: click.Parameter, value: str | None
     return span_of(value) if value is not None else None
 
 
+_SHOWN_ROWS = 200
 hour_argument = click.argument("hour", callback=_hour)
 hours_option = click.option("--hours", metavar="A..B", callback=_hours, help="From hour A to hour B, or one hour.")
 
@@ -393,6 +394,12 @@ def status(stream: str, late_after: str | None, watch: bool, every: float, conf:
 @click.option("--output", type=click.Choice(["table", "csv", "json", "parquet"]), default="table", help="How to print.")
 @click.option("--out", metavar="FILE", help="Write to a file.")
 @click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(0),
+    help="How many rows a table shows; 0: all.  [default: 200 on a terminal, else all]",
+)
+@click.option(
     "--as-of",
     metavar="NAME|TIME",
     help="As of a tag, a branch, a snapshot id or a time (UTC), which every table named must have.",
@@ -407,6 +414,7 @@ def query(
     sql: str | None,
     output: Literal["table", "csv", "json", "parquet"],
     out: str | None,
+    limit: int | None,
     as_of: str | None,
     only_accepted: bool,
     revision: int | None,
@@ -442,6 +450,8 @@ def query(
     configure_logging()
     reader = open_reader(conf)
 
+    shown = (limit if limit is not None else _SHOWN_ROWS if sys.stdout.isatty() else 0) or None
+
     def run(statement: str) -> None:
         reading = Reading()
         with ExitStack() as told:
@@ -451,7 +461,8 @@ def query(
                 if out is None and sys.stdout.isatty():
                     # What is told of their reading is gone before they stand there.
                     rows = noted(rows, told.close, at_end=output == "table")
-                write_result(rows, output, Path(out) if out else None)
+                if write_result(rows, output, Path(out) if out else None, shown):
+                    click.echo(f"the first {shown} rows; --limit 0 shows all, --out FILE writes all", err=True)
         with redirect_stdout(sys.stdout if output == "table" else sys.stderr):
             if explain:
                 print_opened(opened(answer.files))

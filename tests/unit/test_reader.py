@@ -11,6 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import click.testing
 import duckdb
 import polars as pl
 import pyarrow.parquet as pq
@@ -102,6 +103,23 @@ def test_a_query_is_a_table_csv_json_or_parquet(one: StreamLake) -> None:
     out = one.folder / "r.parquet"
     assert ask(one, sql, "--output", "parquet", "--out", str(out)).exit_code == 0
     assert pq.read_table(out)["n"].to_pylist() == [0, 1]
+
+
+def test_a_table_on_a_terminal_is_not_endless(one: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    sql = "SELECT i FROM range(1000) t(i)"
+    assert ask(one, sql).stdout.count("\n") == 1002, "piped, it has every row"
+    cut = ask(one, sql, "--limit", "3")
+    assert (cut.stdout.split(), cut.stderr) == (
+        ["i", "-", "0", "1", "2"], "the first 3 rows; --limit 0 shows all, --out FILE writes all\n",
+    )  # fmt: skip
+    assert "the first" not in ask(one, sql, "--limit", "1000").stderr
+    assert ask(one, sql, "--output", "csv", "--limit", "3").stdout.count("\n") == 1001
+    monkeypatch.setattr("anabranch.cli.reports._SHOWN_ROWS", 5)
+    monkeypatch.setattr(click.testing._NamedTextIOWrapper, "isatty", lambda stream: True)
+    shown = ask(one, sql)
+    assert " 4 " in shown.stdout and " 5 " not in shown.stdout
+    assert "the first 5 rows" in shown.stderr
+    assert " 999 " in ask(one, sql, "--limit", "0").stdout
 
 
 def test_a_query_that_fails_late_leaves_the_file_as_it_was(one: StreamLake) -> None:
