@@ -146,7 +146,7 @@ types: $(READY) ## mypy: strict, and of tests what they ask of the code
 	@MYPYPATH=tests/support $(BIN)/mypy benchmarks
 	@MYPYPATH=tests/support $(BIN)/mypy --config-file tests/mypy.ini tests/unit tests/integration
 
-docs: $(READY) ## write docs/cli.md from the command line itself, and what guards the failure table in tests/README.md
+docs: $(READY) ## write the pages of docs/ that come from the code: commands, keys, fail points, and what guards the failure table in tests/README.md
 	@$(BIN)/python -m anabranch.cli.reference
 	@$(BIN)/python tests/support/suite_map.py
 

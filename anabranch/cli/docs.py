@@ -23,12 +23,12 @@ def docs(page: str | None) -> None:
     folder = shipped("docs/design.md", "_docs/design.md").parent
     pages = {str(file.relative_to(folder).with_suffix("")): file for file in sorted(folder.rglob("*.md"))}
     if page is None:
-        _list(folder, {name: file for name, file in pages.items() if "/" not in name})
+        _list(folder, {name: file for name, file in pages.items() if _is_listed(name)})
         return
     name, _, section = page.partition("#")
     name = name.removeprefix("docs/").removesuffix(".md")
     if name not in pages:
-        known = ", ".join(name for name in pages if "/" not in name)
+        known = ", ".join(name for name in pages if _is_listed(name))
         raise ConfigurationError(f"docs: expected one of the pages {known}, found {name!r}")
     text = pages[name].read_text(encoding="utf-8")
     if section and not (text := section_of(text, section)):
@@ -37,6 +37,11 @@ def docs(page: str | None) -> None:
         click.echo_via_pager(text)
     else:
         click.echo(text, nl=False)
+
+
+def _is_listed(name: str) -> bool:
+    """Decisions are read by who follows a link to one."""
+    return not name.startswith("decisions/")
 
 
 def _list(folder: Path, pages: dict[str, Path]) -> None:

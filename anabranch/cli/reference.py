@@ -1,4 +1,5 @@
-"""The pages that are written from the code: docs/cli.md (every command) and docs/fail_points.md (every step).
+"""The pages that are written from the code: docs/cli.md (every command), docs/fail_points.md (every step) and
+docs/reference/configuration.md (every key of the configuration).
 
 `python -m anabranch.cli.reference` writes them; with `--check` it only compares and exits 1 when one is out of date.
 """
@@ -45,9 +46,13 @@ are armed each: what follows a lost answer is reached after one (`commit.request
 
 def pages() -> dict[str, str]:
     """Every generated page: file name -> text."""
-    from anabranch.cli import main
+    from anabranch.cli import configuration, main
 
-    return {"cli.md": markdown(main), "fail_points.md": fail_points()}
+    return {
+        "cli.md": markdown(main),
+        "fail_points.md": fail_points(),
+        "reference/configuration.md": configuration.page(),
+    }
 
 
 def fail_points() -> str:
@@ -130,7 +135,7 @@ def generate(context: click.Context, check: bool, out: Path) -> None:
     for name, expected in pages().items():
         page = out / name
         if not check:
-            out.mkdir(parents=True, exist_ok=True)
+            page.parent.mkdir(parents=True, exist_ok=True)
             page.write_text(expected, encoding="utf-8")
             click.echo(f"wrote {page}")
         elif not page.is_file() or page.read_text(encoding="utf-8") != expected:

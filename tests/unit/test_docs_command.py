@@ -12,7 +12,7 @@ from anabranch.cli import main
 from anabranch.cli.docs import section_of
 
 ROOT = Path(__file__).resolve().parents[2]
-_NAMED = re.compile(r"docs/[\w-]+\.md(?:#[\w-]+)?")
+_NAMED = re.compile(r"docs/[\w/-]+\.md(?:#[\w-]+)?")
 
 
 def named() -> set[str]:
