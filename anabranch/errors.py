@@ -1,6 +1,6 @@
 """What can go wrong, by what the caller should do next.
 
-Every error carries the exit code of the command that it ends: 1 refused or found wanting,
+Every error carries the exit code of the command that it ends: 1 refused, or a check failed,
 2 wrong usage or configuration, 70 unexpected (sysexits.h's EX_SOFTWARE), 75 transient (try again; EX_TEMPFAIL).
 """
 
