@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from pyspark.sql import SparkSession
 
 from anabranch.errors import AnabranchError, PositionError, Transient
 from anabranch.fail_points import Step, reach
+from anabranch.health import health_file
 from anabranch.job import Job, main, open_job, parser
 from anabranch.kafka.source import read_ranges, read_stream
 from anabranch.logs import of_process
@@ -65,8 +66,11 @@ _CHECKPOINT = {
 class SpeedJob:
     """Runs a stream until a stop is requested, or until all that was there at its start is published."""
 
-    def __init__(self, job: Job, spark: SparkSession, available_now: bool) -> None:
+    def __init__(
+        self, job: Job, spark: SparkSession, available_now: bool, note_progress: Callable[[], None] = lambda: None
+    ) -> None:
         self._job, self._spark, self._available_now = job, spark, available_now
+        self._note_progress = note_progress
         self._stop = threading.Event()
         self._batches = MicroBatches(job.environment, job.stream, job.lake, job.kafka, self._stop)
         # Held while a micro-batch runs, so that the query is only ever stopped between two.
@@ -129,7 +133,8 @@ class SpeedJob:
             assert topic is not None
             step = plan_return(state, position.offsets)
             if isinstance(step, Skip):
-                self._batches.skip(step)
+                if self._batches.skip(step):
+                    self._note_progress()
                 continue
             starts = job.kafka.log_starts(topic)
             check_log_end(position, job.kafka.stable_ends(topic, position.offsets), job.stream.topic)
@@ -147,8 +152,13 @@ class SpeedJob:
                 return position.offsets
             LOG.info("stream %s: hour %s is not served by the batch layer; reading it by its cut", name, step.hour)
             for piece in chunks(step.ranges, job.stream.speed.max_offsets_per_trigger):
-                self._published += self._batches.publish(lambda piece=piece: self._read(piece), piece)  # type: ignore[misc]
+                self._count(self._batches.publish(lambda piece=piece: self._read(piece), piece))  # type: ignore[misc]
         raise Transient(f"stream {name}: stop requested; nothing is lost, run it again")
+
+    def _count(self, published: int) -> None:
+        self._published += published
+        if published:
+            self._note_progress()
 
     def _read(self, ranges: Ranges) -> DataFrame:
         return read_ranges(self._spark, self._job.environment.kafka, self._job.stream.topic, ranges)
@@ -178,7 +188,7 @@ class SpeedJob:
                     ends = _batch_end(checkpoint, batch_id, stream.topic)
                     ranges = {p: (starts["offsets"].get(p, 0), e) for p, e in ends.items()}
                     read_until = clock.time_of(asked["after"]) if reaches_log_end(ranges, limit) else None
-                    self._published += self._batches.hand_over(lambda: batch, ranges, read_until)
+                    self._count(self._batches.hand_over(lambda: batch, ranges, read_until))
                     starts["offsets"] = ends
                     if not self._available_now:
                         asked["after"] = clock.elapsed()
@@ -199,9 +209,11 @@ class SpeedJob:
                 # Often enough that a publish after a quiet moment knows of it, whatever the trigger's beat.
                 query.awaitTermination(0.25)  # type: ignore[arg-type]  # it takes fractions of a second
                 # What is available now is asked for once, when the query starts.
-                now = clock.elapsed()
-                if not self._available_now and not query.status["isTriggerActive"]:
+                now, status = clock.elapsed(), query.status
+                if not self._available_now and not status["isTriggerActive"]:
                     asked["after"] = now
+                if _is_idle(status) and not self._batches.is_publishing:
+                    self._note_progress()
             if query.isActive:
                 with self._running:
                     query.stop()
@@ -217,7 +229,7 @@ class SpeedJob:
     def _wait(self) -> None:
         """Wait for the publish of the last micro-batch, which nothing may follow while it is under way."""
         try:
-            self._published += self._batches.wait()
+            self._count(self._batches.wait())
         except Exception as error:
             self._failure = self._failure or error
 
@@ -228,6 +240,11 @@ class SpeedJob:
             return failure
         LOG.debug("micro-batch failed", exc_info=failure)
         return explain_spark(self._spark, "publish a micro-batch", failure)
+
+
+def _is_idle(status: Mapping[str, Any]) -> bool:
+    """Whether the newest trigger has ended and found nothing to read; before the first trigger the message differs."""
+    return status["message"] == "Waiting for next trigger" and not status["isDataAvailable"]
 
 
 def _batch_end(checkpoint: Path, batch_id: int, topic: str) -> Offsets:
@@ -256,13 +273,21 @@ def run(arguments: Sequence[str]) -> int:
     """The entry of spark-submit. Returns the exit code."""
     options = parser("Publish a stream's records within seconds.")
     options.add_argument("--available-now", action="store_true", help="publish what is there, then end")
+    options.add_argument(
+        "--health", type=Path, default=None, help="write progress to this file, for `anabranch health`"
+    )
     parsed = options.parse_args(list(arguments))
     job = open_job(parsed.stream, parsed.conf)
     of_process(stream=parsed.stream, layer="speed")
+    with health_file(parsed.health, job.stream.speed.trigger) as note_progress:
+        return _run(job, parsed.available_now, note_progress)
+
+
+def _run(job: Job, available_now: bool, note_progress: Callable[[], None]) -> int:
     spark = open_session(job.environment, f"anabranch speed {job.stream.name}", certain.SETTINGS | _CHECKPOINT)
     try:
         threading.Thread(target=_warm_up, args=(spark,), name="warm-up", daemon=True).start()
-        speed = SpeedJob(job, spark, parsed.available_now)
+        speed = SpeedJob(job, spark, available_now, note_progress)
         stop_on_signal(spark, speed.stop, (signal.SIGTERM, signal.SIGINT))
         speed.run()
         LOG.info("stream %s: done", job.stream.name)

@@ -149,6 +149,11 @@ class MicroBatches:
         return under_way.result() if under_way is not None else 0
 
     @property
+    def is_publishing(self) -> bool:
+        """Whether a micro-batch that was handed over is still being published."""
+        return self._under_way is not None and not self._under_way.done()
+
+    @property
     def has_failed(self) -> bool:
         """Whether the next call will raise what kept a micro-batch from being published."""
         work = self._under_way

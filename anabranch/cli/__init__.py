@@ -24,8 +24,8 @@ SECTIONS = {
     "Set up": ("init", "docs", "dev", "doctor", "apply", "jars", "completion"),
     "Run": ("speed", "batch", "egress", "maintain"),
     "Look": (
-        "status", "hours", "explain", "serve", "metrics", "dead-letters", "duplicates", "diff", "drift", "complete",
-        "audit", "data-docs",
+        "status", "health", "hours", "explain", "serve", "metrics", "dead-letters", "duplicates", "diff", "drift",
+        "complete", "audit", "data-docs",
     ),
     "Read the data": ("query", "views", "changes"),
     "Operate": ("adopt", "serve-hour", "merge", "webhook", "lineage"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import click
 
 from anabranch.cli.options import master_option, open_stream, options, stream_argument
@@ -10,16 +13,45 @@ from anabranch.cli.options import master_option, open_stream, options, stream_ar
 @click.command()
 @stream_argument()
 @click.option("--available-now", is_flag=True, help="Publish what is there, then end.")
+@click.option("--health", metavar="FILE", help="Write progress to this file, for `anabranch health`.")
 @master_option
 @options
-def speed(stream: str, available_now: bool, master: str | None, conf: str | None, output: str) -> None:
+def speed(
+    stream: str, available_now: bool, health: str | None, master: str | None, conf: str | None, output: str
+) -> None:
     """Run the speed layer: publish records within seconds.
 
     It runs until it is stopped (SIGTERM, Ctrl-C). With --output json its log is JSON, one event a line.
     """
     from anabranch.spark.submit import submit_job
 
-    submit_job("speed_layer", stream, conf, output, ["--available-now"] if available_now else [], master)
+    flags = ["--available-now"] if available_now else []
+    submit_job("speed_layer", stream, conf, output, [*flags, *(["--health", health] if health else [])], master)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--within", type=click.FloatRange(min=0), metavar="SECONDS", help="Longest time without progress.")
+@click.option("--liveness", is_flag=True, help="Ignore restarts, for a liveness probe.")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")
+def health(file: Path, within: float | None, liveness: bool, output: str) -> None:
+    """Check a speed job by its health file.
+
+    The job writes it with `anabranch speed STREAM --health FILE`. Healthy is a running job that published something, or
+    found nothing to read, within five minutes and two triggers, and was restarted less than twice within 15 minutes.
+    The exit code is 1 for an unhealthy job.
+    """
+    import json
+    import time
+
+    from anabranch.health import find_fault, is_running, read_record
+
+    fault = find_fault(read_record(file), is_running(file), time.time(), within, liveness)
+    if output == "json":
+        click.echo(json.dumps({"healthy": fault is None, "fault": fault}))
+    else:
+        click.echo("healthy: the job makes progress" if fault is None else f"unhealthy: {fault}")
+    sys.exit(0 if fault is None else 1)
 
 
 @click.command()
@@ -116,8 +148,9 @@ def _seal(stream: str, span: tuple[str, str] | None, conf: str | None, output: s
 @click.option("--verify", is_flag=True, help="Compute every checksum again, also of a cached folder.")
 @click.option("--spark-submit", is_flag=True, help="Let this environment's spark-submit find the jars.")
 @click.option("--archive", is_flag=True, help="Let jobs start sooner, by an archive of classes (a minute, 250 MB).")
+@click.option("--jobs-only", is_flag=True, help="Leave out the jars of the services of `anabranch dev up`.")
 @click.option("--write-sums", is_flag=True, help="After a change of ivy.xml: write jars.sha256 anew.")
-def jars(verify: bool, spark_submit: bool, archive: bool, write_sums: bool) -> None:
+def jars(verify: bool, spark_submit: bool, archive: bool, jobs_only: bool, write_sums: bool) -> None:
     """Download the jars of the jobs and print their folder.
 
     Each is compared with its checksum, and none that is there is downloaded again. With --archive, Java's classes are
@@ -130,7 +163,7 @@ def jars(verify: bool, spark_submit: bool, archive: bool, write_sums: bool) -> N
     def progress(message: str) -> None:
         click.echo(message, err=True)
 
-    found = resolved.resolve(verify, spark_submit, write_sums, progress)
+    found = resolved.resolve(verify, spark_submit, write_sums, progress, resolved.JOBS if jobs_only else resolved.CONFS)
     if archive:
         make_archive(found, progress)
     click.echo(found.folder)

@@ -1,9 +1,9 @@
 """The jars: pinned by conf/jvm/ivy.xml, proven by conf/jvm/jars.sha256, kept in one cache.
 
 The pyspark wheel has no Kafka, Iceberg or S3 jar, but it ships Ivy, so Java and the wheel are all that it takes.
-The cache (`~/.cache/anabranch`, or ANABRANCH_CACHE) has one folder for each content of the two files: another
-checkout with other versions has another folder, and a folder that is there is complete, since it is renamed into
-place only once every jar in it has its expected checksum.
+The cache (`~/.cache/anabranch`, or ANABRANCH_CACHE) has one folder for each content of the two files, so another
+checkout with other versions has another folder. In it is one folder for each configuration of ivy.xml. A folder that
+exists is complete: it is renamed into place once every jar in it has its expected checksum.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from anabranch.spark.home import configure, spark_home
 from anabranch.spark.java import require_java
 
 CONFS = ("spark", "broker", "s3")
+# The confs that both jobs need; the others are the development services'.
+JOBS = ("spark",)
 ATTEMPTS = 4
 _FIRST_PAUSE = 2.0
 _WRITE_SUMS = "run `anabranch jars --write-sums` to write the file anew, and review the change"
@@ -100,9 +102,10 @@ def differences(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[
     return sentences
 
 
-def verify(folder: Path, sums: Path) -> None:
-    """Raises Terminal, naming each jar, unless `folder` holds exactly the jars of `sums`, byte for byte."""
-    wrong = differences(read_sums(sums), sums_of(folder))
+def verify(folder: Path, sums: Path, confs: Sequence[str] = CONFS) -> None:
+    """Raises Terminal, naming each jar, unless `folder` has exactly those jars of `sums` that are of `confs`, byte for
+    byte."""
+    wrong = differences(_of(read_sums(sums), confs), _of(sums_of(folder), confs))
     if wrong:
         raise Terminal(
             f"jars in {folder}: expected those of {sums}, found others: {'; '.join(wrong)}. If ivy.xml was changed on "
@@ -111,8 +114,9 @@ def verify(folder: Path, sums: Path) -> None:
         )
 
 
-def ensure_jars(cache: Path | None = None, progress: Progress | None = None) -> Jars:
-    """The resolved jars, from the cache, or downloaded into it first (200 MB, minutes; told to `progress`).
+def ensure_jars(cache: Path | None = None, progress: Progress | None = None, confs: Sequence[str] = CONFS) -> Jars:
+    """The jars of `confs`, from the cache, or downloaded into it first (200 MB, minutes; told to `progress`); of other
+    confs those that the cache has.
 
     Safe to call from several processes at once: one resolves, the others wait. Raises Terminal if Java is missing or
     a jar is not what jars.sha256 says, and Transient if the download failed four times.
@@ -122,37 +126,42 @@ def ensure_jars(cache: Path | None = None, progress: Progress | None = None) -> 
     root = cache_folder(cache) / "jars"
     folder = root / _key(conf)
     expected = read_sums(conf / "jars.sha256")
-    if _names(folder) != expected.keys():
+    if _missing(folder, expected, confs):
         java = require_java().executable
         root.mkdir(parents=True, exist_ok=True)
         with locked(root / f"{folder.name}.lock", _LOCK_SECONDS, lambda: progress("another process resolves the jars")):
-            # Asked again: the process that held the lock may have done the work.
-            if _names(folder) != expected.keys():
-                _resolve(java, conf, folder, len(expected), progress)
+            # Checked again: the process that held the lock may have resolved them.
+            if missing := _missing(folder, expected, confs):
+                _resolve(java, conf, folder, missing, progress)
     return Jars(folder, *(tuple(sorted((folder / name).glob("*.jar"))) for name in CONFS))
 
 
 def cached(cache: Path | None = None) -> tuple[Path, list[str]]:
-    """The folder that the jobs take their jars from, and a sentence for each that it lacks or has otherwise than
-    jars.sha256 says. Downloads nothing and needs no Java; every jar is read, which takes a quarter of a second."""
+    """The folder that the jobs take their jars from, and a sentence for each of these that is missing, extra or
+    different. Downloads nothing and needs no Java; every jar is read, which takes a quarter of a second."""
     conf = jvm_folder()
     folder = cache_folder(cache) / "jars" / _key(conf)
-    return folder, differences(read_sums(conf / "jars.sha256"), sums_of(folder))
+    return folder, differences(_of(read_sums(conf / "jars.sha256"), JOBS), _of(sums_of(folder), JOBS))
 
 
-def _resolve(java: Path, conf: Path, folder: Path, total: int, progress: Progress) -> None:
-    """Step 1: retrieve into a temporary folder. Step 2: verify it. Step 3: rename it into place."""
+def _resolve(java: Path, conf: Path, folder: Path, confs: Sequence[str], progress: Progress) -> None:
+    """Step 1: retrieve into a temporary folder. Step 2: verify it. Step 3: rename its folders into place."""
     attempt = folder.with_name(folder.name + ".part")
-    for leftover in (attempt, folder):
+    for leftover in (attempt, *(folder / name for name in confs)):
         if leftover.exists():
             progress(f"{leftover} is incomplete and is resolved again")
             shutil.rmtree(leftover)
+    sums = conf / "jars.sha256"
+    total = len(_of(read_sums(sums), confs))
     # Step 1
-    _retrieve(java, conf / "ivy.xml", folder.parent.parent / "ivy", attempt, total, progress)
+    _retrieve(java, conf / "ivy.xml", folder.parent.parent / "ivy", attempt, total, progress, confs)
     # Step 2: a folder that fails stays for inspection; the next run removes it.
-    verify(attempt, conf / "jars.sha256")
+    verify(attempt, sums, confs)
     # Step 3
-    attempt.rename(folder)
+    folder.mkdir(exist_ok=True)
+    for name in confs:
+        (attempt / name).rename(folder / name)
+    attempt.rmdir()
     progress(f"{total} jars resolved and verified")
 
 
@@ -162,7 +171,15 @@ def _fresh(folder: Path) -> Path:
     return folder
 
 
-def _retrieve(java: Path, ivy_xml: Path, ivy_cache: Path, into: Path, total: int, progress: Progress) -> None:
+def _retrieve(
+    java: Path,
+    ivy_xml: Path,
+    ivy_cache: Path,
+    into: Path,
+    total: int,
+    progress: Progress,
+    confs: Sequence[str] = CONFS,
+) -> None:
     """Runs Ivy until it succeeds; what it has downloaded stays in its own cache, so a retry goes on from there."""
     ivy_jars = sorted((spark_home() / "jars").glob("ivy-*.jar"))
     if not ivy_jars:
@@ -170,7 +187,7 @@ def _retrieve(java: Path, ivy_xml: Path, ivy_cache: Path, into: Path, total: int
     # Java waits for ever by default on a connection that has gone silent.
     timeouts = ["-Dsun.net.client.defaultConnectTimeout=20000", "-Dsun.net.client.defaultReadTimeout=60000"]
     command = [str(java), "-Xmx256m", *timeouts, "-jar", str(ivy_jars[-1]), "-cache", str(ivy_cache)]
-    command += ["-ivy", str(ivy_xml), "-confs", *CONFS]
+    command += ["-ivy", str(ivy_xml), "-confs", *confs]
     command += ["-retrieve", f"{into}/[conf]/[artifact]-[revision].[ext]"]
     for number in attempts(doubling(_FIRST_PAUSE), at_most=ATTEMPTS):
         progress(f"resolving {total} jars (once; 200 MB, some minutes on a slow network)")
@@ -221,6 +238,16 @@ def _names(folder: Path) -> set[str]:
     return set(_jar_names(folder))
 
 
+def _of(sums: Mapping[str, str], confs: Sequence[str]) -> dict[str, str]:
+    return {name: digest for name, digest in sums.items() if name.partition("/")[0] in confs}
+
+
+def _missing(folder: Path, expected: Mapping[str, str], confs: Sequence[str]) -> list[str]:
+    """Those of `confs` of which the folder does not have exactly the listed jars, by name."""
+    found = dict.fromkeys(_names(folder), "")
+    return [conf for conf in confs if _of(found, [conf]).keys() != _of(expected, [conf]).keys()]
+
+
 def _jar_names(folder: Path) -> Iterator[str]:
     for jar in folder.glob("*/*.jar"):
         if jar.stat().st_size > 0:
@@ -244,13 +271,15 @@ def _write_sums(progress: Progress) -> Path:
     return file
 
 
-def resolve(compare: bool, let_submit_find: bool, write_sums: bool, progress: Progress) -> Jars:
+def resolve(
+    compare: bool, let_submit_find: bool, write_sums: bool, progress: Progress, confs: Sequence[str] = CONFS
+) -> Jars:
     """What `anabranch jars` does. Raises Terminal, Transient."""
     if write_sums:
         progress(f"wrote {_write_sums(progress)}")
-    jars = ensure_jars(progress=progress)
+    jars = ensure_jars(progress=progress, confs=confs)
     if compare:
-        verify(jars.folder, jvm_folder() / "jars.sha256")
+        verify(jars.folder, jvm_folder() / "jars.sha256", confs)
     if let_submit_find:
         for file in configure(jars.spark):
             progress(f"wrote {file}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from anabranch.config import Environment, load_environment, load_stream
 from anabranch.errors import ConfigurationError
 from anabranch.spark.archive import COLLECTOR, archive_options, class_path, spark_home
-from anabranch.spark.jars import ensure_jars, jvm_folder
+from anabranch.spark.jars import JOBS, ensure_jars, jvm_folder
 from anabranch.spark.java import require_java
 from anabranch.spark.settings import AVRO_OPTIONS, REDACTED, runs_here
 
@@ -37,7 +37,7 @@ def submit_command(environment: Environment, layer: str, arguments: Sequence[str
             "spark.conf: expected no spark.submit.deployMode, or client, found "
             f"{environment.spark.conf['spark.submit.deployMode']}; docs/deploy.md has the spark-submit for cluster mode"
         )
-    jars = ensure_jars()
+    jars = ensure_jars(confs=JOBS)
     local = runs_here(master)
     archive, archived = archive_options(jars) if local else ([], {})
     command = [str(spark_home() / "bin" / "spark-submit"), "--master", master]

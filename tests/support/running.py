@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,10 +20,10 @@ PUBLISHED = re.compile(r"published \d+ offsets as")
 
 
 @contextmanager
-def speed_running(one: World) -> Iterator[SpeedJob]:
+def speed_running(one: World, note_progress: Callable[[], None] = lambda: None) -> Iterator[SpeedJob]:
     """The speed job of a stream for the length of a `with`; at its end it is told to stop, and what it raised is."""
     raised: list[BaseException] = []
-    job = SpeedJob(one.job, one.spark, available_now=False)
+    job = SpeedJob(one.job, one.spark, False, note_progress)
 
     def run() -> None:
         try:

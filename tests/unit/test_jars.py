@@ -127,3 +127,21 @@ def test_a_java_home_that_leads_nowhere_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
     with pytest.raises(Terminal, match=r"JAVA_HOME is .*gone, but"):
         require_java()
+
+
+def test_a_folder_with_the_jars_of_the_jobs_is_enough_for_the_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ivy.xml").write_text("<ivy-module/>")
+    _sums(tmp_path / "jars.sha256", spark__a=b"a", broker__b=b"b")
+    monkeypatch.setattr(jars, "jvm_folder", lambda: tmp_path)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
+    cache = tmp_path / "cache"
+    folder = _folder(cache / "jars" / jars._key(tmp_path), spark__a=b"a")
+    assert jars.ensure_jars(cache, confs=jars.JOBS).spark == (folder / "spark" / "a.jar",)
+    assert jars.cached(cache) == (folder, [])
+    with pytest.raises(Terminal, match="JAVA_HOME"):
+        jars.ensure_jars(cache)
+    (folder / "spark" / "other.jar").write_bytes(b"x")
+    with pytest.raises(Terminal, match="JAVA_HOME"):
+        jars.ensure_jars(cache, confs=jars.JOBS)

@@ -58,6 +58,30 @@ def test_every_command_of_ours_exists() -> None:
         main.commands[one["args"][1]].make_context(one["args"][1], list(one["args"][2:]))
 
 
+def test_every_container_runs_without_rights_and_writes_to_tmp_alone() -> None:
+    for pod, one in CONTAINERS:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert one["securityContext"] == {
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
+        }  # fmt: skip
+        [written] = [volume["name"] for volume in pod["volumes"] if "emptyDir" in volume]
+        assert {m["name"]: m["mountPath"] for m in one["volumeMounts"]}[written] == "/tmp"
+
+
+def test_the_probes_of_the_speed_layer_read_the_file_that_its_job_writes() -> None:
+    [speed] = [one for _, one in CONTAINERS if one["args"][1] == "speed"]
+    file = speed["args"][speed["args"].index("--health") + 1]
+    assert file.startswith("/tmp/")
+    probes = {name: speed[name]["exec"]["command"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    for command in probes.values():
+        assert command[:3] == ["anabranch", "health", file]
+        main.commands["health"].make_context("health", list(command[2:]))
+    # A restart by the kubelet must not be what fails the next liveness probe.
+    assert {name: "--liveness" in command for name, command in probes.items()} == {
+        "startupProbe": True, "livenessProbe": True, "readinessProbe": False
+    }  # fmt: skip
+
+
 def test_no_secret_stands_in_a_file() -> None:
     assert not named("Secret")
     assert all(re.search(r"\$\{[A-Z_]+\}", line) for line in CONF.splitlines() if re.search("password:|uri:", line))
@@ -80,7 +104,8 @@ def test_every_name_that_is_referred_to_exists_or_is_made_by_the_documentation()
     made = set(re.findall(r"kubectl create (?:configmap|secret generic) ([a-z-]+)", text)) | {"anabranch-conf"}
     for pod in PODS.values():
         assert pod["serviceAccountName"] in named("ServiceAccount")
-        used = {v.get("configMap", {}).get("name") or v["secret"]["secretName"] for v in pod["volumes"]}
+        of_names = [v for v in pod["volumes"] if "emptyDir" not in v]
+        used = {v.get("configMap", {}).get("name") or v["secret"]["secretName"] for v in of_names}
         assert used <= made
     for pod, one in CONTAINERS:
         assert {mount["name"] for mount in one["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}

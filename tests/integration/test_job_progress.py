@@ -1,0 +1,40 @@
+"""What counts as progress of a running speed job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from unittest.mock import patch
+
+from running import speed_running
+from waiting import wait_for
+from world import World
+
+from anabranch.errors import Transient
+from speed_layer.micro_batch import MicroBatches
+
+
+def test_idle_triggers_and_publishes_are_progress_and_failing_micro_batches_are_not(
+    world: Callable[..., World],
+) -> None:
+    one, noted = world(speed={"trigger": "1 second"}), list[int]()
+    one.topic()
+    one.apply()
+    with speed_running(one, lambda: noted.append(one.published)):
+        wait_for(lambda: len(noted) >= 3, "an idle topic to count as progress")
+        one.send_now(40, "a")
+        wait_for(lambda: noted[-1] == 40, "a publish to count as progress")
+    failed: list[int] = []
+
+    def fail(*_: object) -> None:
+        failed.append(1)
+        raise Transient("expected to stage, found that it fails on purpose")
+
+    noted.clear()
+    one.send_now(40, "b")
+    with (
+        patch.object(MicroBatches, "_stage_readable", fail),
+        patch.object(MicroBatches, "_stage_ahead", fail),
+        speed_running(one, lambda: noted.append(1)),
+    ):
+        wait_for(lambda: len(failed) >= 2, "two tries to fail")
+    assert not noted
