@@ -46,7 +46,7 @@ from anabranch.table.commits import Change, Commit, Outcome
 from anabranch.table.owner import OWNER, Owner, read_owner
 from anabranch.table.physical_design import PhysicalDesign, lay_out
 from anabranch.table.schema_evolution import Columns, evolve, plan_evolution
-from anabranch.table.snapshots import BRANCHES, branch_properties, has_side_files, heads
+from anabranch.table.snapshots import BRANCHES, branch_properties, heads, is_unguarded
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -215,7 +215,7 @@ def apply(
         changes.append(f"recorded the beginning: {first[POSITION]}")
     for name in (stream.dead_letters_table, *map(stream.partials_table, stream.views)):
         changes += [f"created branch {b} of {name}" for b in admin.add_branches(lake, name, {})]
-    changes += move_state(lake, stream)
+    changes += guard_state(lake, stream)
     if rows := restore_ledger(lake, stream):
         changes.append(
             f"wrote {rows} rows of {stream.hours_table} from what the branches say: it had none of these hours"
@@ -223,24 +223,25 @@ def apply(
     return changes
 
 
-def move_state(lake: Lake, stream: Stream) -> list[str]:
-    """Move what the branches have in side files, which versions before this one wrote, to table properties: any publish
-    does so, of a stream that stands still this one. Returns what was changed, in words. Raises Terminal, Transient."""
+def guard_state(lake: Lake, stream: Stream) -> list[str]:
+    """Guard what the branches say against other programs' maintenance, in tables of versions before this one: move it
+    from side files to table properties, and tag the newest publishes. Any publish does so for its branches, this one
+    for those that stand still. Returns what was changed, in words. Raises Terminal, Transient."""
 
     def decide() -> tuple[State, Publish | None]:
         state = load_state(lake, stream.table)
-        if not has_side_files(state.table):
+        if not is_unguarded(state.table):
             return state, None
         return state, Publish(new_id(), tuple(map(Change, BRANCHES)), state.timeline)
 
-    moved = [stream.table] if run(lake, stream.table, decide, f"apply {stream.name}", take_turns=True) else []
+    guarded = [stream.table] if run(lake, stream.table, decide, f"apply {stream.name}", take_turns=True) else []
     for name in (stream.dead_letters_table, *map(stream.partials_table, stream.views)):
         table = lake.load(name)
         commit = Commit(new_id(), heads(table), tuple(map(Change, BRANCHES)))
         # One that is refused moves with the publish that was first, or the next.
-        if has_side_files(table) and lake.commit(table, commit) is Outcome.LANDED:
-            moved.append(name)
-    return [f"moved the state of {name} from side files to table properties" for name in moved]
+        if is_unguarded(table) and lake.commit(table, commit) is Outcome.LANDED:
+            guarded.append(name)
+    return [f"guarded the state of {name} against other programs' maintenance" for name in guarded]
 
 
 def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:

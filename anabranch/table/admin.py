@@ -25,7 +25,7 @@ from anabranch.remote_errors import explain, lake_errors
 from anabranch.table.catalog_settings import catalog_properties
 from anabranch.table.lake import Lake, delete_old_metadata
 from anabranch.table.prepare import set_ref
-from anabranch.table.snapshots import BRANCHES, PUBLISH_ID, STAGING
+from anabranch.table.snapshots import BRANCHES, PUBLISH_ID, PUBLISHED, STAGING
 from anabranch.table.state_properties import plan_summary
 
 LOG = logging.getLogger(__name__)
@@ -170,6 +170,8 @@ def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[s
             requirements.append(AssertRefSnapshotId(ref=branch, snapshot_id=None))
         if branch != "main":
             updates.append(set_ref(branch, head, SnapshotRefType.BRANCH))
+        if branch != STAGING:
+            updates.append(set_ref(PUBLISHED + branch, head, SnapshotRefType.TAG))
     try:
         lake.catalog.commit_table(table, tuple(requirements), tuple(updates))
     except CommitFailedException as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
 from functools import cached_property
 
 import pyarrow as pa
@@ -37,6 +38,7 @@ from anabranch.table import ledger_files
 from anabranch.table.catalog_settings import catalog_properties, keep_state_out_of_glue
 from anabranch.table.clock import Clock, store_clock
 from anabranch.table.commits import Commit, Outcome
+from anabranch.table.foreign import check_foreign_commits
 from anabranch.table.ledger_files import MergeStep
 from anabranch.table.outcomes import CommitFate, classify_commit, plan_fence
 from anabranch.table.prepare import prepare
@@ -51,6 +53,10 @@ _NO_FILE = "Location does not exist"
 
 # How PyIceberg says, as a plain ValueError, that another process changed the table first.
 _OVERTAKEN = ("Cannot add snapshot with sequence number", "Snapshot with snapshot id")
+
+# A commit is asked for within this time of its decision, or decided again: what it wrote and names is young then, so
+# that no orphan removal has taken it meanwhile. Other programs' moves no head.
+PREPARED_WITHIN = timedelta(minutes=20)
 
 # How long the table is asked what became of a commit whose answer was lost.
 _PATIENCE_SECONDS = 30.0
@@ -140,9 +146,13 @@ class Lake:
 
         When the answer is lost, or may be one to the client's own repetition, the table tells; None is said only of
         what cannot land any more. A commit without changes makes no snapshot to be known by: ask for it again.
-        Raises Transient when the outcome stays unknown: nothing that the commit names may be discarded then.
+        Raises Transient when the outcome stays unknown: nothing that the commit names may be discarded then. Raises
+        Terminal when another program changed rows of a branch.
         """
-        prepared = prepare(table, commit, self.clock.now(table.metadata.last_updated_ms))
+        if commit.changes:
+            check_foreign_commits(table)
+        began = self.clock.now(table.metadata.last_updated_ms)
+        prepared = prepare(table, commit, began)
         # A transaction of PyIceberg keeps one requirement of each type, so it would watch one branch only.
         requirements: tuple[TableRequirement, ...] = (
             AssertTableUUID(uuid=table.metadata.table_uuid),
@@ -151,6 +161,17 @@ class Lake:
         )
         reach(Step.COMMIT_PREPARED)
         note(publish=commit.id)
+        if commit.heads and (took := self.clock.now(table.metadata.last_updated_ms) - began) > PREPARED_WITHIN:
+            LOG.warning(
+                "commit %s of %s: expected it to be asked for within %s, found %s later; deciding again, since orphan "
+                "removal may have taken its files",
+                commit.id,
+                table.name(),
+                PREPARED_WITHIN,
+                took,
+            )
+            delete_quietly(table, prepared.written)
+            return None
         try:
             reach(Step.COMMIT_REQUEST_LOST)
             landed = self.catalog.commit_table(table, requirements, prepared.updates)

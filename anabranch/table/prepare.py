@@ -20,7 +20,7 @@ from pyiceberg.table.update import (
 from anabranch.remote_errors import explain
 from anabranch.table.commits import Commit
 from anabranch.table.snapshot_writer import SnapshotWriter, delete_quietly
-from anabranch.table.snapshots import carried, summary_of, unused_properties
+from anabranch.table.snapshots import PUBLISHED, carried, summary_of, unused_properties
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
             snapshot = writer.write(change, summary)
             updates.append(AddSnapshotUpdate(snapshot=snapshot))
             updates.append(set_ref(change.branch, snapshot.snapshot_id, SnapshotRefType.BRANCH))
+            updates.append(set_ref(PUBLISHED + change.branch, snapshot.snapshot_id, SnapshotRefType.TAG))
     except Exception as error:
         delete_quietly(table, writer.written)
         if not isinstance(error, OSError):

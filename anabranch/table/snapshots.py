@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from pyiceberg.manifest import DataFile, ManifestEntryStatus
-from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
 from anabranch.errors import ConfigurationError, Terminal
@@ -68,16 +68,27 @@ def head(table: Table, branch: str) -> Snapshot:
     return snapshot
 
 
+PUBLISHED = "published-"
+"""With a branch's name: the tag of its newest publish, which moves with each. It keeps the publish from expiring where
+another program's snapshots came after it, and `expire_snapshots` kept the newest of those alone."""
+
+
 def last_publish(table: Table, branch: str) -> Snapshot | None:
-    """The newest publish of a branch: a procedure of Iceberg's own leaves a head that is none."""
+    """The newest publish of a branch: a procedure of Iceberg's own leaves a head that is none.
+
+    Where the snapshots between are expired, it is the one that is tagged; `foreign.check_foreign_commits` compares.
+    """
     newest = ancestors_to_last_publish(table, branch)[-1]
-    return newest if _is_publish(newest) else None
+    if is_publish(newest):
+        return newest
+    tag = table.metadata.refs.get(PUBLISHED + branch)
+    return table.metadata.snapshot_by_id(tag.snapshot_id) if tag is not None else None
 
 
 def ancestors_to_last_publish(table: Table, branch: str) -> list[Snapshot]:
     """From a branch's head to its newest publish, both included."""
     way = [head(table, branch)]
-    while not _is_publish(way[-1]) and (parent := way[-1].parent_snapshot_id) is not None:
+    while not is_publish(way[-1]) and (parent := way[-1].parent_snapshot_id) is not None:
         snapshot = table.metadata.snapshot_by_id(parent)
         if snapshot is None:
             break
@@ -85,14 +96,19 @@ def ancestors_to_last_publish(table: Table, branch: str) -> list[Snapshot]:
     return way
 
 
-def _is_publish(snapshot: Snapshot) -> bool:
+def is_publish(snapshot: Snapshot) -> bool:
+    """Whether a snapshot was made by us. Pure."""
     return snapshot.summary is not None and snapshot.summary.get(PUBLISH_ID) is not None
+
+
+def count(snapshot: Snapshot, what: str) -> int:
+    """A count of a snapshot's summary; 0 where it has none. Pure."""
+    return int((snapshot.summary[what] if snapshot.summary is not None else None) or 0)
 
 
 def total(snapshot: Snapshot | None, what: str) -> int:
     """How many records, or data files, there are as a snapshot's summary counts them. Pure."""
-    value = snapshot.summary[f"total-{what}"] if snapshot is not None and snapshot.summary is not None else None
-    return int(value or 0)
+    return count(snapshot, f"total-{what}") if snapshot is not None else 0
 
 
 def find_snapshot(table: Table, as_of: str) -> int:
@@ -105,11 +121,16 @@ def find_snapshot(table: Table, as_of: str) -> int:
         return int(as_of)
     if (when := _moment(as_of)) is not None:
         return _main_at(table, when)
-    known = ", ".join(sorted(name for name in table.metadata.refs if name != STAGING)) or "none"
+    known = ", ".join(sorted(n for n in table.metadata.refs if n != STAGING and not n.startswith(PUBLISHED))) or "none"
     raise ConfigurationError(
         f"table {'.'.join(table.name())}: expected a tag, a branch, a snapshot's id or a time, found {as_of!r} (known: "
         f"{known}; a tag is gone once its age has ended)"
     )
+
+
+def is_tag(refs: Mapping[str, SnapshotRef], name: str) -> bool:
+    """Whether a ref is a tag for readers; those that move with each publish are none. Pure."""
+    return refs[name].snapshot_ref_type == SnapshotRefType.TAG and not name.startswith(PUBLISHED)
 
 
 def _moment(text: str) -> datetime | None:
@@ -135,7 +156,7 @@ def _main_at(table: Table, when: datetime) -> int:
         oldest = snapshot
     since = f"its publishes since {made_at(oldest).isoformat()}" if oldest is not None else "none of its publishes"
     made = {n: made_at(s) for n, r in metadata.refs.items() if (s := metadata.snapshot_by_id(r.snapshot_id))}
-    tags = {n: made[n] for n in made if metadata.refs[n].snapshot_ref_type == SnapshotRefType.TAG}
+    tags = {n: made[n] for n in made if is_tag(metadata.refs, n)}
     before = max((n for n in tags if tags[n] <= when), key=tags.__getitem__, default=None)
     after = min((n for n in tags if tags[n] > when), key=tags.__getitem__, default=None)
     near = [f"{n} ({tags[n].isoformat()})" for n in (before, after) if n is not None]
@@ -159,7 +180,7 @@ def branch_properties(table: Table, branch: str) -> dict[str, str]:
 def snapshot_properties(table: Table, snapshot_id: int) -> dict[str, str]:
     """What a branch said when the snapshot was its head, as far back as its snapshots are remembered."""
     for snapshot in ancestors_of(table.metadata.snapshot_by_id(snapshot_id), table.metadata):
-        if _is_publish(snapshot):
+        if is_publish(snapshot):
             return _whole(table, snapshot)
     return {}
 
@@ -188,7 +209,7 @@ def _what_is_left(table: Table, remedy: str) -> str:
     others = " and ".join(b for b in lost if b != "main")
     steps = [f"drop branch {others}", "run `anabranch apply STREAM`, which makes it again from main"] if others else []
     if "main" in lost:
-        of_main = (s for s in main_snapshots(table) if _is_publish(s) and is_read(s))
+        of_main = (s for s in main_snapshots(table) if is_publish(s) and is_read(s))
         newest = max(of_main, key=made_at, default=None)
         if newest is None:
             return (
@@ -293,10 +314,12 @@ def summary_of(table: Table, branch: str, properties: Mapping[str, str]) -> tupl
     return state_properties.plan_summary(properties, branch_properties(table, branch))
 
 
-def has_side_files(table: Table) -> bool:
-    """Whether a branch's state is in a side file, as versions before table properties wrote them. Pure."""
+def is_unguarded(table: Table) -> bool:
+    """Whether other programs' maintenance may destroy a branch's state: it is in a side file, or no tag keeps the
+    newest publish, as in versions before both. Pure."""
     published = (s for b in BRANCHES if (s := last_publish(table, b)) is not None)
-    return any(state_properties.side_file_of(_own_properties(s)) is not None for s in published)
+    has_side_file = any(state_properties.side_file_of(_own_properties(s)) is not None for s in published)
+    return has_side_file or any(PUBLISHED + b not in table.metadata.refs for b in BRANCHES)
 
 
 def unused_properties(

@@ -26,6 +26,10 @@ MOST_OPEN_FILES = 64
 # Until its snapshot is there, nothing refers to a file that is written: orphan removal, which spares what is younger
 # than a day, may take it.
 WITHIN = timedelta(hours=12)
+# Files that no snapshot names are published only while they are younger than this, and their commit is asked for within
+# `lake.PREPARED_WITHIN` of its decision: together less than an hour, the least age by which other programs' orphan
+# removal takes files.
+NAMED_WITHIN = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,13 @@ class Written:
 
 
 def is_young(written: Written, now: datetime) -> bool:
-    """Whether orphan removal spares the files for long enough that a publish may name them. Pure.
+    """Whether orphan removal, ours or another program's, spares the files for long enough that a publish may name
+    them. Pure.
 
     `now` is read after the heads that the publish requires were loaded. From then on orphan removal moves one of them
     before it deletes; a clock that was read before may be of a time when the files were young and the head another.
     """
-    return abs(now - written.began) <= WITHIN
+    return abs(now - written.began) <= NAMED_WITHIN
 
 
 def stage(

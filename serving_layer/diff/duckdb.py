@@ -206,6 +206,26 @@ def open_comparison(table: Table, hour: str, key: Sequence[str], lookback: int) 
         yield Comparison(connection, content_types(table.schema(), schemas, files), key)
 
 
+def has_same_rows(table: Table, hour: str, one: str, other: str) -> bool:
+    """Whether two branches of a loaded table have the same rows of an hour, each as often, whatever files they are in.
+
+    Raises Refused for a table that has delete files, Transient when a file could not be read.
+    """
+    at, name, reading = heads(table), ".".join(table.name()), Reading()
+    with reading.told(f"compare hour {hour}"), connected(_MEMORY) as connection:
+        for view, branch in (("one", one), ("other", other)):
+            connection.register(view, plan_files(name, table, at[branch], [hour]).dataset(reading))
+        try:
+            [(n,)] = connection.execute(
+                "SELECT count(*) FROM ((FROM one EXCEPT ALL FROM other) UNION ALL (FROM other EXCEPT ALL FROM one))"
+            ).fetchall()
+        except duckdb.Error as error:
+            if is_reading_failure(error):
+                raise Transient(f"compare hour {hour} of {name}: expected its rows, found: {error}") from error
+            raise
+    return bool(n == 0)
+
+
 def differing_columns(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> tuple[str, ...]:
     """The columns in which two rows differ; none when there is but one. Pure."""
     if one is None or other is None:

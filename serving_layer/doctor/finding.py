@@ -55,6 +55,8 @@ class Check(StrEnum):
     ANOTHER_STREAMS_TABLE = "tables.another-streams"
     COLUMNS = "tables.columns"
     PROPERTIES = "tables.properties"
+    OPTIMIZER = "tables.optimizer"
+    REF_AGE = "tables.ref-age"
     TOPIC_RECREATED = "stream.topic-recreated"
     UNEXPLAINED = "stream.unexplained"
     REFUSED = "stream.refused"

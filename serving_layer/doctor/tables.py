@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from anabranch.config import Environment, Stream
 from anabranch.errors import AnabranchError, MetadataGone, Terminal, Transient
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.state import State, load_state
 from anabranch.table import admin
+from anabranch.table.foreign import operation_of
 from anabranch.table.owner import AnotherStreamsTable, open_lake
-from anabranch.table.snapshots import BRANCHES, STAGING
+from anabranch.table.snapshots import BRANCHES, STAGING, is_publish, made_at
 from serving_layer.doctor.finding import Check, Finding, error, info, warning
 from serving_layer.doctor.kafka import Unread
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
 
 @dataclass(frozen=True)
@@ -27,12 +32,16 @@ class Drift:
 
 @dataclass(frozen=True)
 class TableFacts:
-    """`columns`: how the table's differ from the stream's file, in words. `unread` is None while there is no state."""
+    """`columns`: how the table's differ from the stream's file, in words. `unread` is None while there is no state.
+    `optimizers`: by table, what shows that another program maintains it. `ref_ages`: by table, after how many
+    milliseconds `expire_snapshots` drops its branches."""
 
     missing: tuple[str, ...] = ()
     branches: tuple[tuple[str, str], ...] = ()
     columns: str | None = None
     drifts: tuple[Drift, ...] = ()
+    optimizers: tuple[tuple[str, str], ...] = ()
+    ref_ages: tuple[tuple[str, str], ...] = ()
     unread: Unread | None = None
 
 
@@ -59,6 +68,8 @@ def read(environment: Environment, stream: Stream) -> TableFacts:
             for key, value in wanted.items()
             if table.properties.get(key) != value
         ),
+        optimizers=tuple((name, shown) for name, table in tables.items() for shown in find_optimizers(table)),
+        ref_ages=tuple((n, age) for n, t in tables.items() if (age := t.properties.get(_REF_AGE)) is not None),
     )
     if stream.table not in tables:
         return facts
@@ -73,6 +84,26 @@ def read(environment: Environment, stream: Stream) -> TableFacts:
     except AnabranchError:
         # A branch is missing, which is said.
         return facts
+
+
+_REF_AGE = "history.expire.max-ref-age-ms"
+# Settings of programs that expire snapshots, compact files and remove orphans by themselves.
+_OPTIMIZERS = ("history.expire.", "self-optimizing.", "optimizer.", "table-expire.", "clean-orphan-file.")
+_S3_TABLES = "--table-s3"
+
+
+def find_optimizers(table: Table) -> list[str]:
+    """What shows that another program maintains a table, in words. An optimizer that a service keeps to itself (AWS
+    Glue's) shows once it has committed. Pure."""
+    keys = sorted(k for k in table.properties if k.startswith(_OPTIMIZERS) and k != _REF_AGE)
+    shown = [f"its property {key}" for key in keys]
+    if _S3_TABLES in table.location().removeprefix("s3://").partition("/")[0]:
+        shown.append("its bucket is one of S3 Tables")
+    replaced = [made_at(s) for s in table.snapshots() if operation_of(s) == "replace" and not is_publish(s)]
+    if replaced:
+        newest = f"{max(replaced):%Y-%m-%d %H:%M} UTC"
+        shown.append(f"{len(replaced)} snapshots that rewrote files or manifests, the newest of {newest}")
+    return shown
 
 
 def find_unread(state: State) -> Unread:
@@ -116,4 +147,11 @@ def findings(catalog: str, stream: Stream, facts: TableFacts) -> list[Finding]:
         found = "none" if drift.found is None else drift.found
         weighs = error if drift.key == "write.wap.enabled" else warning
         made.append(weighs(Check.PROPERTIES, drift.table, f"{drift.key}={drift.expected}", found, remedy))
+    for name, age in facts.ref_ages:
+        remedy = f"ALTER TABLE {catalog}.{name} UNSET TBLPROPERTIES ('{_REF_AGE}')"
+        made.append(error(Check.REF_AGE, name, "branches that no age ends", f"{_REF_AGE}={age}", remedy))
+    for name in dict.fromkeys(name for name, _ in facts.optimizers):
+        found = "; ".join(shown for of, shown in facts.optimizers if of == name)
+        remedy = "leave files alone that are younger than a day (docs/operations.md, `tables.optimizer`)"
+        made.append(info(Check.OPTIMIZER, name, "`anabranch maintain` alone to maintain it", found, remedy))
     return made

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.table.refs import SnapshotRefType
-
 from anabranch.errors import AnabranchError
 from anabranch.hours import hour_of, hours_between, shift
 from anabranch.job import Job
@@ -23,6 +21,7 @@ from anabranch.table.snapshots import (
     content_by_hour,
     expired_tags,
     head,
+    is_tag,
     plan_expiry,
     plan_plain_expiry,
     total,
@@ -148,7 +147,7 @@ def _of_plain(table: Table) -> TableGrowth:
 def _growth(table: Table, manifests: int, files: int, rows: int, expirable: int) -> TableGrowth:
     with lake_errors(f"ask for the size of {table.metadata_location}"):
         metadata_bytes = len(table.io.new_input(table.metadata_location))
-    tags = sum(ref.snapshot_ref_type == SnapshotRefType.TAG for ref in table.metadata.refs.values())
+    tags = sum(is_tag(table.metadata.refs, name) for name in table.metadata.refs)
     return TableGrowth(metadata_bytes, len(table.snapshots()), tags, manifests, files, rows, expirable)
 
 

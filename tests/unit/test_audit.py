@@ -330,3 +330,26 @@ def test_spans_of_offsets() -> None:
     assert spans(np.array([True, True, False, True]), 5) == ((5, 7), (8, 9))
     assert spans(np.array([], bool), 5) == ()
     assert spans(np.tile([True, False], 9), 0) == ((0, 1), (2, 3), (4, 5))
+
+
+def test_files_that_another_program_put_in_the_place_of_an_hours_with_the_same_rows(
+    one: StreamLake, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    table = one.table()
+    old = files_of(table, "main", NEXT)
+    rewritten = stage_rows(one, [event(0, 6), event(0, 4), event(0, 5)])
+    state = one.state()
+    publish = Publish(new_id(), (Change("main", rewritten.files, old, rewrites=True),), state.timeline)
+    assert one.publish(publish, state) is Outcome.LANDED
+    assert sentences(one) == []
+    assert f"hour {NEXT}: another program put 1 files in the place of 1 on main, with the same rows" in caplog.text
+
+
+def test_files_in_the_place_of_an_hours_with_another_value(one: StreamLake) -> None:
+    old = files_of(one.table(), "main", NEXT)
+    rewritten = stage_rows(one, [event(0, 6), event(0, 4), event(0, 5) | {"n": 4711}])
+    state = one.state()
+    publish = Publish(new_id(), (Change("main", rewritten.files, old, rewrites=True),), state.timeline)
+    assert one.publish(publish, state) is Outcome.LANDED
+    assert "main: expected the files of the batch layer" in sentences(one)[0]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from foreign_programs import rewrite
 from lakes import new_environment, new_lake, new_stream
 
 from anabranch.cli import main
@@ -170,6 +171,24 @@ def test_tables_that_differ() -> None:
         Check.PROPERTIES: "warning",
     }  # fmt: skip
     assert found[-1].remedy == ("ALTER TABLE lake.games.events SET TBLPROPERTIES ('commit.retry.num-retries' = '30')")
+
+
+def test_another_program_that_maintains_a_table_is_seen_by_what_it_leaves(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    assert tables.find_optimizers(lake.table()) == []
+    lake.move("main")
+    assert tables.find_optimizers(lake.table()) == [], "our own publishes are none of another program's"
+    with lake.table().transaction() as tx:
+        tx.set_properties({"history.expire.max-snapshot-age-ms": "1", "history.expire.max-ref-age-ms": "2"})
+    rewrite(lake, "main")
+    named, snapshots = tables.find_optimizers(lake.table())
+    assert named == "its property history.expire.max-snapshot-age-ms"
+    assert snapshots.startswith("1 snapshots that rewrote files or manifests, the newest of 20")
+    facts = tables.TableFacts(optimizers=((lake.name, named), (lake.name, snapshots)), ref_ages=((lake.name, "2"),))
+    found = tables.findings("lake", STREAM, facts)
+    assert checks(found) == {Check.REF_AGE: "error", Check.OPTIMIZER: "info"}
+    assert found[0].remedy == f"ALTER TABLE lake.{lake.name} UNSET TBLPROPERTIES ('history.expire.max-ref-age-ms')"
+    assert found[1].found == f"{named}; {snapshots}"
 
 
 def test_the_oldest_hour_that_is_not_accepted_is_what_the_batch_layer_has_yet_to_read(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from anabranch.hours import Cut, HourRange, Timeline, shift, start_of
 from anabranch.position import Position, Ranges, size
 from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import Accepted, State
-from anabranch.table.staging import WITHIN, Written
+from anabranch.table.staging import NAMED_WITHIN, Written
 from speed_layer.plan import (
     Next,
     Read,
@@ -221,14 +221,18 @@ def test_what_is_staged_ahead_is_what_is_decided_when_nothing_happens_in_between
     assert plan_micro_batch(other, following, staged).next is Next.STAGE
 
 
-def test_files_without_a_snapshot_are_published_for_twelve_hours_and_then_staged_again() -> None:
+def test_files_without_a_snapshot_are_published_for_half_an_hour_and_then_staged_again() -> None:
     timeline = Timeline(H[0], H[0], {0: 0})
     same = {"speed": "publish", "batch": ""}
     state = new_state(timeline, {0: 5}, content=same, merged=same)
     decided = ResolvedState(state, state.position, timeline, start_of(H[0]))
     staged = StagedBatch("t", {H[0]: {0: (5, 7)}}, Written("files", NOW, ()), None)
     # The time of the decision says nothing of it: that is of before the state was loaded.
-    for age, step in ((timedelta(0), Next.PUBLISH), (WITHIN, Next.PUBLISH), (WITHIN + timedelta(1), Next.STAGE)):
+    for age, step in (
+        (timedelta(0), Next.PUBLISH),
+        (NAMED_WITHIN, Next.PUBLISH),
+        (NAMED_WITHIN + timedelta(1), Next.STAGE),
+    ):
         assert plan_micro_batch(decided, {0: (5, 7)}, staged, NOW + age).next is step
         assert plan_micro_batch(decided, {0: (5, 7)}, staged, NOW - age).next is step
     with pytest.raises(AssertionError, match="a clock that is read after the state"):

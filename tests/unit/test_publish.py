@@ -344,7 +344,8 @@ def test_a_tag_keeps_its_snapshot_readable_and_ends_with_its_age(lake: StreamLak
     commit = to_commit(state, Publish(new_id(), (Change("speed"),), state.timeline), later)
     assert commit.drop_tags == ("main-then",)
     assert lake.lake.commit(state.table, commit) is Outcome.LANDED
-    assert set(lake.table().metadata.refs) == {*BRANCHES, STAGING}
+    tags = {snapshots.PUBLISHED + branch for branch in BRANCHES}
+    assert set(lake.table().metadata.refs) == {*BRANCHES, STAGING, *tags}
 
 
 # What a decision may and must say

@@ -12,8 +12,9 @@ from lakes import FIRST, StreamLake, new_lake
 
 from anabranch.errors import Transient
 from anabranch.table.clock import Clock
+from anabranch.table.lake import PREPARED_WITHIN
 from anabranch.table.snapshots import find_staged
-from anabranch.table.staging import WITHIN, stage
+from anabranch.table.staging import NAMED_WITHIN, WITHIN, stage
 
 
 class Frame:
@@ -57,5 +58,6 @@ def test_it_is_noticed_before_the_youngest_orphan_is_deleted() -> None:
     from anabranch.config import Maintain
 
     assert timedelta(days=1) > WITHIN
+    assert timedelta(hours=1) > NAMED_WITHIN + PREPARED_WITHIN, "the least age of other programs' orphan removal"
     with pytest.raises(ValidationError):
         Maintain(orphans_after=timedelta(hours=23))

@@ -517,9 +517,9 @@ def test_a_table_with_side_files_is_read_and_moves_over_with_its_next_publish(wi
 def test_apply_moves_every_branch_over(with_side_files: StreamLake) -> None:
     lake = with_side_files
     was = lake.state()
-    done = apply.move_state(lake.lake, lake.stream)
-    assert done == [f"moved the state of {lake.name} from side files to table properties"]
-    assert apply.move_state(lake.lake, lake.stream) == []
+    done = apply.guard_state(lake.lake, lake.stream)
+    assert done == [f"guarded the state of {lake.name} against other programs' maintenance"]
+    assert apply.guard_state(lake.lake, lake.stream) == []
     for path in side_files_of(lake).values():
         path.unlink()
     forget_what_was_read()

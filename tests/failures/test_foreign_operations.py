@@ -1,0 +1,263 @@
+"""Every operation that other programs run on Iceberg tables, by real Spark procedures and PyIceberg, on a stream that
+stands still and on one that moves: afterwards both layers and the audit go on, exact.
+
+All files are days old when orphan removal runs, as on a stream that stood still over a weekend.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from run_books import printed
+from world import World, event, past_hour, spread
+
+from anabranch.table.snapshots import PUBLISHED, ancestors_to_last_publish, heads, is_publish
+from serving_layer.audit import audit
+from serving_layer.override import serve_hour
+
+Make = Callable[..., World]
+Operation = Callable[["Stream"], None]
+DAYS = 3 * 86_400
+
+
+class Stream:
+    """A stream with accepted, overridden and running hours, and what a platform does to its tables."""
+
+    def __init__(self, one: World, base: os.PathLike[str], seed: int) -> None:
+        self.one, self._base, self.dice = one, base, random.Random(seed)
+        print(f"seed {seed}")
+        one.topic()
+        for hour in (past_hour(3), past_hour(2), past_hour(1)):
+            one.send([*spread(hour, 20, hour), (0, spread(hour, 1, "x")[0][1], b"{broken " + hour.encode())])
+        one.apply()
+        one.speed()
+        assert {r.decision for r in one.batch()} == {"accepted"}
+        serve_hour(one.lake, one.job.stream, past_hour(2), "speed", "a test")
+        self.arrive("first")
+
+    def arrive(self, prefix: str) -> None:
+        """Records of now, by the speed layer."""
+        now = datetime.now(UTC)
+        good = [(i % 2, now, event(f"{prefix}-{i}", now)) for i in range(6)]
+        self.one.send([*good, (1, now, b"{broken " + prefix.encode())])
+        self.one.speed()
+
+    def check(self) -> None:
+        """Exact, with what was said by operators."""
+        good = [r for r in self.one.sent if not (r.value or b"").startswith(b"{broken")]
+        expected = sorted((r.partition, r.offset, json.loads(r.value or b"")["event_id"]) for r in good)
+        assert self.one.contents() == expected
+        dead = sorted((d["kafka_partition"], d["kafka_offset"]) for d in self.one.dead())
+        assert dead == sorted((r.partition, r.offset) for r in self.one.sent if r not in good)
+        assert self.one.state.served_by(past_hour(3)) == "batch"
+
+    def finish(self) -> None:
+        """Both layers go on: a restatement, another micro-batch, an override lifted; and the audit closes."""
+        one, hour = self.one, past_hour(3)
+        assert {r.decision for r in one.batch(hour, restate=True)} == {"accepted"}
+        serve_hour(one.lake, one.job.stream, past_hour(2), None, "a test")
+        self.arrive("last")
+        self.check()
+        view = audit(one.job, None, with_kafka=True)
+        assert view["agrees"], json.dumps(view, indent=1, default=str)
+        assert len(view["hours"]) >= 3
+
+    @property
+    def tables(self) -> list[str]:
+        stream = self.one.job.stream
+        return [stream.table, stream.dead_letters_table, stream.hours_table]
+
+    def age(self) -> None:
+        then = time.time() - DAYS
+        for path in self._base.glob(f"services*/**/warehouse/{self.one.name}/**/*"):  # type: ignore[attr-defined]
+            if path.is_file():
+                os.utime(path, (then, then))
+
+    def call(self, table: str, procedure: str, *arguments: str) -> None:
+        name = self.one.job.environment.catalog.name
+        given = ", ".join((f"table => '{table}'", *arguments))
+        self.one.spark.sql(f"CALL {name}.system.{procedure}({given})").collect()
+
+    def set_main(self, back: int) -> int:
+        """The publish of `main` so many before its newest."""
+        table = self.one.lake.load(self.tables[0])
+        snapshot = ancestors_to_last_publish(table, "main")[-1]
+        for _ in range(back):
+            parent = table.metadata.snapshot_by_id(snapshot.parent_snapshot_id or 0)
+            if parent is None or not is_publish(parent):
+                break
+            snapshot = parent
+        return snapshot.snapshot_id
+
+
+def timestamp(ago: timedelta) -> str:
+    return f"older_than => TIMESTAMP '{datetime.now(UTC) - ago:%Y-%m-%d %H:%M:%S.%f}'"
+
+
+def rewrite_data_files(s: Stream) -> None:
+    for table in s.tables:
+        s.call(table, "rewrite_data_files", "options => map('rewrite-all', 'true')")
+
+
+def rewrite_manifests(s: Stream) -> None:
+    for table in s.tables:
+        s.call(table, "rewrite_manifests", "use_caching => false")
+
+
+def expire_snapshots(s: Stream) -> None:
+    for table in s.tables:
+        s.call(table, "expire_snapshots", timestamp(timedelta(0)), "retain_last => 1")
+
+
+def remove_orphans_of_a_day(s: Stream) -> None:
+    s.age()
+    for table in s.tables:
+        s.call(table, "remove_orphan_files", timestamp(timedelta(hours=24, minutes=1)), "prefix_listing => true")
+
+
+def remove_orphans_of_an_hour(s: Stream) -> None:
+    """The procedure refuses less than a day; its Java API does not."""
+    s.age()
+    java = s.one.spark._jvm
+    for table in s.tables:
+        loaded = java.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
+            s.one.spark._jsparkSession, f"{s.one.job.environment.catalog.name}.{table}"
+        )
+        action = java.org.apache.iceberg.spark.actions.SparkActions.get().deleteOrphanFiles(loaded)
+        action.usePrefixListing(True).olderThan(int((time.time() - 3600) * 1000)).execute()
+
+
+def compute_table_stats(s: Stream) -> None:
+    for table in s.tables:
+        s.call(table, "compute_table_stats")
+
+
+def roll_main_back(s: Stream) -> None:
+    s.call(s.tables[0], "rollback_to_snapshot", f"snapshot_id => {s.set_main(2)}")
+
+
+def set_main(s: Stream) -> None:
+    s.call(s.tables[0], "set_current_snapshot", f"snapshot_id => {s.set_main(1)}")
+
+
+def use_a_foreign_branch(s: Stream) -> None:
+    name = f"{s.one.job.environment.catalog.name}.{s.tables[0]}"
+    s.one.spark.sql(f"ALTER TABLE {name} CREATE OR REPLACE BRANCH audits AS OF VERSION {s.set_main(1)}")
+    s.call(s.tables[0], "fast_forward", "branch => 'audits'", "to => 'main'")
+    s.one.spark.sql(f"ALTER TABLE {name} DROP BRANCH audits")
+
+
+def expire_by_pyiceberg(s: Stream) -> None:
+    for table in s.tables:
+        s.one.lake.load(table).maintenance.expire_snapshots().older_than(datetime.now(UTC)).commit()
+
+
+def alter_properties(s: Stream) -> None:
+    name = f"{s.one.job.environment.catalog.name}.{s.tables[0]}"
+    s.one.spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('team' = 'platform', 'read.split.target-size' = '1048576')")
+    s.one.spark.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('read.split.target-size')")
+    s.one.spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('history.expire.max-ref-age-ms' = '604800000')")
+    namespace, table = s.tables[0].split(".")
+    end = printed(
+        "ALTER TABLE lake.NAMESPACE.NAME UNSET TBLPROPERTIES ('history.expire.max-ref-age-ms')",
+        NAMESPACE=namespace,
+        NAME=table,
+    )
+    s.one.spark.sql(end)
+
+
+OPERATIONS: list[Operation] = [
+    rewrite_data_files, rewrite_manifests, expire_snapshots, remove_orphans_of_a_day, remove_orphans_of_an_hour,
+    compute_table_stats, roll_main_back, set_main, use_a_foreign_branch, expire_by_pyiceberg, alter_properties,
+]  # fmt: skip
+NIGHT: list[Operation] = [rewrite_data_files, rewrite_manifests, expire_snapshots, remove_orphans_of_a_day]
+
+
+@pytest.fixture
+def seed() -> int:
+    return int(os.environ.get("FOREIGN_SEED", time.time_ns() % 1_000_000))
+
+
+@pytest.mark.timeout(1500)
+def test_each_operation_on_a_stream_that_stands_still(
+    world: Make, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    stream = Stream(world(), tmp_path_factory.getbasetemp(), seed)
+    for operation in OPERATIONS:
+        print(operation.__name__)
+        operation(stream)
+        stream.arrive(operation.__name__)
+        stream.check()
+    stream.finish()
+
+
+@pytest.mark.timeout(1500)
+def test_nights_of_maintenance_and_operations_at_random_without_a_publish_between(
+    world: Make, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    stream = Stream(world(), tmp_path_factory.getbasetemp(), seed)
+    for operation in [*NIGHT, *NIGHT]:
+        operation(stream)
+    # The hazard: the head of main says nothing, and what it was made from is expired.
+    table = stream.one.lake.load(stream.tables[0])
+    assert not is_publish(ancestors_to_last_publish(table, "main")[-1])
+    assert stream.one.state.overrides == {past_hour(2): "speed"}
+    stream.check()
+    stream.arrive("after two nights")
+    stream.check()
+    # A rollback by another program takes an override back, as docs/operations.md says; not between these.
+    for operation in stream.dice.sample([o for o in OPERATIONS if o not in (roll_main_back, set_main)], 9):
+        print(operation.__name__)
+        operation(stream)
+    stream.finish()
+
+
+@pytest.mark.timeout(1500)
+def test_operations_at_random_on_a_stream_that_moves(
+    world: Make, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    stream = Stream(world(), tmp_path_factory.getbasetemp(), seed)
+    stop, failed = threading.Event(), list[BaseException]()
+
+    def move() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            try:
+                stream.arrive(f"moves-{number}")
+            except BaseException as error:
+                failed.append(error)
+                return
+
+    thread = threading.Thread(target=move)
+    before = heads(stream.one.lake.load(stream.tables[0]))
+    thread.start()
+    try:
+        for _ in range(8):
+            operation = stream.dice.choice([o for o in OPERATIONS if o is not roll_main_back])
+            print(operation.__name__)
+            operation(stream)
+    finally:
+        stop.set()
+        thread.join(120)
+    assert not failed, failed
+    assert heads(stream.one.lake.load(stream.tables[0]))["speed"] != before["speed"], "the hazard did not happen"
+    stream.finish()
+
+
+def test_the_tag_of_the_newest_publish_is_read_by_its_name(
+    world: Make, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """What an operator sets main back to, whatever was expired."""
+    stream = Stream(world(), tmp_path_factory.getbasetemp(), 0)
+    stream.call(stream.tables[0], "rewrite_data_files", "options => map('rewrite-all', 'true')")
+    name = f"{stream.one.job.environment.catalog.name}.{stream.tables[0]}"
+    rows = stream.one.spark.sql(f"SELECT event_id FROM {name} VERSION AS OF '{PUBLISHED}main'").count()
+    assert rows == len(stream.one.contents())

@@ -1,0 +1,48 @@
+"""What other programs commit to a stream's table, without a JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from lakes import Row, StreamLake
+from pyiceberg.manifest import DataFile
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID, RemoveSnapshotsUpdate, TableUpdate
+
+from anabranch.table import snapshots
+from anabranch.table.commits import Change
+from anabranch.table.prepare import set_ref
+from anabranch.table.snapshot_writer import SnapshotWriter
+
+
+def commit(lake: StreamLake, *updates: TableUpdate) -> None:
+    table = lake.table()
+    lake.lake.catalog.commit_table(table, (AssertTableUUID(uuid=table.metadata.table_uuid),), updates)
+
+
+def rewrite(lake: StreamLake, branch: str, rows: Iterable[Row] | None = None, **change: bool) -> int:
+    """Another program puts one file for each hour in the place of all of a branch's; returns the snapshot. `rows`: not
+    those that are there."""
+    new = write_alone(lake, lake.rows(branch) if rows is None else list(rows))
+    table = lake.table()
+    old = [f for of_hour in snapshots.files_by_hour(table, branch).values() for f in of_hour.values()]
+    writer = SnapshotWriter(table, int(datetime.now(UTC).timestamp() * 1000) + 1)
+    made = writer.write(Change(branch, new, tuple(old), **{"rewrites": True, **change}), {})
+    commit(lake, AddSnapshotUpdate(snapshot=made), set_ref(branch, made.snapshot_id, SnapshotRefType.BRANCH))
+    return made.snapshot_id
+
+
+def write_alone(lake: StreamLake, rows: list[Row]) -> tuple[DataFile, ...]:
+    """Files that nothing refers to, of these rows."""
+    staged = lake.stage(rows)
+    commit(lake, RemoveSnapshotsUpdate(snapshot_ids=[staged.snapshot_id]))  # type: ignore[call-arg]
+    return staged.files
+
+
+def expire_all(lake: StreamLake) -> None:
+    """As `expire_snapshots(retain_last => 1, older_than => now)`: what no branch or tag names."""
+    metadata = lake.table().metadata
+    named = {ref.snapshot_id for ref in metadata.refs.values()}
+    old = [s.snapshot_id for s in metadata.snapshots if s.snapshot_id not in named]
+    commit(lake, RemoveSnapshotsUpdate(snapshot_ids=old))  # type: ignore[call-arg]

@@ -1,0 +1,255 @@
+"""Commits of other programs on our branches: nightly maintenance of a platform, and statements that change rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from foreign_programs import commit, expire_all, rewrite, write_alone
+from lakes import FIRST, Row, StreamLake, new_lake
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Transaction
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.update import AssertTableUUID, RemoveSnapshotRefUpdate
+
+from anabranch.errors import Terminal
+from anabranch.hours import Cut, Timeline, shift
+from anabranch.position import Position
+from anabranch.protocol import apply
+from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.state import Accepted
+from anabranch.table import admin, foreign, snapshots
+from anabranch.table.commits import Change, Commit, Outcome
+from anabranch.table.prepare import set_ref
+from serving_layer.merge import merge
+from serving_layer.override import serve_hour
+
+NEXT = shift(FIRST, 1)
+ROWS: list[Row] = [(FIRST, 0, 0), (FIRST, 0, 1), (NEXT, 0, 2)]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    """Two hours of three micro-batches; the first hour is accepted, and given to the speed layer by an operator."""
+    lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 0}))
+    for i, row in enumerate(ROWS):
+        assert lake.publish(lake.speed(lake.stage([row]), {0: i + 1})) is Outcome.LANDED
+    sealed = Timeline(FIRST, NEXT, {0: 2}, boundaries={FIRST: {0: 2}})
+    accept = lake.accept(lake.stage(ROWS[:2]), FIRST, Accepted(1, Cut("t", {0: (0, 2)})), timeline=sealed)
+    assert lake.publish(accept) is Outcome.LANDED
+    serve_hour(lake.lake, lake.stream, FIRST, "speed", "a test")
+    assert lake.state().overrides == {FIRST: "speed"}
+    return lake
+
+
+def goes_on(lake: StreamLake) -> None:
+    """Both layers and the operator go on, and `main` is exact."""
+    state = lake.state()
+    assert (state.overrides, state.position.offsets) == ({FIRST: "speed"}, {0: 3})
+    assert lake.publish(lake.speed(lake.stage([(NEXT, 0, 3)]), {0: 4})) is Outcome.LANDED
+    rows = [*ROWS, (NEXT, 0, 3)]
+    assert lake.rows("main") == lake.rows("speed") == rows
+    serve_hour(lake.lake, lake.stream, FIRST, None, "a test")
+    assert lake.state().served_by(FIRST) == "batch"
+    later = Timeline(FIRST, shift(FIRST, 2), {0: 4}, boundaries={NEXT: {0: 4}})
+    accept = lake.accept(lake.stage(rows[2:]), NEXT, Accepted(1, Cut("t", {0: (2, 4)})), timeline=later)
+    assert lake.publish(accept) is Outcome.LANDED
+    merge(lake.lake, lake.stream, everything=True)
+    assert lake.rows("main") == lake.rows("batch") == rows
+
+
+@pytest.mark.parametrize("branch", snapshots.BRANCHES)
+def test_a_compaction_by_another_program_is_accepted(
+    lake: StreamLake, branch: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rewrite(lake, branch)
+    goes_on(lake)
+    [message] = [m for m in caplog.messages if "of another program" in m]
+    assert f"branch {branch} has commits of another program (replace," in message
+    assert "its rows are the same, going on" in message
+
+
+@pytest.mark.parametrize("branch", snapshots.BRANCHES)
+def test_what_a_branch_says_survives_compactions_after_which_all_else_is_expired(lake: StreamLake, branch: str) -> None:
+    """The hazard: of a foreign head and its ancestors `expire_snapshots` keeps the head alone, which says nothing."""
+    before = lake.state()
+    rewrite(lake, branch)
+    rewrite(lake, branch)
+    expire_all(lake)
+    assert not snapshots.is_publish(snapshots.ancestors_to_last_publish(lake.table(), branch)[-1])
+    state = lake.state()
+    assert state.branch_properties == before.branch_properties
+    assert (state.accepted, state.timeline, state.is_merged) == (before.accepted, before.timeline, before.is_merged)
+    goes_on(lake)
+
+
+def test_a_night_of_maintenance_on_every_branch(lake: StreamLake) -> None:
+    for _ in range(2):
+        for branch in snapshots.BRANCHES:
+            rewrite(lake, branch)
+        expire_all(lake)
+    goes_on(lake)
+
+
+def inserted(lake: StreamLake, branch: str) -> int:
+    files = write_alone(lake, [(NEXT, 0, 99)])
+    tx = Transaction(lake.table())
+    with tx.update_snapshot(branch=branch).fast_append() as append:
+        for file in files:
+            append.append_data_file(file)
+    commit(lake, *tx._updates)
+    return snapshots.heads(lake.table())[branch]
+
+
+def updated(lake: StreamLake, branch: str) -> int:
+    return rewrite(lake, branch, rewrites=False)
+
+
+def deleted(lake: StreamLake, branch: str) -> int:
+    return rewrite(lake, branch, rows=ROWS[1:], rewrites=False)
+
+
+def rewritten_wrongly(lake: StreamLake, branch: str) -> int:
+    return rewrite(lake, branch, rows=ROWS[1:])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (inserted, r"whose operation is append \(1 files added, 0 removed\)"),
+        (updated, r"whose operation is overwrite \(2 files added, 3 removed\)"),
+        (deleted, "whose operation is overwrite"),
+        (rewritten_wrongly, rf"which changed the rows of 1 hours \(hour {FIRST}: expected 2 rows, found 1\)"),
+    ],
+)
+@pytest.mark.parametrize("branch", ["main", "speed"])
+@pytest.mark.parametrize("then", [lambda lake, branch: None, rewrite])
+def test_a_program_that_changed_rows_is_named_with_what_takes_it_back(
+    lake: StreamLake,
+    branch: str,
+    change: Callable[[StreamLake, str], int],
+    words: str,
+    then: Callable[[StreamLake, str], object],
+) -> None:
+    base = lake.table().metadata.refs[branch].snapshot_id
+    id = change(lake, branch)
+    newest = then(lake, branch) or id
+    heads = snapshots.heads(lake.table())
+    staged = lake.stage([(NEXT, 0, 3)])
+    expected = (
+        f"expected branch {branch} to have the rows of its newest publish, found snapshot {newest} of another program"
+    )
+    with pytest.raises(Terminal, match=f"{expected}, {words}.*take it back .* {base}"):
+        lake.publish(lake.speed(staged, {0: 4}))
+    assert snapshots.heads(lake.table()) == heads, "it published"
+    commit(lake, set_ref(branch, base, SnapshotRefType.BRANCH))
+    goes_on(lake)
+
+
+def test_rows_that_were_changed_behind_expired_snapshots_are_found_by_their_number(lake: StreamLake) -> None:
+    base = lake.table().metadata.refs["main"].snapshot_id
+    inserted(lake, "main")
+    rewrite(lake, "main")
+    expire_all(lake)
+    with pytest.raises(Terminal, match=rf"hour {NEXT}: expected 1 rows, found 2\).*set_current_snapshot.* {base}"):
+        lake.move("speed")
+    commit(lake, set_ref("main", base, SnapshotRefType.BRANCH))
+    goes_on(lake)
+
+
+def test_dead_letters_are_looked_at_too(lake: StreamLake) -> None:
+    name = lake.stream.dead_letters_table
+    staged = lake.stage_dead([(FIRST, 0, 5)], "speed")
+    table = lake.lake.load(name)
+    tx = Transaction(table)
+    with tx.update_snapshot(branch="main").fast_append() as append:
+        append.append_data_file(staged.files[0])
+    lake.lake.catalog.commit_table(table, (AssertTableUUID(uuid=table.metadata.table_uuid),), tuple(tx._updates))
+    table = lake.lake.load(name)
+    with pytest.raises(Terminal, match="expected branch main to have the rows of its newest publish"):
+        lake.lake.commit(table, Commit(new_id(), snapshots.heads(table), (Change("speed"),)))
+
+
+def test_a_head_is_looked_at_once(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewrite(lake, "main")
+    lake.move("speed")
+    monkeypatch.setattr(foreign, "_changed", lambda *_: pytest.fail("it is read with every publish"))
+    lake.move("speed")
+
+
+def test_the_tag_of_a_publish_moves_with_each(lake: StreamLake) -> None:
+    for _ in range(3):
+        lake.move("speed")
+    refs = lake.table().metadata.refs
+    for branch in snapshots.BRANCHES:
+        assert refs[snapshots.PUBLISHED + branch].snapshot_id == refs[branch].snapshot_id
+    assert not [
+        r
+        for r in refs
+        if r.startswith(snapshots.PUBLISHED) and r.removeprefix(snapshots.PUBLISHED) not in snapshots.BRANCHES
+    ]
+
+
+class Sleeps:
+    """A clock on which so much passes between a decision and its commit, in which another program removes orphans."""
+
+    def __init__(self, asleep: timedelta, files: Iterable[DataFile]) -> None:
+        self._times = [datetime.now(UTC), datetime.now(UTC) + asleep]
+        self._files = list(files)
+
+    def now(self, *_: int) -> datetime:
+        if len(self._times) == 1:
+            for file in self._files:
+                Path(file.file_path.removeprefix("file://")).unlink()
+            return self._times[0]
+        return self._times.pop(0)
+
+
+@pytest.mark.parametrize("spared", [timedelta(days=1), timedelta(hours=1)])
+def test_a_publisher_that_slept_while_another_program_removed_orphans_names_no_missing_file(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch, spared: timedelta
+) -> None:
+    """The hazard: such a removal moves no head, so the commit lands, and `main` names files that are gone."""
+
+    def publish_after(asleep: timedelta) -> Outcome:
+        files = write_alone(lake, [(NEXT, 0, 3)])
+        state = lake.state()
+        position = Position("t", {0: 4})
+        made = Publish(new_id(), (Change("speed", files), Change("main", files)), state.timeline, position)
+        commit = to_commit(state, made, datetime.now(UTC))
+        monkeypatch.setitem(lake.lake.__dict__, "clock", Sleeps(asleep, files))
+        try:
+            return lake.lake.commit(state.table, commit)
+        finally:
+            del lake.lake.__dict__["clock"]
+
+    heads = snapshots.heads(lake.table())
+    assert publish_after(spared) is Outcome.REFUSED
+    assert snapshots.heads(lake.table()) == heads
+    goes_on(lake)
+    monkeypatch.setattr("anabranch.table.lake.PREPARED_WITHIN", timedelta(days=2))
+    assert publish_after(spared) is Outcome.LANDED, "the hazard did not happen"
+    with pytest.raises(FileNotFoundError):
+        lake.rows("main")
+
+
+def test_a_table_of_before_there_were_tags_is_guarded_by_apply(lake: StreamLake) -> None:
+    for branch in snapshots.BRANCHES:
+        commit(lake, RemoveSnapshotRefUpdate(ref_name=snapshots.PUBLISHED + branch))  # type: ignore[call-arg]
+    assert apply.guard_state(lake.lake, lake.stream) != []
+    assert apply.guard_state(lake.lake, lake.stream) == []
+    for branch in snapshots.BRANCHES:
+        rewrite(lake, branch)
+        rewrite(lake, branch)
+    expire_all(lake)
+    goes_on(lake)
+
+
+def test_a_branch_that_is_made_again_has_the_tag_of_its_new_beginning(lake: StreamLake) -> None:
+    """The hazard: the tag of a branch that was dropped, since its state was lost, stands for the new one."""
+    lake.table().manage_snapshots().remove_branch("speed").commit()
+    assert admin.add_branches(lake.lake, lake.name, {}) == ["speed"]
+    refs = lake.table().metadata.refs
+    assert refs[snapshots.PUBLISHED + "speed"].snapshot_id == refs["speed"].snapshot_id == refs["main"].snapshot_id
