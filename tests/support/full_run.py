@@ -1,10 +1,10 @@
-"""Everything there is, in shards: `python tests/full.py --shard 3/8`, as `make test-full SHARD=3/8` runs it.
+"""Everything there is, in shards; `make test-full SHARD=3/8` runs `python tests/support/full_run.py --shard 3/8`.
 
-    python tests/full.py                    every shard, one after the other
-    python tests/full.py --shard 3/8        one of eight
-    python tests/full.py --plan 8           what each of eight shards runs, and how long it should take
-    python tests/full.py --status           which shards and suites passed last at which commit
-    python tests/full.py --merge A B        take over what other machines recorded
+    python tests/support/full_run.py                    every shard, one after the other
+    python tests/support/full_run.py --shard 3/8        one of eight
+    python tests/support/full_run.py --plan 8           what each of eight shards runs, and how long it should take
+    python tests/support/full_run.py --status           which shards and suites passed last at which commit
+    python tests/support/full_run.py --merge A B        take over what other machines recorded
 
 A suite is a folder of tests. Its extra packages are those that its target in the Makefile names by `uv run --with`.
 tests/durations.json has the seconds that tests took; shards are balanced by it, and `--durations FILE` writes what
@@ -27,15 +27,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DURATIONS = ROOT / "tests" / "durations.json"
 RECORD = ROOT / ".test-full.json"
 
 TEST_FOLDERS = ("unit", "model", "integration")
 """What `make test` runs, but for tests that are marked `full`; they run on two processes."""
 
-SHARDS = 8
-_UNKNOWN_SECONDS = 40.0
+SHARDS = 12
+_UNKNOWN_SECONDS = 60.0
+_UNKNOWN_SECONDS_OF_UNIT = 3.0
 # A file that takes longer is shared out test by test.
 _SPLIT_SECONDS = 400.0
 # Two processes on two cores take this part of the seconds that their tests take.
@@ -91,8 +92,10 @@ def plan_units(
     units = []
     for file in files:
         known = durations.get(file, {})
-        part = _TWO_PROCESSES if file.split("/")[1] in TEST_FOLDERS else 1.0
-        total = sum(known.values()) * part if known else _UNKNOWN_SECONDS
+        suite = file.split("/")[1]
+        part = _TWO_PROCESSES if suite in TEST_FOLDERS else 1.0
+        unknown = _UNKNOWN_SECONDS_OF_UNIT if suite == "unit" else _UNKNOWN_SECONDS
+        total = (sum(known.values()) if known else unknown) * part
         if total <= _SPLIT_SECONDS or file not in tests:
             units.append(Unit(file, total))
             continue
@@ -113,15 +116,22 @@ def plan_shards(units: Iterable[Unit], count: int) -> list[list[Unit]]:
     return [sorted(shard, key=lambda one: one.name) for shard in shards]
 
 
-def collect(file: str) -> list[str]:
-    """The tests of a file."""
-    listed = subprocess.run(
-        command(file.split("/")[1], "--collect-only", "-q", "-p", "no:cacheprovider", "--no-header", file),
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    if listed.returncode != 0:
-        raise SystemExit(f"{file}: expected its tests, found\n{listed.stdout}{listed.stderr}")
-    return [line.split("::", 1)[1] for line in listed.stdout.splitlines() if line.startswith(f"{file}::")]
+def collect(files: Sequence[str]) -> dict[str, list[str]]:
+    """The tests of files. Those of suites that need no other packages are asked for at once."""
+    found: dict[str, list[str]] = {}
+    by_packages: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for file in files:
+        by_packages[tuple(packages(file.split("/")[1]))].append(file)
+    for some in by_packages.values():
+        listed = subprocess.run(
+            command(some[0].split("/")[1], "--collect-only", "-q", "-p", "no:cacheprovider", "--no-header", *some),
+            cwd=ROOT, capture_output=True, text=True,
+        )  # fmt: skip
+        if listed.returncode != 0:
+            raise SystemExit(f"{', '.join(some)}: expected tests, found\n{listed.stdout}{listed.stderr}")
+        names = [line.split("::", 1) for line in listed.stdout.splitlines() if "::" in line]
+        found |= {file: [test for of, test in names if of == file] for file in some}
+    return found
 
 
 def all_shards(count: int) -> list[list[Unit]]:
@@ -130,7 +140,7 @@ def all_shards(count: int) -> list[list[Unit]]:
         str(file.relative_to(ROOT)) for suite in suites() for file in sorted((ROOT / "tests" / suite).glob("test_*.py"))
     ]
     long = [f for f in files if sum(durations.get(f, {}).values()) * _TWO_PROCESSES > _SPLIT_SECONDS]
-    return plan_shards(plan_units(files, durations, {file: collect(file) for file in long}), count)
+    return plan_shards(plan_units(files, durations, collect(long)), count)
 
 
 def commit() -> str:
@@ -176,7 +186,7 @@ def run_shard(number: int, count: int, shard: Sequence[Unit], durations: dict[st
             print(f"shard {number}/{count}: suite {suite}: {len(units)} files or tests", flush=True)
             code = subprocess.run(
                 command(suite, *processes, "--record", str(recorded), f"@{listed}"),
-                cwd=ROOT, env=os.environ | {"TEST_BUDGET": "full"},
+                cwd=ROOT, env={"SCALE_MICRO_BATCHES": "900"} | os.environ | {"TEST_BUDGET": "full"},
             ).returncode  # fmt: skip
             results = json.loads(recorded.read_text(encoding="utf-8")) if recorded.exists() else {}
         passed = passed and code == 0
