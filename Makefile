@@ -23,7 +23,7 @@ demo-flights: $(READY) ## a second stream: 336,776 real flights
 test: $(READY) ## what CI runs: unit tests, the model, integration tests on real services; two processes
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m 'not full' tests/unit tests/model tests/integration
 
-test-full: $(READY) ## everything there is, in twelve shards; one of as many as you like: make test-full SHARD=3/8
+test-full: $(READY) ## everything there is, in fourteen shards; one of as many as you like: make test-full SHARD=3/8
 	@$(BIN)/python tests/support/full_run.py $(if $(SHARD),--shard $(SHARD)) $(if $(DURATIONS),--durations $(DURATIONS))
 
 test-full-status: $(READY) ## which shards and suites passed last at which commit
