@@ -33,6 +33,10 @@ LONGEST = 1_000_000
 MOST_DIGITS = 1_000
 """Spark's parser reads no number with more digits."""
 
+LONGEST_NAME = 50_000
+"""How many bytes the name of a field may have: Spark's parser (Jackson, `StreamReadConstraints`) reads no name of more
+UTF-16 units, of which each takes a byte of UTF-8 at least."""
+
 _TOO_MANY = b"0" * (MOST_DIGITS + 1)
 _TENTHS_OF_TOO_MANY = b"0" * ((MOST_DIGITS + 1) // 10)
 # As a table for `bytes.translate`: all that a number is written with becomes a zero.
@@ -209,7 +213,7 @@ class CertainRows:
         new = {
             name: _kind(v) for name, v in value.items() if name not in self._known.names and name not in self._others
         }
-        kinds = {name: kind for name, kind in new.items() if kind is not None}
+        kinds = {name: kind for name, kind in new.items() if kind is not None and len(name.encode()) <= LONGEST_NAME}
         if not kinds or len(kinds) < len(new) or len(self._others) + len(kinds) > self._most_others:
             return False
         self._others |= kinds

@@ -324,6 +324,20 @@ def test_of_what_is_hostile_only_what_spark_reads_is_certain(spark: SparkSession
     _require_as_spark_reads(spark, [*values, *LOOKS_ORDINARY], _stream(ddl))
 
 
+def test_each_limit_of_sparks_parser_at_its_boundary(spark: SparkSession) -> None:
+    """Names of 50,000 UTF-16 units, numbers of 1,000 digits, a nesting of 1,000; and of ours, values of 1,000,000."""
+    fields = [f'"{c * n}":1' for c, most in (("k", 50_000), ("é", 50_000), ("😀", 25_000)) for n in (most, most + 1)]
+    fields += [f'"{"k" * n}":1' for n in (49_999, 300_000)]
+    fields += [f'"{escaped * 9_000}":1' for escaped in ("\\u0041", "\\\\")]
+    numbers = [start + "1" * (n - len(start)) for n in (999, 1_000, 1_001) for start in ("0.", "-0.", "1.", "1e-", "")]
+    fields += [f'"{name}":{n}' for n in numbers for name in ("x", "amount", "level")]
+    fields += ['"y":' + "[" * n + "1" + "]" * n for n in (997, 998, 999, 1_000)]
+    fields += ['"y":' + '{"a":' * n + "1" + "}" * n for n in (998, 999, 1_000)]
+    fields += [f'"{name}":"{"s" * n}"' for name in ("z", "name") for n in (900_000, 1_100_000)]
+    values = [f'{{"id":"a","at":"2026-11-21T03:10:00Z",{field}}}'.encode() for field in fields]
+    assert _require_as_spark_reads(spark, list(values), _stream(CERTAIN)) > 15
+
+
 def test_numbers_and_times_of_every_form(spark: SparkSession) -> None:
     numbers = [
         "0", "-0", "0.0", "-0.0", "1", "-1", "1.5", "1e5", "1E+5", "1e-400", "4.9e-324", "2.4e-324", 
