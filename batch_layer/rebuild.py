@@ -38,6 +38,7 @@ from anabranch.protocol.publish import Again, Decision, new_id, run
 from anabranch.protocol.sealing import Sealed, require_sealed
 from anabranch.protocol.state import Accepted, State, load_state
 from anabranch.spark.session import explain_spark, explained
+from anabranch.table.held import held_snapshots
 from anabranch.table.snapshots import content_by_hour, files_by_hour, has_landed
 from batch_layer import standing
 from batch_layer.build import Built, HourBuilder
@@ -235,7 +236,8 @@ class Rebuilder:
         LOG.info("stream %s: rebuilding hour %s: %d offsets", self._stream.name, hour, cut.offsets)
         for _ in range(_ATTEMPTS):
             try:
-                with fields(hour=hour):
+                # What the speed layer publishes meanwhile expires snapshots, and the build reads these until its end.
+                with fields(hour=hour), held_snapshots(self._job.lake, self._stream.table, state.heads.values()):
                     return self._rebuild(state, hour, cut, before, order)
             except _Moved:
                 LOG.info(

@@ -1,0 +1,81 @@
+"""What a rebuild reads outlives the publishes of the speed layer beside it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from lakes import StreamLake, new_lake
+
+from anabranch.errors import Transient
+from anabranch.protocol.publish import new_id
+from anabranch.table.commits import Change, Commit, Outcome
+from anabranch.table.held import READING, held_snapshots
+from anabranch.table.snapshots import expired_tags, heads, plan_expiry
+
+HOUR = "2026-11-21T00"
+
+
+def publish_and_expire(one: StreamLake, offset: int) -> None:
+    """As the speed layer beside a rebuild does, from a catalog of its own, with a hundred snapshots kept made two."""
+    assert one.publish(one.speed(one.stage([(HOUR, 0, offset)]), {0: offset + 1})) is Outcome.LANDED
+    lake = one.again()
+    table = lake.load(one.name)
+    expire = plan_expiry(table, None, datetime.now(UTC), keep=2)
+    commit = Commit(new_id(), heads(table), (Change("speed"), Change("main")), expire=expire)
+    assert lake.commit(table, commit) is Outcome.LANDED
+
+
+def snapshots(one: StreamLake) -> set[int]:
+    return {s.snapshot_id for s in one.table().snapshots()}
+
+
+def reading(one: StreamLake) -> list[str]:
+    return [name for name in one.table().metadata.refs if name.startswith(READING)]
+
+
+def test_the_heads_that_a_rebuild_reads_are_not_expired_while_it_runs(tmp_path: Path) -> None:
+    one = new_lake(tmp_path)
+    publish_and_expire(one, 0)
+    read = set(one.state().heads.values())
+    # Without a hold they are gone soon: the race is there.
+    lost = set(one.state().heads.values())
+    publish_and_expire(one, 1)
+    publish_and_expire(one, 2)
+    assert not lost <= snapshots(one)
+    with (
+        pytest.raises(Transient, match="found it expired meanwhile; try again"),
+        held_snapshots(one.lake, one.name, read),
+    ):
+        raise AssertionError("never entered")
+
+    read = set(one.state().heads.values())
+    with held_snapshots(one.lake, one.name, read):
+        for offset in range(3, 6):
+            publish_and_expire(one, offset)
+        assert read <= snapshots(one) and len(reading(one)) == len(read)
+    assert not reading(one)
+    publish_and_expire(one, 6)
+    assert not read <= snapshots(one)
+
+
+def test_a_publish_that_was_decided_before_a_hold_lands_after_it(tmp_path: Path) -> None:
+    one = new_lake(tmp_path)
+    staged = one.stage([(HOUR, 0, 0)])
+    state = one.state()
+    publish = one.speed(staged, {0: 1}, state)
+    with held_snapshots(one.lake, one.name, state.heads.values()):
+        assert one.publish(publish, state) is Outcome.LANDED
+    assert one.rows("main") == [(HOUR, 0, 0)]
+
+
+def test_what_a_killed_rebuild_held_goes_when_its_age_has_ended(tmp_path: Path) -> None:
+    one = new_lake(tmp_path)
+    held = held_snapshots(one.lake, one.name, one.state().heads.values())
+    held.__enter__()
+    now = one.table().metadata.last_updated_ms / 1000
+    assert not expired_tags(one.table(), datetime.fromtimestamp(now + 3600, UTC))
+    assert set(expired_tags(one.table(), datetime.fromtimestamp(now + 86_400, UTC))) == set(reading(one)) != set()
+    held.__exit__(None, None, None)
+    assert not reading(one)
