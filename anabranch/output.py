@@ -7,11 +7,10 @@ keeps the order of its keys. In both, times are ISO 8601 (UTC as `Z`).
 from __future__ import annotations
 
 import base64
-import csv
 import dataclasses
-import io
 import json
 import math
+import re
 import shutil
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -36,7 +35,10 @@ from anabranch.errors import ConfigurationError
 if TYPE_CHECKING:
     from rich.text import Text as RichText
 
-ResultFormat = Literal["table", "csv", "json", "parquet"]
+ResultFormat = Literal["table", "csv", "spreadsheet", "json", "parquet"]
+# What begins a formula, also behind blanks that a spreadsheet passes over.
+_QUOTE, _TO_QUOTE = '"', re.compile('[",\r\n]')
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 # What rich leaves out for NO_COLOR, and a terminal that has none.
 _STYLES = {
@@ -127,9 +129,10 @@ def write_result(
     """Write a query's result to `out`, or to standard output, as its rows come; only a table is made of all of them, or
     of the first `limit`. Returns whether it has more rows than were written.
 
-    CSV has a header, an empty field for null, and nested values as JSON; JSON is a list of objects; Parquet is
-    compressed with zstd. A file is there whole or not at all. Raises ConfigurationError for Parquet on a terminal and
-    for a file that cannot be written, and what reading the result raises.
+    CSV has a header, an empty field for null, nested values as JSON, and texts as they are; for a spreadsheet it has
+    none that is run as a formula. JSON is a list of objects; Parquet is compressed with zstd. A file is there whole or
+    not at all. Raises ConfigurationError for Parquet on a terminal and for a file that cannot be written, and what
+    reading the result raises.
     """
     if out is not None:
         with _replacing(out) as sink:
@@ -187,13 +190,15 @@ def _write(result: pa.RecordBatchReader, fmt: ResultFormat, sink: IO[bytes]) -> 
     elif fmt == "table":
         sink.write(_aligned(names, [list(row) for row in _rows(result)], None).encode())
     else:
-        lines = io.TextIOWrapper(sink, encoding="utf-8", newline="")
-        try:
-            writer = csv.writer(lines, lineterminator="\n")
-            writer.writerow(names)
-            writer.writerows([_csv_field(value) for value in row] for row in _rows(result))
-        finally:
-            lines.detach()
+        field = _spreadsheet_field if fmt == "spreadsheet" else _csv_field
+        for row in chain([names], _rows(result)):
+            sink.write(_csv_line([field(value) for value in row]).encode())
+
+
+def _csv_line(fields: Sequence[str]) -> str:
+    """A line of CSV. Python's writer leaves a lone carriage return unquoted, at which readers end a line."""
+    quoted = [f'"{f.replace(_QUOTE, 2 * _QUOTE)}"' if _TO_QUOTE.search(f) else f for f in fields]
+    return ",".join(quoted if quoted != [""] else ['""']) + "\n"
 
 
 def _rows(result: pa.RecordBatchReader) -> Iterator[tuple[object, ...]]:
@@ -208,6 +213,13 @@ def _csv_field(value: object) -> str:
     if simple is None:
         return ""
     return simple if isinstance(simple, str) else json.dumps(simple, ensure_ascii=False)
+
+
+def _spreadsheet_field(value: object) -> str:
+    """As in CSV, but a text that a spreadsheet would run as a formula begins with an apostrophe (OWASP, CSV injection).
+    Numbers stay numbers."""
+    field = _csv_field(value)
+    return f"'{field}" if isinstance(value, str | bytes) and field.startswith(_FORMULAS) else field
 
 
 def _iso(value: datetime) -> str:

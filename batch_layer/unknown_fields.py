@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from anabranch.config.format_settings import UNKNOWN_NAME_LENGTH
 from anabranch.config.guessed_types import combine, guess
 from anabranch.protocol.ledger_row import UnknownField, UnknownFields
+from anabranch.protocol.sample_shapes import shape_of
 from anabranch.records import UNKNOWN
 from batch_layer.offset_counts import DRIFTS
 
@@ -94,10 +95,10 @@ def parsed(value: bytes) -> Mapping[str, Any] | None:
 
 
 def sampled(field: UnknownField, values: Sequence[Mapping[str, Any]]) -> UnknownField:
-    """The field with a sample of these records' values, and with the type that they have in common. Pure."""
+    """The field with the shape of one of these records' values, and with the type that they have in common. Pure."""
     held = [value[field.name] for value in values if field.name in value]
     if not held:
         return field
-    text = json.dumps(next((v for v in held if v is not None), None))
+    text = shape_of(json.dumps(next((v for v in held if v is not None), None)))
     short = text if len(text) <= _SAMPLE else text[:_SAMPLE] + "…"
     return replace(field, sample=short, type=reduce(combine, map(guess, held)))

@@ -391,7 +391,12 @@ def status(stream: str, late_after: str | None, watch: bool, every: float, conf:
 
 @click.command()
 @click.argument("sql", required=False)
-@click.option("--output", type=click.Choice(["table", "csv", "json", "parquet"]), default="table", help="How to print.")
+@click.option(
+    "--output",
+    type=click.Choice(["table", "csv", "spreadsheet", "json", "parquet"]),
+    default="table",
+    help="How to print; spreadsheet: CSV without formulas.",
+)
 @click.option("--out", metavar="FILE", help="Write to a file.")
 @click.option(
     "--limit",
@@ -412,7 +417,7 @@ def status(stream: str, late_after: str | None, watch: bool, every: float, conf:
 @click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
 def query(
     sql: str | None,
-    output: Literal["table", "csv", "json", "parquet"],
+    output: Literal["table", "csv", "spreadsheet", "json", "parquet"],
     out: str | None,
     limit: int | None,
     as_of: str | None,

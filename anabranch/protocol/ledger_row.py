@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from anabranch.hours import Cut
 from anabranch.position import ranges_to_keys
+from anabranch.protocol.sample_shapes import shape_of
 
 Layer = Literal["speed", "batch"]
 Kind = Literal["sealed", "accepted", "refused", "served"]
@@ -117,8 +118,8 @@ class RunFacts:
 @dataclass(frozen=True, slots=True)
 class UnknownField:
     """A field that the schema does not know, and in how many of an hour's good records it was. `first` and `last`
-    are (partition, offset), by partition, then offset; `sample` is a value as JSON text, cut short, and `type` what the
-    values that were looked at would be as a column; None where none was, or all were null."""
+    are (partition, offset), by partition, then offset; `sample` is the shape of a value as JSON text, cut short, and
+    `type` what the values that were looked at would be as a column; None where none was, or all were null."""
 
     name: str
     records: int
@@ -130,7 +131,9 @@ class UnknownField:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> UnknownField:
         (p, first), (q, last) = data["first"], data["last"]
-        return UnknownField(data["name"], data["records"], (p, first), (q, last), data.get("sample"), data.get("type"))
+        # Ledgers of before held the values themselves.
+        sample = shape_of(data["sample"]) if data.get("sample") is not None else None
+        return UnknownField(data["name"], data["records"], (p, first), (q, last), sample, data.get("type"))
 
 
 @dataclass(frozen=True, slots=True)

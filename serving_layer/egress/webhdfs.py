@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from typing import IO, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import requests
+from requests.auth import HTTPBasicAuth
 
 from anabranch import config
 from anabranch.errors import ConfigurationError, Transient
@@ -16,6 +17,16 @@ _REFUSED, _GONE = 403, 404
 _LATER = ("StandbyException", "RetriableException", "SafeModeException")
 
 
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+def _without_password(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """No password, and none of the machine's own .netrc either."""
+    return request
+
+
 class WebHdfs:
     """Files of HDFS by their paths. Each call raises Transient when HDFS does not answer, or not yet, and
     ConfigurationError when it refuses."""
@@ -24,8 +35,9 @@ class WebHdfs:
         self._url = f"{settings.url.rstrip('/')}/webhdfs/v1"
         self._user = {"user.name": settings.user}
         self._session = requests.Session()
+        self._origin, self._auth = _origin(settings.url), None
         if settings.password is not None:
-            self._session.auth = (settings.user, settings.password.get_secret_value())
+            self._auth = HTTPBasicAuth(settings.user, settings.password.get_secret_value())
             self._user = {}
         self._ca = settings.ca
 
@@ -99,6 +111,13 @@ class WebHdfs:
         allowed: str | None = None,
     ) -> requests.Response:
         headers = {"Content-Type": "application/octet-stream"} if body is not None else {}
+        if self._origin[0] == "https" and _origin(url)[0] != "https":
+            raise ConfigurationError(
+                f"{doing}: expected a redirect within https, found one to {_origin(url)[0]}://{_origin(url)[1]}; have "
+                "HDFS answer by https (dfs.http.policy HTTPS_ONLY), or set hdfs.url to a gateway that does"
+            )
+        # A redirect is the server's word: the password is for the host alone that the configuration names.
+        auth = self._auth if self._auth is not None and _origin(url) == self._origin else _without_password
         try:
             answer = self._session.request(
                 method,
@@ -108,6 +127,7 @@ class WebHdfs:
                 headers=headers,
                 timeout=_SECONDS,
                 allow_redirects=False,
+                auth=auth,
                 # With the request: REQUESTS_CA_BUNDLE goes before what a session is told.
                 verify=self._ca,
             )

@@ -167,6 +167,19 @@ def test_csv_reads_back(tmp_path: Path) -> None:
     assert rows[1]["n"] == ""
 
 
+def test_a_spreadsheet_gets_no_formula_and_csv_the_values_as_they_are(tmp_path: Path) -> None:
+    formulas = ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1"]
+    others = ["a=1", "", " x", "'"]
+    table = pa.table({"=1+1": [*formulas, *others], "n": pa.array([-1.5] * 11, pa.float64())})
+    read = {}
+    for form in ("csv", "spreadsheet"):
+        output.write_result(table.to_reader(), form, tmp_path / form)  # type: ignore[arg-type]
+        read[form] = list(csv.reader(io.StringIO((tmp_path / form).read_bytes().decode(), newline="")))
+    assert read["csv"] == [["=1+1", "n"], *([text, "-1.5"] for text in [*formulas, *others])]
+    safe = [*(f"'{text}" for text in formulas), *others]
+    assert read["spreadsheet"] == [["'=1+1", "n"], *([text, "-1.5"] for text in safe)]
+
+
 def test_json_is_a_list_of_objects(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     output.write_result(RESULT.to_reader(), "json")
     rows = json.loads(capsysbinary.readouterr().out)

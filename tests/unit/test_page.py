@@ -133,7 +133,7 @@ def test_the_hours_page_says_what_explain_history_diff_duplicates_and_dead_lette
         "warning expect_column_values_to_not_be_null",
         "refused 3 batch 3 1 quality: again",
         "2 records have some. anabranch drift events prints what takes them up. The most frequent, of 5 names",
-        r'colour 2 STRING "blue" partition 0, offset 4 <b>\x1b 1 partition 0, offset 7',
+        r'colour 2 STRING "aaaa" partition 0, offset 4 <b>\x1b 1 partition 0, offset 7',
         "no longer: its tag's age has ended",
         "branch main 2 1 branch speed 4 1 branch batch 2 1",
         "Speed (4 rows) against batch (2 rows)",

@@ -13,6 +13,7 @@ from anabranch.config.guessed_types import combine, guess
 from anabranch.hours import Cut
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import HourAccount, LedgerRow, UnknownField, UnknownFields
+from anabranch.protocol.sample_shapes import shape_of
 from batch_layer.unknown_fields import parsed, sampled
 from serving_layer.views.drift import drift_of, print_drift
 
@@ -24,7 +25,7 @@ def stream() -> Stream:
     return load_stream("game_events", CONF)
 
 
-def field(name: str, records: int = 1, sample: str | None = '"s"', kind: str | None = "STRING") -> UnknownField:
+def field(name: str, records: int = 1, sample: str | None = '"a"', kind: str | None = "STRING") -> UnknownField:
     return UnknownField(name, records, (0, 0), (0, 9), sample, kind)
 
 
@@ -42,7 +43,7 @@ def test_hours_are_merged_by_name_and_those_that_kafka_holds_are_restated() -> N
     view = drift_of(stream(), rows, "t", {0: 10})
     assert [(f.name, f.records, f.hours, f.type, f.samples) for f in view.fields] == [
         ("size", 6, 2, "DOUBLE", ["1", "1.5"]),
-        ("colour", 2, 1, "STRING", ['"s"']),
+        ("colour", 2, 1, "STRING", ['"a"']),
     ]
     assert view.schema is not None and view.schema.endswith("platform STRING, size DOUBLE, colour STRING")
     assert (view.restate, view.gone, view.others) == (["2026-11-21T01"], ["2026-11-21T00"], 4)
@@ -118,6 +119,29 @@ def test_samples_are_short_and_need_no_readable_value() -> None:
     assert sampled(one, [{"b": 1}]) == one
     assert parsed(b'\0\0\0\0\x01{"a": 1}') == {"a": 1}
     assert [parsed(value) for value in (b"", b"[1]", b"\xff", b"[" * 100_000)] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("sample", "shape"),
+    [
+        ('"eyJhbGciOiJIUzI1NiJ9.x-1"', '"aaAaaAaaAaAAAaA9AaA9.a-9"'),
+        ('"2026-11-21T03:00:00Z"', '"9999-99-99A99:99:99A"'),
+        ('"\\u00e9\\n\\"\\\\ \u00c9"', '"a\\n\\"\\\\ A"'),
+        ("-12.5e-3", "-99.9e-9"), ("true", "true"), ("null", "null"),
+        ('{"password": "hunter2", "n": [1, null, {"k": "x"}]}', '{"password": "aaaaaa9", "n": [9, null, {"k": "a"}]}'),
+        ('"hunter2 cut sho\u2026', '"aaaaaa9 aaa aaa\u2026'),
+    ],
+)  # fmt: skip
+def test_a_sample_says_what_a_value_looks_like_and_not_what_it_is(sample: str, shape: str) -> None:
+    assert shape_of(sample) == shape == shape_of(shape)
+    told = replace(field("token"), sample=sample)
+    # Also of a ledger that was written before.
+    assert [f.sample for f in UnknownFields.from_dict(UnknownFields(1, (told,)).as_dict()).fields] == [shape]
+
+
+def test_a_secret_in_an_unknown_field_does_not_reach_the_ledger() -> None:
+    taken = sampled(UnknownField("auth", 1, (0, 0), (0, 0)), [{"auth": {"token": "hunter2", "pin": 4711}}])
+    assert taken.sample == '{"token": "aaaaaa9", "pin": 9999}' and taken.type is not None
 
 
 def test_the_ledger_keeps_them() -> None:
