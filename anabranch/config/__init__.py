@@ -135,10 +135,18 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
+def _brokers(value: str) -> str:
+    for broker in value.split(","):
+        port = broker.strip().rpartition(":")[2]
+        if ":" not in broker or not port.isdecimal() or not 0 < int(port) < 65_536:
+            raise ValueError("expected HOST:PORT of each broker, such as broker-1.example.com:9092")
+    return value
+
+
 class Kafka(_Frozen):
     """Where the brokers are. `security` holds Kafka's own client properties (`security.protocol`, `sasl.*`)."""
 
-    bootstrap_servers: str = Field(min_length=1)
+    bootstrap_servers: Annotated[str, AfterValidator(_brokers)] = Field(min_length=1)
     security: dict[str, SecretStr] = {}
 
 

@@ -35,7 +35,7 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # A command is to fail within seconds; a job asks again.
-_BOOTSTRAP_MS = 10_000
+_BOOTSTRAP_MS = 5_000
 _REQUEST_MS = 15_000
 # A consumer that is given nothing new for so long is cut off from the brokers.
 _SILENCE_S = 30
@@ -442,11 +442,7 @@ class KafkaAdapter:
         began = time.monotonic()
         try:
             if self._admin is None:
-                self._admin = KafkaAdminClient(
-                    **kafka_python_settings(self._kafka),
-                    request_timeout_ms=_REQUEST_MS,
-                    bootstrap_timeout_ms=_BOOTSTRAP_MS,
-                )
+                self._admin = self._open_admin(began)
             return question(self._admin)
         except errors.TopicAlreadyExistsError:
             raise
@@ -454,6 +450,17 @@ class KafkaAdapter:
         except (errors.KafkaError, OSError, ValueError, RuntimeError) as error:
             self.close_quietly()
             raise explained(self._kafka, doing, error, began) from error
+
+    def _open_admin(self, began: float) -> Any:
+        """Connect; brokers that are slow get twice the time of those that refuse, and of an address of nobody."""
+        settings = kafka_python_settings(self._kafka) | {"request_timeout_ms": _REQUEST_MS}
+        try:
+            return KafkaAdminClient(**settings, bootstrap_timeout_ms=_BOOTSTRAP_MS)
+        except errors.KafkaTimeoutError:
+            cause = _FAILURES.since(began)
+            if cause is not None and "timed out" not in cause:
+                raise
+            return KafkaAdminClient(**settings, bootstrap_timeout_ms=_BOOTSTRAP_MS)
 
     def close_quietly(self) -> None:
         """Drop a connection in doubt; the next question opens another."""
@@ -473,6 +480,8 @@ def explained(kafka: config.Kafka, doing: str, error: BaseException, began: floa
         return _codec_missing(doing, error)
     cause = _FAILURES.since(began)
     reason = one_line(error) + (f" ({cause})" if cause and cause not in str(error) else "")
+    if "bootstrap" in str(error):
+        reason += "; check kafka.bootstrap_servers: `anabranch doctor` examines it"
     return explain(doing, error, reason)
 
 

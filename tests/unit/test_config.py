@@ -355,6 +355,8 @@ def test_what_is_no_duration(value: object) -> None:
         ),
         (ENVIRONMENT.replace("name: lake", "name: my-lake"), "catalog.name: expected a name of letters"),
         (ENVIRONMENT.replace('"127.0.0.1:1"', '""'), "kafka.bootstrap_servers: "),
+        (ENVIRONMENT.replace("127.0.0.1:1", "broker"), "kafka.bootstrap_servers: expected HOST:PORT of each broker"),
+        (ENVIRONMENT.replace("127.0.0.1:1", "a:1,b:x"), "kafka.bootstrap_servers: expected HOST:PORT of each broker"),
         (ENVIRONMENT.replace("sqlite:", "mysql:"), "catalog.uri: expected sqlite:///FILE or postgresql+psycopg2://"),
         (
             ENVIRONMENT.replace("name: lake,", "name: lake, type: rest,"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from importlib import metadata
 from pathlib import Path
@@ -26,10 +27,28 @@ def test_a_broker_that_is_away_is_transient_and_the_message_says_why(monkeypatch
     assert time.monotonic() - began < 5
     assert str(raised.value) == (
         "describe topic t at 127.0.0.1:1: KafkaTimeoutError: Unable to bootstrap from "
-        "['127.0.0.1:1'] (KafkaConnectionError: 111 ECONNREFUSED) (transient, try again)"
+        "['127.0.0.1:1'] (KafkaConnectionError: 111 ECONNREFUSED); check kafka.bootstrap_servers: `anabranch doctor` "
+        "examines it (transient, try again)"
     )
     # Said once, by us.
     assert not logging.getLogger("kafka").propagate
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no-such-host.invalid:9092"])
+def test_a_wrong_address_of_the_brokers_is_reported_within_seconds(address: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(Transient, match="`anabranch doctor` examines it"):
+        client.KafkaAdapter(config.Kafka(bootstrap_servers=address)).describe("t")
+    assert time.monotonic() - began < 9
+
+
+def test_brokers_that_are_slow_get_twice_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_BOOTSTRAP_MS", 1_000)
+    began = time.monotonic()
+    # It takes the connection and says nothing.
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Transient):
+        client.KafkaAdapter(config.Kafka(bootstrap_servers=f"127.0.0.1:{silent.getsockname()[1]}")).describe("t")
+    assert time.monotonic() - began > 1.9
 
 
 @pytest.mark.parametrize(
