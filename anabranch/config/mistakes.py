@@ -37,7 +37,9 @@ _WORDS = {
     "model_attributes_type": "expected a mapping of keys",
     "tuple_type": "expected a list",
     "list_type": "expected a list",
+    "union_tag_not_found": "expected a key type",
 }
+_SHOULD = re.compile(r"^\w+ should (?:have |be |match )?")
 _FORMS = {
     "table": "expected namespace.table, such as shop.orders, of letters, digits and underscores",
     "topic": "expected a topic's name of letters, digits, '.', '_' and '-', 249 at most",
@@ -91,7 +93,7 @@ def _explain(model: type[BaseModel], raw: Mapping[str, Any], problem: Mapping[st
         message = f"{NO_COLUMNS}, found none"
     if kind == "string_pattern_mismatch":
         message = _FORMS.get(str(loc[-1]), message.replace("String should match pattern", "expected the form"))
-    message = message.replace("Input should be", "expected")
+    message = _SHOULD.sub("expected ", message)
     written = _written(raw, loc)
     if kind == "value_error":
         for name, value in _substituted(written):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.config import Kafka
+from anabranch.config.mistakes import unknown_key
 from anabranch.errors import ConfigurationError
 
 _KAFKA_PYTHON = {
@@ -30,8 +31,7 @@ def kafka_python_settings(kafka: Kafka) -> dict[str, Any]:
     settings: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers.split(",")}
     for key, value in kafka.security.items():
         if key not in _KAFKA_PYTHON:
-            known = ", ".join(sorted(_KAFKA_PYTHON))
-            raise ConfigurationError(f"kafka.security: expected one of {known}, found {key!r}")
+            raise ConfigurationError(unknown_key(key, sorted(_KAFKA_PYTHON), f"kafka.security.{key}"))
         settings[_KAFKA_PYTHON[key]] = value.get_secret_value()
         if key.endswith(".location") and not Path(value.get_secret_value()).is_file():
             raise ConfigurationError(f"kafka.security: {key}: expected a file, found none")
