@@ -16,12 +16,10 @@ from anabranch.attempts import attempts, jitter
 from anabranch.errors import AnabranchError, Transient
 from anabranch.table.commits import Commit, Outcome, Tag
 from anabranch.table.lake import Lake
+from anabranch.table.snapshots import READING
 from anabranch.table.staging import WITHIN
 
 LOG = logging.getLogger(__name__)
-
-READING = "reading-"
-"""The tags' names begin with it; what comes behind is nobody's but the reader's."""
 
 _PATIENCE_SECONDS = 15.0
 

@@ -72,6 +72,12 @@ PUBLISHED = "published-"
 """With a branch's name: the tag of its newest publish, which moves with each. It keeps the publish from expiring where
 another program's snapshots came after it, and `expire_snapshots` kept the newest of those alone."""
 
+READING = "reading-"
+"""What a long reading holds has a tag of a name that begins so (`anabranch.table.held`)."""
+
+UNNAMED = (PUBLISHED, READING)
+"""Tags that are no names of a table's past to anybody."""
+
 
 def last_publish(table: Table, branch: str) -> Snapshot | None:
     """The newest publish of a branch: a procedure of Iceberg's own leaves a head that is none.
@@ -121,7 +127,7 @@ def find_snapshot(table: Table, as_of: str) -> int:
         return int(as_of)
     if (when := _moment(as_of)) is not None:
         return _main_at(table, when)
-    known = ", ".join(sorted(n for n in table.metadata.refs if n != STAGING and not n.startswith(PUBLISHED))) or "none"
+    known = ", ".join(sorted(n for n in table.metadata.refs if n != STAGING and not n.startswith(UNNAMED))) or "none"
     raise ConfigurationError(
         f"table {'.'.join(table.name())}: expected a tag, a branch, a snapshot's id or a time, found {as_of!r} (known: "
         f"{known}; a tag is gone once its age has ended)"
@@ -130,7 +136,7 @@ def find_snapshot(table: Table, as_of: str) -> int:
 
 def is_tag(refs: Mapping[str, SnapshotRef], name: str) -> bool:
     """Whether a ref is a tag for readers; those that move with each publish are none. Pure."""
-    return refs[name].snapshot_ref_type == SnapshotRefType.TAG and not name.startswith(PUBLISHED)
+    return refs[name].snapshot_ref_type == SnapshotRefType.TAG and not name.startswith(UNNAMED)
 
 
 def _moment(text: str) -> datetime | None:

@@ -26,9 +26,8 @@ from anabranch.fail_points import FAIL_AT, Step
 from anabranch.hours import start_of
 from anabranch.protocol.maintained import read_runs
 from anabranch.table.files import list_files, same_file
-from anabranch.table.held import READING
 from anabranch.table.orphans import references
-from anabranch.table.snapshots import BRANCHES, PUBLISHED
+from anabranch.table.snapshots import BRANCHES, UNNAMED
 
 Make = Callable[..., World]
 DAYS = 3 * 86_400
@@ -95,7 +94,7 @@ def tagged_rows(one: World) -> dict[str, list[Any]]:
     columns = ("kafka_partition", "kafka_offset", "event_id")
     found = {}
     for name, ref in table.metadata.refs.items():
-        if name not in (*BRANCHES, "staging") and not name.startswith((PUBLISHED, READING)):
+        if name not in (*BRANCHES, "staging") and not name.startswith(UNNAMED):
             rows = table.scan(snapshot_id=ref.snapshot_id, selected_fields=columns).to_arrow().to_pylist()
             found[name] = sorted(tuple(row[c] for c in columns) for row in rows)
     return found

@@ -11,8 +11,8 @@ from lakes import StreamLake, new_lake
 from anabranch.errors import Transient
 from anabranch.protocol.publish import new_id
 from anabranch.table.commits import Change, Commit, Outcome
-from anabranch.table.held import READING, held_snapshots
-from anabranch.table.snapshots import expired_tags, heads, plan_expiry
+from anabranch.table.held import held_snapshots
+from anabranch.table.snapshots import READING, expired_tags, heads, plan_expiry
 
 HOUR = "2026-11-21T00"
 
