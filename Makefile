@@ -20,8 +20,8 @@ demo: $(READY) ## the story, to an exact end; on a cluster: make demo MASTER=spa
 demo-flights: $(READY) ## a second stream: 336,776 real flights
 	@$(BIN)/python -m anabranch.dev.demo.flights
 
-test: $(READY) ## what CI runs: unit tests, the model, integration tests on real services; two processes
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m 'not full' tests/unit tests/model tests/integration
+test: $(READY) ## what CI runs: unit tests, the model, integration tests on real services; RECORD=FILE keeps what each took
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m 'not full' $(if $(RECORD),--record $(RECORD)) tests/unit tests/model tests/integration
 
 test-full: $(READY) ## everything there is, in fourteen shards; one of as many as you like: make test-full SHARD=3/8
 	@$(BIN)/python tests/support/full_run.py $(if $(SHARD),--shard $(SHARD)) $(if $(DURATIONS),--durations $(DURATIONS))
