@@ -131,7 +131,7 @@ def _add(text: str, parts: dict[str, str]) -> str:
     return digest
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=1 << 12)
 def _part(text: str) -> tuple[str, str]:
     return _digest(text), pack(text)
 
@@ -196,7 +196,7 @@ def plan_unused(
     return tuple(sorted(k for k in held if k.startswith(STATE) and k not in used))
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=1 << 12)
 def _links(value: str) -> tuple[str, ...]:
     return tuple(_LINK.findall(unpack(value)))
 
