@@ -32,6 +32,18 @@ class CodecMissing(ConfigurationError):
     """Kafka's client cannot decompress a batch: the package of its codec is not installed."""
 
 
+class MissingRight(ConfigurationError):
+    """The brokers refused what the user may not do; `command` grants it."""
+
+    def __init__(self, message: str, command: str = "") -> None:
+        super().__init__(message)
+        self.command = command
+
+
+class NoTopicIds(ConfigurationError):
+    """The brokers give topics no ids, so a topic that was recreated cannot be told from the one before it."""
+
+
 class MetadataGone(ConfigurationError):
     """The catalog names a metadata file that storage does not have."""
 

@@ -47,8 +47,9 @@ _DENIED = {
         "SaslAuthentication", "SslAuthentication", "CERTIFICATE_VERIFY_FAILED", "UnsupportedSaslMechanism",
         "ALERT_BAD_CERTIFICATE", "ALERT_CERTIFICATE_REQUIRED", "ALERT_UNKNOWN_CA", "ALERT_HANDSHAKE_FAILURE",
     ),
-    "the user's rights with kafka-acls: it needs READ and DESCRIBE of the topic, READ of the group": (
-        "TopicAuthorization", "GroupAuthorization", "ClusterAuthorization",
+    "the user's rights with kafka-acls: it needs READ, DESCRIBE and DESCRIBE_CONFIGS of the topic": (
+        "TopicAuthorization", "GroupAuthorization", "ClusterAuthorization", "TransactionalIdAuthorization",
+        "DelegationTokenAuthorization",
     ),
     "catalog.uri: user, password and database, and what the user may do": (
         "password authentication failed", "no pg_hba.conf entry", "permission denied for", "FATAL:  role",

@@ -23,12 +23,12 @@ from pyspark.sql import functions as F
 
 from anabranch import records
 from anabranch.config import Environment, Stream
-from anabranch.errors import AnabranchError, Transient, Unexpected
+from anabranch.errors import AnabranchError, MissingRight, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.kafka.source import is_unreadable, read_around
 from anabranch.logs import fields, note
-from anabranch.position import Ranges, ranges_to_keys, size
+from anabranch.position import Offsets, Ranges, ranges_to_keys, size
 from anabranch.protocol import dead_letters
 from anabranch.protocol.apply import require_columns, rows_columns
 from anabranch.protocol.measured import PUBLISH, READABLE, STAGE, Meter
@@ -99,6 +99,7 @@ class MicroBatches:
         self._publisher = ThreadPoolExecutor(1, "publisher")
         self._under_way: Future[int] | None = None
         self._without_workers = 0
+        self._may_not_commit = False
         # Spark's session knows one id to stage by.
         self._staging = threading.Lock()
 
@@ -441,11 +442,23 @@ class MicroBatches:
             self._confirmed = dead_letters.roll_forward(self._lake, self._stream.dead_letters_table, ended.state)
         reach(Step.SPEED_DEAD_LETTERS)
         assert publish.position is not None
-        try:
-            self._kafka.commit_lag(f"anabranch-{self._stream.name}", self._stream.topic, publish.position.offsets)
-        except (Transient, Unexpected) as error:
-            LOG.debug("stream %s: lag monitors not told: %s", self._stream.name, error)
+        self._commit_lag(publish.position.offsets)
         reach(Step.SPEED_OFFSETS_COMMITTED)
+
+    def _commit_lag(self, offsets: Offsets) -> None:
+        """Commit offsets for lag monitors. They alone read them, so no failure ends the job."""
+        if self._may_not_commit:
+            return
+        try:
+            self._kafka.commit_lag(f"anabranch-{self._stream.name}", self._stream.topic, offsets)
+        except MissingRight as error:
+            self._may_not_commit = True
+            LOG.warning(
+                "stream %s: offsets for lag monitors are not committed until this job is restarted with the right; "
+                "records and tables do not need them: %s", self._stream.name, error,
+            )  # fmt: skip
+        except AnabranchError as error:
+            LOG.debug("stream %s: offsets for lag monitors not committed: %s", self._stream.name, error)
 
     def _discard(self, staged: StagedBatch | None) -> None:
         if staged is None:

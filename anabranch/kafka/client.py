@@ -25,7 +25,8 @@ from kafka.structs import OffsetAndMetadata
 
 from anabranch import config
 from anabranch.attempts import attempts
-from anabranch.errors import AnabranchError, CodecMissing, Transient
+from anabranch.errors import AnabranchError, CodecMissing, MissingRight, NoTopicIds, Transient
+from anabranch.kafka import kafka_python_fixes
 from anabranch.kafka.security import kafka_python_settings
 from anabranch.position import Position, Ranges, Stamped, Topic, is_contradicted
 from anabranch.remote_errors import explain, is_denied, one_line
@@ -47,6 +48,22 @@ _NO_COORDINATOR = (
     errors.CoordinatorNotAvailableError,
     errors.CoordinatorLoadInProgressError,
     errors.NotCoordinatorError,
+)
+# What the brokers may refuse, the resource's option of kafka-acls.sh, and the options for all that is asked of it.
+_RIGHTS = (
+    (errors.TopicAuthorizationFailedError, "--topic", "--operation Read --operation Describe --topic TOPIC"),
+    (errors.GroupAuthorizationFailedError, "--group", "--operation Read --group GROUP"),
+    (errors.ClusterAuthorizationFailedError, "--cluster", "--operation Describe --operation IdempotentWrite --cluster"),
+    (
+        errors.TransactionalIdAuthorizationFailedError,
+        "--transactional-id",
+        "--operation Write --operation Describe --transactional-id ID",
+    ),
+    (
+        errors.DelegationTokenAuthorizationFailedError,
+        "--delegation-token",
+        "--operation Describe --delegation-token ID",
+    ),
 )
 # The packages that kafka-python decompresses with, by codec.
 _CODEC_PACKAGES = {"snappy": "python-snappy", "lz4": "lz4", "zstd": "zstandard"}
@@ -107,7 +124,13 @@ def _keep_last_words(transport: Any) -> None:
 _keep_last_words(KafkaTCPTransport)
 _keep_last_words(KafkaSSLTransport)
 
+kafka_python_fixes.read_any_header_names()
+kafka_python_fixes.raise_failed_descriptions()
+kafka_python_fixes.create_no_topics()
+
 _READ_COMMITTED = IsolationLevel.READ_COMMITTED
+# The id of a topic at brokers that give topics none.
+_NO_TOPIC_ID = uuid.UUID(int=0)
 
 
 def new_producer(kafka: config.Kafka, **overrides: Any) -> Any:
@@ -117,9 +140,14 @@ def new_producer(kafka: config.Kafka, **overrides: Any) -> Any:
     }  # fmt: skip
     began = time.monotonic()
     try:
-        return KafkaProducer(**kafka_python_settings(kafka), **(defaults | overrides))
+        return KafkaProducer(**_client_settings(kafka), **(defaults | overrides))
     except errors.KafkaError as error:
         raise explained(kafka, "start a producer", error, began) from error
+
+
+def _client_settings(kafka: config.Kafka) -> dict[str, Any]:
+    """A consumer's or producer's settings: it asks for a topic without creating it, whatever the brokers allow."""
+    return kafka_python_settings(kafka) | {"allow_auto_create_topics": False}
 
 
 def position_to_commit(topic: str, text: str) -> Any:
@@ -204,16 +232,18 @@ class KafkaAdapter:
         return answer
 
     def _describe(self, topic: str) -> Topic | None:
-        topics = self._ask(f"describe topic {topic}", lambda admin: admin.describe_topics([topic]))
+        doing, began = f"describe topic {topic}", time.monotonic()
+        topics = self._ask(doing, lambda admin: admin.describe_topics([topic]))
         for entry in topics:
             if entry["name"] != topic:
                 continue
             if entry["error_code"] == errors.UnknownTopicOrPartitionError.errno:
                 return None
             if entry["error_code"]:
-                raise _for_code(entry["error_code"], f"describe topic {topic} at {self._kafka.bootstrap_servers}")
+                error = errors.for_code(entry["error_code"])()
+                raise explained(self._kafka, doing, error, began, f"--operation Describe --topic {topic}")
             partitions = tuple(sorted(p["partition_index"] for p in entry["partitions"]))
-            return Topic(topic, _topic_id(entry["topic_id"]), partitions)
+            return Topic(topic, _topic_id(topic, entry.get("topic_id")), partitions)
         return None
 
     def log_starts(self, topic: Topic) -> dict[int, int]:
@@ -275,6 +305,8 @@ class KafkaAdapter:
                         del open_[tp]
                         heard = time.monotonic()
                 silent = time.monotonic() - heard
+                if silent > _STUCK_S:
+                    self._require_rights(topic)
                 if silent > _SILENCE_S:
                     waiting = ", ".join(f"partition {tp.partition} from {at}" for tp, at in sorted(open_.items()))
                     raise Transient(f"{doing}: expected records of {waiting}, found none in {_SILENCE_S} s; try again")
@@ -284,14 +316,14 @@ class KafkaAdapter:
             consumer.assign([])
         except (errors.KafkaError, OSError) as error:
             self.close_quietly()
-            raise explained(self._kafka, doing, error, began) from error
+            raise explained(self._kafka, doing, error, began, f"--operation Read --topic {topic}") from error
 
     def _at(self, starts: Mapping[Any, int]) -> Any:
         """The consumer for looking at few records, at these positions."""
         if self._consumer is None:
             # What was deleted meanwhile is passed over: the log's start is asked for where it matters.
             self._consumer = KafkaConsumer(
-                **kafka_python_settings(self._kafka), group_id=None, enable_auto_commit=False,
+                **_client_settings(self._kafka), group_id=None, enable_auto_commit=False,
                 auto_offset_reset="earliest", isolation_level="read_committed",
                 max_partition_fetch_bytes=16 << 10, fetch_max_wait_ms=100,
             )  # fmt: skip
@@ -338,11 +370,17 @@ class KafkaAdapter:
     def partition_bytes(self, topic: str) -> dict[int, int]:
         """By partition, how many bytes its log has on the broker that holds most of it. Needs DESCRIBE of the
         cluster."""
-        answer = self._ask(f"ask the size of topic {topic}", lambda admin: admin.describe_log_dirs([topic]))
+        doing = f"ask the size of topic {topic}"
+        answer = self._ask(doing, lambda admin: admin.describe_log_dirs([topic]))
         sizes: dict[int, int] = {}
         for found in _partitions(answer):
             partition = int(found["partition_index"])
             sizes[partition] = max(sizes.get(partition, 0), int(found["partition_size"]))
+        if not sizes:
+            # kafka-python drops the error that the brokers gave.
+            raise _missing_right(
+                self._kafka, doing, "expected the size of each partition, found none", "--operation Describe --cluster"
+            )
         return sizes
 
     def _configs(self, topic: str) -> Any:
@@ -350,29 +388,51 @@ class KafkaAdapter:
         return self._ask(
             f"describe the configuration of topic {topic}",
             lambda admin: admin.describe_configs([resource], config_filter="all"),
+            f"--operation DescribeConfigs --topic {topic}",
         )
 
     def group_metadata(self, group: str, topic: str) -> str | None:
         """What was committed with the offset of a topic's first partition by a group; None for nothing."""
         place = TopicPartition(topic, 0)
-        doing = f"read offsets of group {group}"
+        doing, right = f"read offsets of group {group}", f"--operation Describe --group {group}"
+        groups = self._coordinated(
+            lambda: self._ask(doing, lambda admin: admin.list_group_offsets({group: [place]}), right)
+        )
+        found = groups[group].get(place)
+        return found.metadata or None if found is not None and found.offset >= 0 else None
+
+    def _coordinated(self, question: Callable[[], T]) -> T:
+        """An answer of a group's coordinator: brokers that have just started do not have it at once."""
         for _ in attempts(repeat(_ASKED_AGAIN_AFTER_S), _COORDINATED_AFTER_S):
             try:
-                groups = self._ask(doing, lambda admin: admin.list_group_offsets({group: [place]}))
+                return question()
             except Transient as error:
-                # Brokers that have just started are still to say which of them has the group.
                 if not isinstance(error.__cause__, _NO_COORDINATOR):
                     raise
                 last = error
-                continue
-            found = groups[group].get(place)
-            return found.metadata or None if found is not None and found.offset >= 0 else None
         raise last
 
     def commit_lag(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Show lag monitors how far a stream is. Nothing of ours ever reads this back."""
+        doing, began = f"commit offsets of group {group}", time.monotonic()
+        for failure in self._commit(doing, group, topic, offsets):
+            raise explained(self._kafka, doing, failure(), began, f"--operation Read --group {group}")
+
+    def check_commits(self, group: str) -> None:
+        """Raise MissingRight where offsets may not be committed for a group. Commits none: it tries a topic that is not
+        there."""
+        doing, began = f"commit offsets of group {group}", time.monotonic()
+        topic = f"{group}-{uuid.uuid4()}"
+        for failure in self._coordinated(lambda: self._commit(doing, group, topic, {0: 0})):
+            if issubclass(failure, errors.GroupAuthorizationFailedError):
+                raise explained(self._kafka, doing, failure(), began, f"--operation Read --group {group}")
+
+    def _commit(self, doing: str, group: str, topic: str, offsets: Mapping[int, int]) -> list[type[Exception]]:
+        """The failures of the partitions, as kafka-python's types."""
         values = {TopicPartition(topic, p): OffsetAndMetadata(o, "", None) for p, o in offsets.items()}
-        self._ask(f"commit offsets of group {group}", lambda admin: admin.alter_group_offsets(group, values))
+        right = f"--operation Read --group {group}"
+        results = self._ask(doing, lambda admin: admin.alter_group_offsets(group, values), right)
+        return [failure for failure in results.values() if failure is not errors.NoError]
 
     def read_offsets(self, topic: str, ranges: Ranges) -> Iterator[tuple[int, list[int]]]:
         """The offsets that a consumer is given (`read_committed`) of `ranges` (none empty, all decided): by partition,
@@ -388,12 +448,12 @@ class KafkaAdapter:
         doing = f"read topic {topic}"
         try:
             consumer = KafkaConsumer(
-                **kafka_python_settings(self._kafka), group_id=None, enable_auto_commit=False, auto_offset_reset="none",
+                **_client_settings(self._kafka), group_id=None, enable_auto_commit=False, auto_offset_reset="none",
                 isolation_level="read_uncommitted" if uncommitted else "read_committed", max_poll_records=20_000,
                 max_partition_fetch_bytes=4 << 20,
             )  # fmt: skip
         except errors.KafkaError as error:
-            raise explained(self._kafka, doing, error, began) from error
+            raise explained(self._kafka, doing, error, began, f"--operation Read --topic {topic}") from error
         try:
             consumer.assign(list(ends))
             for tp in ends:
@@ -409,11 +469,14 @@ class KafkaAdapter:
                     consumer.pause(*done)
                     ends = {tp: end for tp, end in ends.items() if tp not in done}
                     heard = time.monotonic()
-                if time.monotonic() - heard > _SILENCE_S:
+                silent = time.monotonic() - heard
+                if silent > _STUCK_S:
+                    self._require_rights(topic)
+                if silent > _SILENCE_S:
                     waiting = ", ".join(f"partition {tp.partition} up to {end}" for tp, end in sorted(ends.items()))
                     raise Transient(f"{doing}: expected records of {waiting}, found none in {_SILENCE_S} s; try again")
         except (errors.KafkaError, OSError) as error:
-            raise explained(self._kafka, doing, error, began) from error
+            raise explained(self._kafka, doing, error, began, f"--operation Read --topic {topic}") from error
         finally:
             consumer.close(autocommit=False)
 
@@ -422,7 +485,8 @@ class KafkaAdapter:
             return False
         new = NewTopic(topic, num_partitions=partitions, replication_factor=-1, topic_configs=dict(configs))
         try:
-            self._ask(f"create topic {topic}", lambda admin: admin.create_topics([new]))
+            right = f"--operation Create --topic {topic}"
+            self._ask(f"create topic {topic}", lambda admin: admin.create_topics([new]), right)
         except errors.TopicAlreadyExistsError:
             return False
         for _ in attempts(repeat(0.05), seconds=30):
@@ -432,13 +496,25 @@ class KafkaAdapter:
 
     def _offsets(self, topic: Topic, spec: Any) -> dict[int, Stamped]:
         specs = {TopicPartition(topic.name, p): spec for p in topic.partitions}
-        offsets = self._ask(
-            f"list offsets of topic {topic.name}",
-            lambda admin: admin.list_partition_offsets(specs, isolation_level=_READ_COMMITTED),
-        )
+        try:
+            offsets = self._ask(
+                f"list offsets of topic {topic.name}",
+                lambda admin: admin.list_partition_offsets(specs, isolation_level=_READ_COMMITTED),
+                f"--operation Describe --topic {topic.name}",
+            )
+        except Transient as error:
+            if isinstance(error.__cause__, errors.UnknownTopicOrPartitionError):
+                self._require_rights(topic.name)
+            raise
         return {tp.partition: Stamped(value.offset, value.timestamp) for tp, value in offsets.items()}
 
-    def _ask(self, doing: str, question: Any) -> Any:
+    def _require_rights(self, topic: str) -> None:
+        """Raise MissingRight where the topic may not be described: kafka-python then takes it for one that is missing,
+        and its consumer waits for it without end."""
+        self._describe(topic)
+
+    def _ask(self, doing: str, question: Any, right: str = "") -> Any:
+        """The answer to a question; `right` are the options of kafka-acls.sh that grant what it needs."""
         began = time.monotonic()
         try:
             if self._admin is None:
@@ -449,7 +525,7 @@ class KafkaAdapter:
         # RuntimeError: "Failed to find active controller id!"
         except (errors.KafkaError, OSError, ValueError, RuntimeError) as error:
             self.close_quietly()
-            raise explained(self._kafka, doing, error, began) from error
+            raise explained(self._kafka, doing, error, began, right) from error
 
     def _open_admin(self, began: float) -> Any:
         """Connect; brokers that are slow get twice the time of those that refuse, and of an address of nobody."""
@@ -473,16 +549,33 @@ class KafkaAdapter:
                 LOG.debug("closing a broken Kafka connection failed", exc_info=True)
 
 
-def explained(kafka: config.Kafka, doing: str, error: BaseException, began: float) -> AnabranchError:
-    """The error of ours for what kafka-python threw while `doing`, which began then by `time.monotonic`."""
-    doing = f"{doing} at {kafka.bootstrap_servers}"
+def explained(kafka: config.Kafka, doing: str, error: BaseException, began: float, right: str = "") -> AnabranchError:
+    """The error of ours for what kafka-python threw while `doing`, which began then by `time.monotonic`.
+
+    `right` are the options of kafka-acls.sh that grant what it needs.
+    """
+    if isinstance(error, errors.AuthorizationError):
+        kind, usual = next(((kind, usual) for refused, kind, usual in _RIGHTS if isinstance(error, refused)), ("", ""))
+        return _missing_right(kafka, doing, one_line(error), right if kind in right else usual)
     if isinstance(error, errors.UnsupportedCodecError):
-        return _codec_missing(doing, error)
+        return _codec_missing(f"{doing} at {kafka.bootstrap_servers}", error)
+    doing = f"{doing} at {kafka.bootstrap_servers}"
     cause = _FAILURES.since(began)
     reason = one_line(error) + (f" ({cause})" if cause and cause not in str(error) else "")
     if "bootstrap" in str(error):
         reason += "; check kafka.bootstrap_servers: `anabranch doctor` examines it"
     return explain(doing, error, reason)
+
+
+def _missing_right(kafka: config.Kafka, doing: str, found: str, right: str) -> MissingRight:
+    secured = " --command-config client.properties" if kafka.security else ""
+    command = f"kafka-acls.sh --bootstrap-server {kafka.bootstrap_servers}{secured} --add --allow-principal User:NAME"
+    command = f"{command} {right}".strip()
+    return MissingRight(
+        f"{doing} at {kafka.bootstrap_servers}: {found}; check the user's rights with kafka-acls: the missing one is "
+        f"granted by `{command}`; then start it again",
+        command,
+    )
 
 
 def _codec_missing(doing: str, error: BaseException) -> CodecMissing:
@@ -495,16 +588,15 @@ def _codec_missing(doing: str, error: BaseException) -> CodecMissing:
     return CodecMissing(f"{doing}: {one_line(error)}; {remedy}, then start it again")
 
 
-def _for_code(code: int, doing: str) -> AnabranchError:
-    kind = errors.for_code(code)
-    return explain(doing, kind(), kind.__name__)
-
-
-def _topic_id(raw: Any) -> str:
-    """Kafka's own text form of a topic id: 22 characters of URL-safe base64."""
-    value = (
-        raw if isinstance(raw, uuid.UUID) else uuid.UUID(bytes=raw) if isinstance(raw, bytes) else uuid.UUID(str(raw))
-    )
+def _topic_id(topic: str, raw: Any) -> str:
+    """Kafka's own text form of a topic id: 22 characters of URL-safe base64. Raises NoTopicIds where there is none."""
+    value = uuid.UUID(bytes=raw) if isinstance(raw, bytes) else uuid.UUID(str(raw)) if raw else _NO_TOPIC_ID
+    if value == _NO_TOPIC_ID:
+        raise NoTopicIds(
+            f"topic {topic}: expected an id from the brokers (KIP-516), found none; without ids a recreated topic "
+            "looks like the one before it, and its first records would be skipped: use Kafka 2.8 or newer, with an "
+            "inter.broker.protocol.version of 2.8 or newer"
+        )
     return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")
 
 

@@ -77,6 +77,8 @@ def _options(kafka: Kafka) -> dict[str, str]:
     """The source's options for the configured brokers; only decided records are read (KIP-98)."""
     return {
         "kafka.isolation.level": "read_committed",
+        # A topic that was deleted stays deleted where brokers create topics by themselves.
+        "kafka.allow.auto.create.topics": "false",
         # The client itself goes on after a cut; these say after which the job says that it waits.
         "kafka.request.timeout.ms": "10000",
         "kafka.default.api.timeout.ms": "15000",

@@ -95,4 +95,5 @@ class TransactionalProducer:
                 f"{doing}: expected to be the only process, found that another was started since, which goes on in its "
                 "place; nothing is lost: stop one of the two"
             ) from failed[0]
-        raise explained(self._kafka, doing, failed[0], began) from failed[0]
+        right = "--operation Write --operation Describe --topic TOPIC"
+        raise explained(self._kafka, doing, failed[0], began, right) from failed[0]

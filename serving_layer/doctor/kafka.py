@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from shlex import quote
 
 from anabranch.config import Environment, Kafka, Stream
-from anabranch.errors import AnabranchError, CodecMissing, ConfigurationError
+from anabranch.errors import AnabranchError, CodecMissing, ConfigurationError, MissingRight, NoTopicIds, Transient
 from anabranch.hours import start_of
 from anabranch.kafka.client import KafkaAdapter, TopicSettings
 from anabranch.position import Offsets
 from serving_layer.doctor.finding import Check, Finding, Severity, error, info, warning
 from serving_layer.views.status import SPARE
+
+LOG = logging.getLogger(__name__)
 
 _WEEK = timedelta(days=7)
 
@@ -25,6 +28,8 @@ class KafkaFacts:
     starts: Offsets
     ends: Offsets
     partition_bytes: dict[int, int] | None
+    group_refused: MissingRight | None = None
+    """Where offsets of the stream's group may not be committed."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Unread:
 
 
 def read(environment: Environment, stream: Stream) -> KafkaFacts:
-    """Describes the topic and its settings, lists its offsets, and reads one record, as the layers do.
+    """Describes the topic and its settings, lists its offsets, reads one record and tries a commit, as the layers do.
 
     Raises ConfigurationError for a right that is missing, Transient when Kafka is away.
     """
@@ -53,7 +58,14 @@ def read(environment: Environment, stream: Stream) -> KafkaFacts:
             sizes = kafka.partition_bytes(stream.topic) if settings.retention_bytes is not None else None
         except AnabranchError:
             sizes = None
-        return KafkaFacts(settings, starts, ends, sizes)
+        refused = None
+        try:
+            kafka.check_commits(f"anabranch-{stream.name}")
+        except MissingRight as error:
+            refused = error
+        except Transient as error:
+            LOG.debug("stream %s: the right to commit was not tried: %s", stream.name, error)
+        return KafkaFacts(settings, starts, ends, sizes, refused)
 
 
 def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
@@ -61,6 +73,12 @@ def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
     if isinstance(failure, CodecMissing):
         expected = "the packages that decompress the topic's records"
         return error(Check.KAFKA_CODEC, stream.topic, expected, str(failure), "pip install --force-reinstall anabranch")
+    if isinstance(failure, MissingRight):
+        expected = "leave to describe and read the topic"
+        return error(Check.KAFKA_RIGHTS, stream.topic, expected, str(failure), failure.command)
+    if isinstance(failure, NoTopicIds):
+        expected = "brokers that give each topic an id: a recreated topic is told by it"
+        return error(Check.TOPIC_IDS, stream.topic, expected, str(failure), "Kafka 2.8 or newer")
     if isinstance(failure, ConfigurationError):
         return error(
             Check.KAFKA_RIGHTS, stream.topic, "leave to describe and read the topic", str(failure),
@@ -99,6 +117,11 @@ def findings(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | N
         )
         remedy = alter(kafka, topic, "message.timestamp.type=LogAppendTime")
         found.append(info(Check.TIMESTAMP_TYPE, topic, expected, settings.timestamp_type, remedy))
+    if facts.group_refused is not None:
+        group = f"anabranch-{stream.name}"
+        expected = "READ of the group, to commit offsets for lag monitors; nothing else reads them"
+        refused = facts.group_refused
+        found.append(warning(Check.GROUP_RIGHTS, group, expected, str(refused), refused.command))
     found += _of_replicas(kafka, topic, settings)
     return [one for one in found if one is not None]
 

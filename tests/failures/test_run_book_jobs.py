@@ -143,6 +143,13 @@ def test_rights_are_given_by_kafka_acls(world: Make, tools: Path, tmp_path: Path
         remedy = of_kafka.failed(environment, one.job.stream, ConfigurationError("denied")).remedy
         assert remedy.startswith(f"{command}, or ")
         said = shell(command.replace("NAME", CLIENT), tools, tmp_path)
+        group = printed(
+            "kafka-acls.sh --bootstrap-server BROKERS --add --allow-principal User:NAME --operation Read "
+            "--group anabranch-STREAM",
+            BROKERS=broker.plain,
+            STREAM=one.name,
+        )
+        assert "(operation=READ, permissionType=ALLOW)" in shell(group.replace("NAME", CLIENT), tools, tmp_path)
     assert said.count("permissionType=ALLOW") >= 3
 
 

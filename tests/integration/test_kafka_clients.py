@@ -9,6 +9,8 @@ import pytest
 from confluent_kafka import Producer
 
 from anabranch import config
+from anabranch.errors import NoTopicIds
+from anabranch.kafka import client
 from anabranch.kafka.client import KafkaAdapter, create_topic
 
 RECORDS = 200
@@ -39,3 +41,40 @@ def test_the_adapter_reads_every_codec(kafka: config.Kafka, codec: str) -> None:
         records = [r for _, piece in adapter.read_records(topic, {0: (0, ends[0])}) for r in piece]
     assert [r.offset for r in records] == list(range(RECORDS))
     assert {r.value for r in records} == {value}
+
+
+def test_the_adapter_reads_header_names_of_any_bytes(kafka: config.Kafka) -> None:
+    """kafka-python decodes header names strictly, and Kafka does not look at them."""
+    topic, name = f"t{uuid.uuid4().hex[:12]}", "caf\u00e9"
+    create_topic(kafka, topic, 1)
+
+    class AnyBytes(str):
+        def encode(self, *_: Any) -> bytes:
+            return b"\xff\xfeid"
+
+    producer = client.new_producer(kafka, compression_type="gzip")
+    for i in range(20):
+        producer.send(topic, b"%d" % i, headers=[(AnyBytes("any") if i % 5 == 2 else name, b"v"), ("n", b"")])
+    producer.flush()
+    producer.close()
+    with KafkaAdapter(kafka) as adapter:
+        described = adapter.describe(topic)
+        assert described is not None
+        ends = adapter.stable_ends(described)
+        assert len(adapter.stamps_from(described, {0: 0}, ends, 15)[0]) == 15
+        records = [r for _, piece in adapter.read_records(topic, {0: (0, ends[0])}) for r in piece]
+    assert [r.value for r in records] == [b"%d" % i for i in range(20)]
+    # What Java's client makes of the bytes, so Spark's reader too.
+    assert [r.headers for r in records] == [
+        [("\ufffd\ufffdid" if i % 5 == 2 else name, b"v"), ("n", b"")] for i in range(20)
+    ]
+
+
+def test_brokers_without_topic_ids_are_refused(kafka: config.Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recreated topic could not be told from the one before it. The client asks as it asks brokers before 2.8."""
+    topic = f"t{uuid.uuid4().hex[:12]}"
+    create_topic(kafka, topic, 1)
+    settings = client.kafka_python_settings
+    monkeypatch.setattr(client, "kafka_python_settings", lambda kafka: settings(kafka) | {"api_version": (2, 6)})
+    with KafkaAdapter(kafka) as adapter, pytest.raises(NoTopicIds, match=r"Kafka 2\.8 or newer"):
+        adapter.describe(topic)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,19 +48,18 @@ class SecureBroker:
 
     def allow(self, topic: str, group: str) -> None:
         """What docs/deploy.md asks for: READ and DESCRIBE of the topic and its configuration, READ of the group."""
+        self.grant(ResourceType.TOPIC, topic, ACLOperation.READ, ACLOperation.DESCRIBE, ACLOperation.DESCRIBE_CONFIGS)
+        self.grant(ResourceType.GROUP, group, ACLOperation.READ)
+
+    def grant(self, kind: ResourceType, name: str, *operations: ACLOperation) -> None:
+        """Grant both users these operations."""
         admin = KafkaAdminClient(bootstrap_servers=self.plain)
-        rights = [
-            (ResourceType.TOPIC, topic, ACLOperation.READ),
-            (ResourceType.TOPIC, topic, ACLOperation.DESCRIBE),
-            (ResourceType.TOPIC, topic, ACLOperation.DESCRIBE_CONFIGS),
-            (ResourceType.GROUP, group, ACLOperation.READ),
-        ]
         try:
             admin.create_acls(
                 [
                     ACL(principal, "*", operation, ACLPermissionType.ALLOW, ResourcePattern(kind, name))
                     for principal in (f"User:{USER}", f"User:{CLIENT}")
-                    for kind, name, operation in rights
+                    for operation in operations
                 ]
             )
         finally:
@@ -77,8 +76,8 @@ def _write(certificate: trustme.LeafCert, file: Path) -> None:
 
 
 @contextmanager
-def running_secure_broker(folder: Path) -> Iterator[SecureBroker]:
-    """A fresh broker for the length of a `with`."""
+def running_secure_broker(folder: Path, properties: Mapping[str, str] | None = None) -> Iterator[SecureBroker]:
+    """A fresh broker for the length of a `with`; `properties` are added to its own."""
     folder.mkdir(parents=True, exist_ok=True)
     authority, other = trustme.CA(), trustme.CA()
     server = authority.issue_cert(HOST)
@@ -110,6 +109,7 @@ def running_secure_broker(folder: Path) -> Iterator[SecureBroker]:
         ),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
+        **(properties or {}),
     }
     daemon = Daemon("kafka", "Kafka", folder)
     java, jars = require_java().executable, ensure_jars().broker

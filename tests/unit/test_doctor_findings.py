@@ -15,7 +15,16 @@ from foreign_programs import rewrite
 from lakes import new_environment, new_lake, new_stream
 
 from anabranch.cli import main
-from anabranch.errors import AnabranchError, CodecMissing, ConfigurationError, MetadataGone, NoAnswer, Transient
+from anabranch.errors import (
+    AnabranchError,
+    CodecMissing,
+    ConfigurationError,
+    MetadataGone,
+    MissingRight,
+    NoAnswer,
+    NoTopicIds,
+    Transient,
+)
 from anabranch.hours import Cut, Timeline
 from anabranch.kafka.client import TopicSettings
 from anabranch.table.s3 import LifecycleRule, Upload
@@ -54,6 +63,13 @@ def test_every_finding_has_its_entry_in_the_operators_page() -> None:
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     section = page[page.index("## What the doctor finds") :].split("\n## ")[0]
     assert re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE) == [str(check) for check in Check]
+
+
+def test_a_group_that_may_not_be_committed_to_is_a_warning() -> None:
+    facts = replace(FACTS, group_refused=MissingRight("denied", "kafka-acls.sh --operation Read --group g"))
+    [finding] = kafka.findings(BROKERS, STREAM, facts, UNREAD, NOW)
+    assert (finding.check, finding.severity) == (Check.GROUP_RIGHTS, Severity.WARNING)
+    assert finding.remedy == "kafka-acls.sh --operation Read --group g"
 
 
 def test_a_topic_that_is_kept_well_has_no_finding() -> None:
@@ -134,6 +150,8 @@ def test_a_topic_that_is_missing_is_made_by_what_is_installed_where_it_is(server
         (kafka.failed(BROKERS, STREAM, Transient("away")), Check.KAFKA_AWAY),
         (kafka.failed(BROKERS, STREAM, ConfigurationError("denied")), Check.KAFKA_RIGHTS),
         (kafka.failed(BROKERS, STREAM, CodecMissing("lz4")), Check.KAFKA_CODEC),
+        (kafka.failed(BROKERS, STREAM, MissingRight("denied", "kafka-acls.sh")), Check.KAFKA_RIGHTS),
+        (kafka.failed(BROKERS, STREAM, NoTopicIds("none")), Check.TOPIC_IDS),
         (s3.failed(new_environment(Path("/nowhere")), PLACE, NoAnswer("away")), Check.S3_AWAY),
         (s3.failed(new_environment(Path("/nowhere")), PLACE, ConfigurationError("denied")), Check.S3_RIGHTS),
         (catalog.failed(new_environment(Path("/nowhere")).catalog, Transient("away")), Check.CATALOG_AWAY),

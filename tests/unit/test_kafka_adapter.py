@@ -13,7 +13,7 @@ from kafka import codec, errors
 from packaging.requirements import Requirement
 
 from anabranch import config
-from anabranch.errors import AnabranchError, CodecMissing, ConfigurationError, Transient
+from anabranch.errors import AnabranchError, CodecMissing, ConfigurationError, MissingRight, Transient
 from anabranch.kafka import client, security
 
 NOBODY = config.Kafka(bootstrap_servers="127.0.0.1:1")
@@ -75,10 +75,25 @@ def test_a_cause_of_an_earlier_question_does_not_count() -> None:
     assert "wrong" not in str(error)
 
 
-def test_rights_that_are_missing_are_for_somebody_to_grant() -> None:
-    error = client._for_code(errors.TopicAuthorizationFailedError.errno, "describe topic t at b")
-    assert isinstance(error, ConfigurationError)
-    assert "kafka-acls" in str(error)
+REFUSALS = [
+    kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.AuthorizationError)
+]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in REFUSALS if kind is not errors.AuthorizationError])
+def test_every_refusal_names_the_right_that_is_missing(kind: type[errors.AuthorizationError]) -> None:
+    explained = client.explained(NOBODY, "ask", kind("denied"), time.monotonic())
+    assert type(explained) is MissingRight
+    [option] = [option for refused, option, _ in client._RIGHTS if refused is kind]
+    assert f"kafka-acls.sh --bootstrap-server {NOBODY.bootstrap_servers} --add" in str(explained)
+    assert f" {option}" in str(explained)
+
+
+def test_a_right_of_another_resource_is_not_named() -> None:
+    """A transaction touches a topic, a group and a transactional id; each refusal names its own."""
+    error = errors.GroupAuthorizationFailedError()
+    explained = client.explained(NOBODY, "send", error, time.monotonic(), "--operation Write --topic t")
+    assert "--operation Read --group GROUP" in str(explained)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ does that gave up waiting for a catalog behind it. What it requires is compared 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ import pytest
 from lakes import FIRST, StreamLake, new_lake
 from pyiceberg.exceptions import CommitFailedException
 
-from anabranch.errors import ConfigurationError, Transient
+from anabranch.errors import AnabranchError, ConfigurationError, MissingRight, Transient
 from anabranch.fail_points import FAIL_AT, Step
 from anabranch.hours import Cut, Timeline, hour_of, shift
 from anabranch.position import Position, Topic
@@ -278,9 +279,9 @@ class Kafka:
         pass
 
 
-def micro_batches(one: StreamLake, hour: str) -> MicroBatches:
+def micro_batches(one: StreamLake, hour: str, kafka: Kafka | None = None) -> MicroBatches:
     """The speed layer's publisher; what Spark would stage is staged without it."""
-    made = cast(Any, MicroBatches(one.environment, one.stream, one.lake, cast(Any, Kafka())))
+    made = cast(Any, MicroBatches(one.environment, one.stream, one.lake, cast(Any, kafka or Kafka())))
     made._stage = lambda frame, plan, decided: StagedBatch(
         "t", plan.by_hour, one.stage([(hour, 0, o) for o in range(9)]), one.stage_dead([(hour, 0, 9)], "speed")
     )
@@ -301,6 +302,31 @@ def test_a_micro_batch_that_lands_late_keeps_its_dead_letters(tmp_path: Path, lo
     assert one.state().position.offsets == {0: 10}
     assert one.rows("main") == [(hour, 0, o) for o in range(9)]
     assert one.dead("main") == [(hour, 0, 9)]
+
+
+@pytest.mark.parametrize(
+    ("failure", "tries", "warnings"), [(MissingRight("no READ of the group"), 1, 1), (ConfigurationError("no"), 2, 0)]
+)
+def test_offsets_for_lag_monitors_that_cannot_be_committed_end_no_job(
+    tmp_path: Path, failure: AnabranchError, tries: int, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = []
+
+    class Refusing(Kafka):
+        def commit_lag(self, *_: object) -> None:
+            tried.append(1)
+            raise failure
+
+    hour = hour_of(datetime.now(UTC))
+    one = new_lake(tmp_path, timeline=Timeline(hour, hour, {0: 0}))
+    batches = cast(Any, micro_batches(one, hour, Refusing()))
+    batches._stage = lambda frame, plan, decided: StagedBatch("t", plan.by_hour, None, None)
+    with caplog.at_level(logging.WARNING):
+        batches.publish(cast(Any, lambda: None), {0: (0, 5)})
+        batches.publish(cast(Any, lambda: None), {0: (5, 10)})
+    assert one.state().position.offsets == {0: 10}
+    assert len(tried) == tries
+    assert [r.levelname for r in caplog.records].count("WARNING") == warnings
 
 
 @pytest.mark.parametrize("looks", [1, 2, None])

@@ -1,0 +1,67 @@
+"""What kafka-python 3.0.12 gets wrong, corrected when the adapter is imported. Each goes when a release has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kafka import KafkaAdminClient, errors
+from kafka.cluster import ClusterMetadata
+from kafka.record.default_records import DefaultRecordBatch
+
+
+class _AnyName(bytearray):
+    """A slice of a batch that decodes whatever its bytes are, as Java's client does: U+FFFD for what is not UTF-8."""
+
+    def decode(self, encoding: str = "utf-8", errors: str = "replace") -> str:
+        return bytes(self).decode("utf-8", "replace")
+
+
+class _AnyNames(bytearray):
+    """A decompressed batch whose slices decode whatever their bytes are."""
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        return _AnyName(found) if isinstance(at, slice) else found
+
+
+def read_any_header_names(batch: type[Any] = DefaultRecordBatch) -> None:
+    """Read records whose header names are not UTF-8.
+
+    Kafka's brokers do not look at header names, and several clients write any bytes. kafka-python decodes them
+    strictly and takes such a batch for corrupt.
+    """
+    read_strictly = batch._read_msg
+
+    def read(self: Any, *arguments: Any) -> Any:
+        try:
+            return read_strictly(self, *arguments)
+        except UnicodeDecodeError:
+            # The position in the batch moves only behind a record that was read, so the record is read again.
+            self._buffer = _AnyNames(self._buffer)
+            return read_strictly(self, *arguments)
+
+    batch._read_msg = read
+
+
+def create_no_topics() -> None:
+    """Have no consumer or producer create the topic that it asks for.
+
+    kafka-python does not pass their own setting, `allow_auto_create_topics`, on to what asks.
+    """
+    ClusterMetadata.DEFAULT_CONFIG["allow_auto_create_topics"] = False
+
+
+def raise_failed_descriptions(admin: type[Any] = KafkaAdminClient) -> None:
+    """Raise the brokers' error for a configuration that they did not describe.
+
+    kafka-python drops it and gives an empty configuration, so a missing right looks like a topic without settings.
+    """
+    process = admin._describe_configs_process_responses.__func__
+
+    def process_good(cls: Any, responses: Any, *arguments: Any, **options: Any) -> Any:
+        for result in (result for response in responses for result in response.results):
+            if result.error_code:
+                raise errors.for_code(result.error_code)(result.error_message)
+        return process(cls, responses, *arguments, **options)
+
+    admin._describe_configs_process_responses = classmethod(process_good)
