@@ -3,7 +3,8 @@
 Kafka's time index knows the first record stamped at a moment or later, so one record stamped ahead answers for every
 moment up to its own. Its answer is therefore looked at: a *window*, the first records that a consumer is given from an
 offset on, tells whether that part of the log was received before a moment or after it, by most of its stamps. Where the
-answer does not stand, the end is searched behind it, in bisections. A stamp before Kafka's first release, or later than
+answer does not stand, the end is searched behind it, in bisections. Where the index's own further answers tell that it
+stands, no window is fetched, which counts where records are large. A stamp before Kafka's first release, or later than
 the clock that asks, is not usable and tells nothing.
 """
 
@@ -17,6 +18,8 @@ from anabranch.position import Offsets, Stamped
 
 Window = tuple[Stamped, ...]
 Search = Generator[int, Window, int | None]
+FirstLater = Callable[[Mapping[int, Stamped]], Mapping[int, Stamped | None]]
+"""By partition, the first record that is stamped later than this one; nothing where a look costs less."""
 
 WINDOW = 15
 """How many records a window holds: enough that a few stamped wrongly are not most of it."""
@@ -73,6 +76,30 @@ def plan_split(records: Sequence[Stamped], moment: int, now: int) -> int | None:
             best, split = (wrong, -distance), record.offset
         wrong, distance = wrong + 1, distance + away
     return split if best is not None and best <= (wrong, -distance) else None
+
+
+def find_standing(answers: Mapping[int, Stamped], ends: Offsets, now: int, first_later: FirstLater) -> dict[int, int]:
+    """By partition, the answer of the time index for a moment, where the index alone tells that it stands: `find_end`
+    would give the same offset. No record is fetched.
+
+    The index gives the first record stamped above a stamp. Where that is the next record each time, the records rise
+    from the answer on, so all of them are later than the moment. Once they are more than half of a window, no other
+    split of the window leaves fewer records on the wrong side.
+    """
+    standing: dict[int, int] = {}
+    rising = {p: (answer, 1) for p, answer in answers.items() if _usable(answer.timestamp_ms, now)}
+    while rising:
+        for p, (_, count) in list(rising.items()):
+            if 2 * count > min(WINDOW, ends[p] - answers[p].offset):
+                standing[p] = answers[p].offset
+                del rising[p]
+        asked, rising = rising, {}
+        for p, record in first_later({p: last for p, (last, _) in asked.items()}).items():
+            last, count = asked[p]
+            follows = record is not None and record.offset == last.offset + 1 < ends[p]
+            if record is not None and follows and _usable(record.timestamp_ms, now):
+                rising[p] = (record, count + 1)
+    return standing
 
 
 def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Window]) -> Search:

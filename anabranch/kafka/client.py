@@ -10,7 +10,7 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import repeat
@@ -71,6 +71,9 @@ _CODEC_PACKAGES = {"snappy": "python-snappy", "lz4": "lz4", "zstd": "zstandard"}
 _CUT_OFF = "Connection timed out"
 # One that is to look at a few records, which are there, is made anew after so long.
 _STUCK_S = 3
+# How many bytes of a partition a look at few records fetches at once: at first, and at most.
+_SMALL_FETCH = 16 << 10
+_LARGE_FETCH = 4 << 20
 # A retention of centuries, as a time that can be reckoned with.
 _LONGEST_MS = 10**13
 
@@ -186,6 +189,9 @@ class KafkaAdapter:
         self._kafka = kafka
         self._admin: Any = None
         self._consumer: Any = None
+        self._fetch_bytes = _SMALL_FETCH
+        # By topic id, the size of a record that was looked at.
+        self._record_bytes: dict[str, int] = {}
 
     def __enter__(self) -> KafkaAdapter:
         return self
@@ -248,7 +254,9 @@ class KafkaAdapter:
 
     def log_starts(self, topic: Topic) -> dict[int, int]:
         """The oldest offset that each partition still holds."""
-        return {p: s.offset for p, s in self._offsets(topic, OffsetSpec.EARLIEST).items()}
+        return {
+            p: s.offset for p, s in self._offsets(topic, dict.fromkeys(topic.partitions, OffsetSpec.EARLIEST)).items()
+        }
 
     def stable_ends(self, topic: Topic, reached: Mapping[int, int] | None = None) -> dict[int, int]:
         """The last stable offset of each partition: all before it is decided, no open transaction (KIP-98).
@@ -258,7 +266,9 @@ class KafkaAdapter:
         """
 
         def ends() -> dict[int, int]:
-            return {p: s.offset for p, s in self._offsets(topic, OffsetSpec.LATEST).items()}
+            return {
+                p: s.offset for p, s in self._offsets(topic, dict.fromkeys(topic.partitions, OffsetSpec.LATEST)).items()
+            }
 
         known = reached or {}
         return self._believed(ends, lambda offsets: any(offsets.get(p, o) < o for p, o in known.items()))
@@ -266,8 +276,24 @@ class KafkaAdapter:
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
         """By partition, the earliest offset whose record is stamped at `when` or later and is decided, else None."""
         millis = max(0, int(when.timestamp() * 1000))
-        stamps = self._offsets(topic, millis)
+        stamps = self._offsets(topic, dict.fromkeys(topic.partitions, millis))
         return {p: s if s.offset >= 0 else None for p, s in stamps.items()}
+
+    def first_later(self, topic: Topic, records: Mapping[int, Stamped]) -> dict[int, Stamped | None]:
+        """By partition of `records`, the earliest offset whose record is stamped later than this one and is decided,
+        else None. Nothing at all where the topic's records are small: to look at them costs less."""
+        if not records or not self._are_large(topic, *next(iter(records.items()))):
+            return {}
+        found = self._offsets(topic, {p: record.timestamp_ms + 1 for p, record in records.items()})
+        return {p: s if s.offset >= 0 else None for p, s in found.items()}
+
+    def _are_large(self, topic: Topic, partition: int, record: Stamped) -> bool:
+        """Whether a topic's records are larger than a small fetch, as one of them tells."""
+        if topic.id not in self._record_bytes:
+            one = {partition: (record.offset, record.offset + 1)}
+            for _, given in self._few(topic.name, one, 1):
+                self._record_bytes.update((topic.id, _bytes_of(r)) for r in given)
+        return self._record_bytes.get(topic.id, 0) > _SMALL_FETCH
 
     def stamps_from(
         self, topic: Topic, starts: Mapping[int, int], ends: Mapping[int, int], count: int
@@ -291,26 +317,33 @@ class KafkaAdapter:
         try:
             consumer = self._at(open_)
             while open_:
-                # What is done is not paused: after a pause, kafka-python 3.0.12 may give nothing for the others.
+                sizes: list[int] = []
                 for tp, records in consumer.poll(timeout_ms=1000).items():
                     if tp in open_ and records:
                         heard = time.monotonic()
                         given = [r for r in records if open_[tp] <= r.offset < ranges[tp.partition][1]]
                         left[tp] -= len(given)
+                        sizes += map(_bytes_of, given)
                         yield tp.partition, given
+                fetched = len(open_)
                 for tp, end in ((tp, ranges[tp.partition][1]) for tp in list(open_)):
                     # The position also moves over what no consumer is given.
                     open_[tp] = max(open_[tp], consumer.position(tp, timeout_ms=_REQUEST_MS))
                     if left[tp] <= 0 or open_[tp] >= end:
                         del open_[tp]
                         heard = time.monotonic()
+                if open_ and len(open_) < fetched:
+                    # What is done is not paused: after a pause, kafka-python 3.0.12 may give nothing for the others.
+                    consumer.assign(list(open_))
                 silent = time.monotonic() - heard
                 if silent > _STUCK_S:
                     self._require_rights(topic)
                 if silent > _SILENCE_S:
                     waiting = ", ".join(f"partition {tp.partition} from {at}" for tp, at in sorted(open_.items()))
                     raise Transient(f"{doing}: expected records of {waiting}, found none in {_SILENCE_S} s; try again")
-                if silent > _STUCK_S:
+                wanted = plan_fetch_bytes(self._fetch_bytes, sizes, count)
+                if silent > _STUCK_S or (open_ and wanted > self._fetch_bytes):
+                    self._fetch_bytes = wanted
                     self._drop_consumer()
                     consumer = self._at(open_)
             consumer.assign([])
@@ -325,7 +358,7 @@ class KafkaAdapter:
             self._consumer = KafkaConsumer(
                 **_client_settings(self._kafka), group_id=None, enable_auto_commit=False,
                 auto_offset_reset="earliest", isolation_level="read_committed",
-                max_partition_fetch_bytes=16 << 10, fetch_max_wait_ms=100,
+                max_partition_fetch_bytes=self._fetch_bytes, fetch_max_wait_ms=100,
             )  # fmt: skip
         self._consumer.assign(list(starts))
         for tp, at in starts.items():
@@ -494,8 +527,9 @@ class KafkaAdapter:
                 return True
         raise Transient(f"create topic {topic}: expected to see it within 30 s, found it missing; try again")
 
-    def _offsets(self, topic: Topic, spec: Any) -> dict[int, Stamped]:
-        specs = {TopicPartition(topic.name, p): spec for p in topic.partitions}
+    def _offsets(self, topic: Topic, wanted: Mapping[int, Any]) -> dict[int, Stamped]:
+        """By partition, the answer for its kafka-python OffsetSpec, or for its time in milliseconds."""
+        specs = {TopicPartition(topic.name, p): spec for p, spec in wanted.items()}
         try:
             offsets = self._ask(
                 f"list offsets of topic {topic.name}",
@@ -598,6 +632,20 @@ def _topic_id(topic: str, raw: Any) -> str:
             "inter.broker.protocol.version of 2.8 or newer"
         )
     return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")
+
+
+def _bytes_of(record: Any) -> int:
+    return int(record.serialized_key_size) + int(record.serialized_value_size)
+
+
+def plan_fetch_bytes(now: int, sizes: Sequence[int], count: int) -> int:
+    """How many bytes of each partition to fetch at once, to have `count` records of each, by the sizes of some. Pure.
+
+    A response gives one batch whatever its size, and of all other partitions only what fits (KIP-74): with less, each
+    record would take a request.
+    """
+    needed = 2 * count * sum(sizes) // len(sizes) if sizes else 0
+    return max(now, min(needed, _LARGE_FETCH))
 
 
 def _retention(milliseconds: int) -> timedelta | None:

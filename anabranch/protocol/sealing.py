@@ -74,6 +74,7 @@ class OffsetSource(Protocol):
     def describe(self, topic: str, expected: Position | None = None) -> Topic | None: ...
     def stable_ends(self, topic: Topic, reached: Offsets | None = None) -> dict[int, int]: ...
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]: ...
+    def first_later(self, topic: Topic, records: Mapping[int, Stamped]) -> dict[int, Stamped | None]: ...
     def stamps_from(self, topic: Topic, starts: Offsets, ends: Offsets, count: int) -> dict[int, cuts.Window]: ...
 
 
@@ -147,8 +148,11 @@ def _look_behind(
     known = {p: seen.setdefault((topic.id, p), {}) for p in topic.partitions}
     starts = {p: max(s.offset, lows.get(p, 0)) for p, s in stamps.items() if s is not None}
     at, clock = cuts.millis(moment), cuts.millis(now)
-    searches = {p: cuts.find_end(at, o, ends[p], clock, known[p]) for p, o in starts.items() if o < ends.get(p, 0)}
-    offsets = cuts.find_ends(
+    open_ = {p: o for p, o in starts.items() if o < ends.get(p, 0)}
+    told = {p: s for p, s in stamps.items() if s is not None and open_.get(p) == s.offset}
+    standing = cuts.find_standing(told, ends, clock, lambda wants: kafka.first_later(topic, wants))
+    searches = {p: cuts.find_end(at, o, ends[p], clock, known[p]) for p, o in open_.items() if p not in standing}
+    offsets = standing | cuts.find_ends(
         searches,
         lambda wants: kafka.stamps_from(topic, wants, ends, cuts.WINDOW),
         lambda p, offset, window: known[p].setdefault(offset, window),

@@ -175,6 +175,12 @@ class Kafka:
             p: next((s for s in stamps if s.timestamp_ms >= millis(when)), None) for p, stamps in by_partition.items()
         }
 
+    def first_later(self, topic: Topic, records: Mapping[int, Stamped]) -> dict[int, Stamped | None]:
+        held = {p: [Stamped(o, r.stamp) for o, r in enumerate(self.log[p]) if o >= self.start(p)] for p in records}
+        return {
+            p: next((s for s in held[p] if s.timestamp_ms > record.timestamp_ms), None) for p, record in records.items()
+        }
+
     def stamps_from(
         self, topic: Topic, starts: Mapping[int, int], ends: Mapping[int, int], count: int
     ) -> dict[int, tuple[Stamped, ...]]:

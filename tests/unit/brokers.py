@@ -48,6 +48,12 @@ class Broker:
             for p in topic.partitions
         }
 
+    def first_later(self, topic: Topic, records: dict[int, Stamped]) -> dict[int, Stamped | None]:
+        return {
+            p: next((Stamped(o, ts) for o, ts in enumerate(self.log[p]) if ts > record.timestamp_ms), None)
+            for p, record in records.items()
+        }
+
     def stamps_from(
         self, topic: Topic, starts: dict[int, int], ends: dict[int, int], count: int
     ) -> dict[int, tuple[Stamped, ...]]:

@@ -5,7 +5,7 @@ The central property: a record that is stamped rightly lies in the hour of its o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -55,6 +55,12 @@ class Kafka:
         at = millis(when)
         return {
             p: next((Stamped(o, ts) for o, ts in enumerate(stamps) if ts >= at), None) for p, stamps in self.log.items()
+        }
+
+    def first_later(self, topic: Topic, records: Mapping[int, Stamped]) -> dict[int, Stamped | None]:
+        return {
+            p: next((Stamped(o, ts) for o, ts in enumerate(self.log[p]) if ts > record.timestamp_ms), None)
+            for p, record in records.items()
         }
 
     def stamps_from(self, topic: Topic, starts: Offsets, ends: Offsets, count: int) -> dict[int, Window]:
@@ -285,3 +291,56 @@ def test_a_search_ends_though_the_log_is_read_with_holes() -> None:
     search = cuts.find_end(at, 0, offsets[-1] + 1, now, {})
     ends = cuts.find_ends({0: search}, look, lambda *_: None)
     assert ends == {0: next(r.offset for r in records if r.timestamp_ms >= at)}
+
+
+def search(log: Sequence[int], moment: int, low: int, now: int) -> int | None:
+    """The end that windows give, whatever they cost."""
+    find = cuts.find_end(moment, low, len(log), now, {})
+    try:
+        offset = next(find)
+        while True:
+            offset = find.send(stamped(log[offset : offset + WINDOW], offset))
+    except StopIteration as found:
+        return found.value
+
+
+def standing(log: list[int], moment: int, now: int) -> dict[int, int]:
+    """What the time index alone tells of the end."""
+    kafka, topic = Kafka({0: log}), Topic("events", "t", (0,))
+    first = next((Stamped(o, ts) for o, ts in enumerate(log) if ts >= moment), None)
+    answers = {0: first} if first is not None else {}
+    return cuts.find_standing(answers, {0: len(log)}, now, lambda records: kafka.first_later(topic, records))
+
+
+STEPS = st.lists(st.sampled_from([1, 1, 1, 1, 1, 1, 5, 0, -3, -40, 10**7]), max_size=40)
+
+
+@given(STEPS, st.integers(-5, 40), st.integers(-2, 40))
+def test_what_the_time_index_tells_is_what_windows_tell(steps: list[int], moment: int, clock: int) -> None:
+    begin = millis(NOW)
+    log = [begin + sum(steps[: i + 1]) for i in range(len(steps))]
+    for p, offset in standing(log, begin + moment, begin + clock).items():
+        assert offset == search(log, begin + moment, offset, begin + clock), (p, log)
+
+
+@pytest.mark.parametrize(
+    ("after", "stands"),
+    [
+        ([0, 1, 2, 3, 4, 5, 6, 7], True),
+        # The last records of the log: more than half of them are enough.
+        ([0, 1, -9], True),
+        ([0], True),
+        # Most may be of before.
+        ([0, 1, -9, -9], False),
+        ([0, 1, 2, 3, 4, 5, 6, *[-9] * 20], False),
+        ([0, 1, 2, 3, 4, 5, 6, 7, *[-9] * 20], True),
+        # Two records of one millisecond: the index tells only of the first.
+        ([0, 0, 1, 2, 3, 4, 5, 6, 7, 8], False),
+        # Later than the clock.
+        ([5000] * 3, False),
+    ],
+)
+def test_an_answer_stands_where_the_time_index_shows_most_of_a_window(after: list[int], stands: bool) -> None:
+    moment = millis(NOW) - 1000
+    log = [moment - 50 + i for i in range(20)] + [moment + ts for ts in after]
+    assert standing(log, moment, millis(NOW)) == ({0: 20} if stands else {})

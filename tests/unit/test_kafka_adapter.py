@@ -174,3 +174,18 @@ def test_a_codec_that_the_client_does_not_know_ends_the_job() -> None:
     explained = client.explained(NOBODY, "read topic t", error, time.monotonic())
     assert type(explained) is CodecMissing
     assert "upgrade Anabranch" in str(explained)
+
+
+@pytest.mark.parametrize(
+    ("now", "sizes", "count", "planned"),
+    [
+        (16 << 10, [200] * 40, 15, 16 << 10),
+        (16 << 10, [], 15, 16 << 10),
+        (16 << 10, [20_000], 15, 600_000),
+        (16 << 10, [1_000_000], 15, 4 << 20),
+        # What another look needed is kept.
+        (600_000, [200], 15, 600_000),
+    ],
+)
+def test_a_look_fetches_as_much_as_its_records_need(now: int, sizes: list[int], count: int, planned: int) -> None:
+    assert client.plan_fetch_bytes(now, sizes, count) == planned

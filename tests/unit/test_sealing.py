@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -41,6 +42,9 @@ class Kafka:
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
         return dict.fromkeys(self._ends)
+
+    def first_later(self, topic: Topic, records: Mapping[int, Stamped]) -> dict[int, Stamped | None]:
+        return {}
 
     def stamps_from(self, topic: Topic, starts: Offsets, ends: Offsets, count: int) -> dict[int, Window]:
         return dict.fromkeys(starts, ())

@@ -5,7 +5,7 @@ The central property: the hour under which the speed layer published an offset i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
@@ -65,6 +65,13 @@ class World:
             decided = enumerate(stamps[: self.stable(p)])
             records[p] = next((Stamped(o, ts) for o, ts in decided if ts >= millis(when)), None)
         return records
+
+    def first_later(self, topic: Topic, records: Mapping[int, Stamped]) -> dict[int, Stamped | None]:
+        later: dict[int, Stamped | None] = {}
+        for p, record in records.items():
+            decided = enumerate(self.log[p][: self.stable(p)])
+            later[p] = next((Stamped(o, ts) for o, ts in decided if ts > record.timestamp_ms), None)
+        return later
 
     def stamps_from(self, topic: Topic, starts: Offsets, ends: Offsets, count: int) -> dict[int, Window]:
         return {
