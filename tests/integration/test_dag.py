@@ -53,6 +53,7 @@ def receiver() -> Iterator[LineageReceiver]:
         yield one
 
 
+@pytest.mark.full
 def test_the_hourly_dag_seals_rebuilds_merges_verifies_and_delivers(
     world: Callable[..., World], airflow: dict[str, str], receiver: LineageReceiver
 ) -> None:

@@ -180,8 +180,8 @@ def test_what_up_has_started_is_stopped_if_the_rest_fails(home: Home, jars: Jars
     assert _alive(home) == []
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("step", ["formatting", "starting"])
+@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
+@pytest.mark.parametrize("step", [pytest.param("formatting", marks=pytest.mark.full), "starting"])
 def test_an_interrupted_up_leaves_nothing_running(home: Home, step: str, sent: signal.Signals) -> None:
     code = "from anabranch.dev.cli import dev; dev()"
     ports = ["--kafka-port", str(free_port()), "--s3-port", str(free_port())]
@@ -200,6 +200,7 @@ def test_an_interrupted_up_leaves_nothing_running(home: Home, step: str, sent: s
     assert storage.exists() is (step == "starting")
 
 
+@pytest.mark.full
 def test_the_services_outlive_the_command_and_its_ctrl_c(home: Home) -> None:
     code = "from anabranch.dev.cli import dev; dev()"
     ports = ["--kafka-port", str(free_port()), "--s3-port", str(free_port())]
@@ -215,6 +216,7 @@ def test_the_services_outlive_the_command_and_its_ctrl_c(home: Home) -> None:
     assert [status.state for status in services.status(home)] == ["running", "running"]
 
 
+@pytest.mark.full
 def test_running_gives_services_and_takes_them_away(tmp_path: Path, jars: Jars) -> None:
     with services.running(tmp_path, jars) as running:
         assert _s3(running).list_buckets()["Buckets"] == []

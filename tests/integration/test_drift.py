@@ -102,6 +102,7 @@ def test_a_stream_that_ignores_them_counts_none_and_names_beyond_the_bound_are_o
     assert call(one, "explain", one.name, hour).count("\x07") == 0
 
 
+@pytest.mark.full
 def test_what_is_rescued_is_in_the_rows_of_both_layers_and_moves_to_its_column(world: Callable[..., World]) -> None:
     one, hour, later = world(), past_hour(2), past_hour(1)
     one.topic(1)

@@ -180,6 +180,7 @@ def test_a_key_that_widens_goes_on_dropping_what_an_hour_before_it_holds(world: 
     assert sorted(row["event_id"] for row in one.rows()) == ["a-1", "a-2", "b-3"]
 
 
+@pytest.mark.full
 def test_a_file_that_was_rolled_back_goes_on_beside_a_newer_table(world: Make) -> None:
     one = world(schema=EARLIER)
     one.topic(1)

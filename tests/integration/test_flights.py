@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import yaml
 from world import World, past_hour
 
@@ -32,6 +33,7 @@ def _flights_world(world: Callable[..., World]) -> World:
     return one
 
 
+@pytest.mark.full
 def test_real_flights_go_through_both_layers_and_answer_a_question(world: Callable[..., World]) -> None:
     one = _flights_world(world)
     # They fill the two hours before the last one, whose grace has passed whenever this runs.

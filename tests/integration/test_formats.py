@@ -453,12 +453,14 @@ def test_avro_through_both_layers(world: Make, spark: SparkSession, registry: Sc
     through_both_layers(one, avro_cases(spark, ids, start), start)
 
 
+@pytest.mark.full
 def test_json_schema_through_both_layers(world: Make, registry: SchemaRegistry) -> None:
     ids, start = Ids(registry), start_of(past_hour(1))
     form = {"type": "json_schema", "subject": f"{ids.subject}-json"}
     through_both_layers(world(registry.url, schema=DDL, format=form), json_schema_cases(ids, start), start)
 
 
+@pytest.mark.full
 def test_csv_through_both_layers(world: Make) -> None:
     start = start_of(past_hour(1))
     one = world(schema=CSV_DDL, format={"type": "csv", "delimiter": ";"})

@@ -33,6 +33,7 @@ def revisions(one: World) -> dict[str, int]:
     return {hour: one.state.accepted[hour].revision for hour in HOURS}
 
 
+@pytest.mark.full
 def test_a_span_of_hours_is_restated_by_one_command(accepted: World) -> None:
     one, before = accepted, accepted.contents()
     said = run(one, "batch", one.name, "--hour", f"{OLDEST}..{MIDDLE}", "--restate", "--why", "a wider schema")

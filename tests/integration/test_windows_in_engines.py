@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 from world import World, event, past_hour
 
@@ -52,6 +53,7 @@ def keyed(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
     return found
 
 
+@pytest.mark.full
 def test_a_view_is_the_same_in_every_engine_and_equal_to_a_direct_group_by(world: Callable[..., World]) -> None:
     one, hours = world(schema=SCHEMA, views=VIEWS), [past_hour(2), past_hour(1)]
     one.topic()
