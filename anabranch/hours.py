@@ -131,7 +131,8 @@ class Adoption:
     `ended` is where the sealed hours of a log that was left end, and so where the stream goes on should it come back;
     `read_ms` is when that log was published from last, in milliseconds since the epoch. Both are known of the newest
     adoption that left the log, and of as many logs as REMEMBERED_LOGS says. `begins_ms` is when what lies before
-    `begins` was published from last, where the log that begins there was read before.
+    `begins` was published from last, where the log that begins there was read before. `replaced` are the partitions in
+    which that log had lost its end, with the end that it had: offsets from `begins` up to there name two records.
     """
 
     hour: str
@@ -140,16 +141,19 @@ class Adoption:
     ended: Offsets = field(default_factory=dict)
     read_ms: int = 0
     begins_ms: int = 0
+    replaced: Offsets = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         data: dict[str, Any] = {"hour": self.hour, "topic_id": self.topic_id, "begins": to_keys(self.begins)}
         data |= {"ended": to_keys(self.ended), "read_ms": self.read_ms} if self.ended else {}
-        return data | ({"begins_ms": self.begins_ms} if self.begins_ms else {})
+        data |= {"begins_ms": self.begins_ms} if self.begins_ms else {}
+        return data | ({"replaced": to_keys(self.replaced)} if self.replaced else {})
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Adoption:
         ended, read_ms, begins_ms = from_keys(data.get("ended", {})), data.get("read_ms", 0), data.get("begins_ms", 0)
-        return Adoption(data["hour"], data["topic_id"], from_keys(data["begins"]), ended, read_ms, begins_ms)
+        replaced = from_keys(data.get("replaced", {}))
+        return Adoption(data["hour"], data["topic_id"], from_keys(data["begins"]), ended, read_ms, begins_ms, replaced)
 
 
 @dataclass(frozen=True)
@@ -180,6 +184,13 @@ class Timeline:
     def left_at(self, topic_id: str) -> Adoption | None:
         """The adoption that left the log of a topic id, where its end is remembered: the stream goes on from there."""
         return next((a for a in reversed(self.adoptions) if a.topic_id == topic_id and a.ended), None)
+
+    def replaced_before(self, hour: str, topic_id: str) -> list[tuple[Offsets, Offsets]]:
+        """By adoption, oldest first, which offsets of a log were lost and given to other records before an hour: where
+        they begin and end, by partition."""
+        following = [*(a.topic_id for a in self.adoptions[1:]), topic_id]
+        pairs = zip(self.adoptions, following, strict=False)
+        return [(a.begins, a.replaced) for a, after in pairs if a.hour < hour and after == topic_id and a.replaced]
 
     def is_skipped(self, hour: str) -> bool:
         """Whether the speed layer's rows do not account for the whole hour: jumped over, or dropped since."""

@@ -25,7 +25,7 @@ from kafka.structs import OffsetAndMetadata
 
 from anabranch import config
 from anabranch.attempts import attempts
-from anabranch.errors import AnabranchError, CodecMissing, MissingRight, NoTopicIds, Transient
+from anabranch.errors import AnabranchError, CodecMissing, ConfigurationError, MissingRight, NoTopicIds, Transient
 from anabranch.kafka import kafka_python_fixes
 from anabranch.kafka.security import kafka_python_settings
 from anabranch.position import Position, Ranges, Stamped, Topic, is_contradicted
@@ -221,8 +221,11 @@ class KafkaAdapter:
         return replace(found, records=records, cluster_id=self.cluster_id())
 
     def cluster_id(self) -> str:
-        """The id that the brokers' cluster was given when it was made; empty where they do not say it."""
-        cluster = self._ask("describe the cluster", lambda admin: admin.describe_cluster())
+        """The id that the brokers' cluster was given when it was made; empty where they do not say it, or not to us."""
+        try:
+            cluster = self._ask("describe the cluster", lambda admin: admin.describe_cluster())
+        except ConfigurationError:
+            return ""
         return str(cluster.get("cluster_id") or "")
 
     def _believed(self, question: Callable[[], T], is_doubtful: Callable[[T], bool]) -> T:

@@ -122,7 +122,9 @@ def plan_adopt(
     goes_on = begins if is_left else closed.start | begins
     comparable = {h: c for h, c in {**accepted, **closed.sealed}.items() if h >= timeline.since}
     unread = {h: part for h, c in sorted(comparable.items()) if (part := coverage.behind(c, position.offsets))}
-    left = Adoption(at_hand, position.topic_id, dict(goes_on), begins_ms=begins_ms)
+    before = closed.start if not is_left else known.ended if (known := timeline.left_at(topic_id)) is not None else {}
+    replaced = {p: end for p, end in sorted(before.items()) if goes_on.get(p, end) < end}
+    left = Adoption(at_hand, position.topic_id, dict(goes_on), begins_ms=begins_ms, replaced=replaced)
     if is_left:
         left = replace(left, ended=dict(closed.start), read_ms=read_ms)
     adopted = replace(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from serving_layer.egress.records import key_of, value_of
+from serving_layer.egress.records import Identity, value_of
 
 BULK_BYTES = 8 * 1024 * 1024
 """A bulk request has no more, unless one document alone has."""
@@ -19,11 +19,24 @@ BULK_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Document:
-    """What is to be at a record's place: its row, or nothing."""
+    """What is to be at a record's place: its row as JSON, or nothing. `version` is that of the reading."""
 
+    id: str
     partition: int
     offset: int
-    lines: bytes = field(repr=False)
+    version: int
+    value: bytes | None = field(repr=False)
+
+    @property
+    def lines(self) -> bytes:
+        """Its lines of a bulk request."""
+        action = {"_id": self.id, "version": self.version, "version_type": "external_gte"}
+        kind = "delete" if self.value is None else "index"
+        line = json.dumps({kind: action}, separators=(",", ":")).encode() + b"\n"
+        return line if self.value is None else line + self.value + b"\n"
+
+    def at_version(self, version: int) -> Document:
+        return replace(self, version=version)
 
 
 @dataclass(frozen=True)
@@ -36,12 +49,11 @@ class Answered:
     reason: str = ""
 
 
-def document(topic_id: str, place: tuple[int, int, Mapping[str, Any] | None], version: int) -> Document:
+def document(identity: Identity, place: tuple[int, int, Mapping[str, Any] | None], version: int) -> Document:
     """A place of an hour, as it was at a version of `main`."""
     partition, offset, row = place
-    action = {"_id": key_of(topic_id, partition, offset).decode(), "version": version, "version_type": "external_gte"}
-    line = json.dumps({"delete" if row is None else "index": action}, separators=(",", ":")).encode() + b"\n"
-    return Document(partition, offset, line if row is None else line + value_of(row) + b"\n")
+    value = value_of(row) if row is not None else None
+    return Document(identity.key_of(partition, offset).decode(), partition, offset, version, value)
 
 
 def bulks(documents: Iterable[Document], at_most: int, size: int = BULK_BYTES) -> Iterator[list[Document]]:
@@ -49,11 +61,12 @@ def bulks(documents: Iterable[Document], at_most: int, size: int = BULK_BYTES) -
     bulk: list[Document] = []
     held = 0
     for one in documents:
-        if bulk and (len(bulk) == at_most or held + len(one.lines) > size):
+        lines = len(one.lines)
+        if bulk and (len(bulk) == at_most or held + lines > size):
             yield bulk
             bulk, held = [], 0
         bulk.append(one)
-        held += len(one.lines)
+        held += lines
     if bulk:
         yield bulk
 

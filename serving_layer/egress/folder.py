@@ -20,14 +20,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anabranch.config.egress import FolderTarget
-from anabranch.errors import Transient
+from anabranch.errors import ConfigurationError, Transient
 from anabranch.fail_points import Step, reach
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
 from anabranch.remote_errors import lake_errors
-from serving_layer.egress.hour import Hour
-from serving_layer.egress.manifest import NAME, SUCCESS, Manifest, ParquetFile, Todo, of_hour, plan_folder
+from serving_layer.egress.hour import Hour, is_current
+from serving_layer.egress.manifest import (
+    BEGUN,
+    NAME,
+    SUCCESS,
+    Begun,
+    Manifest,
+    ParquetFile,
+    Todo,
+    begun_name,
+    find_foreign,
+    is_later,
+    of_hour,
+    plan_folder,
+)
 from serving_layer.egress.storage import Storage, opened
 
 if TYPE_CHECKING:
@@ -65,10 +78,14 @@ class Folder:
             # Step 1: what the folder holds.
             seen, marked = storage.find(path), storage.find(success)
             before = Manifest.decode(path, seen.body) if seen is not None else None
-            todo = plan_folder(path, before, marked.body if marked is not None else None, hour)
+            is_ours = is_later(before, hour) and is_current(self.job, hour)
+            todo = plan_folder(path, before, marked.body if marked is not None else None, hour, is_ours)
             delivery = new_id()
             if before is not None and todo is Todo.NOTHING:
                 return hour.delivered(self.target.name, self.target.root, before.delivery, len(before.files), token)
+            listed = storage.names(folder)
+            begun = self._begun(folder, listed)
+            _require_own(folder, find_foreign(before, begun.values(), listed))
             # Step 2: without `_SUCCESS`, files that do not count yet.
             if before is None or todo is Todo.WRITE:
                 if marked is not None:
@@ -78,24 +95,41 @@ class Folder:
             else:
                 files = before.files
             reach(Step.EGRESS_WRITTEN)
-            # Step 3: they count. What was listed before is of revisions and processes that do not.
+            # Step 3: they count. What was begun before is of revisions and processes that do not.
             after = of_hour(hour, files, delivery)
-            listed = storage.names(folder)
+            begun |= self._begun(folder, storage.names(folder))
             if not storage.replace(path, after.encode(), seen):
                 self._give_up_unless_named(path, after)
             reach(Step.EGRESS_NAMED)
-            # Step 4: the others go.
-            storage.delete(folder, listed - after.names - {NAME, SUCCESS})
+            # Step 4: the others go, by their names: of the manifest before, and of what was begun.
+            former = before.names if before is not None else frozenset[str]()
+            written = {name for one in begun.values() for name in one.files}
+            storage.delete(folder, frozenset((former | written) - after.names))
+            # What another process still writes is found by its own word the next time, so that word stays until then.
+            done = {name for name, one in begun.items() if name == begun_name(delivery) or not listed & set(one.files)}
+            storage.delete(folder, frozenset(done))
             reach(Step.EGRESS_CLEARED)
             # Step 5: the folder is the hour.
             storage.put(success, f"{delivery}\n".encode())
         return hour.delivered(self.target.name, self.target.root, delivery, len(files), token)
 
+    def _begun(self, folder: str, listed: Iterable[str]) -> dict[str, Begun]:
+        """What processes said that they are about to write, by the file in which each says it."""
+        found = {}
+        for name in listed:
+            seen = self.storage.find(f"{folder}/{name}") if name.startswith(BEGUN) else None
+            if seen is not None and (begun := Begun.decode(seen.body)) is not None:
+                found[name] = begun
+        return found
+
     def _write(self, folder: str, hour: Hour, delivery: str) -> tuple[ParquetFile, ...]:
+        count = -(-hour.rows // self.target.file_rows)
+        names = [f"{hour.name}-r{hour.revision}-{delivery[:8]}-{i:05}.parquet" for i in range(count)]
+        self.storage.put(f"{folder}/{begun_name(delivery)}", Begun(hour.stream, tuple(names)).encode())
         written: list[ParquetFile] = []
         with hour.batches(self.target.name) as batches:
-            for part in _parts(batches, self.target.file_rows):
-                name = f"{hour.name}-r{hour.revision}-{delivery[:8]}-{len(written):05}.parquet"
+            # Of more rows than there are names for, nothing more is written: their number is compared below.
+            for name, part in zip(names, _parts(batches, self.target.file_rows), strict=False):
                 rows, size = self._write_file(f"{folder}/{name}", batches.schema, part)
                 written.append(ParquetFile(name, rows, size))
         if (rows := sum(file.rows for file in written)) != hour.rows:
@@ -125,10 +159,21 @@ class Folder:
             return
         folder = path.removesuffix(f"/{NAME}")
         mine = {name for name in after.names if f"-{after.delivery[:8]}-" in name}
-        self.storage.delete(folder, frozenset(mine - (now.names if now is not None else frozenset())))
+        named = now.names if now is not None else frozenset()
+        self.storage.delete(folder, frozenset(mine - named) | {begun_name(after.delivery)})
         raise Transient(
             f"deliver to {folder}: expected to be the only process, found that another delivered the hour meanwhile; "
             "run it again"
+        )
+
+
+def _require_own(folder: str, foreign: list[str]) -> None:
+    """Raises ConfigurationError for a folder with files that egress did not write."""
+    if foreign:
+        more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
+        raise ConfigurationError(
+            f"deliver to {folder}: expected no files but those that egress wrote, found {', '.join(foreign[:5])}"
+            f"{more}; nothing was changed there: give the target a root of its own, or move these files away"
         )
 
 

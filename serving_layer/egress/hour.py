@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,10 +18,14 @@ from anabranch.progress import Progress
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.ledger_row import Layer
 from anabranch.remote_errors import lake_errors
+from anabranch.table.snapshots import heads
 from serving_layer.changes import HourChange
 from serving_layer.query.datasets import TableFiles, connected, is_reading_failure, plan_files
 
 if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
     from anabranch.job import Job
 
 LOG = logging.getLogger(__name__)
@@ -99,6 +103,21 @@ class Hour:
             raise Transient(f"read hour {self.name}: expected its files, found: {error}; run it again") from error
 
 
+def is_current(job: Job, hour: Hour) -> bool:
+    """Whether the table serves the hour, as it is now, as this content. Then what a target has of a later reading is no
+    content of the table's: it was delivered before the table was restored to an earlier time. Raises Transient."""
+    stream = job.stream
+    table = job.lake.load(stream.table)
+    planned = plan_files(stream.table, table, heads(table)["main"], {hour.name})
+    with lake_errors(f"read the manifests of {stream.table}"):
+        return _source(table, planned.select()) == hour.source
+
+
+def _source(table: Table, files: Iterable[DataFile]) -> str:
+    paths = "\n".join(sorted(file.file_path for file in files))
+    return hashlib.sha256(f"{table.metadata.table_uuid}\n{paths}".encode()).hexdigest()[:32]
+
+
 def open_hour(job: Job, change: HourChange) -> Hour | None:
     """The hour of a change; None when the snapshot that it was looked up in has expired since. Raises Transient."""
     stream = job.stream
@@ -109,7 +128,6 @@ def open_hour(job: Job, change: HourChange) -> Hour | None:
     planned = plan_files(stream.table, table, change.snapshot, {change.hour})
     with lake_errors(f"read the manifests of {stream.table}"):
         files = planned.select()
-    paths = "\n".join(sorted(file.file_path for file in files))
     return Hour(
         stream=stream.name,
         name=change.hour,
@@ -117,7 +135,7 @@ def open_hour(job: Job, change: HourChange) -> Hour | None:
         served=change.served,
         snapshot_id=change.snapshot,
         sequence=snapshot.sequence_number or 0,
-        source=hashlib.sha256(f"{table.metadata.table_uuid}\n{paths}".encode()).hexdigest()[:32],
+        source=_source(table, files),
         rows=sum(file.record_count for file in files),
         files=planned,
     )

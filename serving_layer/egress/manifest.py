@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
@@ -12,6 +13,7 @@ from serving_layer.egress.hour import Hour
 
 NAME = "_manifest.json"
 SUCCESS = "_SUCCESS"
+BEGUN = "_begun-"
 VERSION = 1
 
 
@@ -79,6 +81,41 @@ def of_hour(hour: Hour, files: tuple[ParquetFile, ...], delivery: str) -> Manife
     )
 
 
+@dataclass(frozen=True)
+class Begun:
+    """The names that a delivery is about to write, said in a small file before the first of them is there: so that a
+    file that a killed process left is known to be egress's own, and nothing else is ever deleted."""
+
+    stream: str
+    files: tuple[str, ...]
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self), indent=1).encode() + b"\n"
+
+    @staticmethod
+    def decode(text: bytes) -> Begun | None:
+        """None for what `encode` did not write, which is somebody else's file."""
+        try:
+            data: dict[str, Any] = json.loads(text)
+            return Begun(str(data["stream"]), tuple(map(str, data["files"])))
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+def begun_name(delivery: str) -> str:
+    """Where a delivery says which names it is about to write. Readers pass over it."""
+    return f"{BEGUN}{delivery[:8]}.json"
+
+
+def find_foreign(before: Manifest | None, begun: Iterable[Begun], listed: Iterable[str]) -> list[str]:
+    """What of a folder's files egress did not write. Names that begin with `_` or `.` are no data to any reader; but of
+    `_SUCCESS` without a manifest, another program says that the folder is its own. Pure."""
+    own = {name for one in begun for name in one.files} | (before.names if before is not None else set())
+    is_hidden = {name: name.startswith(("_", ".")) for name in listed}
+    found = {name for name, hidden in is_hidden.items() if not hidden and name not in own}
+    return sorted(found | ({SUCCESS} & is_hidden.keys() if before is None else set()))
+
+
 class Todo(Enum):
     """What a folder lacks."""
 
@@ -87,9 +124,16 @@ class Todo(Enum):
     WRITE = "it holds another content, or none"
 
 
-def plan_folder(path: str, before: Manifest | None, success: bytes | None, hour: Hour) -> Todo:
+def is_later(before: Manifest | None, hour: Hour) -> bool:
+    """Whether a folder holds another content of the hour, which was read at a later snapshot. Pure."""
+    return before is not None and before.source != hour.source and before.sequence > hour.sequence
+
+
+def plan_folder(
+    path: str, before: Manifest | None, success: bytes | None, hour: Hour, is_current: bool = False
+) -> Todo:
     """What is to be done. Raises ConfigurationError for a folder of another stream, Refused when the folder holds the
-    hour as it was at a later snapshot."""
+    hour as it was at a later snapshot, unless the table serves this content now: it was restored to an earlier time."""
     if before is None:
         return Todo.WRITE
     if before.stream != hour.stream:
@@ -99,10 +143,10 @@ def plan_folder(path: str, before: Manifest | None, success: bytes | None, hour:
     if before.source == hour.source:
         done = success is not None and success.decode(errors="replace").strip() == before.delivery
         return Todo.NOTHING if done else Todo.FINISH
-    if before.sequence > hour.sequence:
+    if is_later(before, hour) and not is_current:
         raise Refused(
             f"{path}: expected what was delivered of the hour before snapshot {hour.snapshot_id} (sequence "
             f"{hour.sequence}), found what was read later (sequence {before.sequence}): another process delivers to "
-            "this place, or the stream's tables were made anew; then remove the root's folders, or name another root"
+            "this place; run it again. If there is none, the stream's tables were made anew: name another root"
         )
     return Todo.WRITE

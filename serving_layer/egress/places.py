@@ -9,7 +9,7 @@ from anabranch.hours import Cut
 from anabranch.protocol import ledger
 from anabranch.protocol.state import load_state
 from serving_layer.egress.hour import Hour
-from serving_layer.egress.records import may_have_been_otherwise
+from serving_layer.egress.records import Identity
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,16 +17,14 @@ if TYPE_CHECKING:
     from anabranch.job import Job
 
 
-def cut_of(job: Job, hour: Hour) -> tuple[Cut, bool]:
-    """The hour's places, which never change, and whether it may have had other rows. Raises Refused when nothing
-    says its cut any more."""
+def cut_of(job: Job, hour: Hour) -> tuple[Cut, Identity]:
+    """The hour's places, which never change, and what identifies their records. Raises Refused when nothing says its
+    cut any more."""
     lake, stream = job.lake, job.stream
     state = load_state(lake, stream.table)
     accepted = ledger.accepted(lake, stream.hours_table, state, hour.name)
     cut = accepted.cut if accepted is not None else Cut("", {})
-    rows = ledger.history(lake, stream.hours_table, [hour.name], ledger.BULKY)
-    waiting = [row for row in state.decisions if row.hour == hour.name]
-    return cut, may_have_been_otherwise(hour, [*rows, *waiting])
+    return cut, Identity(cut.topic_id, state.timeline.replaced_before(hour.name, cut.topic_id))
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Mapping[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, TypeVar
@@ -12,9 +12,6 @@ from anabranch.errors import ConfigurationError, Transient
 from anabranch.hours import Cut
 from anabranch.output import plain
 from anabranch.protocol.deliveries import Delivery
-from anabranch.protocol.ledger_row import LedgerRow
-from serving_layer.changes.plan import is_change
-from serving_layer.egress.hour import Hour
 
 T = TypeVar("T")
 
@@ -69,9 +66,20 @@ class Position:
             ) from error
 
 
-def key_of(topic_id: str, partition: int, offset: int) -> bytes:
-    """The identity of a record, which it has for ever."""
-    return f"{topic_id}:{partition}:{offset}".encode()
+@dataclass(frozen=True)
+class Identity:
+    """What identifies the records of an hour: the topic's id, partition and offset. `replaced` is as
+    `Timeline.replaced_before` has it: an offset whose record Kafka lost, and gave to another one, identifies neither
+    alone, so the later one's key also says how often that happened."""
+
+    topic_id: str
+    replaced: Sequence[tuple[Mapping[int, int], Mapping[int, int]]] = ()
+
+    def key_of(self, partition: int, offset: int) -> bytes:
+        """The identity of a record, which it has for ever."""
+        times = sum(begins.get(partition, 0) <= offset < ends.get(partition, 0) for begins, ends in self.replaced)
+        again = f"~{times}" if times else ""
+        return f"{self.topic_id}{again}:{partition}:{offset}".encode()
 
 
 def value_of(row: Mapping[str, Any]) -> bytes:
@@ -79,18 +87,13 @@ def value_of(row: Mapping[str, Any]) -> bytes:
     return json.dumps(plain(row), ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def may_have_been_otherwise(hour: Hour, rows: Iterable[LedgerRow]) -> bool:
-    """Whether another content of the hour may have been delivered before this one, of all decisions about it."""
-    changed = {row.decision_id for row in rows if is_change(row)}
-    return hour.revision > 1 or hour.served != "batch" or len(changed) > 1
-
-
-def places(rows: Iterable[Mapping[str, Any]], cut: Cut | None) -> Iterator[tuple[int, int, Mapping[str, Any] | None]]:
-    """Each row with its partition and offset, in that order; and, where a cut is given, every other place of it with
-    none. `rows` come in that order too."""
+def places(rows: Iterable[Mapping[str, Any]], cut: Cut) -> Iterator[tuple[int, int, Mapping[str, Any] | None]]:
+    """Each row with its partition and offset, in that order; and every other place of the cut with none, since a row
+    of it may have been delivered that is none any more, by a past that the table does not remember. `rows` come in
+    that order too."""
     waiting = iter(rows)
     row = next(waiting, None)
-    for partition, (start, end) in sorted(cut.ranges.items()) if cut is not None else ():
+    for partition, (start, end) in sorted(cut.ranges.items()):
         for offset in range(start, end):
             if row is not None and (row["kafka_partition"], row["kafka_offset"]) == (partition, offset):
                 yield partition, offset, row

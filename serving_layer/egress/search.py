@@ -7,6 +7,7 @@ process read later stays, whichever of the two comes last.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
 from serving_layer.egress.bulk import Document, bulks, document, read_answer
-from serving_layer.egress.hour import Hour
+from serving_layer.egress.hour import Hour, is_current
 from serving_layer.egress.places import cut_of, rows_of
 from serving_layer.egress.records import places
 
@@ -40,6 +41,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0
 
 class _TooLargeError(Exception):
     """A request has more bytes than the engine takes."""
+
+
+class OvertakenError(Transient):
+    """The index has a document of a later reading."""
 
 
 class Index:
@@ -97,7 +102,7 @@ class Index:
                 raise self._refused(one, f"{why}; {len(found.refused)} of {len(left)} documents of the request alike")
             if found.overtaken:
                 one = found.overtaken[0]
-                raise Transient(
+                raise OvertakenError(
                     f"send to {self.where}: expected no later reading of partition {one.partition}, offset "
                     f"{one.offset}, found one: another process delivers; run it again. If there is none, the stream's "
                     "tables were made anew: name another index"
@@ -107,6 +112,17 @@ class Index:
             left, reason = found.again, found.reason
             LOG.warning("%s: %s; %d of %d documents are sent again", self.where, reason, len(left), len(documents))
         raise Transient(f"send to {self.where}: {reason}, for {_PATIENCE:.0f} s; nothing is lost, run it again")
+
+    def versions(self, documents: Sequence[Document]) -> dict[str, int]:
+        """By id, the version of those of the documents that the index has."""
+        body = json.dumps({"ids": [one.id for one in documents]}).encode()
+        answer = self._ask("POST", "_mget?_source=false", body, "application/json")
+        try:
+            return {str(d["_id"]): int(d["_version"]) for d in answer["docs"] if d.get("found")}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigurationError(
+                f"ask {self.where}: expected documents with their versions, found {str(answer)[:200]}; check search.url"
+            ) from error
 
     def _send_halves(self, documents: list[Document], reason: str) -> None:
         if len(documents) == 1:
@@ -122,10 +138,10 @@ class Index:
             "then run it again"
         )
 
-    def _ask(self, method: str, path: str, body: bytes | None = None) -> Any:
+    def _ask(self, method: str, path: str, body: bytes | None = None, kind: str = "application/x-ndjson") -> Any:
         """The answer's JSON; None for an index that is not there."""
         doing = f"ask {self.where}/{path}"
-        headers = {"Content-Type": "application/x-ndjson"} if body is not None else {}
+        headers = {"Content-Type": kind} if body is not None else {}
         try:
             answer = self._session.request(
                 method,
@@ -183,12 +199,11 @@ class Search:
     def deliver(self, hour: Hour, token: str) -> Delivery:
         """Have the index hold the hour's rows, and nothing else at its places; again, it changes nothing. Raises
         Transient, also when the index was deleted meanwhile, and as `Index.send` does."""
-        cut, otherwise = cut_of(self.job, hour)
+        cut, identity = cut_of(self.job, hour)
         with hour.batches(self.target.name) as batches:
-            placed = places(rows_of(batches), cut if otherwise else None)
-            documents = (document(cut.topic_id, place, hour.sequence) for place in placed)
+            documents = (document(identity, place, hour.sequence) for place in places(rows_of(batches), cut))
             for bulk in bulks(documents, self.target.bulk_documents):
-                self.index.send(bulk)
+                self._send(hour, bulk)
                 reach(Step.EGRESS_INDEXED)
         self.index.refresh()
         if (uuid := self.index.uuid()) != self.uuid:
@@ -197,6 +212,26 @@ class Search:
                 f"{uuid or 'none'}: it was deleted meanwhile; create it with its mapping, then run it again"
             )
         return hour.delivered(self.target.name, self.place, new_id(), 0, token)
+
+    def _send(self, hour: Hour, bulk: Sequence[Document]) -> None:
+        """Have the index hold the documents. Of later readings that the table knows nothing of, since it was restored
+        to an earlier time, each gives way: the document is sent by the version that is there."""
+        try:
+            self.index.send(bulk)
+        except OvertakenError as overtaken:
+            if not is_current(self.job, hour):
+                raise
+            versions = self.index.versions(bulk)
+            if not versions:
+                raise Transient(
+                    f"{overtaken}; what is there was deleted by a later reading, which the engine forgets after "
+                    "index.gc_deletes: run it again in a minute"
+                ) from overtaken
+            LOG.warning(
+                "hour %s: %s has later readings that the table does not know: it was restored; they are replaced",
+                hour.name, self.index.where,
+            )  # fmt: skip
+            self.index.send([one.at_version(max(versions.get(one.id, 0), hour.sequence)) for one in bulk])
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
 from serving_layer.egress.hour import Hour
 from serving_layer.egress.places import cut_of, rows_of
-from serving_layer.egress.records import At, Position, chunks, key_of, places, value_of
+from serving_layer.egress.records import At, Position, chunks, places, value_of
 
 if TYPE_CHECKING:
     from anabranch.job import Job
@@ -54,7 +54,7 @@ class Topic:
         process was started for this topic."""
         place = self.position.place
         delivery = hour.delivered(self.target.name, place, new_id(), 0, token)
-        cut, otherwise = cut_of(self.job, hour)
+        cut, identity = cut_of(self.job, hour)
         at = self.position.at
         if at is not None and (at.hour, at.source) == (hour.name, hour.source):
             LOG.info("hour %s goes on behind partition %d, offset %d", hour.name, at.partition, at.offset)
@@ -62,7 +62,7 @@ class Topic:
         else:
             sent = (-1, -1)
         with hour.batches(self.target.name) as batches:
-            placed = places(rows_of(batches), cut if otherwise else None)
+            placed = places(rows_of(batches), cut)
             left = ((p, o, row) for p, o, row in placed if (p, o) > sent)
             for chunk, is_last in chunks(left, self.target.transaction_rows):
                 if is_last:
@@ -71,7 +71,7 @@ class Topic:
                     position = Position(place, self.position.done, At(hour.name, hour.source, *chunk[-1][:2]))
                 headers = (("hour", hour.name.encode()), ("revision", str(hour.revision).encode()))
                 records = [
-                    Outgoing(key_of(cut.topic_id, p, o), value_of(row) if row is not None else None, headers)
+                    Outgoing(identity.key_of(p, o), value_of(row) if row is not None else None, headers)
                     for p, o, row in chunk
                 ]
                 self.producer.send(self.target.topic, records, position.encode())

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -145,6 +147,22 @@ def test_what_was_read_later_stays_whichever_sender_comes_last(lake: StreamLake,
     assert len(found(index)) == 4
 
 
+def test_after_a_restore_the_index_takes_what_the_table_serves_now(lake: StreamLake, url: str, index: str) -> None:
+    """The hazard: documents of the lost commits have higher versions, and some are no rows any more."""
+    accept(lake, FIRST, 7)
+    run(lake.folder, url)
+    shutil.copy(lake.folder / "catalog.db", lake.folder / "backup.db")
+    accept(lake, HOURS[2], 5)
+    accept(lake, FIRST, 6)
+    run(lake.folder, url)
+    shutil.copy(lake.folder / "backup.db", lake.folder / "catalog.db")
+    restored = replace(lake, lake=lake.again())
+    accept(restored, HOURS[2], 4)
+    run(lake.folder, url)
+    assert found(index) == in_main(restored, FIRST, HOURS[2])
+    assert len(found(index)) == 11
+
+
 def test_hours_come_again_for_another_layer_another_index_and_a_lost_position(
     lake: StreamLake, url: str, index: str
 ) -> None:
@@ -218,12 +236,13 @@ def test_a_busy_engine_behind_tls_and_a_key_gets_each_document_once(
 
 def test_a_request_that_is_too_large_is_sent_in_parts(lake: StreamLake, url: str, index: str) -> None:
     from serving_layer.egress.bulk import document
+    from serving_layer.egress.records import Identity
     from serving_layer.egress.search import Index
 
     client = Index(config.Search(url=url), INDEX)
     row = {"kafka_partition": 0, "ingest_hour": FIRST, "text": "x" * 20_000}
-    client.send([document("t", (0, o, row | {"kafka_offset": o}), 1) for o in range(7)])
+    client.send([document(Identity("t"), (0, o, row | {"kafka_offset": o}), 1) for o in range(7)])
     assert len(found(index)) == 7
     with pytest.raises(Refused, match=r"partition 0, offset 8 .* longer than a request may be"):
-        client.send([document("t", (0, 8, row | {"text": "x" * 70_000}), 1)])
+        client.send([document(Identity("t"), (0, 8, row | {"text": "x" * 70_000}), 1)])
     client.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -346,3 +347,59 @@ def test_a_target_is_named_and_lies_outside_the_warehouse(tmp_path: Path) -> Non
     inside = FolderTarget(name="in", type="folder", root=f"{job.environment.catalog.warehouse}/x")
     with pytest.raises(ConfigurationError, match="expected a place outside the warehouse"):
         room.targets_of(replace(job, stream=new_stream(egress=[inside])), None)
+
+
+def test_the_first_delivery_deletes_nothing_that_another_program_wrote(lake: StreamLake, tmp_path: Path) -> None:
+    """The hazard: a root that Spark's file sink has filled was emptied, hour by hour."""
+    accept(lake, HOURS[0], 10)
+    folder = tmp_path / "export" / f"date={HOURS[0][:10]}" / f"hour={HOURS[0][11:]}"
+    folder.mkdir(parents=True)
+    for name in ("part-00000-of-another-job.snappy.parquet", "notes.txt"):
+        (folder / name).write_text("x")
+    with pytest.raises(ConfigurationError, match=r"found notes\.txt, part-00000-of.*nothing was changed there: give"):
+        run(tmp_path)
+    assert sorted(p.name for p in folder.iterdir()) == ["notes.txt", "part-00000-of-another-job.snappy.parquet"]
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "_SUCCESS").touch()
+    with pytest.raises(ConfigurationError, match="found _SUCCESS; nothing was changed there"):
+        run(tmp_path)
+    (folder / "_SUCCESS").unlink()
+    assert [d.hour for d in run(tmp_path)] == [HOURS[0]]
+    # Later too: the hour that comes again is not delivered beside what it did not write.
+    (folder / "copied.parquet").write_text("x")
+    accept(lake, HOURS[0], 9)
+    with pytest.raises(ConfigurationError, match=r"found copied\.parquet; nothing was changed there"):
+        run(tmp_path)
+    assert (folder / "_SUCCESS").exists()
+
+
+@pytest.mark.parametrize("step", [Step.EGRESS_BEGUN, Step.EGRESS_WRITTEN, Step.EGRESS_NAMED])
+def test_what_a_killed_delivery_left_is_known_by_its_own_word(
+    lake: StreamLake, tmp_path: Path, forks: Any, step: Step
+) -> None:
+    accept(lake, HOURS[0], 10)
+    run_until(forks, tmp_path, step.label)
+    accept(lake, HOURS[0], 9)
+    run(tmp_path)
+    folder = tmp_path / "export" / f"date={HOURS[0][:10]}" / f"hour={HOURS[0][11:]}"
+    manifest = Manifest.decode("", (folder / "_manifest.json").read_bytes())
+    assert (parquet_in(folder), manifest.rows) == (set(manifest.names), 9)
+
+
+def test_after_a_restore_folders_take_what_the_table_serves_now(lake: StreamLake, tmp_path: Path) -> None:
+    """The hazard: the hour was blocked until the table's sequence numbers passed those of the commits that it lost."""
+    accept(lake, HOURS[0], 10)
+    run(tmp_path)
+    shutil.copy(tmp_path / "catalog.db", tmp_path / "backup.db")
+    accept(lake, HOURS[1], 10)
+    accept(lake, HOURS[2], 10)
+    assert [d.hour for d in run(tmp_path)] == [HOURS[1], HOURS[2]]
+    shutil.copy(tmp_path / "backup.db", tmp_path / "catalog.db")
+    restored = replace(lake, lake=lake.again())
+    accept(restored, HOURS[1], 9)
+    assert [(d.hour, d.rows) for d in run(tmp_path)][-1] == (HOURS[1], 9)
+    folder = tmp_path / "export" / f"date={HOURS[1][:10]}" / f"hour={HOURS[1][11:]}"
+    manifest = Manifest.decode("", (folder / "_manifest.json").read_bytes())
+    assert (parquet_in(folder), manifest.rows) == (set(manifest.names), 9)
+    assert run(tmp_path) == []

@@ -8,8 +8,15 @@ import pytest
 
 from anabranch.config import Search
 from serving_layer.egress.bulk import bulks, document, read_answer
+from serving_layer.egress.records import Identity
 
-DOCUMENTS = [document("t", (0, o, {"n": o} if o else None), 7) for o in range(5)]
+DOCUMENTS = [document(Identity("t"), (0, o, {"n": o} if o else None), 7) for o in range(5)]
+
+
+def test_a_document_is_sent_by_another_version() -> None:
+    row, nothing = DOCUMENTS[1].at_version(9), DOCUMENTS[0].at_version(9)
+    assert row.lines == (b'{"index":{"_id":"t:0:1","version":9,"version_type":"external_gte"}}\n{"n":1}\n')
+    assert nothing.lines == b'{"delete":{"_id":"t:0:0","version":9,"version_type":"external_gte"}}\n'
 
 
 def item(status: int, kind: str = "index", **error: Any) -> dict[str, Any]:

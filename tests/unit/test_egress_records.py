@@ -9,20 +9,21 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from lakes import FIRST, decide, new_stream
+from lakes import FIRST, new_stream
 from proofs import NOW
 
 from anabranch.errors import ConfigurationError, Transient
-from anabranch.hours import Cut
+from anabranch.hours import Cut, Timeline, shift
+from anabranch.position import Position as Position_
+from anabranch.protocol.adoption import plan_adopt
 from anabranch.protocol.deliveries import Delivery
 from serving_layer.egress.hour import Hour
 from serving_layer.egress.records import (
     LONGEST,
     At,
+    Identity,
     Position,
     chunks,
-    key_of,
-    may_have_been_otherwise,
     places,
     value_of,
 )
@@ -42,8 +43,6 @@ def test_every_place_of_the_cut_that_has_no_row_is_named_in_its_turn() -> None:
     assert [(p, o, row is not None) for p, o, row in places(given, CUT)] == [
         (0, 2, False), (0, 3, True), (1, 5, True), (1, 6, False), (1, 7, True)
     ]  # fmt: skip
-    assert [row for *_, row in places(given, None)] == given
-    assert list(places([], None)) == []
     assert [row for *_, row in places([], CUT)] == [None] * 5
 
 
@@ -61,16 +60,32 @@ def test_of_several_transactions_the_last_is_known(items: str, expected: list[tu
     assert [("".join(chunk), last) for chunk, last in chunks(items, 2)] == expected
 
 
-def test_only_an_hour_that_was_decided_once_needs_no_nulls() -> None:
-    accepted = decide(FIRST, "accepted", 1, CUT, NOW, "a")
-    sealed = decide(FIRST, "sealed", 0, CUT, NOW, "s")
-    assert not may_have_been_otherwise(HOUR, [sealed, accepted, accepted])
-    assert may_have_been_otherwise(replace(HOUR, revision=2), [accepted])
-    assert may_have_been_otherwise(replace(HOUR, served="speed"), [accepted])
-    given_away_and_back = [accepted, *(decide(FIRST, "served", 1, None, NOW, id) for id in "bc")]
-    assert may_have_been_otherwise(HOUR, given_away_and_back)
-    # A branch that was set back gives a number twice.
-    assert may_have_been_otherwise(HOUR, [accepted, decide(FIRST, "accepted", 1, CUT, NOW, "again")])
+def test_a_record_in_the_place_of_a_lost_one_has_another_identity() -> None:
+    """The hazard: a log that lost its end gives its offsets again, and both records would have one key downstream."""
+    timeline = Timeline(FIRST, FIRST, {0: 0})
+    once = plan_adopt(timeline, Position_("T", {0: 100, 1: 7}), "T", {0: 90}, {})
+    before, after = FIRST, once.timeline.open
+    timeline = once.timeline
+    assert timeline == Timeline.from_json(timeline.to_json())
+    first = Identity("T", timeline.replaced_before(before, "T"))
+    then = Identity("T", timeline.replaced_before(after, "T"))
+    assert {first.key_of(0, o) for o in range(90, 100)} & {then.key_of(0, o) for o in range(90, 140)} == set()
+    assert first.key_of(0, 95) == b"T:0:95"
+    assert then.key_of(0, 95) == b"T~1:0:95"
+    # What no other record has keeps the key that targets hold already.
+    assert [then.key_of(p, o) for p, o in ((0, 100), (0, 89), (1, 6))] == [b"T:0:100", b"T:0:89", b"T:1:6"]
+    # A second time.
+    twice = plan_adopt(timeline, Position_("T", {0: 97, 1: 9}), "T", {0: 92}, {}).timeline
+    last = Identity("T", twice.replaced_before(shift(after, 1), "T"))
+    assert [last.key_of(0, o) for o in (91, 95, 98)] == [b"T~1:0:91", b"T~2:0:95", b"T~1:0:98"]
+    assert then == Identity("T", twice.replaced_before(after, "T"))
+
+
+def test_a_log_that_lost_its_end_while_another_was_read_gives_other_identities_too() -> None:
+    away = plan_adopt(Timeline(FIRST, FIRST, {0: 0}), Position_("T", {0: 9}), "U", {0: 0}, {}).timeline
+    back = plan_adopt(away, Position_("U", {0: 4}), "T", {0: 5}, {}).timeline
+    assert Identity("T", back.replaced_before(back.open, "T")).key_of(0, 6) == b"T~1:0:6"
+    assert Identity("U", back.replaced_before(away.open, "U")).key_of(0, 6) == b"U:0:6"
 
 
 def test_a_position_is_read_as_it_was_written() -> None:
@@ -87,7 +102,7 @@ def test_a_position_is_read_as_it_was_written() -> None:
 
 
 def test_a_record_is_its_identity_and_its_row_as_json() -> None:
-    assert key_of("z8XKj-3aS8unzq2Q1f17iA", 3, 17) == b"z8XKj-3aS8unzq2Q1f17iA:3:17"
+    assert Identity("z8XKj-3aS8unzq2Q1f17iA").key_of(3, 17) == b"z8XKj-3aS8unzq2Q1f17iA:3:17"
     row = {"id": "ü", "at": datetime(2026, 11, 21, 3, tzinfo=UTC), "price": Decimal("1.50"), "raw": b"\x00", "n": None}
     assert json.loads(value_of(row)) == {
         "id": "ü", "at": "2026-11-21T03:00:00Z", "price": "1.50", "raw": "AA==", "n": None
