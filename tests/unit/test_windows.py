@@ -582,7 +582,7 @@ def test_the_digest_of_files_is_of_their_names_alone() -> None:
         ({"aggregates": {"late": "count"}}, "views.w: expected each name once .*, found 'late' twice"),
         ({"aggregates": {"Country": "count"}, "group": "country"}, "views.w: expected each name once"),
         ({"aggregates": {"a-b": "count"}}, "w.aggregates: a-b: expected a name of letters"),
-        ({"every": "1 hour"}, "w: expected some of aggregates, group, late_after, window, found 'every'"),
+        ({"every": "1 hour"}, "w.every: unknown key .every., expected one of aggregates, group, late_after, window"),
     ],
 )
 def test_a_mistake_in_a_view_is_said(changes: dict[str, Any], message: str) -> None:
