@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import boto3
 import psutil
 
 from anabranch.dev.services import ACCESS_KEY, SECRET_KEY, Home, Services, down, up
 from anabranch.dev.services.processes import free_port
 from anabranch.file_lock import locked
+
+BUCKET = "tests"
+"""The bucket of the tests' warehouse."""
 
 _LOCK_SECONDS = 300.0
 
@@ -39,6 +43,11 @@ def shared_services(folder: Path) -> Iterator[Services]:
         if home.kafka.recorded() is None:
             kafka_port = free_port()
             services = up(home, kafka_port, free_port(kafka_port), access_key=ACCESS_KEY, secret_key=SECRET_KEY)
+            # Two processes whose first stream is applied at once would both create it.
+            boto3.client(
+                "s3", endpoint_url=services.s3_endpoint, region_name="us-east-1",
+                aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY,
+            ).create_bucket(Bucket=BUCKET)  # fmt: skip
         else:
             services = up(home, access_key=ACCESS_KEY, secret_key=SECRET_KEY)
         user.touch()
