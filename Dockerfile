@@ -1,45 +1,66 @@
 # The image of every service of ours: the command line, the jobs with their jars, Spark's master and workers, and
-# Airflow with the DAGs.
-FROM python:3.11.14-slim-bookworm
-
+# Airflow with the DAGs. Everything below /opt belongs to root; the user that runs it can only read it.
+FROM python:3.11.14-slim-bookworm AS base
 # Spark needs a whole Java runtime; procps because Spark's own scripts call ps.
 # Debian keeps only the newest of each package, so a version pinned here would soon be gone.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps tini \
     && rm -rf /var/lib/apt/lists/*
-RUN pip install --no-cache-dir uv==0.13.8
 
+# The dependencies alone: they change less often than the code. Nothing at run time needs the packages' own tests, C
+# headers and examples, Arrow Flight, and the libraries of other operating systems.
+FROM base AS dependencies
+RUN pip install --no-cache-dir uv==0.13.8
+WORKDIR /opt/anabranch
+ENV UV_LINK_MODE=copy \
+    UV_COMPILE_BYTECODE=1
+COPY pyproject.toml uv.lock ./
+RUN --mount=type=cache,target=/root/.cache/uv \
+    uv sync --frozen --no-dev --extra airflow --extra lineage --no-install-project
+WORKDIR /opt/anabranch/.venv/lib/python3.11/site-packages
+RUN rm -r pyspark/examples pyspark/data pyarrow/include pyarrow/tests pandas/tests \
+        pyarrow/*flight* pyspark/jars/netty-*-osx-*.jar pyspark/jars/netty-*-windows-*.jar \
+    && find numpy scipy -type d -name tests -prune -exec rm -r {} +
+
+# The jars that the jobs need, without those of the development services. The stage depends on the two files and on the
+# Ivy that pyspark ships: no change of code, configuration or DAGs downloads them again.
+FROM base AS jars
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+WORKDIR /jars
+COPY conf/jvm/ivy.xml conf/jvm/jars.sha256 /tmp/
+RUN --mount=type=bind,from=dependencies,source=/opt/anabranch/.venv/lib/python3.11/site-packages/pyspark/jars/ivy-2.5.3.jar,target=/tmp/ivy.jar \
+    --mount=type=cache,target=/root/.ivy2 \
+    folder=$(cat /tmp/ivy.xml /tmp/jars.sha256 | sha256sum | cut -c 1-16) \
+    && for pause in 2 4 8 0; do \
+        java -jar /tmp/ivy.jar -ivy /tmp/ivy.xml -cache /root/.ivy2 -confs spark \
+            -retrieve "$folder/[conf]/[artifact]-[revision].[ext]" && break; \
+        sleep $pause; \
+    done \
+    && grep '  spark/' /tmp/jars.sha256 | sed "s|  |  $folder/|" | sha256sum --check --quiet
+
+FROM base
 # A named volume takes its owner from the folder that it is first mounted over.
 RUN useradd --create-home --uid 10001 anabranch \
-    && mkdir -p /opt/anabranch /var/lib/anabranch/airflow \
-    && chown -R anabranch: /opt/anabranch /var/lib/anabranch
-USER 10001:10001
-WORKDIR /opt/anabranch
+    && mkdir -p /var/lib/anabranch/airflow \
+    && chown -R anabranch: /var/lib/anabranch
 ENV PATH=/opt/anabranch/.venv/bin:$PATH \
-    UV_LINK_MODE=copy \
-    UV_COMPILE_BYTECODE=1 \
     PYTHONUNBUFFERED=1 \
+    ANABRANCH_CACHE=/opt/anabranch \
     ANABRANCH_CONF=/opt/anabranch/conf
+COPY --from=jars /jars /opt/anabranch/jars
+COPY --from=dependencies /opt/anabranch/.venv /opt/anabranch/.venv
+# The package, and where plain `spark-submit` finds the jars.
+WORKDIR /src
+RUN --mount=type=bind,source=.,target=/src,rw \
+    --mount=type=bind,from=dependencies,source=/usr/local/bin/uv,target=/usr/local/bin/uv \
+    --mount=type=cache,target=/root/.cache/uv \
+    uv pip install --python /opt/anabranch/.venv/bin/python --no-deps --compile-bytecode --link-mode copy /src \
+    && anabranch jars --jobs-only --spark-submit && rm -f /opt/anabranch/.venv/.lock
+COPY dags /opt/anabranch/dags
+COPY conf /opt/anabranch/conf
 
-# Dependencies first: they change less often than the code.
-COPY --chown=10001:10001 pyproject.toml uv.lock README.md LICENSE ./
-RUN --mount=type=cache,target=/home/anabranch/.cache/uv,uid=10001,gid=10001 \
-    uv sync --frozen --no-dev --extra airflow --extra lineage --no-install-project
-COPY --chown=10001:10001 anabranch anabranch
-COPY --chown=10001:10001 speed_layer speed_layer
-COPY --chown=10001:10001 batch_layer batch_layer
-COPY --chown=10001:10001 serving_layer serving_layer
-COPY --chown=10001:10001 dags dags
-COPY --chown=10001:10001 conf conf
-# The package carries the documentation, and what `anabranch init` writes.
-COPY --chown=10001:10001 docs docs
-COPY --chown=10001:10001 docker-compose.yml .env.example .dockerignore ./
-COPY --chown=10001:10001 deploy deploy
-# The jars are resolved and checked here, so that a container needs no download to start; Java's classes are archived.
-RUN --mount=type=cache,target=/home/anabranch/.cache/uv,uid=10001,gid=10001 \
-    uv sync --frozen --no-dev --extra airflow --extra lineage && anabranch jars --spark-submit --archive
-
+USER 10001:10001
 WORKDIR /var/lib/anabranch
 ENTRYPOINT ["tini", "-g", "--"]
 CMD ["anabranch", "--help"]

@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/anabranch.stamp
 CODE := anabranch speed_layer batch_layer serving_layer dags tests benchmarks
 
-.PHONY: help setup class-list demo demo-flights test test-full test-full-status test-mutations unit model integration test-failures game-day first-day test-deploy test-page test-dbt test-trino test-search test-hdfs test-lineage test-scale test-scale-long soak sizing bench-metadata bench-planning bench-loads bench-start bench-archive bench-page bench-decode bench bench-smoke bench-batch bench-threads bench-lookback bench-cluster bench-driver bench-freshness lint types format docs dist clean
+.PHONY: help setup class-list demo demo-flights test test-full test-full-status test-mutations unit model integration test-failures game-day first-day test-deploy test-containers test-page test-dbt test-trino test-search test-hdfs test-lineage test-scale test-scale-long soak sizing bench-metadata bench-planning bench-loads bench-start bench-archive bench-page bench-decode bench bench-smoke bench-batch bench-threads bench-lookback bench-cluster bench-driver bench-freshness lint types format docs dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -52,6 +52,9 @@ first-day: $(READY) ## an operator's first day, typed at a terminal, as docs/fir
 
 test-deploy: $(READY) ## packaging, and what a deployment is made of (needs Go)
 	@$(BIN)/python -m pytest tests/deploy
+
+test-containers: $(READY) ## image and compose file in real containers, from a clean checkout: half an hour (needs Docker with compose and buildx)
+	@$(BIN)/python -m pytest -x tests/containers
 
 test-page: $(READY) ## the status page in a real Chromium: axe, keys, renewal (needs Chromium, or apt-get and root)
 	@$(BIN)/uv run --no-sync --with axe-playwright-python==0.1.8 --with playwright==1.65.2 python -m pytest tests/page

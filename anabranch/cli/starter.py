@@ -18,21 +18,22 @@ _SHIPPED = {
     ),
     "docker-compose.yml": ("docker-compose.yml", "_deploy/docker-compose.yml"),
     ".env.example": (".env.example", "_deploy/env.example"),
+    ".gitignore": ("anabranch/starter_files/gitignore", "starter_files/gitignore"),
     ".dockerignore": (".dockerignore", "_deploy/dockerignore"),
     "Dockerfile": ("anabranch/starter_files/Dockerfile", "starter_files/Dockerfile"),
     "README.md": ("anabranch/starter_files/README.md", "starter_files/README.md"),
 }
-# A project that is there already has one of its own, and nothing needs ours.
-_LEFT_OUT_IF_THERE = "README.md"
+# A project that is there already has its own, and nothing needs ours.
+_LEFT_OUT_IF_THERE = ("README.md", ".gitignore")
 
 
 def write(folder: Path) -> list[Path]:
-    """Write the starter files into `folder`, made if missing; returns them. A README.md that is there stays. Raises
-    ConfigurationError, having written nothing, when another of them is there already."""
+    """Write the starter files into `folder`, made if missing; returns them. A README.md or .gitignore that is there
+    stays. Raises ConfigurationError, having written nothing, when another of them is there already."""
     files = {
         folder / place: source
         for place, source in _sources().items()
-        if place != _LEFT_OUT_IF_THERE or not (folder / place).exists()
+        if place not in _LEFT_OUT_IF_THERE or not (folder / place).exists()
     }
     if taken := [file for file in files if file.exists()]:
         raise ConfigurationError(

@@ -39,7 +39,7 @@ def test_the_client_reads_the_file_and_every_value_comes_from_env(tmp_path: Path
         "grafana",
     } < set(services)
     speed = services["speed"]
-    assert speed["command"] == ["anabranch", "speed", "game_events"]
+    assert speed["command"] == ["anabranch", "speed", "game_events", "--health", "/tmp/speed.health"]
     assert speed["environment"]["AWS_SECRET_ACCESS_KEY"] == values["AWS_SECRET_ACCESS_KEY"]
     assert values["POSTGRES_PASSWORD"] in speed["environment"]["ANABRANCH_CATALOG"]
     assert services["spark-worker"]["deploy"]["replicas"] == 2
@@ -48,7 +48,7 @@ def test_the_client_reads_the_file_and_every_value_comes_from_env(tmp_path: Path
 
 @pytest.mark.parametrize("name", compose_file.NAMES)
 def test_without_one_of_the_values_nothing_starts(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=rf"required variable {name} is missing a value: copy \.env\.example to \.env"):
+    with pytest.raises(ValueError, match=rf"required variable {name} is missing a value: run sh deploy/dotenv\.sh"):
         compose_file.config({**compose_file.filled(), name: ""}, tmp_path)
 
 

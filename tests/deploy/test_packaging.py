@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from container import Box
-from dockerfile import build
 
 ROOT = Path(__file__).resolve().parents[2]
 UV = Path(sys.executable).parent / "uv"
@@ -50,7 +48,8 @@ def test_both_hold_the_code_the_configuration_and_the_dags(built: Path) -> None:
         "serving_layer/page/templates/streams.html", "serving_layer/page/static/page.css",
         "anabranch/_conf/jvm/ivy.xml", "anabranch/_conf/jvm/jars.sha256", "anabranch/_conf/anabranch.yaml",
         "anabranch/_dags/anabranch_hourly.py", "anabranch/_deploy/docker-compose.yml",
-        "anabranch/starter_files/Dockerfile", "anabranch/_deploy/deploy/kubernetes/speed.yaml",
+        "anabranch/starter_files/Dockerfile", "anabranch/starter_files/gitignore", "anabranch/_deploy/deploy/dotenv.sh",
+        "anabranch/_deploy/deploy/kubernetes/speed.yaml",
         "anabranch/_deploy/deploy/yarn/spark.yaml", "anabranch/_deploy/deploy/prometheus/alerts.yml",
     } <= in_wheel  # fmt: skip
     assert not [name for name in in_wheel if name.startswith("tests/") or "__pycache__" in name]
@@ -84,7 +83,8 @@ def test_init_writes_a_folder_that_works_and_overwrites_nothing(installed: Path,
     places = {str(file.relative_to(tmp_path / "mine")) for file in (tmp_path / "mine").rglob("*") if file.is_file()}
     assert {
         "conf/anabranch.yaml", "conf/streams/game_events.yaml", "dags/anabranch_hourly.py", "docker-compose.yml",
-        "README.md", "Dockerfile", ".dockerignore", ".env.example", "deploy/kubernetes/speed.yaml",
+        "README.md", "Dockerfile", ".dockerignore", ".gitignore", ".env.example", "deploy/dotenv.sh",
+        "deploy/kubernetes/speed.yaml",
         "deploy/yarn/cluster.conf", "deploy/prometheus/alerts.yml", "deploy/postgres/airflow.sql",
         "deploy/grafana/dashboards/anabranch.json",
     } <= places  # fmt: skip
@@ -117,20 +117,3 @@ def test_the_jobs_are_found_in_the_zip_for_py_files(built: Path, installed: Path
         "print(speed_layer.job.__file__, batch_layer.job.__file__)"
     )
     assert run(installed / "python", "-c", script, cwd=tmp_path).count(str(archive)) == 2
-
-
-def test_the_image_of_a_new_user_is_built_from_the_wheel_alone(built: Path, installed: Path, tmp_path: Path) -> None:
-    run(installed / "anabranch", "init", "mine", cwd=tmp_path)
-    [wheel] = built.glob("*.whl")
-    given = {"ANABRANCH": f"/wheels/{wheel.name}[airflow]"}
-    image = build(tmp_path / "mine", tmp_path / "image", given, {"/wheels": built})
-    box = Box("image", image.user, image.environment, image.cwd, image.folders)
-    script = (
-        "import anabranch, os, shutil; from anabranch import config; "
-        "print(anabranch.__file__, *map(shutil.which, ('anabranch', 'airflow', 'spark-class', 'spark-submit')), "
-        "config.stream_names(None), len(os.listdir('/opt/anabranch/dags')))"
-    )
-    words = run(*box.command(tmp_path, [*image.entrypoint, "python", "-c", script])).split(maxsplit=5)
-    assert words[0].startswith("/opt/anabranch/.venv/lib/")
-    assert [Path(file).parent for file in words[1:5]] == [Path("/opt/anabranch/.venv/bin")] * 4
-    assert words[5].strip() == "('game_events',) 6"

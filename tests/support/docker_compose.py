@@ -1,0 +1,91 @@
+"""Docker Compose, as a user types it: a project of its own in a clean checkout, with ports that are free."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from anabranch.dev.services.processes import free_port
+
+PORTS = ("KAFKA_PORT", "S3_PORT", "AIRFLOW_PORT", "SPARK_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")
+
+
+def docker(*arguments: str, seconds: float = 120, cwd: Path | None = None, **environment: str) -> str:
+    """Run Docker's client; returns its standard output. Raises AssertionError with what it printed when it fails."""
+    done = run(*arguments, seconds=seconds, cwd=cwd, **environment)
+    assert done.returncode == 0, (
+        f"docker {' '.join(arguments)}: expected exit code 0, found {done.returncode}:\n"
+        f"{done.stdout[-3000:]}{done.stderr[-5000:]}"
+    )
+    return done.stdout
+
+
+def run(
+    *arguments: str, seconds: float = 120, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["docker", *arguments], cwd=cwd, env=os.environ | environment, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, errors="replace", timeout=seconds,
+    )  # fmt: skip
+
+
+def find_missing() -> str | None:
+    """What these tests need and this machine lacks, with the remedy; None when nothing is missing."""
+    for arguments, what in (
+        (("version",), "a Docker daemon that this user may use (start one, or set DOCKER_HOST)"),
+        (("buildx", "version"), "the Docker plugin buildx (Debian, Ubuntu: apt-get install docker-buildx)"),
+        (("compose", "version"), "the Docker plugin compose (Debian, Ubuntu: apt-get install docker-compose-v2)"),
+    ):
+        try:
+            done = run(*arguments, seconds=60)
+        except FileNotFoundError:
+            return f"expected {what}, found no `docker` on the PATH"
+        if done.returncode != 0:
+            return f"expected {what}, found: {(done.stderr or done.stdout).strip()[-300:]}"
+    return None
+
+
+class Project:
+    """The compose file of a folder, started under a name, an image name and ports of its own."""
+
+    def __init__(self, folder: Path, name: str, without: Sequence[str] = ()) -> None:
+        self.folder, self.name, self.image = folder, name, f"{name}:test"
+        ports: list[int] = []
+        for _ in PORTS:
+            ports.append(free_port(*ports))
+        self._environment = {
+            "COMPOSE_PROJECT_NAME": name,
+            "ANABRANCH_IMAGE": self.image,
+            **{variable: str(port) for variable, port in zip(PORTS, ports, strict=True)},
+        }
+        services: dict[str, Any] = json.loads(self.compose("config", "--format", "json"))["services"]
+        self.services = {service: what for service, what in services.items() if service not in without}
+
+    def compose(self, *arguments: str, seconds: float = 120) -> str:
+        return docker("compose", *arguments, seconds=seconds, cwd=self.folder, **self._environment)
+
+    def execute(self, service: str, *command: str, seconds: float = 120) -> str:
+        """Run a command in a running container, as its user."""
+        return self.compose("exec", "-T", service, *command, seconds=seconds)
+
+    def printed_json(self, *arguments: str) -> Any:
+        """What a command of ours prints as JSON, in the speed layer's container."""
+        return json.loads(self.execute("speed", "anabranch", *arguments, "--output", "json"))
+
+    def states(self) -> dict[str, list[tuple[str, int]]]:
+        """By service, of each container: its health, or its state where it has no check, and its exit code."""
+        found: dict[str, list[tuple[str, int]]] = {}
+        for line in self.compose("ps", "--all", "--format", "json").splitlines():
+            one = json.loads(line)
+            found.setdefault(one["Service"], []).append((one["Health"] or one["State"], one["ExitCode"]))
+        return found
+
+    def container(self, service: str) -> dict[str, Any]:
+        """What the daemon says of the service's container."""
+        [identity] = self.compose("ps", "--all", "--quiet", service).split()
+        [found] = json.loads(docker("inspect", identity))
+        return dict(found)
