@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
+import stat
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from anabranch.config import Environment, load_environment, load_stream
@@ -75,9 +78,21 @@ def submit(environment: Environment, layer: str, arguments: Sequence[str]) -> No
     """
     require_java()
     command, process = submit_command(environment, layer, arguments)
+    append_standard_error()
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(command[0], command, process)
+
+
+def append_standard_error() -> None:
+    """Have what is written to standard error go to its file's end, where it is a file.
+
+    The job opens the file anew for its log (ANABRANCH_STDERR). Without this, what a script writes to the same file
+    later (`script > log 2>&1`) lies over the job's lines.
+    """
+    with suppress(OSError):
+        if stat.S_ISREG(os.fstat(2).st_mode):
+            fcntl.fcntl(2, fcntl.F_SETFL, fcntl.fcntl(2, fcntl.F_GETFL) | os.O_APPEND)
 
 
 def submit_job(
