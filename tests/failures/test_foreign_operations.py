@@ -37,12 +37,13 @@ class Stream:
         self.moves = False
         print(f"seed {seed}")
         one.topic()
-        for hour in (past_hour(3), past_hour(2), past_hour(1)):
+        self.accepted, self.overridden, last = (past_hour(ago) for ago in (3, 2, 1))
+        for hour in (self.accepted, self.overridden, last):
             one.send([*spread(hour, 20, hour), (0, spread(hour, 1, "x")[0][1], b"{broken " + hour.encode())])
         one.apply()
         one.speed()
         assert {r.decision for r in one.batch()} == {"accepted"}
-        serve_hour(one.lake, one.job.stream, past_hour(2), "speed", "a test")
+        serve_hour(one.lake, one.job.stream, self.overridden, "speed", "a test")
         self.arrive("first")
 
     def arrive(self, prefix: str) -> None:
@@ -59,13 +60,13 @@ class Stream:
         assert self.one.contents() == expected
         dead = sorted((d["kafka_partition"], d["kafka_offset"]) for d in self.one.dead())
         assert dead == sorted((r.partition, r.offset) for r in self.one.sent if r not in good)
-        assert self.one.state.served_by(past_hour(3)) == "batch"
+        assert self.one.state.served_by(self.accepted) == "batch"
 
     def finish(self) -> None:
         """Both layers go on: a restatement, another micro-batch, an override lifted; and the audit closes."""
-        one, hour = self.one, past_hour(3)
+        one, hour = self.one, self.accepted
         assert {r.decision for r in one.batch(hour, restate=True)} == {"accepted"}
-        serve_hour(one.lake, one.job.stream, past_hour(2), None, "a test")
+        serve_hour(one.lake, one.job.stream, self.overridden, None, "a test")
         self.arrive("last")
         self.check()
         view = audit(one.job, None, with_kafka=True)
@@ -213,7 +214,7 @@ def test_nights_of_maintenance_and_operations_at_random_without_a_publish_betwee
     # The hazard: the head of main says nothing, and what it was made from is expired.
     table = stream.one.lake.load(stream.tables[0])
     assert not is_publish(ancestors_to_last_publish(table, "main")[-1])
-    assert stream.one.state.overrides == {past_hour(2): "speed"}
+    assert stream.one.state.overrides == {stream.overridden: "speed"}
     stream.check()
     stream.arrive("after two nights")
     stream.check()
