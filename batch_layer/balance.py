@@ -3,6 +3,7 @@
 Each term is a count of distinct offsets inside the cut: good and dead from the staged files themselves, duplicates from
 what the rule names, gaps from what nobody holds. None is derived from the others, so what is missing or there
 twice shows. Only of what Kafka no longer holds, a restatement takes over what the accepted revision accounted for.
+A gap has the class that the log's record batches show; what they do not explain keeps the account from closing.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from anabranch.hours import Cut
-from anabranch.position import Offsets
+from anabranch.position import Offsets, Ranges
 from anabranch.protocol.ledger_row import Account, HourAccount
 
 Gaps = dict[str, Offsets]
+EXPLAINED = ("control", "aborted", "compacted", "retention")
+UNEXPLAINED = "unexplained"
+"""Of this class are offsets that nothing explains. No stream allows them, and no operator overrules them."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Balance:
     dead: Counted
     duplicate: Offsets
     gaps: Gaps
+    unexplained_at: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     @property
     def partitions(self) -> dict[int, Account]:
@@ -73,6 +78,12 @@ class Balance:
                     f"partition {p}: expected {account.offsets} offsets in [{start}, {end}), found {account.total}: "
                     f"{account.good} good, {account.dead} dead, {account.duplicate} duplicate, {account.gap} in gaps"
                 )
+        for p, count in sorted(self.gaps.get(UNEXPLAINED, {}).items()):
+            at = ", ".join(str(s) if e == s + 1 else f"{s} to {e - 1}" for s, e in self.unexplained_at.get(p, ()))
+            problems.append(
+                f"partition {p}: expected every offset that was not read to be explained by Kafka's log, found {count} "
+                + (f"of which the log holds the record, from offset {at} on" if at else "of which it shows nothing")
+            )
         for name, counted in (("rows", self.good), ("dead letters", self.dead)):
             if counted.outside:
                 problems.append(f"{name}: expected none outside the cut, found {counted.outside}")
@@ -86,47 +97,63 @@ class Balance:
         return [
             f"gaps: expected only {', '.join(allowed_gaps) or 'none'}, found {sum(offsets.values())} {name}"
             for name, offsets in sorted(self.gaps.items())
-            if sum(offsets.values()) and name not in allowed_gaps
+            if sum(offsets.values()) and name not in (*allowed_gaps, UNEXPLAINED)
         ]
 
 
-def classify_gaps(missing: Mapping[int, int], aborted: Mapping[int, int], compacted: bool) -> Gaps:
-    """Give every offset that Kafka should hold and does not give a class, by partition.
+def has_missing(ranges: Ranges, held: Mapping[int, int]) -> bool:
+    """Whether offsets of the ranges are missing, of which so many are `held` by partition: then the table may store
+    records that Kafka did not give."""
+    return any(end - start > held.get(p, 0) for p, (start, end) in ranges.items())
 
-    `aborted` are those that an uncommitted reading does find. What is left was compacted away in a compacted topic,
-    else it is a control record (KIP-98), which no reader is given.
+
+def classify_gaps(missing: Mapping[int, int], seen: Mapping[str, Mapping[int, int]]) -> Gaps:
+    """Give every offset that neither Kafka gave nor the table stores a class, by partition.
+
+    A class is what the log shows (`seen`): a control record, a record of an aborted transaction, one that was compacted
+    away, one that retention took meanwhile. Nothing is concluded from what is left: that is `unexplained`.
     """
-    rest = {p: n - aborted.get(p, 0) for p, n in missing.items()}
-    return _without_zeros({"aborted": dict(aborted), "compacted" if compacted else "control": rest})
+    explained = {name: dict(counts) for name, counts in seen.items() if name in EXPLAINED}
+    rest = {p: n - sum(counts.get(p, 0) for counts in explained.values()) for p, n in missing.items()}
+    return _without_zeros(explained | {UNEXPLAINED: rest})
 
 
-def classify_lost(
-    lost: Mapping[int, int], before: Mapping[int, Account], stored: Mapping[int, int], gaps_in_kafka: Gaps
+def classify_unheld(
+    lost: Mapping[int, int],
+    gaps_in_kafka: Gaps,
+    before: Mapping[int, Account],
+    stored: Mapping[int, int],
+    duplicate: Mapping[int, int],
 ) -> tuple[Offsets, Gaps]:
-    """Duplicates and gaps among `lost`, the offsets by partition that Kafka no longer holds, nor anybody else.
+    """Duplicates and gaps among the offsets that nobody holds, by partition: `lost` are those before the log's start,
+    `gaps_in_kafka` those behind it, by class.
 
-    They are `retention` gaps, unless an accepted revision has accounted for them: `before` is its account, `stored` how
-    many of its rows and dead letters are still there, `gaps_in_kafka` the gaps among what Kafka does hold. Where they
-    are all there, an offset that is not one of them was a duplicate or in a gap.
+    What an accepted revision accounted for is no loss: `before` is its account, `stored` how many of its rows and dead
+    letters are still there, `duplicate` how many duplicates were found again. Where all of its rows and dead letters
+    are there, an offset that is not one of them was a duplicate or in a gap. Before the log's start it stays what it
+    was, else it is a `retention` gap. Behind it the log has been looked at, so only what was compacted away may have
+    been a duplicate.
     """
-    duplicate: Offsets = {}
-    gaps: Gaps = {"retention": {}}
-    for p, left in lost.items():
-        account = before.get(p)
+    repeated: Offsets = {}
+    gaps = {name: dict(counts) for name, counts in gaps_in_kafka.items()} | {"retention": {}}
+    gaps["retention"] = dict(gaps_in_kafka.get("retention", {}))
+    compacted = gaps.setdefault("compacted", {})
+    for p in sorted({*lost, *compacted}):
+        left, account = lost.get(p, 0), before.get(p)
         if account is not None and stored.get(p, 0) == account.good + account.dead:
             for name, count in account.gaps.items():
                 taken = min(left, max(0, count - gaps_in_kafka.get(name, {}).get(p, 0)))
-                gaps.setdefault(name, {})[p] = taken
+                gaps.setdefault(name, {})[p] = gaps.get(name, {}).get(p, 0) + taken
                 left -= taken
-            duplicate[p] = min(left, account.duplicate)
-            left -= duplicate[p]
+            spare = max(0, account.duplicate - duplicate.get(p, 0))
+            repeated[p] = min(left, spare)
+            left -= repeated[p]
+            gone = max(0, gaps_in_kafka.get("compacted", {}).get(p, 0) - account.gaps.get("compacted", 0))
+            again = min(gone, spare - repeated[p])
+            repeated[p] += again
+            compacted[p] = compacted.get(p, 0) - again
         gaps["retention"][p] = gaps["retention"].get(p, 0) + left
-    return duplicate, _without_zeros(gaps)
-
-
-def together(one: Gaps, other: Gaps) -> Gaps:
-    """Both, added up."""
-    return {name: plus(one.get(name, {}), other.get(name, {})) for name in sorted({*one, *other})}
+    return {p: n for p, n in repeated.items() if n}, _without_zeros(gaps)
 
 
 def plus(one: Mapping[int, int], other: Mapping[int, int]) -> Offsets:

@@ -18,20 +18,28 @@ from anabranch import hours, records
 from anabranch.fail_points import Step, reach
 from anabranch.hours import Cut
 from anabranch.job import Job
-from anabranch.kafka.source import using
 from anabranch.logs import note
 from anabranch.position import Offsets
 from anabranch.protocol import coverage, ledger
 from anabranch.protocol.apply import rows_columns
-from anabranch.protocol.ledger_row import HourAccount, UnknownFields
+from anabranch.protocol.ledger_row import Account, HourAccount, UnknownFields
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State
 from anabranch.table.physical_design import sort_order_id
 from anabranch.table.snapshots import Staged, files_of
 from anabranch.table.staging import read_snapshot, read_staged, stage
-from batch_layer.balance import Balance, Counted, Gaps, classify_gaps, classify_lost, plus, together
+from batch_layer.balance import (
+    EXPLAINED,
+    Balance,
+    Counted,
+    Gaps,
+    classify_gaps,
+    classify_unheld,
+    has_missing,
+    plus,
+)
 from batch_layer.duplicates import bloom_filter_settings, find_duplicates, leave_out, names_event
-from batch_layer.offset_counts import ReadCounts, count, count_aborted, count_read, span_of_missing
+from batch_layer.offset_counts import ReadCounts, count, count_read, missing_offsets, split_missing
 from batch_layer.passes import Passes
 from batch_layer.quality.gate import run_suite
 from batch_layer.quality.row_counts import RowCountBaseline
@@ -81,6 +89,16 @@ class _Frames:
     counts: ReadCounts
     kept: DataFrame
     duplicates: DataFrame
+
+
+@dataclass(frozen=True)
+class _Unheld:
+    """Of the offsets whose record nobody holds: duplicates of the accepted revision, gaps by class, and where Kafka's
+    log does hold a record."""
+
+    duplicate: Offsets
+    gaps: Gaps
+    present_at: Mapping[int, tuple[tuple[int, int], ...]]
 
 
 class HourBuilder:
@@ -143,7 +161,13 @@ class HourBuilder:
         self.passes.begin("read and decode")
         read = self._reader.read(hour, cut, state)
         self.passes.begin("count what was read")
-        counts = count_read(read.decoded, read.in_kafka, SOURCES)
+        counts = count_read(read.decoded, cut.ranges, SOURCES)
+        if has_missing(cut.ranges, counts.held):
+            self.passes.begin("look for what Kafka did not give")
+            filled = self._reader.fill(read, hour, cut, state)
+            if filled.decoded is not read.decoded:
+                counts = count_read(filled.decoded, cut.ranges, SOURCES)
+            read = filled
         good = records.good(read.decoded, self._stream)
         self.passes.begin("find duplicates")
         duplicates = find_duplicates(good, self._stream.key, self._served(hour, state, together))
@@ -246,39 +270,34 @@ class HourBuilder:
         return RowCountBaseline(good - differing.missing + differing.extra, previous=previous)
 
     def _balance(self, frames: _Frames, rows: DataFrame, built: Built) -> Balance:
-        cut, read = built.cut, frames.read
+        cut = built.cut
         good = count(rows, cut.ranges)
         dead = Counted()
         if built.dead is not None:
             letters = read_staged(self._spark, self._catalog, self._stream.dead_letters_table, built.dead)
             dead = count(letters, cut.ranges)
         duplicate = count(frames.duplicates, cut.ranges).distinct
-        gaps = self._gaps(read, cut, frames.counts.given)
-        repeated, unheld = self._lost(read, built, gaps)
-        return Balance(cut, good, dead, plus(duplicate, repeated), together(gaps, unheld))
+        unheld = self._unheld(frames, built, duplicate)
+        return Balance(cut, good, dead, plus(duplicate, unheld.duplicate), unheld.gaps, unheld.present_at)
 
-    def _gaps(self, read: Read, cut: Cut, given: Offsets) -> Gaps:
-        """A class for each offset that Kafka should hold and did not give, found by looking: at what an uncommitted
-        reading of just their span gives, and at the topic's configuration."""
-        missing = {p: e - s - given.get(p, 0) for p, (s, e) in read.in_kafka.items() if e - s > given.get(p, 0)}
-        if not missing:
-            return {}
-        kafka, topic = self._job.environment.kafka, self._stream.topic
-        span = span_of_missing(read.decoded, {p: read.in_kafka[p] for p in missing})
-        aborted = using(
-            self._spark, kafka, self._job.kafka, topic, span, lambda raw: count_aborted(read.decoded, raw), True
-        )
-        compacted = self._job.kafka.is_compacted(topic)
-        self._reader.require_topic(cut)
-        return classify_gaps(missing, aborted, compacted)
-
-    def _lost(self, read: Read, built: Built, gaps_in_kafka: Gaps) -> tuple[Offsets, Gaps]:
-        """What nobody holds: as the accepted revision accounted for it, else lost."""
-        if not read.lost:
-            return {}, {}
-        read_of_lost = count(read.decoded, read.lost).distinct
-        lost = {p: left for p, (s, e) in read.lost.items() if (left := e - s - read_of_lost.get(p, 0)) > 0}
-        if not lost or read.accepted is None:
-            return classify_lost(lost, {}, {}, gaps_in_kafka)
-        before = ledger.accepted_partitions(self._job.lake, self._stream.hours_table, built.hour)
-        return classify_lost(lost, before, count(read.accepted, built.cut.ranges).distinct, gaps_in_kafka)
+    def _unheld(self, frames: _Frames, built: Built, duplicate: Offsets) -> _Unheld:
+        """What is known of the offsets that neither Kafka gave nor the table stores: by what Kafka's log shows there,
+        and by what the accepted revision accounted for."""
+        cut, read = built.cut, frames.read
+        incomplete = {p: (s, e) for p, (s, e) in cut.ranges.items() if e - s > frames.counts.held.get(p, 0)}
+        if not incomplete:
+            return _Unheld({}, {}, {})
+        self.passes.begin("read what Kafka's log shows of missing offsets")
+        lost, missing = split_missing(missing_offsets(read.decoded, incomplete), read.in_kafka)
+        seen = self._job.kafka.explain_missing(self._stream.topic, missing) if missing else {}
+        if missing:
+            self._reader.require_topic(cut)
+        counts = {name: {p: of.counts.get(name, 0) for p, of in seen.items()} for name in EXPLAINED}
+        gaps = classify_gaps({p: of.count for p, of in missing.items()}, counts)
+        before: Mapping[int, Account] = {}
+        stored: Offsets = {}
+        if read.accepted is not None:
+            before = ledger.accepted_partitions(self._job.lake, self._stream.hours_table, built.hour)
+            stored = count(read.accepted, cut.ranges).distinct
+        repeated, gaps = classify_unheld(lost, gaps, before, stored, duplicate)
+        return _Unheld(repeated, gaps, {p: of.present_at for p, of in seen.items()})

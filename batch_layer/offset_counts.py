@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyspark.sql import Window
+import numpy as np
 from pyspark.sql import functions as F
 
+from anabranch.kafka.batches import Missing
 from anabranch.lookups import inside
 from anabranch.position import Offsets, Ranges
 from anabranch.records import REFUSED_FIELD, UNKNOWN
@@ -45,25 +46,25 @@ def count(rows: DataFrame, ranges: Ranges) -> Counted:
 
 @dataclass(frozen=True)
 class ReadCounts:
-    """What was read of an hour: distinct offsets inside what Kafka holds by partition; the good, the dead, and all by
-    source; and those that hold unknown fields."""
+    """What was read of an hour: distinct offsets inside its cut by partition; the good, the dead, and all by source;
+    and those that hold unknown fields."""
 
-    given: Offsets
+    held: Offsets
     good: int
     dead: int
     sources: dict[str, int]
     drifting: int = 0
 
 
-def count_read(decoded: DataFrame, in_kafka: Ranges, sources: Sequence[str]) -> ReadCounts:
+def count_read(decoded: DataFrame, ranges: Ranges, sources: Sequence[str]) -> ReadCounts:
     """Count decoded records, which come from `sources`, in one pass."""
     of_source = {source: f"count_if(source = '{source}')" for source in sources}
     of_rows = {"good": "count_if(NOT is_dead)", "dead": "count_if(is_dead)", **of_source}
     of_rows |= {"drifting": f"count_if({DRIFTS})"}
-    counts = _counts(decoded, in_kafka, of_rows)
+    counts = _counts(decoded, ranges, of_rows)
     by_source = {source: sum(row[source] for row in counts) for source in sorted(sources)}
     return ReadCounts(
-        given={row["kafka_partition"]: row["offsets"] for row in counts if row["within"]},
+        held={row["kafka_partition"]: row["offsets"] for row in counts if row["within"]},
         good=sum(row["good"] for row in counts),
         dead=sum(row["dead"] for row in counts),
         sources={source: number for source, number in by_source.items() if number},
@@ -88,22 +89,36 @@ def _counts(rows: DataFrame, ranges: Ranges, of_rows: Mapping[str, str]) -> list
     )
 
 
-def span_of_missing(given: DataFrame, ranges: Ranges) -> Ranges:
-    """By partition of the ranges, from the first to behind the last offset that `given` lacks, if any."""
-    edges = [(p, offset) for p, (s, e) in ranges.items() for offset in (s - 1, e)]
-    bounds = given.sparkSession.createDataFrame(edges, "kafka_partition INT, kafka_offset BIGINT")
-    offsets = given.where(inside(ranges)).select("kafka_partition", "kafka_offset").union(bounds)
-    following = F.lead("kafka_offset").over(Window.partitionBy("kafka_partition").orderBy("kafka_offset"))
-    holes = offsets.withColumn("_next", following).where("_next > kafka_offset + 1")
-    spans = holes.groupBy("kafka_partition").agg(F.min("kafka_offset").alias("first"), F.max("_next").alias("end"))
-    return {row["kafka_partition"]: (row["first"] + 1, row["end"]) for row in spans.collect()}
-
-
-def count_aborted(given: DataFrame, uncommitted: DataFrame) -> Offsets:
-    """Offsets that only an uncommitted reading finds, by partition: records of aborted transactions."""
-    everything = uncommitted.select(F.col("partition").alias("kafka_partition"), F.col("offset").alias("kafka_offset"))
-    only = everything.join(
-        given.select("kafka_partition", "kafka_offset"), ["kafka_partition", "kafka_offset"], "left_anti"
+def missing_offsets(held: DataFrame, ranges: Ranges) -> dict[int, Missing]:
+    """By partition of the ranges, the offsets that `held` lacks; a byte of the driver's memory for each offset."""
+    words = (
+        held.where(inside(ranges))
+        .groupBy("kafka_partition", F.expr("shiftright(kafka_offset, 6)").alias("word"))
+        .agg(F.expr("bit_or(shiftleft(1L, CAST(kafka_offset & 63 AS INT)))").alias("bits"))
+        .toArrow()
     )
-    counts = only.groupBy("kafka_partition").agg(F.count_distinct("kafka_offset").alias("offsets")).collect()
-    return {row["kafka_partition"]: row["offsets"] for row in counts}
+    partitions, at, bits = (words[name].to_numpy() for name in ("kafka_partition", "word", "bits"))
+    missing = {}
+    for p, (start, end) in ranges.items():
+        first, of = start >> 6, partitions == p
+        there = np.zeros((((end - 1) >> 6) - first + 1, 64), np.uint8)
+        there[at[of] - first] = np.unpackbits(
+            bits[of].astype("<i8").view(np.uint8).reshape(-1, 8), axis=1, bitorder="little"
+        )
+        mask = there.reshape(-1)[start - (first << 6) : end - (first << 6)] == 0
+        if mask.any():
+            missing[p] = Missing(start, mask)
+    return missing
+
+
+def split_missing(missing: Mapping[int, Missing], in_kafka: Ranges) -> tuple[Offsets, dict[int, Missing]]:
+    """How many of the missing offsets Kafka no longer holds, by partition, and those of the part that it holds."""
+    lost, rest = {}, {}
+    for p, of in missing.items():
+        begins = in_kafka.get(p, (of.start + len(of.mask), 0))[0]
+        before, behind = of.mask[: begins - of.start], Missing(begins, of.mask[begins - of.start :])
+        if before.any():
+            lost[p] = int(np.count_nonzero(before))
+        if behind.count:
+            rest[p] = behind
+    return lost, rest

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # The account of an hour without records.
 EMPTY = replace(Balance(Cut("", {}), Counted(), Counted(), {}, {}).counts, speed_rows=0)
 
+# Gaps of these classes were records once.
+_GONE = ("compacted", "retention")
 # Of a long run of empty hours each commit accepts so many, so that what waits for the ledger stays small.
 ACCEPTED_AT_ONCE = 48
 
@@ -121,6 +123,16 @@ def fingerprint(
         else:
             served.add(f"{hour} speed {rows.get(hour, 0)}")
     return frozenset(served)
+
+
+def may_yet_be_served(state: State, hours: Mapping[str, tuple[Cut, Mapping[str, int] | None]]) -> frozenset[str]:
+    """What tells whether the speed layer has read on in hours, of which the cut and the gaps by class are given. Pure.
+
+    What Kafka no longer gives and the table does not store yet, the speed layer may have staged before: of an hour with
+    such gaps, the parts that it had yet to read are to be the same when the hour is published.
+    """
+    gone = {h: cut for h, (cut, gaps) in hours.items() if any((gaps or {}).get(name) for name in _GONE)}
+    return frozenset(f"{h} unread {sorted(coverage.unread_ranges(state, h, cut).items())}" for h, cut in gone.items())
 
 
 def check_publish(

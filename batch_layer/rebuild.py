@@ -50,12 +50,14 @@ from batch_layer.plan import (
     acceptance_reason,
     check_publish,
     fingerprint,
+    may_yet_be_served,
     plan_acceptance_of_empty,
     plan_again,
     plan_publish,
     revision_now,
     waiting_hours,
 )
+from batch_layer.sources import KAFKA
 from serving_layer import merge
 from serving_layer.merge import recover
 
@@ -318,14 +320,15 @@ class Rebuilder:
 
     def _surroundings(self, built: Sequence[Built], state: State, unread: frozenset[str]) -> frozenset[str]:
         """What `main` serves of the hours that duplicates were dropped against, when those of `unread` were not all
-        there yet, and of those that were left as they are."""
+        there yet, and of those that were left as they are; and how far the speed layer has read where that matters."""
         rebuilt = {b.hour for b in built}
         around = {h for b in built for h in self._hours.lookback(b.hour)}
         around = (around | set(self._after(built[0].hour, max(rebuilt), state))) - rebuilt
         by_batch = {h for h in around if state.served_by(h) == "batch"}
         files = files_by_hour(state.table, "main", by_batch)
         content = content_by_hour(state.table, "main", around - by_batch)
-        return fingerprint(state, around, files, {h: c.rows for h, c in content.items()}, unread)
+        read = may_yet_be_served(state, {b.hour: (b.cut, b.account.gaps) for b in built})
+        return fingerprint(state, around, files, {h: c.rows for h, c in content.items()}, unread) | read
 
     def _refuse(self, seen: State, hour: str, cut: Cut, before: int, reason: str, account: HourAccount) -> Result:
         """Record a refusal that was decided by the state `seen`, unless the ledger says the same already."""
@@ -410,6 +413,11 @@ class Rebuilder:
                 "stream %s: hour %s accepted as revision %d: %d rows, %d dead, %d duplicate, %d in gaps", stream.name,
                 b.hour, b.before + 1, b.account.good, b.account.dead, b.account.duplicate, b.account.gap,
             )  # fmt: skip
+            if filled := {name: n for name, n in (b.account.sources or {}).items() if n and name != KAFKA}:
+                LOG.warning(
+                    "stream %s: hour %s: Kafka did not give %d records that the table has; filled from: %s",
+                    stream.name, b.hour, sum(filled.values()), ", ".join(f"{n} {name}" for name, n in filled.items()),
+                )  # fmt: skip
             if missing := self._unread_by(b, unread):
                 LOG.warning(
                     "stream %s: hour %s: the speed layer has yet to read %s, which it serves; a run after that decides "

@@ -1,17 +1,18 @@
-"""Where an hour's records come from: Kafka, and for what Kafka no longer holds, what the table kept of them.
+"""Where an hour's records come from: Kafka, and for what Kafka does not give, what the table stores of them.
 
 The accepted rows first, then the dead letters' bytes, decoded anew, then what the speed layer has of the hour: its rows
-and its dead letters. Each offset comes from the first that holds it.
+and its dead letters. Each offset comes from the first that holds it, wherever in the hour it is: a log that begins
+later, a log that was compacted, and a log that gives something else for a reason that nobody knows are alike here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from anabranch import records
@@ -20,7 +21,8 @@ from anabranch.hours import Cut
 from anabranch.job import Job
 from anabranch.kafka.source import no_records, using
 from anabranch.lookups import inside
-from anabranch.position import Position, Ranges, Topic, size, without
+from anabranch.position import Position, Ranges, Topic, size
+from anabranch.protocol import dead_letters
 from anabranch.protocol.adoption import gone_from_kafka
 from anabranch.protocol.state import State
 from anabranch.records.formats import open_format
@@ -39,12 +41,10 @@ SOURCES = KAFKA, ACCEPTED, DEAD_LETTERS, SPEED = ("kafka", "accepted", "dead_let
 @dataclass(frozen=True)
 class Read:
     """An hour's records. `decoded` has the columns of `records.decode`, and `source`; `in_kafka` is the part of the cut
-    that Kafka holds, `lost` the rest. With anything lost, `accepted` are the offsets of the accepted revision, if
-    there is one."""
+    that Kafka's log holds. Once filled, `accepted` are the offsets of the accepted revision, if there is one."""
 
     decoded: DataFrame
     in_kafka: Ranges
-    lost: Ranges
     accepted: DataFrame | None = None
 
 
@@ -58,13 +58,12 @@ class HourReader:
         self._format = open_format(job.environment, job.stream)
 
     def read(self, hour: str, cut: Cut, state: State) -> Read:
-        """Every record of the cut that anybody holds, once. Read and decoded once: what follows looks at it many times.
+        """Every record of the cut that Kafka gives. Read and decoded once: what follows looks at it many times.
 
         Raises PositionError for a topic that was recreated and not adopted.
         """
         # Of a large hour, the values of few records that drift.
         one_in = max(1, size(cut.ranges) // SAMPLES)
-        # Step 1: what Kafka holds.
         gone = gone_from_kafka(state.timeline, state.position.topic_id, hour, cut) is not None
         ranges: Ranges = {} if gone else within_log(cut.ranges, self._job.kafka.log_starts(self.require_topic(cut)))
         kafka, topic = self._job.environment.kafka, self._stream.topic
@@ -77,28 +76,32 @@ class HourReader:
             if ranges
             else decode(no_records(self._spark))
         )
-        # Step 2: what it does not hold, asked after the read: retention may have gone on while it ran.
+        # Asked again after the read: retention may have gone on while it ran.
         ranges = {} if gone else within_log(cut.ranges, self._job.kafka.log_starts(self.require_topic(cut)))
-        missing = without(cut.ranges, ranges)
-        if not missing:
-            return Read(decoded, ranges, {})
-        # Step 3: what the table kept of that.
+        return Read(decoded, ranges)
+
+    def fill(self, read: Read, hour: str, cut: Cut, state: State) -> Read:
+        """The same with every other record of the cut that the table stores, from the first place that has it: an
+        offset that Kafka does not give is no gap while the table has its record."""
+        # Dead letters that a publish of rows named are the table's, also before their own table has them.
+        dead_letters.roll_forward(self._job.lake, self._stream.dead_letters_table, state)
         letters = heads(self._job.lake.load(self._stream.dead_letters_table))
         batch = (state.heads["batch"], letters["batch"])
         accepted = self._of_branch(batch, hour, (ACCEPTED, DEAD_LETTERS)) if state.is_accepted(hour) else []
-        kept = [*accepted, *self._of_branch((state.heads["speed"], letters["speed"]), hour, (SPEED, SPEED))]
-        ranked = [frame.where(inside(missing)).withColumn("_rank", F.lit(i)) for i, frame in enumerate(kept)]
-        first = Window.partitionBy(*AT).orderBy("_rank")
-        filled = (
-            reduce(DataFrame.unionByName, ranked)
-            .withColumn("_first", F.row_number().over(first))
-            .where("_first = 1")
-            .drop("_rank", "_first")
-            .join(decoded.select(*AT), AT, "left_anti")
-        )
-        together = _kept(decoded.unionByName(filled))
+        stored = [*accepted, *self._of_branch((state.heads["speed"], letters["speed"]), hour, (SPEED, SPEED))]
+        if hour in state.retained_hours:
+            # Rows that the speed layer published, and that only `main` still has.
+            stored += self._of_branch((state.heads["main"], letters["main"]), hour, (SPEED, SPEED))
+        ranked = [frame.where(inside(cut.ranges)).withColumn("_rank", F.lit(i)) for i, frame in enumerate(stored)]
+        # The places first, two narrow columns: mostly, the table stores nothing that Kafka does not give.
+        places = reduce(DataFrame.unionByName, (frame.select(*AT, "_rank") for frame in ranked))
+        found = places.join(read.decoded.select(*AT), AT, "left_anti").groupBy(*AT).agg(F.min("_rank").alias("_rank"))
+        found = found.localCheckpoint(storageLevel=StorageLevel.DISK_ONLY)
         offsets = reduce(DataFrame.union, (frame.select(*AT) for frame in accepted)) if accepted else None
-        return Read(together, ranges, missing, offsets)
+        if found.isEmpty():
+            return replace(read, accepted=offsets)
+        filled = reduce(DataFrame.unionByName, ranked).join(found, [*AT, "_rank"], "left_semi").drop("_rank")
+        return replace(read, decoded=_kept(read.decoded.unionByName(filled)), accepted=offsets)
 
     def require_topic(self, cut: Cut) -> Topic:
         """The topic that the cut was decided in. Raises PositionError for another one, or none."""

@@ -357,7 +357,8 @@ Gap = Literal["control", "aborted", "compacted", "retention"]
 
 
 class Batch(_Frozen):
-    """How the batch layer decides. `allow_gaps`: the classes of missing offsets that an hour may hold.
+    """How the batch layer decides. `allow_gaps`: the classes of offsets that an hour may lack, of which
+    neither Kafka nor the table has a record.
 
     `retry_for`: how long a transient error of one hour is tried again before the job ends; None is for ever.
     """

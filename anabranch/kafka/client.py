@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import repeat
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition, errors
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic, OffsetSpec
@@ -27,6 +28,7 @@ from anabranch import config
 from anabranch.attempts import attempts
 from anabranch.errors import AnabranchError, CodecMissing, ConfigurationError, MissingRight, NoTopicIds, Transient
 from anabranch.kafka import kafka_python_fixes
+from anabranch.kafka.batches import Fetched, Missing, Seen, explain_missing, fetch_batches
 from anabranch.kafka.security import kafka_python_settings
 from anabranch.position import Position, Ranges, Stamped, Topic, is_contradicted
 from anabranch.remote_errors import explain, is_denied, one_line
@@ -172,6 +174,7 @@ class TopicSettings:
     retention: timedelta | None
     retention_bytes: int | None
     cleanup_policy: str
+    compaction_lag: timedelta
     timestamp_type: str
     min_insync: int
     replicas: int
@@ -373,9 +376,6 @@ class KafkaAdapter:
         if consumer is not None:
             consumer.close(autocommit=False)
 
-    def is_compacted(self, topic: str) -> bool:
-        return "compact" in str(_config_value(self._configs(topic), topic, "cleanup.policy"))
-
     def retention(self, topic: str) -> timedelta | None:
         """For how long the brokers keep a record of the topic; None for ever."""
         return _retention(int(_config_value(self._configs(topic), topic, "retention.ms")))
@@ -397,6 +397,7 @@ class KafkaAdapter:
             retention=_retention(number("retention.ms")),
             retention_bytes=retention_bytes if retention_bytes >= 0 else None,
             cleanup_policy=str(_config_value(configs, topic, "cleanup.policy")),
+            compaction_lag=timedelta(milliseconds=min(number("min.compaction.lag.ms"), _LONGEST_MS)),
             timestamp_type=str(_config_value(configs, topic, "message.timestamp.type")),
             min_insync=number("min.insync.replicas"),
             replicas=min(replicas),
@@ -515,6 +516,20 @@ class KafkaAdapter:
             raise explained(self._kafka, doing, error, began, f"--operation Read --topic {topic}") from error
         finally:
             consumer.close(autocommit=False)
+
+    def explain_missing(self, topic: str, missing: Mapping[int, Missing]) -> dict[int, Seen]:
+        """By partition, why a consumer is not given these offsets, all of them decided: as the log's record batches
+        show it (`anabranch.kafka.batches`). Reads the batches around them."""
+        leaders: dict[int, int] = {}
+
+        def fetch(partition: int, offset: int, size: int) -> Fetched:
+            doing = f"look for record batches of topic {topic}, partition {partition}, from offset {offset} on"
+            return cast(
+                Fetched,
+                self._ask(doing, lambda admin: fetch_batches(admin, leaders, topic, partition, offset, size)),
+            )
+
+        return {p: explain_missing(partial(fetch, p), of) for p, of in sorted(missing.items())}
 
     def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str]) -> bool:
         if self._describe(topic) is not None:

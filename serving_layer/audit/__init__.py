@@ -18,7 +18,7 @@ from anabranch.protocol.state import State, load_state
 from anabranch.table.ledger_files import Span
 from anabranch.table.snapshots import files_by_hour
 from serving_layer.audit.checks import Audited, Disagreement, check_adjacent_cuts, to_view
-from serving_layer.audit.count import Counted, OffsetCounts, count_files, mark_given, recount
+from serving_layer.audit.count import Counted, OffsetCounts, count_files, explained, mark_given, recount
 from serving_layer.diff.duckdb import has_same_rows, open_comparison
 from serving_layer.views.history import with_waiting
 
@@ -100,6 +100,9 @@ def _audit(
     if reason is None and topic is not None:
         given, there = _read(job, topic, cut, progress)
         reason = None if there or not cut.offsets else "Kafka's retention took all of it"
+    partitions = recount(cut.ranges, counted, given, there)
+    if given is not None:
+        partitions = explained(partitions, lambda missing: job.kafka.explain_missing(job.stream.topic, missing))
     # Step 3: what the batch layer removed, against what it is said to repeat.
     served = state.served_by(hour)
     wanted = (lake.batch if served == "batch" else lake.speed).get(hour, {})
@@ -122,14 +125,13 @@ def _audit(
         revision=accepted.revision if accepted is not None else 0,
         cut=state.cuts.get(hour),
         row=row,
-        partitions=recount(cut.ranges, counted, given, there),
+        partitions=partitions,
         strange=strange,
         lacking=lacking,
         gone=gone,
         unrepeated=_unrepeated(job, lake, hour, row, counted),
         lookback=job.stream.batch.lookback_hours,
         kafka=reason,
-        compacted=given is not None and job.kafka.is_compacted(job.stream.topic),
     )
 
 

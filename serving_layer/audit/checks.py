@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from anabranch.hours import Cut, Timeline, shift
+from anabranch.kafka.batches import ABORTED, CONTROL, PRESENT
 from anabranch.output import print_json, print_table
 from anabranch.protocol.ledger_row import HourAccount, Layer, LedgerRow
-from serving_layer.audit.count import Recount
+from serving_layer.audit.count import GONE, Recount
 
 _WORDS = {"rows": "rows of main", "batch": "rows of branch batch", "dead": "dead letters of main"}
 _CLOSES = ("good", "dead", "duplicate", "gap")
@@ -65,12 +66,16 @@ class Audited:
     unrepeated: int | None = None
     lookback: int = 1
     kafka: str | None = None
-    compacted: bool = False
 
     @property
     def account(self) -> HourAccount:
         """What the ledger counted."""
         return self.row or HourAccount()
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether Kafka's log lost records from the middle of the hour."""
+        return any(r.kafka is not None and r.kafka.is_compacted for r in self.partitions.values())
 
     @property
     def is_held(self) -> bool:
@@ -150,9 +155,13 @@ def _of_partition(a: Audited, p: int, counted: Recount) -> list[Disagreement]:
     if counted.both:
         actual = f"{counted.both} that are both"
         disagreements.append(Disagreement(a.hour, p, "rows and dead letters", "each offset to be one of them", actual))
-    if counted.kafka is not None and counted.kafka.not_given and not a.compacted:
-        actual = f"{counted.kafka.not_given} kept that it does not give: {_spans(counted.kafka.not_given_at)}"
+    if counted.kafka is not None and counted.kafka.not_explained:
+        actual = f"{counted.kafka.not_explained} kept that it does not give: {_spans(counted.kafka.not_given_at)}"
+        actual += _classes(counted.kafka.classes)
         disagreements.append(Disagreement(a.hour, p, "Kafka", "all offsets that are kept", actual))
+    if counted.kafka is not None and (hidden := counted.kafka.silent_classes.get(PRESENT)):
+        expected = "to be given every record of its log"
+        disagreements.append(Disagreement(a.hour, p, "Kafka", expected, f"{hidden} in its log that it did not give"))
     return disagreements
 
 
@@ -188,7 +197,7 @@ def _of_kafka(a: Audited) -> list[Disagreement]:
     given = {p: r.kafka for p, r in a.partitions.items() if r.kafka is not None}
     nowhere = sum(k.kept_nowhere for k in given.values())
     duplicate = account.duplicate if a.served == "batch" else 0
-    exact = a.is_held and not a.compacted
+    exact = a.is_held and not a.is_compacted
     if duplicate is not None and (nowhere != duplicate if exact else nowhere > duplicate):
         at = "; ".join(
             f"partition {p}: {_spans(k.kept_nowhere_at)}" for p, k in sorted(given.items()) if k.kept_nowhere
@@ -200,10 +209,21 @@ def _of_kafka(a: Audited) -> list[Disagreement]:
     silent = sum(k.in_kafka[1] - k.in_kafka[0] - k.offsets for k in given.values())
     gap = account.gap
     kept = any(k.not_given for k in given.values())
-    if gap is not None and not a.compacted and not kept and (silent != gap if a.is_held else silent > gap):
+    if gap is not None and not a.is_compacted and not kept and (silent != gap if a.is_held else silent > gap):
         expected = f"{'' if a.is_held else 'at most '}{gap} offsets that it does not give, the gaps"
         disagreements.append(Disagreement(a.hour, None, "Kafka", expected, f"{silent}"))
+    shown = {name: sum(k.silent_classes.get(name, 0) for k in given.values()) for name in (CONTROL, ABORTED)}
+    for name, number in shown.items():
+        told = (account.gaps or {}).get(name, 0)
+        if exact and account.gaps is not None and told != number:
+            expected = f"{told} offsets of class {name}, as the ledger says"
+            disagreements.append(Disagreement(a.hour, None, "Kafka", expected, f"{number} in its log"))
     return disagreements
+
+
+def _classes(classes: Mapping[str, int]) -> str:
+    known = [f"{n} {name}" for name, n in classes.items() if n and name not in GONE]
+    return f" (its log shows {', '.join(known)})" if known else ""
 
 
 def _spans(spans: Sequence[tuple[int, int]]) -> str:

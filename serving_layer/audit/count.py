@@ -5,14 +5,15 @@ A byte for each offset of the cut and source, whole columns at a time: an hour o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from anabranch.kafka.batches import COMPACTED, RETENTION, Missing, Seen
 from anabranch.position import Ranges
 from anabranch.remote_errors import explain
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 _COLUMNS = ["kafka_partition", "kafka_offset", "ingest_hour"]
 _MOST = 255
+
+GONE = (COMPACTED, RETENTION)
+"""The classes of records that Kafka held once."""
+Explain = Callable[[Mapping[int, Missing]], Mapping[int, Seen]]
 
 
 class OffsetCounts:
@@ -123,7 +128,11 @@ def mark_given(ranges: Ranges, given: Iterable[tuple[int, list[int]]]) -> Offset
 
 @dataclass(frozen=True)
 class Given:
-    """What Kafka gives of one partition of an hour, in the part of the cut that it still holds."""
+    """What Kafka gives of one partition of an hour, in the part of the cut that it still holds.
+
+    `not_given` are offsets that are kept and that it does not give, `silent` those that it does not give and that are
+    not kept; `classes` and `silent_classes` are how many of them its log explains, by class, once it was looked at.
+    """
 
     in_kafka: tuple[int, int]
     offsets: int
@@ -131,6 +140,20 @@ class Given:
     kept_nowhere_at: tuple[tuple[int, int], ...]
     not_given: int
     not_given_at: tuple[tuple[int, int], ...]
+    missing: Missing = field(compare=False, repr=False)
+    silent: Missing = field(compare=False, repr=False)
+    classes: Mapping[str, int] = field(default_factory=dict)
+    silent_classes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether its log has lost any of it: then it gives less from day to day."""
+        return any(counts.get(name) for counts in (self.classes, self.silent_classes) for name in GONE)
+
+    @property
+    def not_explained(self) -> int:
+        """How many offsets are kept, and its log shows something else than that their records are gone."""
+        return self.not_given - sum(self.classes.get(name, 0) for name in GONE)
 
 
 @dataclass(frozen=True)
@@ -189,7 +212,22 @@ def _given(
         kept_nowhere_at=spans(there & ~kept, low),
         not_given=int(np.count_nonzero(kept & ~there)),
         not_given_at=spans(kept & ~there, low),
+        missing=Missing(low, kept & ~there),
+        silent=Missing(low, ~kept & ~there),
     )
+
+
+def explained(recounts: Mapping[int, Recount], explain: Explain) -> dict[int, Recount]:
+    """The same with the classes of what Kafka does not give, which `explain` reads from its log."""
+    given = {p: r.kafka for p, r in recounts.items() if r.kafka is not None}
+    kept = explain({p: k.missing for p, k in given.items() if k.missing.count})
+    silent = explain({p: k.silent for p, k in given.items() if k.silent.count})
+    done = dict(recounts)
+    for p, k in given.items():
+        classes = kept[p].counts if p in kept else {}
+        silent_classes = silent[p].counts if p in silent else {}
+        done[p] = replace(recounts[p], kafka=replace(k, classes=classes, silent_classes=silent_classes))
+    return done
 
 
 def spans(mask: NDArray[Any], start: int, most: int = 3) -> tuple[tuple[int, int], ...]:

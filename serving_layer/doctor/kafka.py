@@ -105,12 +105,7 @@ def findings(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | N
             command = f"{_tool('kafka-topics.sh', kafka)} --create --topic {quote(topic)} --partitions 3"
         return [error(Check.TOPIC_MISSING, topic, "a topic", "none", command)]
     found = [_of_time(kafka, stream, settings, unread, now), _of_bytes(kafka, stream, facts, unread)]
-    if "compact" in settings.cleanup_policy:
-        weighs = Severity.INFO if "compacted" in stream.batch.allow_gaps else Severity.ERROR
-        expected = "cleanup.policy=delete: compaction removes records before they are read, and refuses their hours"
-        remedy = alter(kafka, topic, "cleanup.policy=delete")
-        given = f"cleanup.policy={settings.cleanup_policy}"
-        found.append(Finding(Check.TOPIC_COMPACTED, weighs, topic, expected, given, remedy))
+    found.append(_of_compaction(kafka, stream, settings, unread, now))
     if settings.timestamp_type != "LogAppendTime":
         expected = (
             "message.timestamp.type=LogAppendTime where producers' clocks are not to be trusted: hours are cut by it"
@@ -126,17 +121,41 @@ def findings(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | N
     return [one for one in found if one is not None]
 
 
+def _of_compaction(
+    kafka: Kafka, stream: Stream, settings: TopicSettings, unread: Unread | None, now: datetime
+) -> Finding | None:
+    """Compaction may remove a record before the batch layer has read it. The topic's policy is somebody's choice, and
+    `delete` in its place would let retention take what is older; a lag lets the layers read first."""
+    if "compact" not in settings.cleanup_policy:
+        return None
+    needed, backlog = _to_read(stream, unread, now)
+    weighs = Severity.INFO if "compacted" in stream.batch.allow_gaps else Severity.ERROR
+    if settings.compaction_lag >= needed:
+        return None
+    expected = f"min.compaction.lag.ms of {words(needed)} or more: records are read before compaction{backlog}"
+    wanted = max(timedelta(days=2), timedelta(days=-(-needed // timedelta(days=1))))
+    remedy = alter(kafka, stream.topic, f"min.compaction.lag.ms={wanted // timedelta(milliseconds=1)}")
+    given = f"cleanup.policy={settings.cleanup_policy}, min.compaction.lag.ms of {words(settings.compaction_lag)}"
+    return Finding(Check.TOPIC_COMPACTED, weighs, stream.topic, expected, given, remedy)
+
+
+def _to_read(stream: Stream, unread: Unread | None, now: datetime) -> tuple[timedelta, str]:
+    """For how long a record is to be kept until the batch layer has read it, with a day to spare; and why, in words."""
+    waits = max(timedelta(), now - start_of(unread.hour)) if unread is not None else timedelta()
+    backlog = f" (it has yet to read {unread.hour} and what came after it)" if unread is not None else ""
+    # An hour is read once it has ended and its grace has passed.
+    return max(waits, timedelta(hours=1) + stream.batch.grace) + SPARE, backlog
+
+
 def _of_time(
     kafka: Kafka, stream: Stream, settings: TopicSettings, unread: Unread | None, now: datetime
 ) -> Finding | None:
     if settings.retention is None:
         return None
     waits = max(timedelta(), now - start_of(unread.hour)) if unread is not None else timedelta()
-    # An hour is read once it has ended and its grace has passed.
-    needed = max(waits, timedelta(hours=1) + stream.batch.grace) + SPARE
+    needed, backlog = _to_read(stream, unread, now)
     if settings.retention >= needed:
         return None
-    backlog = f" (it has yet to read {unread.hour} and what came after it)" if unread is not None else ""
     expected = f"retention.ms of {words(needed)} or more: what the batch layer has yet to read, and a day{backlog}"
     weighs = Severity.ERROR if settings.retention <= waits else Severity.WARNING
     wanted = max(_WEEK, timedelta(days=-(-needed // timedelta(days=1))))

@@ -132,7 +132,7 @@ def test_a_stream_in_order_is_ready_and_is_left_as_it_was(patient: Patient) -> N
             "cleanup.policy", "compact", Check.TOPIC_COMPACTED, "error",
             printed(
                 "kafka-configs.sh --bootstrap-server BROKERS --alter --topic TOPIC "
-                "--add-config cleanup.policy=delete"
+                "--add-config min.compaction.lag.ms=172800000"
             ),
         ),
         (

@@ -18,7 +18,7 @@ from anabranch.lookups import inside
 from anabranch.position import Ranges, size
 from anabranch.records import REFUSED_FIELD, UNKNOWN, assign_hours, trim
 from batch_layer.balance import Counted
-from batch_layer.offset_counts import ReadCounts, count, count_read, span_of_missing
+from batch_layer.offset_counts import ReadCounts, count, count_read, missing_offsets
 from serving_layer.diff.kinds import compare
 from speed_layer.plan import assign
 
@@ -117,7 +117,10 @@ def test_a_thousand_partitions_of_a_month(spark: SparkSession, partitions: int, 
     counted = count(rows.union(outside), ranges)
     assert counted.distinct == {p: e - s for p, (s, e) in ranges.items()}
     assert (counted.rows, counted.outside) == (size(ranges) + 3, 3)
-    assert span_of_missing(rows.where("kafka_partition <> 7"), ranges) == {7: ranges[7]}
+    lacking = missing_offsets(rows.where("kafka_partition <> 7 AND (kafka_partition <> 8 OR kafka_offset > 8)"), ranges)
+    assert {p: (of.start, of.mask.tolist()) for p, of in lacking.items()} == {
+        7: (7, [True] * (ranges[7][1] - 7)), 8: (8, [True] + [False] * (ranges[8][1] - 9)),
+    }  # fmt: skip
     speed, batch = (frame.withColumn("n", F.lit(1)) for frame in (outside, rows.union(outside)))
     diff = compare(speed, batch, outside.limit(0), ranges)
     assert (diff.missing, diff.unread) == (size(ranges), size(ranges))
@@ -129,6 +132,18 @@ def test_a_thousand_partitions_of_a_month(spark: SparkSession, partitions: int, 
     for p, o in positions:
         expected = next(h.hour for h in hours if h.ends is None or o < h.ends[p])
         assert of_hours[p, o] == expected
+
+
+def test_the_offsets_that_are_missing(spark: SparkSession) -> None:
+    """Around the ends of the 64 neighbours that one number stands for, and where nothing is there at all."""
+    rng = random.Random(6)
+    ranges = {0: (0, 1), 1: (63, 65), 2: (64, 128), 3: (1 << 40, (1 << 40) + 500), 4: (5, 900), 5: (7, 9)}
+    there = sorted(place for place in offsets_of(ranges) if rng.random() < 0.8 and place[0] != 5)
+    outside = [(0, 1), (1, 62), (2, 63), (2, 128), (9, 0)]
+    lacking = missing_offsets(places(spark, there + outside + there[:9], AT), ranges)
+    found = {(p, of.start + i) for p, of in lacking.items() for i, is_missing in enumerate(of.mask) if is_missing}
+    assert found == set(offsets_of(ranges)) - set(there)
+    assert all(len(of.mask) == ranges[p][1] - ranges[p][0] for p, of in lacking.items())
 
 
 @pytest.mark.parametrize("hours", [1, 2, 3])

@@ -12,7 +12,9 @@ from world import World, event, past_hour, spread
 from anabranch.hours import start_of
 from anabranch.protocol import adoption, ledger
 from anabranch.protocol.ledger_row import Account, LedgerRow
+from anabranch.protocol.sealing import seal
 from anabranch.protocol.start_offsets import StartChoice
+from serving_layer.merge import merge
 
 Make = Callable[..., World]
 WIDE = {"column": "event_time", "past": "90 days", "future": "1 hour"}
@@ -34,12 +36,20 @@ def content(one: World) -> list[dict[str, Any]]:
     return sorted(one.rows(), key=lambda r: (r["kafka_partition"], r["kafka_offset"]))
 
 
-def test_what_kafka_lost_of_an_hour_is_filled_from_the_speed_layer(world: Make) -> None:
+@pytest.mark.parametrize("set_back", [False, True])
+def test_what_kafka_lost_of_an_hour_is_filled_from_the_speed_layer(world: Make, set_back: bool) -> None:
     one, hour = world(), past_hour(1)
     one.topic(1)
     send_hour(one, hour)
     one.apply()
+    seal(one.job.stream, one.lake, one.kafka)
+    before = one.state.heads["speed"]
     one.speed()
+    if set_back:
+        # The hazard: only `main` still has the rows, which a merge kept there.
+        one.lake.load(one.job.stream.table).manage_snapshots().create_branch(before, "speed").commit()
+        merge(one.lake, one.job.stream)
+        assert (one.rows("speed"), one.state.retained_hours) == ([], (hour,))
     # The hazard: of the first ten, and of the dead letter behind them, only the speed layer has something.
     one.delete_records({0: 10})
     [result] = one.batch(hour)

@@ -33,6 +33,21 @@ def check(world: World) -> None:
     _check_offsets(world.lake, world.letters, named, world.ledger, world.kafka)
 
 
+def check_kept(before: World, after: World) -> None:
+    """No step takes a record from the rows and dead letters that `main` served. Raises Violation."""
+    if after.lake is before.lake and after.letters is before.letters:
+        return
+    rows = [{row for of_hour in _of_main(world).values() for row in of_hour} for world in (before, after)]
+    if gone := sorted(rows[0] - rows[1]):
+        raise Violation(f"main served {gone}, and does not any more")
+
+
+def _of_main(world: World) -> dict[str, list[Row]]:
+    assert world.letters is not None
+    named = frozenset(f for f in world.storage if f.file_path in dead_letters.named_files(world.lake.state))
+    return served(world.lake, world.letters, named)
+
+
 def check_rest(world: World) -> None:
     """What holds once everybody is at rest. Raises Violation."""
     lake, letters, known = world.lake, world.letters, {row.decision_id for row in map(ledger_row, world.ledger)}
@@ -50,7 +65,8 @@ def check_rest(world: World) -> None:
     seals = [row for row in map(ledger_row, world.ledger) if row.decision == "sealed"]
     cut = {(_cut(row).topic_id, place) for row in seals for place in _places(_cut(row).ranges)}
     unknown = {row for row, id in (*world.kafka.past, *world.kafka.elsewhere) if (id, row[:2]) not in cut}
-    if untold := [row for row in sorted(lacks - unknown) if row[:2] not in lost]:
+    # What compaction took before anybody read it is counted in the account of its hour.
+    if untold := [row for row in sorted(lacks - unknown - world.kafka.compacted) if row[:2] not in lost]:
         raise Violation(f"at rest, {untold} are lost, and nothing says so")
 
 
@@ -125,6 +141,10 @@ def _check_offsets(
         if state.served_by(hour) != "batch":
             continue
         cut, places = _places(_cut(row).ranges), {row[:2] for row in main.get(hour, ())}
+        if _cut(row).topic_id == kafka.id:
+            controls = sum(kafka.shown(p, o) == "control" for p, o in cut - places if o < len(kafka.log[p]))
+            if (row.gaps or {}).get("control", 0) > controls:
+                raise Violation(f"{hour} is accepted with {row.gaps} in gaps, the log holds {controls} control records")
         if places - cut or len(cut - places) != (row.gap or 0):
             raise Violation(
                 f"{hour} is accepted as {sorted(cut)} with {row.gap or 0} in gaps, main and its dead letters hold "
@@ -134,13 +154,14 @@ def _check_offsets(
     if kafka.is_read_at(state.position):
         read = [row for row in kafka.present if row[1] < state.position.offsets.get(row[0], 0)]
         lost = _said_lost(lake, main, ledger)
-        if missing := [row for row in read if row not in counts and row[:2] not in lost]:
+        given = [row for row in read if row not in kafka.compacted]
+        if missing := [row for row in given if row not in counts and row[:2] not in lost]:
             raise Violation(f"the position is {state.position.offsets}, main and its dead letters lack {missing}")
 
 
 def _said_lost(lake: Lake, main: Mapping[str, Iterable[Row]], ledger: tuple[str, ...]) -> set[Place]:
-    """The places that are said to be lost: by the speed layer, and where the ledger counts as many gaps of retention in
-    an hour as `main` lacks of it."""
+    """The places that are said to be lost: by the speed layer, and where the ledger counts as many gaps in an hour as
+    `main` lacks of it."""
     lost = json.loads(lake.state.branch_properties["speed"].get(LOST, "[]"))
     places = {place for entry in lost for place in _places(ranges_from_keys(entry["ranges"]))}
     for hour, row in _newest_accepted(lake, ledger).items():

@@ -107,6 +107,8 @@ class Broker(Actor):
         changes = {
             "record": world.kafka.append,
             "retain": world.kafka.expire,
+            "compact": world.kafka.compact,
+            "end transaction": world.kafka.end_transaction,
             "make anew": world.kafka.made_anew,
             "lose end": world.kafka.without_end,
             "switch": world.kafka.switched,

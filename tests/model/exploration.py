@@ -166,6 +166,8 @@ def check_step(before: World, after: World) -> None:
         raise Violation(f"{sorted(named)} landed, and what it names was discarded")
     if after.letters is not None:
         account.check(after)
+        if after.restored == before.restored:
+            account.check_kept(before, after)
     if after.lake is before.lake and after.storage == before.storage:
         return
     if after.lake is not before.lake:

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from actors import NOW, Publisher, Step, is_stopped, is_waiting
-from rebuilt import read_hour
+from rebuilt import given, read_hour
 from small_world import TOPIC, File, Lake, Row, World, ledger_row, new_files, rolled_up
 
 from anabranch.errors import PositionError
@@ -26,6 +26,7 @@ from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import Accepted, State, check_topic
 from anabranch.table.snapshots import Staged
 from anabranch.table.staging import Written
+from batch_layer import balance
 from batch_layer import plan as batch_plan
 from serving_layer.merge import needs_merge
 from speed_layer import plan as speed_plan
@@ -442,6 +443,8 @@ class Batch(Publisher):
     lookback: frozenset[str] = frozenset()
     unread: tuple[str, ...] = ()
     seen: frozenset[Row] = frozenset()
+    # What the speed layer had yet to read of the hour, if the hour has gaps for which that matters.
+    read: frozenset[str] = frozenset()
     given_up: frozenset[str] = frozenset()
     # The classes of gaps that it may accept, the account of what it staged, and its dead letters.
     allow_gaps: tuple[str, ...] = ()
@@ -551,6 +554,7 @@ class Batch(Publisher):
 
     def following(self, todo: tuple[str, ...]) -> Publisher:
         forgotten: dict[str, Any] = {"cut": (), "before": 0, "lookback": frozenset(), "unread": (), "seen": frozenset()}
+        forgotten |= {"read": frozenset()}
         ended = replace(self, todo=todo, staged=None, lake=None, **forgotten)
         ended = replace(ended, topic_id="t", counts="{}", dead=None)
         ended = ended if todo else replace(ended, restating=False)
@@ -566,6 +570,10 @@ class Batch(Publisher):
             {h: sum(f.record_count for f in of_hour) for h, of_hour in files.items()},
             unread,
         )
+
+    def read_by_speed(self, lake: Lake) -> frozenset[str]:
+        cut, gaps = Cut(self.topic_id, dict(self.cut)), json.loads(self.counts).get("gaps")
+        return batch_plan.may_yet_be_served(lake.state, {self.todo[0]: (cut, gaps)})
 
     def remembering(self, world: World, state: State) -> State:
         """The state in which the hour is remembered: of one that is not any more, the ledger says what is accepted."""
@@ -611,6 +619,9 @@ class Batch(Publisher):
         if actor is None:
             yield "finds its clock wrong", world, self.restarted()
             return
+        if self.has_letters_to_finish(world, cut):
+            yield "has dead letters to finish", world, self.finishing()
+            return
         read = read_hour(world, self.lake or world.lake, hour, cut, self.before)
         if read is None:
             yield "stops: the log is another one", world, self.restarted()
@@ -631,7 +642,13 @@ class Batch(Publisher):
             account = replace(read.balance.counts, partitions=read.balance.partitions)
             counts = json.dumps(account.as_dict()) if world.letters else "{}"
             done = replace(actor, at="verdict", staged=staged, dead=staged_dead, counts=counts, lake=None)
+            done = replace(done, read=done.read_by_speed(self.lake or world.lake))
             yield f"stages {[*files]}", after, done
+
+    def has_letters_to_finish(self, world: World, cut: Cut) -> bool:
+        """Whether Kafka lacks records of the hour, and dead letters wait that may have been some of them."""
+        items = {str(item["id"]) for item in (self.lake or world.lake).state.dead_letters}
+        return bool(items - self.confirmed) and balance.has_missing(cut.ranges, given(world, cut))
 
     def discarding(self, world: World) -> World:
         return world.discard(self.staged).discard_letters(self.dead)
@@ -641,7 +658,7 @@ class Batch(Publisher):
         hour, state = self.todo[0], self.remembering(world, world.lake.state)
         verdict = batch_plan.check_publish(
             state, hour, Cut(self.topic_id, dict(self.cut)), self.before, self.staged.wap_id,
-            self.lookback_files(world.lake, self.unread), self.lookback,
+            self.lookback_files(world.lake, self.unread) | self.read_by_speed(world.lake), self.lookback | self.read,
         )  # fmt: skip
         step = f"{hour}: {verdict.value}"
         if verdict is batch_plan.PublishCheck.PUBLISH:

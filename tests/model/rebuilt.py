@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from small_world import TOPIC, Lake, Row, World
 
 from anabranch.hours import Cut
-from anabranch.position import Offsets, Ranges, Topic, size, without
+from anabranch.position import Offsets, Ranges, Topic, size
 from anabranch.protocol import adoption, ledger
 from anabranch.protocol.ledger_row import Layer
-from batch_layer.balance import Balance, Counted, classify_lost
+from batch_layer import balance
+from batch_layer.balance import Balance, Counted
 from batch_layer.offset_counts import within_log
 
 
@@ -31,31 +32,46 @@ def read_hour(world: World, lake: Lake, hour: str, cut: Cut, before: int) -> Rea
     there = {} if gone else within_log(cut.ranges, starts)
     if size(there) and (world.kafka.id != cut.topic_id or not world.kafka.holds(there)):
         return None
-    lost = without(cut.ranges, there)
     read = world.kafka.read(there)
     good = [row for row in read if row[2] not in world.kafka.malformed]
     dead = [row for row in read if row[2] in world.kafka.malformed]
     # Each offset from the first that holds it: Kafka, the accepted revision, the speed layer.
     stored: Offsets = {}
     branches: tuple[Layer, ...] = ("batch", "speed") if lake.state.is_accepted(hour) else ("speed",)
-    for branch in branches if size(lost) else ():
+    for branch in branches if balance.has_missing(cut.ranges, _by_partition([*read])) else ():
         rows, letters = _rows(lake, branch, hour), _rows(world.letters, branch, hour)
         if branch == "batch":
             stored = _by_partition([*rows, *letters])
         places = {row[:2] for row in (*good, *dead)}
-        good += [row for row in rows if _is_in(row, lost) and row[:2] not in places]
+        good += [row for row in rows if _is_in(row, cut.ranges) and row[:2] not in places]
         places = {row[:2] for row in (*good, *dead)}
-        for row in (row for row in letters if _is_in(row, lost) and row[:2] not in places):
+        for row in (row for row in letters if _is_in(row, cut.ranges) and row[:2] not in places):
             # Its bytes are decoded anew; a row was judged when it was accepted.
             (dead if row[2] in world.kafka.malformed else good).append(row)
-    filled = _by_partition([row for row in (*good, *dead) if _is_in(row, lost)])
-    left = {p: n for p, (s, e) in lost.items() if (n := e - s - filled.get(p, 0))}
+    # What nobody holds: before the log's start, and behind it, of which the log's batches show the class.
+    held = {row[:2] for row in (*good, *dead)}
+    nobody = {p: {o for o in range(s, e) if (p, o) not in held} for p, (s, e) in cut.ranges.items()}
+    in_kafka = {p: {o for o in offsets if _is_in((p, o, 0), there)} for p, offsets in nobody.items()}
+    lost = {p: n for p, offsets in nobody.items() if (n := len(offsets - in_kafka[p]))}
+    seen: dict[str, Offsets] = {}
+    for p, offsets in in_kafka.items():
+        for name, counts in world.kafka.look(p, offsets).items():
+            seen[name] = balance.plus(seen.get(name, {}), counts)
     row = ledger.newest(world.recorded(hour)).get(hour) if before else None
     accounts = (row.partitions if row is not None else None) or {}
-    duplicate, gaps = classify_lost(left, accounts, stored, {}) if left else ({}, {})
-    balance = Balance(cut, _counted(good, cut.ranges), _counted(dead, cut.ranges), duplicate, gaps)
-    assert not (problems := balance.problems()), problems
-    return Read(good, dead, balance)
+    gaps = balance.classify_gaps({p: len(offsets) for p, offsets in in_kafka.items()}, seen)
+    duplicate, gaps = balance.classify_unheld(lost, gaps, accounts, stored, {})
+    account = Balance(cut, _counted(good, cut.ranges), _counted(dead, cut.ranges), duplicate, gaps)
+    assert not (problems := account.problems()), problems
+    return Read(good, dead, account)
+
+
+def given(world: World, cut: Cut) -> Offsets:
+    """How many records of a cut Kafka gives, by partition."""
+    starts = world.kafka.log_starts(Topic(TOPIC, cut.topic_id, ()))
+    there = within_log(cut.ranges, starts)
+    is_there = world.kafka.id == cut.topic_id and world.kafka.holds(there)
+    return _by_partition([*world.kafka.read(there)]) if is_there else {}
 
 
 def _rows(lake: Lake | None, branch: Layer, hour: str) -> list[Row]:

@@ -95,9 +95,15 @@ def with_accounts(chance: random.Random, world: World, actors: list[Actor]) -> t
             script.append(event)
         if records and chance.random() < 0.05:
             script.append(("retain", 0, chance.randrange(records + 1)))
+        if records and chance.random() < 0.1:
+            script.append(("compact", 0, chance.randrange(records)))
+        if records and chance.random() < 0.1:
+            script.append(("end transaction", 0))
+            records += 1
         if chance.random() < 0.05:
             script.append(("widen",))
-    changed = [replace(a, allow_gaps=("retention",)) if isinstance(a, Batch) else a for a in actors[1:]]
+    allowed = ("control", "compacted", "retention")
+    changed = [replace(a, allow_gaps=allowed) if isinstance(a, Batch) else a for a in actors[1:]]
     return world, [Broker("kafka", script=tuple(script)), *changed]
 
 

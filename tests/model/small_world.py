@@ -7,6 +7,7 @@ heads, and is refused otherwise. It is read by the product's own `read_state`, f
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -65,9 +66,11 @@ class Record(NamedTuple):
 class Kafka:
     """The topic's log by partition, from `starts` on what can still be read of it, and a clock that reads it.
 
-    `malformed` records are none that the stream's rules can read. `past` are the records of logs that ended, with their
-    topic's id: of a topic that was made anew, or behind the place where a log lost its end. `others` are the logs of
-    other topics, which the stream's file may name, by topic id, with their starts.
+    `malformed` records are none that the stream's rules can read. `silent` are the records, by number, that no reader
+    is given, each with the class that the log's batches show: a control record, or what compaction took. `past` are the
+    records of logs that ended, with their topic's id: of a topic that was made anew, or behind the place where a log
+    lost its end. `others` are the logs of other topics, which the stream's file may name, by topic id, with their
+    starts.
     """
 
     log: tuple[tuple[Record, ...], ...]
@@ -78,6 +81,7 @@ class Kafka:
     malformed: frozenset[int] = frozenset()
     past: tuple[tuple[Row, str], ...] = ()
     others: tuple[tuple[str, tuple[tuple[Record, ...], ...], tuple[int, ...]], ...] = ()
+    silent: frozenset[tuple[int, str]] = frozenset()
 
     def append(self, partition: int, minutes: int, malformed: bool = False) -> Kafka:
         """One record, stamped `minutes` from now; to a partition that is not there yet, with that partition."""
@@ -91,6 +95,35 @@ class Kafka:
         starts = {p: self.start(p) for p in range(len(self.log))}
         starts[partition] = max(start, starts[partition])
         return replace(self, starts=tuple(starts[p] for p in sorted(starts)))
+
+    def end_transaction(self, partition: int) -> Kafka:
+        """The control record that ends a transaction, as a record of the log that no reader is given."""
+        return replace(self.append(partition, 0), silent=self.silent | {(self.accepted, "control")})
+
+    def compact(self, partition: int, offset: int) -> Kafka:
+        """The log cleaner took one record out of the middle of the log, if it is one that was there."""
+        is_there = self.start(partition) <= offset < len(self.log[partition])
+        if not is_there or self.shown(partition, offset) is not None:
+            return self
+        return replace(self, silent=self.silent | {(self.log[partition][offset].number, "compacted")})
+
+    def look(self, partition: int, offsets: Iterable[int]) -> Mapping[str, Mapping[int, int]]:
+        """What the log's batches show of offsets that were not given: how many of each class, by partition."""
+        shown = Counter(name for o in offsets if (name := self.shown(partition, o)) is not None)
+        return {name: {partition: n} for name, n in shown.items()}
+
+    def shown(self, partition: int, offset: int) -> str | None:
+        """Of which class the log's batches show an offset to be; None for a record that readers are given."""
+        return self._classes.get(self.log[partition][offset].number)
+
+    @cached_property
+    def _classes(self) -> Mapping[int, str]:
+        return dict(self.silent)
+
+    @cached_property
+    def compacted(self) -> frozenset[Row]:
+        """The records that the log cleaner took, which no reader is given."""
+        return frozenset(row for row in self.rows if self._classes.get(row[2]) == "compacted")
 
     def readable(self) -> Kafka:
         """The same records under rules that can read all of them."""
@@ -141,12 +174,13 @@ class Kafka:
     @cached_property
     def taken(self) -> frozenset[Row]:
         """Those of them that cannot be read any more."""
-        expired = (row for row in self._rows(self.log) if row[1] < self.start(row[0]))
-        return frozenset((*expired, *(row for row, _ in (*self.past, *self.elsewhere))))
+        gone = (row for row in self._rows(self.log) if row[1] < self.start(row[0]) or row[2] in self._classes)
+        return frozenset((*gone, *(row for row, _ in (*self.past, *self.elsewhere))))
 
-    @staticmethod
-    def _rows(log: tuple[tuple[Record, ...], ...]) -> list[Row]:
-        return [(p, o, record.number) for p, records in enumerate(log) for o, record in enumerate(records)]
+    def _rows(self, log: tuple[tuple[Record, ...], ...]) -> list[Row]:
+        """The records of a log, without control records."""
+        rows = [(p, o, record.number) for p, records in enumerate(log) for o, record in enumerate(records)]
+        return [row for row in rows if self._classes.get(row[2]) != "control"]
 
     def holds(self, ranges: Ranges) -> bool:
         """Whether all of some ranges can be read."""
@@ -154,8 +188,9 @@ class Kafka:
         return all(s >= e or (s >= self.start(p) and e <= ends.get(p, 0)) for p, (s, e) in ranges.items())
 
     def read(self, ranges: Ranges) -> tuple[Row, ...]:
-        """The records of some ranges."""
-        return tuple((p, o, self.log[p][o].number) for p, (s, e) in sorted(ranges.items()) for o in range(s, e))
+        """The records of some ranges that a reader is given."""
+        places = ((p, o) for p, (s, e) in sorted(ranges.items()) for o in range(s, e))
+        return tuple((p, o, self.log[p][o].number) for p, o in places if self.shown(p, o) is None)
 
     # What the product asks of its Kafka adapter.
 
@@ -187,7 +222,12 @@ class Kafka:
         stamps = {}
         for p, start in starts.items():
             low = max(start, self.start(p))
-            stamps[p] = tuple(Stamped(o, r.stamp) for o, r in enumerate(self.log[p]) if low <= o < ends[p])[:count]
+            given = [
+                Stamped(o, r.stamp)
+                for o, r in enumerate(self.log[p])
+                if low <= o < ends[p] and self.shown(p, o) is None
+            ]
+            stamps[p] = tuple(given[:count])
         return stamps
 
 

@@ -446,6 +446,52 @@ SETTINGS = {
         before=(broker(*DEAD_AND_GOOD), Batch("accepts")),
         world={"accounts": True},
     ),
+    "a record that compaction takes from the middle of an hour, before or after it was served": Setting(
+        (
+            broker(("compact", 0, 1)),
+            Speed("speed", at_most=3),
+            Batch("batch", allow_gaps=("control", "compacted")),
+        ),
+        (
+            "batch stages [batch-1/T00[(0, 0), (0, 2)]]",
+            "T00[(0, 0), (0, 1), (0, 2)]]",
+            "speed publishes",
+            "batch 2026-11-21T00: it can be published",
+            "what main serves in the look-back is not what",
+        ),
+        before=(broker(RECORD, RECORD, RECORD, ("tick", 60)),),
+        world={"accounts": True},
+    ),
+    "a dead letter whose record compaction takes from the middle of an hour": Setting(
+        (
+            broker(("compact", 0, 1)),
+            Speed("speed", at_most=3),
+            Batch("batch", allow_gaps=("control", "compacted")),
+        ),
+        (
+            "speed publishes the dead letters",
+            "batch publishes the dead letters",
+            "batch 2026-11-21T00: it can be published",
+        ),
+        before=(broker(RECORD, MALFORMED, RECORD, ("tick", 60)),),
+        world={"accounts": True},
+    ),
+    "records that compaction takes from the middle of an hour that may lack none": Setting(
+        (
+            broker(("compact", 0, 1), ("compact", 0, 3)),
+            Speed("speed", at_most=4),
+            Batch("batch", allow_gaps=("control",)),
+        ),
+        ("batch refuses 2026-11-21T00: gaps: expected only control, found", "batch stages [batch-"),
+        before=(broker(RECORD, MALFORMED, ("end transaction", 0), RECORD, ("tick", 60)),),
+        world={"accounts": True},
+    ),
+    "an hour from whose middle records vanish after they were served, restated": Setting(
+        (broker(("compact", 0, 1), ("retain", 0, 1), RECORD), Speed("speed"), Batch("batch", restates=2)),
+        ("batch restates 2026-11-21T00", "batch stages [batch-", "batch publishes the dead letters"),
+        before=(broker(RECORD, MALFORMED, RECORD, ("tick", 60)), Batch("accepts")),
+        world={"accounts": True},
+    ),
     "a topic made anew under both layers": Setting(
         (broker(RECORD, MADE_ANEW, RECORD, RECORD), Speed("speed"), Batch("batch"), Adopter("adopter")),
         (

@@ -38,6 +38,7 @@ from anabranch.protocol.state import POSITION
 from anabranch.table import clock, outcomes, prepare, snapshots, state_properties
 from anabranch.table.commits import Change, Commit
 from anabranch.table.snapshots import BRANCHES, published_since
+from batch_layer import balance
 from batch_layer import plan as batch_plan
 from serving_layer import maintenance, merge
 from speed_layer import plan as speed_plan
@@ -229,6 +230,11 @@ def by_the_position_alone(real: Callable[..., Any]) -> Callable[..., Any]:
     return lambda state: int(published_since(state.table, "speed", POSITION).timestamp() * 1000)
 
 
+def concluding_control(real: Callable[..., Any]) -> Callable[..., Any]:
+    """What a reader is not given is taken for control records, as it is in most topics."""
+    return lambda missing, seen: {"control": {p: n for p, n in missing.items() if n}}
+
+
 def without_tags(real: Callable[..., Any]) -> Callable[..., Any]:
     def plan_expiry(table: Any, *rest: Any, **named: Any) -> Any:
         branches = {name: ref for name, ref in table.metadata.refs.items() if name in BRANCHES}
@@ -247,6 +253,10 @@ TO_SPEED = Operator("operator", wishes=((H0, "speed"),))
 PAST_BOTH = (broker(*TWO_HOURS), Batch("accepts"), broker(RECORD), Speed("after"))
 # A log that lost two of three published records, and has another one by now.
 TRUNCATED = (broker(*[MINUTES, RECORD] * 3, MINUTES), Speed("before", at_most=3), broker(*LOST_ITS_END))
+# An hour of three records, of which one may vanish from the middle.
+THREE_RECORDS = (broker(RECORD, RECORD, RECORD, ("tick", 60)),)
+# Such an hour, served by the speed layer, whose last record ends a transaction.
+SERVED_WITH_A_MARKER = (broker(RECORD, RECORD, ("end transaction", 0), ("tick", 60)), Speed("before", at_most=3))
 AHEAD = (timedelta(minutes=10), timedelta(0))
 
 
@@ -478,6 +488,33 @@ MUTANTS = [
     mutant(
         speed_plan, "lost_entries", always("[]"), broker(RECORD, ("retain", 0, 1)), Speed("speed"),
         finds="dead letters lack", name="the gap that retention leaves", accounts=True,
+    ),
+    mutant(
+        balance, "has_missing", always(False), broker(("compact", 0, 1)), Speed("speed", at_most=3),
+        Batch("batch", allow_gaps=("control", "compacted")), finds="main served [(0, 1, 1)]",
+        name="what Kafka no longer gives of an hour, filled from the table", before=THREE_RECORDS, accounts=True,
+    ),
+    mutant(
+        batch_plan, "may_yet_be_served", always(frozenset()), broker(("compact", 0, 1)), Speed("speed", at_most=3),
+        Batch("batch", allow_gaps=("compacted",)), finds="main served [(0, 1, 1)]",
+        name="how far the speed layer has read of an hour with gaps", before=THREE_RECORDS, accounts=True,
+    ),
+    mutant(
+        Batch, "has_letters_to_finish", always(False), broker(("compact", 0, 1)), Speed("speed", at_most=3),
+        Batch("batch", allow_gaps=("compacted",)), finds="main served [(0, 1, 1)]",
+        name="the dead letters that wait before an hour is filled",
+        before=(broker(RECORD, MALFORMED, RECORD, ("tick", 60)),), accounts=True,
+    ),
+    mutant(
+        balance, "classify_gaps", concluding_control, broker(("compact", 0, 1)), Speed("speed", at_most=3),
+        Batch("batch", allow_gaps=("control",)), finds="in gaps, the log holds 0 control records",
+        name="control records that are seen in the log", before=THREE_RECORDS, accounts=True,
+    ),
+    mutant(
+        balance, "classify_gaps", concluding_control, broker(("compact", 0, 1)), Speed("speed", at_most=3),
+        Batch("batch", allow_gaps=("control",)), finds="in gaps, the log holds 1 control records",
+        name="an hour whose records vanish after they were served", before=SERVED_WITH_A_MARKER, accounts=True,
+        also=((balance, "has_missing", always(False)),),
     ),
     mutant(
         adoption, "plan_begins", from_the_beginning, Speed("speed"), Batch("batch"), Adopter("adopter"),

@@ -25,7 +25,8 @@ SEEN = (
     "finds that it may still land", "asks for turn", "has the way", "sees the bound of turn", "takes back its turn",
     "publishes the dead letters", "is refused with the dead letters", "has something to finish", "records ['",
     "a task of it twice", "is killed at hear", "night makes all",
-    "sees retain", "as lost", "sees rules that read every record", "snapshots of dead letters",
+    "sees retain", "as lost", "sees compact", "sees end transaction", "sees rules that read every record",
+    "snapshots of dead letters",
 )  # fmt: skip
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlparse
 
@@ -16,6 +19,7 @@ from lakes import StreamLake, decide, new_state
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, job, new_proof, read, record, spoil, stage_rows
 
 from anabranch.hours import Adoption, Cut, Timeline, shift
+from anabranch.kafka.batches import Missing, Seen
 from anabranch.position import Topic
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted
@@ -25,7 +29,8 @@ from serving_layer import override
 from serving_layer.audit import audit as count_again
 from serving_layer.audit import checks, kafka_unavailable_reason, read_accepted
 from serving_layer.audit.checks import Audited, check_adjacent_cuts, find_disagreements
-from serving_layer.audit.count import Counted, OffsetCounts, mark_given, recount, spans
+from serving_layer.audit.count import Counted as OfFiles
+from serving_layer.audit.count import OffsetCounts, explained, mark_given, recount, spans
 
 
 @pytest.fixture
@@ -248,12 +253,22 @@ ROW = decide(NEXT, "accepted", 1, None, NOW, offsets=6, good=3, dead=1, duplicat
 
 
 def kafka(
-    given: list[int], log: tuple[int, int] | None = (4, 10), rows: tuple[int, ...] = (4, 5, 6), **values: Any
+    given: list[int],
+    log: tuple[int, int] | None = (4, 10),
+    rows: tuple[int, ...] = (4, 5, 6),
+    shown: dict[int, str] = MappingProxyType({9: "control"}),  # type: ignore[assignment]
+    **values: Any,
 ) -> list[str]:
-    """The sentences of an hour of rows 4, 5 and 6 and dead letter 8, of which Kafka gives `given`."""
-    counted = {"rows": Counted(mark(rows)), "batch": Counted(mark(rows)), "dead": Counted(mark((8,)))}
+    """The sentences of an hour of rows 4, 5 and 6 and dead letter 8, of which Kafka gives `given`; of other offsets its
+    log shows the class, which is compaction where nothing else is said."""
+    counted = {"rows": OfFiles(mark(rows)), "batch": OfFiles(mark(rows)), "dead": OfFiles(mark((8,)))}
     ranges = {0: log} if log is not None else {}
-    partitions = recount(RANGES, counted, mark_given(ranges, [(0, [o]) for o in given]), ranges)
+
+    def explain(missing: Mapping[int, Missing]) -> dict[int, Seen]:
+        offsets = {p: m.start + np.flatnonzero(m.mask) for p, m in missing.items()}
+        return {p: Seen(Counter(shown.get(int(o), "compacted") for o in of)) for p, of in offsets.items()}
+
+    partitions = explained(recount(RANGES, counted, mark_given(ranges, [(0, [o]) for o in given]), ranges), explain)
     audited = Audited(NEXT, "batch", True, 1, Cut("t", RANGES), ROW, partitions)
     return [d.message for d in find_disagreements(replace(audited, **values))]
 
@@ -271,16 +286,35 @@ def test_an_offset_that_kafka_gives_and_nobody_keeps() -> None:
         f"hour {NEXT}: Kafka: expected 1 offsets of it in neither rows nor dead letters, the duplicates, found 2 "
         "(partition 0: offsets 7, 9)",
         f"hour {NEXT}: Kafka: expected 1 offsets that it does not give, the gaps, found 0",
+        f"hour {NEXT}: Kafka: expected 1 offsets of class control, as the ledger says, found 0 in its log",
     ]
 
 
 def test_an_offset_that_is_kept_and_kafka_does_not_give() -> None:
-    assert kafka([4, 6, 7, 8]) == [
+    assert kafka([4, 6, 7, 8], shown={5: "control", 9: "control"}) == [
         f"hour {NEXT}, partition 0: Kafka: expected all offsets that are kept, found 1 kept that it does not "
-        "give: offsets 5"
+        "give: offsets 5 (its log shows 1 control)"
     ]
-    # A compacted topic gives less from day to day.
-    assert kafka([4, 6, 8], compacted=True) == []
+    assert kafka([4, 6, 7, 8], shown={5: "present", 9: "control"}) == [
+        f"hour {NEXT}, partition 0: Kafka: expected all offsets that are kept, found 1 kept that it does not "
+        "give: offsets 5 (its log shows 1 present)"
+    ]
+    # A log that was compacted gives less from day to day, whatever the topic's policy is by now.
+    assert kafka([4, 6, 8]) == []
+
+
+def test_a_gap_of_another_class_than_the_log_shows() -> None:
+    assert kafka([4, 5, 6, 7, 8], shown={9: "aborted"}) == [
+        f"hour {NEXT}: Kafka: expected 1 offsets of class control, as the ledger says, found 0 in its log",
+        f"hour {NEXT}: Kafka: expected 0 offsets of class aborted, as the ledger says, found 1 in its log",
+    ]
+
+
+def test_a_record_of_the_log_that_no_reader_is_given() -> None:
+    assert (
+        f"hour {NEXT}, partition 0: Kafka: expected to be given every record of its log, found 1 in its log that it "
+        "did not give"
+    ) in kafka([4, 5, 6, 7, 8], shown={9: "present"})
 
 
 def test_a_part_that_kafka_still_holds_is_compared_as_far_as_it_goes() -> None:
@@ -290,9 +324,9 @@ def test_a_part_that_kafka_still_holds_is_compared_as_far_as_it_goes() -> None:
         f"hour {NEXT}: Kafka: expected at most 1 offsets of it in neither rows nor dead letters, the duplicates, "
         "found 2 (partition 0: offsets 7, 9)"
     ]
-    assert kafka([], log=(8, 10), rows=(4, 5, 6)) == [
+    assert kafka([], log=(8, 10), rows=(4, 5, 6), shown={8: "present", 9: "control"}) == [
         f"hour {NEXT}, partition 0: Kafka: expected all offsets that are kept, found 1 kept that it does not "
-        "give: offsets 8"
+        "give: offsets 8 (its log shows 1 present)"
     ]
     assert kafka([], log=None, kafka="retention took all of it") == []
 

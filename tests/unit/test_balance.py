@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.hours import Cut
 from anabranch.protocol.ledger_row import Account, HourAccount
-from batch_layer.balance import Balance, Counted, classify_gaps, classify_lost
+from batch_layer.balance import Balance, Counted, classify_gaps, classify_unheld, has_missing
 
 ALLOWED = ("control", "aborted")
 TRUE = Balance(
@@ -101,48 +101,85 @@ def test_an_empty_hour_closes() -> None:
     assert empty.counts.offsets == 0
 
 
-@pytest.mark.parametrize(
-    ("compacted", "rest"), [(False, {"control": {0: 3, 1: 2}}), (True, {"compacted": {0: 3, 1: 2}})]
-)
-def test_every_missing_offset_gets_one_class(compacted: bool, rest: dict[str, dict[int, int]]) -> None:
-    gaps = classify_gaps({0: 7, 1: 2, 2: 0}, aborted={0: 4}, compacted=compacted)
-    assert gaps == {"aborted": {0: 4}} | rest
+def test_a_gap_has_the_class_that_the_log_shows() -> None:
+    seen = {"control": {0: 2}, "aborted": {0: 4, 1: 1}, "compacted": {0: 1, 1: 1}, "retention": {}}
+    assert classify_gaps({0: 7, 1: 2, 2: 0}, seen) == {
+        "control": {0: 2}, "aborted": {0: 4, 1: 1}, "compacted": {0: 1, 1: 1},
+    }  # fmt: skip
 
 
-def test_a_gap_that_is_explained_twice_does_not_close_by_itself() -> None:
-    gaps = classify_gaps({0: 1}, aborted={0: 2}, compacted=False)
-    assert sum(counts[0] for counts in gaps.values()) == 1
-    assert gaps["control"] == {0: -1}
+def test_what_the_log_does_not_explain_is_not_taken_for_a_control_record() -> None:
+    """The hazard: a record that the log holds, and that its reader was not given."""
+    gaps = classify_gaps({0: 3, 1: 1}, {"control": {0: 1}, "present": {0: 2}})
+    assert gaps == {"control": {0: 1}, "unexplained": {0: 2, 1: 1}}
+    balance = Balance(
+        Cut("t", {0: (0, 5), 1: (0, 1)}), Counted({0: 2}, rows=2), Counted(), {}, gaps, {0: ((2, 3), (4, 5))}
+    )
+    assert balance.counts.gap == 4
+    assert balance.problems() == [
+        "partition 0: expected every offset that was not read to be explained by Kafka's log, found 2 of which the log "
+        "holds the record, from offset 2, 4 on",
+        "partition 1: expected every offset that was not read to be explained by Kafka's log, found 1 of which it "
+        "shows nothing",
+    ]
+    # No class of a stream's file stands for it, and no operator overrules it.
+    assert balance.disallowed(("control",)) == []
 
 
 def test_nothing_missing_is_no_gap() -> None:
-    assert classify_gaps({0: 0, 1: 0}, {}, compacted=False) == {}
+    assert classify_gaps({0: 0, 1: 0}, {}) == {}
+    assert not has_missing({0: (3, 5), 1: (7, 7)}, {0: 2})
+    assert has_missing({0: (3, 5), 1: (7, 8)}, {0: 2})
 
 
 BEFORE = {0: Account(10, good=5, dead=1, duplicate=2, gaps={"aborted": 1, "control": 1})}
 
 
 def test_what_nobody_holds_is_lost() -> None:
-    assert classify_lost({0: 4, 1: 0}, {}, {}, {}) == ({}, {"retention": {0: 4}})
+    assert classify_unheld({0: 4, 1: 0}, {}, {}, {}, {}) == ({}, {"retention": {0: 4}})
 
 
 def test_what_an_accepted_revision_accounted_for_is_not_lost() -> None:
-    assert classify_lost({0: 4}, BEFORE, {0: 6}, {}) == ({0: 2}, {"aborted": {0: 1}, "control": {0: 1}})
-    # Kafka still holds the end of the hour, with the control record; one duplicate is a row of the speed layer's yet.
-    assert classify_lost({0: 2}, BEFORE, {0: 6}, {"control": {0: 1}}) == ({0: 1}, {"aborted": {0: 1}})
+    assert classify_unheld({0: 4}, {}, BEFORE, {0: 6}, {}) == ({0: 2}, {"aborted": {0: 1}, "control": {0: 1}})
+    # Kafka still holds the end of the hour, with the control record, and the table one of the duplicates.
+    gaps = {"control": {0: 1}}
+    assert classify_unheld({0: 2}, gaps, BEFORE, {0: 6}, {0: 1}) == ({0: 1}, {"aborted": {0: 1}, "control": {0: 1}})
 
 
 def test_beyond_what_was_accounted_for_it_is_lost() -> None:
-    assert classify_lost({0: 5}, BEFORE, {0: 6}, {}) == (
+    assert classify_unheld({0: 5}, {}, BEFORE, {0: 6}, {}) == (
         {0: 2}, {"aborted": {0: 1}, "control": {0: 1}, "retention": {0: 1}},
     )  # fmt: skip
 
 
 def test_an_accepted_revision_that_is_not_all_there_accounts_for_nothing() -> None:
     """The hazard: a row that storage lost would pass for a duplicate."""
-    assert classify_lost({0: 5}, BEFORE, {0: 5}, {}) == ({}, {"retention": {0: 5}})
+    assert classify_unheld({0: 5}, {}, BEFORE, {0: 5}, {}) == ({}, {"retention": {0: 5}})
+    assert classify_unheld({}, {"compacted": {0: 2}}, BEFORE, {0: 5}, {}) == ({}, {"compacted": {0: 2}})
 
 
 def test_a_gap_that_retention_made_before_stays_one() -> None:
     before = {0: Account(10, good=6, dead=0, duplicate=0, gaps={"retention": 4})}
-    assert classify_lost({0: 4}, before, {0: 6}, {}) == ({0: 0}, {"retention": {0: 4}})
+    assert classify_unheld({0: 4}, {}, before, {0: 6}, {}) == ({}, {"retention": {0: 4}})
+
+
+def test_a_duplicate_that_is_compacted_away_stays_one() -> None:
+    before = {0: Account(10, good=5, dead=1, duplicate=2, gaps={"compacted": 2})}
+    # Of four that compaction took, two were gone before; what is found again is no duplicate a second time.
+    assert classify_unheld({}, {"compacted": {0: 4}}, before, {0: 6}, {}) == ({0: 2}, {"compacted": {0: 2}})
+    assert classify_unheld({}, {"compacted": {0: 3}}, before, {0: 6}, {0: 1}) == ({0: 1}, {"compacted": {0: 2}})
+    assert classify_unheld({}, {"compacted": {0: 2}}, before, {0: 6}, {0: 2}) == ({}, {"compacted": {0: 2}})
+
+
+def test_what_the_log_shows_is_not_taken_for_what_an_earlier_revision_concluded() -> None:
+    """The hazard: a revision that took compacted records for control records."""
+    before = {0: Account(10, good=2, dead=0, duplicate=0, gaps={"control": 8})}
+    gaps = {"control": {0: 1}, "compacted": {0: 7}}
+    assert classify_unheld({}, gaps, before, {0: 2}, {}) == ({}, {"control": {0: 1}, "compacted": {0: 7}})
+
+
+def test_lost_and_compacted_offsets_are_accounted_for_once() -> None:
+    before = {0: Account(10, good=6, dead=0, duplicate=2, gaps={"compacted": 1, "control": 1})}
+    assert classify_unheld({0: 2}, {"compacted": {0: 2}}, before, {0: 6}, {}) == (
+        {0: 2}, {"control": {0: 1}, "compacted": {0: 1}},
+    )  # fmt: skip

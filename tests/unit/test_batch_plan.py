@@ -24,6 +24,7 @@ from batch_layer.plan import (
     acceptance_reason,
     check_publish,
     empty_hours,
+    may_yet_be_served,
     plan_acceptance_of_empty,
     plan_publish,
     revision_now,
@@ -136,3 +137,22 @@ def test_a_replaced_revision_is_tagged_where_it_is_for_a_week_from_now(lake: Str
         assert made is not None
         ends = datetime.fromtimestamp((made.timestamp_ms + (tag.max_age_ms or 0)) / 1000, UTC)
         assert abs(ends - later - timedelta(days=7)) < timedelta(seconds=1)
+
+
+def test_an_hour_with_gaps_is_tied_to_how_far_the_speed_layer_has_read_it(tmp_path: Path) -> None:
+    """The hazard: the speed layer publishes a record that it had staged before Kafka lost it, and the hour that was
+    built without it takes its place."""
+    lake = new_lake(tmp_path, timeline=Timeline(H0, H1, {0: 3}, sealed={H0: CUT}))
+    before = lake.state()
+
+    def ties(gaps: dict[str, int] | None) -> bool:
+        return may_yet_be_served(before, {H0: (CUT, gaps)}) != may_yet_be_served(lake.state(), {H0: (CUT, gaps)})
+
+    assert lake.publish(lake.speed(lake.stage(ROWS[:2]), {0: 2})) is Outcome.LANDED
+    assert ties({"compacted": 1})
+    assert ties({"control": 5, "retention": 1})
+    # What the log shows to be no record, or what was not lacking, no micro-batch can bring.
+    assert not ties({"control": 5, "aborted": 2, "compacted": 0})
+    assert not ties(None)
+    before = lake.state()
+    assert not ties({"compacted": 1})

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
 STREAM = new_stream()
 BROKERS = new_environment(Path("/nowhere")).kafka
-SETTINGS = TopicSettings(None, None, "delete", "LogAppendTime", 2, 3, 3)
+SETTINGS = TopicSettings(None, None, "delete", timedelta(0), "LogAppendTime", 2, 3, 3)
 FACTS = kafka.KafkaFacts(SETTINGS, {0: 0}, {0: 100}, {0: 10_000})
 UNREAD = kafka.Unread("2026-11-21T10", {0: 60})
 PLACE = s3.Place("lake", "warehouse/")
@@ -87,6 +87,8 @@ def test_a_topic_that_is_kept_well_has_no_finding() -> None:
         ({"retention_bytes": 7_999}, {Check.RETENTION_BYTES: Severity.WARNING}),
         ({"retention_bytes": 7_999, "unread": None}, {Check.RETENTION_BYTES: Severity.INFO}),
         ({"cleanup_policy": "compact,delete"}, {Check.TOPIC_COMPACTED: Severity.ERROR}),
+        ({"cleanup_policy": "compact", "compaction_lag": timedelta(hours=20)}, {Check.TOPIC_COMPACTED: Severity.ERROR}),
+        ({"cleanup_policy": "compact", "compaction_lag": timedelta(hours=40)}, {}),
         ({"timestamp_type": "CreateTime"}, {Check.TIMESTAMP_TYPE: Severity.INFO}),
         ({"replicas": 1}, {Check.REPLICATION: Severity.WARNING}),
         ({"min_insync": 1}, {Check.MIN_INSYNC: Severity.WARNING}),
@@ -120,6 +122,14 @@ def test_compaction_that_the_stream_allows_for_is_no_error() -> None:
     stream = STREAM.model_copy(update={"batch": batch})
     facts = replace(FACTS, settings=replace(SETTINGS, cleanup_policy="compact"))
     assert checks(kafka.findings(BROKERS, stream, facts, UNREAD, NOW)) == {Check.TOPIC_COMPACTED: Severity.INFO}
+
+
+def test_the_remedy_of_compaction_changes_no_policy_and_deletes_nothing() -> None:
+    """`cleanup.policy=delete` has retention take what a compacted topic kept for years."""
+    facts = replace(FACTS, settings=replace(SETTINGS, cleanup_policy="compact"))
+    [finding] = kafka.findings(BROKERS, STREAM, facts, kafka.Unread("2026-11-11T12", {0: 0}), NOW)
+    assert finding.remedy.endswith(f"--add-config min.compaction.lag.ms={12 * 86_400_000}")
+    assert "cleanup.policy" not in finding.remedy
 
 
 def test_a_topic_that_is_missing_hides_what_would_be_said_of_it() -> None:

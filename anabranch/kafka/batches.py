@@ -1,0 +1,266 @@
+"""Why a consumer is not given an offset: read from the record batches that the partition's log holds there.
+
+A consumer passes over control records, records of aborted transactions and what the log cleaner removed without a
+word. The batches say which it was: a control batch has a flag in its header, a fetch with READ_COMMITTED lists the
+transactions that were aborted (KIP-98), and what compaction removed is missing from its batch, or with its batch.
+
+Only batches around missing offsets are fetched, some at a time: time grows with what is fetched, memory does not.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from kafka import TopicPartition, errors
+from kafka.admin import OffsetSpec
+from kafka.protocol.consumer import FetchRequest
+from kafka.protocol.consumer.offsets import IsolationLevel
+from kafka.record import MemoryRecords
+from kafka.record.util import decode_varint
+
+from anabranch.errors import Transient
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CONTROL, ABORTED, COMPACTED, RETENTION, PRESENT = CLASSES = (
+    "control", "aborted", "compacted", "retention", "present",
+)  # fmt: skip
+_CODES = {name: code for code, name in enumerate(CLASSES, 1)}
+
+# A fetch returns one whole batch at least, and about so many bytes: few where the next missing offset is far away.
+_SMALL, _LARGE = 16 << 10, 4 << 20
+# Version 13 names topics by their ids only, which kafka-python 3.0.12 does not do yet either.
+_NEWEST_FETCH = 12
+_TRIES, _PAUSE_S = 30, 0.5
+_NO_SESSION = {"session_id": 0, "session_epoch": -1}
+_CONTROL_KEY = struct.Struct(">hh")
+_ABORT = 0
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Offsets of one partition that a read did not give: those of `start + i` where `mask[i]` is set."""
+
+    start: int
+    mask: NDArray[np.bool_]
+
+    @property
+    def count(self) -> int:
+        return int(np.count_nonzero(self.mask))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How many missing offsets the log explains, by class; `present_at` are the first ranges of those of class
+    `present`: records that the log holds, and that a consumer is to be given."""
+
+    counts: Mapping[str, int]
+    present_at: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Record batches of a partition, from the one that holds an offset on, or from the first behind it.
+
+    `aborted` are (producer id, first offset) of the aborted transactions among them. Nothing before `log_start` can be
+    fetched, and nothing from `stable_end` on is fetched.
+    """
+
+    records: bytes = b""
+    aborted: tuple[tuple[int, int], ...] = ()
+    log_start: int = 0
+    stable_end: int = 0
+
+
+Fetch = Callable[[int, int], Fetched]
+"""Fetches batches from an offset on, of about so many bytes."""
+
+
+@dataclass
+class _Explained:
+    """The class of each missing offset, as far as the log has been read."""
+
+    missing: Missing
+    codes: NDArray[np.uint8] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.codes = np.zeros(len(self.missing.mask), np.uint8)
+
+    def next_from(self, offset: int) -> int | None:
+        """The first missing offset at or behind this one."""
+        at = max(0, offset - self.missing.start)
+        found = int(np.argmax(self.missing.mask[at:])) if at < len(self.missing.mask) else 0
+        return self.missing.start + at + found if self._any(at + found, at + found + 1) else None
+
+    def _any(self, low: int, high: int) -> bool:
+        return bool(self.missing.mask[low:high].any())
+
+    def holes(self, start: int, end: int) -> bool:
+        """Whether any offset in the range is missing."""
+        return end > self.missing.start and self._any(max(0, start - self.missing.start), end - self.missing.start)
+
+    def mark(self, start: int, end: int, name: str) -> None:
+        """The missing offsets in the range are of a class."""
+        if end > self.missing.start:
+            part = slice(max(0, start - self.missing.start), end - self.missing.start)
+            self.codes[part][self.missing.mask[part]] = _CODES[name]
+
+    def seen(self) -> Seen:
+        counts = {name: int(np.count_nonzero(self.codes == code)) for name, code in _CODES.items()}
+        edges = np.flatnonzero(
+            np.diff(np.concatenate(([False], self.codes == _CODES[PRESENT], [False])).astype(np.int8))
+        )
+        pairs = edges.reshape(-1, 2)[:3] + self.missing.start
+        present_at = tuple((int(low), int(high)) for low, high in pairs)
+        return Seen({name: n for name, n in counts.items() if n}, present_at)
+
+
+def explain_missing(fetch: Fetch, missing: Missing) -> Seen:
+    """The class of each missing offset of a partition, all of them below its last stable offset.
+
+    Raises Transient when the log ends before the last of them.
+    """
+    explained, size = _Explained(missing), _SMALL
+    at = explained.next_from(missing.start)
+    while at is not None:
+        fetched = fetch(at, size)
+        if fetched.log_start > at:
+            explained.mark(at, fetched.log_start, RETENTION)
+            at = explained.next_from(fetched.log_start)
+            continue
+        reached = _read(explained, fetched, at)
+        if reached is None:
+            # Nothing is left from there on, up to where all is decided.
+            if fetched.stable_end <= at:
+                raise Transient(
+                    f"read record batches from offset {at} on: expected that offset to be decided, found the last "
+                    f"stable offset at {fetched.stable_end}; try again"
+                )
+            reached = fetched.stable_end
+            explained.mark(at, reached, COMPACTED)
+        following = explained.next_from(reached)
+        # Where the next missing offset is about as near as this fetch reached, a larger one finds several.
+        is_near = following is not None and following - reached <= 2 * (reached - at)
+        size = min(2 * size, _LARGE) if is_near else _SMALL
+        at = following
+    return explained.seen()
+
+
+def _read(explained: _Explained, fetched: Fetched, at: int) -> int | None:
+    """Classify what a fetch from `at` on covers; up to which offset that is, None when it holds no whole batch."""
+    waiting = sorted(fetched.aborted, key=lambda transaction: transaction[1], reverse=True)
+    aborting: set[int] = set()
+    reached: int | None = None
+    for batch in _batches(fetched.records):
+        start, is_legacy = at if reached is None else reached, batch.magic < 2
+        offsets = {record.offset for record in batch} if is_legacy else set[int]()
+        # Before format 2, a batch does not say where it begins: what it lacks may have been before it too.
+        first, end = (start, max(offsets) + 1) if is_legacy else (batch.base_offset, batch.next_offset)
+        if start < first:
+            explained.mark(start, first, COMPACTED)
+        reached = max(start, end)
+        if not is_legacy and batch.is_transactional:
+            while waiting and waiting[-1][1] < end:
+                aborting.add(waiting.pop()[0])
+        if not explained.holes(first, end) and (is_legacy or not batch.is_control_batch):
+            continue
+        if is_legacy:
+            _mark_records(explained, first, end, offsets)
+        elif batch.is_control_batch:
+            explained.mark(first, end, CONTROL)
+            if _is_abort(batch):
+                aborting.discard(batch.producer_id)
+        elif batch.is_transactional and batch.producer_id in aborting:
+            explained.mark(first, end, ABORTED)
+        elif batch.records_count == end - first:
+            explained.mark(first, end, PRESENT)
+        else:
+            _mark_records(explained, first, end, _record_offsets(batch))
+    return reached
+
+
+def _mark_records(explained: _Explained, first: int, end: int, offsets: set[int]) -> None:
+    """Of a batch that lacks records: what it still has is present, the rest was compacted away."""
+    explained.mark(first, end, COMPACTED)
+    for offset in offsets:
+        explained.mark(offset, offset + 1, PRESENT)
+
+
+def _batches(records: bytes) -> Iterator[Any]:
+    """The whole batches among fetched bytes; the last may be cut off."""
+    parsed = MemoryRecords(records)
+    while (batch := parsed.next_batch()) is not None:
+        yield batch
+
+
+def _record_offsets(batch: Any) -> set[int]:
+    """The offsets of a batch's records, whatever their keys, values and headers are."""
+    iter(batch)  # decompresses it
+    buffer, at, offsets = batch._buffer, batch._pos, set[int]()
+    for _ in range(batch.records_count):
+        length, at = decode_varint(buffer, at)
+        _, stamp_at = at, at + 1  # behind the attributes
+        _, delta_at = decode_varint(buffer, stamp_at)
+        delta, _ = decode_varint(buffer, delta_at)
+        offsets.add(batch.base_offset + delta)
+        at += length
+    return offsets
+
+
+def _is_abort(batch: Any) -> bool:
+    """Whether a control batch, which is never compressed, ends a transaction by aborting it."""
+    if not batch.is_transactional or not batch.records_count:
+        return False
+    [record] = list(batch)
+    return bool(_CONTROL_KEY.unpack(record.key)[1] == _ABORT)
+
+
+def fetch_batches(admin: Any, leaders: dict[int, int], topic: str, partition: int, offset: int, size: int) -> Fetched:
+    """One fetch from a partition's leader over an admin client's connections. `leaders` remembers who that is.
+
+    Raises kafka-python's errors, also when no leader answers within some seconds.
+    """
+    fetched: Fetched = admin._manager.run(_fetch, admin, leaders, TopicPartition(topic, partition), offset, size)
+    return fetched
+
+
+async def _fetch(admin: Any, leaders: dict[int, int], place: Any, offset: int, size: int) -> Fetched:
+    kind: Any = errors.NoError
+    for number in range(_TRIES):
+        if number:
+            await admin._net.sleep(_PAUSE_S)
+        if number or place.partition not in leaders:
+            [leaders[place.partition]] = await admin._async_get_leader_for_partitions({place})
+        response = await admin._manager.send(_request(place, offset, size), node_id=leaders[place.partition])
+        [answer] = [partition for of_topic in response.responses for partition in of_topic.partitions]
+        kind = errors.for_code(answer.error_code)
+        if kind is errors.OffsetOutOfRangeError:
+            starts = await admin._async_list_partition_offsets({place: OffsetSpec.EARLIEST})
+            if starts[place].offset > offset:
+                return Fetched(log_start=starts[place].offset)
+        if kind is errors.NoError:
+            aborted = tuple((t.producer_id, t.first_offset) for t in answer.aborted_transactions or ())
+            return Fetched(
+                bytes(answer.records or b""), aborted, answer.log_start_offset or 0, answer.last_stable_offset
+            )
+        if not (kind.retriable or kind is errors.OffsetOutOfRangeError):
+            break
+    raise kind(f"fetch from offset {offset} of {place}")
+
+
+def _request(place: Any, offset: int, size: int) -> Any:
+    partition = FetchRequest.FetchTopic.FetchPartition(
+        partition=place.partition, current_leader_epoch=-1, fetch_offset=offset, last_fetched_epoch=-1,
+        log_start_offset=-1, partition_max_bytes=size,
+    )  # fmt: skip
+    return FetchRequest(
+        replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=max(size, _LARGE),
+        isolation_level=IsolationLevel.READ_COMMITTED, **_NO_SESSION,
+        topics=[FetchRequest.FetchTopic(topic=place.topic, partitions=[partition])], forgotten_topics_data=[],
+        rack_id="", min_version=4, max_version=_NEWEST_FETCH,
+    )  # fmt: skip

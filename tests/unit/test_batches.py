@@ -1,0 +1,173 @@
+"""Why an offset is not given, read from the bytes of record batches as a broker sends them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from kafka.record.default_records import DefaultRecordBatchBuilder
+from kafka.record.legacy_records import LegacyRecordBatchBuilder
+from kafka.record.util import calc_crc32c
+
+from anabranch.errors import Transient
+from anabranch.kafka import batches
+from anabranch.kafka.batches import Fetched, Missing, Seen, explain_missing
+
+PRODUCER, OTHER = 7, 8
+ABORT, COMMIT = 0, 1
+NONE, GZIP = 0, 1
+_ATTRIBUTES, _LAST_DELTA, _BASE, _CRC = 21, 23, 0, 17
+
+
+@dataclass(frozen=True)
+class Written:
+    """A batch in a partition's log."""
+
+    first: int
+    end: int
+    data: bytes
+
+
+def batch(
+    first: int, offsets: Iterable[int], end: int | None = None, producer: int | None = None, codec: int = NONE,
+    control: int | None = None, headers: list[tuple[str, bytes]] | None = None,
+) -> Written:  # fmt: skip
+    """A batch of format 2 that begins at `first`, holds records of these offsets, and ends before `end`: as the broker
+    stores it, also after compaction took records out of it."""
+    held = list(offsets)
+    builder = DefaultRecordBatchBuilder(
+        magic=2, compression_type=codec, is_transactional=producer is not None,
+        producer_id=producer if producer is not None else -1, producer_epoch=0, base_sequence=0, batch_size=1 << 20,
+    )  # fmt: skip
+    for offset in held:
+        key = struct.pack(">hh", 0, control) if control is not None else b"k" * 20
+        builder.append(offset - first, timestamp=1, key=key, value=b"v" * 50, headers=headers or [])
+    data = bytearray(builder.build())
+    end = end if end is not None else held[-1] + 1
+    struct.pack_into(">q", data, _BASE, first)
+    struct.pack_into(">i", data, _LAST_DELTA, end - first - 1)
+    if control is not None:
+        data[_ATTRIBUTES + 1] |= 0x20
+    struct.pack_into(">I", data, _CRC, calc_crc32c(memoryview(data)[_ATTRIBUTES:]))
+    return Written(first, end, bytes(data))
+
+
+def marker(offset: int, producer: int, what: int) -> Written:
+    return batch(offset, [offset], producer=producer, control=what)
+
+
+def legacy(magic: int, offsets: list[int], codec: int = NONE) -> Written:
+    builder = LegacyRecordBatchBuilder(magic=magic, compression_type=codec, batch_size=1 << 20)
+    for offset in offsets:
+        builder.append(offset, timestamp=1, key=b"k", value=b"v")
+    return Written(offsets[0], offsets[-1] + 1, bytes(builder.build()))
+
+
+@dataclass
+class Log:
+    """A partition's log that answers as a broker does: whole batches, the first one always, the last one cut off."""
+
+    batches: list[Written]
+    aborted: tuple[tuple[int, int, int], ...] = ()
+    start: int = 0
+    stable_end: int = 0
+    fetches: list[tuple[int, int]] = field(default_factory=list)
+    fetched: int = 0
+
+    def fetch(self, offset: int, size: int) -> Fetched:
+        self.fetches.append((offset, size))
+        if offset < self.start:
+            return Fetched(log_start=self.start)
+        behind = [b for b in self.batches if b.end > offset]
+        data = b"".join(b.data for b in behind)[: max(size, len(behind[0].data) if behind else 0)]
+        self.fetched += len(data)
+        aborted = tuple((producer, first) for producer, first, last in self.aborted if last >= offset)
+        return Fetched(data, aborted, self.start, self.stable_end or (self.batches[-1].end if self.batches else 0))
+
+
+def seen(log: Log, missing: Iterable[int], start: int = 0) -> Seen:
+    offsets = list(missing)
+    mask = np.zeros(max(offsets) + 1 - start, np.bool_)
+    mask[[o - start for o in offsets]] = True
+    return explain_missing(log.fetch, Missing(start, mask))
+
+
+def test_a_control_record_is_seen_by_its_flag_and_an_aborted_one_by_the_list_of_the_fetch() -> None:
+    log = Log(
+        [
+            batch(0, [0, 1], producer=PRODUCER), marker(2, PRODUCER, COMMIT),
+            batch(3, [3, 4], producer=PRODUCER), batch(5, [5], producer=OTHER), marker(6, PRODUCER, ABORT),
+            batch(7, [7], producer=PRODUCER), marker(8, PRODUCER, COMMIT), marker(9, OTHER, COMMIT),
+        ],
+        aborted=((PRODUCER, 3, 6),),
+    )  # fmt: skip
+    assert seen(log, [2, 3, 4, 6, 8, 9]) == Seen({"control": 4, "aborted": 2})
+    # Of the same producer, what comes before and behind the aborted transaction is there to be read.
+    assert seen(log, [0, 3, 7]) == Seen({"aborted": 1, "present": 2}, ((0, 1), (7, 8)))
+
+
+def test_a_transaction_of_before_the_first_fetch_is_aborted_too() -> None:
+    log = Log([batch(0, [0, 1, 2, 3], producer=PRODUCER), marker(4, PRODUCER, ABORT)], aborted=((PRODUCER, 0, 4),))
+    assert seen(log, [2, 3], start=2) == Seen({"aborted": 2})
+
+
+@pytest.mark.parametrize("codec", [NONE, GZIP])
+def test_a_record_that_its_batch_lacks_was_compacted_away(codec: int) -> None:
+    # The first and the last record of a batch are taken like any other; the batch keeps its range.
+    log = Log([batch(0, [1, 3], end=6, codec=codec), batch(6, [], end=9), batch(9, [9])])
+    assert seen(log, [0, 2, 4, 5, 6, 7, 8]) == Seen({"compacted": 7})
+    # What the batch does hold is not explained by the others.
+    assert seen(log, [0, 1]) == Seen({"compacted": 1, "present": 1}, ((1, 2),))
+
+
+def test_what_is_missing_with_its_batch_was_compacted_away_also_at_the_logs_end() -> None:
+    log = Log([batch(5, [5]), batch(10, [10])], stable_end=14)
+    assert seen(log, [0, 4, 6, 9, 11, 13]) == Seen({"compacted": 6})
+
+
+def test_what_lies_before_the_logs_start_by_now_is_retention() -> None:
+    log = Log([batch(0, range(10)), marker(10, PRODUCER, COMMIT)], start=4)
+    assert seen(log, [2, 3, 10]) == Seen({"retention": 2, "control": 1})
+
+
+@pytest.mark.parametrize(("magic", "codec"), [(0, NONE), (1, NONE), (0, GZIP), (1, GZIP)])
+def test_older_message_formats_have_no_control_records(magic: int, codec: int) -> None:
+    parts = [[0, 1, 4], [7]] if codec else [[0], [1], [4], [7]]
+    log = Log([legacy(magic, offsets, codec) for offsets in parts])
+    assert seen(log, [2, 3, 5, 6]) == Seen({"compacted": 4})
+    assert seen(log, [1, 2]) == Seen({"compacted": 1, "present": 1}, ((1, 2),))
+
+
+def test_a_header_that_is_no_text_is_no_obstacle() -> None:
+    written = batch(0, [0, 2], end=4, headers=[("name", b"v")])
+    log = Log([Written(0, 4, written.data.replace(b"name", b"\xff\xfe\xff\xfe"))])
+    assert seen(log, [1, 3]) == Seen({"compacted": 2})
+
+
+def test_a_log_that_ends_before_is_asked_again() -> None:
+    with pytest.raises(Transient, match="from offset 3 on: expected that offset to be decided"):
+        seen(Log([batch(0, [0])], stable_end=3), [3])
+
+
+def test_only_batches_around_what_is_missing_are_fetched() -> None:
+    log = Log([])
+    for i in range(10):
+        log.batches += [batch(i * 801 + j * 20, range(i * 801 + j * 20, i * 801 + j * 20 + 20)) for j in range(40)]
+        log.batches.append(marker(i * 801 + 800, PRODUCER, COMMIT))
+    assert seen(log, range(800, 8010, 801)) == Seen({"control": 10})
+    assert len(log.fetches) == 10
+    assert log.fetched < sum(len(b.data) for b in log.batches) / 3
+
+
+def test_dense_markers_take_few_large_fetches() -> None:
+    log = Log([])
+    for i in range(20_000):
+        log.batches += [batch(2 * i, [2 * i], producer=PRODUCER), marker(2 * i + 1, PRODUCER, COMMIT)]
+    total = sum(len(b.data) for b in log.batches)
+    assert seen(log, range(1, 40_000, 2)) == Seen({"control": 20_000})
+    assert len(log.fetches) < 20
+    assert max(size for _, size in log.fetches) <= batches._LARGE
+    assert total > 4_000_000
