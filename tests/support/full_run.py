@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -190,7 +190,7 @@ def run_shard(number: int, count: int, shard: Sequence[Unit], durations: dict[st
             ).returncode  # fmt: skip
             results = json.loads(recorded.read_text(encoding="utf-8")) if recorded.exists() else {}
         passed = passed and code == 0
-        add_durations(durations, results)
+        add_durations(durations, results, {unit.name for unit in units})
         record, now = load_record(), datetime.now(UTC).isoformat(timespec="seconds")
         for unit in units:
             outcomes = {t["outcome"] for name, t in results.items() if f"{name}::".startswith(f"{unit.name}::")}
@@ -211,16 +211,22 @@ def run_shard(number: int, count: int, shard: Sequence[Unit], durations: dict[st
 
 
 def add_durations(
-    durations: dict[str, dict[str, float]], results: Mapping[str, Mapping[str, Mapping[str, float]]]
+    durations: dict[str, dict[str, float]],
+    results: Mapping[str, Mapping[str, Mapping[str, float]]],
+    whole: Collection[str],
 ) -> None:
-    """Replace the seconds of each file by those of this run; tests of less than a second are added up."""
+    """Replace the seconds of the files that ran `whole` by those of this run, of other files those of the tests that
+    ran; tests of less than a second are added up."""
     by_file: dict[str, dict[str, float]] = defaultdict(dict)
     for name, test in results.items():
         file, _, own = name.partition("::")
         by_file[file][own] = sum(test["seconds"].values())
     for file, tests in by_file.items():
         kept = {name: round(seconds, 1) for name, seconds in sorted(tests.items()) if seconds >= 1}
-        durations[file] = kept | {"": round(sum(s for s in tests.values() if s < 1), 1)}
+        if file in whole:
+            durations[file] = kept | {"": round(sum(s for s in tests.values() if s < 1), 1)}
+        else:
+            durations[file] = durations.get(file, {}) | kept
 
 
 def print_plan(shards: Sequence[Sequence[Unit]]) -> None:
@@ -242,12 +248,13 @@ def print_status() -> None:
         for file in sorted((ROOT / "tests" / suite).glob("test_*.py")):
             name = f"tests/{suite}/{file.name}"
             found = [p["commit"] for n, p in record["units"].items() if n == name or n.startswith(f"{name}::")]
-            for one in found or ["no commit yet"]:
+            for one in found or [""]:
                 if file.name not in at[one]:
                     at[one].append(file.name)
         for one, files in at.items():
             some = ", ".join(files[:4]) + (", ..." if len(files) > 4 else "")
-            print(f"suite {suite}: {'all' if len(at) == 1 else f'{len(files)} files ({some})'} passed last at {one}")
+            of = f"{len(files)} of {sum(map(len, at.values()))} files ({some})"
+            print(f"suite {suite}: {of} {f'passed last at {one}' if one else 'have not passed yet'}")
 
 
 def main() -> int:

@@ -42,8 +42,11 @@ def test_what_a_run_took_replaces_what_was_known_of_its_files() -> None:
         "tests/unit/test_a.py::test_1[x::y]": {"seconds": {"setup": 1.0, "call": 2.0}},
         "tests/unit/test_a.py::test_2": {"seconds": {"call": 0.3}},
     }
-    full.add_durations(durations, took)
+    full.add_durations(durations, took, {"tests/unit/test_a.py"})
     assert durations == {"tests/unit/test_a.py": {"test_1[x::y]": 3.0, "": 0.3}, "tests/unit/test_b.py": {"": 2.0}}
+    # Of a file that is shared out, the other tests' seconds stay.
+    full.add_durations(durations, {"tests/unit/test_b.py::test_long": {"seconds": {"call": 9.0}}}, set())
+    assert durations["tests/unit/test_b.py"] == {"": 2.0, "test_long": 9.0}
 
 
 def test_what_passed_elsewhere_is_taken_over_when_it_is_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
