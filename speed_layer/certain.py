@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from anabranch import records
 from anabranch.errors import Unexpected
+from anabranch.hours import HourRange, hour_of
+from anabranch.kafka.source import one_record
 from anabranch.lookups import arrays
 from anabranch.records.certain import CertainRows, can_read
 from anabranch.spark.settings import runs_here
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
     from anabranch.config import EventTime, Stream
     from anabranch.config.columns import Column
+    from anabranch.records.formats import Format
 
 MOST_LEFT = 2_000
 _REMEDY = "nothing of it is published: start the speed layer again, and report this"
@@ -134,6 +138,19 @@ def warm_up(spark: SparkSession) -> None:
     if runs_here(spark.sparkContext.master):
         at_once = spark.sparkContext.defaultParallelism
         spark.range(at_once, numPartitions=at_once).mapInArrow(_no_task, "id BIGINT").collect()
+
+
+def warm_up_decoder(spark: SparkSession, stream: Stream, form: Format) -> int:
+    """Decode a record that is broken as the few are that the workers leave, to no effect: Spark loads and compiles what
+    reads them, for which the micro-batch of the first one would wait otherwise. Returns how many dead letters it saw:
+    one."""
+    now = datetime.now(UTC)
+    record = one_record(spark, b"{", now).cache()
+    try:
+        decoded = records.decode(records.assign_hours(record, [HourRange(hour_of(now), None)]), stream, form)
+        return len(records.good(decoded, stream).collect()) + len(records.dead(decoded, "", "speed").collect())
+    finally:
+        record.unpersist()
 
 
 def _no_task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:

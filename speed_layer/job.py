@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,9 @@ _CHECKPOINT = {
     ),
 }
 
+# By then Spark has compiled what every micro-batch needs.
+_SETTLED_SECONDS = 30
+
 
 class SpeedJob:
     """Runs a stream until a stop is requested, or until all that was there at its start is published."""
@@ -98,6 +102,15 @@ class SpeedJob:
                 raise
         finally:
             self._batches.close()
+
+    def warm_up(self) -> None:
+        """Half a minute after the first micro-batch is published, so that none of the first waits for it: make the way
+        ready that few records take, and none may take for days."""
+        while not self._published and not self._stop.wait(0.2):
+            pass
+        if not self._stop.wait(_SETTLED_SECONDS):
+            with suppress(Exception):  # What is wrong with Spark, a micro-batch says.
+                self._batches.warm_up(self._spark)
 
     def _try(self) -> None:
         with explained(self._spark, f"run stream {self._job.stream.name}"):
@@ -288,6 +301,8 @@ def _run(job: Job, available_now: bool, note_progress: Callable[[], None]) -> in
     try:
         threading.Thread(target=_warm_up, args=(spark,), name="warm-up", daemon=True).start()
         speed = SpeedJob(job, spark, available_now, note_progress)
+        if not available_now:
+            threading.Thread(target=speed.warm_up, name="warm-up-decoder", daemon=True).start()
         stop_on_signal(spark, speed.stop, (signal.SIGTERM, signal.SIGINT))
         speed.run()
         LOG.info("stream %s: done", job.stream.name)

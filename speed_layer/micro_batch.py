@@ -47,7 +47,7 @@ from anabranch.tally import S3_REQUESTS, TALLY
 from serving_layer import merge
 from serving_layer.diff.spark import fitted
 from serving_layer.merge import Merged, recover
-from speed_layer.certain import only, stage_certain, stage_rows, task_spec
+from speed_layer.certain import only, stage_certain, stage_rows, task_spec, warm_up_decoder
 from speed_layer.plan import (
     Next,
     Plan,
@@ -65,7 +65,7 @@ from speed_layer.plan import (
 from speed_layer.rollup import Rollup
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 LOG = logging.getLogger(__name__)
 
@@ -121,6 +121,11 @@ class MicroBatches:
         """Stop what runs beside the micro-batches."""
         self._publisher.shutdown()
         self._rollup.close()
+
+    def warm_up(self, spark: SparkSession) -> None:
+        """Have Spark ready for the first record that the workers leave, where it is they who read the others."""
+        if runs_here(spark.sparkContext.master) and self._stream.format.type == "json":
+            warm_up_decoder(spark, self._stream, self._format)
 
     def hand_over(self, frame: Callable[[], DataFrame], ranges: Ranges, read_until: datetime | None = None) -> int:
         """Stage the records of `ranges`, which `frame` reads from Kafka, and leave their publish to a thread of its

@@ -91,6 +91,11 @@ def no_records(spark: SparkSession) -> DataFrame:
     return spark.createDataFrame([], _COLUMNS)
 
 
+def one_record(spark: SparkSession, value: bytes, at: datetime) -> DataFrame:
+    """A record that no topic has, in the same columns."""
+    return spark.createDataFrame([(None, bytearray(value), "", 0, 0, at, 0, None)], _COLUMNS)
+
+
 def is_unreadable(error: BaseException) -> bool:
     """Whether Spark's reader threw because a record's timestamp is none that it can hold. Pure."""
     # PySpark makes some of Java's exceptions its own: then the name is that of the type, and the trace apart.

@@ -22,6 +22,7 @@ from anabranch.config.columns import RESCUED, parse_columns
 from anabranch.records.certain import CertainRows
 from anabranch.records.formats import Format
 from anabranch.records.formats.json import JsonFormat
+from speed_layer.certain import warm_up_decoder
 
 START = datetime(2026, 11, 21, 3, tzinfo=UTC)
 SOURCE = "key binary, value binary, partition int, offset bigint, timestamp timestamp"
@@ -336,6 +337,11 @@ def test_each_limit_of_sparks_parser_at_its_boundary(spark: SparkSession) -> Non
     fields += [f'"{name}":"{"s" * n}"' for name in ("z", "name") for n in (900_000, 1_100_000)]
     values = [f'{{"id":"a","at":"2026-11-21T03:10:00Z",{field}}}'.encode() for field in fields]
     assert _require_as_spark_reads(spark, list(values), _stream(CERTAIN)) > 15
+
+
+@pytest.mark.parametrize("ddl", [CERTAIN, hostile.DDL])
+def test_the_decoder_is_warmed_up_by_one_dead_letter_that_nobody_gets(spark: SparkSession, ddl: str) -> None:
+    assert warm_up_decoder(spark, _stream(ddl), JsonFormat()) == 1
 
 
 def test_numbers_and_times_of_every_form(spark: SparkSession) -> None:
