@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +23,7 @@ from anabranch.position import Position
 from anabranch.protocol import apply
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.state import Accepted
-from anabranch.table import admin, foreign, snapshots
+from anabranch.table import admin, foreign, orphans, snapshots
 from anabranch.table.commits import Change, Commit, Outcome
 from anabranch.table.prepare import set_ref
 from serving_layer.merge import merge
@@ -253,3 +256,44 @@ def test_a_branch_that_is_made_again_has_the_tag_of_its_new_beginning(lake: Stre
     assert admin.add_branches(lake.lake, lake.name, {}) == ["speed"]
     refs = lake.table().metadata.refs
     assert refs[snapshots.PUBLISHED + "speed"].snapshot_id == refs["speed"].snapshot_id == refs["main"].snapshot_id
+
+
+def remove_orphans(lake: StreamLake) -> None:
+    """Every file below the table that its metadata does not name, as `remove_orphan_files` does with no age."""
+    table = lake.table()
+    named = {path.removeprefix("file://") for path in orphans.references(table)}
+    for path in Path(table.location().removeprefix("file://")).rglob("*"):
+        if path.is_file() and str(path) not in named:
+            path.unlink()
+
+
+def set_and_unset(lake: StreamLake) -> None:
+    lake.table().transaction().set_properties({"team": "platform"}).commit_transaction()
+    lake.table().transaction().remove_properties("team").commit_transaction()
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_operations_of_other_programs_at_random(lake: StreamLake, moves: bool) -> None:
+    seed = int(os.environ.get("FOREIGN_SEED", random.randrange(1_000_000)))
+    print(f"FOREIGN_SEED={seed}")
+    dice, rows = random.Random(seed), list(ROWS)
+    operations: list[Callable[[], object]] = [
+        *(partial(rewrite, lake, branch) for branch in snapshots.BRANCHES),
+        *(partial(lake.foreign_commit, branch) for branch in snapshots.BRANCHES),
+        *[partial(operation, lake) for operation in (expire_all, remove_orphans, set_and_unset)] * 2,
+    ]
+    for _ in range(12):
+        dice.choice(operations)()
+        if moves and dice.random() < 0.5:
+            rows.append((NEXT, 0, len(rows)))
+            assert lake.publish(lake.speed(lake.stage(rows[-1:]), {0: len(rows)})) is Outcome.LANDED
+        assert lake.rows("main") == lake.rows("speed") == rows
+        assert lake.rows("batch") == ROWS[:2]
+        assert lake.state().overrides == {FIRST: "speed"}
+    accept = lake.accept(lake.stage(ROWS[:2]), FIRST, Accepted(2, Cut("t", {0: (0, 2)})))
+    assert lake.publish(accept) is Outcome.LANDED
+    serve_hour(lake.lake, lake.stream, FIRST, None, "a test")
+    merge(lake.lake, lake.stream, everything=True)
+    assert (lake.rows("main"), lake.rows("batch")) == (rows, ROWS[:2])
+    remove_orphans(lake)
+    assert lake.rows("main") == rows
