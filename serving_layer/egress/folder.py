@@ -106,7 +106,8 @@ class Folder:
             written = {name for one in begun.values() for name in one.files}
             storage.delete(folder, frozenset((former | written) - after.names))
             # What another process still writes is found by its own word the next time, so that word stays until then.
-            done = {name for name, one in begun.items() if name == begun_name(delivery) or not listed & set(one.files)}
+            left = listed - after.names
+            done = {name for name, one in begun.items() if name == begun_name(delivery) or left.isdisjoint(one.files)}
             storage.delete(folder, frozenset(done))
             reach(Step.EGRESS_CLEARED)
             # Step 5: the folder is the hour.

@@ -218,20 +218,25 @@ class Search:
         to an earlier time, each gives way: the document is sent by the version that is there."""
         try:
             self.index.send(bulk)
-        except OvertakenError as overtaken:
+        except OvertakenError:
             if not is_current(self.job, hour):
                 raise
             versions = self.index.versions(bulk)
-            if not versions:
-                raise Transient(
-                    f"{overtaken}; what is there was deleted by a later reading, which the engine forgets after "
-                    "index.gc_deletes: run it again in a minute"
-                ) from overtaken
+            version = max([hour.sequence, *versions.values()])
+            # What a later reading deleted is gone already; the engine may remember with which version.
+            again = [one.at_version(version) for one in bulk if one.id in versions or one.value is not None]
             LOG.warning(
                 "hour %s: %s has later readings that the table does not know: it was restored; they are replaced",
                 hour.name, self.index.where,
             )  # fmt: skip
-            self.index.send([one.at_version(max(versions.get(one.id, 0), hour.sequence)) for one in bulk])
+            try:
+                if again:
+                    self.index.send(again)
+            except OvertakenError as deleted:
+                raise Transient(
+                    f"send to {self.index.where}: expected to write what a later reading has deleted, found that the "
+                    "engine still remembers that (index.gc_deletes): run it again in a minute"
+                ) from deleted
 
 
 @contextmanager

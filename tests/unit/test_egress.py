@@ -387,6 +387,16 @@ def test_what_a_killed_delivery_left_is_known_by_its_own_word(
     assert (parquet_in(folder), manifest.rows) == (set(manifest.names), 9)
 
 
+def test_a_delivery_that_only_had_to_be_finished_leaves_no_word_behind(
+    lake: StreamLake, tmp_path: Path, forks: Any
+) -> None:
+    accept(lake, HOURS[0], 10)
+    run_until(forks, tmp_path, Step.EGRESS_NAMED.label)
+    run(tmp_path)
+    folder = tmp_path / "export" / f"date={HOURS[0][:10]}" / f"hour={HOURS[0][11:]}"
+    assert {p.name for p in folder.iterdir()} == {*parquet_in(folder), "_manifest.json", "_SUCCESS"}
+
+
 def test_after_a_restore_folders_take_what_the_table_serves_now(lake: StreamLake, tmp_path: Path) -> None:
     """The hazard: the hour was blocked until the table's sequence numbers passed those of the commits that it lost."""
     accept(lake, HOURS[0], 10)
