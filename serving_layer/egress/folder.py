@@ -91,7 +91,7 @@ class Folder:
                 if marked is not None:
                     storage.delete(folder, frozenset({SUCCESS}))
                 reach(Step.EGRESS_BEGUN)
-                files = self._write(folder, hour, delivery)
+                files = self._write(folder, hour, delivery, before.names if before is not None else frozenset())
             else:
                 files = before.files
             reach(Step.EGRESS_WRITTEN)
@@ -103,7 +103,7 @@ class Folder:
             reach(Step.EGRESS_NAMED)
             # Step 4: the others go, by their names: of the manifest before, and of what was begun.
             former = before.names if before is not None else frozenset[str]()
-            written = {name for one in begun.values() for name in one.files}
+            written = {name for one in begun.values() for name in one.names}
             storage.delete(folder, frozenset((former | written) - after.names))
             # What another process still writes is found by its own word the next time, so that word stays until then.
             left = listed - after.names
@@ -123,10 +123,11 @@ class Folder:
                 found[name] = begun
         return found
 
-    def _write(self, folder: str, hour: Hour, delivery: str) -> tuple[ParquetFile, ...]:
+    def _write(self, folder: str, hour: Hour, delivery: str, former: frozenset[str]) -> tuple[ParquetFile, ...]:
         count = -(-hour.rows // self.target.file_rows)
         names = [f"{hour.name}-r{hour.revision}-{delivery[:8]}-{i:05}.parquet" for i in range(count)]
-        self.storage.put(f"{folder}/{begun_name(delivery)}", Begun(hour.stream, tuple(names)).encode())
+        begun = Begun(hour.stream, tuple(names), tuple(sorted(former)))
+        self.storage.put(f"{folder}/{begun_name(delivery)}", begun.encode())
         written: list[ParquetFile] = []
         with hour.batches(self.target.name) as batches:
             # Of more rows than there are names for, nothing more is written: their number is compared below.

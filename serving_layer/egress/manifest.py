@@ -83,11 +83,16 @@ def of_hour(hour: Hour, files: tuple[ParquetFile, ...], delivery: str) -> Manife
 
 @dataclass(frozen=True)
 class Begun:
-    """The names that a delivery is about to write, said in a small file before the first of them is there: so that a
-    file that a killed process left is known to be egress's own, and nothing else is ever deleted."""
+    """The names of the files that a delivery writes and of those that it replaces. Egress stores them in a small file
+    before it writes the first one, so it recognizes the files that a killed process left and deletes no others."""
 
     stream: str
     files: tuple[str, ...]
+    replaces: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset((*self.files, *self.replaces))
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self), indent=1).encode() + b"\n"
@@ -97,7 +102,8 @@ class Begun:
         """None for what `encode` did not write, which is somebody else's file."""
         try:
             data: dict[str, Any] = json.loads(text)
-            return Begun(str(data["stream"]), tuple(map(str, data["files"])))
+            files, replaces = data["files"], data.get("replaces", ())
+            return Begun(str(data["stream"]), tuple(map(str, files)), tuple(map(str, replaces)))
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -110,7 +116,7 @@ def begun_name(delivery: str) -> str:
 def find_foreign(before: Manifest | None, begun: Iterable[Begun], listed: Iterable[str]) -> list[str]:
     """What of a folder's files egress did not write. Names that begin with `_` or `.` are no data to any reader; but of
     `_SUCCESS` without a manifest, another program says that the folder is its own. Pure."""
-    own = {name for one in begun for name in one.files} | (before.names if before is not None else set())
+    own = {name for one in begun for name in one.names} | (before.names if before is not None else set())
     is_hidden = {name: name.startswith(("_", ".")) for name in listed}
     found = {name for name, hidden in is_hidden.items() if not hidden and name not in own}
     return sorted(found | ({SUCCESS} & is_hidden.keys() if before is None else set()))
