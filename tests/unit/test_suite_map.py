@@ -15,7 +15,6 @@ MAY_SKIP = {
     "lineage/test_marquez.py": "Marquez is asked on demand",
     "lineage/test_provider.py": "its own target brings the provider",
     "unit/test_completion.py": "a machine without bash completes nothing",
-    "unit/test_submit.py": "macOS has no /proc",
     "unit/test_written.py": "macOS has no /dev/full",
 }
 
