@@ -184,6 +184,25 @@ class World:
         """The exact multiset that a branch holds: where each row came from, and its event."""
         return sorted((r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in self.rows(branch))
 
+    def set_topic(self, **settings: str) -> None:
+        """Change the topic's settings."""
+        from kafka.admin import ConfigResource, ConfigResourceType
+
+        self._set(ConfigResource(ConfigResourceType.TOPIC, self.name, configs=settings))
+
+    def compact_soon(self) -> None:
+        """Have the broker look for logs to compact each half second, of by default 15."""
+        from kafka.admin import ConfigResource, ConfigResourceType
+
+        self._set(ConfigResource(ConfigResourceType.BROKER, "1", configs={"log.cleaner.backoff.ms": "500"}))
+
+    def _set(self, resource: Any) -> None:
+        admin = self.admin()
+        try:
+            admin.alter_configs([resource])
+        finally:
+            admin.close()
+
     def delete_records(self, before: dict[int, int]) -> None:
         """Delete the partitions' records before these offsets, as retention would."""
         admin = self.admin()
