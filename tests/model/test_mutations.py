@@ -522,7 +522,7 @@ MUTANTS = [
     ),
     mutant(
         adoption, "gone_from_kafka", always(None), broker(("adopted",), RECORD), Speed("speed"), Batch("batch"),
-        Adopter("adopter"), finds="more than once", name="what Kafka cannot give any more", before=TRUNCATED,
+        Adopter("adopter"), finds="does not any more", name="what Kafka cannot give any more", before=TRUNCATED,
         accounts=True, stamped=True,
     ),
     mutant(
