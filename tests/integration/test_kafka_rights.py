@@ -68,7 +68,6 @@ def topic(super_user: config.Kafka) -> Topic:
         (("DESCRIBE",), lambda a, t: a.stamps_from(t, {0: 0}, {0: 1}, 1), "--operation Read --topic {topic}"),
         (("DESCRIBE",), lambda a, t: list(a.read_offsets(t.name, {0: (0, 1)})), "--operation Read --topic {topic}"),
         (("READ",), lambda a, t: a.retention(t.name), "--operation DescribeConfigs --topic {topic}"),
-        (("READ",), lambda a, t: a.is_compacted(t.name), "--operation DescribeConfigs --topic {topic}"),
         (("READ",), lambda a, t: a.settings(t.name), "--operation DescribeConfigs --topic {topic}"),
         (("READ",), lambda a, t: a.partition_bytes(t.name), "--operation Describe --cluster"),
         (("READ",), lambda a, t: a.commit_lag(GROUP, t.name, {0: 1}), f"--operation Read --group {GROUP}"),
