@@ -216,7 +216,8 @@ def explain(doing: str, error: BaseException, reason: str | None = None) -> Anab
     if isinstance(error, AnabranchError):
         return error
     if (why := _stays_of_system(error)) is not None:
-        return ConfigurationError(f"{doing}: {reason or one_line(error)}; {why}")
+        found = reason or one_line(error)
+        return ConfigurationError(f"{doing}: expected a path or port that this process may use, found {found}; {why}")
     text = f"{full_text(error)}\n{reason or ''}"
     return _explained(doing, text, reason or one_line(error), classify(error))
 
@@ -248,7 +249,7 @@ def classify_unexpected(doing: str, error: BaseException) -> AnabranchError:
     """The same for an error that reached the end of the program: what nothing explains there is Unexpected, but for a
     path that is no place for a file."""
     if isinstance(error, OSError) and error.errno in _NO_SUCH_PLACE and error.filename is not None:
-        return ConfigurationError(f"{doing}: {one_line(error)}; choose another path")
+        return ConfigurationError(f"{doing}: expected a place for a file, found {one_line(error)}; choose another path")
     explained = explain(doing, error)
     return Unexpected(str(explained)) if isinstance(explained, Unexplained) else explained
 

@@ -751,5 +751,5 @@ def _validated(path: Path, model: type[M], data: dict[str, Any], raw: Mapping[st
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        lines = explain_mistakes(model, raw, error)
-        raise ConfigurationError("\n".join(f"{path}: {line}" for line in lines)) from None
+        mistakes = "\n".join(f"{path}: {line}" for line in explain_mistakes(model, raw, error))
+        raise ConfigurationError(mistakes) from None

@@ -633,11 +633,14 @@ def _missing_right(kafka: config.Kafka, doing: str, found: str, right: str) -> M
 def _codec_missing(doing: str, error: BaseException) -> CodecMissing:
     package = next((package for codec, package in _CODEC_PACKAGES.items() if codec in str(error)), None)
     remedy = (
-        f"expected the package {package}, found it missing: run `pip install {package}` in Anabranch's environment"
+        f"run `pip install {package}` in Anabranch's environment"
         if package is not None
-        else f"expected one of the codecs gzip, {', '.join(_CODEC_PACKAGES)}: upgrade Anabranch and kafka-python"
+        else "upgrade Anabranch and kafka-python"
     )
-    return CodecMissing(f"{doing}: {one_line(error)}; {remedy}, then start it again")
+    return CodecMissing(
+        f"{doing}: expected a package for each codec (gzip, {', '.join(_CODEC_PACKAGES)}), found: {one_line(error)}; "
+        f"{remedy}, then start it again"
+    )
 
 
 def _topic_id(topic: str, raw: Any) -> str:
@@ -646,7 +649,7 @@ def _topic_id(topic: str, raw: Any) -> str:
     if value == _NO_TOPIC_ID:
         raise NoTopicIds(
             f"topic {topic}: expected an id from the brokers (KIP-516), found none; without ids a recreated topic "
-            "looks like the one before it, and its first records would be skipped: use Kafka 2.8 or newer, with an "
+            "looks like the one before it, and its first records would be skipped: run Kafka 2.8 or newer, with an "
             "inter.broker.protocol.version of 2.8 or newer"
         )
     return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")

@@ -31,7 +31,8 @@ def kafka_python_settings(kafka: Kafka) -> dict[str, Any]:
     settings: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers.split(",")}
     for key, value in kafka.security.items():
         if key not in _KAFKA_PYTHON:
-            raise ConfigurationError(unknown_key(key, sorted(_KAFKA_PYTHON), f"kafka.security.{key}"))
+            mistake = unknown_key(key, sorted(_KAFKA_PYTHON), f"kafka.security.{key}")
+            raise ConfigurationError(mistake)
         settings[_KAFKA_PYTHON[key]] = value.get_secret_value()
         if key.endswith(".location") and not Path(value.get_secret_value()).is_file():
             raise ConfigurationError(f"kafka.security: {key}: expected a file, found none")

@@ -221,7 +221,9 @@ def has_same_rows(table: Table, hour: str, one: str, other: str) -> bool:
             ).fetchall()
         except duckdb.Error as error:
             if is_reading_failure(error):
-                raise Transient(f"compare hour {hour} of {name}: expected its rows, found: {error}") from error
+                raise Transient(
+                    f"compare hour {hour} of {name}: expected its rows, found: {error}; run it again"
+                ) from error
             raise
     return bool(n == 0)
 

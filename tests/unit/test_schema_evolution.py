@@ -253,6 +253,9 @@ class NoKafka:
     def describe(self, topic: str) -> None:
         return None
 
+    def cluster_id(self) -> str:
+        return ""
+
 
 def apply(one: StreamLake, stream: Stream, rolled_back: bool = False) -> list[str]:
     return tables.apply(one.environment, stream, one.lake, NoKafka(), rolled_back=rolled_back)  # type: ignore[arg-type]

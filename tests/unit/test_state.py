@@ -140,8 +140,10 @@ def test_another_topic_is_described_so_that_a_wrong_name_is_seen() -> None:
     """The hazard: who is only told that the topic was made anew adopts the one that was named by mistake."""
     topic = Topic("events", "other", (0,), records=12, cluster_id="c2")
     with pytest.raises(PositionError) as stopped:
-        check_topic(Position("t", {0: 4}), topic, "events")
-    expected, found = "id t, read up to 4 offsets in 1 partitions", "id other in cluster c2, which holds 12 records"
+        check_topic(Position("t", {0: 4}), topic, "events", read_from="c1")
+    expected, found = (
+        "id t in cluster c1, read up to 4 offsets in 1 partitions", "id other in cluster c2, which holds 12 records",
+    )  # fmt: skip
     mistake = "`topic:` or kafka.bootstrap_servers name the wrong topic or cluster"
     for words in (expected, found, mistake, "correct the configuration"):
         assert words in str(stopped.value)
