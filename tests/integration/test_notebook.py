@@ -51,7 +51,7 @@ def one(tmp_path: Path) -> StreamLake:
     for hour in HOURS[:-1]:
         start, ends = ends, ends + len(by_hour[hour])
         cuts[hour] = Cut("t", {0: (start, ends)})
-    made = new_lake(tmp_path, 1, Timeline(FIRST, HOURS[-1], {0: ends}, sealed=cuts))
+    made = new_lake(tmp_path, 1, Timeline(FIRST, HOURS[-1], {0: ends}, sealed=cuts), owner="game_events")
     published = made.speed(stage_rows(made, rows), {0: len(rows)}, read_until=UNTIL)
     assert made.publish(published) is Outcome.LANDED
     for hour in HOURS[:2]:

@@ -30,6 +30,7 @@ def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[Spar
     (conf / "anabranch.yaml").write_text(yaml.safe_dump(dict(environment)))
     settings = session_settings(config.load_environment(conf))
     log4j = f"-Dlog4j2.configurationFile=file:{jvm_folder() / 'log4j2-spark.properties'}"
+    before = os.environ.get("SPARK_LOCAL_IP")
     os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     builder = SparkSession.builder.master("local[2,4]").appName("tests")
     options = f"{log4j} {SHORT_LIVED} {AVRO_OPTIONS} -Daws.requestChecksumCalculation=WHEN_REQUIRED"
@@ -46,6 +47,10 @@ def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[Spar
     for key, value in (settings | certain.SETTINGS | launch).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
+    # The JVM has it now. Tests of what a job sets run in this process too, in any order.
+    os.environ.pop("SPARK_LOCAL_IP")
+    if before is not None:
+        os.environ["SPARK_LOCAL_IP"] = before
     session.sparkContext.setLogLevel("OFF")
     try:
         yield session

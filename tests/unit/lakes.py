@@ -143,9 +143,15 @@ class StreamLake:
 
 
 def new_lake(
-    folder: Path, partitions: int = 1, timeline: Timeline | None = None, ddl: str = DDL, **catalog: Any
+    folder: Path,
+    partitions: int = 1,
+    timeline: Timeline | None = None,
+    ddl: str = DDL,
+    owner: str | None = None,
+    **catalog: Any,
 ) -> StreamLake:
-    """Create a stream's tables and branches in a new folder, at position 0 of every partition."""
+    """Create a stream's tables and branches in a new folder, at position 0 of every partition. `owner` is the name of
+    the stream that the table belongs to."""
     environment = new_environment(folder, **catalog)
     stream = new_stream(schema=ddl, columns=parse_columns(ddl))
     made = StreamLake(folder, Lake(environment), stream, environment)
@@ -156,8 +162,9 @@ def new_lake(
         (stream.dead_letters_table, apply.dead_letters_schema(), ("ingest_hour",), {}),
         (stream.hours_table, apply.LEDGER_SCHEMA, (), {}),
     ):
-        owner = {OWNER: Owner(stream.name, stream.topic, "cluster").to_json()} if name == stream.table else {}
-        admin.create(made.lake, name, schema, by, admin.TABLE_PROPERTIES | owner)
+        mark = Owner(owner or stream.name, stream.topic, "cluster").to_json()
+        marked = {OWNER: mark} if name == stream.table else {}
+        admin.create(made.lake, name, schema, by, admin.TABLE_PROPERTIES | marked)
         if name != stream.hours_table:
             admin.add_branches(made.lake, name, properties | ({POSITION: position.to_json()} if properties else {}))
     return made
