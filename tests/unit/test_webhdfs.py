@@ -21,11 +21,13 @@ def server(redirect: str | None, seen: list[str | None]) -> Iterator[int]:
     """Answers OPEN with a redirect, or with a file; what it was told of a password is added to `seen`."""
 
     class Handler(BaseHTTPRequestHandler):
+        server: ThreadingHTTPServer
+
         def do_GET(self) -> None:
             seen.append(self.headers.get("Authorization"))
             self.send_response(307 if redirect is not None and "op=OPEN" in self.path else 200)
             if redirect is not None:
-                self.send_header("Location", redirect.format(port=self.server.server_address[1]))
+                self.send_header("Location", redirect.format(port=self.server.server_port))
             self.send_header("Content-Length", "2")
             self.end_headers()
             self.wfile.write(b"{}")
