@@ -1,0 +1,218 @@
+"""Three Kafka brokers that replicate, with ACLs: nodes that a test may kill, stop, start, or never start again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kafka import KafkaAdminClient
+from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
+from kafka.errors import KafkaError
+from waiting import wait_for
+
+from anabranch.dev.services import kafka_broker
+from anabranch.dev.services.processes import HOST, Daemon, free_port, properties_text, stop_all, write_private
+from anabranch.spark.jars import ensure_jars, jvm_folder
+from anabranch.spark.java import require_java
+
+NODES = (1, 2, 3)
+USER, PASSWORD = "reader", "reader-secret"
+
+
+@dataclass(frozen=True)
+class Ports:
+    """`plain` serves brokers and the super user, `sasl` the user with ACLs."""
+
+    plain: int
+    controller: int
+    sasl: int
+
+
+@dataclass(frozen=True)
+class KafkaCluster:
+    """The nodes are broker and controller at once; topics have three replicas unless they say otherwise."""
+
+    folder: Path
+    ports: dict[int, Ports]
+    gone: set[int] = field(default_factory=set)
+
+    @property
+    def super_servers(self) -> str:
+        return ",".join(f"{HOST}:{ports.plain}" for ports in self.ports.values())
+
+    @property
+    def section(self) -> dict[str, Any]:
+        """The `kafka` section of a configuration, for the user with ACLs."""
+        return {
+            "bootstrap_servers": ",".join(f"{HOST}:{ports.sasl}" for ports in self.ports.values()),
+            "security": {
+                "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": USER,
+                "sasl.password": PASSWORD,
+            },
+        }  # fmt: skip
+
+    def admin(self) -> Any:
+        return KafkaAdminClient(bootstrap_servers=self.super_servers.split(","))
+
+    def allow(self, topic: str, group: str) -> None:
+        """What docs/deploy.md asks for."""
+        topic_rights = (ACLOperation.READ, ACLOperation.DESCRIBE, ACLOperation.DESCRIBE_CONFIGS)
+        rights = [(ResourceType.TOPIC, topic, o) for o in topic_rights]
+        rights.append((ResourceType.GROUP, group, ACLOperation.READ))
+        admin = self.admin()
+        acls = [
+            ACL(f"User:{USER}", "*", operation, ACLPermissionType.ALLOW, ResourcePattern(kind, name))
+            for kind, name, operation in rights
+        ]
+        admin.create_acls(acls)
+        admin.close()
+
+    def start(self, node: int) -> None:
+        """Start a node, and return once it answers."""
+        daemon, ports = self._daemon(node), self.ports[node]
+        process = daemon.start(
+            [*self._jvm(node), "kafka.Kafka", str(self._properties(node))], ports.plain, _java_path()
+        )
+        daemon.await_answer(process, lambda: kafka_broker.answers(ports.plain), kafka_broker.READY_SECONDS)
+
+    def kill(self, node: int) -> None:
+        """kill -9."""
+        process = self._daemon(node).process()
+        assert process is not None, f"node {node} is not running"
+        process.kill()
+        stop_all([process], 30)
+
+    def stop(self, node: int) -> None:
+        """A controlled shutdown: its leaders move first."""
+        process = self._daemon(node).process()
+        assert process is not None, f"node {node} is not running"
+        stop_all([process], 60)
+
+    def lose(self, node: int) -> None:
+        """Kill a node that is never started again."""
+        self.kill(node)
+        self.gone.add(node)
+
+    def partitions(self, topic: str) -> list[dict[str, Any]]:
+        """What the brokers tell of each partition: leader_id, isr_nodes and more; empty while they do not answer."""
+        try:
+            admin = self.admin()
+            try:
+                [described] = admin.describe_topics([topic])
+                return sorted(described["partitions"], key=lambda p: int(p["partition_index"]))
+            finally:
+                admin.close()
+        except (KafkaError, OSError, ValueError):
+            return []
+
+    def leaders(self, topic: str) -> list[int]:
+        return [int(p["leader_id"]) for p in self.partitions(topic)]
+
+    def await_in_sync(self, topic: str, nodes: int) -> None:
+        """Until each partition has a leader and so many replicas in sync."""
+
+        def is_in_sync() -> bool:
+            partitions = self.partitions(topic)
+            return bool(partitions) and all(p["leader_id"] >= 0 and len(p["isr_nodes"]) >= nodes for p in partitions)
+
+        wait_for(is_in_sync, f"{nodes} replicas in sync", 90, 0.3)
+
+    def close(self) -> None:
+        stop_all([p for node in NODES if (p := self._daemon(node).process()) is not None], 10)
+
+    def format(self) -> None:
+        """Write each node's properties, and format its storage."""
+        cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        for node in NODES:
+            home = self.folder / str(node)
+            (home / "run").mkdir(parents=True)
+            (home / "data").mkdir()
+            write_private(self._properties(node), properties_text(self._settings(node)))
+            tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(self._properties(node))]
+            command = [*self._jvm(node), *tool]
+            done = subprocess.run(command, env=_java_path(), capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, done.stdout + done.stderr
+
+    def _settings(self, node: int) -> dict[str, object]:
+        ports = self.ports[node]
+        voters = ",".join(f"{n}@{HOST}:{p.controller}" for n, p in self.ports.items())
+        own = {
+            "node.id": node,
+            "controller.quorum.voters": voters,
+            "listeners": f"CLIENT://{HOST}:{ports.plain},SASL://{HOST}:{ports.sasl},CONTROLLER://{HOST}:{ports.controller}",
+            "advertised.listeners": f"CLIENT://{HOST}:{ports.plain},SASL://{HOST}:{ports.sasl}",
+            "listener.security.protocol.map": "CLIENT:PLAINTEXT,SASL:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl.plain.sasl.jaas.config": (
+                "org.apache.kafka.common.security.plain.PlainLoginModule required "
+                f'user_{USER}="{PASSWORD}";'
+            ),
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
+            "auto.create.topics.enable": "true",
+            "default.replication.factor": 3,
+            "min.insync.replicas": 2,
+            "unclean.leader.election.enable": "false",
+            "replica.lag.time.max.ms": 3000,
+            "controlled.shutdown.enable": "true",
+            "leader.imbalance.check.interval.seconds": 2,
+            "offsets.topic.replication.factor": 3,
+            "transaction.state.log.replication.factor": 3,
+            "transaction.state.log.min.isr": 2,
+        }  # fmt: skip
+        return {
+            **kafka_broker.broker_properties(ports.plain, ports.controller, self.folder / str(node) / "data"),
+            **own,
+        }
+
+    def _properties(self, node: int) -> Path:
+        return self.folder / str(node) / "run" / "kafka.properties"
+
+    def _daemon(self, node: int) -> Daemon:
+        return Daemon("kafka", f"Kafka {node}", self.folder / str(node))
+
+    def _jvm(self, node: int) -> list[str]:
+        java = str(require_java().executable)
+        logs = f"-Dlog4j2.configurationFile={(jvm_folder() / 'log4j2-kafka.xml').as_uri()}"
+        return [
+            java,
+            "-Xmx320m",
+            "-XX:TieredStopAtLevel=1",
+            "-Djava.awt.headless=true",
+            self._daemon(node).marker,
+            logs,
+        ]
+
+
+def _java_path() -> dict[str, str]:
+    return {**os.environ, "CLASSPATH": os.pathsep.join(map(str, ensure_jars().broker))}
+
+
+@contextmanager
+def running_cluster(folder: Path) -> Iterator[KafkaCluster]:
+    """Three fresh brokers for the length of a `with`."""
+    taken: list[int] = []
+    for _ in range(3 * len(NODES)):
+        taken.append(free_port(*taken))
+    ports = {node: Ports(*taken[3 * i : 3 * i + 3]) for i, node in enumerate(NODES)}
+    cluster = KafkaCluster(folder, ports)
+    cluster.format()
+    try:
+        daemons = []
+        # A quorum answers only once two of them run.
+        for node in NODES:
+            daemon = cluster._daemon(node)
+            command = [*cluster._jvm(node), "kafka.Kafka", str(cluster._properties(node))]
+            daemons.append((daemon, daemon.start(command, ports[node].plain, _java_path()), ports[node].plain))
+        for daemon, process, port in daemons:
+            daemon.await_answer(process, lambda port=port: kafka_broker.answers(port), kafka_broker.READY_SECONDS)  # type: ignore[misc]
+        yield cluster
+    finally:
+        cluster.close()
