@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from anabranch import config
-from anabranch.errors import AnabranchError, ConfigurationError
+from anabranch.common.errors import AnabranchError, ConfigurationError
+from anabranch.common.logs import configure_logging
+from anabranch.common.remote_errors import classify_unexpected
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.owner import open_lake
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.logs import configure_logging
-from anabranch.remote_errors import classify_unexpected
-from anabranch.table.lake import Lake
-from anabranch.table.owner import open_lake
 
 LOG = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from anabranch.hours import Cut
-from anabranch.position import Offsets, Ranges
+from anabranch.offsets.hours import Cut
+from anabranch.offsets.position import Offsets, Ranges
 from anabranch.protocol.ledger_row import Account, HourAccount
 
 Gaps = dict[str, Offsets]

@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from anabranch import hours, records
-from anabranch.fail_points import Step, reach
-from anabranch.hours import Cut
+from anabranch import records
+from anabranch.common.fail_points import Step, reach
+from anabranch.common.logs import note
+from anabranch.iceberg.physical_design import sort_order_id
+from anabranch.iceberg.snapshots import Staged, files_of
+from anabranch.iceberg.staging import read_snapshot, read_staged, stage
 from anabranch.job import Job
-from anabranch.logs import note
-from anabranch.position import Offsets
+from anabranch.offsets import hours
+from anabranch.offsets.hours import Cut
+from anabranch.offsets.position import Offsets
 from anabranch.protocol import coverage, ledger
 from anabranch.protocol.apply import rows_columns
 from anabranch.protocol.ledger_row import Account, HourAccount, UnknownFields
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State
-from anabranch.table.physical_design import sort_order_id
-from anabranch.table.snapshots import Staged, files_of
-from anabranch.table.staging import read_snapshot, read_staged, stage
 from batch_layer.balance import (
     EXPLAINED,
     Balance,
@@ -46,9 +47,9 @@ from batch_layer.quality.row_counts import RowCountBaseline
 from batch_layer.sizes import shuffle_partitions, write_tasks
 from batch_layer.sources import AT, SOURCES, HourReader, Read, release_kept
 from batch_layer.unknown_fields import count_unknown
-from serving_layer.diff import kinds
-from serving_layer.diff.kinds import Difference
-from serving_layer.diff.spark import alike, fitted
+from serving_layer.layer_diff import kinds
+from serving_layer.layer_diff.kinds import Difference
+from serving_layer.layer_diff.spark import alike, fitted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -26,22 +26,22 @@ if __name__ == "__main__":
         traceback.print_exc()
         sys.exit(70)
 
-from anabranch.errors import AnabranchError, Unexpected
-from anabranch.hours import hours_between, shift, span_of
+from anabranch.common.errors import AnabranchError, Unexpected
+from anabranch.common.logs import of_process
+from anabranch.common.output import print_json, print_table
+from anabranch.common.progress import Progress
+from anabranch.common.retry import Retry
 from anabranch.job import Job, main, open_job, parser
-from anabranch.logs import of_process
-from anabranch.output import print_json, print_table
-from anabranch.progress import Progress
+from anabranch.offsets.hours import hours_between, shift, span_of
+from anabranch.operations.notifications import webhook
+from anabranch.operations.notifications.lineage.parents import parse_run
+from anabranch.operations.notifications.lineage.reporting import Teller, telling
 from anabranch.protocol.owner import take_over
 from anabranch.protocol.sealing import require_ended, require_sealed, seal
-from anabranch.retry import Retry
 from anabranch.spark.session import close_session, open_session, stop_on_signal
 from batch_layer.plan import empty_hours
 from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
-from serving_layer import webhook
-from serving_layer.lineage.parents import parse_run
-from serving_layer.lineage.telling import Teller, telling
-from serving_layer.windows.fill import try_fill
+from serving_layer.views.fill import try_fill
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

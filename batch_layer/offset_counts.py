@@ -13,8 +13,8 @@ import numpy as np
 from pyspark.sql import functions as F
 
 from anabranch.kafka.batches import Missing
-from anabranch.lookups import inside
-from anabranch.position import Offsets, Ranges
+from anabranch.offsets.partition_sql import inside
+from anabranch.offsets.position import Offsets, Ranges
 from anabranch.records import REFUSED_FIELD, UNKNOWN
 from batch_layer.balance import Counted
 

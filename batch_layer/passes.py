@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from anabranch.progress import Progress
+    from anabranch.common.progress import Progress
 
 LOG = logging.getLogger(__name__)
 

@@ -9,15 +9,15 @@ from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from anabranch.hours import Cut
+from anabranch.iceberg.commits import Change
+from anabranch.iceberg.snapshots import Staged, staged_snapshot
+from anabranch.offsets.hours import Cut
 from anabranch.protocol import coverage, ledger
 from anabranch.protocol.ledger_row import HourAccount, RunFacts
+from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.publish import Publish, new_tag
 from anabranch.protocol.state import KEPT, Accepted, State, accepted_properties
-from anabranch.table.commits import Change
-from anabranch.table.snapshots import Staged, staged_snapshot
 from batch_layer.balance import Balance, Counted
-from serving_layer.merge import needs_merge
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile

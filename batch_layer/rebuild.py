@@ -23,24 +23,25 @@ from typing import TYPE_CHECKING
 
 from pyspark.version import __version__ as SPARK_VERSION
 
-from anabranch import hours
-from anabranch.errors import AnabranchError, Transient
-from anabranch.fail_points import Step, reach
-from anabranch.hours import Cut
+from anabranch.common.errors import AnabranchError, Transient
+from anabranch.common.fail_points import Step, reach
+from anabranch.common.logs import fields
+from anabranch.iceberg.reading_tags import held_snapshots
+from anabranch.iceberg.snapshots import content_by_hour, files_by_hour, has_landed
 from anabranch.job import Job
-from anabranch.logs import fields
-from anabranch.protocol import coverage, dead_letters, ledger
-from anabranch.protocol.adoption import gone_from_kafka
+from anabranch.offsets import hours
+from anabranch.offsets.hours import Cut
+from anabranch.protocol import coverage, dead_letters, ledger, merge
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.ledger_row import HourAccount, Layer, RunFacts
 from anabranch.protocol.measured import PUBLISH, STAGE, Meter
+from anabranch.protocol.merge import recover
 from anabranch.protocol.publish import Again, Decision, new_id, run
 from anabranch.protocol.sealing import Sealed, require_sealed
 from anabranch.protocol.state import Accepted, State, load_state
+from anabranch.protocol.topic_change import gone_from_kafka
 from anabranch.spark.session import explain_spark, explained
-from anabranch.table.held import held_snapshots
-from anabranch.table.snapshots import content_by_hour, files_by_hour, has_landed
-from batch_layer import standing
+from batch_layer import refusals
 from batch_layer.build import Built, HourBuilder
 from batch_layer.plan import (
     ACCEPTED_AT_ONCE,
@@ -58,14 +59,12 @@ from batch_layer.plan import (
     waiting_hours,
 )
 from batch_layer.sources import KAFKA
-from serving_layer import merge
-from serving_layer.merge import recover
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from anabranch.common.progress import Progress
     from anabranch.config import Stream
-    from anabranch.progress import Progress
 
 LOG = logging.getLogger(__name__)
 
@@ -153,8 +152,8 @@ class Rebuilder:
         rows = ledger.history(self._job.lake, self._stream.hours_table, candidates)
         results = []
         for hour in (h for h in candidates if h in state.timeline.sealed):
-            refusal = standing.last_refusal(rows, hour)
-            if refusal is None or not standing.stands(refusal, self._basis(state, hour), now):
+            refusal = refusals.last_refusal(rows, hour)
+            if refusal is None or not refusals.stands(refusal, self._basis(state, hour), now):
                 continue
             LOG.warning(
                 "stream %s: hour %s stays refused, nothing that it rests on has changed: %s; to rebuild it now: "
@@ -164,8 +163,8 @@ class Rebuilder:
         return results
 
     def _basis(self, state: State, hour: str, cut: Cut | None = None) -> str:
-        suite = standing.read_suite(self._stream)
-        return standing.refusal_basis(self._stream, suite, state, hour, cut or state.timeline.sealed[hour])
+        suite = refusals.read_suite(self._stream)
+        return refusals.refusal_basis(self._stream, suite, state, hour, cut or state.timeline.sealed[hour])
 
     def lost(self, state: State) -> dict[str, RebuildRequest]:
         """The accepted hours whose dead letters were lost before they were published, and how to restate each; not
@@ -334,10 +333,10 @@ class Rebuilder:
         """Record a refusal that was decided by the state `seen`, unless the ledger says the same already."""
         reach(Step.BATCH_REFUSED)
         now, basis = self._job.lake.clock.now(), self._basis(seen, hour, cut)
-        refusal = standing.last_refusal(ledger.history(self._job.lake, self._stream.hours_table, [hour]), hour)
-        if standing.should_record(refusal, basis, before + 1, reason, now):
+        refusal = refusals.last_refusal(ledger.history(self._job.lake, self._stream.hours_table, [hour]), hour)
+        if refusals.should_record(refusal, basis, before + 1, reason, now):
             state = self.load()
-            served, id = state.served_by(hour), standing.decision_id(new_id(), basis)
+            served, id = state.served_by(hour), refusals.decision_id(new_id(), basis)
             row = ledger.decision(
                 hour, "refused", before + 1, cut, now, id, reason=reason, served=served, account=account
             )

@@ -16,18 +16,18 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from anabranch import records
-from anabranch.errors import PositionError
-from anabranch.hours import Cut
+from anabranch.common.errors import PositionError
+from anabranch.iceberg.snapshots import heads
+from anabranch.iceberg.staging import read_snapshot
 from anabranch.job import Job
 from anabranch.kafka.source import no_records, using
-from anabranch.lookups import inside
-from anabranch.position import Position, Ranges, Topic, size
+from anabranch.offsets.hours import Cut
+from anabranch.offsets.partition_sql import inside
+from anabranch.offsets.position import Position, Ranges, Topic, size
 from anabranch.protocol import dead_letters
-from anabranch.protocol.adoption import gone_from_kafka
 from anabranch.protocol.state import State
+from anabranch.protocol.topic_change import gone_from_kafka
 from anabranch.records.formats import open_format
-from anabranch.table.snapshots import heads
-from anabranch.table.staging import read_snapshot
 from batch_layer.offset_counts import DRIFTS, within_log
 from batch_layer.unknown_fields import MOST_BYTES, SAMPLES
 

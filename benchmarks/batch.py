@@ -31,9 +31,9 @@ from pyspark.sql import functions as F
 from runs import Watch, configure, log_events, run_command
 from shapes import SHAPES, fill_hour
 
+from anabranch.common.output import print_table
 from anabranch.dev.services import Services, running
-from anabranch.hours import hour_of, shift
-from anabranch.output import print_table
+from anabranch.offsets.hours import hour_of, shift
 
 FEW = 1_000
 SHAPE = SHAPES["json_440"]

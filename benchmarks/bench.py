@@ -22,8 +22,8 @@ from registry import running_registry
 from runs import OURS, Run, median, run, spread
 from shapes import SHAPES, Registered, Shape, fill
 
+from anabranch.common.output import print_table
 from anabranch.dev.services import Services, running
-from anabranch.output import print_table
 
 RECORDED = Path(__file__).with_name("recorded.json")
 # What a ratio may lose against the recorded one.

@@ -26,11 +26,11 @@ from shapes import SHAPES, create, steady
 from sqlalchemy import Engine, create_engine, text
 
 from anabranch import config
+from anabranch.common.output import print_table
 from anabranch.dev.demo.story import poll
 from anabranch.dev.services import Services, running
-from anabranch.output import print_table
+from anabranch.iceberg.lake import Lake
 from anabranch.protocol.state import load_state
-from anabranch.table.lake import Lake
 
 _EVERY = 0.02
 _START_SECONDS, _DRAIN_SECONDS = 120.0, 120.0

@@ -24,7 +24,7 @@ from shapes import Shape
 
 from anabranch.config import S3
 from anabranch.dev.services import Services
-from anabranch.table.s3 import open_store
+from anabranch.iceberg.s3 import open_store
 
 OURS = ("anabranch", "anabranch_s3")
 _PUBLISHED = re.compile(r"published (\d+) offsets as")

@@ -16,8 +16,8 @@ import fastavro
 from confluent_kafka import KafkaException, Message, Producer
 
 from anabranch import config
-from anabranch.hours import start_of
 from anabranch.kafka.client import create_topic
+from anabranch.offsets.hours import start_of
 
 PARTITIONS = 4
 _EVENT = (

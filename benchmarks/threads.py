@@ -18,8 +18,8 @@ import psutil
 import runs
 from shapes import SHAPES, fill
 
+from anabranch.common.output import print_table
 from anabranch.dev.services import running
-from anabranch.output import print_table
 
 GROUPS = ("executors", "Python", "compiling", "garbage collection", "driver's thread", "the rest")
 _TICKS = float(os.sysconf("SC_CLK_TCK"))

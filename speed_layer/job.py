@@ -30,22 +30,22 @@ if __name__ == "__main__":
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from anabranch.errors import AnabranchError, PositionError, Transient
-from anabranch.fail_points import Step, reach
-from anabranch.health import health_file
+from anabranch.common.errors import AnabranchError, PositionError, Transient
+from anabranch.common.fail_points import Step, reach
+from anabranch.common.health import health_file
+from anabranch.common.logs import of_process
+from anabranch.common.retry import Retry
+from anabranch.common.temporary import clear_abandoned, temporary_folder
+from anabranch.iceberg.owner import read_owner
 from anabranch.job import Job, main, open_job, parser
 from anabranch.kafka.source import read_ranges, read_stream
-from anabranch.logs import of_process
-from anabranch.position import Offsets, Ranges, from_keys, to_keys
+from anabranch.offsets.position import Offsets, Ranges, from_keys, to_keys
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.owner import take_over
 from anabranch.protocol.sealing import check_clock
 from anabranch.protocol.state import check_log_end, check_topic, load_state
-from anabranch.retry import Retry
 from anabranch.spark.session import close_session, explain_spark, explained, open_session, stop_on_signal
-from anabranch.table.owner import read_owner
-from anabranch.temporary import clear_abandoned, temporary_folder
-from speed_layer import certain
+from speed_layer import fast_staging
 from speed_layer.micro_batch import MicroBatches
 from speed_layer.plan import Skip, chunks, plan_return, reaches_log_end
 
@@ -276,7 +276,7 @@ def _stop_quietly(query: StreamingQuery) -> None:
 
 def _warm_up(spark: SparkSession) -> None:
     try:
-        certain.warm_up(spark)
+        fast_staging.warm_up(spark)
     except Exception:
         # What is wrong with the workers, the first micro-batch says.
         LOG.debug("starting the Python workers failed", exc_info=True)
@@ -297,7 +297,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(job: Job, available_now: bool, note_progress: Callable[[], None]) -> int:
-    spark = open_session(job.environment, f"anabranch speed {job.stream.name}", certain.SETTINGS | _CHECKPOINT)
+    spark = open_session(job.environment, f"anabranch speed {job.stream.name}", fast_staging.SETTINGS | _CHECKPOINT)
     try:
         threading.Thread(target=_warm_up, args=(spark,), name="warm-up", daemon=True).start()
         speed = SpeedJob(job, spark, available_now, note_progress)

@@ -22,32 +22,32 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from anabranch import records
+from anabranch.common.counters import S3_REQUESTS, TALLY
+from anabranch.common.errors import AnabranchError, MissingRight, Transient
+from anabranch.common.fail_points import Step, reach
+from anabranch.common.logs import fields, note
 from anabranch.config import Environment, Stream
-from anabranch.errors import AnabranchError, MissingRight, Transient
-from anabranch.fail_points import Step, reach
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.manifests import hour_of_file
+from anabranch.iceberg.snapshots import Staged
+from anabranch.iceberg.staging import Written, stage
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.kafka.source import is_unreadable, read_around
-from anabranch.logs import fields, note
-from anabranch.position import Offsets, Ranges, ranges_to_keys, size
-from anabranch.protocol import dead_letters
+from anabranch.offsets.position import Offsets, Ranges, ranges_to_keys, size
+from anabranch.protocol import dead_letters, merge
 from anabranch.protocol.apply import require_columns, rows_columns
 from anabranch.protocol.measured import PUBLISH, READABLE, STAGE, Meter
+from anabranch.protocol.merge import Merged, recover
 from anabranch.protocol.publish import Again, Decision, Landed, Publish, land, new_id, run
+from anabranch.protocol.publish_queue import Holding
 from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
 from anabranch.protocol.state import State
-from anabranch.protocol.turns import Holding
 from anabranch.records.formats import open_format
 from anabranch.records.formats.wire import is_unlisted_schema_id
 from anabranch.spark.settings import runs_here
-from anabranch.table.lake import Lake
-from anabranch.table.manifests import hour_of_file
-from anabranch.table.snapshots import Staged
-from anabranch.table.staging import Written, stage
-from anabranch.tally import S3_REQUESTS, TALLY
-from serving_layer import merge
-from serving_layer.diff.spark import fitted
-from serving_layer.merge import Merged, recover
-from speed_layer.certain import only, stage_certain, stage_rows, task_spec, warm_up_decoder
+from serving_layer.layer_diff.spark import fitted
+from speed_layer.compaction import Rollup
+from speed_layer.fast_staging import only, stage_certain, stage_rows, task_spec, warm_up_decoder
 from speed_layer.plan import (
     Next,
     Plan,
@@ -62,7 +62,6 @@ from speed_layer.plan import (
     plan_write,
     readable_after,
 )
-from speed_layer.rollup import Rollup
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

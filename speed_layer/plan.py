@@ -8,8 +8,11 @@ from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from anabranch.hours import Cut, HourRange, hour_of, hour_ranges
-from anabranch.position import (
+from anabranch.iceberg.commits import Change
+from anabranch.iceberg.snapshots import Staged, oldest_timestamps, staged_snapshot
+from anabranch.iceberg.staging import MOST_OPEN_FILES, Written, is_young
+from anabranch.offsets.hours import Cut, HourRange, hour_of, hour_ranges
+from anabranch.offsets.position import (
     Offsets,
     Position,
     RangeRelation,
@@ -22,14 +25,11 @@ from anabranch.position import (
     trim,
 )
 from anabranch.protocol.dead_letters import waiting_speed
+from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import LOST, State, lost_entries
 from anabranch.protocol.watermarks import Watermarks, waiting_since
-from anabranch.table.commits import Change
-from anabranch.table.snapshots import Staged, oldest_timestamps, staged_snapshot
-from anabranch.table.staging import MOST_OPEN_FILES, Written, is_young
-from serving_layer.merge import needs_merge
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile

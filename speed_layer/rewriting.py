@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.manifest import DataFile
 
-from anabranch.errors import Terminal
-from anabranch.remote_errors import lake_errors
-from anabranch.table.file_io import as_whole
-from anabranch.table.snapshot_writer import delete_quietly
-from anabranch.table.written import codec_of, data_file_from, open_writer
+from anabranch.common.errors import Terminal
+from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg.file_io import as_whole
+from anabranch.iceberg.parquet_writer import codec_of, data_file_from, open_writer
+from anabranch.iceberg.snapshot_writer import delete_quietly
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -60,7 +60,7 @@ def sort_out(table: Table, files: Sequence[DataFile]) -> Sorted:
     """Which of `files` have the schema that most of them have, and one that PyArrow writes as it found it.
 
     A file holds the columns, and the types, that its writer knew. Files of different schemas are not put together:
-    what a file holds tells old rows from new ones (`serving_layer.diff.spark`). Raises Transient.
+    what a file holds tells old rows from new ones (`serving_layer.layer_diff.spark`). Raises Transient.
     """
     kinds: dict[str, str] = {}
     for data_file in files:

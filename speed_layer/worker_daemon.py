@@ -28,7 +28,7 @@ if __name__ == "__main__":
     forget_archives()
     import pyspark.daemon
 
-    import speed_layer.certain  # noqa: F401
+    import speed_layer.fast_staging  # noqa: F401
 
     # A worker looks for garbage after every task, and this is none: to go through it takes longer than the task.
     gc.freeze()

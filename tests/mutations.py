@@ -45,14 +45,14 @@ MUTATIONS = (
     ),
     Mutation(
         "a commit requires no head",
-        "anabranch/table/lake.py",
+        "anabranch/iceberg/lake.py",
         "for ref, id in commit.heads.items()),\n        )\n        reach(",
         "for ref, id in ()),\n        )\n        reach(",
         ("tests/unit/test_publish.py",),
     ),
     Mutation(
         "an hour ends one offset late",
-        "anabranch/hours.py",
+        "anabranch/offsets/hours.py",
         "boundary = min(record.offset, stable_end)",
         "boundary = min(record.offset + 1, stable_end)",
         ("tests/unit/test_hours.py",),
@@ -66,7 +66,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the position moves one offset too far",
-        "anabranch/position.py",
+        "anabranch/offsets/position.py",
         "ends = {p: max(e, position.offsets.get(p, 0)) for p, (_, e) in ranges.items()}",
         "ends = {p: max(e + 1, position.offsets.get(p, 0)) for p, (_, e) in ranges.items()}",
         ("tests/unit/test_position.py",),
@@ -80,7 +80,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a snapshot that a tag names expires",
-        "anabranch/table/snapshots.py",
+        "anabranch/iceberg/snapshots.py",
         "ref in table.metadata.refs.values()}\n    kept |= {s.snapshot_id for b in BRANCHES",
         "name, ref in table.metadata.refs.items() if name in BRANCHES}\n    kept |= {s.snapshot_id for b in BRANCHES",
         ("tests/unit/test_publish.py", "tests/unit/test_maintenance.py"),
@@ -101,7 +101,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a merged hour is taken from the other layer",
-        "serving_layer/merge.py",
+        "anabranch/protocol/merge.py",
         "layers = {s.hour: s.layer for s in swaps if s.refused is None}",
         'layers = {s.hour: "speed" if s.layer == "batch" else "batch" for s in swaps if s.refused is None}',
         ("tests/unit/test_merger.py", "tests/unit/test_override.py"),

@@ -13,8 +13,8 @@ import click
 
 from anabranch import __version__
 from anabranch.cli import completion, docs, egress, jobs, lineage, operate, reports, serve, webhook
-from anabranch.errors import AnabranchError, Unexpected
-from anabranch.redaction import redact
+from anabranch.common.errors import AnabranchError, Unexpected
+from anabranch.common.redaction import redact
 
 # A command's imports make 130,000 objects that stay: Python would look through them again and again for what can go.
 _COLLECT_AFTER = (100_000, 50, 50)
@@ -71,7 +71,7 @@ def _explained(error: Exception) -> AnabranchError:
     """The error of ours for one that no command turned into one itself; what nobody meant to happen is shown whole."""
     import traceback
 
-    from anabranch.remote_errors import classify_unexpected
+    from anabranch.common.remote_errors import classify_unexpected
 
     explained = classify_unexpected("run the command", error)
     if explained.exit_code == Unexpected.exit_code:

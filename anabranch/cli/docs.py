@@ -17,8 +17,8 @@ def docs(page: str | None) -> None:
     A page is named as other pages, comments and alerts name it: `formats`, `docs/formats.md`, or with a section
     `docs/operations.md#anabranchspeedlate`.
     """
-    from anabranch.errors import ConfigurationError
-    from anabranch.resources import shipped
+    from anabranch.common.errors import ConfigurationError
+    from anabranch.common.resources import shipped
 
     folder = shipped("docs/design.md", "_docs/design.md").parent
     pages = {str(file.relative_to(folder).with_suffix("")): file for file in sorted(folder.rglob("*.md"))}

@@ -47,7 +47,7 @@ def egress(stream: str, target: str | None, conf: str | None, output: str) -> No
 
 
 def _print(one: Delivery | Failed, output: str) -> None:
-    from anabranch.output import plain
+    from anabranch.common.output import plain
     from anabranch.protocol.deliveries import Delivery
 
     if not isinstance(one, Delivery):

@@ -44,7 +44,7 @@ def health(file: Path, within: float | None, liveness: bool, output: str) -> Non
     import json
     import time
 
-    from anabranch.health import find_fault, is_running, read_record
+    from anabranch.common.health import find_fault, is_running, read_record
 
     fault = find_fault(read_record(file), is_running(file), time.time(), within, liveness)
     if output == "json":
@@ -87,9 +87,9 @@ def batch(
     and its reason is in `anabranch hours`. What the stream's rules object to may be accepted with --accept; an account
     that does not close never is.
     """
-    from anabranch.hours import span_of
+    from anabranch.offsets.hours import span_of
+    from anabranch.operations.notifications.lineage.parents import parse_run
     from anabranch.spark.submit import submit_job
-    from serving_layer.lineage.parents import parse_run
 
     span = span_of(hour) if hour is not None else None
     for flag, given in (("--restate", restate), ("--accept", accept), ("--why", why)):
@@ -127,7 +127,7 @@ def _require_ended(stream: str, span: tuple[str, str], conf: str | None) -> None
 
 
 def _seal(stream: str, span: tuple[str, str] | None, conf: str | None, output: str) -> None:
-    from anabranch.output import print_json
+    from anabranch.common.output import print_json
     from anabranch.protocol import sealing
 
     job = open_stream(stream, conf)

@@ -22,9 +22,9 @@ def lineage(stream: str, since: str | None, as_events: bool, conf: str | None, o
 
     The batch job sends them as it goes; this sends what was missed. What was sent before is the same run again.
     """
-    from anabranch import hours
-    from anabranch.errors import ConfigurationError
-    from serving_layer.lineage import telling
+    from anabranch.common.errors import ConfigurationError
+    from anabranch.offsets import hours
+    from anabranch.operations.notifications.lineage import reporting
 
     if since is not None:
         hours.start_of(since)
@@ -35,15 +35,15 @@ def lineage(stream: str, since: str | None, as_events: bool, conf: str | None, o
             "lineage.url: expected the address of a receiver in anabranch.yaml (as it ships: OPENLINEAGE_URL), found "
             "none; --print shows the events"
         )
-    subject = telling.subject_of(job)
+    subject = reporting.subject_of(job)
     from openlineage.client.serde import Serde
 
-    from serving_layer.lineage.receiver import Receiver
+    from anabranch.operations.notifications.lineage.receiver import Receiver
 
     receiver = Receiver(settings) if not as_events else None
     told = 0
-    for row in telling.decisions_since(job, since):
-        run, events = telling.run_events(subject, row)
+    for row in reporting.decisions_since(job, since):
+        run, events = reporting.run_events(subject, row)
         told += 1
         if receiver is not None:
             receiver.send(events)

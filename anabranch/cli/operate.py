@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from anabranch.cli.options import all_streams, open_stream, options, stream_argument
-from anabranch.errors import ConfigurationError
+from anabranch.common.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from anabranch.protocol.adoption import Adopted
+    from anabranch.protocol.topic_change import Adopted
 
 
 @click.command()
@@ -34,9 +34,9 @@ def apply(
     have null there, until its table's own file is applied. A table belongs to one stream: after its file was renamed,
     --renamed-from gives the table to the new name.
     """
-    from anabranch.output import print_json
+    from anabranch.common.output import print_json
+    from anabranch.iceberg.owner import open_lake
     from anabranch.protocol import apply
-    from anabranch.table.owner import open_lake
 
     if rolled_back and not stream:
         raise ConfigurationError("--rolled-back: expected STREAM, whose file was put back; found none")
@@ -74,17 +74,17 @@ def adopt(stream: str, begin: str | None, conf: str | None, output: str) -> None
     that the configuration names now. All rows stay served. A topic id that was read before goes on where it was left.
     A new one that holds records needs --from: without it nothing is changed, and the exit code is 1.
     """
-    from anabranch.output import print_json
-    from anabranch.protocol import adoption
+    from anabranch.common.output import print_json
+    from anabranch.operations.notifications import webhook
+    from anabranch.protocol import topic_change
+    from anabranch.protocol.merge import recover
     from anabranch.protocol.start_offsets import parse_start
-    from serving_layer import webhook
-    from serving_layer.merge import recover
 
     choice = parse_start(begin) if begin is not None else None
     job = open_stream(stream, conf)
     try:
         confirmed = recover(job.lake, job.stream).confirmed
-        adopted = adoption.adopt(job.stream, job.lake, job.kafka, confirmed, choice)
+        adopted = topic_change.adopt(job.stream, job.lake, job.kafka, confirmed, choice)
         webhook.tell(job)
     finally:
         job.kafka.close()
@@ -97,7 +97,7 @@ def adopt(stream: str, begin: str | None, conf: str | None, output: str) -> None
 
 
 def _adopted_view(stream: str, adopted: Adopted | None) -> dict[str, Any]:
-    from anabranch.position import ranges_to_keys, to_keys
+    from anabranch.offsets.position import ranges_to_keys, to_keys
 
     if adopted is None:
         return {"stream": stream, "adopted": False}
@@ -114,7 +114,7 @@ def _adopted_view(stream: str, adopted: Adopted | None) -> dict[str, Any]:
 
 
 def _print_adopted(stream: str, adopted: Adopted) -> None:
-    from anabranch.position import size, to_keys
+    from anabranch.offsets.position import size, to_keys
 
     position = ", ".join(f"{p}: {o}" for p, o in to_keys(adopted.position.offsets).items())
     again = "the same topic" if adopted.former_id == adopted.position.topic_id else f"in place of {adopted.former_id}"
@@ -151,10 +151,11 @@ def serve_hour(
     The hour must be sealed; the choice holds against the rule until it is lifted. Refused, with exit code 1 and nothing
     changed, when that layer's rows do not cover the hour's cut.
     """
-    from anabranch import hours
-    from anabranch.output import print_json
-    from serving_layer import override, webhook
-    from serving_layer.merge import recover
+    from anabranch.common.output import print_json
+    from anabranch.offsets import hours
+    from anabranch.operations.notifications import webhook
+    from anabranch.protocol import override
+    from anabranch.protocol.merge import recover
 
     hours.start_of(hour)
     job = open_stream(stream, conf)
@@ -181,7 +182,7 @@ def init(folder: str, output: str) -> None:
     from pathlib import Path
 
     from anabranch.cli import starter
-    from anabranch.output import print_json
+    from anabranch.common.output import print_json
 
     written = starter.write(Path(folder))
     if output == "json":
@@ -210,10 +211,10 @@ def maintain(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
     """
     from datetime import UTC, datetime
 
-    from anabranch.output import print_json
-    from serving_layer import maintenance
-    from serving_layer.merge import recover
-    from serving_layer.views.maintenance import print_maintenance, read_maintenance
+    from anabranch.common.output import print_json
+    from anabranch.operations import maintenance
+    from anabranch.operations.reports.maintenance import print_maintenance, read_maintenance
+    from anabranch.protocol.merge import recover
 
     job = open_stream(stream, conf)
     confirmed = frozenset() if dry_run else recover(job.lake, job.stream).confirmed
@@ -245,8 +246,8 @@ def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
 
     Files are added and removed; none is copied.
     """
-    from anabranch.output import print_json
-    from serving_layer import merge
+    from anabranch.common.output import print_json
+    from anabranch.protocol import merge
 
     job = open_stream(stream, conf)
     merged = merge.merge(job.lake, job.stream, dry_run=dry_run, everything=True)

@@ -27,7 +27,7 @@ def all_streams(conf: str | None) -> list[str]:
     """The streams that a configuration folder has files of. Raises ConfigurationError for none, and for two files that
     name one table."""
     from anabranch import config
-    from anabranch.errors import ConfigurationError
+    from anabranch.common.errors import ConfigurationError
 
     if names := list(config.stream_names(conf)):
         config.require_different_tables(conf)
@@ -48,8 +48,8 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
 
 def open_stream(stream: str, conf: str | None) -> Job:
     """The job of a stream, with its log on standard error. Raises ConfigurationError."""
+    from anabranch.common.logs import configure_logging
     from anabranch.job import open_job
-    from anabranch.logs import configure_logging
 
     configure_logging()
     return open_job(stream, conf)

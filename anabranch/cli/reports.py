@@ -12,7 +12,7 @@ from anabranch.cli.watching import watch_options, watched
 
 
 def _hour(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    from anabranch import hours
+    from anabranch.offsets import hours
 
     hours.start_of(value)
     return value
@@ -20,7 +20,7 @@ def _hour(context: click.Context, parameter: click.Parameter, value: str) -> str
 
 def _hours(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, str] | None:
     """`A..B`, both included, or one hour."""
-    from anabranch.hours import span_of
+    from anabranch.offsets.hours import span_of
 
     return span_of(value) if value is not None else None
 
@@ -43,8 +43,8 @@ def audit(stream: str, hours: tuple[str, str] | None, no_kafka: bool, conf: str 
     Compares them with the ledger; with Kafka as far as it still has them. Without --hours: all of them. Says, one
     sentence each, where ledger, files and Kafka disagree; the exit code is then 1.
     """
-    from serving_layer.audit import audit as count_again
-    from serving_layer.audit import checks as views
+    from anabranch.operations.audit import audit as count_again
+    from anabranch.operations.audit import checks as views
 
     job = open_stream(stream, conf)
     try:
@@ -98,12 +98,12 @@ def complete(stream: str, event_time: str, conf: str | None, output: str) -> Non
     Names the ingest hours that can hold some, and those that are not accepted yet. By the bounds of `event_time:` in
     the stream's file, as it is now. The exit code is 1 while the day is not complete.
     """
+    from anabranch.protocol import completeness
     from anabranch.protocol.state import load_state
-    from serving_layer.views import complete
 
     job = open_stream(stream, conf)
-    view = complete.completeness(job.stream, load_state(job.lake, job.stream.table), event_time)
-    complete.print_completeness(view, output)
+    view = completeness.completeness(job.stream, load_state(job.lake, job.stream.table), event_time)
+    completeness.print_completeness(view, output)
     if not view.complete:
         sys.exit(1)
 
@@ -118,7 +118,7 @@ def diff(stream: str, hour: str, samples: int, conf: str | None, output: str) ->
 
     Prints counts, and rows side by side. The exit code is 1 when nothing explains a difference.
     """
-    from serving_layer.views import diff
+    from anabranch.operations.reports import diff
 
     view = diff.difference(open_stream(stream, conf), hour, samples)
     diff.print_difference(view, output)
@@ -136,7 +136,7 @@ def drift(stream: str, conf: str | None, output: str) -> None:
     count` in the stream's file). Says how many records hold each, with samples and a type guessed from them, the
     stream's new `schema:`, and what to run then: `apply`, and the restatement of each hour that Kafka still holds.
     """
-    from serving_layer.views import drift
+    from anabranch.operations.reports import drift
 
     job = open_stream(stream, conf)
     try:
@@ -157,7 +157,7 @@ def duplicates(stream: str, hour: str, limit: int, conf: str | None, output: str
     With the row that each repeats. Told from the speed layer's rows, which keep duplicates; says how many of those that
     were counted it can tell.
     """
-    from serving_layer.views import diff
+    from anabranch.operations.reports import diff
 
     diff.print_duplicates(diff.duplicates(open_stream(stream, conf), hour, limit), output)
 
@@ -177,7 +177,7 @@ def dead_letters(
     widened (`anabranch apply`), the accepted hours of whose dead letters some can be read by now are restated: from
     Kafka, else from what the table kept.
     """
-    from serving_layer.views import dead_letters
+    from anabranch.operations.reports import dead_letters
 
     if replay:
         from anabranch.spark.submit import submit_job
@@ -208,9 +208,9 @@ def doctor(stream: str | None, limit: float, conf: str | None, output: str) -> N
     remedy when there is an error; warnings leave the exit code 0.
     """
     from anabranch import config
-    from anabranch.logs import configure_logging
-    from serving_layer.doctor import examine
-    from serving_layer.doctor.printing import print_report
+    from anabranch.common.logs import configure_logging
+    from anabranch.operations.doctor import examine
+    from anabranch.operations.doctor.printing import print_report
 
     configure_logging()
     environment = config.load_environment(conf)
@@ -235,10 +235,10 @@ def metrics(stream: str | None, listen: int | None, host: str, conf: str | None)
 
     from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
-    from anabranch.errors import ConfigurationError
+    from anabranch.common.errors import ConfigurationError
+    from anabranch.common.logs import configure_logging
     from anabranch.job import StreamFolder
-    from anabranch.logs import configure_logging
-    from serving_layer.views.metrics import Streams
+    from anabranch.operations.reports.metrics import Streams
 
     configure_logging()
     streams = Streams(found=StreamFolder(conf, [stream] if stream else ()).jobs)
@@ -277,7 +277,7 @@ def explain(stream: str, hour: str, conf: str | None, output: str) -> None:
     """
     from datetime import UTC, datetime
 
-    from serving_layer.views import explain, explain_text
+    from anabranch.operations.reports import explain, explain_text
 
     explain_text.print_explanation(explain.explain(open_stream(stream, conf), hour, datetime.now(UTC)), output)
 
@@ -299,10 +299,10 @@ def data_docs(stream: str, hour: str | None, to: str, keep: str, conf: str | Non
     """
     from datetime import UTC, datetime
 
-    from anabranch import hours
+    from anabranch.common.errors import Refused
+    from anabranch.common.output import print_json
     from anabranch.config.durations import parse_duration
-    from anabranch.errors import Refused
-    from anabranch.output import print_json
+    from anabranch.offsets import hours
     from anabranch.protocol.state import load_state
     from batch_layer.quality import data_docs as docs
 
@@ -343,9 +343,9 @@ def hours(stream: str, history: str | None, watch: bool, every: float, conf: str
 
     Up to the running one, by the ledger's newest row.
     """
-    from anabranch.hours import start_of
-    from serving_layer.views import history as decisions
-    from serving_layer.views import status as views
+    from anabranch.offsets.hours import start_of
+    from anabranch.operations.reports import history as decisions
+    from anabranch.operations.reports import status as views
 
     if history:
         start_of(history)
@@ -374,7 +374,7 @@ def status(stream: str, late_after: str | None, watch: bool, every: float, conf:
     a record waits and the speed layer's position has not moved, each for so long.
     """
     from anabranch.config.durations import parse_duration
-    from serving_layer.views import status as views
+    from anabranch.operations.reports import status as views
 
     try:
         patience = parse_duration(late_after) if late_after is not None else None
@@ -440,8 +440,8 @@ def query(
     from contextlib import ExitStack, redirect_stdout
     from pathlib import Path
 
-    from anabranch.logs import configure_logging
-    from anabranch.output import write_result
+    from anabranch.common.logs import configure_logging
+    from anabranch.common.output import write_result
     from serving_layer.query.opened import opened, print_opened
     from serving_layer.query.reading import Reading, noted
     from serving_layer.reader import open_reader
@@ -494,8 +494,8 @@ def views(stream: str, fill: bool, conf: str | None, output: str) -> None:
     How many accepted hours are read from partials, and which are computed from their rows. Either way a view says the
     same; the batch layer fills them after it has accepted hours, --fill does so at once.
     """
-    from anabranch.output import print_json, print_table
-    from serving_layer.windows import fill as filling
+    from anabranch.common.output import print_json, print_table
+    from anabranch.operations.reports import fill as filling
 
     job = open_stream(stream, conf)
     if fill:

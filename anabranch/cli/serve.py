@@ -48,15 +48,15 @@ def serve(
     reads, and only this machine reaches it, unless --token-file or --behind-proxy opens it further. Until stopped;
     streams' files that are added, changed or removed meanwhile are taken up.
     """
+    from anabranch.common.errors import ConfigurationError
+    from anabranch.common.logs import configure_logging
     from anabranch.config.durations import parse_duration
-    from anabranch.errors import ConfigurationError
     from anabranch.job import Job, StreamFolder
-    from anabranch.logs import configure_logging
 
     try:
-        from serving_layer.page.access import access_of
-        from serving_layer.page.app import Page, Settings
-        from serving_layer.page.server import listen, run
+        from anabranch.operations.page.access import access_of
+        from anabranch.operations.page.app import Page, Settings
+        from anabranch.operations.page.server import listen, run
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"serve: expected Starlette, uvicorn and Jinja2, found no {error.name}; run `pip install 'anabranch[page]'`"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from anabranch.errors import AnabranchError
+from anabranch.common.errors import AnabranchError
 
 _REMEMBERED = 1000
 # As in the shells of SQLite, DuckDB and PostgreSQL; no SQL begins with a dot or a backslash.

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anabranch.errors import ConfigurationError
-from anabranch.resources import shipped
+from anabranch.common.errors import ConfigurationError
+from anabranch.common.resources import shipped
 
 # By place in the new folder: where it lies in a checkout, and where the wheel carries it.
 _SHIPPED = {

@@ -36,7 +36,7 @@ def watched(watch: bool, every: float, read: Callable[[], Any], show: Callable[[
     On a terminal each takes the place of the one before, once it has been read. What does not answer meanwhile is told
     in its place, and asked again: while a service is away is when somebody watches.
     """
-    from anabranch.errors import Transient
+    from anabranch.common.errors import Transient
 
     if not watch:
         value = read()

@@ -22,7 +22,7 @@ def webhook(stream: str, skip: bool, conf: str | None, output: str) -> None:
     One line (with --output json one object) for each that it took, at once. Jobs post what they change themselves:
     this is for what a receiver missed. Exit code 75 when it does not take one, which waits with all behind it.
     """
-    from serving_layer.webhook import Notifier
+    from anabranch.operations.notifications.webhook import Notifier
 
     job = open_stream(stream, conf)
     notifier = Notifier(job)

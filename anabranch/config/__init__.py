@@ -32,6 +32,8 @@ from pydantic import (
     model_validator,
 )
 
+from anabranch.common.errors import ConfigurationError
+from anabranch.common.redaction import remember
 from anabranch.config import strict_yaml
 from anabranch.config.columns import RESCUED, Column, parse_columns
 from anabranch.config.durations import parse_duration
@@ -48,8 +50,6 @@ from anabranch.config.views import (
     parse_aggregate,
     partials_of,
 )
-from anabranch.errors import ConfigurationError
-from anabranch.redaction import remember
 
 LOG = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from anabranch.common.errors import Refused
 from anabranch.dev.comparison import Comparison, Served, compare
 from anabranch.dev.demo.story import Story
 from anabranch.dev.producers.events import Ack, sha256
-from anabranch.errors import Refused
 from anabranch.protocol.state import load_state
 
 if TYPE_CHECKING:

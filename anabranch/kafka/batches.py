@@ -22,7 +22,7 @@ from kafka.protocol.consumer.offsets import IsolationLevel
 from kafka.record import MemoryRecords
 from kafka.record.util import decode_varint
 
-from anabranch.errors import Transient
+from anabranch.common.errors import Transient
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

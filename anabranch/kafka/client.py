@@ -25,13 +25,20 @@ from kafka.protocol.consumer.offsets import IsolationLevel
 from kafka.structs import OffsetAndMetadata
 
 from anabranch import config
-from anabranch.attempts import attempts
-from anabranch.errors import AnabranchError, CodecMissing, ConfigurationError, MissingRight, NoTopicIds, Transient
+from anabranch.common.attempts import attempts
+from anabranch.common.errors import (
+    AnabranchError,
+    CodecMissing,
+    ConfigurationError,
+    MissingRight,
+    NoTopicIds,
+    Transient,
+)
+from anabranch.common.remote_errors import explain, is_denied, one_line
 from anabranch.kafka import kafka_python_fixes
 from anabranch.kafka.batches import Fetched, Missing, Seen, explain_missing, fetch_batches
 from anabranch.kafka.security import kafka_python_settings
-from anabranch.position import Position, Ranges, Stamped, Topic, is_contradicted
-from anabranch.remote_errors import explain, is_denied, one_line
+from anabranch.offsets.position import Position, Ranges, Stamped, Topic, is_contradicted
 
 LOG = logging.getLogger(__name__)
 

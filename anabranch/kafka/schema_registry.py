@@ -14,7 +14,7 @@ from urllib.parse import quote
 import requests
 
 from anabranch import config
-from anabranch.errors import ConfigurationError, Transient
+from anabranch.common.errors import ConfigurationError, Transient
 
 LOG = logging.getLogger(__name__)
 

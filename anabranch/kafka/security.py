@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from anabranch.common.errors import ConfigurationError
 from anabranch.config import Kafka
 from anabranch.config.mistakes import unknown_key
-from anabranch.errors import ConfigurationError
 
 _KAFKA_PYTHON = {
     "security.protocol": "security_protocol",

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
+from anabranch.common.remote_errors import full_text
 from anabranch.config import Kafka
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.kafka.security import spark_options
-from anabranch.position import Offsets, Ranges, ranges_to_keys, size, to_keys
-from anabranch.remote_errors import full_text
+from anabranch.offsets.position import Offsets, Ranges, ranges_to_keys, size, to_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

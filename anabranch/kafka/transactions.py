@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from anabranch import config
-from anabranch.errors import NoAnswer, Transient
-from anabranch.fail_points import Step, reach
+from anabranch.common.errors import NoAnswer, Transient
+from anabranch.common.fail_points import Step, reach
 from anabranch.kafka.client import KafkaAdapter, explained, new_producer, position_to_commit
 
 _TRANSACTION_MS = 30_000

@@ -27,12 +27,19 @@ from pyiceberg.types import (
 )
 from sqlglot import exp, parse_one
 
+from anabranch.common.errors import Refused, Terminal
 from anabranch.config import Environment, Stream, View
 from anabranch.config.views import WINDOW_START, group_column
-from anabranch.errors import Refused, Terminal
-from anabranch.hours import Timeline, hour_of
+from anabranch.iceberg import admin, s3
+from anabranch.iceberg import register as registration
+from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.owner import OWNER, Owner, read_owner
+from anabranch.iceberg.physical_design import PhysicalDesign, lay_out
+from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution
+from anabranch.iceberg.snapshots import BRANCHES, branch_properties, heads, is_unguarded
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.position import Position
+from anabranch.offsets.hours import Timeline, hour_of
+from anabranch.offsets.position import Position
 from anabranch.protocol.deliveries import DELIVERIES_SCHEMA
 from anabranch.protocol.ledger import LEDGER_SCHEMA
 from anabranch.protocol.owner import take_over
@@ -40,18 +47,11 @@ from anabranch.protocol.publish import Publish, new_id, run
 from anabranch.protocol.restore_ledger import restore_ledger
 from anabranch.protocol.rolled_back import column_words, is_ahead, is_rolled_back, roll_back, roll_forward
 from anabranch.protocol.state import POSITION, TIMELINE, State, load_state
-from anabranch.table import admin, s3
-from anabranch.table import register as registration
-from anabranch.table.commits import Change, Commit, Outcome
-from anabranch.table.owner import OWNER, Owner, read_owner
-from anabranch.table.physical_design import PhysicalDesign, lay_out
-from anabranch.table.schema_evolution import Columns, evolve, plan_evolution
-from anabranch.table.snapshots import BRANCHES, branch_properties, heads, is_unguarded
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from anabranch.table.lake import Lake
+    from anabranch.iceberg.lake import Lake
 
 LOG = logging.getLogger(__name__)
 

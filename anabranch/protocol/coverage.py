@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from anabranch.hours import Cut
-from anabranch.position import Offsets, Ranges, clip
+from anabranch.offsets.hours import Cut
+from anabranch.offsets.position import Offsets, Ranges, clip
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.state import State
 

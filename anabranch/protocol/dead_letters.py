@@ -18,15 +18,12 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.manifest import DataFile
 
-from anabranch.errors import Transient
-from anabranch.protocol.ledger_row import Layer
-from anabranch.protocol.publish import new_id
-from anabranch.protocol.state import State, load_state
-from anabranch.remote_errors import lake_errors
-from anabranch.table.commits import Change, Commit
-from anabranch.table.lake import Lake
-from anabranch.table.manifests import hour_of_file
-from anabranch.table.snapshots import (
+from anabranch.common.errors import Transient
+from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg.commits import Change, Commit
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.manifests import hour_of_file
+from anabranch.iceberg.snapshots import (
     BRANCHES,
     Staged,
     branch_properties,
@@ -35,6 +32,9 @@ from anabranch.table.snapshots import (
     heads,
     plan_expiry,
 )
+from anabranch.protocol.ledger_row import Layer
+from anabranch.protocol.publish import new_id
+from anabranch.protocol.state import State, load_state
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

@@ -18,15 +18,15 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 from anabranch import __version__
-from anabranch.errors import Transient
+from anabranch.common.errors import Transient
+from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg.ledger_files import has_many, read, read_since
 from anabranch.protocol.ledger_row import Layer
-from anabranch.remote_errors import lake_errors
-from anabranch.table.ledger_files import has_many, read, read_since
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from anabranch.table.lake import Lake
+    from anabranch.iceberg.lake import Lake
 
 DELIVERIES_SCHEMA = Schema(
     NestedField(1, "sequence", LongType(), required=True, doc="order of the deliveries, no clock's"),

@@ -21,8 +21,12 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 from anabranch import __version__
-from anabranch.errors import Refused, Transient
-from anabranch.hours import Cut
+from anabranch.common.errors import Refused, Transient
+from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.ledger_files import PerFile, Span, has_many, read, read_since
+from anabranch.iceberg.snapshots import snapshots_by_commit
+from anabranch.offsets.hours import Cut
 from anabranch.protocol.ledger_row import (
     ACCOUNT_COLUMNS,
     PARSED,
@@ -36,10 +40,6 @@ from anabranch.protocol.ledger_row import (
 )
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import Accepted, State
-from anabranch.remote_errors import lake_errors
-from anabranch.table.lake import Lake
-from anabranch.table.ledger_files import PerFile, Span, has_many, read, read_since
-from anabranch.table.snapshots import snapshots_by_commit
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Literal
 
-from anabranch.hours import Cut
-from anabranch.position import ranges_to_keys
+from anabranch.offsets.hours import Cut
+from anabranch.offsets.position import ranges_to_keys
 from anabranch.protocol.sample_shapes import shape_of
 
 Layer = Literal["speed", "batch"]
@@ -43,7 +43,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """Speed against batch, counted as `serving_layer.diff.kinds.Difference` says. Rows of before `duplicate` and
+    """Speed against batch, counted as `serving_layer.layer_diff.kinds.Difference` says. Rows of before `duplicate` and
     `unread` were told have None there."""
 
     missing: int

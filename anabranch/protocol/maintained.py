@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from anabranch.attempts import attempts, jitter
-from anabranch.errors import Transient
-from anabranch.table.commits import Commit, Outcome
-from anabranch.table.lake import Lake
+from anabranch.common.attempts import attempts, jitter
+from anabranch.common.errors import Transient
+from anabranch.iceberg.commits import Commit, Outcome
+from anabranch.iceberg.lake import Lake
 
 MAINTAINED = "anabranch.maintained"
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from anabranch.common.counters import TALLY, Counts, Tally
 from anabranch.protocol.ledger_row import Layer
-from anabranch.tally import TALLY, Counts, Tally
 
 MEASURED = "anabranch.measured"
 
@@ -78,7 +78,8 @@ def _name(bound: float) -> str:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the jobs of a layer measured: durations by name, and counts by name and label (`anabranch.tally`)."""
+    """What the jobs of a layer measured: durations by name, and counts by name and label
+    (`anabranch.common.counters`)."""
 
     durations: Mapping[str, Durations] = field(default_factory=dict)
     counts: Counts = field(default_factory=dict)

@@ -6,15 +6,15 @@ import logging
 from typing import TYPE_CHECKING
 
 from anabranch.config import Stream
+from anabranch.iceberg import admin
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, read_owner
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.table import admin
-from anabranch.table.lake import Lake
-from anabranch.table.owner import OWNER, AnotherStreamsTable, Owner, read_owner
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction
 
-    from anabranch.position import Position
+    from anabranch.offsets.position import Position
 
 LOG = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The publish protocol: decide on a fresh load, commit, and decide again when refused. `run` is its one loop.
 
-1. Stage: rows become files and one snapshot that no branch points to (`anabranch.table.staging`). The batch layer
+1. Stage: rows become files and one snapshot that no branch points to (`anabranch.iceberg.staging`). The batch layer
    stages before the loop, the speed layer inside its first decision, which tells the hours that it stages by.
 2. Check: `decide` looks at the state and the staged rows and says what to commit, that nothing is left to do, or that
    it did something first.
@@ -24,10 +24,15 @@ from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from anabranch.errors import Transient
-from anabranch.hours import Timeline
-from anabranch.position import Position
+from anabranch.common.counters import REFUSED, TALLY
+from anabranch.common.errors import Transient
+from anabranch.iceberg.commits import Change, Commit, Tag
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.snapshots import expired_tags, head, plan_expiry
+from anabranch.offsets.hours import Timeline
+from anabranch.offsets.position import Position
 from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.publish_queue import Place, in_line
 from anabranch.protocol.state import (
     ACCEPTED,
     CONTENT,
@@ -41,12 +46,7 @@ from anabranch.protocol.state import (
     plan_after,
     read_state,
 )
-from anabranch.protocol.turns import Place, in_line
 from anabranch.protocol.watermarks import Watermarks, plan_watermarks
-from anabranch.table.commits import Change, Commit, Tag
-from anabranch.table.lake import Lake
-from anabranch.table.snapshots import expired_tags, head, plan_expiry
-from anabranch.tally import REFUSED, TALLY
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -195,9 +195,9 @@ def run(
     None when it says that nothing is left to do.
 
     With `take_turns` it asks for the right of way when it would go on being refused, and waits for those who asked
-    before it (`anabranch.protocol.turns`); it pauses after a refusal, and raises Transient after `timeout`, with
-    nothing published. Without, as the speed layer, which waits for others' turns inside its decision, it goes on at
-    once, until it lands.
+    before it (`anabranch.protocol.publish_queue`); it pauses after a refusal, and raises Transient after `timeout`,
+    with nothing published. Without, as the speed layer, which waits for others' turns inside its decision, it goes on
+    at once, until it lands.
     """
     deadline = time.monotonic() + timeout.total_seconds()
     refusals = 0

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 
 from anabranch.config import Stream
-from anabranch.hours import hours_between
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.snapshots import content_by_hour
+from anabranch.offsets.hours import hours_between
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import HourAccount, Kind, LedgerRow
 from anabranch.protocol.state import State, load_state
-from anabranch.table.lake import Lake
-from anabranch.table.snapshots import content_by_hour
 
 LOG = logging.getLogger(__name__)
 

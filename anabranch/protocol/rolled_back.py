@@ -10,17 +10,17 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from anabranch.errors import Refused, Transient
+from anabranch.common.errors import Refused, Transient
+from anabranch.iceberg.commits import Commit, Outcome
+from anabranch.iceberg.schema_evolution import Columns, plan_evolution, type_words
 from anabranch.protocol.publish import new_id
-from anabranch.table.commits import Commit, Outcome
-from anabranch.table.schema_evolution import Columns, plan_evolution, type_words
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from pyiceberg.types import NestedField
 
-    from anabranch.table.lake import Lake
+    from anabranch.iceberg.lake import Lake
 
 ROLLED_BACK = "anabranch.rolled-back"
 _ATTEMPTS = 10

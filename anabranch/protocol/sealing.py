@@ -9,19 +9,19 @@ from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from typing import Protocol
 
-from anabranch import cuts, hours
+from anabranch.common.errors import ConfigurationError, NotYet, PositionError
+from anabranch.common.fail_points import Step, reach
 from anabranch.config import Stream
-from anabranch.errors import ConfigurationError, NotYet, PositionError
-from anabranch.fail_points import Step, reach
-from anabranch.hours import Timeline
+from anabranch.iceberg.commits import Change
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.owner import read_owner
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.position import Offsets, Position, Stamped, Topic
+from anabranch.offsets import hour_ends, hours
+from anabranch.offsets.hours import Timeline
+from anabranch.offsets.position import Offsets, Position, Stamped, Topic
 from anabranch.protocol import ledger
 from anabranch.protocol.publish import Decision, Publish, new_id, new_tag, run
 from anabranch.protocol.state import State, check_log_end, check_topic, load_state
-from anabranch.table.commits import Change
-from anabranch.table.lake import Lake
-from anabranch.table.owner import read_owner
 
 LOG = logging.getLogger(__name__)
 
@@ -75,10 +75,10 @@ class OffsetSource(Protocol):
     def stable_ends(self, topic: Topic, reached: Offsets | None = None) -> dict[int, int]: ...
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]: ...
     def first_later(self, topic: Topic, records: Mapping[int, Stamped]) -> dict[int, Stamped | None]: ...
-    def stamps_from(self, topic: Topic, starts: Offsets, ends: Offsets, count: int) -> dict[int, cuts.Window]: ...
+    def stamps_from(self, topic: Topic, starts: Offsets, ends: Offsets, count: int) -> dict[int, hour_ends.Window]: ...
 
 
-Seen = dict[tuple[str, int], dict[int, cuts.Window]]
+Seen = dict[tuple[str, int], dict[int, hour_ends.Window]]
 """By topic id and partition, the windows of the log that were looked at and cannot change any more."""
 
 _SEEN_AT_MOST = 20_000
@@ -101,8 +101,12 @@ def ask(
     assert topic is not None
     offsets = KafkaOffsets(topic, now, now - grace, {}, {}, {}, needed)
     if hours.is_untouched(state.timeline, position):
-        windows = kafka.stamps_from(topic, position.offsets, kafka.stable_ends(topic, position.offsets), cuts.WINDOW)
-        offsets = replace(offsets, oldest={p: cuts.plan_oldest(w, cuts.millis(now)) for p, w in windows.items()})
+        windows = kafka.stamps_from(
+            topic, position.offsets, kafka.stable_ends(topic, position.offsets), hour_ends.WINDOW
+        )
+        offsets = replace(
+            offsets, oldest={p: hour_ends.plan_oldest(w, hour_ends.millis(now)) for p, w in windows.items()}
+        )
     timeline = _with_first_hour(state, position, offsets)
     at_most = at_most or hours.at_once(len(topic.partitions))
     wanted = hours.plan_wanted(timeline, position.offsets, offsets.until, needed, at_most)
@@ -118,7 +122,7 @@ def ask(
     stamps: Mapping[int, Stamped | None] = {}
     for hour in wanted:
         # The first record from a moment on answers for every moment up to its own stamp.
-        moment = cuts.millis(hours.end_of(hour))
+        moment = hour_ends.millis(hours.end_of(hour))
         if not stamps or not all(s is not None and s.timestamp_ms >= moment for s in stamps.values()):
             stamps = kafka.first_from(topic, hours.end_of(hour))
         answers[hour] = _look_behind(kafka, topic, hours.end_of(hour), stamps, lows, ends, now, seen)
@@ -147,14 +151,14 @@ def _look_behind(
         seen.clear()
     known = {p: seen.setdefault((topic.id, p), {}) for p in topic.partitions}
     starts = {p: max(s.offset, lows.get(p, 0)) for p, s in stamps.items() if s is not None}
-    at, clock = cuts.millis(moment), cuts.millis(now)
+    at, clock = hour_ends.millis(moment), hour_ends.millis(now)
     open_ = {p: o for p, o in starts.items() if o < ends.get(p, 0)}
     told = {p: s for p, s in stamps.items() if s is not None and open_.get(p) == s.offset}
-    standing = cuts.find_standing(told, ends, clock, lambda wants: kafka.first_later(topic, wants))
-    searches = {p: cuts.find_end(at, o, ends[p], clock, known[p]) for p, o in open_.items() if p not in standing}
-    offsets = standing | cuts.find_ends(
+    standing = hour_ends.find_standing(told, ends, clock, lambda wants: kafka.first_later(topic, wants))
+    searches = {p: hour_ends.find_end(at, o, ends[p], clock, known[p]) for p, o in open_.items() if p not in standing}
+    offsets = standing | hour_ends.find_ends(
         searches,
-        lambda wants: kafka.stamps_from(topic, wants, ends, cuts.WINDOW),
+        lambda wants: kafka.stamps_from(topic, wants, ends, hour_ends.WINDOW),
         lambda p, offset, window: known[p].setdefault(offset, window),
     )
     return {p: None if (o := offsets.get(p)) is None else Stamped(o, at) for p in stamps}

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from anabranch.errors import ConfigurationError, Refused
+from anabranch.common.errors import ConfigurationError, Refused
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.position import Offsets, Position, Topic, to_keys
+from anabranch.offsets.position import Offsets, Position, Topic, to_keys
 
 _OFFSETS = re.compile(r"\d+=\d+(,\d+=\d+)*")
 

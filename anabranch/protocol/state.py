@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from anabranch.errors import PositionError, Terminal
-from anabranch.hours import Cut, Timeline, shift
-from anabranch.position import Offsets, Position, Topic
+from anabranch.common.errors import PositionError, Terminal
+from anabranch.iceberg import snapshots
+from anabranch.offsets.hours import Cut, Timeline, shift
+from anabranch.offsets.position import Offsets, Position, Topic
 from anabranch.protocol.ledger_row import Layer, LedgerRow
-from anabranch.table import snapshots
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from anabranch.table.commits import Change
-    from anabranch.table.lake import Lake
+    from anabranch.iceberg.commits import Change
+    from anabranch.iceberg.lake import Lake
 
 
 POSITION = "anabranch.position"

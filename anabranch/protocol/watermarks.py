@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from anabranch.hours import end_of, shift
-from anabranch.position import Offsets
+from anabranch.offsets.hours import end_of, shift
+from anabranch.offsets.position import Offsets
 from anabranch.protocol.state import State
 
 COMPLETE_THROUGH = "anabranch.complete-through"

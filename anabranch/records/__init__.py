@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType
 
 from anabranch.config import Stream
-from anabranch.hours import HourRange
-from anabranch.lookups import MAX_OFFSET, arrays, inside, texts
-from anabranch.position import Ranges
+from anabranch.offsets.hours import HourRange
+from anabranch.offsets.partition_sql import MAX_OFFSET, arrays, inside, texts
+from anabranch.offsets.position import Ranges
 from anabranch.records.checks import Check, error, in_the_calendar, judge, opaque, utc_date
 from anabranch.records.formats import Format
 

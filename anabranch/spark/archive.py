@@ -17,13 +17,13 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from anabranch.errors import Terminal
-from anabranch.file_lock import locked
+from anabranch.common.errors import Terminal
+from anabranch.common.file_lock import locked
+from anabranch.common.temporary import temporary_folder
 from anabranch.spark.home import is_ours
 from anabranch.spark.home import spark_home as installed_spark_home
 from anabranch.spark.jars import Jars, Progress, cache_folder, jvm_folder
 from anabranch.spark.java import java_executable
-from anabranch.temporary import temporary_folder
 
 _LOCK_SECONDS = 600.0
 # The collector decides how classes are laid out; what Java says of the archive would be in the jobs' output.

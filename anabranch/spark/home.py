@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from anabranch.errors import Terminal
+from anabranch.common.errors import Terminal
 
 _MARK = "# Added by anabranch:"
 

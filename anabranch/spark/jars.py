@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from anabranch.attempts import attempts, doubling
-from anabranch.errors import Terminal, Transient
-from anabranch.file_lock import locked
-from anabranch.resources import shipped
+from anabranch.common.attempts import attempts, doubling
+from anabranch.common.errors import Terminal, Transient
+from anabranch.common.file_lock import locked
+from anabranch.common.resources import shipped
 from anabranch.spark.home import configure, spark_home
 from anabranch.spark.java import require_java
 

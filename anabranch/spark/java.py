@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from anabranch.errors import ConfigurationError
+from anabranch.common.errors import ConfigurationError
 
 OLDEST = 17
 _REMEDY = (

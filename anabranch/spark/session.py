@@ -16,9 +16,9 @@ from typing import Any
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from anabranch.common.errors import AnabranchError, ConfigurationError, JvmGone, Transient, Unexplained
+from anabranch.common.remote_errors import explain, one_line
 from anabranch.config import Environment
-from anabranch.errors import AnabranchError, ConfigurationError, JvmGone, Transient, Unexplained
-from anabranch.remote_errors import explain, one_line
 from anabranch.spark.settings import runs_here, session_settings
 
 LOG = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from anabranch.config import Environment
-from anabranch.table.catalog_settings import given_properties, spark_properties
+from anabranch.iceberg.catalog_settings import given_properties, spark_properties
 
 AVRO_LONGEST_TEXT = 16 * 2**20
 AVRO_LIMITS = {

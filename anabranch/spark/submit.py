@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from anabranch.common.errors import ConfigurationError
 from anabranch.config import Environment, load_environment, load_stream
-from anabranch.errors import ConfigurationError
 from anabranch.spark.archive import COLLECTOR, archive_options, class_path, spark_home
 from anabranch.spark.jars import JOBS, ensure_jars, jvm_folder
 from anabranch.spark.java import require_java

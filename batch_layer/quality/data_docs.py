@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anabranch import config
-from anabranch.errors import ConfigurationError, Terminal
-from anabranch.hours import shift
+from anabranch.common.errors import ConfigurationError, Terminal
+from anabranch.common.temporary import temporary_folder
+from anabranch.iceberg.ledger_files import Span
+from anabranch.iceberg.s3 import ObjectStore, bucket_and_key
+from anabranch.offsets.hours import shift
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import LedgerRow, QualityResult
-from anabranch.table.ledger_files import Span
-from anabranch.table.s3 import ObjectStore, bucket_and_key
-from anabranch.temporary import temporary_folder
 from batch_layer.quality import suite
 from batch_layer.quality.suite import Expectation, configuration, context, great_expectations
 
 if TYPE_CHECKING:
-    from anabranch.hours import Timeline
-    from anabranch.table.lake import Lake
+    from anabranch.iceberg.lake import Lake
+    from anabranch.offsets.hours import Timeline
 
 NEWEST = 48
 """How many hours have a page when none is named."""

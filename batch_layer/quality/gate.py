@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anabranch.errors import Refused
+from anabranch.common.errors import Refused
+from anabranch.common.remote_errors import explain_text, is_away, telling_line
 from anabranch.protocol.ledger_row import QualityResult
-from anabranch.remote_errors import explain_text, is_away, telling_line
 from batch_layer.quality import one_pass
 from batch_layer.quality.row_counts import TYPES, Bounds, RowCountBaseline, plan_bounds
 from batch_layer.quality.suite import PLACE, Expectation, build, context, load_suite

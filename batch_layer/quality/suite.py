@@ -21,9 +21,9 @@ from typing import Any
 
 import yaml
 
+from anabranch.common.errors import ConfigurationError
 from anabranch.config import strict_yaml
 from anabranch.config.mistakes import explain_yaml, unknown_key
-from anabranch.errors import ConfigurationError
 from batch_layer.quality import row_counts
 
 SEVERITIES = ("critical", "warning", "info")

@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from anabranch.errors import ConfigurationError, Transient
+from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.iceberg.snapshots import files_at, head
 from anabranch.job import Job, open_job
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Layer, LedgerRow
 from anabranch.protocol.state import State, load_state
-from anabranch.table.snapshots import files_at, head
 from serving_layer.changes.plan import (
     Given,
     newest_of_each,

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from anabranch.iceberg.clock import MAX_CLOCK_SKEW
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import State
-from anabranch.table.clock import MAX_CLOCK_SKEW
 from serving_layer.changes.token import Content, Cursor, Token
 
 # A decision is stamped after the load that it rests on, by a clock that is so far from the true time at most; what

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from anabranch.output import plain
+from anabranch.common.output import plain
 from serving_layer.changes import HourChange
 
 

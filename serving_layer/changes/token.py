@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from anabranch.errors import ConfigurationError
+from anabranch.common.errors import ConfigurationError
 from anabranch.protocol.ledger_row import Layer, LedgerRow
 
 PREFIX = "ab1."

@@ -16,9 +16,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from anabranch.common.errors import AnabranchError, ConfigurationError, Transient
+from anabranch.common.fail_points import Step, reach
 from anabranch.config.egress import FolderTarget, SearchTarget, Target
-from anabranch.errors import AnabranchError, ConfigurationError, Transient
-from anabranch.fail_points import Step, reach
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from serving_layer import changes as feed

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.common.fail_points import Step, reach
+from anabranch.common.remote_errors import lake_errors
 from anabranch.config.egress import FolderTarget
-from anabranch.errors import ConfigurationError, Transient
-from anabranch.fail_points import Step, reach
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
-from anabranch.remote_errors import lake_errors
 from serving_layer.egress.hour import Hour, is_current
 from serving_layer.egress.manifest import (
     BEGUN,

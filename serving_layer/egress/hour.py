@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import duckdb
 import pyarrow as pa
 
-from anabranch.errors import Transient
-from anabranch.progress import Progress
+from anabranch.common.errors import Transient
+from anabranch.common.progress import Progress
+from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg.snapshots import heads
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.ledger_row import Layer
-from anabranch.remote_errors import lake_errors
-from anabranch.table.snapshots import heads
 from serving_layer.changes import HourChange
 from serving_layer.query.datasets import TableFiles, connected, is_reading_failure, plan_files
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from anabranch.errors import ConfigurationError, Refused
+from anabranch.common.errors import ConfigurationError, Refused
 from serving_layer.egress.hour import Hour
 
 NAME = "_manifest.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from anabranch.hours import Cut
+from anabranch.offsets.hours import Cut
 from anabranch.protocol import ledger
 from anabranch.protocol.state import load_state
 from serving_layer.egress.hour import Hour

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from anabranch.errors import ConfigurationError, Transient
-from anabranch.hours import Cut
-from anabranch.output import plain
+from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.common.output import plain
+from anabranch.offsets.hours import Cut
 from anabranch.protocol.deliveries import Delivery
 
 T = TypeVar("T")

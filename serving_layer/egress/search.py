@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import requests
 
 from anabranch import config
-from anabranch.attempts import attempts, doubling
+from anabranch.common.attempts import attempts, doubling
+from anabranch.common.errors import ConfigurationError, Refused, Transient
+from anabranch.common.fail_points import Step, reach
 from anabranch.config.egress import SearchTarget
-from anabranch.errors import ConfigurationError, Refused, Transient
-from anabranch.fail_points import Step, reach
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id

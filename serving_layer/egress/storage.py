@@ -13,14 +13,14 @@ from typing import IO, Any, Protocol
 from uuid import uuid4
 
 from anabranch import config
+from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.common.file_lock import locked
+from anabranch.common.remote_errors import lake_errors
 from anabranch.config.egress import HDFS
-from anabranch.errors import ConfigurationError, Transient
-from anabranch.file_lock import locked
-from anabranch.remote_errors import lake_errors
-from anabranch.table.catalog_settings import catalog_properties
-from anabranch.table.file_io import LakeFileIO
-from anabranch.table.files import delete_files, list_files, local_path
-from anabranch.table.s3 import ObjectStore, bucket_and_key, open_store
+from anabranch.iceberg.catalog_settings import catalog_properties
+from anabranch.iceberg.file_io import LakeFileIO
+from anabranch.iceberg.files import delete_files, list_files, local_path
+from anabranch.iceberg.s3 import ObjectStore, bucket_and_key, open_store
 from serving_layer.egress.webhdfs import WebHdfs
 
 _JSON = "application/json"

@@ -13,8 +13,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from anabranch.common.errors import ConfigurationError
 from anabranch.config.egress import TopicTarget
-from anabranch.errors import ConfigurationError
 from anabranch.kafka.transactions import Outgoing, TransactionalProducer
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery

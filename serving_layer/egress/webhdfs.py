@@ -9,7 +9,7 @@ import requests
 from requests.auth import HTTPBasicAuth
 
 from anabranch import config
-from anabranch.errors import ConfigurationError, Transient
+from anabranch.common.errors import ConfigurationError, Transient
 
 _SECONDS = (5.0, 120.0)  # to connect, to answer
 _REFUSED, _GONE = 403, 404

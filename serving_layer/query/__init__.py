@@ -18,9 +18,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from anabranch.errors import AnabranchError, ConfigurationError, Transient
-from anabranch.table.snapshots import find_snapshot
-from anabranch.temporary import process_folder
+from anabranch.common.errors import AnabranchError, ConfigurationError, Transient
+from anabranch.common.temporary import process_folder
+from anabranch.iceberg.snapshots import find_snapshot
 from serving_layer.query.datasets import (
     TableFiles,
     columns_only,

@@ -20,9 +20,9 @@ import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, In, NotIn
 
-from anabranch.errors import Refused, Transient
-from anabranch.table.manifests import HOUR, HourManifest, hour_of_file, list_manifests, read_entries
-from anabranch.temporary import temporary_folder
+from anabranch.common.errors import Refused, Transient
+from anabranch.common.temporary import temporary_folder
+from anabranch.iceberg.manifests import HOUR, HourManifest, hour_of_file, list_manifests, read_entries
 from serving_layer.query.pruning import all_of, known_of_file, known_of_manifest, null_cases
 from serving_layer.query.reading import Reading
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anabranch.output import print_table
+from anabranch.common.output import print_table
 from serving_layer.query.datasets import Scan, TableFiles
 
 if TYPE_CHECKING:

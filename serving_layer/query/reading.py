@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from anabranch.progress import Progress
+from anabranch.common.progress import Progress
 
 LOG = logging.getLogger(__name__)
 

@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 
 from anabranch import config
+from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream, View
-from anabranch.errors import ConfigurationError
-from anabranch.table.lake import Lake
+from anabranch.iceberg.lake import Lake
 from serving_layer.query import Answer, Derived, open_query
 from serving_layer.query.reading import Reading
 from serving_layer.reader.provenance import Provenance, provenance
 from serving_layer.reader.selection import Selection, Selector, shown
-from serving_layer.windows.read import derive
+from serving_layer.views.read import derive
 
 
 @dataclass(frozen=True)

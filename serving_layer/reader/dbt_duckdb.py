@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from dbt.adapters.duckdb.plugins import BasePlugin
 
-from anabranch.errors import ConfigurationError
-from anabranch.hours import end_of
+from anabranch.common.errors import ConfigurationError
+from anabranch.offsets.hours import end_of
 from serving_layer.reader.handle import open_table
 
 if TYPE_CHECKING:

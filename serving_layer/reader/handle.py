@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anabranch import config
+from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream, View
-from anabranch.errors import ConfigurationError
-from anabranch.hours import start_of
+from anabranch.iceberg.owner import open_lake
+from anabranch.iceberg.snapshots import snapshot_properties
+from anabranch.offsets.hours import start_of
 from anabranch.protocol.state import load_state
 from anabranch.protocol.watermarks import Watermarks
-from anabranch.table.owner import open_lake
-from anabranch.table.snapshots import snapshot_properties
 from serving_layer.query import Answer, Selected, open_derived, open_relation
 from serving_layer.query.datasets import dataset, quoted
 from serving_layer.reader import Reader
 from serving_layer.reader.provenance import Provenance
 from serving_layer.reader.selection import Selection, Selector, snapshot_as_of
-from serving_layer.windows.read import spark_sql
+from serving_layer.views.read import spark_sql
 
 if TYPE_CHECKING:
     import duckdb

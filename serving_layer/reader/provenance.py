@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING
 
+from anabranch.common.output import print_table
 from anabranch.config import Stream
-from anabranch.hours import hour_of, hours_between, shift
-from anabranch.output import print_table
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.manifests import hour_of_file
+from anabranch.iceberg.snapshots import made_at
+from anabranch.offsets.hours import hour_of, hours_between, shift
 from anabranch.protocol import coverage, ledger
 from anabranch.protocol.ledger_row import Layer, LedgerRow
-from anabranch.table.lake import Lake
-from anabranch.table.manifests import hour_of_file
-from anabranch.table.snapshots import made_at
 from serving_layer.query.datasets import TableFiles
 from serving_layer.reader.selection import Selection, Shown, shown
 

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from anabranch.common.errors import ConfigurationError, Refused
 from anabranch.config import Stream
-from anabranch.errors import ConfigurationError, Refused
-from anabranch.hours import hours_between, is_hour, start_of
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.snapshots import find_snapshot, heads
+from anabranch.offsets.hours import hours_between, is_hour, start_of
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.sealing import SEALED_TAG
 from anabranch.protocol.state import State, read_state, state_of
-from anabranch.table.lake import Lake
-from anabranch.table.snapshots import find_snapshot, heads
 from serving_layer.query import Selected
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Selector:
         return Selected(snapshot_id, seen.accepted_hours())
 
     def _revision(self, stream: Stream, name: str, table: Table, revision: Revision) -> Selected:
-        from serving_layer.views.history import decisions
+        from anabranch.protocol.decisions import decisions
 
         if name != stream.table:
             raise ConfigurationError(f"read {name}: expected {stream.table}, whose rows alone are kept by revision")

@@ -1,1 +1,1 @@
-"""What people and programs read of a stream: status, hours, history, explanations, differences, metrics."""
+"""Windows: the views that a stream declares, read from their partials and the rows that have none yet."""

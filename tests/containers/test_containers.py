@@ -88,7 +88,7 @@ def test_the_image_is_small_and_its_user_owns_nothing_that_it_runs(project: Proj
 
 
 def test_a_change_of_conf_dags_or_code_downloads_nothing(project: Project, checkout: Path) -> None:
-    for name in ("conf/anabranch.yaml", "dags/anabranch_hourly.py", "anabranch/health.py"):
+    for name in ("conf/anabranch.yaml", "dags/anabranch_hourly.py", "anabranch/common/health.py"):
         with (checkout / name).open("a", encoding="utf-8") as file:
             file.write("\n# changed\n")
     tag = f"{NAME}:changed"

@@ -21,14 +21,14 @@ from click.testing import CliRunner
 from world import World, add_catalog, event, past_hour, spread
 
 from anabranch.cli import main
-from anabranch.errors import MetadataGone
+from anabranch.common.errors import MetadataGone
+from anabranch.iceberg import admin
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.files import delete_files
+from anabranch.iceberg.lake import Lake
+from anabranch.operations import maintenance
 from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish, new_id, to_commit
-from anabranch.table import admin
-from anabranch.table.commits import Change, Outcome
-from anabranch.table.files import delete_files
-from anabranch.table.lake import Lake
-from serving_layer import maintenance
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,8 +16,8 @@ from confluent_kafka import Producer
 from world import SCHEMA, event, past_hour
 
 from anabranch import config
-from anabranch.hours import start_of
 from anabranch.kafka.client import KafkaAdapter, create_topic
+from anabranch.offsets.hours import start_of
 from anabranch.spark.jars import ensure_jars
 from anabranch.spark.java import require_java
 

@@ -22,9 +22,9 @@ from click.testing import CliRunner
 from world import World, add_catalog, closed_at_the_end, past_hour, spread
 
 from anabranch.cli import main
-from anabranch.errors import MetadataGone, Terminal
+from anabranch.common.errors import MetadataGone, Terminal
+from anabranch.iceberg.orphans import references
 from anabranch.protocol import ledger
-from anabranch.table.orphans import references
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,9 +12,9 @@ import pytest
 from run_books import printed
 from servers import serving
 
-from anabranch.errors import ConfigurationError
-from serving_layer.doctor import airflow
-from serving_layer.doctor.finding import Check, Finding
+from anabranch.common.errors import ConfigurationError
+from anabranch.operations.doctor import airflow
+from anabranch.operations.doctor.finding import Check, Finding
 
 ROOT = Path(__file__).resolve().parents[2]
 STREAM = "game_events"

@@ -43,9 +43,9 @@ def test_both_hold_the_code_the_configuration_and_the_dags(built: Path) -> None:
     [wheel], [source] = built.glob("*.whl"), built.glob("*.tar.gz")
     in_wheel = set(zipfile.ZipFile(wheel).namelist())
     assert {
-        "anabranch/cli/__init__.py", "speed_layer/job.py", "batch_layer/job.py", "serving_layer/merge.py",
-        "serving_layer/lineage/AnabranchHourRunFacet.json",
-        "serving_layer/page/templates/streams.html", "serving_layer/page/static/page.css",
+        "anabranch/cli/__init__.py", "speed_layer/job.py", "batch_layer/job.py", "anabranch/protocol/merge.py",
+        "anabranch/operations/notifications/lineage/AnabranchHourRunFacet.json",
+        "anabranch/operations/page/templates/streams.html", "anabranch/operations/page/static/page.css",
         "anabranch/_conf/jvm/ivy.xml", "anabranch/_conf/jvm/jars.sha256", "anabranch/_conf/anabranch.yaml",
         "anabranch/_dags/anabranch_hourly.py", "anabranch/_deploy/docker-compose.yml",
         "anabranch/starter_files/Dockerfile", "anabranch/starter_files/gitignore", "anabranch/_deploy/deploy/dotenv.sh",

@@ -20,9 +20,9 @@ import yaml
 from lakes import StreamLake
 from proofs import BEFORE, CUT, HOUR, NEXT, accept, event, new_proof, read
 
-from anabranch.hours import end_of, shift
+from anabranch.offsets.hours import end_of, shift
+from anabranch.protocol import override
 from anabranch.protocol.watermarks import Watermarks
-from serving_layer import override
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "downstream.md"
 OPEN = shift(NEXT, 1)

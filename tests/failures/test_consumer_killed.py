@@ -16,8 +16,7 @@ from page_consumer import consumed, consumer
 from waiting import wait_for
 from world import World, event, past_hour, spread
 
-from anabranch.protocol import adoption
-from serving_layer import override
+from anabranch.protocol import override, topic_change
 
 KILLS = 20
 SEED = 7
@@ -100,7 +99,7 @@ def test_a_consumer_killed_twenty_times_holds_the_table_and_saw_each_change_once
         one.topic(3)
         now = datetime.now(UTC)
         one.send([(i % 3, now, event(f"new-{i}", now)) for i in range(9)])
-        assert adoption.adopt(one.job.stream, one.lake, one.kafka) is not None
+        assert topic_change.adopt(one.job.stream, one.lake, one.kafka) is not None
         one.speed()
         deadline = time.monotonic() + 300
         while killed() < KILLS:

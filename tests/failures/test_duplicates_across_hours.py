@@ -12,10 +12,10 @@ import pytest
 from waiting import wait_for
 from world import World, event, past_hour
 
-from anabranch.hours import start_of
-from anabranch.output import plain
+from anabranch.common.output import plain
+from anabranch.offsets.hours import start_of
+from anabranch.operations.reports import status as views
 from anabranch.protocol import ledger
-from serving_layer.views import status as views
 from speed_layer.job import SpeedJob
 
 Make = Callable[..., World]

@@ -18,18 +18,18 @@ from commands import run, run_into
 from running import publishes
 from world import Record, World, event, past_hour
 
-from anabranch.fail_points import Step
-from anabranch.hours import start_of
-from anabranch.output import plain
+from anabranch.common.fail_points import Step
+from anabranch.common.output import plain
+from anabranch.iceberg import ledger_files
+from anabranch.iceberg.commits import Change
+from anabranch.iceberg.snapshots import files_by_hour
+from anabranch.offsets.hours import start_of
+from anabranch.operations.reports import status as views
 from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish, new_id, to_commit
-from anabranch.table import ledger_files
-from anabranch.table.commits import Change
-from anabranch.table.snapshots import files_by_hour
 from serving_layer.reader import Reader
 from serving_layer.reader.selection import Selection
-from serving_layer.views import status as views
-from serving_layer.windows.fill import standing
+from serving_layer.views.fill import standing
 
 Make = Callable[..., World]
 

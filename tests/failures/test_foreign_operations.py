@@ -20,9 +20,9 @@ import pytest
 from run_books import printed
 from world import World, event, past_hour, spread
 
-from anabranch.table.snapshots import PUBLISHED, ancestors_to_last_publish, heads, is_publish
-from serving_layer.audit import audit
-from serving_layer.override import serve_hour
+from anabranch.iceberg.snapshots import PUBLISHED, ancestors_to_last_publish, heads, is_publish
+from anabranch.operations.audit import audit
+from anabranch.protocol.override import serve_hour
 
 Make = Callable[..., World]
 Operation = Callable[["Stream"], None]

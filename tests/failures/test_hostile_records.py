@@ -8,7 +8,7 @@ from datetime import timedelta
 import hostile
 from world import World, past_hour
 
-from anabranch.hours import start_of
+from anabranch.offsets.hours import start_of
 
 Verdicts = dict[int, str | None]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from commands import started
 from world import World
 
-from anabranch.health import find_fault, is_running, read_record
+from anabranch.common.health import find_fault, is_running, read_record
 
 
 def fault(file: Path, within: float | None = None, liveness: bool = False) -> str | None:

@@ -18,20 +18,20 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from world import Record, World, event, past_hour, spread
 
-from anabranch.errors import PositionError
-from anabranch.hours import Timeline, at_once, end_of, start_of
+from anabranch.common.errors import PositionError
+from anabranch.common.output import plain
+from anabranch.iceberg import state_properties
+from anabranch.iceberg.commits import Change, Outcome
 from anabranch.kafka.client import new_producer
 from anabranch.kafka.source import read_ranges
-from anabranch.output import plain
-from anabranch.position import Position
+from anabranch.offsets.hours import Timeline, at_once, end_of, start_of
+from anabranch.offsets.position import Position
+from anabranch.operations.audit import audit
+from anabranch.operations.reports import status as views
 from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.sealing import seal
 from anabranch.protocol.state import LOST, TIMELINE
-from anabranch.table import state_properties
-from anabranch.table.commits import Change, Outcome
-from serving_layer.audit import audit
-from serving_layer.views import status as views
 
 Make = Callable[..., World]
 # Kafka 4 turns away what is stamped more than an hour ahead; older brokers and other topics do not.

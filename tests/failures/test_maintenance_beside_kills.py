@@ -22,12 +22,12 @@ from pyiceberg.table import Table
 from test_fail_points import damage, is_good
 from world import World, event, past_hour, spread
 
-from anabranch.fail_points import FAIL_AT, Step
-from anabranch.hours import start_of
+from anabranch.common.fail_points import FAIL_AT, Step
+from anabranch.iceberg.files import list_files, same_file
+from anabranch.iceberg.orphans import references
+from anabranch.iceberg.snapshots import BRANCHES, UNNAMED
+from anabranch.offsets.hours import start_of
 from anabranch.protocol.maintained import read_runs
-from anabranch.table.files import list_files, same_file
-from anabranch.table.orphans import references
-from anabranch.table.snapshots import BRANCHES, UNNAMED
 
 Make = Callable[..., World]
 DAYS = 3 * 86_400

@@ -14,8 +14,8 @@ from waiting import wait_for
 from wire import encode, wired
 from world import World, past_hour
 
-from anabranch.errors import ConfigurationError, Transient
-from anabranch.hours import start_of
+from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.offsets.hours import start_of
 
 if TYPE_CHECKING:
     from registry import SchemaRegistry

@@ -11,8 +11,8 @@ import pytest
 from commands import ROOT, Command, started
 from world import SCHEMA, World, event, past_hour
 
-from anabranch.errors import Terminal
-from anabranch.hours import start_of
+from anabranch.common.errors import Terminal
+from anabranch.offsets.hours import start_of
 
 Make = Callable[..., World]
 SLOW = {"trigger": "1 second", "max_offsets_per_trigger": 40}

@@ -23,11 +23,11 @@ from waiting import wait_for
 from world import World, event, past_hour, spread
 
 from anabranch import config
+from anabranch.common.errors import ConfigurationError
 from anabranch.dev.services.processes import HOST, free_port
-from anabranch.errors import ConfigurationError
+from anabranch.operations.doctor import kafka as of_kafka
 from anabranch.spark import jars
 from anabranch.spark.jars import cache_folder
-from serving_layer.doctor import kafka as of_kafka
 
 Make = Callable[..., World]
 REFUSED, OTHER = past_hour(2), past_hour(1)

@@ -24,14 +24,14 @@ from world import World, past_hour, spread
 
 from anabranch import config
 from anabranch.cli import main
-from anabranch.errors import ConfigurationError, Transient
-from anabranch.fail_points import Step
+from anabranch.common.counters import RETRIES
+from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.common.fail_points import Step
+from anabranch.iceberg import catalog_settings
+from anabranch.iceberg.lake import Lake
 from anabranch.kafka import source
 from anabranch.protocol import ledger
 from anabranch.protocol.measured import MEASURED, read_measured
-from anabranch.table import catalog_settings
-from anabranch.table.lake import Lake
-from anabranch.tally import RETRIES
 from batch_layer import build as hours_of_batch
 from batch_layer import rebuild
 

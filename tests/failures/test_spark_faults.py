@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from world import World, past_hour, spread
 
 from anabranch import records
-from anabranch.hours import start_of
+from anabranch.offsets.hours import start_of
 from speed_layer import micro_batch
 
 Make = Callable[..., World]

@@ -13,7 +13,7 @@ import pytest
 from commands import paused_at, run, started
 from world import World, past_hour, spread
 
-from anabranch.fail_points import Step
+from anabranch.common.fail_points import Step
 from anabranch.protocol import ledger
 
 Make = Callable[..., World]
@@ -84,8 +84,8 @@ def test_a_speed_job_that_hangs_while_another_takes_over_publishes_nothing_twice
 def test_a_publisher_paused_across_an_expiry_is_refused_and_stages_again(
     world: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from anabranch.iceberg import snapshots
     from anabranch.protocol import publish
-    from anabranch.table import snapshots
 
     # A type that Spark alone reads, so that the rows are staged by a snapshot.
     one = world(schema="event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, price DECIMAL(9,2)")

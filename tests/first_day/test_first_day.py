@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 from first_day_page import FILE, Part, Step, render, skeleton
 
-from anabranch.hours import hour_of, shift
+from anabranch.offsets.hours import hour_of, shift
 
 COLUMNS = 80
 _PIECES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\r\n|\r|\n|[^\x1b\r\n]+")

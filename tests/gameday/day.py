@@ -25,12 +25,12 @@ from game_day_page import Seen
 from servers import serving
 from toxiproxy import Proxy, Toxiproxy, running_toxiproxy
 
+from anabranch.common.errors import Transient
 from anabranch.dev.demo.story import Story, poll
 from anabranch.dev.demo.workspace import Elsewhere, Running, Workspace, open_workspace
 from anabranch.dev.producers.produce import STREAM
 from anabranch.dev.services.processes import HOST, free_port
 from anabranch.dev.soak.interference import Interference
-from anabranch.errors import Transient
 from anabranch.job import Job
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,15 +14,15 @@ from game_day_page import FILE, skeletons
 from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 
-from anabranch import hours
 from anabranch.dev.demo.live import Live
 from anabranch.dev.demo.story import poll
 from anabranch.dev.producers.produce import STREAM, produce_events
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.snapshots import files_of
+from anabranch.offsets import hours
 from anabranch.protocol.maintained import MaintenanceRun, record_run
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.state import load_state
-from anabranch.table.commits import Change, Outcome
-from anabranch.table.snapshots import files_of
 
 PAST_HOURS = 4
 LOST = 20

@@ -27,7 +27,6 @@ from game_day_page import FILE, Observed, render, skeletons
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from run_books import printed
 
-from anabranch import hours
 from anabranch.dev import services
 from anabranch.dev.audit import game_event_as_sent
 from anabranch.dev.comparison import Comparison, Served, compare
@@ -36,6 +35,7 @@ from anabranch.dev.demo.story import poll
 from anabranch.dev.producers.events import Ack, Kind, generate, sha256
 from anabranch.dev.producers.produce import STREAM, TOPIC_CONFIGS, produce_events
 from anabranch.kafka.client import create_topic, new_producer
+from anabranch.offsets import hours
 from anabranch.protocol.state import State, load_state
 
 RATE = 10

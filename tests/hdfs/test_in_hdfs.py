@@ -26,15 +26,16 @@ from accepted_hours import HOURS, accept, four_hours
 from hdfs_server import running_hdfs
 from lakes import FIRST, StreamLake, new_environment, new_stream
 
-from anabranch import config, fail_points
-from anabranch.errors import ConfigurationError, Transient
-from anabranch.fail_points import FAIL_AT, Step
+from anabranch import config
+from anabranch.common import fail_points
+from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.common.fail_points import FAIL_AT, Step
+from anabranch.iceberg import admin
+from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
-from anabranch.table import admin
-from anabranch.table.lake import Lake
 from serving_layer import egress as room
 from serving_layer.egress.storage import HdfsStorage, opened
 from serving_layer.egress.webhdfs import WebHdfs

@@ -12,8 +12,8 @@ from budget import budget
 from pyspark.sql import DataFrame
 from world import World, event, past_hour, spread
 
-from anabranch.hours import start_of
-from anabranch.table.staging import stage
+from anabranch.iceberg.staging import stage
+from anabranch.offsets.hours import start_of
 from batch_layer import build as building
 
 Make = Callable[..., World]

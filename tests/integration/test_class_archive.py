@@ -10,7 +10,7 @@ import pytest
 from commands import started
 from world import World, past_hour, spread
 
-from anabranch.errors import Terminal
+from anabranch.common.errors import Terminal
 from anabranch.spark.archive import archive_options, make_archive
 from anabranch.spark.jars import cache_folder, ensure_jars
 

@@ -13,7 +13,7 @@ from lineage_receiver import LineageReceiver, running_receiver
 from openlineage.client.uuid import generate_static_uuid
 from world import World, past_hour, spread
 
-from anabranch.hours import end_of
+from anabranch.offsets.hours import end_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -19,10 +19,10 @@ from reference_json import ReferenceJsonFormat
 from anabranch import records
 from anabranch.config import Stream
 from anabranch.config.columns import RESCUED, parse_columns
-from anabranch.records.certain import CertainRows
+from anabranch.records.fast_json import CertainRows
 from anabranch.records.formats import Format
 from anabranch.records.formats.json import JsonFormat
-from speed_layer.certain import warm_up_decoder
+from speed_layer.fast_staging import warm_up_decoder
 
 START = datetime(2026, 11, 21, 3, tzinfo=UTC)
 SOURCE = "key binary, value binary, partition int, offset bigint, timestamp timestamp"

@@ -18,10 +18,10 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
 
+from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.dev import services
 from anabranch.dev.services import Home, Services
 from anabranch.dev.services.processes import HOST, free_port
-from anabranch.errors import ConfigurationError, Terminal
 from anabranch.spark.jars import Jars, ensure_jars, jvm_folder, verify
 
 OLD = 1_000_000_000_000  # 2001-09-09, in milliseconds

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from serving_layer.diff.kinds import compare
-from serving_layer.diff.spark import shaped
+from serving_layer.layer_diff.kinds import compare
+from serving_layer.layer_diff.spark import shaped
 
 SCHEMA = (
     "kafka_partition INT, kafka_offset BIGINT, a INT, b INT, tags ARRAY<STRING>, scores MAP<STRING, DOUBLE>, "

@@ -26,12 +26,12 @@ from world import SCHEMA, World, past_hour, spread
 
 from anabranch import config
 from anabranch.cli import main
+from anabranch.operations.doctor import registry as of_registry
+from anabranch.operations.doctor import s3 as store
+from anabranch.operations.doctor.finding import Check, Finding
 from anabranch.protocol import ledger
 from anabranch.spark import jars
 from anabranch.spark.java import require_java
-from serving_layer.doctor import registry as of_registry
-from serving_layer.doctor import s3 as store
-from serving_layer.doctor.finding import Check, Finding
 
 ROOT = Path(__file__).resolve().parents[2]
 

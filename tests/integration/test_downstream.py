@@ -17,8 +17,8 @@ from waiting import wait_for
 from world import Record, World, event, past_hour, spread
 
 from anabranch.cli import main
+from anabranch.protocol import override
 from anabranch.protocol.watermarks import Watermarks
-from serving_layer import override
 from serving_layer.changes import changes
 
 Make = Callable[..., World]

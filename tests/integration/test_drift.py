@@ -12,8 +12,8 @@ from commands import call
 from run_books import printed, words
 from world import World, event, past_hour
 
-from anabranch.errors import Refused
-from anabranch.hours import start_of
+from anabranch.common.errors import Refused
+from anabranch.offsets.hours import start_of
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import UnknownField, UnknownFields
 

@@ -13,12 +13,12 @@ from commands import paused_at, run_into
 from world import World, event, past_hour, spread
 
 from anabranch import config
-from anabranch.fail_points import Step
-from anabranch.hours import start_of
+from anabranch.common.fail_points import Step
+from anabranch.common.output import plain
+from anabranch.iceberg.s3 import ObjectStore, open_store
 from anabranch.kafka.client import create_topic
-from anabranch.output import plain
+from anabranch.offsets.hours import start_of
 from anabranch.protocol.deliveries import Delivery
-from anabranch.table.s3 import ObjectStore, open_store
 from serving_layer import egress as room
 
 Make = Callable[..., World]

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 
 from world import World, event, past_hour
 
-from anabranch.hours import start_of
-from anabranch.table.snapshots import files_of
+from anabranch.iceberg.snapshots import files_of
+from anabranch.offsets.hours import start_of
 
 Make = Callable[..., World]
 DATES = 80

@@ -12,8 +12,8 @@ from running import speed_running
 from waiting import wait_for
 from world import World, event, past_hour
 
-from anabranch.errors import Refused, Terminal
-from anabranch.hours import start_of
+from anabranch.common.errors import Refused, Terminal
+from anabranch.offsets.hours import start_of
 from anabranch.protocol import apply, sealing
 from anabranch.protocol.state import load_state
 from batch_layer.rebuild import Rebuilder, Result

@@ -16,14 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from flaky_s3 import FlakyS3, running_flaky_s3
 
+from anabranch.common.errors import Transient
+from anabranch.common.remote_errors import explain
 from anabranch.config import S3, Environment
 from anabranch.dev.services.processes import HOST, free_port
-from anabranch.errors import Transient
-from anabranch.remote_errors import explain
-from anabranch.table.catalog_settings import catalog_properties
-from anabranch.table.file_io import LakeFileIO, _WholeFile, as_whole
-from anabranch.table.lake import Lake
-from anabranch.table.s3 import ObjectStore, bucket_and_key
+from anabranch.iceberg.catalog_settings import catalog_properties
+from anabranch.iceberg.file_io import LakeFileIO, _WholeFile, as_whole
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.s3 import ObjectStore, bucket_and_key
 
 
 @pytest.fixture

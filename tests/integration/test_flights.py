@@ -10,13 +10,13 @@ import pytest
 import yaml
 from world import World, past_hour
 
+from anabranch.common.output import plain
 from anabranch.dev.audit import audit
 from anabranch.dev.demo import flights
 from anabranch.dev.producers import flights_data
-from anabranch.hours import start_of
-from anabranch.output import plain
+from anabranch.offsets.hours import start_of
+from anabranch.operations.reports import status as views
 from serving_layer.query import run_query
-from serving_layer.views import status as views
 
 STREAMS = Path(__file__).parents[2] / "conf" / "streams"
 FLIGHTS = 2_000

@@ -22,8 +22,8 @@ from world import World, past_hour
 
 from anabranch import config
 from anabranch.config.columns import parse_columns
-from anabranch.hours import start_of
 from anabranch.kafka.schema_registry import Registry
+from anabranch.offsets.hours import start_of
 from anabranch.records import checks, decode
 from anabranch.records.formats import Format, avro, csv, json_schema, raw, wire
 

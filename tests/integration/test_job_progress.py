@@ -9,7 +9,7 @@ from running import speed_running
 from waiting import wait_for
 from world import World
 
-from anabranch.errors import Transient
+from anabranch.common.errors import Transient
 from speed_layer.micro_batch import MicroBatches
 
 

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from anabranch import config
-from anabranch.errors import NoTopicIds
+from anabranch.common.errors import NoTopicIds
 from anabranch.kafka import client
 from anabranch.kafka.client import KafkaAdapter, create_topic
 

@@ -15,10 +15,10 @@ from secure_broker import SecureBroker, running_secure_broker
 from waiting import wait_for
 
 from anabranch import config
-from anabranch.errors import AnabranchError, MissingRight
+from anabranch.common.errors import AnabranchError, MissingRight
 from anabranch.kafka import source
 from anabranch.kafka.client import KafkaAdapter, create_topic, new_producer
-from anabranch.position import Topic
+from anabranch.offsets.position import Topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ from lineage_receiver import LineageReceiver, running_receiver
 from world import World, past_hour, spread
 
 from anabranch.cli import lineage as command
-from serving_layer.lineage.names import table_name
+from anabranch.operations.notifications.lineage.names import table_name
 
 
 @pytest.fixture

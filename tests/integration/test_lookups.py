@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from anabranch.hours import HourRange, shift
-from anabranch.lookups import inside
-from anabranch.position import Ranges, size
+from anabranch.offsets.hours import HourRange, shift
+from anabranch.offsets.partition_sql import inside
+from anabranch.offsets.position import Ranges, size
 from anabranch.records import REFUSED_FIELD, UNKNOWN, assign_hours, trim
 from batch_layer.balance import Counted
 from batch_layer.offset_counts import ReadCounts, count, count_read, missing_offsets
-from serving_layer.diff.kinds import compare
+from serving_layer.layer_diff.kinds import compare
 from speed_layer.plan import assign
 
 FIRST = "2026-01-01T00"

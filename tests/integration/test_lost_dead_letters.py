@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from world import World, event, past_hour
 
-from anabranch.errors import Unexpected
-from anabranch.hours import start_of
+from anabranch.common.errors import Unexpected
+from anabranch.iceberg.files import delete_files
+from anabranch.iceberg.snapshots import find_staged
+from anabranch.offsets.hours import start_of
 from anabranch.protocol import dead_letters
-from anabranch.table.files import delete_files
-from anabranch.table.snapshots import find_staged
 
 Make = Callable[..., World]
 

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from world import World, past_hour, spread
 
 from anabranch import records
-from anabranch.errors import Unexpected
+from anabranch.common.errors import Unexpected
 
 # By the clock when the tests are collected: while others run, more hours end, which hold nothing.
 HOURS = OLDEST, MIDDLE, NEWEST = past_hour(3), past_hour(2), past_hour(1)

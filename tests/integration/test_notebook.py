@@ -20,8 +20,8 @@ from lakes import FIRST, StreamLake, new_lake
 from nbclient import NotebookClient
 from proofs import accept, event, stage_rows
 
-from anabranch.hours import Cut, Timeline, hour_of, shift, start_of
-from anabranch.table.commits import Outcome
+from anabranch.iceberg.commits import Outcome
+from anabranch.offsets.hours import Cut, Timeline, hour_of, shift, start_of
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "notebook" / "events_by_minute.ipynb"
 HOURS = [shift(FIRST, n) for n in range(4)]

@@ -11,16 +11,17 @@ from click.testing import CliRunner
 from world import World, event, past_hour, spread
 
 from anabranch.cli import main
-from anabranch.errors import PositionError
-from anabranch.hours import shift
+from anabranch.common.errors import PositionError
+from anabranch.common.output import plain
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.snapshots import files_of
+from anabranch.iceberg.staging import stage
 from anabranch.kafka.client import create_topic
-from anabranch.output import plain
+from anabranch.offsets.hours import shift
+from anabranch.operations import maintenance
+from anabranch.operations.reports import status as views
+from anabranch.protocol import merge
 from anabranch.protocol.publish import Publish, new_id, to_commit
-from anabranch.table.commits import Change, Outcome
-from anabranch.table.snapshots import files_of
-from anabranch.table.staging import stage
-from serving_layer import maintenance, merge
-from serving_layer.views import status as views
 
 Make = Callable[..., World]
 

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 from world import World, past_hour, spread
 
-from anabranch.hours import start_of
-from anabranch.progress import Progress
+from anabranch.common.progress import Progress
+from anabranch.offsets.hours import start_of
 from batch_layer.passes import LOG, Passes
 
 HOUR = past_hour(1)

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from pyiceberg.manifest import DataFile
 from world import World, event, past_hour
 
-from anabranch.hours import start_of
-from anabranch.table.snapshots import files_of
+from anabranch.iceberg.snapshots import files_of
+from anabranch.offsets.hours import start_of
 from serving_layer.query import open_query
 from serving_layer.query.opened import Opened, opened
 

@@ -21,10 +21,10 @@ from click.testing import CliRunner
 
 from anabranch import config
 from anabranch.cli import main
+from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.dev.producers import flights_data
 from anabranch.dev.producers.events import Ack, expected, sha256
 from anabranch.dev.producers.produce import produce, produce_events
-from anabranch.errors import ConfigurationError, Transient
 from anabranch.kafka.client import create_topic
 
 CONF = Path(__file__).parents[2] / "conf"

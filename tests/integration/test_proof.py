@@ -16,14 +16,14 @@ from starlette.testclient import TestClient
 from world import World, event, past_hour, spread
 
 from anabranch.cli import main
-from anabranch.hours import start_of
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.snapshots import files_of
+from anabranch.offsets.hours import start_of
+from anabranch.operations.page.access import Access
+from anabranch.operations.page.app import Page, Settings
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Diff, HourAccount
 from anabranch.protocol.publish import Publish, new_id, to_commit
-from anabranch.table.commits import Change, Outcome
-from anabranch.table.snapshots import files_of
-from serving_layer.page.access import Access
-from serving_layer.page.app import Page, Settings
 
 Make = Callable[..., World]
 GOOD, DUPLICATE, MALFORMED, ABORTED, CONTROL = 5, 2, 2, 3, 3

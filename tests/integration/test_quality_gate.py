@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from world import World, past_hour, spread
 
 from anabranch.cli import main
+from anabranch.iceberg.s3 import ObjectStore
 from anabranch.protocol import ledger
-from anabranch.table.s3 import ObjectStore
 from batch_layer.quality.row_counts import PREVIOUS, SPEED
 
 Make = Callable[..., World]

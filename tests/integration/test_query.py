@@ -28,8 +28,8 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from anabranch.common.errors import ConfigurationError, Terminal, Transient
 from anabranch.dev import services
-from anabranch.errors import ConfigurationError, Terminal, Transient
 from serving_layer.query import open_query, run_query
 from serving_layer.query.reading import Reading
 

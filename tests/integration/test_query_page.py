@@ -12,7 +12,7 @@ from query_page import asked_world, run_python, sections_of_page
 from world import World
 
 from anabranch.cli import main
-from anabranch.output import plain
+from anabranch.common.output import plain
 
 
 def test_every_engine_gives_the_pages_answers(world: Callable[..., World]) -> None:

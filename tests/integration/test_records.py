@@ -17,7 +17,7 @@ from sessions import with_settings
 from anabranch import records
 from anabranch.config import Stream
 from anabranch.config.columns import parse_columns
-from anabranch.hours import HourRange
+from anabranch.offsets.hours import HourRange
 from anabranch.records import ERROR_TEXT_LENGTH, assign_hours, checks, dead, good, trim
 from anabranch.records.formats import json
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from world import World, past_hour, spread
 
-from anabranch.output import plain
+from anabranch.common.output import plain
+from anabranch.operations.reports import status as views
 from anabranch.protocol import ledger
-from serving_layer.views import status as views
 
 
 def refusals(one: World) -> int:

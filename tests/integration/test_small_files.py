@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 from world import World, event, past_hour, spread
 
-from anabranch.output import plain
-from anabranch.table.snapshots import files_by_hour
-from serving_layer.audit import audit
-from serving_layer.views import status as views
+from anabranch.common.output import plain
+from anabranch.iceberg.snapshots import files_by_hour
+from anabranch.operations.audit import audit
+from anabranch.operations.reports import status as views
 from speed_layer import rewriting
 
 Make = Callable[..., World]

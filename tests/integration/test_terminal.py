@@ -14,7 +14,7 @@ from world import World, past_hour, spread
 
 from anabranch import job as session
 from anabranch import records
-from anabranch.errors import JvmGone, Unexpected, Unexplained
+from anabranch.common.errors import JvmGone, Unexpected, Unexplained
 from anabranch.protocol import ledger
 from anabranch.spark.session import explain_spark, explained
 from speed_layer import micro_batch

@@ -14,7 +14,7 @@ from kafka import KafkaAdminClient
 
 from anabranch import config
 from anabranch.kafka.client import KafkaAdapter, create_topic, new_producer
-from anabranch.position import Position, Topic, is_contradicted
+from anabranch.offsets.position import Position, Topic, is_contradicted
 from anabranch.protocol.state import check_topic
 
 T = TypeVar("T")

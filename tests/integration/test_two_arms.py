@@ -18,17 +18,16 @@ from pyiceberg.table.snapshots import ancestors_of
 from pyspark.sql import DataFrame
 from world import Record, World, event, past_hour, spread
 
+from anabranch.common.errors import ConfigurationError, PositionError, Transient
+from anabranch.common.output import plain
 from anabranch.dev.demo.story import poll
-from anabranch.errors import ConfigurationError, PositionError, Transient
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.snapshots import head
 from anabranch.kafka.source import read_ranges
-from anabranch.output import plain
-from anabranch.position import Offsets, RangeRelation, Ranges, classify, size
-from anabranch.protocol import sealing, turns
+from anabranch.offsets.position import Offsets, RangeRelation, Ranges, classify, size
+from anabranch.operations.reports import status as views
+from anabranch.protocol import merge, publish_queue, sealing
 from anabranch.protocol.publish import Publish, new_id, to_commit
-from anabranch.table.commits import Change, Outcome
-from anabranch.table.snapshots import head
-from serving_layer import merge
-from serving_layer.views import status as views
 from speed_layer.micro_batch import MicroBatches
 
 Make = Callable[..., World]
@@ -211,7 +210,7 @@ def test_a_micro_batch_is_staged_while_the_one_before_it_is_being_published(thre
 
     # What was decided for the first is needed to stage the others by.
     assert arm.hand_over(read(pieces[0]), pieces[0]) == sizes[0]
-    turn = turns.ask_for_turn(job.lake, table, "somebody in the way", 60.0)
+    turn = publish_queue.ask_for_turn(job.lake, table, "somebody in the way", 60.0)
     assert turn is not None
     assert arm.hand_over(read(pieces[1]), pieces[1]) == 0
     begun = threading.Event()
@@ -225,7 +224,7 @@ def test_a_micro_batch_is_staged_while_the_one_before_it_is_being_published(thre
     with ThreadPoolExecutor(1) as pool:
         handed = pool.submit(arm.hand_over, third, pieces[2])
         assert begun.wait(60)
-        turns.take_back_turn(job.lake, table, turn.id)
+        publish_queue.take_back_turn(job.lake, table, turn.id)
         assert handed.result(120) == sizes[1]
     assert arm.wait() == sizes[2]
     arm.close()
@@ -321,7 +320,7 @@ def test_the_merger_repairs_main(three_hours: World) -> None:
 
 
 def _files(one: World, hour: str) -> tuple[object, ...]:
-    from anabranch.table.snapshots import files_of
+    from anabranch.iceberg.snapshots import files_of
 
     return files_of(one.state.table, "main", hour)
 

@@ -13,8 +13,8 @@ from world import World, event, past_hour
 
 import anabranch
 from anabranch.cli import main
-from anabranch.hours import start_of
-from serving_layer.windows.fill import standing
+from anabranch.offsets.hours import start_of
+from serving_layer.views.fill import standing
 
 SCHEMA = "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL, level INT, price DECIMAL(12,2)"
 VIEWS = {

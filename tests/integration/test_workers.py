@@ -30,17 +30,17 @@ from sessions import with_settings
 from waiting import wait_for
 from world import Record, World, event, past_hour, spread
 
-from anabranch.errors import Transient, Unexplained
-from anabranch.hours import start_of
+from anabranch.common.errors import Transient, Unexplained
+from anabranch.common.output import plain
+from anabranch.iceberg.snapshots import files_by_hour
+from anabranch.iceberg.staging import MOST_OPEN_FILES
 from anabranch.kafka.source import read_ranges
-from anabranch.output import plain
-from anabranch.position import Ranges
+from anabranch.offsets.hours import start_of
+from anabranch.offsets.position import Ranges
+from anabranch.operations.reports import status as views
 from anabranch.spark.session import explain_spark
-from anabranch.table.snapshots import files_by_hour
-from anabranch.table.staging import MOST_OPEN_FILES
-from serving_layer.views import status as views
-from speed_layer import certain, micro_batch, rewriting
-from speed_layer.certain import MOST_LEFT, SETTINGS
+from speed_layer import fast_staging, micro_batch, rewriting
+from speed_layer.fast_staging import MOST_LEFT, SETTINGS
 from speed_layer.micro_batch import MicroBatches
 
 Make = Callable[..., World]
@@ -69,9 +69,9 @@ class Workers:
 def _beside(monkeypatch: pytest.MonkeyPatch, beside: Callable[[Batches], Batches]) -> None:
     """Have `beside` stand between Spark and what a worker does. It is sent to workers, so it must name no module of
     the tests."""
-    made = certain._certain_task
+    made = fast_staging._certain_task
 
-    def task(spec: certain.TaskSpec) -> Callable[[Batches], Batches]:
+    def task(spec: fast_staging.TaskSpec) -> Callable[[Batches], Batches]:
         run = made(spec)
 
         def run_beside(batches: Batches) -> Batches:
@@ -79,7 +79,7 @@ def _beside(monkeypatch: pytest.MonkeyPatch, beside: Callable[[Batches], Batches
 
         return run_beside
 
-    monkeypatch.setattr(certain, "_certain_task", task)
+    monkeypatch.setattr(fast_staging, "_certain_task", task)
 
 
 @pytest.fixture

@@ -20,15 +20,15 @@ from openlineage.client.event_v2 import RunEvent, RunState
 from proofs import NOW
 
 from anabranch import config
+from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
+from anabranch.operations.notifications.lineage.names import table_name
+from anabranch.operations.notifications.lineage.receiver import Receiver
+from anabranch.operations.notifications.lineage.reporting import run_events, subject_of, telling
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import HourAccount, QualityResult, RunFacts
 from anabranch.protocol.publish import new_id
-from anabranch.table.lake import Lake
-from serving_layer.lineage.names import table_name
-from serving_layer.lineage.receiver import Receiver
-from serving_layer.lineage.telling import run_events, subject_of, telling
 
 MARQUEZ = os.environ.get("MARQUEZ", "")
 

@@ -13,8 +13,8 @@ import statistics
 import pytest
 from real_hours import MOST_FILES, STREAM, RealHours, real_hours
 
-from anabranch.hours import shift
-from anabranch.table.snapshots import content_by_hour
+from anabranch.iceberg.snapshots import content_by_hour
+from anabranch.offsets.hours import shift
 
 # Fewer for a quick look: `SCALE_MICRO_BATCHES=300`.
 MICRO_BATCHES = int(os.environ.get("SCALE_MICRO_BATCHES", "3600"))

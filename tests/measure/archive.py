@@ -16,7 +16,7 @@ from pathlib import Path
 
 from thousand_records import HOUR, run_java, thousand_records
 
-from anabranch.output import print_table
+from anabranch.common.output import print_table
 from anabranch.spark.archive import make_archive
 from anabranch.spark.jars import cache_folder, ensure_jars
 

@@ -1,9 +1,9 @@
 """What it costs to decode a JSON record, against Spark's own `from_json` of the same columns: `make bench-decode`.
 
 CPU microseconds a record of one task, as Spark counts them in its event log; values are cached, the rows go nowhere.
-Then of what a Python worker does with the same values: `anabranch.records.certain` reads them, also where some are odd,
-and `anabranch.table.written` writes them. All take turns; the least of some rounds is told, since whatever else runs
-only adds to it.
+Then of what a Python worker does with the same values: `anabranch.records.fast_json` reads them, also where some are
+odd, and `anabranch.iceberg.parquet_writer` writes them. All take turns; the least of some rounds is reported, since
+whatever else runs only adds to it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from anabranch import records
+from anabranch.common.output import print_table
 from anabranch.config import Stream
 from anabranch.config.columns import parse_columns
-from anabranch.hours import HourRange
-from anabranch.output import print_table
-from anabranch.records.certain import CertainRows
+from anabranch.iceberg.parquet_writer import FileWriter, Target
+from anabranch.offsets.hours import HourRange
+from anabranch.records.fast_json import CertainRows
 from anabranch.records.formats.json import JsonFormat
 from anabranch.spark.jars import ensure_jars, jvm_folder
-from anabranch.table.written import FileWriter, Target
 
 RECORDS, AT_ONCE, ROUNDS = 200_000, 10_000, int(os.environ.get("BENCH_ROUNDS", "5"))
 COLUMNS = (

@@ -15,10 +15,10 @@ from pathlib import Path
 import matplotlib
 from scale import Cost, ScaledStream, measured, median_of
 
-from anabranch.hours import hour_of, shift
-from anabranch.output import print_table
+from anabranch.common.output import print_table
+from anabranch.iceberg.snapshots import files_of
+from anabranch.offsets.hours import hour_of, shift
 from anabranch.protocol import ledger
-from anabranch.table.snapshots import files_of
 
 matplotlib.use("svg")
 PARTITIONS = 12

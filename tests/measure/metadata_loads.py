@@ -23,11 +23,11 @@ from sessions import SHORT_LIVED, running_spark
 from world import World, event, past_hour, spread
 
 from anabranch.cli import main as anabranch
+from anabranch.common.output import print_table
 from anabranch.dev.services import running
 from anabranch.dev.services.processes import HOST
-from anabranch.hours import start_of
-from anabranch.output import print_table
-from anabranch.table.lake import Lake
+from anabranch.iceberg.lake import Lake
+from anabranch.offsets.hours import start_of
 
 TABLES = ("rows", "dead letters", "ledger")
 MICRO_BATCHES = 5

@@ -19,7 +19,7 @@ from pages import five_years, named, new_page, show
 from proofs import HOUR, job, new_proof
 from test_view_outputs import a_full_hour, kafka
 
-from serving_layer.page.server import listen
+from anabranch.operations.page.server import listen
 
 STREAMS, REQUESTS = 50, 200
 

@@ -26,10 +26,10 @@ from scale import measured
 from sessions import running_spark
 from world import add_catalog
 
+from anabranch.common.output import print_table
 from anabranch.config import Environment
-from anabranch.hours import hour_of, shift, start_of
-from anabranch.output import print_table
-from anabranch.table.lake import Lake
+from anabranch.iceberg.lake import Lake
+from anabranch.offsets.hours import hour_of, shift, start_of
 from serving_layer.reader.selection import Selection
 
 Reading = Callable[[], tuple[float, Counter[str], int]]

@@ -18,13 +18,13 @@ from children_cpu import children_cpu
 from flaky_s3 import FlakyS3, running_flaky_s3
 from running import PUBLISHED
 
+from anabranch.common.errors import Terminal
 from anabranch.dev.demo.story import Story, poll
 from anabranch.dev.demo.workspace import Workspace, main, open_workspace
 from anabranch.dev.producers.produce import STREAM, produce_events
 from anabranch.dev.services.processes import HOST
-from anabranch.errors import Terminal
-from anabranch.hours import end_of, hour_of, shift
-from anabranch.table.snapshots import heads
+from anabranch.iceberg.snapshots import heads
+from anabranch.offsets.hours import end_of, hour_of, shift
 
 FEW, MANY = 50_000, 1_050_000
 SMALL, LARGE = 1_000, 250_000

@@ -14,12 +14,12 @@ from typing import Any
 
 from small_world import File, Kafka, Lake, Row, Violation, World, ledger_row
 
-from anabranch.hours import Cut, hours_between
-from anabranch.position import Ranges, ranges_from_keys
+from anabranch.iceberg.snapshots import BRANCHES
+from anabranch.offsets.hours import Cut, hours_between
+from anabranch.offsets.position import Ranges, ranges_from_keys
 from anabranch.protocol import dead_letters
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import LOST
-from anabranch.table.snapshots import BRANCHES
 
 Place = tuple[int, int]
 

@@ -15,21 +15,21 @@ from typing import Any, ClassVar
 
 from small_world import MINUTE, TOPIC, File, Kafka, Lake, Request, World, ledger_row, millis
 
-from anabranch.errors import PositionError, Refused, Transient
-from anabranch.protocol import adoption, dead_letters, ledger, sealing, turns
+from anabranch.common.errors import PositionError, Refused, Transient
+from anabranch.iceberg import commit_status
+from anabranch.iceberg.clock import Clock, Compared
+from anabranch.iceberg.commit_status import CommitFate
+from anabranch.iceberg.commits import Change, Commit
+from anabranch.iceberg.snapshots import Staged
+from anabranch.iceberg.staging import Written
+from anabranch.operations import maintenance
+from anabranch.protocol import dead_letters, ledger, merge, override, publish_queue, sealing, topic_change
 from anabranch.protocol import publish as publishing
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.start_offsets import Log
 from anabranch.protocol.state import check_log_end, check_topic
-from anabranch.table import outcomes
-from anabranch.table.clock import Clock, Compared
-from anabranch.table.commits import Change, Commit
-from anabranch.table.outcomes import CommitFate
-from anabranch.table.snapshots import Staged
-from anabranch.table.staging import Written
-from serving_layer import maintenance, merge, override
 
 Step = tuple[str, World, "Actor"]
 # No decision of the model rests on when an operator spoke.
@@ -264,7 +264,7 @@ class Publisher(Actor):
         """
         assert self.lake is not None
         mine = self.turn if in_line and self.turn in {t.id for t in self.lake.line} else None
-        if in_line and (first := turns.turn_before(self.lake.line, mine, self.over)) is not None:
+        if in_line and (first := publish_queue.turn_before(self.lake.line, mine, self.over)) is not None:
             again = self.told(False)
             waiting = replace(again, at="wait" if mine else "join", then=again.at, waits=first.id)
             yield f"finds {first.id} before it", world, replace(waiting, turn=mine, beaten=0)
@@ -278,13 +278,13 @@ class Publisher(Actor):
             return
         commit = publishing.to_commit(self.lake.state, publish, now or world.kafka.now)
         if mine is not None and not self.is_within:
-            commit = turns.plan_taking_back(self.lake.table.properties, mine, commit)
+            commit = publish_queue.plan_taking_back(self.lake.table.properties, mine, commit)
         request = Request(self.lake, commit, self.stamped(world))
         looking = replace(self, at="look", was=self.at, lost=request)
         # A turn whose bound passed meanwhile gave it no way any more.
         beaten = self.beaten + 1 if mine in {t.id for t in world.lake.line} else 0
         again = replace(self.told(False), beaten=beaten, turn=mine)
-        asking = in_line and mine is None and world.turns and turns.should_ask(1, turns.LONG_TRY)
+        asking = in_line and mine is None and world.turns and publish_queue.should_ask(1, publish_queue.LONG_TRY)
         refused = replace(again, at="join", then=again.at) if asking else again
         yield from self.asks(world, request, self.told(True), refused, looking)
 
@@ -315,7 +315,9 @@ class Publisher(Actor):
     def join(self, world: World) -> Iterator[Step]:
         """Ask for a turn, as often as the world allows; then wait, if somebody was before."""
         following = replace(self, at="wait" if self.waits else self.then, then=self.then if self.waits else "")
-        turn = turns.plan_turn(world.lake.line, turns.Turn(f"{self.name}-{world.turns}", 0, turns.LEAST))
+        turn = publish_queue.plan_turn(
+            world.lake.line, publish_queue.Turn(f"{self.name}-{world.turns}", 0, publish_queue.LEAST)
+        )
         if turn is None or not world.turns:
             yield "goes without a turn", world, following
             return
@@ -333,7 +335,7 @@ class Publisher(Actor):
         turn = next((t for t in world.lake.line if t.id == self.waits), None)
         if turn is None:
             yield f"sees turn {self.waits} taken back", world, then
-        elif turns.is_over(turn, math.inf):
+        elif publish_queue.is_over(turn, math.inf):
             yield f"sees the bound of turn {turn.id} pass", self.without(world, turn.id), then
 
     def take_back(self, world: World) -> Iterator[Step]:
@@ -341,7 +343,7 @@ class Publisher(Actor):
         yield "takes back its turn", self.without(world, self.turn), replace(self, at=self.then, then="", turn=None)
 
     def without(self, world: World, turn: str) -> World:
-        commit = turns.plan_taking_back(world.lake.table.properties, turn, Commit("", {}, ()))
+        commit = publish_queue.plan_taking_back(world.lake.table.properties, turn, Commit("", {}, ()))
         after = world.commit(world.lake, commit)
         assert after is not None
         return after
@@ -353,7 +355,7 @@ class Publisher(Actor):
 
     def look(self, world: World) -> Iterator[Step]:
         assert self.lost is not None
-        standing = outcomes.classify_commit(world.lake.table, self.lost.commit)
+        standing = commit_status.classify_commit(world.lake.table, self.lost.commit)
         known = replace(self, at=self.was, was="", lost=None)
         if standing is CommitFate.OPEN:
             yield "finds that it may still land", world, replace(self, at="fence", doubt=world.lake)
@@ -366,7 +368,7 @@ class Publisher(Actor):
     def fence(self, world: World) -> Iterator[Step]:
         """An empty publish after which what was asked for cannot land."""
         assert self.lost is not None and self.doubt is not None
-        fence = outcomes.plan_fence(self.doubt.table, self.lost.commit)
+        fence = commit_status.plan_fence(self.doubt.table, self.lost.commit)
         named = replace(fence, id=self.doubt.new_id(f"{self.name}-fence"))
         request = Request(self.doubt, named, self.stamped(world))
         again = replace(self, at="look", doubt=None)
@@ -715,15 +717,15 @@ class Adopter(Publisher):
         topic = kafka.describe(TOPIC)
         assert topic is not None
         log = Log(topic, kafka.log_starts(topic), kafka.stable_ends(topic))
-        read_ms, left = adoption.last_read_ms(state), state.timeline.left_at(topic.id)
+        read_ms, left = topic_change.last_read_ms(state), state.timeline.left_at(topic.id)
         since = read_ms if topic.id == state.position.topic_id else left.read_ms if left is not None else 0
         unpublished = sealing.first_after(kafka, topic, datetime.fromtimestamp(since / 1000, UTC))
-        begins = adoption.plan_begins(state.timeline, state.position, log, unpublished)
+        begins = topic_change.plan_begins(state.timeline, state.position, log, unpublished)
         if begins is None:
             return None
         accepted = {h: a.cut for h, a in state.accepted.items()}
-        adopted = adoption.plan_adopt(state.timeline, state.position, topic.id, begins, accepted, read_ms, since)
-        return adoption.plan_publish(state, adopted, self.id, kafka.now, self.confirmed)
+        adopted = topic_change.plan_adopt(state.timeline, state.position, topic.id, begins, accepted, read_ms, since)
+        return topic_change.plan_publish(state, adopted, self.id, kafka.now, self.confirmed)
 
     def landed(self) -> Publisher:
         return replace(self, at="idle", lake=None, kafka=None)

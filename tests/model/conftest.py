@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from exploration import forget
 
+from anabranch.iceberg import snapshots, state_properties
 from anabranch.protocol import dead_letters, state
-from anabranch.table import snapshots, state_properties
 
 
 @pytest.fixture(autouse=True)

@@ -17,13 +17,13 @@ from actors import Actor, Publisher, Step, decide
 from layers import Speed, lookback
 from small_world import Lake, Violation, World, ledger_row, millis
 
-from anabranch.hours import hour_of, hours_between, shift, start_of
+from anabranch.iceberg import state_properties
+from anabranch.iceberg.clock import MAX_CLOCK_SKEW
+from anabranch.iceberg.snapshots import BRANCHES, WAP_ID, plan_expiry
+from anabranch.offsets.hours import hour_of, hours_between, shift, start_of
+from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.watermarks import Watermarks
-from anabranch.table import state_properties
-from anabranch.table.clock import MAX_CLOCK_SKEW
-from anabranch.table.snapshots import BRANCHES, WAP_ID, plan_expiry
 from batch_layer.plan import plan_again
-from serving_layer.merge import needs_merge
 
 T = TypeVar("T")
 _ONE: dict[object, Any] = {}

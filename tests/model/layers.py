@@ -16,21 +16,21 @@ from actors import NOW, Publisher, Step, is_stopped, is_waiting
 from rebuilt import given, read_hour
 from small_world import TOPIC, File, Lake, Row, World, ledger_row, new_files, rolled_up
 
-from anabranch.errors import PositionError
-from anabranch.hours import Cut, hour_of, shift
-from anabranch.position import Ranges, size
-from anabranch.protocol import adoption, coverage, dead_letters, ledger, sealing, turns
+from anabranch.common.errors import PositionError
+from anabranch.iceberg.snapshots import Staged
+from anabranch.iceberg.staging import Written
+from anabranch.offsets.hours import Cut, hour_of, shift
+from anabranch.offsets.position import Ranges, size
+from anabranch.protocol import coverage, dead_letters, ledger, publish_queue, sealing, topic_change
 from anabranch.protocol.ledger_row import HourAccount
+from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import Accepted, State, check_topic
-from anabranch.table.snapshots import Staged
-from anabranch.table.staging import Written
 from batch_layer import balance
 from batch_layer import plan as batch_plan
-from serving_layer.merge import needs_merge
+from speed_layer import compaction
 from speed_layer import plan as speed_plan
-from speed_layer import rollup
 from speed_layer.plan import Next, Plan, Read, Skip, StagedBatch
 from speed_layer.rewriting import Rewritten
 
@@ -173,7 +173,7 @@ class Speed(Publisher):
             yield from loaded.act(world, loaded.plan(decided))
 
     def act(self, world: World, plan: Plan) -> Iterator[Step]:
-        turn = turns.turn_to_hold_for(world.lake.line, self.waited, self.holds > 0)
+        turn = publish_queue.turn_to_hold_for(world.lake.line, self.waited, self.holds > 0)
         if plan.next not in (Next.LEAVE, Next.RESTART) and turn is not None:
             holding = replace(self, at="hold", waits=turn.id, last=self.lake, lake=None)
             yield f"finds that {turn.id} has the way", world, holding
@@ -385,7 +385,7 @@ class RollUp(Publisher):
     def idle(self, world: World) -> Iterator[Step]:
         state = world.lake.state
         for hour, files in sorted(self.there(world.lake).items()):
-            if not self.runs or len(files) < 2 or not rollup.is_served(state, hour):
+            if not self.runs or len(files) < 2 or not compaction.is_served(state, hour):
                 continue
             new = rolled_up(f"{world.new_id(self.name)}/{hour[-3:]}", tuple(files.values()), world.age)
             done: Any = (Rewritten(new, tuple(files.values())),)  # type: ignore[arg-type]
@@ -407,7 +407,7 @@ class RollUp(Publisher):
     def replacing(self) -> Publish | None:
         assert self.lake is not None
         id = self.lake.new_id(f"{self.name}-{self.at}")
-        return rollup.plan_replacement(
+        return compaction.plan_replacement(
             self.lake.state, self.done, self.there(self.lake), NOW + self.began, NOW + self.checked, id
         )
 
@@ -473,7 +473,7 @@ class Batch(Publisher):
         refused = [row for row in map(ledger_row, world.ledger) if row.decision == "refused"]
         while_away = {row.hour: row.cut for row in refused if (row.reason or "").startswith("Kafka no longer")}
         timeline, id = world.lake.state.timeline, world.lake.state.position.topic_id
-        return {h for h, cut in while_away.items() if cut and not adoption.gone_from_kafka(timeline, id, h, cut)}
+        return {h for h, cut in while_away.items() if cut and not topic_change.gone_from_kafka(timeline, id, h, cut)}
 
     def idle(self, world: World) -> Iterator[Step]:
         state = world.lake.state
@@ -602,7 +602,7 @@ class Batch(Publisher):
             seen=frozenset(row for h in lookback(hour) for f in world.lake.files_of("main", h) for row in f.rows),
             lake=world.lake if world.letters else None,
         )
-        gone = adoption.gone_from_kafka(state.timeline, state.position.topic_id, hour, cut)
+        gone = topic_change.gone_from_kafka(state.timeline, state.position.topic_id, hour, cut)
         if gone and not loaded.before:
             yield from loaded.refusing(world, f"{loaded.name}-gone-{world.lake.commits}", gone)
         else:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from small_world import TOPIC, Lake, Row, World
 
-from anabranch.hours import Cut
-from anabranch.position import Offsets, Ranges, Topic, size
-from anabranch.protocol import adoption, ledger
+from anabranch.offsets.hours import Cut
+from anabranch.offsets.position import Offsets, Ranges, Topic, size
+from anabranch.protocol import ledger, topic_change
 from anabranch.protocol.ledger_row import Layer
 from batch_layer import balance
 from batch_layer.balance import Balance, Counted
@@ -27,7 +27,7 @@ class Read:
 
 def read_hour(world: World, lake: Lake, hour: str, cut: Cut, before: int) -> Read | None:
     """Each record of the cut that anybody holds, over revision `before`; None where Kafka has another log."""
-    gone = adoption.gone_from_kafka(lake.state.timeline, lake.state.position.topic_id, hour, cut) is not None
+    gone = topic_change.gone_from_kafka(lake.state.timeline, lake.state.position.topic_id, hour, cut) is not None
     starts = world.kafka.log_starts(Topic(TOPIC, cut.topic_id, ()))
     there = {} if gone else within_log(cut.ranges, starts)
     if size(there) and (world.kafka.id != cut.topic_id or not world.kafka.holds(there)):

@@ -11,7 +11,7 @@ from actors import Actor, Broker, Maintenance, Merger, Network, Nights, Operator
 from layers import Batch, RollUp, Speed
 from small_world import BEGIN, World, new_world
 
-from anabranch.hours import hour_of, shift
+from anabranch.offsets.hours import hour_of, shift
 
 H0 = hour_of(BEGIN)
 H1, H2 = shift(H0, 1), shift(H0, 2)

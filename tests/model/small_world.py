@@ -23,17 +23,17 @@ from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
-from anabranch.hours import Timeline, hour_of
-from anabranch.position import Position, Ranges, Stamped, Topic
-from anabranch.protocol import dead_letters, ledger, turns
+from anabranch.iceberg import prepare
+from anabranch.iceberg.commits import Commit
+from anabranch.iceberg.files import Stored
+from anabranch.iceberg.orphans import plan_orphans
+from anabranch.iceberg.snapshots import BRANCHES, PUBLISH_ID, WAP_ID, Staged, carried, summary_of
+from anabranch.iceberg.staging import Written
+from anabranch.offsets.hours import Timeline, hour_of
+from anabranch.offsets.position import Position, Ranges, Stamped, Topic
+from anabranch.protocol import dead_letters, ledger, publish_queue
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import DEAD_LETTERS, DECISIONS, POSITION, TIMELINE, State, read_state
-from anabranch.table import prepare
-from anabranch.table.commits import Commit
-from anabranch.table.files import Stored
-from anabranch.table.orphans import plan_orphans
-from anabranch.table.snapshots import BRANCHES, PUBLISH_ID, WAP_ID, Staged, carried, summary_of
-from anabranch.table.staging import Written
 
 BEGIN = datetime(2026, 11, 21, 0, 30, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -366,9 +366,9 @@ class Lake:
         return versions
 
     @cached_property
-    def line(self) -> turns.Line:
+    def line(self) -> publish_queue.Line:
         """Who has the right of way, and who waits for it."""
-        return turns.read_line(self.table.properties)
+        return publish_queue.read_line(self.table.properties)
 
     def files(self, branch: str) -> tuple[File, ...]:
         return self.known[self.heads[branch]].files

@@ -30,19 +30,19 @@ from settings import (
 )
 from small_world import Violation, World, new_world
 
-from anabranch import hours
-from anabranch.position import Position, RangeRelation
-from anabranch.protocol import adoption, coverage, dead_letters, ledger, publish, turns, watermarks
+from anabranch.iceberg import clock, commit_status, prepare, snapshots, state_properties
+from anabranch.iceberg.commits import Change, Commit
+from anabranch.iceberg.snapshots import BRANCHES, published_since
+from anabranch.offsets import hours
+from anabranch.offsets.position import Position, RangeRelation
+from anabranch.operations import maintenance
+from anabranch.protocol import coverage, dead_letters, ledger, merge, publish, publish_queue, topic_change, watermarks
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.state import POSITION
-from anabranch.table import clock, outcomes, prepare, snapshots, state_properties
-from anabranch.table.commits import Change, Commit
-from anabranch.table.snapshots import BRANCHES, published_since
 from batch_layer import balance
 from batch_layer import plan as batch_plan
-from serving_layer import maintenance, merge
+from speed_layer import compaction
 from speed_layer import plan as speed_plan
-from speed_layer import rollup
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def removing_whatever_it_requires(real: Callable[..., Any]) -> Callable[..., Any
 
 
 def looking_once(real: Callable[..., Any]) -> Callable[..., Any]:
-    landed, never = outcomes.CommitFate.LANDED, outcomes.CommitFate.NEVER
+    landed, never = commit_status.CommitFate.LANDED, commit_status.CommitFate.NEVER
     return lambda *given: landed if real(*given) is landed else never
 
 
@@ -332,7 +332,7 @@ MUTANTS = [
     mutant(
         World, "leave", deleting_files, broker(RECORD), Speed("speed"), Network("network"),
         finds="which storage does not hold", name="files that are left although their publish seems to have failed",
-        also=((outcomes, "classify_commit", looking_once),), late=True, answers_to_lose=1,
+        also=((commit_status, "classify_commit", looking_once),), late=True, answers_to_lose=1,
     ),
     mutant(
         layers, "of_one_try", of_every_try, broker(RECORD), Speed("speed"), finds="more than once",
@@ -375,31 +375,34 @@ MUTANTS = [
         name="the skip's look at where the table is by now", before=(broker(*ONE_HOUR), Batch("batch")),
     ),
     mutant(
-        outcomes, "classify_commit", looking_once, broker(RECORD), Speed("speed", as_snapshot=True), Network("network"),
+        commit_status, "classify_commit", looking_once, broker(RECORD), Speed("speed", as_snapshot=True),
+        Network("network"),
         finds="landed, and what it names was discarded", name="not landed only what cannot land any more",
         late=True, answers_to_lose=1,
     ),
     mutant(
-        outcomes, "plan_fence", over_batch, broker(*ONE_HOUR), Speed("speed"), Batch("batch"), Network("network"),
+        commit_status, "plan_fence", over_batch, broker(*ONE_HOUR), Speed("speed"), Batch("batch"), Network("network"),
         finds="was sealed or accepted, and is no more", name="an empty publish that says what the newest said",
         late=True, answers_to_lose=1,
     ),
     mutant(
-        turns, "turn_to_hold_for", always(None), broker(*[RECORD] * 4), Speed("speed"), Batch("batch", restates=1),
+        publish_queue, "turn_to_hold_for", always(None), broker(*[RECORD] * 4), Speed("speed"),
+        Batch("batch", restates=1),
         finds="has the way, and was refused 2 times", name="the speed layer's wait for a turn", before=ACCEPTED,
         turns=1,
     ),
     mutant(
-        turns, "turn_to_hold_for", holding_again, broker(RECORD, RECORD), Speed("speed"), Batch("batch", restates=1),
+        publish_queue, "turn_to_hold_for", holding_again, broker(RECORD, RECORD), Speed("speed"),
+        Batch("batch", restates=1),
         Maintenance("maintenance"), finds="waited for 2 turns and published nothing in between",
         name="the speed layer's publish between two turns", before=ACCEPTED, turns=2,
     ),
     mutant(
-        turns, "is_over", always(False), broker(RECORD, RECORD), Speed("speed"), Batch("batch", restates=1),
+        publish_queue, "is_over", always(False), broker(RECORD, RECORD), Speed("speed"), Batch("batch", restates=1),
         finds="at rest, main lacks", name="the bound of a turn", before=ACCEPTED, turns=1, crashes=1,
     ),
     mutant(
-        turns, "plan_taking_back", lambda real: lambda properties, id, commit: commit, broker(RECORD, RECORD),
+        publish_queue, "plan_taking_back", lambda real: lambda properties, id, commit: commit, broker(RECORD, RECORD),
         Speed("speed"), Batch("batch", restates=1), finds="were not taken back", name="a turn's end with its publish",
         before=ACCEPTED, turns=1,
     ),
@@ -423,7 +426,7 @@ MUTANTS = [
         name="the look whether what was staged ahead is as decided",
     ),
     mutant(
-        rollup, "plan_replacement", without_a_look, RollUp("rollup"), RollUp("rival"), finds="more than once",
+        compaction, "plan_replacement", without_a_look, RollUp("rollup"), RollUp("rival"), finds="more than once",
         name="the roll-up's look whether its files are still there", before=(broker(RECORD, RECORD), Speed("before")),
     ),
     mutant(
@@ -431,7 +434,7 @@ MUTANTS = [
         name="a file of those that are rolled up", before=(broker(RECORD, RECORD), Speed("before")),
     ),
     mutant(
-        rollup, "is_stale", always(False), RollUp("rollup"), Maintenance("maintenance"),
+        compaction, "is_stale", always(False), RollUp("rollup"), Maintenance("maintenance"),
         finds="which storage does not hold", name="the age of a file that is rolled up",
         before=(broker(RECORD, RECORD), Speed("before")), orphans=True,
     ),
@@ -517,21 +520,21 @@ MUTANTS = [
         also=((balance, "has_missing", always(False)),),
     ),
     mutant(
-        adoption, "plan_begins", from_the_beginning, Speed("speed"), Batch("batch"), Adopter("adopter"),
+        topic_change, "plan_begins", from_the_beginning, Speed("speed"), Batch("batch"), Adopter("adopter"),
         finds="more than once", name="where offsets begin anew", before=TRUNCATED, accounts=True, stamped=True,
     ),
     mutant(
-        adoption, "gone_from_kafka", always(None), broker(("adopted",), RECORD), Speed("speed"), Batch("batch"),
+        topic_change, "gone_from_kafka", always(None), broker(("adopted",), RECORD), Speed("speed"), Batch("batch"),
         Adopter("adopter"), finds="does not any more", name="what Kafka cannot give any more", before=TRUNCATED,
         accounts=True, stamped=True,
     ),
     mutant(
-        adoption, "plan_remembered", forgetting_ends, broker(OTHER, ADOPTED, BACK), Speed("speed"), Batch("batch"),
+        topic_change, "plan_remembered", forgetting_ends, broker(OTHER, ADOPTED, BACK), Speed("speed"), Batch("batch"),
         Adopter("adopter"), finds="more than once", name="where a log that was left ends",
         before=(broker(RECORD), Speed("before")), accounts=True, stamped=True,
     ),
     mutant(
-        adoption, "last_read_ms", by_the_position_alone, broker(BACK, *LOSES_ITS_END),
+        topic_change, "last_read_ms", by_the_position_alone, broker(BACK, *LOSES_ITS_END),
         Batch("batch"), Adopter("adopter"), finds="lack", name="when a log that comes back was published from",
         before=(
             broker(*[MINUTES, RECORD] * 3, MINUTES), Speed("before", at_most=3), broker(OTHER), Adopter("adopts"),
@@ -558,7 +561,7 @@ MUTANTS = [
 def test_files_that_are_left_need_no_word_of_what_became_of_a_publish(
     early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(outcomes, "classify_commit", looking_once(outcomes.classify_commit))
+    monkeypatch.setattr(commit_status, "classify_commit", looking_once(commit_status.classify_commit))
     actors = (broker(RECORD, RECORD), Speed("speed", early=early), Network("network"))
     explored = explore(new_world(late=True, answers_to_lose=1, crashes=1), actors)
     assert explored.saw("at last, and it lands")

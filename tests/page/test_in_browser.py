@@ -26,12 +26,12 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from proofs import BEFORE, HOUR, NEXT, accept, bury, event, job, new_proof, read
 from test_view_outputs import ACCOUNT, LATER, accepted, kafka, sealed
 
-from anabranch.hours import hours_between, shift
-from serving_layer.page.access import Access
-from serving_layer.page.app import Page as StatusPage
-from serving_layer.page.app import Settings
-from serving_layer.page.server import listen
-from serving_layer.views.reading import Failure, Reading
+from anabranch.offsets.hours import hours_between, shift
+from anabranch.operations.page.access import Access
+from anabranch.operations.page.app import Page as StatusPage
+from anabranch.operations.page.app import Settings
+from anabranch.operations.page.server import listen
+from anabranch.operations.reports.reading import Failure, Reading
 
 AS_OF = datetime(2026, 11, 21, 15, 42, 10, tzinfo=UTC)
 OPEN = "2026-11-21T15"

@@ -7,7 +7,7 @@ import os
 import pytest
 from real_hours import MOST_FILES, STREAM, real_hours
 
-from anabranch.hours import shift
+from anabranch.offsets.hours import shift
 
 # Fewer for a quick look: `SCALE_MICRO_BATCHES=60`.
 MICRO_BATCHES = int(os.environ.get("SCALE_MICRO_BATCHES", "900"))

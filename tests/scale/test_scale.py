@@ -18,11 +18,11 @@ from named_files import ROWS
 from scale import Cost, ScaledStream, measured, median_of
 from waiting import wait_for
 
-from anabranch.hours import hour_of, shift
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.snapshots import content_by_hour, files_of
+from anabranch.offsets.hours import hour_of, shift
 from anabranch.protocol.publish import Publish, new_id, run
 from anabranch.protocol.state import State
-from anabranch.table.commits import Change, Outcome
-from anabranch.table.snapshots import content_by_hour, files_of
 
 FIRST = hour_of(datetime.now(UTC) - timedelta(days=30))
 # What a publish of the speed layer may read and write, whatever there is: lists, manifests to merge, metadata.

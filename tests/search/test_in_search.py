@@ -20,18 +20,18 @@ from lakes import FIRST, StreamLake, new_environment, new_stream
 from search_front import running_search_front
 from search_server import running_search
 
-from anabranch import config, fail_points
-from anabranch.errors import AnabranchError, ConfigurationError, Refused, Transient
-from anabranch.fail_points import FAIL_AT, Step
+from anabranch import config
+from anabranch.common import fail_points
+from anabranch.common.errors import AnabranchError, ConfigurationError, Refused, Transient
+from anabranch.common.fail_points import FAIL_AT, Step
+from anabranch.iceberg import admin
+from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.protocol import deliveries
+from anabranch.protocol import deliveries, override
 from anabranch.protocol.deliveries import Delivery
-from anabranch.table import admin
-from anabranch.table.lake import Lake
 from serving_layer import changes as feed
 from serving_layer import egress as room
-from serving_layer import override
 from serving_layer.changes.token import Token
 from serving_layer.egress.hour import open_hour
 from serving_layer.egress.search import open_search

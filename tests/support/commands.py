@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from world import World
 
 from anabranch.cli import main
-from anabranch.fail_points import FAIL_AT, PAUSE_AT, Step
+from anabranch.common.fail_points import FAIL_AT, PAUSE_AT, Step
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED = -signal.SIGKILL

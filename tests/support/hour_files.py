@@ -17,18 +17,18 @@ from scale import ScaledStream
 
 from anabranch.config import EventTime, Stream
 from anabranch.config.columns import parse_columns
-from anabranch.hours import Timeline, shift, start_of
-from anabranch.position import Position
+from anabranch.iceberg import admin
+from anabranch.iceberg.arrow_files import write_files
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.snapshots import Staged
+from anabranch.offsets.hours import Timeline, shift, start_of
+from anabranch.offsets.position import Position
+from anabranch.operations.reports import fill as filling
 from anabranch.protocol import apply, ledger
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.state import POSITION, TIMELINE, Accepted
-from anabranch.table import admin
-from anabranch.table.arrow_files import write_files
-from anabranch.table.lake import Lake
-from anabranch.table.snapshots import Staged
 from batch_layer.plan import Rebuilt, plan_publish
 from serving_layer.reader import Reader
-from serving_layer.windows import fill as filling
 
 DDL = "id STRING NOT NULL, at TIMESTAMP NOT NULL, n BIGINT"
 VIEW = {"window": "10 minutes", "group": [], "aggregates": {"events": "count", "total": "sum(n)"}}

@@ -13,13 +13,13 @@ from typing import Any
 from jsonschema import Draft202012Validator, FormatChecker
 from referencing import Registry, Resource
 
-import serving_layer.lineage
+import anabranch.operations.notifications.lineage
 from anabranch.dev.services.processes import HOST
 
 PATH = "/api/v1/lineage"
 _SPEC = Path(__file__).parent / "openlineage"
 _EVENT = "https://openlineage.io/spec/2-0-2/OpenLineage.json"
-_OURS = Path(serving_layer.lineage.__file__).parent / "AnabranchHourRunFacet.json"
+_OURS = Path(anabranch.operations.notifications.lineage.__file__).parent / "AnabranchHourRunFacet.json"
 # openlineage/README.md says why.
 _STANDS_FOR = {
     "https://openlineage.io/spec/facets/1-0-1/DataQualityMetricsDatasetFacet.json": (

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 from world import World, event
 
-from anabranch.hours import start_of
-from anabranch.table.catalog_settings import catalog_properties
+from anabranch.iceberg.catalog_settings import catalog_properties
+from anabranch.offsets.hours import start_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "query.md"
 SCHEMA = "event_id STRING NOT NULL, player_id STRING NOT NULL, event_time TIMESTAMP NOT NULL"
@@ -25,7 +25,7 @@ DAY = "2026-11-21"
 # Runs the blocks of each section one after another, and tells the answer of each.
 RUN = """
 import json, sys
-from anabranch.output import plain
+from anabranch.common.output import plain
 
 def rows_of(answer):
     if isinstance(answer, int):

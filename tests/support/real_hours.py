@@ -22,20 +22,20 @@ import psutil
 import yaml
 from flaky_s3 import FlakyS3, running_flaky_s3
 
+from anabranch.common.output import plain
 from anabranch.dev import audit
 from anabranch.dev.demo.story import Story, poll
 from anabranch.dev.demo.workspace import Running, Workspace, open_workspace
 from anabranch.dev.producers.events import Ack
 from anabranch.dev.producers.produce import STREAM, produce_events
 from anabranch.dev.services.processes import HOST
-from anabranch.hours import hour_of, shift, start_of
+from anabranch.iceberg.manifests import list_manifests
+from anabranch.iceberg.snapshots import content_by_hour, head
 from anabranch.job import Job
-from anabranch.output import plain
-from anabranch.position import size
+from anabranch.offsets.hours import hour_of, shift, start_of
+from anabranch.offsets.position import size
+from anabranch.operations.reports import status as views
 from anabranch.protocol.state import State, load_state
-from anabranch.table.manifests import list_manifests
-from anabranch.table.snapshots import content_by_hour, head
-from serving_layer.views import status as views
 
 # What a micro-batch reads at most.
 OFFSETS, PARTITIONS = 30, 3

@@ -13,8 +13,8 @@ import requests
 from maven import retrieve
 from servers import serving
 
+from anabranch.common.file_lock import locked
 from anabranch.dev.services.processes import HOST, free_port
-from anabranch.file_lock import locked
 from anabranch.spark.home import spark_home
 from anabranch.spark.jars import cache_folder, differences, ensure_jars
 from anabranch.spark.java import require_java

@@ -12,7 +12,7 @@ import pytest
 from pyiceberg.table.snapshots import Operation
 from world import World
 
-from anabranch.table.snapshots import PUBLISH_ID, ancestors_to_last_publish
+from anabranch.iceberg.snapshots import PUBLISH_ID, ancestors_to_last_publish
 from speed_layer.job import SpeedJob
 
 TRIED_AGAIN = re.compile(r"try \d+ failed: .*; try \d+ in [0-9.]+ s, tried again (for ever|until \S+ UTC) \(")

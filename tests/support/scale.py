@@ -18,16 +18,16 @@ from lakes import StreamLake, new_environment, new_lake, new_stream
 from named_files import named_files
 from pyiceberg.io.pyarrow import PyArrowFile
 
-from anabranch.hours import Timeline, end_of, plan_seal, shift
-from anabranch.position import Position
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.manifests import list_manifests
+from anabranch.iceberg.snapshots import BRANCHES, Staged, head
+from anabranch.offsets.hours import Timeline, end_of, plan_seal, shift
+from anabranch.offsets.position import Position
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Account, Diff, HourAccount, QualityResult
 from anabranch.protocol.publish import Publish, new_id, new_tag, run, to_commit
 from anabranch.protocol.state import Accepted, State
-from anabranch.table.commits import Change, Outcome
-from anabranch.table.lake import Lake
-from anabranch.table.manifests import list_manifests
-from anabranch.table.snapshots import BRANCHES, Staged, head
 from batch_layer.plan import Rebuilt, plan_publish
 
 PER_PARTITION = 1000

@@ -19,7 +19,7 @@ import psycopg2
 from postgres import PASSWORD, USER, Postgres
 
 from anabranch.dev.services.processes import HOST, free_port
-from anabranch.hours import hour_of
+from anabranch.offsets.hours import hour_of
 
 ROOT = Path(__file__).resolve().parents[2]
 _DATABASE = "airflow"

@@ -10,9 +10,9 @@ from pathlib import Path
 import boto3
 import psutil
 
+from anabranch.common.file_lock import locked
 from anabranch.dev.services import ACCESS_KEY, SECRET_KEY, Home, Services, down, up
 from anabranch.dev.services.processes import free_port
-from anabranch.file_lock import locked
 
 BUCKET = "tests"
 """The bucket of the tests' warehouse."""

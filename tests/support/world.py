@@ -17,16 +17,16 @@ from kafka import TopicPartition
 from pyspark.sql import SparkSession
 
 from anabranch import config
-from anabranch.hours import start_of
+from anabranch.iceberg.lake import Lake
 from anabranch.job import Job, open_job
 from anabranch.kafka.client import KafkaAdapter, create_topic, new_producer
+from anabranch.offsets.hours import start_of
+from anabranch.operations.notifications.lineage.reporting import telling
 from anabranch.protocol import apply
 from anabranch.protocol.state import State, load_state
 from anabranch.spark.settings import session_settings
-from anabranch.table.lake import Lake
 from batch_layer.job import rebuild_hours, replay
 from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
-from serving_layer.lineage.telling import telling
 from speed_layer.job import SpeedJob
 
 

@@ -11,7 +11,7 @@ from query_page import asked_world, run_python, sections_of_page
 from trino_server import running_trino
 from world import World
 
-from anabranch.output import plain
+from anabranch.common.output import plain
 
 
 def test_trino_gives_the_pages_answers(world: Callable[..., World], tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from lakes import FIRST, StreamLake, new_lake
 from proofs import NOW
 
-from anabranch.hours import Cut, Timeline, shift
+from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.snapshots import plan_expiry
+from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, accepted_properties
-from anabranch.table.commits import Change, Commit, Outcome
-from anabranch.table.snapshots import plan_expiry
 
 HOURS = [shift(FIRST, n) for n in range(4)]
 

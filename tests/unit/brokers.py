@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import cast
 
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.position import Position, Stamped, Topic
+from anabranch.offsets.position import Position, Stamped, Topic
 
 
 @dataclass

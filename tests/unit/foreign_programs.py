@@ -10,10 +10,10 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID, RemoveSnapshotsUpdate, TableUpdate
 
-from anabranch.table import snapshots
-from anabranch.table.commits import Change
-from anabranch.table.prepare import set_ref
-from anabranch.table.snapshot_writer import SnapshotWriter
+from anabranch.iceberg import snapshots
+from anabranch.iceberg.commits import Change
+from anabranch.iceberg.prepare import set_ref
+from anabranch.iceberg.snapshot_writer import SnapshotWriter
 
 
 def commit(lake: StreamLake, *updates: TableUpdate) -> None:

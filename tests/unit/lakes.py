@@ -17,17 +17,17 @@ from pyiceberg.table.update import AssertTableUUID
 
 from anabranch import config
 from anabranch.config.columns import parse_columns
-from anabranch.hours import Cut, Timeline
-from anabranch.position import Position
+from anabranch.iceberg import admin
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.owner import OWNER, Owner
+from anabranch.iceberg.snapshots import WAP_ID, Staged, find_staged, heads
+from anabranch.offsets.hours import Cut, Timeline
+from anabranch.offsets.position import Position
 from anabranch.protocol import apply, ledger
 from anabranch.protocol.ledger_row import Kind, LedgerRow
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.state import POSITION, TIMELINE, Accepted, State, accepted_properties, load_state
-from anabranch.table import admin
-from anabranch.table.commits import Change, Outcome
-from anabranch.table.lake import Lake
-from anabranch.table.owner import OWNER, Owner
-from anabranch.table.snapshots import WAP_ID, Staged, find_staged, heads
 
 FIRST = "2026-11-21T00"
 DDL = "id STRING NOT NULL, n INT"

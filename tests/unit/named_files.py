@@ -9,10 +9,10 @@ from lakes import StreamLake
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.typedef import Record
 
-from anabranch.hours import start_of
+from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.snapshots import heads
+from anabranch.offsets.hours import start_of
 from anabranch.protocol.publish import new_id
-from anabranch.table.commits import Change, Commit, Outcome
-from anabranch.table.snapshots import heads
 
 ROWS = 1000
 _EPOCH = date(1970, 1, 1)

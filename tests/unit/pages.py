@@ -8,18 +8,18 @@ from datetime import datetime, timedelta
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
-from anabranch.hours import hour_of, hours_between, shift
 from anabranch.job import Job
+from anabranch.offsets.hours import hour_of, hours_between, shift
+from anabranch.operations.page.access import Access
+from anabranch.operations.page.app import Page, Settings
+from anabranch.operations.page.streams import StreamView
+from anabranch.operations.reports.maintenance import Maintenance, TableGrowth
+from anabranch.operations.reports.measured_day import MeasuredSpan
+from anabranch.operations.reports.reading import Reading, utc_now
+from anabranch.operations.reports.status import GateSummary, HourSummary, Lag, StreamStatus
+from anabranch.protocol.counts import Counts
 from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable, MaintenanceRun, Size
 from anabranch.protocol.measured import Durations
-from serving_layer.page.access import Access
-from serving_layer.page.app import Page, Settings
-from serving_layer.page.streams import StreamView
-from serving_layer.views.facts import Counts
-from serving_layer.views.maintenance import Maintenance, TableGrowth
-from serving_layer.views.measured_day import MeasuredSpan
-from serving_layer.views.reading import Reading, utc_now
-from serving_layer.views.status import GateSummary, HourSummary, Lag, StreamStatus
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient

@@ -11,15 +11,15 @@ import pyarrow as pa
 from lakes import FIRST, StreamLake, decide, new_environment, new_lake, stage
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-from anabranch.hours import Cut, Timeline, shift
+from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.snapshots import Staged, files_of, heads
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
+from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted
-from anabranch.table.commits import Change, Commit, Outcome
-from anabranch.table.snapshots import Staged, files_of, heads
 
 HOUR, NEXT = FIRST, shift(FIRST, 1)
 NOW = datetime(2026, 11, 21, 2, tzinfo=UTC)

@@ -16,24 +16,24 @@ import pytest
 from brokers import Broker
 from lakes import StreamLake, new_environment, new_lake, new_stream
 
-from anabranch import fail_points
-from anabranch.errors import ConfigurationError, PositionError, Refused
-from anabranch.fail_points import FAIL_AT, Step
-from anabranch.hours import REMEMBERED_LOGS, Adoption, Cut, Timeline, hour_of, plan_remembered, shift
+from anabranch.common import fail_points
+from anabranch.common.errors import ConfigurationError, PositionError, Refused
+from anabranch.common.fail_points import FAIL_AT, Step
+from anabranch.iceberg import admin
+from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
-from anabranch.position import Position, Stamped, Topic
+from anabranch.offsets.hours import REMEMBERED_LOGS, Adoption, Cut, Timeline, hour_of, plan_remembered, shift
+from anabranch.offsets.position import Position, Stamped, Topic
 from anabranch.protocol import ledger
-from anabranch.protocol.adoption import Adopted, adopt, gone_from_kafka, must_choose, plan_adopt, plan_begins
 from anabranch.protocol.coverage import uncovered_reason
+from anabranch.protocol.merge import merge, recover
 from anabranch.protocol.sealing import BoundaryResolver
 from anabranch.protocol.start_offsets import Log, StartChoice, parse_start
 from anabranch.protocol.state import LOST, REMEMBERED_HOURS, Accepted, accepted_properties
-from anabranch.table import admin
-from anabranch.table.commits import Outcome
-from anabranch.table.lake import Lake
+from anabranch.protocol.topic_change import Adopted, adopt, gone_from_kafka, must_choose, plan_adopt, plan_begins
 from batch_layer.job import rebuild_hours
 from batch_layer.rebuild import Rebuilder, RebuildRequest
-from serving_layer.merge import merge, recover
 from speed_layer.plan import plan_return
 
 H = [shift("2026-11-21T00", i) for i in range(8)]

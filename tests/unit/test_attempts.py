@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from anabranch import attempts as attempts_module
-from anabranch.attempts import attempts, doubling, jitter
+from anabranch.common import attempts as attempts_module
+from anabranch.common.attempts import attempts, doubling, jitter
+from anabranch.common.errors import Transient
+from anabranch.common.file_lock import locked
 from anabranch.config import Kafka
-from anabranch.errors import Transient
-from anabranch.file_lock import locked
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.spark import jars
 

@@ -18,19 +18,19 @@ import pytest
 from lakes import StreamLake, decide, new_state
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, job, new_proof, read, record, spoil, stage_rows
 
-from anabranch.hours import Adoption, Cut, Timeline, shift
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.snapshots import files_of
 from anabranch.kafka.batches import Missing, Seen
-from anabranch.position import Topic
+from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
+from anabranch.offsets.position import Topic
+from anabranch.operations.audit import audit as count_again
+from anabranch.operations.audit import checks, kafka_unavailable_reason, read_accepted
+from anabranch.operations.audit.checks import Audited, check_adjacent_cuts, find_disagreements
+from anabranch.operations.audit.count import Counted as OfFiles
+from anabranch.operations.audit.count import OffsetCounts, explained, mark_given, recount, spans
+from anabranch.protocol import override
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted
-from anabranch.table.commits import Change, Outcome
-from anabranch.table.snapshots import files_of
-from serving_layer import override
-from serving_layer.audit import audit as count_again
-from serving_layer.audit import checks, kafka_unavailable_reason, read_accepted
-from serving_layer.audit.checks import Audited, check_adjacent_cuts, find_disagreements
-from serving_layer.audit.count import Counted as OfFiles
-from serving_layer.audit.count import OffsetCounts, explained, mark_given, recount, spans
 
 
 @pytest.fixture

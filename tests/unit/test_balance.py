@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from anabranch.hours import Cut
+from anabranch.offsets.hours import Cut
 from anabranch.protocol.ledger_row import Account, HourAccount
 from batch_layer.balance import Balance, Counted, classify_gaps, classify_unheld, has_missing
 

@@ -10,13 +10,13 @@ import pytest
 from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake
 
-from anabranch.hours import Cut, Timeline, shift
+from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.snapshots import Staged
 from anabranch.job import Job
+from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.state import Accepted
-from anabranch.table.commits import Outcome
-from anabranch.table.snapshots import Staged
 from batch_layer.plan import (
     ACCEPTED_AT_ONCE,
     PublishCheck,

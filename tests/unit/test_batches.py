@@ -12,7 +12,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from kafka.record.util import calc_crc32c
 
-from anabranch.errors import Transient
+from anabranch.common.errors import Transient
 from anabranch.kafka import batches
 from anabranch.kafka.batches import Fetched, Missing, Seen, explain_missing
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from anabranch import config
-from anabranch.errors import ConfigurationError, Transient
+from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.iceberg import catalog_settings
+from anabranch.iceberg.catalog_settings import catalog_properties, jdbc_properties, with_patience
+from anabranch.iceberg.lake import Lake
 from anabranch.spark.settings import session_settings
-from anabranch.table import catalog_settings
-from anabranch.table.catalog_settings import catalog_properties, jdbc_properties, with_patience
-from anabranch.table.lake import Lake
 
 
 def test_an_sqlite_client_waits_for_a_lock_as_long_as_the_other() -> None:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from anabranch.config import EventTime
 from anabranch.config.columns import RESCUED, Column
-from anabranch.records import certain
-from anabranch.records.certain import LONGEST, MOST_DIGITS, CertainRows, Read, can_read
+from anabranch.records import fast_json
+from anabranch.records.fast_json import LONGEST, MOST_DIGITS, CertainRows, Read, can_read
 
 HOUR = "2026-11-21T03"
 START = datetime(2026, 11, 21, 3, tzinfo=UTC)
@@ -515,10 +515,10 @@ def test_a_batch_is_read_only_so_often(odd: bytes, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(CertainRows, "_table", counted)
     assert left([odd] * 10_000) == list(range(10_000))
-    may_read = certain._MOST_READINGS * (10_000 + certain._A_READING)
-    assert len(tried) <= may_read // certain._A_READING + 1
+    may_read = fast_json._MOST_READINGS * (10_000 + fast_json._A_READING)
+    assert len(tried) <= may_read // fast_json._A_READING + 1
     # What is read at once, behind the first that fails, is little.
-    assert max(tried[1:]) <= certain._AT_ONCE or tried[1] == 10_000
+    assert max(tried[1:]) <= fast_json._AT_ONCE or tried[1] == 10_000
 
 
 def test_of_one_value_in_a_hundred_that_is_odd_only_these_are_left() -> None:

@@ -21,16 +21,15 @@ from proofs import NOW
 from proofs import job as job_of
 
 from anabranch.cli import main
-from anabranch.errors import ConfigurationError
-from anabranch.hours import Timeline, shift
-from anabranch.protocol import apply, ledger
+from anabranch.common.errors import ConfigurationError
+from anabranch.iceberg import admin
+from anabranch.iceberg.snapshots import files_of
+from anabranch.offsets.hours import Timeline, shift
+from anabranch.protocol import apply, ledger, override
 from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
 from anabranch.protocol.restore_ledger import restore_ledger
 from anabranch.protocol.state import Accepted, State
-from anabranch.table import admin
-from anabranch.table.snapshots import files_of
 from serving_layer import changes as feed
-from serving_layer import override
 from serving_layer.changes import plan
 from serving_layer.changes.printing import print_change
 from serving_layer.changes.token import Content, Cursor, Token

@@ -16,13 +16,13 @@ from lakes import FIRST, StreamLake, new_lake
 from pages import browser, five_years, new_page, parsed, show
 from proofs import job, new_proof
 
-from anabranch.hours import start_of
+from anabranch.common.counters import Tally
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.offsets.hours import start_of
+from anabranch.operations.page import charts
+from anabranch.operations.reports.measured_day import Mark, MeasuredSpan, measured_spans, plan_spans
 from anabranch.protocol.measured import READABLE, STAGE, Durations, Measured, Meter
 from anabranch.protocol.publish import Publish, new_id, new_tag
-from anabranch.table.commits import Change, Outcome
-from anabranch.tally import Tally
-from serving_layer.page import charts
-from serving_layer.views.measured_day import Mark, MeasuredSpan, measured_spans, plan_spans
 
 NOW = datetime(2026, 11, 21, 15, 30, tzinfo=UTC)
 NOTHING = Durations()

@@ -13,13 +13,13 @@ from lakes import FIRST, StreamLake, new_lake
 from pyiceberg.table import Transaction
 from pyiceberg.types import StringType
 
-from anabranch.errors import Transient
+from anabranch.common.errors import Transient
+from anabranch.iceberg import admin
+from anabranch.iceberg.clock import COMPARED_FOR, MAX_CLOCK_SKEW, Clock, Compared, should_compare
+from anabranch.iceberg.commits import Change, Outcome
 from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish, new_id, run
 from anabranch.protocol.sealing import check_clock
-from anabranch.table import admin
-from anabranch.table.clock import COMPARED_FOR, MAX_CLOCK_SKEW, Clock, Compared, should_compare
-from anabranch.table.commits import Change, Outcome
 
 THEN = datetime(2026, 11, 21, 3, tzinfo=UTC)
 S = timedelta(seconds=1)

@@ -21,13 +21,13 @@ import sqlalchemy
             "anabranch.dev.cli",
             {"psutil", "kafka", "boto3", "pyspark", "pyarrow", "anabranch.dev.services", "anabranch.dev.producers"},
         ),
-        ("anabranch.spark.submit, anabranch.table.catalog_settings", {"pyspark", "pyiceberg", "pyarrow", "pandas"}),
+        ("anabranch.spark.submit, anabranch.iceberg.catalog_settings", {"pyspark", "pyiceberg", "pyarrow", "pandas"}),
         (
-            "anabranch.cli, anabranch.job, serving_layer.views.status, serving_layer.views.history",
+            "anabranch.cli, anabranch.job, anabranch.operations.reports.status, anabranch.operations.reports.history",
             {"pyspark", "boto3", "duckdb", "sqlglot", "great_expectations", "pandas", "rich.console"},
         ),
         # Imports PyArrow's datasets by PyIceberg before anything else of the table.
-        ("serving_layer.maintenance", {"pyspark", "boto3", "duckdb", "great_expectations", "pandas"}),
+        ("anabranch.operations.maintenance", {"pyspark", "boto3", "duckdb", "great_expectations", "pandas"}),
     ],
     ids=["help", "dev", "submit", "status", "maintain"],
 )
@@ -39,7 +39,7 @@ def test_a_command_imports_only_what_it_works_with(modules: str, unwanted: set[s
 
 def test_pandas_is_there_for_those_who_ask_for_it_later() -> None:
     code = (
-        "import anabranch.table.lake, pyarrow as pa; frame = pa.table({'a': [1, 2]}).to_pandas(); "
+        "import anabranch.iceberg.lake, pyarrow as pa; frame = pa.table({'a': [1, 2]}).to_pandas(); "
         "import pandas; print(frame['a'].sum(), pa.array(pandas.Series([1.0, None])).null_count)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)

@@ -13,10 +13,10 @@ from pyiceberg.table import Table
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from anabranch.config.columns import parse_columns
+from anabranch.iceberg import admin
+from anabranch.iceberg.schema_evolution import evolve
 from anabranch.protocol.apply import rows_columns, rows_schema
-from anabranch.table import admin
-from anabranch.table.schema_evolution import evolve
-from serving_layer.diff.spark import comparable
+from serving_layer.layer_diff.spark import comparable
 
 BEFORE = "id STRING NOT NULL, n INT, f FLOAT, s STRUCT<a: INT>, items ARRAY<STRUCT<a: FLOAT>>, m MAP<STRING, INT>"
 AFTER = (

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lakes import new_state, new_stream
 
+from anabranch.common.errors import ConfigurationError
 from anabranch.config import EventTime
 from anabranch.config.columns import parse_columns
-from anabranch.errors import ConfigurationError
-from anabranch.hours import Cut, Timeline, hours_between, shift, start_of
+from anabranch.offsets.hours import Cut, Timeline, hours_between, shift, start_of
+from anabranch.protocol.completeness import completeness, parse_event_time, plan_hours, print_completeness
 from anabranch.protocol.state import State
-from serving_layer.views.complete import completeness, parse_event_time, plan_hours, print_completeness
 
 DAY = "2026-11-20"
 

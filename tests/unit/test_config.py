@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from anabranch.common.errors import ConfigurationError, Terminal
+from anabranch.common.logs import configure_logging
 from anabranch.config import Stream, load_environment, load_stream, parse_duration, resolve_folder, stream_names
-from anabranch.errors import ConfigurationError, Terminal
-from anabranch.logs import configure_logging
 
 ENVIRONMENT = """
 kafka: {bootstrap_servers: "127.0.0.1:1"}

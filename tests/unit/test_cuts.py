@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakes import new_state
 
-from anabranch import cuts, hours
-from anabranch.cuts import REACH, WINDOW, Side, Window, millis
-from anabranch.hours import Timeline, end_of, hour_of, start_of
-from anabranch.position import Offsets, Position, Stamped, Topic
+from anabranch.offsets import hour_ends, hours
+from anabranch.offsets.hour_ends import REACH, WINDOW, Side, Window, millis
+from anabranch.offsets.hours import Timeline, end_of, hour_of, start_of
+from anabranch.offsets.position import Offsets, Position, Stamped, Topic
 from anabranch.protocol import sealing
 from anabranch.protocol.sealing import Seen
 from anabranch.protocol.state import State
@@ -225,10 +225,10 @@ def test_any_log_is_cut_in_order_and_whole(logs: list[list[int]]) -> None:
 
 def test_a_window_is_told_by_most_of_its_usable_stamps() -> None:
     at, now = millis(NOW - HOUR), millis(NOW)
-    assert cuts.side_of(stamped([at - 1, at - 1, at]), at, now) is Side.EARLIER
-    assert cuts.side_of(stamped([at - 1, at, IN_2036]), at, now) is Side.LATER
-    assert cuts.side_of(stamped(LIES), at, now) is Side.NOTHING
-    assert cuts.side_of((), at, now) is Side.NOTHING
+    assert hour_ends.side_of(stamped([at - 1, at - 1, at]), at, now) is Side.EARLIER
+    assert hour_ends.side_of(stamped([at - 1, at, IN_2036]), at, now) is Side.LATER
+    assert hour_ends.side_of(stamped(LIES), at, now) is Side.NOTHING
+    assert hour_ends.side_of((), at, now) is Side.NOTHING
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_a_window_is_told_by_most_of_its_usable_stamps() -> None:
 )
 def test_an_hour_ends_where_fewest_records_lie_on_the_wrong_side(around: list[int], split: int | None) -> None:
     at = millis(NOW - HOUR)
-    assert cuts.plan_split(stamped([at + 1000 * seconds for seconds in around]), at, millis(NOW)) == split
+    assert hour_ends.plan_split(stamped([at + 1000 * seconds for seconds in around]), at, millis(NOW)) == split
 
 
 def test_a_stretch_that_tells_nothing_belongs_to_the_hour_before() -> None:
@@ -270,12 +270,12 @@ def test_a_topic_whose_only_record_is_stamped_wrongly_opens_no_years_of_hours(li
 def test_what_few_records_say_reaches_a_month_behind_the_others() -> None:
     now, month = millis(NOW), millis(NOW - REACH)
     long_ago = millis(datetime(2013, 1, 1, tzinfo=UTC))
-    assert cuts.plan_oldest(stamped([]), now) is None
-    assert cuts.plan_oldest(stamped(LIES), now) is None
-    assert cuts.plan_oldest(stamped([long_ago]), now) == Stamped(0, month)
-    assert cuts.plan_oldest(stamped([long_ago, now - 5, now - 3, now]), now) == Stamped(1, now - 5)
-    assert cuts.plan_oldest(stamped([now - 10, now - 5, now - 3, long_ago]), now) == Stamped(0, now - 10)
-    assert cuts.plan_oldest(stamped([long_ago + 2, long_ago, long_ago + 9, now]), now) == Stamped(1, long_ago)
+    assert hour_ends.plan_oldest(stamped([]), now) is None
+    assert hour_ends.plan_oldest(stamped(LIES), now) is None
+    assert hour_ends.plan_oldest(stamped([long_ago]), now) == Stamped(0, month)
+    assert hour_ends.plan_oldest(stamped([long_ago, now - 5, now - 3, now]), now) == Stamped(1, now - 5)
+    assert hour_ends.plan_oldest(stamped([now - 10, now - 5, now - 3, long_ago]), now) == Stamped(0, now - 10)
+    assert hour_ends.plan_oldest(stamped([long_ago + 2, long_ago, long_ago + 9, now]), now) == Stamped(1, long_ago)
 
 
 def test_a_search_ends_though_the_log_is_read_with_holes() -> None:
@@ -288,14 +288,14 @@ def test_a_search_ends_though_the_log_is_read_with_holes() -> None:
     def look(wants: Offsets) -> dict[int, Window]:
         return {p: tuple(r for r in records if r.offset >= o)[:WINDOW] for p, o in wants.items()}
 
-    search = cuts.find_end(at, 0, offsets[-1] + 1, now, {})
-    ends = cuts.find_ends({0: search}, look, lambda *_: None)
+    search = hour_ends.find_end(at, 0, offsets[-1] + 1, now, {})
+    ends = hour_ends.find_ends({0: search}, look, lambda *_: None)
     assert ends == {0: next(r.offset for r in records if r.timestamp_ms >= at)}
 
 
 def search(log: Sequence[int], moment: int, low: int, now: int) -> int | None:
     """The end that windows give, whatever they cost."""
-    find = cuts.find_end(moment, low, len(log), now, {})
+    find = hour_ends.find_end(moment, low, len(log), now, {})
     try:
         offset = next(find)
         while True:
@@ -309,7 +309,7 @@ def standing(log: list[int], moment: int, now: int) -> dict[int, int]:
     kafka, topic = Kafka({0: log}), Topic("events", "t", (0,))
     first = next((Stamped(o, ts) for o, ts in enumerate(log) if ts >= moment), None)
     answers = {0: first} if first is not None else {}
-    return cuts.find_standing(answers, {0: len(log)}, now, lambda records: kafka.first_later(topic, records))
+    return hour_ends.find_standing(answers, {0: len(log)}, now, lambda records: kafka.first_later(topic, records))
 
 
 STEPS = st.lists(st.sampled_from([1, 1, 1, 1, 1, 1, 5, 0, -3, -40, 10**7]), max_size=40)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from lakes import decide, new_environment, new_stream
 
-from anabranch.errors import ConfigurationError, Terminal
+from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.protocol.ledger_row import Kind, LedgerRow
 from batch_layer.quality.data_docs import NEWEST, build, plan_pages, publish
 from batch_layer.quality.gate import Quality, _failed

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from lakes import FIRST, StreamLake, new_lake, waiting
 
-from anabranch.hours import Cut, Timeline, shift
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.snapshots import Staged, files_of, find_staged, staged_snapshot
+from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import dead_letters, ledger
 from anabranch.protocol.dead_letters import (
     discard,
@@ -21,12 +23,10 @@ from anabranch.protocol.dead_letters import (
     waiting_batch,
     waiting_speed,
 )
+from anabranch.protocol.merge import recover
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import DEAD_LETTERS, OVERRIDES, Accepted, State
-from anabranch.table.commits import Change, Outcome
-from anabranch.table.snapshots import Staged, files_of, find_staged, staged_snapshot
 from batch_layer.rebuild import Rebuilder, RebuildRequest
-from serving_layer.merge import recover
 
 SECOND = shift(FIRST, 1)
 CUT = Cut("t", {0: (0, 10)})

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from anabranch.common.errors import Transient
 from anabranch.config import load_stream
 from anabranch.dev import audit, demo
 from anabranch.dev.demo import flights
 from anabranch.dev.demo.story import poll
 from anabranch.dev.producers import flights_data
 from anabranch.dev.producers.events import generate
-from anabranch.errors import Transient
 
 NOW = datetime(2026, 11, 21, 4, tzinfo=UTC)
 

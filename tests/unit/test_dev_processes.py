@@ -15,11 +15,11 @@ import psutil
 import pytest
 from waiting import wait_for
 
+from anabranch.common.errors import ConfigurationError, Terminal, Transient
+from anabranch.common.file_lock import locked
 from anabranch.dev import services
 from anabranch.dev.services import kafka_broker, processes, s3_server
 from anabranch.dev.services.processes import Daemon
-from anabranch.errors import ConfigurationError, Terminal, Transient
-from anabranch.file_lock import locked
 
 SLEEPS = "import time; print('here', flush=True); time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here', flush=True); time.sleep(600)"

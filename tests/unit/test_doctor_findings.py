@@ -15,7 +15,7 @@ from foreign_programs import rewrite
 from lakes import new_environment, new_lake, new_stream
 
 from anabranch.cli import main
-from anabranch.errors import (
+from anabranch.common.errors import (
     AnabranchError,
     CodecMissing,
     ConfigurationError,
@@ -25,13 +25,13 @@ from anabranch.errors import (
     NoTopicIds,
     Transient,
 )
-from anabranch.hours import Cut, Timeline
+from anabranch.iceberg.s3 import LifecycleRule, Upload
 from anabranch.kafka.client import TopicSettings
-from anabranch.table.s3 import LifecycleRule, Upload
-from serving_layer.doctor import airflow, catalog, kafka, local, registry, s3, streams, tables
-from serving_layer.doctor.finding import Check, Finding, Severity
-from serving_layer.doctor.reading import Reading
-from serving_layer.views.status import Lag, StreamStatus
+from anabranch.offsets.hours import Cut, Timeline
+from anabranch.operations.doctor import airflow, catalog, kafka, local, registry, s3, streams, tables
+from anabranch.operations.doctor.finding import Check, Finding, Severity
+from anabranch.operations.doctor.reading import Reading
+from anabranch.operations.reports.status import Lag, StreamStatus
 
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)

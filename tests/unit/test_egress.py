@@ -18,19 +18,18 @@ import pytest
 from accepted_hours import HOURS, accept, expire, four_hours
 from lakes import FIRST, StreamLake, new_environment, new_stream
 
-from anabranch import fail_points
+from anabranch.common import fail_points
+from anabranch.common.errors import ConfigurationError, Refused, Transient
+from anabranch.common.fail_points import FAIL_AT, Step
+from anabranch.common.file_lock import locked
 from anabranch.config.egress import FolderTarget
-from anabranch.errors import ConfigurationError, Refused, Transient
-from anabranch.fail_points import FAIL_AT, Step
-from anabranch.file_lock import locked
+from anabranch.iceberg import admin
+from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.protocol import deliveries
+from anabranch.protocol import deliveries, override
 from anabranch.protocol.deliveries import Delivery
-from anabranch.table import admin
-from anabranch.table.lake import Lake
 from serving_layer import egress as room
-from serving_layer import override
 from serving_layer.egress.folder import _parts
 from serving_layer.egress.manifest import Manifest, Todo, plan_folder
 from serving_layer.egress.storage import LocalStorage, Small
@@ -292,7 +291,7 @@ def test_what_a_folder_lacks_is_decided_from_its_manifest(lake: StreamLake) -> N
 def test_how_far_an_hours_delivery_is_is_told_in_rows(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("anabranch.progress._PATIENCE", 0.0)
+    monkeypatch.setattr("anabranch.common.progress._PATIENCE", 0.0)
     monkeypatch.setattr("serving_layer.egress.hour._BATCH_ROWS", 1)
     caplog.set_level("INFO")
     accept(lake, FIRST, 7)

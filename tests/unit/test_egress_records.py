@@ -12,11 +12,11 @@ import pytest
 from lakes import FIRST, new_stream
 from proofs import NOW
 
-from anabranch.errors import ConfigurationError, Transient
-from anabranch.hours import Cut, Timeline, shift
-from anabranch.position import Position as Position_
-from anabranch.protocol.adoption import plan_adopt
+from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.offsets.hours import Cut, Timeline, shift
+from anabranch.offsets.position import Position as Position_
 from anabranch.protocol.deliveries import Delivery
+from anabranch.protocol.topic_change import plan_adopt
 from serving_layer.egress.hour import Hour
 from serving_layer.egress.records import (
     LONGEST,

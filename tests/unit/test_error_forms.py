@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch import errors
+from anabranch.common import errors
 
 ROOT = Path(__file__).parents[2]
 _OURS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}

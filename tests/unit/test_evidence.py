@@ -16,14 +16,14 @@ from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 from pyiceberg.schema import assign_fresh_schema_ids
 from pyiceberg.types import LongType, StringType
 
-from anabranch.errors import Refused
-from anabranch.hours import Cut, Timeline, shift
+from anabranch.common.errors import Refused
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.snapshots import files_of
+from anabranch.offsets.hours import Cut, Timeline, shift
+from anabranch.operations.reports import diff
 from anabranch.protocol.ledger_row import Diff
 from anabranch.protocol.publish import Publish, new_id
-from anabranch.table.commits import Change, Outcome
-from anabranch.table.snapshots import files_of
-from serving_layer.diff.duckdb import Comparison, Place, content_types
-from serving_layer.views import diff
+from serving_layer.layer_diff.duckdb import Comparison, Place, content_types
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from lakes import new_environment
 
 from anabranch import cli, job
-from anabranch.errors import (
+from anabranch.common.errors import (
     ConfigurationError,
     JvmGone,
     NotYet,
@@ -27,7 +27,7 @@ from anabranch.errors import (
     Transient,
     Unexplained,
 )
-from anabranch.retry import Retry
+from anabranch.common.retry import Retry
 from anabranch.spark.submit import submit
 from batch_layer.job import exit_code
 from batch_layer.rebuild import Result
@@ -150,7 +150,7 @@ def test_a_command_that_ends_at_once_has_written_all_that_it_said(end: str, code
     program = f"""
 import logging, sys
 from anabranch import cli
-from anabranch.errors import Transient
+from anabranch.common.errors import Transient
 
 @cli.main.command()
 def speak():

@@ -6,8 +6,8 @@ import importlib
 
 import pytest
 
-from anabranch.errors import AnabranchError, ConfigurationError, Refused, Transient, Unexpected, Unexplained
-from anabranch.remote_errors import (
+from anabranch.common.errors import AnabranchError, ConfigurationError, Refused, Transient, Unexpected, Unexplained
+from anabranch.common.remote_errors import (
     Meaning,
     classify,
     classify_text,
@@ -133,7 +133,7 @@ def test_the_line_that_tells_is_the_innermost_cause() -> None:
 _WORKERS = """
   An exception was thrown from the Python worker. Please see the stack trace below.
 Traceback (most recent call last):
-  File "speed_layer/certain.py", line 153, in run
+  File "speed_layer/fast_staging.py", line 153, in run
     yield _tell(files.close(), seen, left)
 
           ^^^^^^^^^^^^^

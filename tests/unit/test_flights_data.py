@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from anabranch import config
+from anabranch.common.errors import Terminal
 from anabranch.dev.producers import flights_data
-from anabranch.errors import Terminal
 
 CONF = Path(__file__).parents[2] / "conf"
 

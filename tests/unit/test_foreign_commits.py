@@ -17,17 +17,17 @@ from pyiceberg.table import Transaction
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import AssertTableUUID, RemoveSnapshotRefUpdate
 
-from anabranch.errors import Terminal
-from anabranch.hours import Cut, Timeline, shift
-from anabranch.position import Position
+from anabranch.common.errors import Terminal
+from anabranch.iceberg import admin, foreign, orphans, snapshots
+from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.prepare import set_ref
+from anabranch.offsets.hours import Cut, Timeline, shift
+from anabranch.offsets.position import Position
 from anabranch.protocol import apply
+from anabranch.protocol.merge import merge
+from anabranch.protocol.override import serve_hour
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.state import Accepted
-from anabranch.table import admin, foreign, orphans, snapshots
-from anabranch.table.commits import Change, Commit, Outcome
-from anabranch.table.prepare import set_ref
-from serving_layer.merge import merge
-from serving_layer.override import serve_hour
 
 NEXT = shift(FIRST, 1)
 ROWS: list[Row] = [(FIRST, 0, 0), (FIRST, 0, 1), (NEXT, 0, 2)]
@@ -232,7 +232,7 @@ def test_a_publisher_that_slept_while_another_program_removed_orphans_names_no_m
     assert publish_after(spared) is Outcome.REFUSED
     assert snapshots.heads(lake.table()) == heads
     goes_on(lake)
-    monkeypatch.setattr("anabranch.table.lake.PREPARED_WITHIN", timedelta(days=2))
+    monkeypatch.setattr("anabranch.iceberg.lake.PREPARED_WITHIN", timedelta(days=2))
     assert publish_after(spared) is Outcome.LANDED, "the hazard did not happen"
     with pytest.raises(FileNotFoundError):
         lake.rows("main")

@@ -11,14 +11,14 @@ import pytest
 from brokers import Broker
 from lakes import FIRST, Row, StreamLake, new_environment, new_lake
 
-from anabranch.hours import Cut, Timeline, shift
+from anabranch.iceberg.commits import Change, Outcome
 from anabranch.job import Job
+from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import ledger, state
 from anabranch.protocol.dead_letters import is_due, roll_forward, waiting_batch
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, State
-from anabranch.table.commits import Change, Outcome
 from batch_layer.build import Built
 from batch_layer.plan import Rebuilt, acceptance_reason, plan_publish
 from batch_layer.rebuild import Rebuilder, RebuildRequest, Result

@@ -6,7 +6,7 @@ import run_books
 from game_day_page import FILE, Observed, Seen, render, skeletons
 from test_run_books import ALERTS
 
-from serving_layer.doctor.finding import Check
+from anabranch.operations.doctor.finding import Check
 
 FAULTS = [
     "Late hour", "Drift", "Gate fails", "Poison record", "Broker down", "S3 slow", "Catalog locked", "Clock off",

@@ -11,13 +11,13 @@ import pytest
 from glue import Glue, running_glue
 from lakes import FIRST, StreamLake, new_lake
 
-from anabranch.hours import shift
+from anabranch.iceberg import admin
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.register import register
+from anabranch.iceberg.state_properties import STATE
+from anabranch.offsets.hours import shift
 from anabranch.protocol.publish import Publish, new_id
-from anabranch.protocol.turns import Turn
-from anabranch.table import admin
-from anabranch.table.commits import Change, Outcome
-from anabranch.table.register import register
-from anabranch.table.state_properties import STATE
+from anabranch.protocol.publish_queue import Turn
 
 
 @pytest.fixture

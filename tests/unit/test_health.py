@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from anabranch import health
 from anabranch.cli import main
-from anabranch.errors import ConfigurationError, Transient
-from anabranch.health import Record, find_fault, health_file, record_start
+from anabranch.common import health
+from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.common.health import Record, find_fault, health_file, record_start
 
 TRIGGER = timedelta(seconds=2)
 LIMIT = 304.0  # five minutes and two triggers

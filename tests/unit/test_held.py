@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from lakes import StreamLake, new_lake
 
-from anabranch.errors import Transient
+from anabranch.common.errors import Transient
+from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.reading_tags import held_snapshots
+from anabranch.iceberg.snapshots import READING, expired_tags, heads, plan_expiry
 from anabranch.protocol.publish import new_id
-from anabranch.table.commits import Change, Commit, Outcome
-from anabranch.table.held import held_snapshots
-from anabranch.table.snapshots import READING, expired_tags, heads, plan_expiry
 
 HOUR = "2026-11-21T00"
 

@@ -10,16 +10,17 @@ import pytest
 from lakes import StreamLake, decide
 from proofs import CUT, HOUR, NEXT, NOW, event, job, new_proof, read, record, stage_rows
 
-from anabranch.errors import ConfigurationError
-from anabranch.hours import Cut
+from anabranch.common.errors import ConfigurationError
+from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.snapshots import find_snapshot
+from anabranch.offsets.hours import Cut
+from anabranch.operations.reports import history
+from anabranch.protocol import decisions as protocol_decisions
+from anabranch.protocol import override
 from anabranch.protocol.ledger_row import HourAccount, Kind, LedgerRow
 from anabranch.protocol.state import Accepted
-from anabranch.table.commits import Outcome
-from anabranch.table.snapshots import find_snapshot
 from batch_layer.plan import Rebuilt, plan_publish
-from serving_layer import override
 from serving_layer.query import run_query
-from serving_layer.views import history
 
 
 @pytest.fixture
@@ -85,10 +86,10 @@ def row(kind: Kind, revision: int, hour: str = NEXT, **values: Any) -> LedgerRow
 
 def test_a_tag_that_is_gone_or_shows_other_rows_is_said(one: StreamLake) -> None:
     rows = [row("accepted", 1, good=3), row("accepted", 2, good=3)]
-    (first, _) = history.history_rows("games.events", rows, {})
+    (first, _) = protocol_decisions.history_rows("games.events", rows, {})
     assert (first.query, first.readable) == (None, "no longer: its tag's age has ended")
-    tag = history.Tagged(f"{NEXT}-r1", 7, 2, datetime(2026, 11, 28, tzinfo=UTC))
-    (first, _) = history.history_rows("games.events", rows, {tag.name: tag})
+    tag = protocol_decisions.Tagged(f"{NEXT}-r1", 7, 2, datetime(2026, 11, 28, tzinfo=UTC))
+    (first, _) = protocol_decisions.history_rows("games.events", rows, {tag.name: tag})
     assert (first.query, first.readable) == (None, "no: its tag shows 2 rows, the revision had 3")
 
 
@@ -98,7 +99,7 @@ def test_every_decision_is_there_in_its_order_hour_by_hour() -> None:
         row("refused", 1, reason="quality: no"), row("accepted", 1, good=2, sources={"kafka": 2}),
         row("refused", 2, reason="quality: again"),
     ]  # fmt: skip
-    decisions = history.history_rows("games.events", rows, {})
+    decisions = protocol_decisions.history_rows("games.events", rows, {})
     assert [(d.hour, d.decision, d.revision, d.reason) for d in decisions] == [
         (HOUR, "sealed", 0, None), (HOUR, "accepted", 1, None), (NEXT, "sealed", 0, None),
         (NEXT, "refused", 1, "quality: no"), (NEXT, "accepted", 1, None), (NEXT, "refused", 2, "quality: again"),
@@ -110,9 +111,9 @@ def test_every_decision_is_there_in_its_order_hour_by_hour() -> None:
 
 def test_changes_in_words() -> None:
     before, after = row("accepted", 1, good=40, gaps={"control": 1}), row("accepted", 2, good=41, gaps={}, dead=0)
-    changed = history.changed_values(before, after)
-    assert history.changed_words(changed) == 'good 40 to 41 (+1), gaps {"control": 1} to {}'
-    assert history.changed_words({}) == "no count changed"
+    changed = protocol_decisions.changed_values(before, after)
+    assert protocol_decisions.changed_words(changed) == 'good 40 to 41 (+1), gaps {"control": 1} to {}'
+    assert protocol_decisions.changed_words({}) == "no count changed"
 
 
 def test_the_text_shows_the_command(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:

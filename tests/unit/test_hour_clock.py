@@ -9,12 +9,12 @@ import pytest
 from brokers import Broker
 from lakes import StreamLake, new_lake
 
-from anabranch.errors import PositionError
-from anabranch.hours import Timeline, hour_of, shift
-from anabranch.position import Position
+from anabranch.common.errors import PositionError
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.offsets.hours import Timeline, hour_of, shift
+from anabranch.offsets.position import Position
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.sealing import BoundaryResolver
-from anabranch.table.commits import Change, Outcome
 
 NOW_HOUR = hour_of(datetime.now(UTC))
 

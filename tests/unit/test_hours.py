@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch import hours
-from anabranch.errors import ConfigurationError
-from anabranch.hours import Cut, HourRange, Timeline
-from anabranch.position import Position, Stamped
+from anabranch.common.errors import ConfigurationError
+from anabranch.offsets import hours
+from anabranch.offsets.hours import Cut, HourRange, Timeline
+from anabranch.offsets.position import Position, Stamped
 
 H3, H4, H5 = "2026-11-21T03", "2026-11-21T04", "2026-11-21T05"
 NOW = datetime(2026, 11, 21, 5, 10, tzinfo=UTC)

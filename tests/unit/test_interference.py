@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from lakes import StreamLake, new_lake
 
+from anabranch.common.fail_points import FAIL_AT, Step
 from anabranch.dev.soak.interference import Gateway, Interference
-from anabranch.fail_points import FAIL_AT, Step
 
 ROWS = [("2026-11-21T00", 0, o) for o in range(3)]
 PUBLISH = """
 import sys
 from pathlib import Path
 from lakes import StreamLake, new_environment, new_stream
-from anabranch.table.lake import Lake
-from anabranch.table.snapshots import find_staged
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.snapshots import find_staged
 folder = Path(sys.argv[1])
 environment = new_environment(folder)
 one = StreamLake(folder, Lake(environment), new_stream(), environment)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.errors import Terminal
+from anabranch.common.errors import Terminal
 from anabranch.spark import jars
 from anabranch.spark.java import parse_major, require_java
 

@@ -13,7 +13,7 @@ from kafka import codec, errors
 from packaging.requirements import Requirement
 
 from anabranch import config
-from anabranch.errors import AnabranchError, CodecMissing, ConfigurationError, MissingRight, Transient
+from anabranch.common.errors import AnabranchError, CodecMissing, ConfigurationError, MissingRight, Transient
 from anabranch.kafka import client, security
 
 NOBODY = config.Kafka(bootstrap_servers="127.0.0.1:1")

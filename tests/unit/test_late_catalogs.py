@@ -14,10 +14,10 @@ from glue import REGION, Glue, running_glue
 from lakes import FIRST, StreamLake, new_lake
 from rest_stand_in import Rest, running_rest
 
-from anabranch.errors import Transient
-from anabranch.table import snapshots
-from anabranch.table.commits import Outcome
-from anabranch.table.snapshots import BRANCHES, has_landed
+from anabranch.common.errors import Transient
+from anabranch.iceberg import snapshots
+from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.snapshots import BRANCHES, has_landed
 
 ROWS = [(FIRST, 0, o) for o in range(3)]
 # How often a client asks by itself.

@@ -23,22 +23,22 @@ import pytest
 from lakes import FIRST, StreamLake, new_lake
 from pyiceberg.exceptions import CommitFailedException
 
-from anabranch.errors import AnabranchError, ConfigurationError, MissingRight, Transient
-from anabranch.fail_points import FAIL_AT, Step
-from anabranch.hours import Cut, Timeline, hour_of, shift
-from anabranch.position import Position, Topic
+from anabranch.common.errors import AnabranchError, ConfigurationError, MissingRight, Transient
+from anabranch.common.fail_points import FAIL_AT, Step
+from anabranch.iceberg import admin, commit_status, snapshots
+from anabranch.iceberg import lake as lake_module
+from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.snapshots import BRANCHES, has_landed, heads
+from anabranch.offsets.hours import Cut, Timeline, hour_of, shift
+from anabranch.offsets.position import Position, Topic
 from anabranch.protocol import ledger
 from anabranch.protocol.dead_letters import roll_forward, waiting_speed
 from anabranch.protocol.ledger_row import HourAccount
+from anabranch.protocol.merge import recover
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.state import read_state
-from anabranch.table import admin, outcomes, snapshots
-from anabranch.table import lake as lake_module
-from anabranch.table.commits import Change, Commit, Outcome
-from anabranch.table.snapshots import BRANCHES, has_landed, heads
 from batch_layer.build import Built
 from batch_layer.rebuild import Rebuilder
-from serving_layer.merge import recover
 from speed_layer.micro_batch import MicroBatches
 from speed_layer.plan import StagedBatch
 
@@ -241,18 +241,18 @@ def test_the_table_says_how_a_commit_stands(lake: StreamLake) -> None:
     state = lake.state()
     publish = to_commit(state, lake.speed(lake.stage(ROWS), {0: 3}, state), NOW)
 
-    def standing() -> outcomes.CommitFate:
-        return outcomes.classify_commit(lake.table(), publish)
+    def standing() -> commit_status.CommitFate:
+        return commit_status.classify_commit(lake.table(), publish)
 
-    assert standing() is outcomes.CommitFate.OPEN
+    assert standing() is commit_status.CommitFate.OPEN
     lake.move("batch")
-    assert standing() is outcomes.CommitFate.NEVER
+    assert standing() is commit_status.CommitFate.NEVER
     lake.move("main")
     lake.move("speed")
-    assert standing() is outcomes.CommitFate.NEVER
+    assert standing() is commit_status.CommitFate.NEVER
     again = to_commit(lake.state(), lake.speed(lake.stage(ROWS), {0: 3}), NOW)
     assert lake.lake.commit(lake.table(), again) is Outcome.LANDED
-    assert outcomes.classify_commit(lake.table(), again) is outcomes.CommitFate.LANDED
+    assert commit_status.classify_commit(lake.table(), again) is commit_status.CommitFate.LANDED
 
 
 # Whoever publishes: nothing that an attempt names is discarded while it may land
@@ -411,8 +411,8 @@ _PUBLISHES = """
 import sys
 from pathlib import Path
 from lakes import StreamLake, new_environment, new_stream
-from anabranch.table.lake import Lake
-from anabranch.table.snapshots import find_staged
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.snapshots import find_staged
 folder = Path(sys.argv[1])
 environment = new_environment(folder)
 one = StreamLake(folder, Lake(environment), new_stream(), environment)

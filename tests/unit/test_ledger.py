@@ -13,12 +13,12 @@ import pytest
 from lakes import FIRST, StreamLake, decide, new_lake
 from pyiceberg.table import Table
 
-from anabranch.errors import Transient
-from anabranch.hours import Cut, shift
+from anabranch.common.errors import Transient
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.offsets.hours import Cut, shift
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Kind, LedgerRow, QualityResult
 from anabranch.protocol.publish import Publish, new_id
-from anabranch.table.commits import Change, Outcome
 
 NOW = datetime(2026, 11, 21, 1, tzinfo=UTC)
 CUT = Cut("t", {0: (0, 10), 1: (3, 3)})

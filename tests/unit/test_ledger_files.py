@@ -18,15 +18,15 @@ from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation
 from test_ledger import CUT, NOW
 
-from anabranch.errors import Transient
-from anabranch.fail_points import FAIL_AT
-from anabranch.hours import shift
+from anabranch.common.errors import Transient
+from anabranch.common.fail_points import FAIL_AT
+from anabranch.iceberg import ledger_files
+from anabranch.iceberg.ledger_files import File, MergeStep, Span, plan_fold, plan_merge, tiered
+from anabranch.iceberg.snapshots import PUBLISH_ID
+from anabranch.offsets.hours import shift
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import new_id
-from anabranch.table import ledger_files
-from anabranch.table.ledger_files import File, MergeStep, Span, plan_fold, plan_merge, tiered
-from anabranch.table.snapshots import PUBLISH_ID
 
 FIRST = "2024-01-01T00"
 
@@ -305,7 +305,7 @@ def test_a_merge_that_is_killed_changes_no_row(many: StreamLake, step: str, numb
     script = f"""
 from pathlib import Path
 from lakes import new_environment
-from anabranch.table.lake import Lake
+from anabranch.iceberg.lake import Lake
 Lake(new_environment(Path({str(many.folder)!r}))).merge_files({many.stream.hours_table!r})
 """
     environment = os.environ | {FAIL_AT: step, "PYTHONPATH": str(Path(__file__).parent)}

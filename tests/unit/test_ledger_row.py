@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from anabranch import __version__
-from anabranch.hours import Cut
+from anabranch.offsets.hours import Cut
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Account, Diff, HourAccount, LedgerRow, QualityResult, RunFacts
 

@@ -13,11 +13,11 @@ from lakes import StreamLake, stage
 from proofs import HOUR, NEXT, job, new_proof
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
+from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.snapshots import heads
+from anabranch.operations.reports import dead_letters
+from anabranch.operations.reports.dead_letters import Letter
 from anabranch.protocol.publish import new_id
-from anabranch.table.commits import Change, Commit, Outcome
-from anabranch.table.snapshots import heads
-from serving_layer.views import dead_letters
-from serving_layer.views.dead_letters import Letter
 
 
 @pytest.fixture

@@ -23,17 +23,17 @@ from pydantic import SecretStr
 
 from anabranch import config
 from anabranch.cli import lineage as command
+from anabranch.common.errors import AnabranchError, ConfigurationError, NoAnswer, Refused, Transient, Unexpected
 from anabranch.config import Catalog, Kafka
-from anabranch.errors import AnabranchError, ConfigurationError, NoAnswer, Refused, Transient, Unexpected
+from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
+from anabranch.operations.notifications.lineage import reporting as telling_module
+from anabranch.operations.notifications.lineage.names import Name, catalog_address, catalog_name, table_name, topic_name
+from anabranch.operations.notifications.lineage.receiver import Receiver
+from anabranch.operations.notifications.lineage.reporting import telling
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow, QualityResult, RunFacts
-from anabranch.table.lake import Lake
-from serving_layer.lineage import telling as telling_module
-from serving_layer.lineage.names import Name, catalog_address, catalog_name, table_name, topic_name
-from serving_layer.lineage.receiver import Receiver
-from serving_layer.lineage.telling import telling
 
 TASK = "team/a/anabranch_hourly__events.rebuild/019aa2f0-0000-7000-8000-000000000001"
 DAG = "team/a/anabranch_hourly__events/019aa2f0-0000-7000-8000-000000000002"
@@ -285,7 +285,9 @@ def test_what_the_client_or_the_lake_throws_fails_no_hour(
 def test_an_environment_without_the_client_says_what_to_install_and_fails_no_hour(
     lake: StreamLake, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in [n for n in sys.modules if n.startswith(("openlineage", "serving_layer.lineage.events"))]:
+    for name in [
+        n for n in sys.modules if n.startswith(("openlineage", "anabranch.operations.notifications.lineage.events"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "openlineage", None)
     with telling(job_of(lake, receiver.url)) as teller:

@@ -9,8 +9,8 @@ import pytest
 from lakes import new_lake
 from pyiceberg.serializers import FromInputFile
 
-from anabranch.errors import MetadataGone
-from anabranch.table.admin import TABLE_PROPERTIES
+from anabranch.common.errors import MetadataGone
+from anabranch.iceberg.admin import TABLE_PROPERTIES
 
 KEPT = int(TABLE_PROPERTIES["write.metadata.previous-versions-max"])
 

@@ -14,13 +14,13 @@ import pytest
 from brokers import Broker
 from lakes import FIRST, StreamLake, new_lake
 
-from anabranch.hours import Cut, Timeline, hour_of
+from anabranch.iceberg.commits import Change
+from anabranch.iceberg.lake import Lake
+from anabranch.offsets.hours import Cut, Timeline, hour_of
 from anabranch.protocol import dead_letters, ledger, publish, sealing
+from anabranch.protocol.merge import recover
 from anabranch.protocol.publish import Landed, Publish, new_id
 from anabranch.protocol.state import State
-from anabranch.table.commits import Change
-from anabranch.table.lake import Lake
-from serving_layer.merge import recover
 
 NOW = datetime(2026, 11, 21, 1, tzinfo=UTC)
 

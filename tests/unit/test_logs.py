@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from lakes import FIRST, new_lake
 
-from anabranch import logs
-from anabranch.logs import configure_logging, fields, note, of_process
-from anabranch.table.commits import Outcome
+from anabranch.common import logs
+from anabranch.common.logs import configure_logging, fields, note, of_process
+from anabranch.iceberg.commits import Outcome
 
 LOG = logging.getLogger("anabranch.test")
 

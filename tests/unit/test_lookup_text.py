@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.lookups import arrays, inside, numbers
+from anabranch.offsets.partition_sql import arrays, inside, numbers
 
 
 def tokens(sql: str) -> int:

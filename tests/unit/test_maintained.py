@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from lakes import StreamLake, new_lake
 
+from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.snapshots import heads
 from anabranch.protocol.maintained import (
     KEPT,
     MAINTAINED,
@@ -19,8 +21,6 @@ from anabranch.protocol.maintained import (
     read_runs,
     record_run,
 )
-from anabranch.table.commits import Outcome
-from anabranch.table.snapshots import heads
 
 AT = datetime(2026, 11, 21, 2, 40, tzinfo=UTC)
 RUN = MaintenanceRun(

@@ -15,27 +15,27 @@ from click.testing import CliRunner
 from lakes import StreamLake, new_environment, new_lake, new_state
 
 from anabranch.cli import main
-from anabranch.errors import Refused, Transient
-from anabranch.fail_points import Step
-from anabranch.hours import Cut, Timeline, hour_of, shift
+from anabranch.common.errors import Refused, Transient
+from anabranch.common.fail_points import Step
+from anabranch.iceberg import lake as lakes_module
+from anabranch.iceberg import ledger_files, snapshots
+from anabranch.iceberg.commits import Change, Outcome, Tag
+from anabranch.iceberg.files import Stored, same_file
+from anabranch.iceberg.orphans import plan_orphans, references
+from anabranch.iceberg.snapshots import Staged, find_staged
 from anabranch.job import Job
+from anabranch.offsets.hours import Cut, Timeline, hour_of, shift
+from anabranch.operations import maintenance
+from anabranch.operations.maintenance import Maintained, plan_drop
+from anabranch.operations.reports.maintenance import last_run_words, print_maintenance, read_maintenance
 from anabranch.protocol import apply, ledger
 from anabranch.protocol.coverage import uncovered_reason
 from anabranch.protocol.dead_letters import roll_forward, waiting_speed
 from anabranch.protocol.maintained import read_runs
+from anabranch.protocol.merge import merge
+from anabranch.protocol.override import serve_hour
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, State
-from anabranch.table import lake as lakes_module
-from anabranch.table import ledger_files, snapshots
-from anabranch.table.commits import Change, Outcome, Tag
-from anabranch.table.files import Stored, same_file
-from anabranch.table.orphans import plan_orphans, references
-from anabranch.table.snapshots import Staged, find_staged
-from serving_layer import maintenance
-from serving_layer.maintenance import Maintained, plan_drop
-from serving_layer.merge import merge
-from serving_layer.override import serve_hour
-from serving_layer.views.maintenance import last_run_words, print_maintenance, read_maintenance
 
 NOW = datetime.now(UTC)
 LONG_AGO = NOW - timedelta(days=9)

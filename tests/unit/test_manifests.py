@@ -18,11 +18,9 @@ from pyiceberg.io.pyarrow import PyArrowFile
 from pyiceberg.manifest import DataFile, ManifestEntryStatus
 from pyiceberg.table.snapshots import Operation
 
-from anabranch.hours import shift
-from anabranch.protocol.publish import new_id
-from anabranch.table.commits import Change, Commit, Outcome
-from anabranch.table.manifests import Slot, list_manifests, plan_merges
-from anabranch.table.snapshots import (
+from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.manifests import Slot, list_manifests, plan_merges
+from anabranch.iceberg.snapshots import (
     BRANCHES,
     PUBLISH_ID,
     content_by_hour,
@@ -32,6 +30,8 @@ from anabranch.table.snapshots import (
     heads,
     hours_apart,
 )
+from anabranch.offsets.hours import shift
+from anabranch.protocol.publish import new_id
 
 NEXT = shift(FIRST, 1)
 

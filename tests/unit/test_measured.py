@@ -12,8 +12,13 @@ import pytest
 from accepted_hours import HOURS, accept, four_hours
 from lakes import FIRST, StreamLake, new_lake
 
-from anabranch.hours import start_of
+from anabranch.common.counters import REFUSED, RETRIES, Tally
+from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.snapshots import branch_properties, heads
 from anabranch.job import Job
+from anabranch.offsets.hours import start_of
+from anabranch.operations.reports import content
+from anabranch.operations.reports.content import ContentReader
 from anabranch.protocol.measured import (
     BOUNDS,
     COMMIT,
@@ -27,11 +32,6 @@ from anabranch.protocol.measured import (
 )
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.watermarks import FRESH_THROUGH
-from anabranch.table.commits import Change, Commit, Outcome
-from anabranch.table.snapshots import branch_properties, heads
-from anabranch.tally import REFUSED, RETRIES, Tally
-from serving_layer.views import content
-from serving_layer.views.content import ContentReader
 from speed_layer.plan import StagedBatch, readable_after
 
 NOW = start_of(FIRST) + timedelta(minutes=1)

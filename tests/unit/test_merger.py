@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from lakes import FIRST, StreamLake, new_lake, new_state
 
-from anabranch.hours import Cut, Timeline, shift
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.snapshots import files_by_hour
+from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.coverage import uncovered_reason
 from anabranch.protocol.ledger_row import Layer
+from anabranch.protocol.merge import Swap, merge, needs_merge, plan_merge
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import MERGED, OVERRIDES, Accepted, State
-from anabranch.table.commits import Change, Outcome
-from anabranch.table.snapshots import files_by_hour
-from serving_layer.merge import Swap, merge, needs_merge, plan_merge
 from speed_layer.plan import Next, StagedBatch, plan_micro_batch, plan_publish
 
 NOW = datetime(2026, 11, 21, 1, 30, tzinfo=UTC)

@@ -21,20 +21,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from anabranch import config
+from anabranch.common.counters import REFUSED, RETRIES, S3_REQUESTS
+from anabranch.common.errors import ConfigurationError
 from anabranch.config import Slo
-from anabranch.errors import ConfigurationError
 from anabranch.job import StreamFolder
 from anabranch.kafka.client import KafkaAdapter
+from anabranch.operations.reports import metrics, status
+from anabranch.operations.reports.content import Content, ContentReader, RunningHour
+from anabranch.operations.reports.maintenance import Maintenance, TableGrowth
+from anabranch.operations.reports.metrics import NAMES, Answer, Known, Streams, metrics_of
+from anabranch.operations.reports.reading import Reading
+from anabranch.operations.reports.status import Lag, StreamStatus
 from anabranch.protocol.ledger_row import UnknownField, UnknownFields
 from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable, MaintenanceRun, Size
 from anabranch.protocol.measured import BOUNDS, COMMIT, PUBLISH, READABLE, STAGE, Durations, Measured
-from anabranch.tally import REFUSED, RETRIES, S3_REQUESTS
-from serving_layer.views import metrics, status
-from serving_layer.views.content import Content, ContentReader, RunningHour
-from serving_layer.views.maintenance import Maintenance, TableGrowth
-from serving_layer.views.metrics import NAMES, Answer, Known, Streams, metrics_of
-from serving_layer.views.reading import Reading
-from serving_layer.views.status import Lag, StreamStatus
 
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)

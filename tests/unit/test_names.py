@@ -10,9 +10,9 @@ import yaml
 from click.testing import CliRunner
 
 from anabranch.cli import main
+from anabranch.common.errors import ConfigurationError
 from anabranch.config import load_environment, load_stream
-from anabranch.errors import ConfigurationError
-from anabranch.hours import start_of
+from anabranch.offsets.hours import start_of
 
 HOSTILE = [
     "", " ", "a b", "a-b", "a\n", "a\x00b", "a;b", "a'b", 'a"b', "a`b", "a/b", "../a", "..", "/etc/passwd", "${HOME}",

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
 
-from anabranch import output
-from anabranch.errors import ConfigurationError
+from anabranch.common import output
+from anabranch.common.errors import ConfigurationError
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,18 @@ from click.testing import CliRunner
 from lakes import FIRST, StreamLake, decide, new_environment, new_lake, new_state
 
 from anabranch.cli import main
-from anabranch.errors import ConfigurationError, Refused, Transient
-from anabranch.hours import Cut, Timeline, shift, start_of
+from anabranch.common.errors import ConfigurationError, Refused, Transient
+from anabranch.iceberg.commits import Change, Outcome
 from anabranch.job import Job
+from anabranch.offsets.hours import Cut, Timeline, shift, start_of
+from anabranch.operations.reports.status import HourSummary, hour_rows
 from anabranch.protocol import ledger
 from anabranch.protocol.dead_letters import roll_forward, waiting_batch, waiting_speed
 from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.merge import merge
+from anabranch.protocol.override import Served, plan_override, serve_hour
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, State
-from anabranch.table.commits import Change, Outcome
-from serving_layer.merge import merge
-from serving_layer.override import Served, plan_override, serve_hour
-from serving_layer.views.status import HourSummary, hour_rows
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 H = [shift(FIRST, i) for i in range(4)]
@@ -171,7 +171,7 @@ def test_a_publish_that_comes_between_is_taken_in(lake: StreamLake) -> None:
 
 
 def test_dead_letters_of_a_swap_that_a_crash_left_behind_are_rolled_forward(lake: StreamLake) -> None:
-    from serving_layer import override
+    from anabranch.protocol import override
 
     def die(*args: Any) -> Any:
         raise KeyboardInterrupt

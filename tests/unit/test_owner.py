@@ -10,20 +10,20 @@ from brokers import Broker
 from lakes import StreamLake, new_environment, new_lake, new_stream
 
 from anabranch import config
+from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream
-from anabranch.errors import ConfigurationError
-from anabranch.position import Position
+from anabranch.iceberg import admin
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, open_lake, read_owner
+from anabranch.offsets.position import Position
+from anabranch.operations.doctor.finding import Check
+from anabranch.operations.doctor.tables import failed
+from anabranch.operations.doctor.tables import read as examine_tables
 from anabranch.protocol import apply as tables
-from anabranch.protocol.adoption import adopt
+from anabranch.protocol.merge import recover
 from anabranch.protocol.owner import take_over
 from anabranch.protocol.state import load_state
-from anabranch.table import admin
-from anabranch.table.lake import Lake
-from anabranch.table.owner import OWNER, AnotherStreamsTable, Owner, open_lake, read_owner
-from serving_layer.doctor.finding import Check
-from serving_layer.doctor.tables import failed
-from serving_layer.doctor.tables import read as examine_tables
-from serving_layer.merge import recover
+from anabranch.protocol.topic_change import adopt
 
 MINE, OTHER = new_stream(), new_stream(name="refunds", topic="refunds")
 

@@ -29,21 +29,21 @@ from test_view_outputs import LATER, a_full_hour, an_old_hour, kafka, nothing_ye
 from waiting import wait_for
 
 from anabranch.cli import main
-from anabranch.errors import ConfigurationError, Transient
-from anabranch.hours import shift
+from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.job import Job
+from anabranch.offsets.hours import shift
+from anabranch.operations.page.access import Access, access_of, read_token
+from anabranch.operations.page.app import Page
+from anabranch.operations.page.charts import throughput
+from anabranch.operations.page.hour_calendar import calendar_month, month_of
+from anabranch.operations.page.hour_view import HourRows, hour_commands, read_record
+from anabranch.operations.page.streams import StreamView, classify_stream, read_stream, stream_line
+from anabranch.operations.reports import status
+from anabranch.operations.reports.dead_letters import letters
+from anabranch.operations.reports.diff import difference, duplicates
+from anabranch.operations.reports.maintenance import read_maintenance
+from anabranch.operations.reports.reading import Failure, OnDemand, Reader, Reading, rest_after
 from anabranch.protocol.ledger_row import UnknownField, UnknownFields
-from serving_layer.page.access import Access, access_of, read_token
-from serving_layer.page.app import Page
-from serving_layer.page.charts import throughput
-from serving_layer.page.hour_calendar import calendar_month, month_of
-from serving_layer.page.hour_view import HourRows, hour_commands, read_record
-from serving_layer.page.streams import StreamView, classify_stream, read_stream, stream_line
-from serving_layer.views import status
-from serving_layer.views.dead_letters import letters
-from serving_layer.views.diff import difference, duplicates
-from serving_layer.views.maintenance import read_maintenance
-from serving_layer.views.reading import Failure, OnDemand, Reader, Reading, rest_after
 
 TOKEN = "0123456789abcdef0123"
 PATIENCE = timedelta(minutes=10)
@@ -521,7 +521,7 @@ def test_a_token_is_long_and_in_a_file(tmp_path: Path) -> None:
 
 def test_what_is_not_installed_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "serving_layer.page.server", raising=False)
+    monkeypatch.delitem(sys.modules, "anabranch.operations.page.server", raising=False)
     done = CliRunner().invoke(main, ["serve"])
     assert done.exit_code == ConfigurationError.exit_code
     assert "found no uvicorn; run `pip install 'anabranch[page]'`" in done.output

@@ -8,8 +8,8 @@ import pytest
 from pages import browser, five_years, named, new_page, parsed, show
 from proofs import job, new_proof
 
-from anabranch.hours import hours_between, shift
-from serving_layer.page.app import Page
+from anabranch.offsets.hours import hours_between, shift
+from anabranch.operations.page.app import Page
 
 AS_OF = datetime(2026, 11, 30, 23, 30, tzinfo=UTC)
 STREAMS = 50

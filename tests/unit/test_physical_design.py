@@ -14,9 +14,9 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IntegerType
 
 from anabranch.config import Files
+from anabranch.iceberg.parquet_writer import FileWriter, data_file_of, target_of
+from anabranch.iceberg.physical_design import DESIGN, PhysicalDesign, lay_out, plan_design, sort_order_id
 from anabranch.protocol.apply import rows_design
-from anabranch.table.physical_design import DESIGN, PhysicalDesign, lay_out, plan_design, sort_order_id
-from anabranch.table.written import FileWriter, data_file_of, target_of
 from serving_layer.query.pruning import known_of_file
 
 DESIGNED = PhysicalDesign(("id",), ("id",), ("id", "ingest_hour"))

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lakes import new_state
 
-from anabranch.hours import Cut, HourRange, Timeline, shift, start_of
-from anabranch.position import Position, Ranges, size
+from anabranch.iceberg.staging import NAMED_WITHIN, Written
+from anabranch.offsets.hours import Cut, HourRange, Timeline, shift, start_of
+from anabranch.offsets.position import Position, Ranges, size
 from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import Accepted, State
-from anabranch.table.staging import NAMED_WITHIN, Written
 from speed_layer.plan import (
     Next,
     Read,

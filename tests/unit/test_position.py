@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.position import (
+from anabranch.offsets.position import (
     Position,
     RangeRelation,
     Ranges,

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from anabranch.logs import configure_logging, readable_handler
-from anabranch.progress import HowFar, Progress
+from anabranch.common.logs import configure_logging, readable_handler
+from anabranch.common.progress import HowFar, Progress
 
 LOG = logging.getLogger("anabranch.tests.progress")
 
@@ -51,7 +51,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr("anabranch.progress.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("anabranch.common.progress.time.monotonic", lambda: self.now)
 
 
 def test_a_log_hears_of_it_after_two_seconds_and_then_ever_more_seldom(
@@ -151,7 +151,7 @@ def logging_to(screen: io.StringIO) -> Iterator[None]:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anabranch.progress._PATIENCE", 0.01)
+    monkeypatch.setattr("anabranch.common.progress._PATIENCE", 0.01)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
 

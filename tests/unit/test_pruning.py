@@ -32,7 +32,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from anabranch.errors import Transient
+from anabranch.common.errors import Transient
 from serving_layer.query import Answer, open_query
 from serving_layer.query.reading import Reading
 

@@ -14,15 +14,15 @@ import pytest
 from lakes import FIRST, StreamLake, new_lake, waiting
 from pyiceberg.table.refs import SnapshotRefType
 
-from anabranch.errors import Terminal, Transient
-from anabranch.hours import Cut
-from anabranch.protocol import ledger, turns
+from anabranch.common.errors import Terminal, Transient
+from anabranch.iceberg import admin, snapshots
+from anabranch.iceberg.commits import Change, Outcome, Tag
+from anabranch.iceberg.snapshots import STAGING, Staged
+from anabranch.offsets.hours import Cut
+from anabranch.protocol import ledger, publish_queue
 from anabranch.protocol import publish as publish_module
 from anabranch.protocol.publish import Again, Decision, Publish, new_id, run, to_commit
 from anabranch.protocol.state import DECISIONS, POSITION, TURN, Accepted, State, load_state
-from anabranch.table import admin, snapshots
-from anabranch.table.commits import Change, Outcome, Tag
-from anabranch.table.snapshots import STAGING, Staged
 
 ROWS = [(FIRST, 0, o) for o in range(3)]
 MORE = [(FIRST, 0, o) for o in range(3, 5)]
@@ -426,7 +426,7 @@ def test_run_decides_again_after_a_decision_that_did_something_first(lake: Strea
 def test_run_of_who_takes_no_turns_goes_on_at_once_and_without_end(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    staged, left = lake.stage(ROWS), list(range(turns.REFUSALS + 1))
+    staged, left = lake.stage(ROWS), list(range(publish_queue.REFUSALS + 1))
 
     def decide() -> Decision:
         state = lake.state()

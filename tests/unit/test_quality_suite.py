@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from anabranch.errors import ConfigurationError
+from anabranch.common.errors import ConfigurationError
 from batch_layer.quality.gate import FailedExpectation, Quality, _exception, _failed, run_suite
 from batch_layer.quality.row_counts import PREVIOUS, SPEED, RowCountBaseline, plan_bounds
 from batch_layer.quality.suite import Expectation, load_suite

@@ -24,18 +24,17 @@ from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, event, job, new_proof, 
 
 import anabranch
 from anabranch.cli import main
+from anabranch.common.errors import ConfigurationError
 from anabranch.config import EventTime
 from anabranch.config.columns import parse_columns
-from anabranch.errors import ConfigurationError
-from anabranch.hours import Timeline, hour_of, shift, start_of
-from anabranch.protocol import sealing
+from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.snapshots import find_snapshot, heads, made_at
+from anabranch.offsets.hours import Timeline, hour_of, shift, start_of
+from anabranch.protocol import override, sealing
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.state import Accepted
 from anabranch.protocol.watermarks import Watermarks
-from anabranch.table.commits import Outcome
-from anabranch.table.snapshots import find_snapshot, heads, made_at
 from batch_layer.plan import Rebuilt, plan_publish
-from serving_layer import override
 from serving_layer.changes import start_from
 from serving_layer.reader.provenance import accepted_revisions, date_completeness
 from serving_layer.reader.selection import Shown, shown

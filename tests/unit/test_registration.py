@@ -14,15 +14,15 @@ from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake
 from pyiceberg.exceptions import TableAlreadyExistsError
 
-from anabranch.errors import ConfigurationError, MetadataGone
+from anabranch.common.errors import ConfigurationError, MetadataGone
+from anabranch.iceberg import admin
+from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.register import Candidate, newest_first
+from anabranch.iceberg.snapshots import has_landed
 from anabranch.protocol import apply as tables
 from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish
-from anabranch.table import admin
-from anabranch.table.commits import Outcome
-from anabranch.table.lake import Lake
-from anabranch.table.register import Candidate, newest_first
-from anabranch.table.snapshots import has_landed
 
 
 @pytest.fixture

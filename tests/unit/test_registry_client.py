@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from anabranch import config
+from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.dev.services.processes import HOST, free_port
-from anabranch.errors import ConfigurationError, Transient
 from anabranch.kafka.schema_registry import RegisteredSchema, Registry
 
 NOT_FOUND = (404, json.dumps({"error_code": 40403, "message": "Schema 7 not found"}))

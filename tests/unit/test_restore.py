@@ -12,10 +12,12 @@ import pytest
 from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
 
-from anabranch.hours import Cut, Timeline, shift
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import apply as tables
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.merge import merge
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.restore_ledger import WHY, plan_rows, restore_ledger
 from anabranch.protocol.state import (
@@ -29,8 +31,6 @@ from anabranch.protocol.state import (
     accepted_properties,
     read_accepted,
 )
-from anabranch.table.commits import Change, Outcome
-from serving_layer.merge import merge
 
 H = [shift(FIRST, i) for i in range(4)]
 CUTS = [Cut("t", {0: (3 * i, 3 * i + 3)}) for i in range(4)]

@@ -11,10 +11,10 @@ from datetime import timedelta
 
 import pytest
 
-from anabranch.errors import ConfigurationError, NotYet, Terminal, Transient, Unexpected, Unexplained
-from anabranch.remote_errors import asked_service
-from anabranch.retry import UNEXPLAINED_TRIES, Retry
-from anabranch.tally import RETRIES, TALLY
+from anabranch.common.counters import RETRIES, TALLY
+from anabranch.common.errors import ConfigurationError, NotYet, Terminal, Transient, Unexpected, Unexplained
+from anabranch.common.remote_errors import asked_service
+from anabranch.common.retry import UNEXPLAINED_TRIES, Retry
 
 QUICK = timedelta(milliseconds=10)
 

@@ -22,20 +22,19 @@ from lakes import stage as stage_rows
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 
+from anabranch.common.errors import Terminal, Transient
 from anabranch.config.columns import parse_columns
-from anabranch.errors import Terminal, Transient
-from anabranch.hours import Cut, Timeline, shift
+from anabranch.iceberg import admin
+from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.schema_evolution import evolve
+from anabranch.iceberg.snapshots import files_of
+from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import apply
 from anabranch.protocol.publish import land, new_id
+from anabranch.protocol.publish_queue import ask_for_turn, take_back_turn
 from anabranch.protocol.state import Accepted
-from anabranch.protocol.turns import ask_for_turn, take_back_turn
-from anabranch.table import admin
-from anabranch.table.commits import Outcome
-from anabranch.table.schema_evolution import evolve
-from anabranch.table.snapshots import files_of
-from speed_layer import rewriting, rollup
-from speed_layer.rewriting import is_same, kind_of, rewrite, sort_out
-from speed_layer.rollup import (
+from speed_layer import compaction, rewriting
+from speed_layer.compaction import (
     LOOK_AFTER,
     Rollup,
     has_ended,
@@ -44,6 +43,7 @@ from speed_layer.rollup import (
     plan_rollup,
     should_wait,
 )
+from speed_layer.rewriting import is_same, kind_of, rewrite, sort_out
 
 NEXT = shift(FIRST, 1)
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -107,11 +107,11 @@ def test_a_reader_of_the_running_hour_opens_at_most_a_hundred_files(dates: int, 
         if new >= LOOK_AFTER:
             files, new = step(files, False, written, whence), 0
     assert most <= 100 - dates * each, "a look takes a micro-batch to be committed"
-    assert max(written.values()) <= math.log(sum(f.record_count for f in files), rollup._GROWTH_OF_MANY)
+    assert max(written.values()) <= math.log(sum(f.record_count for f in files), compaction._GROWTH_OF_MANY)
     while len(after := step(files, True, written, whence)) < len(files):
         files = after
     size = sum(f.file_size_in_bytes for f in files)
-    assert len(files) <= dates + size // (rollup._TARGET_BYTES // 2), "an hour that has ended is left in few files"
+    assert len(files) <= dates + size // (compaction._TARGET_BYTES // 2), "an hour that has ended is left in few files"
 
 
 @given(
@@ -147,15 +147,17 @@ def test_each_file_is_in_one_group_of_one_kind_that_is_not_too_large(
 @given(st.lists(st.integers(1, 100_000), min_size=2, max_size=120), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_what_is_left_while_an_hour_runs_is_a_few_files_of_each_size(rows: list[int], many: bool) -> None:
-    growth = rollup._GROWTH_OF_MANY if len(rows) > rollup._MANY else rollup._GROWTH
+    growth = compaction._GROWTH_OF_MANY if len(rows) > compaction._MANY else compaction._GROWTH
     files = [Small(str(i), n, bytes_a_row=1) for i, n in enumerate(rows)]
     groups = plan(files)
     gone = {f.file_path for group in groups for f in group}
     left = [f for f in files if f.file_path not in gone]
     for group in groups:
         together = sum(f.record_count for f in group)
-        assert all(rollup._size_class(together, growth) > rollup._size_class(f.record_count, growth) for f in group)
-    by_size = Counter(rollup._size_class(f.record_count, growth) for f in left)
+        assert all(
+            compaction._size_class(together, growth) > compaction._size_class(f.record_count, growth) for f in group
+        )
+    by_size = Counter(compaction._size_class(f.record_count, growth) for f in left)
     assert all(count < growth for count in by_size.values())
 
 
@@ -372,7 +374,7 @@ def test_refused_by_a_moved_head_it_is_committed_later_over_what_came(
             publish(lake, 1)
         return land(*given)
 
-    monkeypatch.setattr(rollup, "land", first_somebody_else)
+    monkeypatch.setattr(compaction, "land", first_somebody_else)
     rolling.published(1)
     assert len(files(lake)) == 11
     rolling.published(0)

@@ -10,8 +10,8 @@ import pytest
 import run_books
 import yaml
 
-from serving_layer.doctor.finding import Check
-from serving_layer.page.hour_calendar import LETTERS
+from anabranch.operations.doctor.finding import Check
+from anabranch.operations.page.hour_calendar import LETTERS
 
 ROOT = Path(__file__).resolve().parents[2]
 LABELS = ["Means", "See", "Run", "Ignore"]

@@ -16,16 +16,16 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import IntegerType, NestedField, StringType
 
+from anabranch.common.errors import Refused, Terminal
 from anabranch.config import Stream
 from anabranch.config.columns import parse_columns
-from anabranch.errors import Refused, Terminal
+from anabranch.iceberg import admin
+from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution
 from anabranch.protocol import apply as tables
 from anabranch.protocol.apply import require_columns, rows_columns, rows_schema
 from anabranch.protocol.rolled_back import ROLLED_BACK, roll_back
-from anabranch.table import admin
-from anabranch.table.commits import Outcome
-from anabranch.table.lake import Lake
-from anabranch.table.schema_evolution import Columns, evolve, plan_evolution
 from serving_layer.query import run_query
 
 OWN = ["kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date"]

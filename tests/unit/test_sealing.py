@@ -12,12 +12,12 @@ from click.testing import CliRunner, Result
 from lakes import StreamLake, new_lake, new_state
 
 from anabranch.cli import main
-from anabranch.cuts import Window
-from anabranch.errors import NotYet, PositionError
-from anabranch.fail_points import Step
-from anabranch.hours import Cut, Timeline, hour_of, shift
+from anabranch.common.errors import NotYet, PositionError
+from anabranch.common.fail_points import Step
 from anabranch.job import Job
-from anabranch.position import Offsets, Position, Stamped, Topic
+from anabranch.offsets.hour_ends import Window
+from anabranch.offsets.hours import Cut, Timeline, hour_of, shift
+from anabranch.offsets.position import Offsets, Position, Stamped, Topic
 from anabranch.protocol import ledger, sealing
 from anabranch.protocol.sealing import KafkaOffsets, ask, plan_sealing, resolve_state
 from anabranch.protocol.state import State

@@ -9,9 +9,9 @@ from anabranch.config import load_stream
 from anabranch.config.columns import parse_columns
 from anabranch.dev.soak.evolving import Evolving, columns_of
 from anabranch.dev.soak.strange_stamps import strange_stamp
+from anabranch.iceberg.schema_evolution import Columns, plan_evolution
 from anabranch.protocol.apply import rows_columns
 from anabranch.protocol.rolled_back import is_ahead
-from anabranch.table.schema_evolution import Columns, plan_evolution
 
 SHIPPED = load_stream("game_events", Path(__file__).parents[2] / "conf")
 NOW_MS = 1_790_000_000_000

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from lakes import FIRST, StreamLake, new_lake
 
-from anabranch.errors import Transient
-from anabranch.table.clock import Clock
-from anabranch.table.lake import PREPARED_WITHIN
-from anabranch.table.snapshots import find_staged
-from anabranch.table.staging import NAMED_WITHIN, WITHIN, stage
+from anabranch.common.errors import Transient
+from anabranch.iceberg.clock import Clock
+from anabranch.iceberg.lake import PREPARED_WITHIN
+from anabranch.iceberg.snapshots import find_staged
+from anabranch.iceberg.staging import NAMED_WITHIN, WITHIN, stage
 
 
 class Frame:

@@ -10,12 +10,12 @@ import pytest
 from lakes import new_state, new_stream
 
 from anabranch import config
-from anabranch.hours import Cut, Timeline
+from anabranch.offsets.hours import Cut, Timeline
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Kind, LedgerRow
 from anabranch.protocol.state import Accepted, State
-from batch_layer import standing
-from batch_layer.standing import AGAIN_AFTER, last_refusal, refusal_basis, should_record, stands
+from batch_layer import refusals
+from batch_layer.refusals import AGAIN_AFTER, last_refusal, refusal_basis, should_record, stands
 
 HOUR, BEFORE, AFTER = "2026-11-21T03", "2026-11-21T02", "2026-11-21T04"
 FAR = "2026-11-20T20"
@@ -60,12 +60,12 @@ def test_whatever_a_verdict_rests_on_is_in_it(changed: str) -> None:
 
 def test_another_version_of_the_code_is_another_basis(monkeypatch: pytest.MonkeyPatch) -> None:
     before = basis()
-    monkeypatch.setattr(standing, "__version__", "9.9.9")
+    monkeypatch.setattr(refusals, "__version__", "9.9.9")
     assert basis() != before
 
 
 def row(kind: Kind, id: str | None = None) -> LedgerRow:
-    return ledger.decision(HOUR, kind, 1, CUT, NOW, id or standing.decision_id("id", basis()), reason="no")
+    return ledger.decision(HOUR, kind, 1, CUT, NOW, id or refusals.decision_id("id", basis()), reason="no")
 
 
 def test_a_refusal_stands_while_what_it_rests_on_does_and_for_a_day() -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from lakes import FIRST, new_lake, new_state
 
-from anabranch.errors import PositionError, Terminal
-from anabranch.hours import Cut, Timeline, shift
-from anabranch.position import Position, Topic
+from anabranch.common.errors import PositionError, Terminal
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.offsets.hours import Cut, Timeline, shift
+from anabranch.offsets.position import Position, Topic
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import (
     ACCEPTED,
@@ -24,7 +25,6 @@ from anabranch.protocol.state import (
     check_topic,
     read_state,
 )
-from anabranch.table.commits import Change, Outcome
 
 H = [shift(FIRST, i) for i in range(REMEMBERED_HOURS + 6)]
 

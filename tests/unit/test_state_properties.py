@@ -21,14 +21,20 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import SetPropertiesUpdate
 
-from anabranch.errors import Terminal
-from anabranch.hours import Cut, Timeline, shift
+from anabranch.common.errors import Terminal
+from anabranch.iceberg import admin, orphans, register, side_files, snapshots, state_properties
+from anabranch.iceberg.commits import Change, Outcome, Tag
+from anabranch.iceberg.prepare import prepare
+from anabranch.iceberg.state_properties import STATE
 from anabranch.job import Job
-from anabranch.position import Offsets, Position
+from anabranch.offsets.hours import Cut, Timeline, shift
+from anabranch.offsets.position import Offsets, Position
+from anabranch.operations import maintenance
 from anabranch.protocol import apply, ledger
 from anabranch.protocol.dead_letters import DONE
 from anabranch.protocol.ledger_row import Account, HourAccount
 from anabranch.protocol.measured import MEASURED
+from anabranch.protocol.merge import merge
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.state import (
     ACCEPTED,
@@ -45,12 +51,6 @@ from anabranch.protocol.state import (
     lost_entries,
 )
 from anabranch.protocol.watermarks import COMPLETE_THROUGH, FRESH_THROUGH
-from anabranch.table import admin, orphans, register, side_files, snapshots, state_properties
-from anabranch.table.commits import Change, Outcome, Tag
-from anabranch.table.prepare import prepare
-from anabranch.table.state_properties import STATE
-from serving_layer import maintenance
-from serving_layer.merge import merge
 
 FIRST = "2025-11-21T00"
 TOPIC = "sGxWg7BPQGCxLYLVTZZ5zg"
@@ -466,7 +466,9 @@ def test_a_table_of_before_there_were_side_files_is_read_and_published_to(
     accepted = {ACCEPTED: json.dumps({h: Accepted(2, c).as_dict() for h, c in cuts.items()})}
     old = {**accepted, TIMELINE: Timeline(FIRST, shift(FIRST, 60), offsets_at(60, 12)).to_json()}
     with monkeypatch.context() as patched:
-        patched.setattr("anabranch.table.prepare.summary_of", lambda table, branch, properties: (dict(properties), {}))
+        patched.setattr(
+            "anabranch.iceberg.prepare.summary_of", lambda table, branch, properties: (dict(properties), {})
+        )
         state = lake.state()
         packed = {**old, ACCEPTED: state_properties.pack(old[ACCEPTED])}  # as `main` said it
         changes = (Change("speed", properties=old), Change("batch", properties=old), Change("main", properties=packed))
@@ -491,7 +493,7 @@ def with_side_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamLa
     """A stream of a version that kept its state in side files; its newest publishes were to `batch` and `main`."""
     lake = new_lake(tmp_path, 12, Timeline(FIRST, FIRST, offsets_at(0, 12)))
     with monkeypatch.context() as patched:
-        patched.setattr("anabranch.table.prepare.summary_of", summary_with_a_side_file)
+        patched.setattr("anabranch.iceberg.prepare.summary_of", summary_with_a_side_file)
         said_long(lake, cuts_of(100, 12))
         publish(lake, Position(TOPIC, offsets_at(1, 12)))
         publish(lake, changes=(Change("batch", properties={LOST: json.dumps(["x"] * 9)}), Change("main")))
@@ -571,7 +573,7 @@ def test_main_whose_side_file_is_gone_is_set_back_and_merged(
     rows = lake.stage([(hour, 0, 7)])
     changes = (Change("speed", rows.files), Change("main", rows.files))
     with monkeypatch.context() as patched:
-        patched.setattr("anabranch.table.prepare.summary_of", summary_with_a_side_file)
+        patched.setattr("anabranch.iceberg.prepare.summary_of", summary_with_a_side_file)
         publish(lake, Position(TOPIC, offsets_at(2, 12)), timeline=other, changes=changes)
     side_files_of(lake)[named_by(lake.table(), "main")].unlink()
     forget_what_was_read()

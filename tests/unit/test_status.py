@@ -8,8 +8,8 @@ import pytest
 from lakes import new_stream
 
 from anabranch.config import Slo
+from anabranch.operations.reports.status import late_after, late_reason
 from anabranch.protocol.watermarks import waiting_since
-from serving_layer.views.status import late_after, late_reason
 
 NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)
 PATIENCE = timedelta(minutes=10)

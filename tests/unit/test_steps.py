@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from anabranch import fail_points
-from anabranch.errors import ConfigurationError
-from anabranch.fail_points import Step, parse, reach
+from anabranch.common import fail_points
+from anabranch.common.errors import ConfigurationError
+from anabranch.common.fail_points import Step, parse, reach
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_several_steps_are_armed_each_by_itself(monkeypatch: pytest.MonkeyPatch)
 def test_the_process_ends_as_kill_9_would() -> None:
     script = """
 import atexit
-from anabranch.fail_points import Step, reach
+from anabranch.common.fail_points import Step, reach
 atexit.register(lambda: print("tidied up", flush=True))
 try:
     reach(Step.SEAL_DECIDED)
@@ -88,7 +88,7 @@ finally:
 
 
 def test_a_paused_process_goes_on_where_it_was() -> None:
-    script = "from anabranch.fail_points import Step, reach; reach(Step.SEAL_DECIDED); print('went on')"
+    script = "from anabranch.common.fail_points import Step, reach; reach(Step.SEAL_DECIDED); print('went on')"
     environment = os.environ | {fail_points.PAUSE_AT: "seal.decided"}
     process = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
     try:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.common.errors import ConfigurationError
 from anabranch.config import Catalog, Environment, Kafka, Spark, load_environment
-from anabranch.errors import ConfigurationError
 from anabranch.spark import submit
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

@@ -9,13 +9,13 @@ import pytest
 from lakes import new_lake, new_stream
 from pyiceberg.table import Table
 
+from anabranch.common.errors import Terminal
 from anabranch.config import Stream
 from anabranch.config.columns import parse_columns
-from anabranch.errors import Terminal
+from anabranch.iceberg import admin
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.schema_evolution import evolve
 from anabranch.protocol.apply import require_columns, rows_columns, rows_schema
-from anabranch.table import admin
-from anabranch.table.lake import Lake
-from anabranch.table.schema_evolution import evolve
 
 NESTED = "id STRING NOT NULL, n INT, x STRUCT<at: TIMESTAMP, deep: STRUCT<m: MAP<STRING, ARRAY<INT>>>>, tags ARRAY<INT>"
 

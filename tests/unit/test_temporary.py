@@ -17,9 +17,9 @@ from threading import Barrier
 import pytest
 from lakes import new_environment
 
-from anabranch.errors import Transient
-from anabranch.table.files import delete_files, list_files
-from anabranch.temporary import clear_abandoned, temporary_folder
+from anabranch.common.errors import Transient
+from anabranch.common.temporary import clear_abandoned, temporary_folder
+from anabranch.iceberg.files import delete_files, list_files
 
 NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)
 
@@ -60,7 +60,7 @@ def test_a_folder_that_cannot_be_looked_through_is_named(tmp_path: Path) -> None
 
 HOLDER = """\
 import sys, time
-from anabranch.temporary import temporary_folder
+from anabranch.common.temporary import temporary_folder
 with temporary_folder("checkpoint") as folder:
     (folder / "offsets").write_text("12345")
     print(folder, flush=True)
@@ -121,7 +121,7 @@ def test_a_temporary_folder_is_gone_with_its_end(tmp_path: Path, monkeypatch: py
         assert list(folder.iterdir()) == []
         _ = 1 / 0
     assert list(tmp_path.iterdir()) == []
-    done = "from anabranch.temporary import process_folder; print(process_folder('query').is_dir())"
+    done = "from anabranch.common.temporary import process_folder; print(process_folder('query').is_dir())"
     ran = subprocess.run(
         [sys.executable, "-c", done], env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True
     )

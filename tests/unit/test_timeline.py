@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakes import new_state
 
-from anabranch import hours
-from anabranch.cuts import Window
-from anabranch.hours import Cut, Timeline, end_of, hour_of, shift, start_of
-from anabranch.position import Offsets, Position, Stamped, Topic, advance, classify, trim
-from anabranch.position import RangeRelation as S
+from anabranch.offsets import hours
+from anabranch.offsets.hour_ends import Window
+from anabranch.offsets.hours import Cut, Timeline, end_of, hour_of, shift, start_of
+from anabranch.offsets.position import Offsets, Position, Stamped, Topic, advance, classify, trim
+from anabranch.offsets.position import RangeRelation as S
 from anabranch.protocol import sealing
-from anabranch.protocol.adoption import gone_from_kafka, plan_adopt
 from anabranch.protocol.sealing import KafkaOffsets, ResolvedState, Seen
 from anabranch.protocol.state import Accepted, State
+from anabranch.protocol.topic_change import gone_from_kafka, plan_adopt
 from speed_layer.plan import Read, Skip, assign, chunks, plan_return, within_hours
 
 BEGIN = datetime(2026, 11, 21, 3, 30, tzinfo=UTC)

@@ -20,11 +20,13 @@ import pytest
 from lakes import StreamLake, new_lake
 from pyiceberg.exceptions import CommitFailedException
 
-from anabranch.errors import Transient
-from anabranch.protocol import turns
+from anabranch.common.errors import Transient
+from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.snapshots import PUBLISH_ID
+from anabranch.protocol import publish_queue
 from anabranch.protocol.publish import Publish, new_id, run, to_commit
-from anabranch.protocol.state import TURN, State, load_state
-from anabranch.protocol.turns import (
+from anabranch.protocol.publish_queue import (
     Holding,
     Turn,
     ask_for_turn,
@@ -38,9 +40,7 @@ from anabranch.protocol.turns import (
     turn_to_hold_for,
     wait_for_turn,
 )
-from anabranch.table.commits import Change, Commit, Outcome
-from anabranch.table.lake import Lake
-from anabranch.table.snapshots import PUBLISH_ID
+from anabranch.protocol.state import TURN, State, load_state
 
 UNIT = Path(__file__).parent
 
@@ -53,8 +53,8 @@ def lake(tmp_path: Path) -> StreamLake:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first refusal asks for a turn, and no bound passes before the test's end."""
-    monkeypatch.setattr(turns, "LONG_TRY", 0.0)
-    monkeypatch.setattr(turns, "LEAST", 300.0)
+    monkeypatch.setattr(publish_queue, "LONG_TRY", 0.0)
+    monkeypatch.setattr(publish_queue, "LEAST", 300.0)
 
 
 def line(lake: StreamLake) -> list[str]:
@@ -144,7 +144,7 @@ def test_a_line_is_read_in_the_order_of_asking_whoever_wrote_it() -> None:
     assert read_line({TURN: "c"}) == (Turn("c", 0, 5.0),)
     assert second.to_properties()[TURN] == "a"
     # What somebody wrote in the property holds nobody for long.
-    assert read_line({f"{TURN}.x": json.dumps({"number": 1, "bound": 1e9})})[0].bound == turns.LIMIT
+    assert read_line({f"{TURN}.x": json.dumps({"number": 1, "bound": 1e9})})[0].bound == publish_queue.LIMIT
 
 
 def test_a_bound_follows_from_the_longest_try() -> None:
@@ -230,7 +230,7 @@ def test_two_that_ask_at_once_are_both_in_line(lake: StreamLake) -> None:
 
 
 def test_a_full_line_takes_nobody(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "LONGEST_LINE", 1)
+    monkeypatch.setattr(publish_queue, "LONGEST_LINE", 1)
     first = new_turn(lake)
     assert ask_for_turn(lake.lake, lake.name, "test") is None
     assert line(lake) == [first]
@@ -279,7 +279,7 @@ def test_a_turn_is_waited_for_once_until_it_is_taken_back(lake: StreamLake) -> N
 def test_a_turn_that_nobody_takes_back_is_taken_out_after_its_bound(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(turns, "LEAST", 0.3)
+    monkeypatch.setattr(publish_queue, "LEAST", 0.3)
     turn = new_turn(lake)
     assert wait_for_turn(lake.lake, lake.name, turn, None) == turn
     assert line(lake) == []
@@ -287,7 +287,7 @@ def test_a_turn_that_nobody_takes_back_is_taken_out_after_its_bound(
 
 
 def test_an_older_versions_turn_is_waited_for_and_taken_out(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "BARE_BOUND", 0.3)
+    monkeypatch.setattr(publish_queue, "BARE_BOUND", 0.3)
     lake.lake.commit(lake.table(), Commit(new_id(), {}, (), set_properties={TURN: "old"}))
     assert Holding(lake.lake, lake.name).holds(lake.table().properties)
     assert TURN not in lake.table().properties
@@ -305,10 +305,11 @@ import sys, time
 sys.path[:0] = [{str(UNIT)!r}, {str(UNIT.parents[1])!r}]
 from pathlib import Path
 from lakes import new_environment, new_stream
-from anabranch.protocol import turns
-from anabranch.table.lake import Lake
-turns.LEAST = 1.0
-print(turns.ask_for_turn(Lake(new_environment(Path(sys.argv[1]))), new_stream().table, "a holder").id, flush=True)
+from anabranch.protocol import publish_queue
+from anabranch.iceberg.lake import Lake
+publish_queue.LEAST = 1.0
+lake = Lake(new_environment(Path(sys.argv[1])))
+print(publish_queue.ask_for_turn(lake, new_stream().table, "a holder").id, flush=True)
 time.sleep(600)
 """
 
@@ -333,7 +334,7 @@ def test_a_killed_holder_holds_the_speed_layer_no_longer_than_its_bound(lake: St
 
 
 def test_the_speed_layer_publishes_between_two_turns(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "LEAST", 0.3)
+    monkeypatch.setattr(publish_queue, "LEAST", 0.3)
     first, second = new_turn(lake), new_turn(lake)
     speed, left = SpeedLoop(lake), []
     for _ in range(2):
@@ -418,7 +419,7 @@ def test_a_publish_inside_anothers_decision_goes_by_the_outer_ones_turn(
     lake: StreamLake, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hazard: a merge that has to come first waits for the turn of the publish that it is made for."""
-    monkeypatch.setattr(turns, "LEAST", 1.0)
+    monkeypatch.setattr(publish_queue, "LEAST", 1.0)
     caplog.set_level(logging.INFO)
     tries = []
 
@@ -460,7 +461,7 @@ def test_who_was_too_slow_asks_again_behind_the_others(lake: StreamLake, monkeyp
         seen["quick"].append(line(lake))
         return state, publish
 
-    monkeypatch.setattr(turns, "LEAST", 0.3)
+    monkeypatch.setattr(publish_queue, "LEAST", 0.3)
     with ThreadPoolExecutor(1) as pool:
         landing = pool.submit(run, own, lake.name, slow, "slow", True)
         try:

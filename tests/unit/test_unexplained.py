@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 import pytest
 from lakes import FIRST, new_state
 
-from anabranch.hours import Adoption, Cut, Timeline, shift
+from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
+from anabranch.operations.reports import status
 from anabranch.protocol import ledger
 from anabranch.protocol.coverage import unread_ranges
 from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow
-from serving_layer.diff.kinds import to_difference, unexplained_counts
-from serving_layer.views import status
+from serving_layer.layer_diff.kinds import to_difference, unexplained_counts
 
 HOUR, NEXT = FIRST, shift(FIRST, 1)
 CUT = Cut("t", {0: (0, 10), 1: (4, 8)})

@@ -10,12 +10,12 @@ import pytest
 
 from anabranch.config import Stream, load_stream
 from anabranch.config.guessed_types import combine, guess
-from anabranch.hours import Cut
+from anabranch.offsets.hours import Cut
+from anabranch.operations.reports.drift import drift_of, print_drift
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import HourAccount, LedgerRow, UnknownField, UnknownFields
 from anabranch.protocol.sample_shapes import shape_of
 from batch_layer.unknown_fields import parsed, sampled
-from serving_layer.views.drift import drift_of, print_drift
 
 CONF = Path(__file__).parents[2] / "conf"
 NOW = datetime(2026, 11, 21, 5, tzinfo=UTC)

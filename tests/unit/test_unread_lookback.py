@@ -12,13 +12,13 @@ import pytest
 from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
 
-from anabranch.hours import Cut, Timeline, shift
+from anabranch.iceberg.commits import Outcome
 from anabranch.job import Job
+from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import ledger, state
 from anabranch.protocol.coverage import unread_hours
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.state import Accepted, State, accepted_properties
-from anabranch.table.commits import Outcome
 from batch_layer.build import Built
 from batch_layer.plan import fingerprint, plan_again
 from batch_layer.rebuild import Rebuilder, RebuildRequest

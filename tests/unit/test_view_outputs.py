@@ -21,16 +21,16 @@ from lakes import StreamLake, decide
 from prometheus_client import CollectorRegistry, generate_latest
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, job, new_proof, read, record, stage_rows
 
+from anabranch.iceberg.commits import Change, Outcome
 from anabranch.job import Job
-from anabranch.position import Stamped, Topic
+from anabranch.offsets.position import Stamped, Topic
+from anabranch.operations.audit import audit
+from anabranch.operations.audit.checks import print_audit
+from anabranch.operations.reports import dead_letters, diff, explain, history, metrics, status
+from anabranch.operations.reports.explain_text import print_explanation
+from anabranch.protocol import override
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, load_state
-from anabranch.table.commits import Change, Outcome
-from serving_layer import override
-from serving_layer.audit import audit
-from serving_layer.audit.checks import print_audit
-from serving_layer.views import dead_letters, diff, explain, history, metrics, status
-from serving_layer.views.explain_text import print_explanation
 
 GOLDEN = Path(__file__).with_name("view_outputs.txt")
 LATER = NOW + timedelta(minutes=30)

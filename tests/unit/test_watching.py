@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from anabranch.cli.watching import watched
-from anabranch.errors import ConfigurationError, Transient
+from anabranch.common.errors import ConfigurationError, Transient
 
 
 class Service:

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakes import FIRST, StreamLake, new_lake, new_state
 
-from anabranch.hours import Adoption, Cut, Timeline, end_of, hours_between, shift
+from anabranch.iceberg import snapshots
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.offsets.hours import Adoption, Cut, Timeline, end_of, hours_between, shift
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted, State
 from anabranch.protocol.watermarks import (
@@ -23,8 +25,6 @@ from anabranch.protocol.watermarks import (
     complete_through,
     plan_watermarks,
 )
-from anabranch.table import snapshots
-from anabranch.table.commits import Change, Outcome
 
 NOTHING = Watermarks()
 

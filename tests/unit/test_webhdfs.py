@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from anabranch.common.errors import ConfigurationError
 from anabranch.config import Hdfs
-from anabranch.errors import ConfigurationError
 from serving_layer.egress.webhdfs import WebHdfs
 
 

@@ -20,13 +20,13 @@ from receiver import Receiver, closed_port
 from run_books import printed, words
 
 from anabranch.cli import main
+from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.config import Webhook
-from anabranch.errors import ConfigurationError, Transient
-from anabranch.hours import Cut, shift
 from anabranch.job import Job
+from anabranch.offsets.hours import Cut, shift
+from anabranch.operations.notifications import webhook
+from anabranch.operations.notifications.webhook import Notifier, tell
 from anabranch.protocol.ledger_row import Kind
-from serving_layer import webhook
-from serving_layer.webhook import Notifier, tell
 
 NEXT = shift(FIRST, 1)
 CUT = Cut("t", {0: (0, 10)})

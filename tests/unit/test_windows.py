@@ -29,38 +29,37 @@ from pyiceberg.table import Transaction
 from pyiceberg.table.refs import SnapshotRefType
 from scale import measured
 
-from anabranch import fail_points
 from anabranch.cli import main
+from anabranch.common import fail_points
+from anabranch.common.errors import ConfigurationError, Terminal
+from anabranch.common.fail_points import FAIL_AT, Step
 from anabranch.config import EventTime, Stream, View
 from anabranch.config.columns import parse_columns
 from anabranch.config.views import group_column
-from anabranch.errors import ConfigurationError, Terminal
-from anabranch.fail_points import FAIL_AT, Step
-from anabranch.hours import Cut, Timeline, hours_between, shift, start_of
-from anabranch.position import Position
-from anabranch.protocol import apply, ledger
+from anabranch.iceberg import admin
+from anabranch.iceberg.arrow_files import write_files
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.prepare import set_ref
+from anabranch.iceberg.snapshots import head, heads
+from anabranch.offsets.hours import Cut, Timeline, hours_between, shift, start_of
+from anabranch.offsets.position import Position
+from anabranch.operations.maintenance import maintain
+from anabranch.operations.reports import fill as filling
+from anabranch.protocol import apply, ledger, override
 from anabranch.protocol import state as state_module
+from anabranch.protocol.completeness import plan_hours, plan_open_spans
 from anabranch.protocol.ledger import Acceptance
 from anabranch.protocol.ledger_row import HourAccount
+from anabranch.protocol.merge import merge
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import POSITION, TIMELINE, Accepted, State
-from anabranch.table import admin
-from anabranch.table.arrow_files import write_files
-from anabranch.table.commits import Change, Outcome
-from anabranch.table.lake import Lake
-from anabranch.table.prepare import set_ref
-from anabranch.table.snapshots import head, heads
 from batch_layer.plan import Rebuilt, plan_publish
-from serving_layer import override
-from serving_layer.maintenance import maintain
-from serving_layer.merge import merge
 from serving_layer.reader import Reader
 from serving_layer.reader.selection import Selection
-from serving_layer.views.complete import plan_hours, plan_open_spans
-from serving_layer.windows import fill as filling
-from serving_layer.windows.fill import compute, fill
-from serving_layer.windows.hours import digest_of, partial_hours, plan_known
-from serving_layer.windows.sketches import estimate, sketch
+from serving_layer.views.fill import compute, fill
+from serving_layer.views.hours import digest_of, partial_hours, plan_known
+from serving_layer.views.sketches import estimate, sketch
 
 FIRST = "2026-11-21T00"
 DDL = "id STRING NOT NULL, at TIMESTAMP, country STRING, amount DECIMAL(10,2), n BIGINT, ratio DOUBLE"
@@ -357,7 +356,7 @@ def _fill_into(folder: Path, stream: Stream, at: str) -> None:
 def fill_into(one: StreamLake, step: Step, number: int) -> None:
     """Fill in a process of its own, an hour in a commit, which is killed at the step, or lives on as the step says."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["serving_layer.windows.fill", "lakes"])
+    context.set_forkserver_preload(["serving_layer.views.fill", "lakes"])
     process = context.Process(target=_fill_into, args=(one.folder, one.stream, f"{step.label}:{number}"))
     process.start()
     process.join(60)

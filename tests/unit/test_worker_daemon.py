@@ -56,5 +56,5 @@ def test_what_was_imported_stays_importable(monkeypatch: pytest.MonkeyPatch) -> 
     forget_archives()
     import importlib.util
 
-    for name in ("pyspark", "py4j", "pyarrow", "speed_layer.certain"):
+    for name in ("pyspark", "py4j", "pyarrow", "speed_layer.fast_staging"):
         assert importlib.util.find_spec(name) is not None, name

@@ -22,16 +22,16 @@ from pyiceberg.table import Table, Transaction
 from pyiceberg.transforms import BucketTransform, DayTransform, VoidTransform
 
 from anabranch.config.columns import parse_columns
-from anabranch.hours import shift
-from anabranch.position import Position
+from anabranch.iceberg import admin, parquet_writer
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.parquet_writer import FileWriter, Output, data_file_of, target_of
+from anabranch.iceberg.snapshots import heads
+from anabranch.iceberg.staging import MOST_OPEN_FILES, Written
+from anabranch.offsets.hours import shift
+from anabranch.offsets.position import Position
 from anabranch.protocol import apply
 from anabranch.protocol.publish import Publish
-from anabranch.table import admin, written
-from anabranch.table.commits import Change, Outcome
-from anabranch.table.snapshots import heads
-from anabranch.table.staging import MOST_OPEN_FILES, Written
-from anabranch.table.written import FileWriter, Output, data_file_of, target_of
-from speed_layer import certain
+from speed_layer import fast_staging
 
 WIDE = (
     "id STRING NOT NULL, at TIMESTAMP NOT NULL, level INT, total BIGINT, amount DOUBLE, ok BOOLEAN, day DATE, "
@@ -315,7 +315,7 @@ def test_rows_of_any_number_of_partitions_are_written_with_few_files_open(
     monkeypatch.setattr(FileWriter, "_file", counted)
     batches = [narrow_rows(_days(2 * MOST_OPEN_FILES + 9))]
     batches += [narrow_rows(_days(n, first), 100 * n + 500) for n, first in ((1, 0), (70, 60), (1, 999))]
-    run = certain._rows_task(certain.TaskSpec((), None, target, True))
+    run = fast_staging._rows_task(fast_staging.TaskSpec((), None, target, True))
     [told] = run(rows.combine_chunks().to_batches()[0] for rows in batches)
     assert told["seen"].to_pylist()[-1] == sum(map(len, batches))
     outputs = [
@@ -344,9 +344,9 @@ def test_rows_that_wait_become_row_groups_once_they_are_many(tmp_path: Path, mon
 
     assert row_groups() == {1}
     size = batches[0].select(table.schema().column_names).nbytes
-    monkeypatch.setattr(written, "_WAITING_BYTES", int(1.5 * size))
+    monkeypatch.setattr(parquet_writer, "_WAITING_BYTES", int(1.5 * size))
     assert row_groups() == {3}
-    monkeypatch.setattr(written, "_WAITING_BYTES", 0)
+    monkeypatch.setattr(parquet_writer, "_WAITING_BYTES", 0)
     assert row_groups() == {6}
 
 
@@ -423,13 +423,13 @@ def test_a_folder_that_cannot_be_written_to_is_an_os_error(tmp_path: Path) -> No
 def test_a_disk_that_is_full_is_an_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """The hazard: the file is told of, and is not whole."""
     lake = new_lake(tmp_path)
-    monkeypatch.setattr(written, "_WAITING_BYTES", 2**20)
+    monkeypatch.setattr(parquet_writer, "_WAITING_BYTES", 2**20)
     target = target_of(lake.table())
     assert target is not None
     writer = FileWriter(target)
     folder = on_disk(f"{target.folder}/event_date={DAY}/ingest_hour={FIRST}")
     folder.mkdir(parents=True)
-    monkeypatch.setattr(written.uuid, "uuid4", lambda: type("Full", (), {"hex": "full"}))
+    monkeypatch.setattr(parquet_writer.uuid, "uuid4", lambda: type("Full", (), {"hex": "full"}))
     (folder / "full.parquet").symlink_to("/dev/full")
     with pytest.raises(OSError):
         writer.write(narrow_rows([(DAY, FIRST)] * rows))

@@ -17,20 +17,20 @@ from urllib.parse import urlsplit
 
 import click
 
-from anabranch import hours
+from anabranch.common.errors import Terminal
 from anabranch.dev import audit
 from anabranch.dev.demo.live import Live
 from anabranch.dev.demo.story import Story, poll
 from anabranch.dev.demo.workspace import Elsewhere, Running, Workspace, main, open_workspace
 from anabranch.dev.producers.events import Ack, Sent
 from anabranch.dev.producers.produce import STREAM, produce_events
-from anabranch.errors import Terminal
-from anabranch.position import Offsets, Ranges, clip, ranges_between, size
+from anabranch.offsets import hours
+from anabranch.offsets.position import Offsets, Ranges, clip, ranges_between, size
 from anabranch.protocol.state import State, load_state
 
 if TYPE_CHECKING:
     from anabranch.job import Job
-    from serving_layer.views.status import HourSummary
+    from anabranch.operations.reports.status import HourSummary
 
 EVENTS = 30_000
 PAST_HOURS = 3
@@ -308,12 +308,12 @@ class _Demo:
         return load_state(self._job.lake, self._job.stream.table)
 
     def _hours(self) -> dict[str, HourSummary]:
-        from serving_layer.views import status
+        from anabranch.operations.reports import status
 
         return {view.hour: view for view in status.hours(self._job)}
 
     def _lag(self) -> int:
-        from serving_layer.views import status
+        from anabranch.operations.reports import status
 
         return status.status(self._job).lag.offsets
 

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from anabranch import hours
+from anabranch.common.errors import Terminal
 from anabranch.dev import audit
 from anabranch.dev.demo.story import Story
 from anabranch.dev.demo.workspace import Workspace, main, open_workspace
 from anabranch.dev.producers import flights_data
 from anabranch.dev.producers.events import Ack, Sent
-from anabranch.errors import Terminal
+from anabranch.offsets import hours
 
 if TYPE_CHECKING:
     from anabranch.config import Stream

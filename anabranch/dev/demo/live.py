@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from anabranch.common.errors import Terminal
 from anabranch.dev.producers.events import Ack, Sent
 from anabranch.dev.producers.produce import produce_events
-from anabranch.errors import Terminal
 
 if TYPE_CHECKING:
     from anabranch.job import Job

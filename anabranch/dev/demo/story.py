@@ -15,8 +15,8 @@ from typing import TypeVar
 from rich.console import Console
 from rich.markup import escape
 
-from anabranch.errors import Transient
-from anabranch.output import print_table
+from anabranch.common.errors import Transient
+from anabranch.common.output import print_table
 
 T = TypeVar("T")
 

@@ -25,15 +25,15 @@ from typing import Any
 import psutil
 import yaml
 
+from anabranch.common.errors import AnabranchError, Terminal, Transient
 from anabranch.config import load_environment
 from anabranch.dev import services
 from anabranch.dev.demo.story import Story, poll
 from anabranch.dev.services.processes import HOST, is_alive, write_whole
 from anabranch.dev.services.wire import Wire
-from anabranch.errors import AnabranchError, Terminal, Transient
+from anabranch.iceberg.lake import Lake
 from anabranch.job import Job, open_job
 from anabranch.spark.jars import jvm_folder
-from anabranch.table.lake import Lake
 
 _COMMAND_SECONDS = 600.0
 _END_SECONDS = 60.0

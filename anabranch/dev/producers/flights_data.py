@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from anabranch import config
+from anabranch.common.errors import ConfigurationError, Terminal, Transient
 from anabranch.dev.producers.events import Ack, Sent, sha256
-from anabranch.errors import ConfigurationError, Terminal, Transient
 from anabranch.kafka.client import create_topic
 from anabranch.kafka.security import librdkafka_settings
 

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from anabranch import config
+from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.dev.producers.events import KINDS, Ack, Record, Sent, expected, generate, generate_live, sha256
-from anabranch.errors import ConfigurationError, Transient
 from anabranch.kafka.client import create_topic, new_producer
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from anabranch import config
-from anabranch.errors import ConfigurationError, Terminal, Transient
+from anabranch.common.errors import ConfigurationError, Terminal, Transient
 from anabranch.kafka.client import KafkaAdapter, new_producer
 
 _IN_FLIGHT = 10_000

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from anabranch.common.errors import Terminal, Transient
 from anabranch.dev.services.processes import HOST, Daemon, free_port, properties_text, write_private
-from anabranch.errors import Terminal, Transient
 from anabranch.spark.jars import jvm_folder
 
 READY_SECONDS = 120.0

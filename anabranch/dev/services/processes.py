@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from anabranch.errors import ConfigurationError, Terminal, Transient
+from anabranch.common.errors import ConfigurationError, Terminal, Transient
 
 HOST = "127.0.0.1"
 # The start time is on the wall clock, which may be stepped while the service runs; the marker settles the rest.

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 import click
 
-from anabranch import hours
+from anabranch.common.errors import Terminal
 from anabranch.dev import audit
 from anabranch.dev.demo.live import Live
 from anabranch.dev.demo.story import Story
@@ -24,10 +24,10 @@ from anabranch.dev.services.wire import Wire
 from anabranch.dev.soak.faults import Faults
 from anabranch.dev.soak.interference import Gateway, Interference
 from anabranch.dev.soak.strange_stamps import ANY_STAMP
-from anabranch.errors import Terminal
+from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import create_topic
-from anabranch.table.lake import Lake
+from anabranch.offsets import hours
 
 RATE = 100
 EVENTS_AN_HOUR = 1_500

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
+from anabranch.common.errors import Terminal, Transient
+from anabranch.common.fail_points import FAIL_AT, PAUSE_AT, Step
 from anabranch.dev import services
 from anabranch.dev.demo.story import Story, poll
 from anabranch.dev.demo.workspace import Running, Workspace
@@ -21,8 +23,6 @@ from anabranch.dev.services.wire import Wire
 from anabranch.dev.soak.evolving import Evolving, columns_of
 from anabranch.dev.soak.interference import Interference
 from anabranch.dev.soak.strange_stamps import send_strange
-from anabranch.errors import Terminal, Transient
-from anabranch.fail_points import FAIL_AT, PAUSE_AT, Step
 from anabranch.protocol.state import State, load_state
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from anabranch.common.errors import Terminal
 from anabranch.dev.producers.events import Ack, Kind, Sent, generate, sha256
-from anabranch.errors import Terminal
 from anabranch.kafka.client import new_producer
 
 if TYPE_CHECKING:

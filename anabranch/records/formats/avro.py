@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql.types import DataType, DateType, StringType, TimestampType
 
-from anabranch.errors import Terminal
+from anabranch.common.errors import Terminal
 from anabranch.records.checks import Check, error, expected_found, utc
 from anabranch.records.formats import Reading
 from anabranch.records.formats.avro_names import Incompatible

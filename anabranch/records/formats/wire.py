@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from anabranch.common.remote_errors import full_text
 from anabranch.kafka.schema_registry import RegisteredSchema, Registry
 from anabranch.records.checks import Check, error, expected_found, literal
-from anabranch.remote_errors import full_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -1,0 +1,89 @@
+"""What can go wrong, by what the caller should do next.
+
+Every error carries the exit code of the command that it ends: 1 refused, or a check failed,
+2 wrong usage or configuration, 70 unexpected (sysexits.h's EX_SOFTWARE), 75 transient (try again; EX_TEMPFAIL).
+"""
+
+from __future__ import annotations
+
+from anabranch.common.redaction import redact
+
+
+class AnabranchError(Exception):
+    """The one base of every error of ours; the message says what was expected, found, and what to do next."""
+
+    exit_code = 1
+
+    def __str__(self) -> str:
+        return redact(super().__str__())
+
+
+class Terminal(AnabranchError):
+    """Trying again changes nothing: an operator has to act first."""
+
+
+class ConfigurationError(Terminal):
+    """A file, key or argument is not what it has to be."""
+
+    exit_code = 2
+
+
+class CodecMissing(ConfigurationError):
+    """Kafka's client cannot decompress a batch: the package of its codec is not installed."""
+
+
+class MissingRight(ConfigurationError):
+    """The brokers refused what the user may not do; `command` grants it."""
+
+    def __init__(self, message: str, command: str = "") -> None:
+        super().__init__(message)
+        self.command = command
+
+
+class NoTopicIds(ConfigurationError):
+    """The brokers give topics no ids, so a topic that was recreated cannot be told from the one before it."""
+
+
+class MetadataGone(ConfigurationError):
+    """The catalog names a metadata file that storage does not have."""
+
+
+class Refused(Terminal):
+    """A decision of the protocol: what was asked would break the table's promise, so nothing was changed."""
+
+
+class PositionError(Terminal):
+    """Kafka and the table's position contradict each other (topic recreated, offsets lost)."""
+
+
+class Unexpected(Terminal):
+    """What nobody meant to happen: by its type no other try mends it, or several tries ended alike."""
+
+    exit_code = 70
+
+
+class JvmGone(Terminal):
+    """Spark's JVM ended under the job: no other try of this process brings it back, another start does."""
+
+    exit_code = 75
+
+
+class Transient(AnabranchError):
+    """A service did not answer, or another process was first: the same call may succeed later."""
+
+    exit_code = 75
+
+
+class NoAnswer(Transient):
+    """A service said nothing for as long as it was waited for: another way to ask it would wait as long again."""
+
+
+class NotYet(Transient):
+    """Only time will tell: what was asked for has yet to come, so trying again at once is of no use."""
+
+
+class Unexplained(Transient):
+    """An error whose type and words say nothing of whether it may pass: tried again a few times, never for ever.
+
+    A job that has tried says so as Unexpected; of a command that tries once, the same may succeed later.
+    """

@@ -1,0 +1,153 @@
+"""Fail points: named steps at which a test, or a user who wants proof, ends the process as `kill -9` would.
+
+`ANABRANCH_FAIL_AT=<step>[:n]` arms one step, at the n-th time that it is reached (default 1). Unset, nothing happens.
+Several with a comma between them arm each: what follows a lost answer is reached after one.
+A step of kind `dies` kills this process and, under spark-submit, its JVM: no handler, no flush, no goodbye. A step of
+kind `answer is lost` breaks the connection to the catalog instead, before or after the commit landed.
+`ANABRANCH_PAUSE_AT=<step>[:n]` stops both there (SIGSTOP), until SIGCONT.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from enum import Enum
+from functools import cache
+
+from anabranch.common.errors import ConfigurationError
+
+LOG = logging.getLogger(__name__)
+
+FAIL_AT = "ANABRANCH_FAIL_AT"
+PAUSE_AT = "ANABRANCH_PAUSE_AT"
+
+
+class Step(Enum):
+    """Every step there is: its name, and what has and has not happened yet when it is reached."""
+
+    # Speed job.
+    SPEED_RECOVERED = "speed.recovered", "an earlier publisher's loose ends are finished, nothing is read yet"
+    SPEED_SKIPPED = "speed.skipped", "the position has moved behind hours that the batch layer serves"
+    SPEED_DECIDED = "speed.decided", "a micro-batch knows its hours, nothing is staged"
+    SPEED_ROWS_STAGED = "speed.rows-staged", "its rows are staged, its dead letters are not"
+    SPEED_STAGED = "speed.staged", "rows and dead letters are staged, nothing is published"
+    SPEED_PUBLISHED = "speed.published", "rows and position are published, the dead letters are not"
+    SPEED_DEAD_LETTERS = "speed.dead-letters", "the dead letters are published, the consumer group is not told"
+    SPEED_OFFSETS_COMMITTED = "speed.offsets-committed", "the consumer group is told, Spark does not know yet"
+    ROLLUP_WRITTEN = "rollup.written", "an hour's files are written again as few, nothing of that is published"
+    ROLLUP_PUBLISHED = "rollup.published", "the few are published in the place of the many"
+    # Sealing.
+    SEAL_DECIDED = "seal.decided", "the cuts are decided, nothing is published"
+    SEAL_PUBLISHED = "seal.published", "the cuts are published, the ledger does not know them"
+    SEAL_RECORDED = "seal.recorded", "the ledger knows the cuts"
+    # Batch job.
+    BATCH_EMPTY_ACCEPTED = "batch.empty-accepted", "hours without records are accepted, the ledger does not know it"
+    BATCH_DECODED = "batch.decoded", "the hour is read and decoded, nothing is staged"
+    BATCH_ROWS_STAGED = "batch.rows-staged", "its rows are staged, its dead letters are not"
+    BATCH_STAGED = "batch.staged", "rows and dead letters are staged, nothing is checked"
+    BATCH_BALANCED = "batch.balanced", "the balance is counted, the quality gate has not run"
+    BATCH_CHECKED = "batch.checked", "balance, quality and difference are known, nothing is published"
+    BATCH_REFUSED = "batch.refused", "the hour is to be refused, the ledger does not know it"
+    BATCH_PUBLISHED = "batch.published", "the hour is published, the ledger does not know it"
+    BATCH_RECORDED = "batch.recorded", "the ledger knows the hour, its dead letters are not published"
+    BATCH_DEAD_LETTERS = "batch.dead-letters", "its dead letters are published too"
+    # Filling the views, behind the batch job's work.
+    VIEW_COMPUTED = "view.computed", "the partials of some hours are computed, nothing is written"
+    VIEW_WRITTEN = "view.written", "their files are written, the view's table does not name them"
+    VIEW_FILLED = "view.filled", "the view's table holds them, the next hours are not looked at"
+    # Merger.
+    MERGE_PLANNED = "merge.planned", "the swap is decided, nothing is published"
+    MERGE_PUBLISHED = "merge.published", "the swap is published"
+    # Adoption.
+    ADOPT_DECIDED = "adopt.decided", "where the stream goes on is decided, nothing is published"
+    ADOPT_PUBLISHED = "adopt.published", "the stream goes on in the new log, the ledger does not know the sealed hours"
+    # Maintenance.
+    MAINTAIN_DROPPED = "maintain.dropped", "old hours have left the speed branch, their dead letters have not"
+    MAINTAIN_EXPIRED = "maintain.expired", "snapshots of all tables are expired, no file is looked for"
+    MAINTAIN_LISTED = "maintain.listed", "the orphans are known, none is deleted"
+    MAINTAIN_DELETED = "maintain.deleted", "the orphans are deleted"
+    # Egress.
+    EGRESS_BEGUN = "egress.begun", "an hour's folder has no _SUCCESS any more, nothing is written"
+    EGRESS_WRITTEN = "egress.written", "the hour's files are written, the manifest does not name them"
+    EGRESS_NAMED = "egress.named", "the manifest names them, the files that they replace are there too"
+    EGRESS_CLEARED = "egress.cleared", "those are gone, _SUCCESS is not written"
+    EGRESS_SENT = "egress.sent", "a transaction's records are sent, and the position with them; it is not committed"
+    EGRESS_COMMITTED = "egress.committed", "the transaction is committed, the process does not know"
+    EGRESS_INDEXED = "egress.indexed", "a bulk of the hour's documents is in the index, the next is not sent"
+    EGRESS_DELIVERED = "egress.delivered", "the hour is whole at its target, the stream's table does not know it"
+    EGRESS_RECORDED = "egress.recorded", "the stream's table knows it"
+    # Every publish, of any layer.
+    COMMIT_PREPARED = "commit.prepared", "a publish's manifests are written, the catalog is not asked"
+    COMMIT_REQUEST_LOST = "commit.request-lost", "the connection breaks before the catalog got the publish"
+    COMMIT_ANSWER_LOST = "commit.answer-lost", "the publish landed, the connection breaks before the answer"
+    COMMIT_DOUBTED = "commit.doubted", "an answer was lost, and the publish may still land"
+    COMMIT_FENCED = "commit.fenced", "a head has moved, so that it cannot land any more; its publisher does not know"
+    COMMIT_LANDED = "commit.landed", "the publish landed, nobody acted on it"
+    # Ledger.
+    LEDGER_PREPARED = "ledger.prepared", "rows are written to storage, the ledger does not hold them"
+    LEDGER_APPENDED = "ledger.appended", "the ledger holds the rows, nobody read them back"
+    LEDGER_MERGE_PREPARED = (
+        "ledger.merge-prepared",
+        "files of the ledger are merged in storage, it refers to the old ones",
+    )
+    LEDGER_MERGED = "ledger.merged", "the ledger refers to the merged files"
+
+    def __init__(self, label: str, meaning: str) -> None:
+        self.label = label
+        self.meaning = meaning
+
+    @property
+    def dies(self) -> bool:
+        return self not in (Step.COMMIT_REQUEST_LOST, Step.COMMIT_ANSWER_LOST)
+
+
+class _Armed:
+    """The step that the environment names, and how often it is still to be passed."""
+
+    def __init__(self, step: Step, number: int) -> None:
+        self.step, self.left = step, number
+
+    def is_now(self, step: Step) -> bool:
+        if step is not self.step:
+            return False
+        self.left -= 1
+        return self.left == 0
+
+
+@cache
+def _armed(variable: str) -> tuple[_Armed, ...]:
+    value = os.environ.get(variable)
+    return tuple(parse(one, variable) for one in value.split(",")) if value else ()
+
+
+def parse(value: str, variable: str = FAIL_AT) -> _Armed:
+    """Read `<step>[:n]`. Raises ConfigurationError for a step that does not exist or a number below 1."""
+    label, _, number = value.partition(":")
+    step = next((s for s in Step if s.label == label), None)
+    if step is None:
+        known = ", ".join(s.label for s in Step)
+        raise ConfigurationError(f"{variable}: expected one of {known}, found {label}")
+    if number and (not number.isdecimal() or int(number) < 1):
+        raise ConfigurationError(f"{variable}: expected {label}:n with n of at least 1, found {value}")
+    return _Armed(step, int(number or 1))
+
+
+def reach(step: Step) -> None:
+    """Say that a step is reached. Ends or pauses the process, or raises ConnectionError, if it is the armed one."""
+    if any(armed.is_now(step) for armed in _armed(PAUSE_AT)):
+        LOG.warning("pause point %s: %s", step.label, step.meaning)
+        _signal(signal.SIGSTOP)
+        LOG.warning("pause point %s: resumed", step.label)
+    if any(armed.is_now(step) for armed in _armed(FAIL_AT)):
+        LOG.warning("fail point %s: %s", step.label, step.meaning)
+        if not step.dies:
+            raise ConnectionError(f"fail point {step.label}")
+        _signal(signal.SIGKILL)
+
+
+def _signal(number: signal.Signals) -> None:
+    """To this process and, under spark-submit, first to its parent: the JVM would notice, and say so, and tidy up."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        os.kill(os.getppid(), number)
+    os.kill(os.getpid(), number)

@@ -1,0 +1,156 @@
+"""The health file of a speed job: the job writes it, `anabranch health` reads it.
+
+The job notes each publish, and each trigger that found nothing to read, so an idle topic is healthy. The file outlives
+the process: a start that finds it was not preceded by a stop, and counts as a restart. While the job runs, it holds a
+lock on `FILE.lock`, which the kernel releases when the process ends.
+
+Times are of the machine's clock. A clock that is set forward makes the job unhealthy until its next trigger.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+from anabranch.common.errors import ConfigurationError
+from anabranch.common.file_lock import locked
+
+LOG = logging.getLogger(__name__)
+
+# A job is unhealthy without progress for this long and two triggers, and after so many restarts within the window.
+PATIENCE = timedelta(minutes=5)
+MOST_RESTARTS = 2
+RESTART_WINDOW = timedelta(minutes=15)
+_LOCK_SECONDS = 10.0
+_WRITE_EVERY = 1.0
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the file contains; times are seconds since 1970. `progress` is None until this process has made some."""
+
+    started: float
+    trigger: float
+    progress: float | None = None
+    restarts: tuple[float, ...] = ()
+
+
+def find_fault(
+    record: Record | None,
+    is_running: bool,
+    now: float,
+    within: float | None = None,
+    ignore_restarts: bool = False,
+) -> str | None:
+    """Why the job is unhealthy; None for a healthy one. `within`: how many seconds may pass without progress."""
+    if record is None:
+        return "expected a health file, found none: the job has not started, or was stopped"
+    if not is_running:
+        return "expected a running job, found that its process has ended"
+    if record.progress is None:
+        return f"expected a trigger that ended, found none in {now - record.started:.0f} s since the start"
+    limit = PATIENCE.total_seconds() + 2 * record.trigger if within is None else within
+    if (quiet := now - record.progress) > limit:
+        return f"expected a publish or an idle trigger within {limit:.0f} s, found none for {quiet:.0f} s"
+    recent = _recent(record.restarts, now)
+    if len(recent) >= MOST_RESTARTS and not ignore_restarts:
+        minutes = RESTART_WINDOW.total_seconds() / 60
+        return f"expected fewer than {MOST_RESTARTS} restarts within {minutes:.0f} minutes, found {len(recent)}"
+    return None
+
+
+def record_start(previous: Record | None, trigger: float, now: float) -> Record:
+    """The record of a process that starts now; `previous` is what a process left that was not stopped."""
+    if previous is None:
+        return Record(now, trigger)
+    return Record(now, trigger, None, (*_recent(previous.restarts, now), now))
+
+
+def _recent(restarts: tuple[float, ...], now: float) -> tuple[float, ...]:
+    return tuple(at for at in restarts if now - at <= RESTART_WINDOW.total_seconds())
+
+
+def read_record(file: Path) -> Record | None:
+    """None when there is no file. Raises ConfigurationError for a file that is not a health file."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return Record(**{**content, "restarts": tuple(content["restarts"])})
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigurationError(
+            f"{file}: expected the health file of a speed job (anabranch speed --health FILE), found: {error}"
+        ) from error
+
+
+def is_running(file: Path) -> bool:
+    """Whether a process holds the lock of the file."""
+    try:
+        with _lock_of(file).open("rb") as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
+class Health:
+    """Writes the health file of this process, at most once a second."""
+
+    def __init__(self, file: Path, record: Record, clock: Callable[[], float]) -> None:
+        self._file, self._record, self._clock = file, record, clock
+        self._can_write = True
+        self._write()
+
+    def note_progress(self) -> None:
+        """Something was published, or a trigger found nothing to read."""
+        now = self._clock()
+        last = self._record.progress
+        if last is None or not 0 <= now - last < _WRITE_EVERY:
+            self._record = replace(self._record, progress=now)
+            self._write()
+
+    def _write(self) -> None:
+        part = self._file.with_name(f"{self._file.name}.part")
+        try:
+            part.write_text(json.dumps(asdict(self._record)), encoding="utf-8")
+            part.replace(self._file)
+            self._can_write = True
+        except OSError as error:
+            # The rows matter more. The check finds a file that grows old.
+            if self._can_write:
+                LOG.warning("health file %s: cannot be written: %s", self._file, error)
+            self._can_write = False
+
+
+@contextmanager
+def health_file(
+    file: Path | None, trigger: timedelta, clock: Callable[[], float] = time.time
+) -> Iterator[Callable[[], None]]:
+    """What notes a job's progress, for as long as the job runs; without a `file` it notes nothing.
+
+    The file is deleted when the job ends without an exception, so the next start is no restart. Raises
+    ConfigurationError when the folder cannot be written, and Transient when another job holds the file.
+    """
+    if file is None:
+        yield lambda: None
+        return
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"--health {file}: expected a folder that this user may write, found {file.parent}")
+    with locked(_lock_of(file), _LOCK_SECONDS):
+        health = Health(file, record_start(read_record(file), trigger.total_seconds(), clock()), clock)
+        yield health.note_progress
+        file.unlink(missing_ok=True)
+
+
+def _lock_of(file: Path) -> Path:
+    return file.with_name(f"{file.name}.lock")

@@ -1,0 +1,108 @@
+"""Logging: one line an event, readable on a terminal, JSON when `ANABRANCH_LOG=json` (deployed).
+
+In JSON an event has fields beside its message: what `fields` says around it, and what was noted since. They are of one
+thread, as the work is; `stream` and `layer` are of the process.
+
+| field | |
+|---|---|
+| `stream`, `layer` | whose log it is |
+| `hour` | the ingest hour that is rebuilt |
+| `offsets` | a micro-batch's offsets, `{partition: [first, behind the last]}` |
+| `attempt` | the id of the staged rows: their snapshot (`wap.id`); of an hour its publish and its ledger row too |
+| `publish` | the id of the newest publish that was asked for (`anabranch.publish` in the snapshots' summaries) |
+| `snapshots` | the snapshots of the newest publish that landed, by branch |
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from anabranch.common.redaction import redact
+
+_OF_PROCESS: dict[str, Any] = {}
+_OF_WORK: ContextVar[dict[str, Any] | None] = ContextVar("anabranch.common.logs", default=None)
+
+
+def of_process(**values: Any) -> None:
+    """Every event of this process has these fields, whichever thread logs it."""
+    _OF_PROCESS.update(values)
+
+
+def fields_now() -> Mapping[str, Any]:
+    """The fields that an event has which is logged now."""
+    return _OF_PROCESS | (_OF_WORK.get() or {})
+
+
+@contextmanager
+def fields(**values: Any) -> Iterator[None]:
+    """Every event that this thread logs inside has these fields beside those around it."""
+    token = _OF_WORK.set((_OF_WORK.get() or {}) | values)
+    try:
+        yield
+    finally:
+        _OF_WORK.reset(token)
+
+
+def note(**values: Any) -> None:
+    """Events from here on have these fields too, up to the end of the `fields` around; nothing outside of any."""
+    if (around := _OF_WORK.get()) is not None:
+        around.update(values)
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": redact(record.getMessage()),
+        }
+        line |= {key: value for key, value in fields_now().items() if key not in line}
+        if record.exc_info:
+            line["exception"] = redact(self.formatException(record.exc_info))
+        return json.dumps(line, default=str)
+
+
+class _Plain(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
+
+
+def configure_logging(level: int = logging.INFO, as_json: bool = False) -> None:
+    """Log our own events to standard error, and of everybody else only warnings. Safe to call again."""
+    handler = logging.StreamHandler(_standard_error())
+    handler.setFormatter(_Json() if as_json or os.environ.get("ANABRANCH_LOG") == "json" else _Plain())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    # A job that spark-submit runs logs as __main__.
+    for name in ("__main__", "anabranch", "speed_layer", "batch_layer", "serving_layer"):
+        logging.getLogger(name).setLevel(level)
+
+
+def readable_handler() -> logging.StreamHandler[TextIO] | None:
+    """The handler of this process's log, where `configure_logging` has it in lines for people."""
+    handlers = logging.getLogger().handlers
+    return next((h for h in handlers if isinstance(h, logging.StreamHandler) and isinstance(h.formatter, _Plain)), None)
+
+
+def _standard_error() -> TextIO:
+    """Where to log. spark-submit joins a Python job's standard error to its standard output, meant for results: so our
+    command line names its own, where the system can open it."""
+    named = os.environ.get("ANABRANCH_STDERR")
+    if named is not None:
+        with suppress(OSError):
+            return Path(named).open("a", encoding="utf-8", buffering=1)
+    return sys.stderr

@@ -1,0 +1,307 @@
+"""Output: what every command prints, for people and for scripts.
+
+Text goes through rich on a terminal, whatever its width; piped, it is plain, one row a line. No value is ever cut. JSON
+keeps the order of its keys. In both, times are ISO 8601 (UTC as `Z`).
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import math
+import re
+import shutil
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel
+from rich.cells import cell_len
+
+from anabranch.common.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.text import Text as RichText
+
+ResultFormat = Literal["table", "csv", "spreadsheet", "json", "parquet"]
+# What begins a formula, also behind blanks that a spreadsheet passes over.
+_QUOTE, _TO_QUOTE = '"', re.compile('[",\r\n]')
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+# What rich leaves out for NO_COLOR, and a terminal that has none.
+_STYLES = {
+    "accepted": "green", "passed": "green", "ready": "green", "refused": "red", "failed": "red", "error": "red",
+    "warning": "yellow", "sealed": "yellow",
+}  # fmt: skip
+
+
+def plain(value: object) -> Any:
+    """The value as JSON holds it.
+
+    Times become ISO 8601 text, durations seconds, whole decimals integers, other decimals text, bytes base64 text,
+    NaN and infinities text, models and dataclasses objects (by their `as_dict` where they have one), sets sorted lists.
+    Raises TypeError for anything else.
+    """
+    match value:
+        case Enum():
+            return plain(value.value)
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return (
+                value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{value}".replace("inf", "Infinity")
+            )
+        case datetime():
+            return _iso(value)
+        case date() | time():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case Decimal():
+            return int(value) if value.is_finite() and value.as_tuple().exponent == 0 else str(value)
+        case bytes() | bytearray() | memoryview():
+            return base64.b64encode(value).decode("ascii")
+        case Path():
+            return str(value)
+        case BaseModel():
+            return plain(value.model_dump())
+        case Mapping():
+            return {key if isinstance(key, str) else text(key): plain(item) for key, item in value.items()}
+        case AbstractSet():
+            return sorted((plain(item) for item in value), key=str)
+        case pa.MonthDayNano():
+            return {"months": value.months, "days": value.days, "nanoseconds": value.nanoseconds}
+        case list() | tuple():
+            return [plain(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if (as_dict := getattr(value, "as_dict", None)) is not None:
+            return plain(as_dict())
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    raise TypeError(f"output: expected a value that JSON can hold, found {type(value).__name__}")
+
+
+def text(value: object) -> str:
+    """The value as one line of text: nothing for None, compact JSON for what nests, control characters escaped."""
+    if value is None:
+        return ""
+    simple = plain(value)
+    line = simple if isinstance(simple, str) else json.dumps(simple, ensure_ascii=False)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
+
+
+def render(value: object, fmt: Literal["text", "json"]) -> str:
+    """The value as `--output` wants it; JSON is indented and ends without a newline."""
+    return json.dumps(plain(value), indent=2, ensure_ascii=False) if fmt == "json" else text(value)
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document to standard output."""
+    sys.stdout.write(render(value, "json") + "\n")
+    sys.stdout.flush()
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+    """Print a table to standard output: with lines and colour on a terminal, and each row in lines of its own where it
+    is not wide enough; plainly aligned when piped."""
+    cells = [list(row) for row in rows]
+    if sys.stdout.isatty():
+        _print_rich(columns, cells, title)
+    else:
+        sys.stdout.write(_aligned(columns, cells, title))
+        sys.stdout.flush()
+
+
+def write_result(
+    result: pa.RecordBatchReader, fmt: ResultFormat, out: Path | None = None, limit: int | None = None
+) -> bool:
+    """Write a query's result to `out`, or to standard output, as its rows come; only a table is made of all of them, or
+    of the first `limit`. Returns whether it has more rows than were written.
+
+    CSV has a header, an empty field for null, nested values as JSON, and texts as they are; for a spreadsheet it has
+    none that is run as a formula. JSON is a list of objects; Parquet is compressed with zstd. A file is there whole or
+    not at all. Raises ConfigurationError for Parquet on a terminal and for a file that cannot be written, and what
+    reading the result raises.
+    """
+    if out is not None:
+        with _replacing(out) as sink:
+            _write(result, fmt, sink)
+    elif fmt == "table":
+        rows = list(islice(_rows(result), limit + 1 if limit is not None else None))
+        print_table(result.schema.names, rows[:limit])
+        return limit is not None and len(rows) > limit
+    elif fmt == "parquet":
+        if sys.stdout.isatty():
+            raise ConfigurationError("query: expected a file or a pipe for Parquet, found a terminal (name a file)")
+        # Its writer asks where it is, which a pipe does not know.
+        with tempfile.TemporaryFile(prefix="anabranch-query-") as file:
+            _write(result, fmt, file)
+            file.seek(0)
+            sys.stdout.flush()
+            shutil.copyfileobj(file, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+    else:
+        sys.stdout.flush()
+        _write(result, fmt, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+    return False
+
+
+@contextmanager
+def _replacing(out: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the place of `out` once all is written; what is no file, such as a device, is written to."""
+    apart = out.with_name(f".{out.name}.part") if out.is_file() or not out.exists() else out
+    try:
+        with apart.open("wb") as sink:
+            yield sink
+        if apart != out:
+            apart.replace(out)
+    except OSError as error:
+        raise ConfigurationError(f"query: expected to write {out}, found: {error.strerror or error}") from error
+    finally:
+        if apart != out:
+            apart.unlink(missing_ok=True)
+
+
+def _write(result: pa.RecordBatchReader, fmt: ResultFormat, sink: IO[bytes]) -> None:
+    names = result.schema.names
+    if fmt == "parquet":
+        with pq.ParquetWriter(sink, result.schema, compression="zstd") as writer:
+            for batch in result:
+                writer.write_batch(batch)
+    elif fmt == "json":
+        separator = "[\n"
+        for row in _rows(result):
+            entry = textwrap.indent(render(dict(zip(names, row, strict=True)), "json"), "  ")
+            sink.write(f"{separator}{entry}".encode())
+            separator = ",\n"
+        sink.write(b"[]\n" if separator == "[\n" else b"\n]\n")
+    elif fmt == "table":
+        sink.write(_aligned(names, [list(row) for row in _rows(result)], None).encode())
+    else:
+        field = _spreadsheet_field if fmt == "spreadsheet" else _csv_field
+        for row in chain([names], _rows(result)):
+            sink.write(_csv_line([field(value) for value in row]).encode())
+
+
+def _csv_line(fields: Sequence[str]) -> str:
+    """A line of CSV. Python's writer leaves a lone carriage return unquoted, at which readers end a line."""
+    quoted = [f'"{f.replace(_QUOTE, 2 * _QUOTE)}"' if _TO_QUOTE.search(f) else f for f in fields]
+    return ",".join(quoted if quoted != [""] else ['""']) + "\n"
+
+
+def _rows(result: pa.RecordBatchReader) -> Iterator[tuple[object, ...]]:
+    """Rows as tuples, so that two columns of one name stay two."""
+    for batch in result:
+        columns = [column.to_pylist(maps_as_pydicts="strict") for column in batch.columns]
+        yield from zip(*columns, strict=True)
+
+
+def _csv_field(value: object) -> str:
+    simple = plain(value)
+    if simple is None:
+        return ""
+    return simple if isinstance(simple, str) else json.dumps(simple, ensure_ascii=False)
+
+
+def _spreadsheet_field(value: object) -> str:
+    """As in CSV, but a text that a spreadsheet would run as a formula begins with an apostrophe (OWASP, CSV injection).
+    Numbers stay numbers."""
+    field = _csv_field(value)
+    return f"'{field}" if isinstance(value, str | bytes) and field.startswith(_FORMULAS) else field
+
+
+def _iso(value: datetime) -> str:
+    if value.tzinfo is None:
+        return value.isoformat()
+    return value.astimezone(UTC).isoformat().removesuffix("+00:00") + "Z"
+
+
+def _is_numeric(rows: Sequence[Sequence[object]], column: int) -> bool:
+    values = [row[column] for row in rows if row[column] not in (None, "")]
+    return bool(values) and all(isinstance(v, int | float | Decimal) and not isinstance(v, bool) for v in values)
+
+
+def _aligned(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None) -> str:
+    lines = [[text(name) for name in columns], *([text(value) for value in row] for row in rows)]
+    widths = [max(cell_len(line[i]) for line in lines) for i in range(len(columns))]
+    lines.insert(1, ["-" * width for width in widths])
+    right = [_is_numeric(rows, i) for i in range(len(columns))]
+    shown = [title] if title else []
+    for line in lines:
+        padded = []
+        for value, width, to_right in zip(line, widths, right, strict=True):
+            space = " " * (width - cell_len(value))
+            padded.append(space + value if to_right else value + space)
+        shown.append("  ".join(padded).rstrip())
+    return "\n".join(shown) + "\n"
+
+
+def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None) -> None:
+    """As a table where it fits; else, column by column of their first, in lines that fit whatever there is."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for i, name in enumerate(columns):
+        justify: Literal["left", "right"] = "right" if _is_numeric(rows, i) else "left"
+        table.add_column(Text(text(name)), justify=justify, overflow="fold")
+    for row in rows:
+        table.add_row(*(_styled(text(value)) for value in row))
+    if _fits(columns, rows, console.width):
+        console.print(table)
+        return
+    if title:
+        console.print(Text(title, style="bold"))
+    firsts = [text(row[0]) for row in rows]
+    # What tells each row from the others stands alone above what there is to say of it.
+    headed = len({*firsts}) == len(rows)
+    for first, row in zip(firsts, rows, strict=True):
+        said = [(text(name), text(value)) for name, value in zip(columns, row, strict=True)]
+        lines = list(_packed([pair for pair in said[headed:] if pair[1]], console.width - 2))
+        if headed:
+            lines.insert(0, Text(first, style="bold"))
+        for i, line in enumerate(lines):
+            for piece in line.wrap(console, console.width - 2, overflow="fold"):
+                console.print(Text("  " if i else "").append_text(piece))
+
+
+def _fits(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> bool:
+    """Whether a table with lines does, of which the last column may fold into a third of the width. Pure."""
+    lines = [[text(name) for name in columns], *([text(value) for value in row] for row in rows)]
+    widths = [max(cell_len(line[i]) for line in lines) for i in range(len(columns))]
+    return sum(widths[:-1]) + min(widths[-1], width // 3) + 3 * len(widths) + 1 <= width
+
+
+def _packed(pairs: Sequence[tuple[str, str]], width: int) -> Iterator[RichText]:
+    """Names and values, as many on a line as fit."""
+    from rich.text import Text
+
+    line = Text()
+    for name, value in pairs:
+        piece = Text.assemble((name, "dim"), " ", _styled(value))
+        if line.cell_len and line.cell_len + 2 + piece.cell_len > width:
+            yield line
+            line = Text()
+        line.append_text(Text("  ") if line.cell_len else Text()).append_text(piece)
+    yield line
+
+
+def _styled(value: str) -> RichText:
+    """A word of a state has a colour beside; of others nothing is known."""
+    from rich.text import Text
+
+    return Text(value, style=_STYLES.get(value, ""))

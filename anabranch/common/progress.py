@@ -1,0 +1,208 @@
+"""Progress: how far long work is, how fast, and how long yet, from its third second on.
+
+On a terminal it stands in the last line, in its place, below the log's lines, and is gone with the work. Elsewhere the
+log has a line of it when a part of the work is done, or what is at hand is said: after two seconds, then after four
+more, up to once a minute.
+Where nothing can be written, as on a terminal that went away, the work goes on untold.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import threading
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from anabranch.common.logs import readable_handler
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+_PATIENCE = 2.0
+_SELDOM = 60.0
+_SPANS = (("a second", 1), ("a minute", 60), ("an hour", 3600))
+
+
+@dataclass(frozen=True)
+class HowFar:
+    """So many of `total` (None: nobody knows) `units` done; what they hold, where they differ, so much of `whole`
+    `contents`: by that the time is reckoned."""
+
+    units: str
+    total: int | None = None
+    contents: str = ""
+    whole: int | None = None
+    done: int = 0
+    contained: int = 0
+
+    def text(self, seconds: float, since: float = 0.0, brief: bool = False) -> str:
+        """After so many seconds of work, and `since` so many more without news. A rate and a rest are said once there
+        is something to reckon them by, and reckoned anew when it takes longer; `brief` leaves out the counts of
+        contents. Pure."""
+        of = "" if self.total is None else f" of {self.total:,}"
+        parts = [f"{self.done:,}{of} {self.units}"]
+        if self.contents and not brief:
+            of = "" if self.whole is None else f" of {self.whole:,}"
+            parts.append(f"{self.contained:,}{of} {self.contents}")
+        done, whole = (self.contained, self.whole) if self.contents else (self.done, self.total)
+        if done and seconds > 0:
+            rest = None if whole is None else (whole - done) / done
+            is_late = rest is not None and rest * seconds < since
+            rate = done / (seconds + since if is_late else seconds)
+            parts.append(_rate(rate, self.contents if brief else ""))
+            if rest is not None:
+                left = done * rest / rate - (0 if is_late else since)
+                parts.append(f"about {timedelta(seconds=round(left))} left")
+        return ", ".join(parts)
+
+
+def _rate(a_second: float, contents: str) -> str:
+    span, seconds = next((s for s in _SPANS if a_second * s[1] >= 1), _SPANS[-1])
+    each = a_second * seconds
+    shown = f"{each:,.0f}" if each >= 10 else f"{each:.1f}".removesuffix(".0")
+    return f"{shown} {contents} {span}" if contents else f"{shown} {span}"
+
+
+class Progress:
+    """Tells how far a piece of work is, while it is entered.
+
+    `total` units, or the `sizes` of all of them, in `contents`. Of a piece inside another one, on a terminal, the log's
+    lines tell.
+    """
+
+    def __init__(
+        self, log: logging.Logger, doing: str, units: str, total: int | None = None, sizes: tuple[int, ...] = (),
+        contents: str = "",
+    ) -> None:  # fmt: skip
+        self._log, self._doing, self._sizes = log, doing, sizes
+        self._at = HowFar(units, len(sizes) if contents else total, contents, sum(sizes) if contents else None)
+        self._began = self._news = time.monotonic()
+        self._told, self._pause = self._began, _PATIENCE
+        self._in_place = False
+        self._beside = ""
+        self._open = ExitStack()
+
+    def __enter__(self) -> Progress:
+        handler = readable_handler()
+        if handler is not None and _goes_back(handler.stream):
+            self._in_place = True
+            self._open.enter_context(_LastLine(handler, self))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._open.close()
+
+    def expect(self, total: int) -> None:
+        """So many units there are, as is known now."""
+        self._at = replace(self._at, total=total)
+
+    def part(self, contained: int) -> None:
+        """So much of the unit at hand is done."""
+        before = sum(self._sizes[: self._at.done])
+        most = before + (self._sizes[self._at.done] if self._at.done < len(self._sizes) else 0)
+        self._tell(replace(self._at, contained=min(most, self._at.contained + contained)))
+
+    def step(self, units: int = 1) -> None:
+        """So many units are done."""
+        done = self._at.done + units
+        self._tell(replace(self._at, done=done, contained=sum(self._sizes[:done])))
+
+    def beside(self, text: str) -> None:
+        """What is being done of the unit at hand, which changes nothing of how far all is; empty for nothing. It may be
+        another thread that says it."""
+        self._beside = text
+        if text and self._may_log(time.monotonic()):
+            self._log.info("%s", self.line())
+
+    def line(self) -> str:
+        """What stands in a terminal's last line now."""
+        now = time.monotonic()
+        if self._at.done or self._at.contained:
+            text = self._at.text(self._news - self._began, now - self._news, brief=True)
+        else:
+            text = f"{self._at.text(0, brief=True)}, {timedelta(seconds=int(now - self._began))} so far"
+        return f"{self._doing}: {text}" + (f"; {self._beside}" if self._beside else "")
+
+    def _tell(self, at: HowFar) -> None:
+        self._at, self._news = at, time.monotonic()
+        if at.done != at.total and self._may_log(self._news):
+            self._log.info("%s: %s", self._doing, at.text(self._news - self._began))
+
+    def _may_log(self, now: float) -> bool:
+        """Whether it is told now, in a line of the log."""
+        if self._in_place or now - self._told < self._pause:
+            return False
+        self._told, self._pause = now, min(_SELDOM, 2 * self._pause)
+        return True
+
+
+def _goes_back(stream: TextIO) -> bool:
+    """Whether it is a terminal whose last line can be written anew."""
+    if os.environ.get("TERM", "dumb") in ("dumb", ""):
+        return False
+    with suppress(ValueError):  # It is closed.
+        return stream.isatty()
+    return False
+
+
+class _LastLine:
+    """A terminal's last line, from the third second on; what is logged meanwhile stands above it."""
+
+    def __init__(self, handler: logging.StreamHandler[Any], progress: Progress) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._handler, self._progress = handler, progress
+        self._console = Console(file=handler.stream, highlight=False, markup=False, emoji=False)
+        # Standard output is for results, and may be another file.
+        self._live = Live(
+            get_renderable=self._line, console=self._console, transient=True, refresh_per_second=4,
+            redirect_stdout=False, redirect_stderr=False,
+        )  # fmt: skip
+        self._timer = threading.Timer(_PATIENCE, self._show)
+        self._timer.daemon = True
+        self._alone = threading.Lock()
+        self._ended = False
+
+    def __enter__(self) -> None:
+        self._stream = self._handler.stream
+        self._handler.setStream(_Above(self._console))
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        with self._alone:
+            self._ended = True
+            with suppress(OSError, ValueError):
+                self._live.stop()
+        self._handler.setStream(self._stream)
+
+    def _show(self) -> None:
+        with self._alone:
+            if not self._ended:
+                with suppress(OSError, ValueError):
+                    self._live.start(refresh=True)
+
+    def _line(self) -> Text:
+        from rich.text import Text
+
+        return Text(self._progress.line(), no_wrap=True, overflow="ellipsis")
+
+
+class _Above(io.TextIOBase):
+    """Where lines go that are to stand above a terminal's last one."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def write(self, text: str) -> int:
+        if line := text.removesuffix("\n"):
+            self._console.print(line, soft_wrap=True)
+        return len(text)

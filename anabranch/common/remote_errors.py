@@ -1,0 +1,339 @@
+"""What an error that is not ours means: transient, for an operator, or unknown.
+
+Kafka, S3 and the catalog are reached through clients of two languages, and what Spark's JVM throws arrives as text. So
+the meaning is read from the types of Python's errors, the names of Java's, and the words that the services themselves
+use. What is known to pass is tried again for as long as a job is told to; what by its type no try mends ends it at
+once; what nothing explains is tried again a few times, and ends it too.
+"""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+
+from anabranch.common.errors import AnabranchError, ConfigurationError, Transient, Unexpected, Unexplained
+
+_LONGEST = 300  # characters of an error that a message repeats
+# What Spark puts around a cause: which query it was, a number of its own; a name that a client says twice; and a cause
+# that names its Java class itself.
+_WRAPPED = re.compile(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: ")
+_SQLSTATE = re.compile(r"\.? SQLSTATE: \w+$")
+_TWICE = re.compile(r"\b(\w+): \1: ")
+_JAVA = re.compile(r"^[a-z]\w*(\.\w+)+(: |$)")
+# The end of a Python worker's traceback, in what Spark throws for it.
+_WORKER = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)$", re.MULTILINE)
+
+# By what they concern: the words of S3's error codes (as botocore and the AWS SDKs for Java and C++ spell them), of
+# Kafka's and PostgreSQL's. S3 answers a HEAD without a body, so wrong keys and missing rights look alike there.
+_DENIED = {
+    # Before S3: AWS says both alike, but for what it was that may not be done.
+    "the keys of the standard AWS chain, and what they may do in Glue (docs/deploy.md)": (
+        "perform: glue:", "UnrecognizedClientException",
+    ),
+    "catalog.properties: token or credential, and what they may do": (
+        "UnauthorizedError", "ForbiddenError", "OAuthError", "NotAuthorizedException", "ForbiddenException",
+    ),
+    "s3.access_key and s3.secret_key, and what the bucket's policy allows them": (
+        "AccessDenied", "ACCESS_DENIED", "Access Denied", "InvalidAccessKeyId", "INVALID_ACCESS_KEY_ID",
+        "SignatureDoesNotMatch", "SIGNATURE_DOES_NOT_MATCH", "INVALID_SIGNATURE", "error occurred (403)",
+        "Status Code: 403", "HTTP status 403", "HTTP response code: 403",
+    ),
+    "kafka.security: user, password and certificates": (
+        "SaslAuthentication", "SslAuthentication", "CERTIFICATE_VERIFY_FAILED", "UnsupportedSaslMechanism",
+        "ALERT_BAD_CERTIFICATE", "ALERT_CERTIFICATE_REQUIRED", "ALERT_UNKNOWN_CA", "ALERT_HANDSHAKE_FAILURE",
+    ),
+    "the user's rights with kafka-acls: it needs READ, DESCRIBE and DESCRIBE_CONFIGS of the topic": (
+        "TopicAuthorization", "GroupAuthorization", "ClusterAuthorization", "TransactionalIdAuthorization",
+        "DelegationTokenAuthorization",
+    ),
+    "catalog.uri: user, password and database, and what the user may do": (
+        "password authentication failed", "no pg_hba.conf entry", "permission denied for", "FATAL:  role",
+        "FATAL: role", "FATAL:  database", "FATAL: database",
+    ),
+    "catalog.warehouse: `anabranch apply` makes the bucket": ("NoSuchBucket", "NO_SUCH_BUCKET"),
+}  # fmt: skip
+
+# S3 refuses a signature of another time as it refuses a wrong one.
+_SKEWED = ("RequestTimeTooSkewed", "REQUEST_TIME_TOO_SKEWED")
+
+# Of Java a file that cannot be opened for it is one that is not found. At the end of a line, as the system says it: not
+# in the words of a record.
+_DISK_FULL = re.compile(
+    r"(?:No space left on device|Disk quota exceeded|database or disk is full)\)?\s*$", re.MULTILINE
+)
+
+# What no wait mends, at the end of a line as the system says it: where, and what there is to do.
+_READ_ONLY = re.compile(r"(?:Read-only file system|attempt to write a readonly database)(?:\)|: .*)?\s*$", re.MULTILINE)
+_ADDRESS_TAKEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
+# Of a path that a command was given, beside what `_of_a_path` names for all.
+_NO_SUCH_PLACE = frozenset({
+    errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM,
+})  # fmt: skip
+
+# What only the network, or Spark's own machinery, can throw: never the rows that are read.
+_AWAY = (
+    "S3Exception", "SdkClientException", "SdkServiceException", "AwsServiceException", "software.amazon.awssdk",
+    "java.net.", "java.io.IOException", "java.io.EOFException", "RuntimeIOException", "UncheckedIOException",
+    "UncheckedSQLException", "java.sql.SQL", "org.sqlite.SQLite", "PSQLException", "org.apache.kafka.common.errors",
+    "ServiceFailureException", "NotFoundException: Location does not exist", "Py4JNetworkError", "ExecutorLost",
+    "FetchFailed", "Checkpoint block", "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND", "SparkContext was shut down",
+    "was cancelled", "OutOfMemoryError", "AWS Error",
+)  # fmt: skip
+
+
+# Names of Java's errors that the same records, or the same program, throw each time.
+_JAVA_TERMINAL = (
+    "ArithmeticException", "DateTimeException", "RecordTooLargeException", "RecordBatchTooLargeException",
+    "MessageSizeTooLarge", "RecordListTooLarge", "StackOverflowError", "NoClassDefFoundError", "NoSuchMethodError",
+    "NoSuchFieldError", "AbstractMethodError", "ClassNotFoundException", "UnsupportedClassVersionError",
+)  # fmt: skip
+
+# These look like a service that is away, and may as well stay as they are: a memory that is too small, a file that is
+# gone, a broker that does not know a request, bytes that a disk lost.
+_JAVA_DOUBTFUL = (
+    "OutOfMemoryError", "Location does not exist", "FileNotFoundException", "NoSuchFileException", "NoSuchKeyException",
+    "UnsupportedVersionException", "InvalidTopicException", "CorruptRecordException", "SerializationException",
+    "UnsupportedForMessageFormatException", "InvalidConfigurationException", "OffsetOutOfRangeException",
+)  # fmt: skip
+
+# What passes by itself, beside `_AWAY`: as Java, Spark, Iceberg, SQLAlchemy, botocore and kafka-python name it.
+_PASSES = (
+    "TimeoutException", "InterruptedException", "ClosedByInterruptException", "ClosedChannelException",
+    "InterruptedIOException", "java.nio.file.FileSystemException", "RejectedExecutionException", "TaskKilled",
+    "CommitFailedException", "CommitStateUnknownException", "ServiceUnavailableException", "OperationalError",
+    "InterfaceError", "AdminShutdown", "KafkaTimeoutError", "KafkaConnectionError", "NodeNotReadyError",
+    "Failed to find active controller id", "error occurred (5", "error occurred (429)", "error occurred (408)",
+    "Status Code: 5", "Status Code: 429", "HTTP status 5", "InternalError", "SlowDown", "SLOW_DOWN", "Throttl",
+    "RequestTimeout", "REQUEST_TIMEOUT", "RequestLimitExceeded", "No resolvable bootstrap urls", "ExecutorDead",
+    # Of a Python worker, as by type below; those of paths have names of their own.
+    "\nOSError: ",
+)  # fmt: skip
+
+# The same of Python, by type: an error of a library is known by its name, since not every job has every library.
+_PASSES_BY_TYPE = frozenset({
+    "builtins.OSError", "kafka.errors.RetriableError", "sqlalchemy.exc.OperationalError",
+    "sqlalchemy.exc.InterfaceError", "sqlalchemy.exc.TimeoutError", "botocore.exceptions.HTTPClientError",
+    "botocore.exceptions.ConnectionError", "botocore.exceptions.EndpointConnectionError",
+    "botocore.exceptions.IncompleteReadError", "botocore.exceptions.MetadataRetrievalError",
+    "urllib3.exceptions.HTTPError", "http.client.HTTPException", "pyiceberg.exceptions.ServerError",
+    "pyiceberg.exceptions.ServiceUnavailableError", "pyiceberg.exceptions.TooManyRequestsError",
+    "pyiceberg.exceptions.AuthorizationExpiredError", "pyiceberg.exceptions.CommitStateUnknownException",
+    "pyiceberg.exceptions.CommitFailedException", "pyiceberg.exceptions.WaitingForLockException",
+})  # fmt: skip
+# An OSError, but a path that is what it is.
+_DOUBTFUL_BY_TYPE = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
+_TERMINAL_BY_TYPE = (
+    ArithmeticError, TypeError, AttributeError, NameError, ImportError, NotImplementedError, AssertionError,
+    SyntaxError, RecursionError,
+)  # fmt: skip
+
+# What Spark's analysis says of a plan stays, since plans are made of our code and the stream's file; but for these: a
+# table that changed between two looks at it, or that a catalog did not have for a moment. The next try looks anew, and
+# says by name what is wrong if that is so still.
+_ANALYSIS = re.compile(r"(?:AnalysisException|\bParseException):\s+\[(\w+)")
+_CHANGED_MEANWHILE = frozenset({
+    "UNRESOLVED_COLUMN", "UNRESOLVED_FIELD", "UNRESOLVED_USING_COLUMN_FOR_JOIN", "COLUMN_NOT_FOUND", "FIELD_NOT_FOUND",
+    "DATATYPE_MISMATCH", "CANNOT_UP_CAST_DATATYPE", "INCOMPATIBLE_COLUMN_TYPE", "INCOMPATIBLE_DATA_FOR_TABLE",
+    "INCOMPATIBLE_TABLE_CHANGE_AFTER_ANALYSIS", "INSERT_COLUMN_ARITY_MISMATCH", "NUM_COLUMNS_MISMATCH",
+    "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND",
+})  # fmt: skip
+
+# The services by what their clients, and our own messages, say of them; the first one that is named was asked.
+_SERVICES = (
+    ("registry", ("schema registry",)),
+    ("kafka", ("org.apache.kafka", "kafka.errors")),
+    ("s3", ("awssdk", "S3Exception", "botocore", "AWS Error", "s3://")),
+    ("catalog", ("sqlalchemy", "sqlite", "psycopg", "PSQLException", "java.sql", "catalog")),
+    ("kafka", ("Kafka", "topic ")),
+    ("s3", ("S3", "bucket ")),
+    ("catalog", ("commit ", "load table ")),
+)
+
+# A line of a Java stack trace: it names what was running, not what went wrong.
+_FRAME = re.compile(r"^\s+(?:at |\.\.\. \d+ more).*$", re.MULTILINE)
+
+
+class Meaning(Enum):
+    """What another try of the same would find."""
+
+    PASSES = "it may pass"
+    STAYS = "the same again"
+    UNKNOWN = "nobody knows"
+
+
+def classify_text(text: str) -> Meaning:
+    """The meaning of an error that is only text, such as a JVM's, by the names and words in it. Pure."""
+    message = _FRAME.sub("", text)
+    if any(name in message for name in _JAVA_TERMINAL):
+        return Meaning.STAYS
+    if _DISK_FULL.search(message):
+        return Meaning.PASSES
+    if any(name in message for name in _JAVA_DOUBTFUL):
+        return Meaning.UNKNOWN
+    if any(word in message for word in (*_AWAY, *_PASSES)):
+        return Meaning.PASSES
+    refused = {name for name in _ANALYSIS.findall(message) if not name.startswith("_LEGACY")}
+    return Meaning.STAYS if refused - _CHANGED_MEANWHILE else Meaning.UNKNOWN
+
+
+def classify(error: BaseException) -> Meaning:
+    """The meaning of an error, by its type and those of its causes, else by what all of them say. Pure."""
+    chain = _chain(error)
+    if any(isinstance(link, _DOUBTFUL_BY_TYPE) for link in chain):
+        return Meaning.UNKNOWN
+    if any(_PASSES_BY_TYPE & _names(link) or _answered_later(link) for link in chain):
+        return Meaning.PASSES
+    if any(isinstance(link, _TERMINAL_BY_TYPE) for link in chain):
+        return Meaning.STAYS
+    return classify_text(full_text(error))
+
+
+def _answered_later(error: BaseException) -> bool:
+    """Whether it is botocore's error for an answer that says: later; or SQLAlchemy's for a connection that was cut."""
+    if getattr(error, "connection_invalidated", False):
+        return True
+    answer = getattr(error, "response", None)
+    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) if isinstance(answer, dict) else 0
+    return status >= 500 or status in (408, 429)
+
+
+def _names(error: BaseException) -> set[str]:
+    return {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
+
+
+def explain(doing: str, error: BaseException, reason: str | None = None) -> AnabranchError:
+    """The error of ours for what a client threw while `doing`; one of ours stays itself. `reason` is what a message
+    repeats of it. Pure.
+
+    ConfigurationError when keys, rights or a bucket are what is wrong; Transient for what is known to pass; Unexpected
+    for what no other try mends; Unexplained for all else.
+    """
+    if isinstance(error, AnabranchError):
+        return error
+    if (why := _stays_of_system(error)) is not None:
+        found = reason or one_line(error)
+        return ConfigurationError(f"{doing}: expected a path or port that this process may use, found {found}; {why}")
+    text = f"{full_text(error)}\n{reason or ''}"
+    return _explained(doing, text, reason or one_line(error), classify(error))
+
+
+def _stays_of_system(error: BaseException) -> str | None:
+    """What to do about a path or an address that this process cannot have, however long it waits; None for all else."""
+    for link in _chain(error):
+        if not isinstance(link, OSError):
+            continue
+        if link.errno in _ADDRESS_TAKEN:
+            return (
+                "another process listens there, or the address is not this machine's: stop it, or choose another port"
+            )
+        # A right that S3 or a catalog does not give has no path of this machine.
+        if link.errno == errno.EROFS or (link.errno in (errno.EACCES, errno.EPERM) and link.filename is not None):
+            return f"choose another path, or let {_user()} write there"
+    return None
+
+
+def _user() -> str:
+    """Who runs this process."""
+    try:
+        return f"user {getpass.getuser()}"
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
+
+
+def classify_unexpected(doing: str, error: BaseException) -> AnabranchError:
+    """The same for an error that reached the end of the program: what nothing explains there is Unexpected, but for a
+    path that is no place for a file."""
+    if isinstance(error, OSError) and error.errno in _NO_SUCH_PLACE and error.filename is not None:
+        return ConfigurationError(f"{doing}: expected a place for a file, found {one_line(error)}; choose another path")
+    explained = explain(doing, error)
+    return Unexpected(str(explained)) if isinstance(explained, Unexplained) else explained
+
+
+def explain_text(doing: str, text: str, reason: str | None = None) -> AnabranchError:
+    """The same for an error that is only text. `reason` is the part of it for the message."""
+    return _explained(doing, text, reason or telling_line(text), classify_text(text))
+
+
+def _explained(doing: str, text: str, reason: str, meaning: Meaning) -> AnabranchError:
+    failed = f"{doing}: {reason}"
+    if any(word in text for word in _SKEWED):
+        return Transient(f"{failed}; set this machine's clock (NTP)")
+    if _READ_ONLY.search(text):
+        return ConfigurationError(f"{failed}; choose another path, or let {_user()} write there")
+    if meaning is Meaning.PASSES and _DISK_FULL.search(text):
+        return Transient(f"{failed}; make room: `anabranch doctor` names the folder (transient, tried again)")
+    for subject, words in _DENIED.items():
+        if any(word in text for word in words):
+            return ConfigurationError(f"{failed}; check {subject}, then start it again")
+    if meaning is Meaning.PASSES:
+        return Transient(f"{failed} (transient, try again)")
+    if meaning is Meaning.STAYS:
+        return Unexpected(
+            f"{failed}; trying again does not help; nothing half done is visible; mend what it names or report it, "
+            "then start it again"
+        )
+    return Unexplained(f"{failed} (of unknown cause; try again, a few times only)")
+
+
+def asked_service(error: BaseException) -> str:
+    """Which service an error speaks of: kafka, s3, catalog or registry; other for none of them. Pure."""
+    links = _chain(error)
+    text = _FRAME.sub("", "\n".join([full_text(error), *(name for link in links for name in _names(link))]))
+    return next((service for service, words in _SERVICES if any(word in text for word in words)), "other")
+
+
+def is_denied(text: str) -> bool:
+    """Whether an error's text speaks of keys, passwords or rights that are wrong. Pure."""
+    return any(word in text for words in _DENIED.values() for word in words)
+
+
+def is_away(text: str) -> bool:
+    """Whether an error's text, traces included, speaks of the network and not of the rows. Pure."""
+    return any(word in text for word in _AWAY)
+
+
+@contextmanager
+def lake_errors(doing: str) -> Iterator[None]:
+    """Turn what reading the lake's files throws when the object store is away into an error of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise explain(doing, error) from error
+
+
+def one_line(error: BaseException) -> str:
+    """An error in one line, with its type unless that is in the line."""
+    line = telling_line(str(error))
+    name = type(error).__name__
+    return line if name in line or _JAVA.match(line) else f"{name}: {line}"
+
+
+def telling_line(text: str) -> str:
+    """The line of an error's text that tells: a Python worker's error, else the innermost cause of a JVM's stack trace,
+    else the first."""
+    lines = [line.strip() for line in _WORKER.findall(text)[-1:] or text.splitlines() if line.strip()] or ["no message"]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    if not causes and lines[0].startswith("An error occurred while calling") and len(lines) > 1:
+        causes = [lines[1].removeprefix(": ")]
+    line = _TWICE.sub(r"\1: ", _SQLSTATE.sub("", _WRAPPED.sub("", causes[-1] if causes else lines[0])))
+    return line if len(line) <= _LONGEST else line[:_LONGEST] + "…"
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An error and its causes, outermost first."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and len(chain) < 10:
+        chain.append(link)
+        link = link.__cause__
+    return chain
+
+
+def full_text(error: BaseException) -> str:
+    """The messages of an error and of its causes; for Spark's errors also the Java stack trace."""
+    return "\n".join(f"{type(e).__name__}: {e}\n{getattr(e, '_stackTrace', None) or ''}" for e in _chain(error))

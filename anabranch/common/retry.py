@@ -1,0 +1,144 @@
+"""Trying again: the policy of both jobs for what is transient. A publish that is refused is decided again elsewhere
+(`anabranch.protocol.publish.run`), and what is asked again within seconds has no policy (`anabranch.common.attempts`).
+
+Capped exponential back-off with full jitter (each pause is anywhere between nothing and the bound, so that jobs which
+failed together do not come back together), one log line for each failure, and an end that the configuration sets. What
+nothing explains is tried a few times only, whatever the configuration says.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_any, stop_before_delay, stop_when_event_set
+from tenacity.nap import sleep_using_event
+from tenacity.retry import retry_if_not_exception_type
+from tenacity.stop import stop_never
+from tenacity.wait import wait_random_exponential
+
+from anabranch.common.counters import RETRIES, TALLY
+from anabranch.common.errors import AnabranchError, NotYet, Transient, Unexpected, Unexplained
+from anabranch.common.remote_errors import asked_service, explain
+
+LOG = logging.getLogger(__name__)
+
+FIRST_PAUSE = timedelta(seconds=1)
+LONGEST_PAUSE = timedelta(seconds=30)
+# So many failures that nothing explains, without progress between them, end a job.
+UNEXPLAINED_TRIES = 5
+
+T = TypeVar("T")
+
+
+def _no_progress() -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How long to try again (`limit`, None: for ever) and what ends a pause early (`stop`).
+
+    `setting` is the key of the configuration that a message names.
+    """
+
+    limit: timedelta | None
+    setting: str
+    stop: threading.Event
+    longest_pause: timedelta = LONGEST_PAUSE
+
+    def call(self, what: str, action: Callable[[], T], progress: Callable[[], int] = _no_progress) -> T:
+        """The result of `action`, called again after each Transient; any other error of ours passes at once, NotYet
+        too. An error that is not ours is what `anabranch.common.remote_errors.explain` makes of it.
+
+        When `progress` has grown since the failure before, that one is forgotten: pauses and limit begin anew. Raises
+        the last Transient once `stop` is set, or when the next try would come after the limit; Unexpected after
+        UNEXPLAINED_TRIES failures that nothing explains, whatever else failed between them.
+        """
+        seen, unexplained = progress(), 0
+
+        def after(state: RetryCallState) -> None:
+            nonlocal seen, unexplained
+            if (now := progress()) != seen:
+                seen, unexplained = now, 0
+                assert state.outcome_timestamp is not None
+                state.attempt_number, state.start_time = 1, state.outcome_timestamp
+            unexplained += _is_unexplained(state)
+
+        def too_often(state: RetryCallState) -> bool:
+            return _is_unexplained(state) and unexplained >= UNEXPLAINED_TRIES
+
+        def before_sleep(state: RetryCallState) -> None:
+            assert state.outcome is not None
+            pause = state.upcoming_sleep
+            until = "for ever"
+            if self.limit is not None and state.outcome_timestamp is not None:
+                left = self.limit.total_seconds() - (state.outcome_timestamp - state.start_time)
+                until = f"until {datetime.now(UTC) + timedelta(seconds=left):%T} UTC"
+            if _is_unexplained(state):
+                until = f"{UNEXPLAINED_TRIES} times at most, {unexplained} so far, and at most {until}"
+            error, number = state.outcome.exception(), state.attempt_number
+            assert error is not None
+            TALLY.count(RETRIES, asked_service(error))
+            LOG.warning(
+                "%s: try %d failed: %s; try %d in %.1f s, tried again %s (%s)", what, number, error, number + 1, pause,
+                until, self.setting,
+            )  # fmt: skip
+
+        ended = stop_any(
+            stop_when_event_set(self.stop), stop_before_delay(self.limit) if self.limit is not None else stop_never
+        )
+        policy = Retrying(
+            retry=retry_if_exception_type(Transient) & retry_if_not_exception_type(NotYet),
+            wait=wait_random_exponential(multiplier=FIRST_PAUSE.total_seconds(), max=self.longest_pause),
+            stop=lambda state: bool(ended(state)) or too_often(state),
+            sleep=sleep_using_event(self.stop),
+            after=after,
+            before_sleep=before_sleep,
+            retry_error_callback=self._given_up(what),
+        )
+        result: T = policy(self._unless_stopped(what, action))
+        return result
+
+    def _unless_stopped(self, what: str, action: Callable[[], T]) -> Callable[[], T]:
+        def tried() -> T:
+            # A pause that ends because of `stop` is followed by no try.
+            if self.stop.is_set():
+                raise Transient(f"{what}: stop requested; nothing is lost, run it again")
+            try:
+                return action()
+            except AnabranchError:
+                raise
+            except Exception as error:
+                raise explain(what, error) from error
+
+        return tried
+
+    def _given_up(self, what: str) -> Callable[[RetryCallState], None]:
+        def raise_last(state: RetryCallState) -> None:
+            assert state.outcome is not None
+            error = state.outcome.exception()
+            assert isinstance(error, Transient)
+            if self.stop.is_set():
+                # Whatever is thrown by what is being stopped, the next start goes on.
+                if isinstance(error, Unexplained):
+                    raise Transient(str(error)) from error
+                raise error
+            if isinstance(error, Unexplained):
+                raise Unexpected(
+                    f"{what}: given up after {state.attempt_number} tries, of unknown cause; what "
+                    f"is published stays as it is; the cause: {error}"
+                ) from error
+            raise Transient(
+                f"{what}: given up after {state.attempt_number} tries within {self.limit} ({self.setting}): {error}"
+            ) from error
+
+        return raise_last
+
+
+def _is_unexplained(state: RetryCallState) -> bool:
+    return state.outcome is not None and isinstance(state.outcome.exception(), Unexplained)

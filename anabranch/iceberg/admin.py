@@ -1,0 +1,200 @@
+"""Tables themselves: made, registered, given branches and columns. Only `anabranch apply` does so."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    TableAlreadyExistsError,
+    ValidationError,
+)
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import StaticTable, Table, Transaction
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, TableRequirement
+from pyiceberg.table.update.schema import UpdateSchema
+from pyiceberg.transforms import IdentityTransform
+
+from anabranch.common.errors import Transient
+from anabranch.common.remote_errors import explain, lake_errors
+from anabranch.iceberg.catalog_settings import catalog_properties
+from anabranch.iceberg.lake import Lake, delete_old_metadata
+from anabranch.iceberg.prepare import set_ref
+from anabranch.iceberg.snapshots import BRANCHES, PUBLISH_ID, PUBLISHED, STAGING
+from anabranch.iceberg.state_properties import plan_summary
+
+LOG = logging.getLogger(__name__)
+
+TABLE_PROPERTIES = {
+    "format-version": "2",
+    "write.wap.enabled": "true",
+    "write.parquet.compression-codec": "zstd",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+    # For Spark's staging, which rests on no decision; a publish never uses it.
+    "commit.retry.num-retries": "30",
+    "commit.retry.min-wait-ms": "50",
+    "commit.retry.max-wait-ms": "2000",
+}
+
+
+def create(lake: Lake, name: str, schema: Schema, partition_by: Iterable[str], properties: Mapping[str, str]) -> bool:
+    """Create a table and its namespace; True if it was created. Partitioned by identity of the columns named."""
+    # Asked first: PyIceberg writes a metadata file before it finds that the table is there.
+    if lake.exists(name):
+        return False
+    lake.clock.now()
+    _ensure_namespace(lake, name)
+    spec = _partitioned(schema, partition_by)
+    try:
+        lake.catalog.create_table(name, schema, partition_spec=spec, properties=dict(properties))
+    except TableAlreadyExistsError:
+        return False
+    except Exception as error:
+        raise explain(f"create table {name}", error) from error
+    return True
+
+
+def new_location(lake: Lake, name: str, schema: Schema) -> str:
+    """Where a table that does not exist would be created: the catalog's word. Nothing is created but its
+    namespace. Raises Transient."""
+    _ensure_namespace(lake, name)
+    try:
+        return str(lake.catalog.create_table_transaction(name, schema).table_metadata.location)
+    except Exception as error:
+        raise explain(f"ask where table {name} would be", error) from error
+
+
+def register(lake: Lake, name: str, metadata_file: str) -> None:
+    """Make the catalog know a table that it does not, by one of its metadata files. Raises Transient."""
+    _ensure_namespace(lake, name)
+    try:
+        lake.catalog.register_table(name, metadata_file)
+    except Exception as error:
+        raise explain(f"register table {name} by {metadata_file}", error) from error
+
+
+def forget(lake: Lake, name: str) -> None:
+    """Take a table out of the catalog, and no file with it. Raises Transient."""
+    try:
+        lake.catalog.drop_table(name)
+    except Exception as error:
+        raise explain(f"take table {name} out of the catalog", error) from error
+
+
+def try_to_write(lake: Lake) -> None:
+    """Take the lock that a commit takes, by a change of no row that is rolled back: an SQL catalog says so whether its
+    user may write, and whether another process holds it. Asks nothing of other catalogs. Raises ConfigurationError or
+    Transient."""
+    if lake.environment.catalog.type != "sql":
+        return
+    from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
+    from sqlalchemy import false, update
+
+    assert isinstance(lake.catalog, SqlCatalog)
+    try:
+        with lake.catalog.engine.connect() as connection:
+            connection.execute(update(IcebergTables).where(false()).values(metadata_location=None))
+            connection.rollback()
+    except Exception as error:
+        raise explain("try to write to the catalog", error) from error
+
+
+def read_metadata(lake: Lake, metadata_file: str) -> Table:
+    """A table as one of its metadata files has it, whatever the catalog knows. Raises OSError, ValueError."""
+    try:
+        return StaticTable.from_metadata(metadata_file, catalog_properties(lake.environment))
+    except ValidationError as error:
+        raise ValueError(f"no metadata of a table: {error}") from error
+
+
+def change_schema(lake: Lake, name: str, write: Callable[[Table, UpdateSchema], None]) -> None:
+    """One commit of what `write` puts into the schema of the table as it is: see `change_table`."""
+
+    def change(table: Table, tx: Transaction) -> None:
+        with tx.update_schema() as update:
+            write(table, update)
+
+    change_table(lake, name, "schema", change)
+
+
+def change_table(lake: Lake, name: str, what: str, write: Callable[[Table, Transaction], None]) -> None:
+    """One commit of what `write` puts into a transaction of the table as it is, `what` in a word; asked again when
+    another process was first. Nothing to change is no commit. Raises Transient when ten attempts are refused or the
+    answer is lost.
+    """
+    for _ in range(10):
+        table = lake.load(name)
+        tx = Transaction(table)
+        write(table, tx)
+        if not tx._updates:
+            return
+        lake.clock.now(table.metadata.last_updated_ms)
+        requirements = (AssertTableUUID(uuid=table.metadata.table_uuid), *tx._requirements)
+        try:
+            landed = lake.catalog.commit_table(table, requirements, tuple(tx._updates))
+            delete_old_metadata(table, landed)
+            return
+        except CommitFailedException as error:
+            LOG.debug("change of the %s of %s refused: %s", what, name, error)
+        except Exception as error:
+            raise explain(f"change the {what} of {name}", error) from error
+    raise Transient(f"change the {what} of {name}: expected to be first once in ten attempts; run it again")
+
+
+def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[str]:
+    """Make sure that all branches exist; returns those made. A table without a snapshot gets its first, empty one,
+    which carries `properties`; a branch that is missing later begins at `main`."""
+    table = lake.load(name)
+    tx = Transaction(table)
+    made = [b for b in (*BRANCHES, STAGING) if b not in table.metadata.refs]
+    if not made:
+        return []
+    lake.clock.now(table.metadata.last_updated_ms)
+    if table.current_snapshot() is None:
+        with lake_errors(f"write the first snapshot of {name}"):
+            first, needed = plan_summary({**properties, PUBLISH_ID: uuid.uuid4().hex}, {})
+            tx.set_properties(needed)
+            tx.update_snapshot(snapshot_properties=first).fast_append().commit()
+    head = tx.table_metadata.refs["main"].snapshot_id
+    updates = list(tx._updates)
+    requirements: list[TableRequirement] = [AssertTableUUID(uuid=table.metadata.table_uuid)]
+    for branch in made:
+        # PyIceberg refuses to look for another branch in a table without a snapshot; main's absence says enough.
+        if branch == "main" or "main" not in made:
+            requirements.append(AssertRefSnapshotId(ref=branch, snapshot_id=None))
+        if branch != "main":
+            updates.append(set_ref(branch, head, SnapshotRefType.BRANCH))
+        if branch != STAGING:
+            updates.append(set_ref(PUBLISHED + branch, head, SnapshotRefType.TAG))
+    try:
+        lake.catalog.commit_table(table, tuple(requirements), tuple(updates))
+    except CommitFailedException as error:
+        raise Transient(f"create branches of {name}: another process was first ({error}); run it again") from error
+    except Exception as error:
+        raise explain(f"create branches of {name}", error) from error
+    return made
+
+
+def _ensure_namespace(lake: Lake, name: str) -> None:
+    namespace = name.rsplit(".", 1)[0]
+    try:
+        lake.catalog.create_namespace(namespace)
+    except NamespaceAlreadyExistsError:
+        LOG.debug("namespace %s is there", namespace)
+    except Exception as error:
+        raise explain(f"create namespace {namespace}", error) from error
+
+
+def _partitioned(schema: Schema, by: Iterable[str]) -> PartitionSpec:
+    return PartitionSpec(
+        *(
+            PartitionField(schema.find_field(column).field_id, 1000 + i, IdentityTransform(), column)
+            for i, column in enumerate(by)
+        )
+    )

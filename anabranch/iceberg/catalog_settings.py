@@ -1,0 +1,178 @@
+"""The catalog's address as PyIceberg and as Spark need it, so that both write to one catalog.
+
+Both give up on a lock or a dead connection within seconds: the caller tries again, and says so.
+"""
+
+from __future__ import annotations
+
+import select
+from pathlib import Path
+from typing import Any
+
+from anabranch.common.errors import ConfigurationError
+from anabranch.config import Catalog, Environment
+
+# How long a client waits for a catalog that another process has locked before the try counts as failed.
+PATIENCE_SECONDS = 10
+# What libpq's parameters are called by pgjdbc (https://jdbc.postgresql.org/documentation/use/).
+_PGJDBC = {
+    "application_name": "ApplicationName", "channel_binding": "channelBinding", "connect_timeout": "connectTimeout",
+    "gssencmode": "gssEncMode", "options": "options", "sslcert": "sslcert", "sslkey": "sslkey", "sslmode": "sslmode",
+    "sslpassword": "sslpassword", "sslrootcert": "sslrootcert",
+}  # fmt: skip
+# How soon a dead connection is noticed: the other client has its own (`socketTimeout`, `tcpKeepAlive`).
+_PSYCOPG2_ALONE = {
+    "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
+}  # fmt: skip
+
+
+def catalog_properties(environment: Environment) -> dict[str, str]:
+    """What PyIceberg is told of the catalog and of S3; `catalog.properties` win. Makes the folder of an SQLite file,
+    and limits the waits of psycopg2 and of the REST client."""
+    catalog, s3 = environment.catalog, environment.s3
+    properties = {
+        "type": catalog.type,
+        "warehouse": catalog.warehouse,
+        "s3.region": s3.region,
+        "s3.connect-timeout": "3",
+        "s3.request-timeout": "8",
+    }
+    if catalog.warehouse.startswith("s3://"):
+        properties |= {"py-io-impl": "anabranch.iceberg.file_io.LakeFileIO"}
+    if catalog.type == "sql":
+        _prepare_database(catalog.uri)
+        # A connection that the catalog's restart has broken is replaced before it is used.
+        properties |= {"uri": with_patience(catalog.uri), "pool_pre_ping": "true"}
+    elif catalog.type == "rest":
+        limit_rest_waits()
+        properties |= {"uri": catalog.uri}
+    else:
+        properties |= {"client.region": s3.region}
+    if s3.endpoint:
+        properties |= {"s3.endpoint": s3.endpoint, "s3.force-virtual-addressing": "false"}
+    if s3.access_key and s3.secret_key:
+        properties |= {
+            "s3.access-key-id": s3.access_key.get_secret_value(),
+            "s3.secret-access-key": s3.secret_key.get_secret_value(),
+        }
+    return properties | given_properties(catalog)
+
+
+def _prepare_database(uri: str) -> None:
+    if uri.startswith("sqlite:///"):
+        Path(uri.removeprefix("sqlite:///").split("?")[0]).parent.mkdir(parents=True, exist_ok=True)
+    if uri.startswith("postgresql+psycopg2:"):
+        limit_waits()
+
+
+def given_properties(catalog: Catalog) -> dict[str, str]:
+    """`catalog.properties` as both clients take them."""
+    return {key: value.get_secret_value() for key, value in catalog.properties.items()}
+
+
+def spark_properties(catalog: Catalog, region: str) -> dict[str, str]:
+    """What Iceberg's Java client is told of the catalog itself. Raises ConfigurationError for an unknown database."""
+    if catalog.type == "sql":
+        return {"type": "jdbc", "jdbc.schema-version": "V1", **jdbc_properties(catalog.uri)}
+    if catalog.type == "rest":
+        patience = {"connection": "5000", "socket": str(3000 * PATIENCE_SECONDS)}
+        waits = {f"rest.client.{kind}-timeout-ms": limit for kind, limit in patience.items()}
+        return {"type": "rest", "uri": catalog.uri, **waits}
+    return {"type": "glue", "client.region": region}
+
+
+def with_patience(uri: str) -> str:
+    """An SQLAlchemy address with the client's time-outs; those that it names itself win. Pure."""
+    kind = uri.split(":", 1)[0].split("+")[0]
+    wanted = {
+        "sqlite": {"timeout": PATIENCE_SECONDS},
+        "postgresql": {
+            "connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
+            "tcp_user_timeout": 3000 * PATIENCE_SECONDS,
+        },
+    }.get(kind, {})  # fmt: skip
+    given = uri.partition("?")[2]
+    named = {pair.partition("=")[0] for pair in given.split("&")}
+    more = "&".join(f"{key}={value}" for key, value in wanted.items() if key not in named)
+    return f"{uri}{'&' if given else '?'}{more}" if more else uri
+
+
+def limit_waits() -> None:
+    """Make psycopg2 close a connection whose server says nothing for three times the patience.
+
+    It has no such time-out of its own, and a server that hangs, or a proxy that swallows answers, keeps the TCP
+    connection alive. It holds for the whole process.
+    """
+    import psycopg2
+    from psycopg2 import extensions
+
+    def wait(connection: Any) -> None:
+        while (state := connection.poll()) != extensions.POLL_OK:
+            socket = [connection.fileno()]
+            wanted = (socket, []) if state == extensions.POLL_READ else ([], socket)
+            if not any(select.select(*wanted, [], 3 * PATIENCE_SECONDS)):
+                raise psycopg2.OperationalError(f"the server has not answered for {3 * PATIENCE_SECONDS} s")
+
+    extensions.set_wait_callback(wait)
+
+
+def limit_rest_waits() -> None:
+    """Make PyIceberg's REST catalog give up on a server that says nothing: by itself it waits for ever, and it asks
+    while it is opened. It holds for the whole process."""
+    from pyiceberg.catalog import rest
+    from requests import Session
+
+    class Patient(Session):
+        def request(self, *args: Any, **kwargs: Any) -> Any:
+            return super().request(*args, **({"timeout": (5, 3 * PATIENCE_SECONDS)} | kwargs))
+
+    rest.Session = Patient  # type: ignore[attr-defined]
+
+
+def keep_state_out_of_glue(catalog: Any) -> None:
+    """Keep our changing table properties (state, turns) out of what PyIceberg copies into Glue's own record of a table.
+
+    Glue limits a request's size, and PyIceberg takes no property out of that record again. The metadata file has all
+    of them, and a table is read from it alone.
+    """
+
+    def strip(params: dict[str, Any], **_: object) -> dict[str, Any]:
+        table = params["TableInput"]
+        kept = {k: v for k, v in table.get("Parameters", {}).items() if not k.startswith(_OURS_ALONE)}
+        return {**params, "TableInput": {**table, "Parameters": kept}}
+
+    catalog.glue.meta.events.register("provide-client-params.glue.UpdateTable", strip)
+
+
+_OURS_ALONE = ("anabranch.state.", "anabranch.turn")
+
+
+def jdbc_properties(uri: str) -> dict[str, str]:
+    """An SQLAlchemy address as properties of Iceberg's JDBC catalog; the time-outs that it names itself win. Raises
+    ConfigurationError for another kind, and for a parameter that pgjdbc has no property for."""
+    from sqlalchemy.engine import make_url
+
+    url = make_url(uri)
+    kind = url.get_backend_name()
+    if kind == "sqlite":
+        return {
+            "uri": f"jdbc:sqlite:{Path(url.database or '').resolve()}",
+            "jdbc.busy_timeout": str(1000 * PATIENCE_SECONDS),
+        }
+    if kind != "postgresql":
+        raise ConfigurationError(f"catalog.uri: expected sqlite:///… or postgresql+psycopg2://…, found {kind}://…")
+    if unknown := sorted(url.query.keys() - _PGJDBC.keys() - _PSYCOPG2_ALONE):
+        raise ConfigurationError(
+            f"catalog.uri: expected of its parameters only {', '.join(sorted(_PGJDBC))}, found {unknown[0]!r}, which "
+            "Spark's client of PostgreSQL does not know"
+        )
+    properties = {
+        "uri": f"jdbc:postgresql://{url.host}:{url.port or 5432}/{url.database or ''}",
+        "jdbc.connectTimeout": "5",
+        "jdbc.socketTimeout": str(3 * PATIENCE_SECONDS),
+        "jdbc.tcpKeepAlive": "true",
+    }
+    properties |= {f"jdbc.{_PGJDBC[key]}": str(value) for key, value in url.query.items() if key in _PGJDBC}
+    if url.username:
+        properties |= {"jdbc.user": url.username, "jdbc.password": url.password or ""}
+    return properties

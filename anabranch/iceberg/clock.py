@@ -1,0 +1,119 @@
+"""The clock that hours and commits go by: this machine's, for as long as another one bears it out.
+
+A machine's clock may be set while a job runs: a machine that was resumed, a time server that was wrong. So it is
+compared with the object store's, and between two comparisons with a clock that nobody sets, which costs nothing. Time
+that was not compared is given to nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from anabranch.common.errors import Transient
+from anabranch.config import Environment
+from anabranch.iceberg.s3 import bucket_of, open_store
+
+MAX_CLOCK_SKEW = timedelta(seconds=30)
+# A machine without a time server drifts, and so does the clock that nobody sets.
+COMPARED_FOR = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What the other clock said, and the one that nobody sets, in seconds, at that moment."""
+
+    time: datetime
+    elapsed: float
+
+    def says(self, elapsed: float) -> datetime:
+        """What the other clock says by now."""
+        return self.time + timedelta(seconds=elapsed - self.elapsed)
+
+
+def is_apart(one: datetime, other: datetime) -> bool:
+    """Whether two clocks are too far apart for a commit."""
+    return abs(one - other) > MAX_CLOCK_SKEW
+
+
+def should_compare(last: Compared | None, wall: datetime, elapsed: float) -> bool:
+    """Whether this machine's clock has to be compared before it is believed. Pure."""
+    if last is None or is_apart(wall, last.says(elapsed)):
+        return True
+    return timedelta(seconds=elapsed - last.elapsed) > COMPARED_FOR
+
+
+class Clock:
+    """Tells the time, or raises Transient. `ask` is the other clock; without one, this machine's is believed as it was
+    at first, and a change of it while the process runs never is. Not safe for use by several threads at once."""
+
+    def __init__(
+        self,
+        ask: Callable[[], datetime] | None,
+        wall: Callable[[], datetime] | None = None,
+        elapsed: Callable[[], float] | None = None,
+    ) -> None:
+        self._ask, self._wall, self._elapsed = ask, wall or _wall, elapsed or _elapsed
+        self._last: Compared | None = None
+
+    def now(self, updated_ms: int | None = None) -> datetime:
+        """The time that a commit may be stamped with, over a table that was last updated then.
+
+        Raises Transient, naming the clocks, when this machine's is more than half a minute off.
+        """
+        wall = self._wall()
+        if should_compare(self._last, wall, self._elapsed()):
+            wall = self.compare()
+        if updated_ms is not None:
+            updated = datetime.fromtimestamp(updated_ms / 1000, UTC)
+            if updated - wall > MAX_CLOCK_SKEW:
+                raise Transient(
+                    f"clock: expected this machine not to be behind the table's last update {updated.isoformat()}, "
+                    f"found {wall.isoformat()}; set the clocks (NTP) of the machines that publish"
+                )
+        return wall
+
+    def elapsed(self) -> float:
+        """Seconds by a clock that nobody sets, and that is compared with none."""
+        return self._elapsed()
+
+    def time_of(self, elapsed: float) -> datetime:
+        """What the time was when `elapsed` said so many seconds. Raises like `now`."""
+        return self.now() - timedelta(seconds=max(0.0, self._elapsed() - elapsed))
+
+    def compare(self) -> datetime:
+        """The same, after asking the other clock."""
+        store_time = self._ask() if self._ask is not None else None
+        wall, elapsed = self._wall(), self._elapsed()
+        if store_time is not None and is_apart(wall, store_time):
+            raise Transient(
+                f"clock: expected this machine ({wall.isoformat()}) and the object store ({store_time.isoformat()}) "
+                f"within {MAX_CLOCK_SKEW}; set this machine's clock (NTP)"
+            )
+        if store_time is None and self._last is not None and is_apart(wall, self._last.says(elapsed)):
+            raise Transient(
+                f"clock: expected this machine to say {self._last.says(elapsed).isoformat()}, by what it said before, "
+                f"found {wall.isoformat()}: it was set while this ran, and no object store can say which is right; set "
+                "it (NTP), or start this again if it is right now"
+            )
+        self._last = Compared(store_time or wall, elapsed)
+        return wall
+
+
+def store_clock(environment: Environment) -> Clock:
+    """The clock of a process that commits to the warehouse; only an object store has one to compare with."""
+    bucket = bucket_of(environment.catalog.warehouse)
+    if bucket is None:
+        return Clock(None)
+    return Clock(lambda: open_store(environment.s3).clock(bucket))
+
+
+def _wall() -> datetime:
+    return datetime.fromtimestamp(time.time(), UTC)
+
+
+def _elapsed() -> float:
+    # Linux has one that also counts while the machine sleeps.
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

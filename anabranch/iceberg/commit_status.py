@@ -1,0 +1,62 @@
+"""What became of a commit whose answer was lost, by the table as it is now: it landed, it never will, or it still may.
+
+A request that nobody answered may be carried out at any later time: by a catalog behind a gateway that gave up waiting,
+by a client that repeats it. It cannot land any more once a head that it requires has moved, and not before.
+"""
+
+from __future__ import annotations
+
+import uuid
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from pyiceberg.table.snapshots import ancestors_of
+
+from anabranch.iceberg.commits import Change, Commit
+from anabranch.iceberg.snapshots import has_landed, last_publish
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+
+class CommitFate(Enum):
+    """What a table says of a commit that makes snapshots."""
+
+    LANDED = "a snapshot carries its id"
+    NEVER = "a head that it requires has moved, and no snapshot since is its own"
+    OPEN = "the heads are those that it requires: it may still land"
+    FORGOTTEN = "a head that it requires has moved, and the snapshots since are not all remembered"
+
+
+def classify_commit(table: Table, commit: Commit) -> CommitFate:
+    """How a commit whose answer was lost stands in the table as it is now. Pure."""
+    if has_landed(table, commit.id):
+        return CommitFate.LANDED
+    refs = table.metadata.refs
+    if all(branch in refs and refs[branch].snapshot_id == id for branch, id in commit.heads.items()):
+        return CommitFate.OPEN
+    # It lands on all of its branches or on none, so one that did not get it settles it for all.
+    if any(_comes_from(table, change.branch, commit.heads[change.branch]) for change in commit.changes):
+        return CommitFate.NEVER
+    return CommitFate.FORGOTTEN
+
+
+def plan_fence(table: Table, commit: Commit) -> Commit:
+    """An empty commit after which an `OPEN` one cannot land: it requires the same heads, and moves one of them.
+
+    It repeats what the newest publish said, on that publish's branch: what is newest in the table stays so. Pure but
+    for its id.
+    """
+
+    def age(branch: str) -> int:
+        newest = last_publish(table, branch)
+        return (newest.sequence_number or 0) if newest is not None else 0
+
+    return Commit(uuid.uuid4().hex, dict(commit.heads), (Change(max(sorted(commit.heads), key=age)),))
+
+
+def _comes_from(table: Table, branch: str, id: int) -> bool:
+    """Whether a branch's head was made from a snapshot, with every snapshot between them remembered."""
+    ref = table.metadata.refs.get(branch)
+    head = table.metadata.snapshot_by_id(ref.snapshot_id) if ref is not None else None
+    return head is not None and any(s.snapshot_id == id for s in ancestors_of(head, table.metadata))

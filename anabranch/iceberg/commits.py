@@ -1,0 +1,65 @@
+"""A commit as a value: what changes on which branch of one table, and the heads that the decision rests on.
+
+`anabranch.iceberg.prepare` writes its manifests, `anabranch.iceberg.lake` makes it land.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pyiceberg.manifest import DataFile
+
+
+class Outcome(Enum):
+    """What became of a commit."""
+
+    LANDED = "landed"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a commit does to one branch: files and whole hours leave it, then files come.
+
+    `clear` names hours all of whose files leave; `copy` names hours that become what another branch holds of them, as
+    the commit's heads have it. Neither reads the files' entries where manifests hold one hour each. Properties not
+    named here are carried forward from the head. `rewrites` says that the rows stay what they were.
+    """
+
+    branch: str
+    add: tuple[DataFile, ...] = ()
+    remove: tuple[DataFile, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    clear: tuple[str, ...] = ()
+    copy: Mapping[str, str] = field(default_factory=dict)
+    rewrites: bool = False
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether rows may come to the branch or leave it."""
+        return bool(self.add or self.remove or self.clear or self.copy) and not self.rewrites
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A snapshot that stays readable under a name until its age ends."""
+
+    name: str
+    snapshot_id: int
+    max_age_ms: int
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One atomic change of one table, and the heads it rests on. `id` names the attempt in every snapshot it makes."""
+
+    id: str
+    heads: Mapping[str, int]
+    changes: tuple[Change, ...]
+    tags: tuple[Tag, ...] = ()
+    drop_tags: tuple[str, ...] = ()
+    expire: tuple[int, ...] = ()
+    set_properties: Mapping[str, str] = field(default_factory=dict)
+    remove_properties: tuple[str, ...] = ()

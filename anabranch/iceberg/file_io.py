@@ -1,0 +1,186 @@
+"""How PyIceberg reaches the files of a warehouse: by PyArrow, with as few requests of S3 as it can be brought to.
+
+What PyArrow would do otherwise, for each file of some kilobytes: open connections anew with each load of a table, ask
+for a file's length before it is read and whether it is there before it is written, write it in parts (three requests),
+and make a marker of its folder when it deletes one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import lru_cache
+from io import BytesIO
+from typing import Any
+
+from pyarrow.fs import FileSystem, S3FileSystem
+from pyiceberg.io import S3_RETRY_STRATEGY_IMPL, FileIO, InputFile, InputStream, OutputFile, OutputStream
+from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
+
+from anabranch import config
+from anabranch.common.counters import S3_REQUESTS, TALLY
+from anabranch.common.errors import AnabranchError, NoAnswer
+from anabranch.iceberg.s3 import ObjectStore, bucket_and_key, is_open, open_store
+
+LOG = logging.getLogger(__name__)
+
+
+class _NewFile(PyArrowFile):
+    """A file that is written under a name that nothing has: each of ours and of PyIceberg's holds a UUID.
+
+    A manifest or a list of them knows how long it is once it is written, since its writer asks.
+    """
+
+    _length: int | None = None
+
+    def create(self, overwrite: bool = False) -> OutputStream:
+        stream = super().create(overwrite=True)
+        if self.location.startswith("s3"):
+            TALLY.count(S3_REQUESTS, "PutObject")
+        # Parquet's writer takes none but PyArrow's own streams.
+        return _Counted(stream, self) if self.location.endswith(".avro") else stream
+
+    def __len__(self) -> int:
+        return super().__len__() if self._length is None else self._length
+
+
+class _WholeFile(PyArrowFile):
+    """A small file, of metadata as a rule, which is read as a whole: by one request, where the process speaks to S3 so
+    already.
+
+    Whatever comes in between, PyArrow is asked as ever: it tries again, and its errors are the ones that are known. Not
+    so after silence, which is a TimeoutError: PyArrow would wait anew for most of the half a minute that a command has.
+    """
+
+    on_s3: tuple[ObjectStore, str, str] | None = None
+    """The store with the bucket and the key; None where PyArrow is the only one to ask."""
+
+    def open(self, seekable: bool = True) -> InputStream:
+        if self.on_s3 is not None:
+            store, bucket, key = self.on_s3
+            try:
+                return BytesIO(store.get(bucket, key))
+            except NoAnswer as error:
+                # The client's own words: what was being done, and what to do next, is said by who asked for the file.
+                raise TimeoutError(str(error.__cause__)) from error
+            except AnabranchError as error:
+                LOG.debug("%s", error)
+        if self.location.startswith("s3"):
+            TALLY.count(S3_REQUESTS, "GetObject")
+        return super().open(seekable)
+
+
+class _Counted(OutputStream):
+    """A stream that tells its file how much was written, once it is closed."""
+
+    def __init__(self, stream: OutputStream, file: _NewFile) -> None:
+        self._stream, self._file, self._length, self._open = stream, file, 0, True
+
+    def write(self, b: bytes) -> int:
+        written = self._stream.write(b)
+        self._length += len(b)
+        return written
+
+    def tell(self) -> int:
+        return self._length
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._stream.close()
+            self._file._length = self._length
+
+    def __enter__(self) -> OutputStream:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+
+class LakeFileIO(PyArrowFileIO):
+    """PyIceberg's own file access by PyArrow; on S3 with fewer requests, over connections that the process shares."""
+
+    def __init__(self, properties: dict[str, str]) -> None:
+        super().__init__(properties)
+        self.fs_by_scheme = self._shared_fs
+
+    def _shared_fs(self, scheme: str, netloc: str | None) -> FileSystem:
+        if not scheme.startswith("s3"):
+            return self._initialize_fs(scheme, netloc)
+        # A forked process must not use its parent's connections.
+        return _open_s3(os.getpid(), netloc, tuple(sorted(self.properties.items())))
+
+    def new_input(self, location: str) -> PyArrowFile:
+        return self.whole(location) if location.endswith((".avro", ".json")) else super().new_input(location)
+
+    def whole(self, location: str) -> PyArrowFile:
+        """A file that is read as a whole, into memory, and by one request where that can be."""
+        scheme, netloc, path = self.parse_location(location, self.properties)
+        file = _WholeFile(location, path, self.fs_by_scheme(scheme, netloc))
+        # A command that only reads is spared another library's import.
+        file.on_s3 = self._on_s3(location) if is_open() else None
+        return file
+
+    def new_output(self, location: str) -> PyArrowFile:
+        scheme, netloc, path = self.parse_location(location, self.properties)
+        return _NewFile(location, path, self.fs_by_scheme(scheme, netloc))
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        """Delete a file. Raises OSError; on S3 not for one that is gone already."""
+        path = location if isinstance(location, str) else location.location
+        on_s3 = self._on_s3(path)
+        if on_s3 is None:
+            super().delete(location)
+            return
+        store, bucket, key = on_s3
+        try:
+            store.delete_objects(bucket, [key])
+        except AnabranchError as error:
+            raise OSError(str(error)) from error
+
+    def _on_s3(self, location: str) -> tuple[ObjectStore, str, str] | None:
+        """The store, the bucket and the key, for requests of our own; None for a file elsewhere, and where only PyArrow
+        is told how to reach S3."""
+        found = bucket_and_key(location)
+        if found is None or self.properties.keys() & _NOT_OURS:
+            return None
+        keys = {key: self.properties[f"s3.{name}"] for key, name in _STORE.items() if f"s3.{name}" in self.properties}
+        return open_store(config.S3.model_validate(keys)), *found
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.fs_by_scheme = self._shared_fs
+
+
+def as_whole(io: FileIO, location: str) -> InputFile:
+    """A small file of a table, to be read as a whole."""
+    return io.whole(location) if isinstance(io, LakeFileIO) else io.new_input(location)
+
+
+# By key of the configuration, what PyIceberg calls it.
+_STORE = {
+    "endpoint": "endpoint",
+    "region": "region",
+    "access_key": "access-key-id",
+    "secret_key": "secret-access-key",
+}
+# Properties of S3 that only PyArrow is told: keys that a catalog hands out, a role, a proxy.
+_NOT_OURS = {
+    "s3.session-token",
+    "s3.role-arn",
+    "client.role-arn",
+    "s3.proxy-uri",
+    "s3.anonymous",
+    "client.session-token",
+}
+
+
+@lru_cache(maxsize=16)
+def _open_s3(process: int, netloc: str | None, properties: tuple[tuple[str, str], ...]) -> FileSystem:
+    io = PyArrowFileIO(dict(properties))
+    opened = io._initialize_fs("s3", netloc)
+    if not isinstance(opened, S3FileSystem) or S3_RETRY_STRATEGY_IMPL in io.properties:
+        return opened
+    # PyIceberg has no property for it: a file is opened with its first part, and one of a single part is one request.
+    rebuild, (options,) = opened.__reduce__()
+    return rebuild(options | {"allow_delayed_open": True})

@@ -1,0 +1,95 @@
+"""Commits of other programs on our branches: accepted where the rows stay the same, refused where they changed.
+
+A platform compacts files, rewrites manifests and expires snapshots of all its tables. What it leaves is a head without
+our properties, above the newest publish of the branch (`snapshots.last_publish`). A publish carries its properties on,
+as long as the branch has the rows of that publish.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from pyiceberg.table.snapshots import Operation
+
+from anabranch.common.errors import Terminal
+from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg import snapshots
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+LOG = logging.getLogger(__name__)
+
+# Heads that were looked at, by table and branch: each is looked at once.
+_ACCEPTED: dict[tuple[object, str], int] = {}
+
+
+def check_foreign_commits(table: Table) -> None:
+    """Raise Terminal when a program that is none of ours changed rows of a branch since its newest publish. Reads files
+    only where there is such a commit. Raises Transient."""
+    for branch in snapshots.BRANCHES:
+        if branch not in table.metadata.refs:
+            continue
+        commits = foreign_commits(table, branch)
+        base = snapshots.last_publish(table, branch)
+        key = (table.metadata.table_uuid, branch)
+        if not commits or base is None or _ACCEPTED.get(key) == commits[0].snapshot_id:
+            continue
+        if (changed := _changed(table, commits, base)) is not None:
+            name = ".".join(table.name())
+            raise Terminal(
+                f"table {name}: expected branch {branch} to have the rows of its newest publish, found snapshot "
+                f"{commits[0].snapshot_id} of another program, {changed}; nothing is published. Only Anabranch changes "
+                f"rows of this table: take it back ({_remedy(name, branch, base)}) and start again"
+            )
+        _ACCEPTED[key] = commits[0].snapshot_id
+        LOG.warning(
+            "table %s: branch %s has commits of another program (%s, the newest %d); its rows are the same, going on",
+            ".".join(table.name()),
+            branch,
+            ", ".join(sorted({operation_of(s) for s in commits})),
+            commits[0].snapshot_id,
+        )
+
+
+def foreign_commits(table: Table, branch: str) -> list[Snapshot]:
+    """The remembered snapshots above a branch's newest publish, newest first. Pure."""
+    return [s for s in snapshots.ancestors_to_last_publish(table, branch) if not snapshots.is_publish(s)]
+
+
+def operation_of(snapshot: Snapshot) -> str:
+    """What a snapshot says that it did. Pure."""
+    return snapshot.summary.operation.value if snapshot.summary is not None else "no operation"
+
+
+def _changed(table: Table, commits: list[Snapshot], base: Snapshot) -> str | None:
+    """How rows changed between a publish and the commits above it, in words, or None."""
+    for snapshot in commits:
+        if snapshot.summary is None or snapshot.summary.operation is not Operation.REPLACE:
+            touched = [snapshots.count(snapshot, f"{how}-data-files") for how in ("added", "deleted")]
+            if any(touched) or snapshots.count(snapshot, "added-delete-files"):
+                return f"whose operation is {operation_of(snapshot)} ({touched[0]} files added, {touched[1]} removed)"
+    head = commits[0]
+    with lake_errors(f"count the rows of {'.'.join(table.name())}"):
+        before, after = (_rows_by_hour(table, s) for s in (base, head))
+    differing = sorted(h for h in before.keys() | after.keys() if before.get(h, 0) != after.get(h, 0))
+    if differing:
+        hour = differing[0]
+        return (
+            f"which changed the rows of {len(differing)} hours (hour {hour}: expected {before.get(hour, 0)} rows, "
+            f"found {after.get(hour, 0)})"
+        )
+    return None
+
+
+def _rows_by_hour(table: Table, snapshot: Snapshot) -> dict[str, int]:
+    files = snapshots.files_at(table, snapshot)
+    return {hour: sum(f.record_count for f in of_hour.values()) for hour, of_hour in files.items()}
+
+
+def _remedy(name: str, branch: str, base: Snapshot) -> str:
+    if branch == "main":
+        return f"CALL CATALOG.system.set_current_snapshot('{name}', {base.snapshot_id})"
+    return f"ALTER TABLE CATALOG.{name} CREATE OR REPLACE BRANCH {branch} AS OF VERSION {base.snapshot_id}"

@@ -1,0 +1,396 @@
+"""The catalog and its tables: loading them, and landing what the protocol decided. What makes and changes tables
+themselves is in `anabranch.iceberg.admin`.
+
+A commit (`anabranch.iceberg.commits`) lands whole, is refused whole, or its answer is lost; `Lake.commit` tells which,
+and never repeats a decision by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
+from functools import cached_property
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchTableError,
+    ValidationException,
+)
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.update import (
+    AssertCurrentSchemaId,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    TableRequirement,
+)
+
+from anabranch.common.attempts import attempts, doubling
+from anabranch.common.errors import MetadataGone, Terminal, Transient
+from anabranch.common.fail_points import Step, reach
+from anabranch.common.logs import note
+from anabranch.common.remote_errors import explain, lake_errors, one_line
+from anabranch.config import Environment
+from anabranch.iceberg import ledger_files
+from anabranch.iceberg.catalog_settings import catalog_properties, keep_state_out_of_glue
+from anabranch.iceberg.clock import Clock, store_clock
+from anabranch.iceberg.commit_status import CommitFate, classify_commit, plan_fence
+from anabranch.iceberg.commits import Commit, Outcome
+from anabranch.iceberg.foreign import check_foreign_commits
+from anabranch.iceberg.ledger_files import MergeStep
+from anabranch.iceberg.prepare import prepare
+from anabranch.iceberg.snapshot_writer import delete_quietly
+from anabranch.iceberg.snapshots import Staged, has_landed
+
+LOG = logging.getLogger(__name__)
+
+
+# How a REST catalog's server says, with the status of a table that does not exist, that a metadata file is not there.
+_NO_FILE = "Location does not exist"
+
+# How PyIceberg says, as a plain ValueError, that another process changed the table first.
+_OVERTAKEN = ("Cannot add snapshot with sequence number", "Snapshot with snapshot id")
+
+# A commit is asked for within this time of its decision, or decided again: what it wrote and names is young then, so
+# that no orphan removal has taken it meanwhile. Other programs' moves no head.
+PREPARED_WITHIN = timedelta(minutes=20)
+
+# How long the table is asked what became of a commit whose answer was lost.
+_PATIENCE_SECONDS = 30.0
+
+
+class _Unknown(Transient):
+    """The table cannot say any more what became of a commit."""
+
+
+class Lake:
+    """The catalog and its tables. Reads are always fresh: nothing is cached between calls but the connection.
+
+    `require` is asked about each table that is loaded, by name, and raises for one that must not be used.
+    """
+
+    def __init__(self, environment: Environment, require: Callable[[str, Table], None] | None = None) -> None:
+        self.environment = environment
+        self._require = require
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        catalog = self.environment.catalog
+        try:
+            opened = load_catalog(catalog.name, **catalog_properties(self.environment))
+            if catalog.type == "glue":
+                keep_state_out_of_glue(opened)
+            return opened
+        except Exception as error:
+            raise explain(f"open catalog {catalog.name} ({catalog.type})", error) from error
+
+    @cached_property
+    def clock(self) -> Clock:
+        """Tells what time a commit may be stamped with; every commit asks it."""
+        return store_clock(self.environment)
+
+    def load(self, name: str) -> Table:
+        """A table as it is now. Raises Terminal when it does not exist, MetadataGone when storage lacks what the
+        catalog names, ConfigurationError for keys or rights that are wrong, Transient when the lake does not answer."""
+        table = self._find(name)
+        if table is None:
+            raise Terminal(f"table {name}: expected it to exist, found none; run `anabranch apply`")
+        if self._require is not None:
+            self._require(name, table)
+        return table
+
+    def _find(self, name: str) -> Table | None:
+        gone = None
+        while True:
+            try:
+                return self.catalog.load_table(name)
+            except (Terminal, Transient):
+                raise
+            except Exception as error:
+                message = one_line(error)
+                if not (isinstance(error, FileNotFoundError) or _NO_FILE in message):
+                    if isinstance(error, NoSuchTableError):
+                        return None
+                    raise explain(f"load table {name}", error) from error
+                # Asked twice: the first may have been overtaken by publishes that deleted the file since.
+                if gone == message:
+                    raise MetadataGone(
+                        f"table {name}: expected the metadata file that the catalog names, found {message}; if the "
+                        "bucket was restored to an earlier time, stop the stream's jobs and run `anabranch apply "
+                        "STREAM --register`, which takes the newest metadata file that is there"
+                    ) from error
+                gone = message
+
+    @property
+    def catalog_name(self) -> str:
+        return self.environment.catalog.name
+
+    def tables(self, names: Iterable[str]) -> Mapping[str, Table]:
+        """Tables by name, each loaded when it is first asked for."""
+        return _Tables(self, tuple(names))
+
+    def exists(self, name: str) -> bool:
+        """Whether the catalog knows a table. Raises like `load`."""
+        return self._find(name) is not None
+
+    def commit(self, table: Table, commit: Commit) -> Outcome:
+        """Make `commit` land, or find that it is refused: `land`, where the table is not needed after it."""
+        return Outcome.REFUSED if self.land(table, commit) is None else Outcome.LANDED
+
+    def land(self, table: Table, commit: Commit) -> Table | None:
+        """Make `commit` land; returns the table with it. None: refused, because a head or the schema moved. Never
+        replays.
+
+        When the answer is lost, or may be one to the client's own repetition, the table tells; None is said only of
+        what cannot land any more. A commit without changes makes no snapshot to be known by: ask for it again.
+        Raises Transient when the outcome stays unknown: nothing that the commit names may be discarded then. Raises
+        Terminal when another program changed rows of a branch.
+        """
+        if commit.changes:
+            check_foreign_commits(table)
+        began = self.clock.now(table.metadata.last_updated_ms)
+        prepared = prepare(table, commit, began)
+        # A transaction of PyIceberg keeps one requirement of each type, so it would watch one branch only.
+        requirements: tuple[TableRequirement, ...] = (
+            AssertTableUUID(uuid=table.metadata.table_uuid),
+            AssertCurrentSchemaId(current_schema_id=table.metadata.current_schema_id),
+            *(AssertRefSnapshotId(ref=ref, snapshot_id=id) for ref, id in commit.heads.items()),
+        )
+        reach(Step.COMMIT_PREPARED)
+        note(publish=commit.id)
+        if commit.heads and (took := self.clock.now(table.metadata.last_updated_ms) - began) > PREPARED_WITHIN:
+            LOG.warning(
+                "commit %s of %s: expected it to be asked for within %s, found %s later; deciding again, since orphan "
+                "removal may have taken its files",
+                commit.id,
+                table.name(),
+                PREPARED_WITHIN,
+                took,
+            )
+            delete_quietly(table, prepared.written)
+            return None
+        try:
+            reach(Step.COMMIT_REQUEST_LOST)
+            landed = self.catalog.commit_table(table, requirements, prepared.updates)
+            reach(Step.COMMIT_ANSWER_LOST)
+            reach(Step.COMMIT_LANDED)
+            note(snapshots={c.branch: landed.metadata.refs[c.branch].snapshot_id for c in commit.changes})
+            delete_old_metadata(table, landed)
+            return _with(table, landed)
+        except (CommitFailedException, ValidationException) as error:
+            LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
+            # A client over HTTP asks again by itself, and is then told that another was first: that was itself.
+            if self.environment.catalog.type != "sql" and (settled := self._settle(table, commit, refused=True)):
+                return settled
+        except ValueError as error:
+            # Another commit took the sequence number between this decision and its publish, or discarded what this one
+            # would have expired.
+            if not any(text in str(error) for text in _OVERTAKEN):
+                raise
+            LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
+        except Exception as error:
+            LOG.warning(
+                "commit %s of %s: the answer was lost (%s); looking at the table",
+                commit.id,
+                table.name(),
+                one_line(error),
+            )
+            return self._settle(table, commit)
+        # The catalog said no, and no snapshot refers to what was written nor ever will. Where only the answer was lost,
+        # the files are left to maintenance.
+        delete_quietly(table, prepared.written)
+        return None
+
+    def _settle(self, table: Table, commit: Commit, refused: bool = False) -> Table | None:
+        """What became of a commit that may have landed, or may still land: the table with it, or None. `refused`: the
+        catalog said no to it.
+
+        While it may still land, a head is moved that it requires; then it has landed before or it never will. Raises
+        Transient when that is not known after half a minute, or cannot be known any more.
+        """
+        if not commit.changes:
+            return None
+        name = ".".join(table.name())
+        last_error = "nothing"
+        for _ in attempts(doubling(0.05, 2.0), _PATIENCE_SECONDS):
+            try:
+                fresh = self.load(name)
+                standing = classify_commit(fresh, commit)
+                if standing is CommitFate.FORGOTTEN:
+                    raise _Unknown(
+                        f"commit {commit.id} of {name}: expected to learn whether it landed, found that later "
+                        "publishes have removed the snapshots that say so; nothing is deleted, start again from the "
+                        "table"
+                    )
+                # Glue compares a version that has moved on: no repetition of this request can land.
+                if standing is CommitFate.OPEN and refused and self.environment.catalog.type == "glue":
+                    standing = CommitFate.NEVER
+                if standing is CommitFate.OPEN and self._fence(fresh, plan_fence(fresh, commit)):
+                    standing = CommitFate.NEVER
+                if standing is not CommitFate.OPEN:
+                    landed = standing is CommitFate.LANDED
+                    (LOG.debug if refused and not landed else LOG.warning)(
+                        "commit %s of %s %s",
+                        commit.id,
+                        table.name(),
+                        "had landed" if landed else "had not landed, and cannot any more",
+                    )
+                    return fresh if landed else None
+            except _Unknown:
+                raise
+            except Transient as error:
+                last_error = str(error)
+        raise Transient(
+            f"commit {commit.id} of {name}: expected to learn whether it landed, found {last_error}; nothing is "
+            "deleted, try again"
+        )
+
+    def _fence(self, table: Table, fence: Commit) -> bool:
+        """Whether an empty commit landed that keeps another from landing. Raises Transient when that is not known."""
+        updates = prepare(table, fence, self.clock.now(table.metadata.last_updated_ms)).updates
+        reach(Step.COMMIT_DOUBTED)
+        try:
+            landed = self.catalog.commit_table(
+                table,
+                (
+                    AssertTableUUID(uuid=table.metadata.table_uuid),
+                    *(AssertRefSnapshotId(ref=ref, snapshot_id=id) for ref, id in fence.heads.items()),
+                ),
+                updates,
+            )
+        except (CommitFailedException, ValidationException, ValueError) as error:
+            LOG.debug("fence of %s refused: %s", table.name(), error)
+            return False
+        except Exception as error:
+            raise explain(f"move a head of {'.'.join(table.name())}", error) from error
+        reach(Step.COMMIT_FENCED)
+        delete_old_metadata(table, landed)
+        return True
+
+    def append(self, name: str, rows: Callable[[Table], pa.Table | None]) -> Table:
+        """Append to a plain table (the ledger); returns it with what was appended. `rows` gets the table that the
+        commit will rest on, whose next sequence number it will have, and is asked again when another process was first;
+        None is nothing to append. Raises Transient when ten attempts are refused.
+        """
+        for _ in range(10):
+            table = self.load(name)
+            new_rows = rows(table)
+            if new_rows is None:
+                return table
+            if lacking := [c for c in new_rows.column_names if c not in table.schema().column_names]:
+                raise Terminal(f"table {name}: expected column {lacking[0]}, found none; run `anabranch apply`")
+            self.clock.now(table.metadata.last_updated_ms)
+            commit_id = uuid.uuid4().hex
+            with lake_errors(f"write rows of {name}"):
+                updates = ledger_files.append(table, new_rows, commit_id)
+            reach(Step.LEDGER_PREPARED)
+            try:
+                landed = self.catalog.commit_table(table, _require_main(table), updates)
+                reach(Step.LEDGER_APPENDED)
+                delete_old_metadata(table, landed)
+                return _with(table, landed)
+            except CommitFailedException as error:
+                LOG.debug("append to %s refused: %s", name, error)
+            except Exception as error:
+                LOG.warning("append to %s: the answer was lost (%s)", name, one_line(error))
+                # If it still lands, the next attempt is refused, or finds its rows there: both require one head.
+                if has_landed(fresh := self._look(name), commit_id):
+                    return fresh
+        raise Transient(f"append to {name}: expected to be first once in ten attempts, found others were; try again")
+
+    def merge_files(self, name: str, idle: bool = False) -> MergeStep:
+        """Merge some of a plain table's (the ledger's) files, one bounded step that changes no row. Refused, or with
+        its answer lost, it may be done or not: the next step looks again. Raises Transient when the lake does not
+        answer.
+        """
+        table = self.load(name)
+        self.clock.now(table.metadata.last_updated_ms)
+        with lake_errors(f"merge files of {name}"):
+            updates = ledger_files.merge(table, uuid.uuid4().hex, idle)
+        if not updates:
+            return MergeStep.NOTHING
+        reach(Step.LEDGER_MERGE_PREPARED)
+        try:
+            landed = self.catalog.commit_table(table, _require_main(table), updates)
+            reach(Step.LEDGER_MERGED)
+            delete_old_metadata(table, landed)
+        except Exception as error:
+            LOG.debug("merging files of %s: left for the next time (%s)", name, one_line(error))
+            return MergeStep.REFUSED
+        return MergeStep.LANDED
+
+    def touch(self, name: str) -> bool:
+        """Move the head of a plain table (the ledger), and no row; False when another process was first. Raises
+        Transient."""
+        table = self.load(name)
+        self.clock.now(table.metadata.last_updated_ms)
+        with lake_errors(f"move the head of {name}"):
+            updates = ledger_files.touch(table, uuid.uuid4().hex)
+        try:
+            delete_old_metadata(table, self.catalog.commit_table(table, _require_main(table), updates))
+        except CommitFailedException as error:
+            LOG.debug("moving the head of %s: another process was first (%s)", name, error)
+            return False
+        except Exception as error:
+            raise explain(f"move the head of {name}", error) from error
+        return True
+
+    def discard(self, name: str, staged: Staged) -> None:
+        """Forget a staged snapshot that its own publisher will not publish; its files become orphans."""
+        table = self.load(name)
+        if table.metadata.snapshot_by_id(staged.snapshot_id) is not None:
+            self.commit(table, Commit(uuid.uuid4().hex, {}, (), expire=(staged.snapshot_id,)))
+
+    def _look(self, name: str) -> Table:
+        """Load a table, for half a minute if need be. Raises Transient."""
+        last: Transient | None = None
+        for _ in attempts(doubling(0.1, 2.0), _PATIENCE_SECONDS):
+            try:
+                return self.load(name)
+            except Transient as error:
+                last = error
+        assert last is not None
+        raise last
+
+
+def _with(table: Table, landed: CommitTableResponse) -> Table:
+    """A table as the catalog says that a commit has made it."""
+    return Table(table.name(), landed.metadata, landed.metadata_location, table.io, table.catalog)
+
+
+def _require_main(table: Table) -> tuple[TableRequirement, ...]:
+    """That a plain table is the one that was loaded, and nobody has changed it since."""
+    current = table.current_snapshot()
+    return (
+        AssertTableUUID(uuid=table.metadata.table_uuid),
+        AssertRefSnapshotId(ref="main", snapshot_id=current.snapshot_id if current else None),
+    )
+
+
+def delete_old_metadata(before: Table, landed: CommitTableResponse) -> None:
+    """Delete the metadata files that a commit dropped from the log, as `write.metadata.delete-after-commit.enabled`
+    promises: the catalog alone does not. What is left over by a failure is an orphan."""
+    kept = {entry.metadata_file for entry in landed.metadata.metadata_log}
+    delete_quietly(before, [e.metadata_file for e in before.metadata.metadata_log if e.metadata_file not in kept])
+
+
+class _Tables(Mapping[str, Table]):
+    def __init__(self, lake: Lake, names: tuple[str, ...]) -> None:
+        self._lake, self._names = lake, names
+        self._loaded: dict[str, Table] = {}
+
+    def __getitem__(self, name: str) -> Table:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._loaded:
+            self._loaded[name] = self._lake.load(name)
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

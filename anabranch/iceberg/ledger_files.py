@@ -1,0 +1,393 @@
+"""The ledger's files: few and sorted by hour, whatever it was appended to.
+
+Every append writes a file and a manifest. Files of one quarter of a year are merged when there are many of about one
+size, so a row is written again a logarithmic number of times, and the bounds of a file's column `hour` stay narrow: a
+reader of an hour opens few files of a ledger of any age. Manifests are merged by the same rule, entry by entry.
+
+Merging changes no row. It rests on the head of `main`: refused, it is left for the next time; what was written for
+nothing becomes an orphan.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.expressions.parser import parse
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile
+from pyiceberg.table import FileScanTask, Transaction
+from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.update import RemoveSnapshotsUpdate
+from pyiceberg.table.update.snapshot import _FastAppendFiles
+
+from anabranch.iceberg.arrow_files import write_files
+from anabranch.iceberg.snapshots import PUBLISH_ID, plan_plain_expiry
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+    from pyiceberg.table.update import TableUpdate
+
+T = TypeVar("T")
+
+MERGED = "anabranch.merged"
+"""In a snapshot's summary: how many files the ledger had when it was last looked at for what to merge."""
+
+MANY = 16
+"""So many files of about one size are merged."""
+
+MANY_MANIFESTS = 8
+
+SNAPSHOTS_KEPT = 20
+
+_MOST_ROWS = 8_192  # of a merged file
+_MOST_FILES = 64  # merged in one commit
+_MOST_ENTRIES = 32  # of a manifest that is written again with every few appends
+_LARGEST = 50_000  # entries of a manifest
+_MOST_MANIFESTS = 256  # merged in one commit
+_MOST_EXPIRED = 256  # in one commit
+_SOME = 4  # small files of a quarter that is over
+_ENOUGH = 32  # what is merged into the file of a quarter that is over is so much smaller at most
+_SMALL = 32  # rows; files below are of one size
+
+# Merged files are read by hour: small row groups, and bounds of that column alone.
+_WRITE = {
+    "write.parquet.row-group-limit": "512",
+    "write.metadata.metrics.default": "none",
+    "write.metadata.metrics.column.hour": "full",
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """The hours from `first` to `last`, both included."""
+
+    first: str
+    last: str
+
+
+class MergeStep(Enum):
+    """What became of one step of merging."""
+
+    NOTHING = "nothing to merge"
+    LANDED = "landed"
+    REFUSED = "refused, or the answer was lost"
+
+
+@dataclass(frozen=True)
+class File:
+    """A data file of the ledger, with its rows and their first and last hour."""
+
+    path: str
+    rows: int
+    first: str
+    last: str
+
+    @property
+    def bucket(self) -> str | None:
+        """The quarter that all its rows are of; None when they are of several."""
+        first, last = bucket_of(self.first), bucket_of(self.last)
+        return first if first == last else None
+
+    def may_hold(self, hours: Span | Sequence[str]) -> bool:
+        """Whether a row of one of the hours can be in it; a list of hours is sorted."""
+        if not self.last:
+            return True
+        if isinstance(hours, Span):
+            return self.first <= hours.last and hours.first <= self.last
+        at = bisect_left(hours, self.first)
+        return at < len(hours) and hours[at] <= self.last
+
+
+def bucket_of(hour: str) -> str:
+    """The quarter of a year that an hour is in. Pure."""
+    return f"{hour[:4]}-{(int(hour[5:7] or 1) - 1) // 3}" if hour[5:7].isdecimal() else ""
+
+
+def tiered(sizes: Sequence[int], least: int, small: int, most: int) -> int:
+    """How many of `sizes`, smallest first, are merged into one: each is at most as large as those before it together,
+    so that what is written again at least doubles. None for less than `least`. Pure."""
+    total = count = 0
+    for size in sizes:
+        if size > max(small, total) or (count and total + size > most):
+            break
+        total, count = total + size, count + 1
+    return count if count >= least else 0
+
+
+def plan_merge(files: Iterable[File], idle: bool = False) -> tuple[File, ...]:
+    """The files that the next commit merges; none when they are few enough. Pure.
+
+    A file whose rows are of several quarters is split. In the newest quarter files of about one size are merged; an
+    earlier one is to be one file.
+    """
+    by_bucket: dict[str, list[File]] = {}
+    for file in sorted(files, key=lambda f: (f.rows, f.path)):
+        if file.bucket is None:
+            return (file,)
+        by_bucket.setdefault(file.bucket, []).append(file)
+    newest = max(by_bucket, default="")
+    for bucket, in_bucket in sorted(by_bucket.items(), reverse=True):
+        sizes = [f.rows for f in in_bucket]
+        count = tiered(sizes, MANY, _SMALL, _MOST_ROWS)
+        if bucket != newest:
+            count = max(count, _count_of_over([rows for rows in sizes if rows <= _MOST_ROWS // 2], idle))
+        if count > 1:
+            return tuple(in_bucket[: min(count, _MOST_FILES)])
+    return ()
+
+
+def _count_of_over(sizes: Sequence[int], idle: bool) -> int:
+    """How many files of a quarter that is over are merged, smallest first: all when they add enough to the largest, or
+    when `idle`; else, once there are some, those beside it."""
+    *small, largest = sizes or (0,)
+    if small and (idle or _ENOUGH * sum(small) >= largest):
+        # Each is at most half of what one file may hold.
+        total, count = 0, 0
+        for size in sizes:
+            if total + size > _MOST_ROWS:
+                break
+            total, count = total + size, count + 1
+        return count
+    return len(small) if len(small) >= _SOME else 0
+
+
+def plan_fold(counts: Mapping[str, int], must: Iterable[str] = ()) -> tuple[str, ...]:
+    """The manifests, by the number of entries of each, whose entries the next commit writes into one; `must` are among
+    them. Pure."""
+    chosen = set(must)
+    others = sorted((path for path in counts if path not in chosen), key=lambda path: (counts[path], path))
+    least = 1 if chosen else MANY_MANIFESTS
+    count = tiered([counts[path] for path in others], least, _MOST_ENTRIES, _LARGEST)
+    return (*sorted(chosen), *others[: min(count, _MOST_MANIFESTS)])
+
+
+def read(table: Table, hours: Span | Collection[str] | None, columns: Sequence[str]) -> pa.Table:
+    """The rows of `hours`, or all; of files that can hold none of them nothing is read. Raises OSError."""
+    files = _live(table).values()
+    if hours is None:
+        return _read(table, files, columns)
+    wanted = hours if isinstance(hours, Span) else sorted(set(hours))
+    span = hours if isinstance(hours, Span) else Span(wanted[0], wanted[-1])  # type: ignore[index]
+    chosen = [f for f in files if _file(table, f).may_hold(wanted)]
+    rows = _read(table, chosen, columns, f"hour >= '{span.first}' AND hour <= '{span.last}'")
+    if isinstance(wanted, Span):
+        return rows
+    return rows.filter(pc.is_in(rows["hour"], pa.array(wanted, rows["hour"].type)))
+
+
+def read_since(table: Table, sequence: int, columns: Sequence[str]) -> pa.Table:
+    """The rows of a sequence and of those after it; what is older is not read. Raises OSError."""
+    newest = _NEWEST.ask(table)
+    rows = _read(table, [f for p, f in _live(table).items() if newest[p] >= sequence], columns)
+    return rows.filter(pc.greater_equal(rows["sequence"], sequence))
+
+
+def has_many(table: Table) -> bool:
+    """Whether enough was appended since files were last merged to look for what to merge. Pure."""
+    snapshot = table.current_snapshot()
+    return snapshot is not None and _number(snapshot, "total-data-files") - _number(snapshot, MERGED) >= MANY
+
+
+def append(table: Table, rows: pa.Table, commit_id: str) -> tuple[TableUpdate, ...]:
+    """Write a file of `rows`, and say what a commit changes that appends it. Raises OSError."""
+    return _commit(table, _properties(table, commit_id), (), _write(table, rows))
+
+
+def _properties(table: Table, commit_id: str) -> dict[str, str]:
+    """What a snapshot that merges nothing says."""
+    snapshot = table.current_snapshot()
+    merged = _number(snapshot, MERGED) if snapshot is not None else 0
+    return {PUBLISH_ID: commit_id} | ({MERGED: str(merged)} if merged else {})
+
+
+def touch(table: Table, commit_id: str) -> tuple[TableUpdate, ...]:
+    """What a commit changes that moves the head, and no row. Raises OSError."""
+    return _commit(table, _properties(table, commit_id), (), ())
+
+
+def merge(table: Table, commit_id: str, idle: bool = False) -> tuple[TableUpdate, ...]:
+    """Write what merges files or manifests and expires snapshots, one bounded step, and say what its commit changes;
+    nothing when nothing is to be merged. With `idle` also what would wait for more. Raises OSError."""
+    snapshot = table.current_snapshot()
+    if snapshot is None:
+        return ()
+    manifests = snapshot.manifests(table.io)
+    expire = plan_plain_expiry(table, SNAPSHOTS_KEPT)[-_MOST_EXPIRED:]
+    # An old ledger has as many manifests as files: first these, without a look at the files.
+    files = {} if len(manifests) > _MOST_MANIFESTS else _live(table)
+    chosen = plan_merge((_file(table, f) for f in files.values()), idle)
+    if not (chosen or plan_fold(_counts(manifests))):
+        return _expired(expire if idle or len(expire) >= MANY else ())
+    removed = tuple(files[f.path] for f in chosen)
+    added = _write(table, *_split(_read(table, removed))) if removed else []
+    merged = max(0, _number(snapshot, "total-data-files") - len(removed) + len(added))
+    properties = {PUBLISH_ID: commit_id, MERGED: str(merged)}
+    return (*_commit(table, properties, removed, added), *_expired(expire))
+
+
+class PerFile(Generic[T]):
+    """What each file of a ledger says to one question. A file never changes, so it is read once in a process."""
+
+    def __init__(self, columns: Sequence[str], answer: Callable[[pa.Table], T]) -> None:
+        self._columns, self._answer = columns, answer
+        self._known: dict[str, dict[str, T]] = {}
+
+    def ask(self, table: Table) -> dict[str, T]:
+        """What each file of the table as it was loaded says, by its path."""
+        files = _live(table)
+        before = self._known.get(table.location(), {})
+        answers = {
+            p: before[p] if p in before else self._answer(_read(table, [f], self._columns)) for p, f in files.items()
+        }
+        self._known[table.location()] = answers
+        return answers
+
+
+def _newest_sequence(rows: pa.Table) -> int:
+    return int(pc.max(rows["sequence"]).as_py() or 0)
+
+
+_NEWEST = PerFile(("sequence",), _newest_sequence)
+
+
+def _expired(ids: Sequence[int]) -> tuple[TableUpdate, ...]:
+    return (RemoveSnapshotsUpdate(snapshot_ids=list(ids)),) if ids else ()
+
+
+def _commit(
+    table: Table, properties: dict[str, str], removed: Sequence[DataFile], added: Sequence[DataFile]
+) -> tuple[TableUpdate, ...]:
+    tx = Transaction(table)
+    replace = bool(removed or not added)
+    producer = _Producer(
+        Operation.OVERWRITE if replace else Operation.APPEND,
+        tx,
+        table.io,
+        snapshot_properties=properties,
+        branch="main",
+    )
+    for data_file in added:
+        producer.append_data_file(data_file)
+    for data_file in removed:
+        producer.delete_data_file(data_file)
+    producer.commit()
+    return tuple(tx._updates)
+
+
+class _Producer(_FastAppendFiles):
+    """A snapshot without the deleted files, and with the entries of its small manifests in one."""
+
+    def _existing_manifests(self) -> list[ManifestFile]:
+        manifests = {m.manifest_path: m for m in super()._existing_manifests()}
+        entries = self._read_entries(manifests.values()) if self._deleted_data_files else {}
+        gone = {f.file_path for f in self._deleted_data_files}
+        touched = [p for p, listed in entries.items() if any(e.data_file.file_path in gone for e in listed)]
+        fold = plan_fold(_counts(manifests.values()), touched)
+        if not fold:
+            return list(manifests.values())
+        entries |= self._read_entries(manifests[path] for path in fold if path not in entries)
+        kept = [e for path in fold for e in entries[path] if e.data_file.file_path not in gone]
+        written: list[ManifestFile] = []
+        for spec_id, of_spec in groupby(sorted(kept, key=lambda e: e.data_file.spec_id), lambda e: e.data_file.spec_id):
+            with self.new_manifest_writer(self.spec(spec_id)) as writer:
+                for entry in of_spec:
+                    writer.add_entry(_with_status(entry, ManifestEntryStatus.EXISTING, entry.snapshot_id))
+            written.append(writer.to_manifest_file())
+        return written + [m for path, m in manifests.items() if path not in set(fold)]
+
+    def _deleted_entries(self) -> list[ManifestEntry]:
+        gone = {f.file_path for f in self._deleted_data_files}
+        if not gone:
+            return []
+        return [
+            _with_status(entry, ManifestEntryStatus.DELETED, self._snapshot_id)
+            for listed in self._read_entries(super()._existing_manifests()).values()
+            for entry in listed
+            if entry.data_file.file_path in gone
+        ]
+
+    def _read_entries(self, manifests: Iterable[ManifestFile]) -> dict[str, list[ManifestEntry]]:
+        return {m.manifest_path: m.fetch_manifest_entry(self._io) for m in manifests}
+
+    def _summary(self, snapshot_properties: Mapping[str, str] = {}) -> Summary:
+        summary = super()._summary(dict(snapshot_properties))
+        if self._operation is Operation.APPEND:
+            return summary
+        # Rows are as they were: a reader of what is new passes over such a snapshot. The library counts as if not.
+        return Summary(Operation.REPLACE, **summary.additional_properties)
+
+
+def _with_status(entry: ManifestEntry, status: ManifestEntryStatus, snapshot_id: int | None) -> ManifestEntry:
+    return ManifestEntry.from_args(
+        status=status,
+        snapshot_id=snapshot_id,
+        sequence_number=entry.sequence_number,
+        file_sequence_number=entry.file_sequence_number,
+        data_file=entry.data_file,
+    )
+
+
+def _counts(manifests: Iterable[ManifestFile]) -> dict[str, int]:
+    return {m.manifest_path: (m.added_files_count or 0) + (m.existing_files_count or 0) for m in manifests}
+
+
+# By table, the files of each manifest as it was last read. A manifest never changes.
+_LISTED: dict[str, dict[str, tuple[DataFile, ...]]] = {}
+
+
+def _live(table: Table) -> dict[str, DataFile]:
+    """The files of `main`, by their paths."""
+    snapshot = table.current_snapshot()
+    if snapshot is None:
+        return {}
+    before, listed = _LISTED.get(table.location(), {}), dict[str, tuple[DataFile, ...]]()
+    for manifest in snapshot.manifests(table.io):
+        path = manifest.manifest_path
+        known = before.get(path)
+        listed[path] = known or tuple(e.data_file for e in manifest.fetch_manifest_entry(table.io))
+    _LISTED[table.location()] = listed
+    return {f.file_path: f for files in listed.values() for f in files}
+
+
+def _file(table: Table, data_file: DataFile) -> File:
+    id = table.schema().find_field("hour").field_id
+    first, last = (bounds.get(id, b"").decode() for bounds in (data_file.lower_bounds, data_file.upper_bounds))
+    return File(data_file.file_path, data_file.record_count, first, last)
+
+
+def _read(
+    table: Table, files: Iterable[DataFile], columns: Sequence[str] = (), row_filter: str | None = None
+) -> pa.Table:
+    """The rows that match, in the files' order, with all columns or some."""
+    schema = table.schema().select(*columns) if columns else table.schema()
+    scan = ArrowScan(table.metadata, table.io, schema, parse(row_filter) if row_filter else AlwaysTrue())
+    return scan.to_table([FileScanTask(f) for f in files])
+
+
+def _split(rows: pa.Table) -> list[pa.Table]:
+    """By quarter, in the order of the hours; what a decision of one hour came after stays before it. Pure."""
+    ordered = rows.sort_by([("hour", "ascending"), ("sequence", "ascending")])
+    starts = [0]
+    hours: list[str] = ordered["hour"].to_pylist()
+    for i in range(1, len(hours)):
+        if bucket_of(hours[i]) != bucket_of(hours[i - 1]) or i - starts[-1] >= _MOST_ROWS:
+            starts.append(i)
+    return [ordered.slice(s, e - s) for s, e in zip(starts, [*starts[1:], len(hours)], strict=True)]
+
+
+def _write(table: Table, *parts: pa.Table) -> list[DataFile]:
+    return [f for part in parts for f in write_files(table, part, _WRITE)]
+
+
+def _number(snapshot: Snapshot, name: str) -> int:
+    value: Any = snapshot.summary[name] if snapshot.summary is not None else None
+    return int(value or 0)

@@ -1,0 +1,210 @@
+"""A branch's manifests by ingest hour: which of them hold an hour, and which are merged.
+
+Every data file belongs to one ingest hour, and the manifest list says of each manifest the first and the last hour that
+it holds. So a manifest of one hour leaves with that hour unread, and a reader of an hour opens the manifests of that
+hour alone. Micro-batches leave many small manifests; they are merged as they come, by size, so that an entry is written
+again a few times in all.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestFile
+from pyiceberg.utils.concurrent import ExecutorFactory
+
+from anabranch.offsets.hours import start_of
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+HOUR = "ingest_hour"
+
+# So many manifests of one size make one of the next size.
+_FAN_IN = 8
+# Manifests of at least 8**3 = 512 files are merged no further within their hour,
+_FULL = 3
+# and older ones, across hours, as long as the result holds no more files than this: half a second of work.
+_MOST_FILES = 4096
+# At most so many manifests are read for one merge: what an older version left is merged over several publishes.
+_MOST_INPUTS = 64
+# A manifest of one of the newest hours holds that hour alone.
+_RECENT_HOURS = 24
+
+# Bounds of a manifest whose hours are not known.
+_FIRST, _LAST = "", "\U0010ffff"
+
+
+@dataclass(frozen=True)
+class HourManifest:
+    """A manifest with live data files, and the hours that it may hold: `first` to `last`, both included."""
+
+    manifest: ManifestFile
+    first: str
+    last: str
+
+    @property
+    def files(self) -> int:
+        return (self.manifest.added_files_count or 0) + (self.manifest.existing_files_count or 0)
+
+    @property
+    def rows(self) -> int:
+        return (self.manifest.added_rows_count or 0) + (self.manifest.existing_rows_count or 0)
+
+    @property
+    def hour(self) -> str | None:
+        """The one hour that it holds, or None when it may hold several."""
+        return self.first if self.first == self.last else None
+
+    def may_hold(self, hour: str) -> bool:
+        return self.first <= hour <= self.last
+
+    def is_within(self, hours: Sequence[str]) -> bool:
+        """Whether every hour that it may hold is one of `hours`, which are sorted."""
+        if self.first == _FIRST:
+            return False
+        begin, end = bisect_left(hours, self.first), bisect_right(hours, self.last)
+        return end - begin == (start_of(self.last) - start_of(self.first)) // timedelta(hours=1) + 1
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A manifest, or files that are about to be in one, as `plan_merges` sees it. `touched`: files are added to its
+    hour right now."""
+
+    key: str
+    spec_id: int
+    first: str
+    last: str
+    files: int
+    touched: bool = False
+
+
+def hour_index(spec: PartitionSpec) -> int | None:
+    """The place of the ingest hour in a file's partition."""
+    names = [f.name for f in spec.fields]
+    return names.index(HOUR) if HOUR in names else None
+
+
+def hour_of_file(table: Table, data_file: DataFile) -> str:
+    """Which ingest hour a data file belongs to, from its partition."""
+    index = hour_index(table.specs()[data_file.spec_id])
+    if index is None:
+        raise ValueError(f"{data_file.file_path}: expected a partition by {HOUR}, found spec {data_file.spec_id}")
+    return str(data_file.partition[index])
+
+
+def with_hours(table: Table, manifest: ManifestFile) -> HourManifest:
+    """A manifest with the hours that the manifest list says of it."""
+    index = hour_index(table.specs()[manifest.partition_spec_id])
+    summaries = manifest.partitions
+    if index is None or not summaries or len(summaries) <= index:
+        return HourManifest(manifest, _FIRST, _LAST)
+    summary = summaries[index]
+    if summary.contains_null or summary.lower_bound is None or summary.upper_bound is None:
+        return HourManifest(manifest, _FIRST, _LAST)
+    return HourManifest(manifest, summary.lower_bound.decode(), summary.upper_bound.decode())
+
+
+def list_manifests(table: Table, snapshot: Snapshot) -> tuple[list[HourManifest], list[ManifestFile]]:
+    """A snapshot's manifests with live data files, by hour; and those of delete files, which are not ours. One read.
+
+    Raises OSError.
+    """
+    data, others = [], []
+    for manifest in snapshot.manifests(table.io):
+        if manifest.content != ManifestContent.DATA:
+            others.append(manifest)
+        elif manifest.has_added_files() or manifest.has_existing_files():
+            data.append(with_hours(table, manifest))
+    return data, others
+
+
+def read_entries(io: FileIO, manifests: Sequence[ManifestFile]) -> Iterator[list[ManifestEntry]]:
+    """The live entries of each manifest, read in parallel, in the order given. Raises OSError."""
+    if len(manifests) == 1:
+        return iter([manifests[0].fetch_manifest_entry(io)])
+    return ExecutorFactory.get_or_create().map(lambda m: m.fetch_manifest_entry(io), manifests)
+
+
+def plan_merges(slots: Iterable[Slot]) -> list[tuple[Slot, ...]]:
+    """Which slots become one manifest each. Pure.
+
+    1. Within one of the newest hours: as soon as there are eight of one size.
+    2. Of one newer hour that nothing is added to any more: all that are not full.
+    3. Across hours, of those before the newest day of hours: as soon as there are eight of one size.
+
+    So an hour has some tens of manifests while micro-batches come, few afterwards, and the past grows by one manifest
+    for some thousand files. An entry is written again once for each size.
+    """
+    slots = list(slots)
+    hours = sorted({s.last for s in slots})
+    recent = set(hours[-_RECENT_HOURS:])
+    by_hour: dict[tuple[int, str], list[Slot]] = defaultdict(list)
+    old: dict[int, list[Slot]] = defaultdict(list)
+    for slot in slots:
+        if slot.last not in recent:
+            old[slot.spec_id].append(slot)
+        elif slot.first == slot.last and _size(slot.files) < _FULL:
+            by_hour[slot.spec_id, slot.last].append(slot)
+    running = hours[-1:]
+    groups = [
+        _of_one_size(of_hour)
+        for (_, hour), of_hour in by_hour.items()
+        if [hour] == running or any(s.touched for s in of_hour)
+    ]
+    at_rest = [
+        of_hour
+        for (_, hour), of_hour in by_hour.items()
+        if [hour] != running and len(of_hour) > 1 and not any(s.touched for s in of_hour)
+    ]
+    if at_rest:
+        groups.append(_up_to(max(at_rest, key=len)))
+    groups += [_across(of_spec) for of_spec in old.values()]
+    return [group for group in groups if len(group) > 1]
+
+
+def _size(files: int) -> int:
+    """0 for 1 to 7 files, 1 for 8 to 63, and so on."""
+    return max(0, (files.bit_length() - 1) // 3)
+
+
+def _of_one_size(slots: list[Slot]) -> tuple[Slot, ...]:
+    """Eight or more of one size, and what they then make eight of."""
+    chosen: list[Slot] = []
+    for size in range(_FULL):
+        here = [s for s in slots if _size(s.files) == size]
+        total = sum(s.files for s in chosen)
+        if chosen and _size(total) < size:
+            break
+        if len(here) + bool(chosen and _size(total) == size) >= _FAN_IN:
+            chosen += here[: _MOST_INPUTS - len(chosen)]
+    return tuple(chosen)
+
+
+def _across(slots: list[Slot]) -> tuple[Slot, ...]:
+    slots = sorted(slots, key=lambda s: (s.last, s.first))
+    if chosen := _of_one_size(slots):
+        return chosen
+    large = [s for s in slots if _size(s.files) == _FULL and s.files <= _MOST_FILES // 2]
+    return _up_to(large) if len(large) >= _FAN_IN // 2 else ()
+
+
+def _up_to(slots: list[Slot]) -> tuple[Slot, ...]:
+    """As many as make a manifest that is not too large."""
+    chosen: list[Slot] = []
+    total = 0
+    for slot in slots[:_MOST_INPUTS]:
+        if chosen and total + slot.files > _MOST_FILES:
+            break
+        chosen.append(slot)
+        total += slot.files
+    return tuple(chosen)

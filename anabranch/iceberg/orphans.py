@@ -1,0 +1,70 @@
+"""Orphans: files of a stream's tables that nothing refers to any more, left by attempts that were never published."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from anabranch.common.errors import Refused, Transient
+from anabranch.config import Environment
+from anabranch.iceberg.files import Stored, list_files, same_file
+from anabranch.iceberg.snapshots import reachable
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+_METADATA = r"metadata/[^/]+\.(metadata\.json|avro|stats|puffin|anabranch)"
+_FOLDERS = ("data", "metadata")
+
+
+def list_table(environment: Environment, table: Table, listed: Callable[[], None] = lambda: None) -> list[Stored]:
+    """The files that this table's writers may have made: named and placed as they do it, so that what another table
+    keeps in or beside this one's folder is none of them. `listed` hears of each file. Raises Transient."""
+    location = table.location().rstrip("/")
+    parts = ["".join(f"{re.escape(f.name)}=[^/]*/" for f in spec.fields) for spec in table.specs().values()]
+    pattern = re.compile("|".join([_METADATA, *(rf"data/{part}[^/]+\.parquet" for part in parts)]))
+    below = len(same_file(location)) + 1
+    stored = (f for folder in _FOLDERS for f in list_files(environment, f"{location}/{folder}"))
+    found = []
+    for file in stored:
+        listed()
+        if pattern.fullmatch(same_file(file.path)[below:]):
+            found.append(file)
+    return found
+
+
+def references(table: Table) -> Iterator[str]:
+    """Every file that a table's metadata refers to: itself and its log, and through each of its snapshots, staged and
+    tagged ones too, the manifest lists, manifests and data files. Raises Transient when one cannot be read."""
+    metadata = table.metadata
+    yield table.metadata_location
+    yield from (entry.metadata_file for entry in metadata.metadata_log)
+    yield from (s.statistics_path for s in (*metadata.statistics, *metadata.partition_statistics))
+    try:
+        # What a manifest says was deleted is live in an older snapshot, as long as that is remembered.
+        yield from reachable(table, table.snapshots())
+    except OSError as error:
+        raise Transient(
+            f"look for orphans of {'.'.join(table.name())}: expected to read its manifests, found "
+            f"{type(error).__name__}: {error}; nothing is deleted, try again"
+        ) from error
+
+
+def plan_orphans(
+    listed: Iterable[Stored], referenced: Collection[str], before: datetime
+) -> tuple[list[Stored], list[Stored]]:
+    """What of `listed` nobody refers to: what was written before the moment given, and what was not. Pure.
+
+    List first and read what is referenced afterwards, so that what was published meanwhile is spared. Raises Refused
+    when nothing listed is referenced: then paths are not what they seem, and everything would look like an orphan.
+    """
+    listed, named = list(listed), {same_file(path) for path in referenced}
+    if listed and not any(same_file(f.path) in named for f in listed):
+        raise Refused(
+            f"look for orphans: expected some of {len(listed)} files to be referenced, found none, first "
+            f"{listed[0].path}; nothing is deleted: compare the table's location with the paths in its metadata"
+        )
+    unreferenced = [f for f in listed if same_file(f.path) not in named]
+    return [f for f in unreferenced if f.modified < before], [f for f in unreferenced if f.modified >= before]

@@ -1,0 +1,72 @@
+"""Which stream a table belongs to: a property of the table, compared whenever the table is opened for a stream.
+
+Two streams' files that name one table would publish into it in turn, each with its own topic's offsets. So `apply`
+writes the stream's name into its table, and everything that opens the table for another stream is refused first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anabranch.common.errors import ConfigurationError
+from anabranch.config import Environment, Stream
+from anabranch.iceberg.lake import Lake
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+OWNER = "anabranch.stream"
+
+
+class AnotherStreamsTable(ConfigurationError):
+    """The table that a stream's file names belongs to another stream."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The stream that a table belongs to, and where it was read from when that was written."""
+
+    stream: str
+    topic: str
+    cluster_id: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps({"stream": self.stream, "topic": self.topic, "cluster_id": self.cluster_id})
+
+    @staticmethod
+    def from_json(text: str) -> Owner:
+        data = json.loads(text)
+        return Owner(data["stream"], data["topic"], data.get("cluster_id", ""))
+
+
+def read_owner(table: Table) -> Owner | None:
+    """None for a table that no stream was written into yet: one that an older version made."""
+    text = table.properties.get(OWNER)
+    return Owner.from_json(text) if text else None
+
+
+def require_owner(stream: Stream, renamed_from: str | None = None) -> Callable[[str, Table], None]:
+    """Raises AnotherStreamsTable for the stream's table when it belongs to another stream than this one, or than the
+    one that its file was `renamed_from`. A table without an owner passes."""
+
+    def require(name: str, table: Table) -> None:
+        if name != stream.table or (owner := read_owner(table)) is None:
+            return
+        if owner.stream in (stream.name, renamed_from):
+            return
+        raise AnotherStreamsTable(
+            f"streams/{stream.name}.yaml: table {name}: expected a table of stream {stream.name}, found that it "
+            f"belongs to stream {owner.stream} (streams/{owner.stream}.yaml, topic {owner.topic}); nothing was "
+            f"changed. Give `table:` of streams/{stream.name}.yaml another name. If streams/{owner.stream}.yaml was "
+            f"renamed to it: see --renamed-from of `anabranch apply`"
+        )
+
+    return require
+
+
+def open_lake(environment: Environment, stream: Stream, renamed_from: str | None = None) -> Lake:
+    """The catalog, for one stream: its table is refused when it belongs to another."""
+    return Lake(environment, require_owner(stream, renamed_from))

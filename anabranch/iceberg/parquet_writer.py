@@ -1,0 +1,230 @@
+"""Writes rows with PyArrow as Parquet files that no snapshot names yet (`anabranch.iceberg.staging.Written`).
+
+It runs wherever a task runs; a later publish names the files.
+
+Each try of a task writes files of its own names, in folders as Iceberg's writer has them, where orphan removal looks.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    pyarrow_to_schema,
+)
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import (
+    BooleanType,
+    DateType,
+    DoubleType,
+    IcebergType,
+    IntegerType,
+    LongType,
+    StringType,
+    TimestamptzType,
+)
+
+from anabranch.iceberg.staging import MOST_OPEN_FILES
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+PARTITION = ("event_date", "ingest_hour")
+
+# How many bytes of rows may wait until they become a row group of each file.
+_WAITING_BYTES = 64 * 2**20
+_EPOCH = date(1970, 1, 1)
+_ARROW: dict[type[IcebergType], pa.DataType] = {
+    BooleanType: pa.bool_(), IntegerType: pa.int32(), LongType: pa.int64(), DoubleType: pa.float64(),
+    StringType: pa.string(), DateType: pa.date32(), TimestamptzType: pa.timestamp("us", "UTC"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a task has to know to write rows of a table: where, in what physical schema, how compressed. Picklable."""
+
+    io: FileIO
+    folder: str
+    schema: pa.Schema
+    codec: str
+
+
+def target_of(table: Table) -> Target | None:
+    """How rows of a table are written; None where only Iceberg's own writer does it as the table says."""
+    properties = table.metadata.properties
+    placed = ("write.object-storage.enabled", "write.location-provider.impl", "write.parquet.compression-level")
+    if any(name in properties for name in placed) or properties.get("write.format.default", "parquet") != "parquet":
+        return None
+    if tuple(f.name for f in table.spec().fields) != PARTITION or not all(
+        isinstance(f.transform, IdentityTransform) for f in table.spec().fields
+    ):
+        return None
+    fields = []
+    for column in table.schema().fields:
+        kind = _ARROW.get(type(column.field_type))
+        if kind is None:
+            return None
+        metadata = {"PARQUET:field_id": str(column.field_id)}
+        fields.append(pa.field(column.name, kind, nullable=not column.required, metadata=metadata))
+    folder = properties.get("write.data.path", f"{table.metadata.location}/data").rstrip("/")
+    return Target(table.io, folder, pa.schema(fields), codec_of(table))
+
+
+def codec_of(table: Table) -> str:
+    """How the table's files are compressed, as PyArrow calls it."""
+    codec = table.metadata.properties.get("write.parquet.compression-codec", "zstd")
+    return "none" if codec == "uncompressed" else codec
+
+
+def open_writer(sink: Any, schema: pa.Schema, **options: Any) -> pq.ParquetWriter:
+    """A writer of files as Iceberg's own writer has them: without Arrow's word on the schema."""
+    return pq.ParquetWriter(sink, schema, store_schema=False, store_decimal_as_integer=True, **options)
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file that was written: its partition (days since 1970, hour), its length, and its Parquet footer."""
+
+    path: str
+    day: int
+    hour: str
+    size: int
+    footer: bytes
+
+
+@dataclass
+class _Open:
+    path: str
+    day: int
+    hour: str
+    sink: Any
+    parquet: pq.ParquetWriter
+    footers: list[pq.FileMetaData] = field(default_factory=list)
+    waiting: list[pa.Table] = field(default_factory=list)
+
+
+class FileWriter:
+    """Writes rows into a file for each partition of the table. Its files are whole once `close` has returned; what is
+    written after that goes to others."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._open: dict[tuple[int, str], _Open] = {}
+        self._waiting = 0
+
+    def write(self, rows: pa.Table) -> pa.Array | None:
+        """Take rows with at least the table's columns; None, or a mask of those that it left, since there would be
+        more files than it may have open. Raises OSError."""
+        left: pa.Array | None = None
+        for (day, hour), mask in _partitions(rows):
+            if (to := self._file(day, hour)) is None:
+                mask = pa.repeat(True, len(rows)) if mask is None else mask
+                left = mask if left is None else pc.or_(left, mask)
+                continue
+            some = (rows if mask is None else rows.filter(mask)).select(self._target.schema.names)
+            to.waiting.append(some.cast(self._target.schema))
+            self._waiting += some.nbytes
+        if self._waiting > _WAITING_BYTES:
+            for to in self._open.values():
+                _flush(to)
+            self._waiting = 0
+        return left
+
+    def close(self) -> list[Output]:
+        """End all files; what was written. Raises OSError."""
+        outputs = []
+        for to in self._open.values():
+            _flush(to)
+            to.parquet.close()
+            size = to.sink.tell()
+            to.sink.close()
+            [metadata] = to.footers
+            footer = pa.BufferOutputStream()
+            metadata.write_metadata_file(footer)
+            outputs.append(Output(to.path, to.day, to.hour, size, footer.getvalue().to_pybytes()))
+        self._open.clear()
+        self._waiting = 0
+        return outputs
+
+    def _file(self, day: int, hour: str) -> _Open | None:
+        if (known := self._open.get((day, hour))) is not None:
+            return known
+        if len(self._open) == MOST_OPEN_FILES:
+            return None
+        name = f"event_date={date.fromordinal(_EPOCH.toordinal() + day).isoformat()}/ingest_hour={hour}"
+        path = f"{self._target.folder}/{name}/{uuid.uuid4().hex}.parquet"
+        footers: list[pq.FileMetaData] = []
+        sink = self._target.io.new_output(path).create()
+        schema, codec = self._target.schema, self._target.codec
+        parquet = open_writer(sink, schema, compression=codec, metadata_collector=footers)
+        self._open[day, hour] = opened = _Open(path, day, hour, sink, parquet, footers)
+        return opened
+
+
+def data_file_of(table: Table, output: Output) -> DataFile:
+    """An output as a manifest names it."""
+    footer = pq.read_metadata(pa.BufferReader(output.footer))
+    partition = Record(*(output.day if name == "event_date" else output.hour for name in PARTITION))
+    return data_file_from(table, output.path, output.size, footer, partition, table.metadata.default_spec_id)
+
+
+def data_file_from(
+    table: Table, path: str, size: int, footer: pq.FileMetaData, partition: Record, spec_id: int
+) -> DataFile:  # fmt: skip
+    """A Parquet file as a manifest names it, with the statistics that its footer gives."""
+    schema = pyarrow_to_schema(footer.schema.to_arrow_schema())
+    statistics = data_file_statistics_from_parquet_metadata(
+        footer, compute_statistics_plan(schema, table.metadata.properties), parquet_path_to_id_mapping(schema)
+    )
+    made = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=partition,
+        file_size_in_bytes=size,
+        sort_order_id=None,
+        equality_ids=None,
+        key_metadata=None,
+        **statistics.to_serialized_dict(),
+    )
+    made.spec_id = spec_id
+    return made
+
+
+def _partitions(rows: pa.Table) -> Iterator[tuple[tuple[int, str], pa.Array | None]]:
+    """The partitions of rows, each with a mask; without one where all rows are of one."""
+    days, hours = rows.column("event_date").cast(pa.int32()), rows.column("ingest_hour")
+    of_day, of_hour = _distinct(days), _distinct(hours)
+    if len(of_day) <= 1 and len(of_hour) <= 1:
+        yield from (((day, hour), None) for day in of_day for hour in of_hour)
+        return
+    for hour in of_hour:
+        for day in of_day:
+            mask = pc.and_(pc.equal(days, day), pc.equal(hours, hour))
+            if pc.any(mask).as_py():
+                yield (day, hour), mask
+
+
+def _distinct(values: pa.ChunkedArray) -> list[Any]:
+    return sorted(pc.unique(values).to_pylist())
+
+
+def _flush(to: _Open) -> None:
+    if to.waiting:
+        rows = pa.concat_tables(to.waiting)
+        to.waiting.clear()
+        to.parquet.write_table(rows, row_group_size=max(1, len(rows)))

@@ -1,0 +1,146 @@
+"""Physical design: what a table says of how files of its rows are written, as `files:` of the stream's file has it.
+
+A sort order, Bloom filters and statistics: words of Iceberg's own, which its writers obey (docs/decisions/0026). What
+was set is written down in a property of the table: so it is taken back once the stream's file no longer has it, and
+what an operator set by hand stays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER_ID, NullOrder, SortDirection, SortField
+from pyiceberg.transforms import IdentityTransform
+
+from anabranch.iceberg import admin
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table, Transaction
+
+    from anabranch.iceberg.lake import Lake
+
+DESIGN = "anabranch.physical-design"
+
+_METRICS = "write.metadata.metrics"
+_BLOOM = "write.parquet.bloom-filter"
+# Whole for whatever has a fixed width, and for texts as long as an id or a digest. Not `full`: an engine that answers
+# min() and max() by bounds (Spark) would then take those for whole that an older file has of its texts' first 16.
+_BOUNDS = "truncate(64)"
+# A look-up reads a row group at least; Iceberg's 128 MB would be half a file.
+_ROW_GROUP_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True)
+class PhysicalDesign:
+    """By which columns files are sorted, which have Bloom filters, and of which the manifests hold bounds: `bounded` of
+    these alone, or None: as Iceberg does by itself."""
+
+    sort: tuple[str, ...] = ()
+    bloom: tuple[str, ...] = ()
+    bounded: tuple[str, ...] | None = None
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The table's properties that say so."""
+        said = {}
+        if self.sort or self.bloom:
+            said["write.parquet.row-group-size-bytes"] = str(_ROW_GROUP_BYTES)
+        if self.bloom:
+            # As large as what a row group holds of different values asks for, and not a megabyte each.
+            said[f"{_BLOOM}-adaptive-enabled"] = "true"
+        said |= {f"{_BLOOM}-enabled.column.{name}": "true" for name in self.bloom}
+        if self.bounded is not None:
+            # Counts stay: they tell which columns a file holds.
+            said[f"{_METRICS}.default"] = "counts"
+        return said | {f"{_METRICS}.column.{name}": _BOUNDS for name in (*self.sort, *(self.bounded or ()))}
+
+    def words(self) -> str:
+        parts = [
+            f"{what} {', '.join(names)}"
+            for what, names in (
+                ("an order by", self.sort), ("Bloom filters of", self.bloom), ("bounds only of", self.bounded or ()),
+            )
+            if names
+        ]  # fmt: skip
+        return "; ".join(parts) or "no physical design"
+
+
+@dataclass(frozen=True)
+class DesignChange:
+    """What a table lacks of a design: properties to set (`values`) and to remove, and the columns to be its sort order
+    (none: unsorted), or None where that stays."""
+
+    values: Mapping[str, str]
+    remove: tuple[str, ...]
+    sort: tuple[str, ...] | None
+
+    def __bool__(self) -> bool:
+        return bool(self.values or self.remove or self.sort is not None)
+
+
+def plan_design(
+    properties: Mapping[str, str], sorted_by: Sequence[str] | None, wanted: PhysicalDesign
+) -> DesignChange:  # fmt: skip
+    """What makes a table of these properties the wanted one. Pure.
+
+    `sorted_by`: the columns of its sort order; None for an order that no design has.
+    """
+    before = json.loads(properties.get(DESIGN, "{}"))
+    said = wanted.properties
+    if wanted != PhysicalDesign():
+        said[DESIGN] = json.dumps({"sort": wanted.sort, "properties": sorted(said)})
+    ours = (*before.get("properties", ()), DESIGN)
+    sort = None
+    if wanted.sort:
+        sort = wanted.sort if sorted_by is None or tuple(sorted_by) != wanted.sort else None
+    elif sorted_by and list(sorted_by) == before.get("sort"):
+        sort = ()
+    return DesignChange(
+        {name: value for name, value in said.items() if properties.get(name) != value},
+        tuple(name for name in ours if name in properties and name not in said),
+        sort,
+    )
+
+
+def lay_out(lake: Lake, name: str, wanted: PhysicalDesign) -> list[str]:
+    """Make a table's design the wanted one, in one commit; returns what was changed, in words. Idempotent. No file is
+    written again. Raises Transient."""
+    changed: list[str] = []
+
+    def write(table: Table, tx: Transaction) -> None:
+        change = plan_design(table.properties, _sorted_by(table), wanted)
+        if not change:
+            return
+        changed[:] = [f"from now on batch files of {name} have {wanted.words()}"]
+        if change.values:
+            tx.set_properties(dict(change.values))
+        if change.remove:
+            tx.remove_properties(*change.remove)
+        if change.sort is not None:
+            with tx.update_sort_order() as order:
+                for column in change.sort:
+                    order.asc(column, IdentityTransform(), NullOrder.NULLS_FIRST)
+
+    admin.change_table(lake, name, "physical design", write)
+    return changed
+
+
+def sort_order_id(table: Table, columns: Sequence[str]) -> int:
+    """The id by which files that are sorted by `columns` may say so: that of the table's sort order, where it is just
+    that one, or else that of none."""
+    return table.sort_order().order_id if columns and _sorted_by(table) == tuple(columns) else UNSORTED_SORT_ORDER_ID
+
+
+def _sorted_by(table: Table) -> tuple[str, ...] | None:
+    schema, names = table.schema(), []
+    for field in table.sort_order().fields:
+        name = schema.find_column_name(field.source_id)
+        if name is None or field != SortField(
+            field.source_id, IdentityTransform(), SortDirection.ASC, NullOrder.NULLS_FIRST
+        ):
+            return None
+        names.append(name)
+    return tuple(names)

@@ -1,0 +1,77 @@
+"""Prepare a commit: write its manifests, and say what the catalog is to change. Nothing of it is visible yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from pyiceberg.table import Table
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    RemovePropertiesUpdate,
+    RemoveSnapshotRefUpdate,
+    RemoveSnapshotsUpdate,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+    TableUpdate,
+)
+
+from anabranch.common.remote_errors import explain
+from anabranch.iceberg.commits import Commit
+from anabranch.iceberg.snapshot_writer import SnapshotWriter, delete_quietly
+from anabranch.iceberg.snapshots import PUBLISHED, carried, summary_of, unused_properties
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A commit as the catalog is asked for it, and the files that were written for it and that nothing refers to when
+    it is refused."""
+
+    updates: tuple[TableUpdate, ...]
+    written: tuple[str, ...]
+
+
+def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
+    """Write the commit's manifests and say what it changes, stamped with `now`, or a moment later than the table's last
+    update if that is ahead. Nothing is visible yet. Raises Transient."""
+    writer = SnapshotWriter(table, max(int(now.timestamp() * 1000), table.metadata.last_updated_ms + 1))
+    updates: list[TableUpdate] = []
+    state, summaries = dict[str, str](), []
+    try:
+        # What the branches share is written for `main`, which readers may follow by its snapshots.
+        for change in sorted(commit.changes, key=lambda c: c.branch != "main"):
+            properties = carried(table, change.branch, change.properties, commit.id)
+            summary, needed = summary_of(table, change.branch, properties)
+            state |= needed
+            summaries.append(summary)
+            snapshot = writer.write(change, summary)
+            updates.append(AddSnapshotUpdate(snapshot=snapshot))
+            updates.append(set_ref(change.branch, snapshot.snapshot_id, SnapshotRefType.BRANCH))
+            updates.append(set_ref(PUBLISHED + change.branch, snapshot.snapshot_id, SnapshotRefType.TAG))
+    except Exception as error:
+        delete_quietly(table, writer.written)
+        if not isinstance(error, OSError):
+            raise
+        raise explain(f"write the manifests of commit {commit.id} of {'.'.join(table.name())}", error) from error
+    held = table.metadata.properties
+    if put := {k: v for k, v in state.items() if held.get(k) != v} | dict(commit.set_properties):
+        updates.append(SetPropertiesUpdate(updates=put))
+    if gone := [*commit.remove_properties, *unused_properties(table, commit, state, summaries)]:
+        updates.append(RemovePropertiesUpdate(removals=gone))
+    if commit.expire:
+        updates.append(RemoveSnapshotsUpdate(snapshot_ids=list(commit.expire)))
+    updates += [set_ref(t.name, t.snapshot_id, SnapshotRefType.TAG, t.max_age_ms) for t in commit.tags]
+    updates += [RemoveSnapshotRefUpdate(ref_name=name) for name in commit.drop_tags]
+    return Prepared(tuple(updates), tuple(writer.written))
+
+
+def set_ref(name: str, snapshot_id: int, kind: str, max_age_ms: int | None = None) -> SetSnapshotRefUpdate:
+    return SetSnapshotRefUpdate(
+        ref_name=name,
+        snapshot_id=snapshot_id,
+        type=kind,
+        max_ref_age_ms=max_age_ms,
+        max_snapshot_age_ms=None,
+        min_snapshots_to_keep=None,
+    )

@@ -1,0 +1,67 @@
+"""Snapshots that a long reading keeps: each publish expires all but the newest hundred, also those that another process
+still reads.
+
+Spark looks a snapshot up anew each time that it plans a query, so a head that a rebuild began from has to stay until
+the rebuild ends. A tag keeps it, and has an age, so that what a killed process kept goes too.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from anabranch.common.attempts import attempts, jitter
+from anabranch.common.errors import AnabranchError, Transient
+from anabranch.iceberg.commits import Commit, Outcome, Tag
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.snapshots import READING
+from anabranch.iceberg.staging import WITHIN
+
+LOG = logging.getLogger(__name__)
+
+_PATIENCE_SECONDS = 15.0
+
+
+@contextmanager
+def held_snapshots(lake: Lake, table_name: str, snapshots: Iterable[int]) -> Iterator[None]:
+    """While it is entered no commit of others expires these snapshots; for half a day at most.
+
+    Moves no head, so that nobody's publish rests on it. Raises Transient when a snapshot is gone already, or others'
+    commits come first for a quarter of a minute.
+    """
+    tags = {f"{READING}{uuid.uuid4().hex}": snapshot for snapshot in dict.fromkeys(snapshots)}
+    _hold(lake, table_name, tags)
+    try:
+        yield
+    finally:
+        _release(lake, table_name, tags)
+
+
+def _hold(lake: Lake, table_name: str, tags: dict[str, int]) -> None:
+    age = int(WITHIN.total_seconds() * 1000)
+    for _ in attempts(jitter(0.1), _PATIENCE_SECONDS):
+        table = lake.load(table_name)
+        if gone := [s for s in tags.values() if table.metadata.snapshot_by_id(s) is None]:
+            raise Transient(f"read {table_name}: expected snapshot {gone[0]}, found it expired meanwhile; try again")
+        # The answer of the attempt before may have been lost.
+        if tags.keys() <= table.metadata.refs.keys():
+            return
+        made = tuple(Tag(name, snapshot, age) for name, snapshot in tags.items())
+        if lake.commit(table, Commit(uuid.uuid4().hex, {}, (), tags=made)) is Outcome.LANDED:
+            return
+    raise Transient(
+        f"keep snapshots of {table_name} to be read: expected to be first once, found others were; try again"
+    )
+
+
+def _release(lake: Lake, table_name: str, tags: dict[str, int]) -> None:
+    try:
+        for _ in attempts(jitter(0.1), _PATIENCE_SECONDS):
+            table = lake.load(table_name)
+            left = tuple(name for name in tags if name in table.metadata.refs)
+            if not left or lake.commit(table, Commit(uuid.uuid4().hex, {}, (), drop_tags=left)) is Outcome.LANDED:
+                return
+    except AnabranchError as error:
+        LOG.debug("tags of %s stay until their age ends: %s", table_name, error)

@@ -1,0 +1,157 @@
+"""Tables that storage holds and the catalog has lost: noticed before they would be made anew, and registered again.
+
+Which metadata file is the table's newest, and why that is safe: docs/decisions/0006.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anabranch.common.errors import ConfigurationError, MetadataGone
+from anabranch.common.remote_errors import one_line
+from anabranch.config import Environment
+from anabranch.iceberg import admin
+from anabranch.iceberg.files import list_files, same_file
+from anabranch.iceberg.snapshots import reachable
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+
+    from anabranch.iceberg.lake import Lake
+
+LOG = logging.getLogger(__name__)
+
+_NUMBER = re.compile(r"/metadata/(?:v|0*)(\d+)[^/]*\.metadata\.json$")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A metadata file. `past` are the files that it names as those before it; `broken` says why it cannot be read.
+
+    `empty`: it has no branch yet. Creating a table that is there already leaves such a file.
+    """
+
+    path: str
+    updated_ms: int = 0
+    past: frozenset[str] = frozenset()
+    broken: str | None = None
+    empty: bool = False
+
+    @property
+    def number(self) -> int:
+        match = _NUMBER.search(self.path)
+        return int(match.group(1)) if match else -1
+
+
+def newest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Newest first. Whatever the clocks said, a file comes before those that it names as its past; of files that do not
+    know of each other the one that was written last comes first, and an empty one last. Pure."""
+    left, ordered = list(candidates), list[Candidate]()
+    while left:
+        tips = [c for c in left if not any(same_file(c.path) in other.past for other in left)]
+        newest = max(tips or left, key=lambda c: (not c.empty, c.updated_ms, c.number, c.path))
+        left.remove(newest)
+        ordered.append(newest)
+    return ordered
+
+
+def require_unknown(environment: Environment, lake: Lake, name: str, schema: Schema, stream: str) -> None:
+    """That a table which the catalog does not know has no files where it would be created. Raises ConfigurationError.
+
+    A catalog that was lost would else begin anew beside them, with what Kafka still holds.
+    """
+    location = admin.new_location(lake, name, schema)
+    metadata_files = _metadata_files(
+        (f.path for f in list_files(environment, f"{location.rstrip('/')}/metadata")), location
+    )
+    # Looked for again: another apply may be creating it at this moment.
+    if not metadata_files or lake.exists(name):
+        return
+    newest = newest_first(_read(lake, path)[0] for path in metadata_files)[0]
+    raise ConfigurationError(
+        f"table {name}: expected nothing below {location}, since the catalog {environment.catalog.name} does not know "
+        f"the table, found its files up to {newest.path}; has the catalog been lost? `anabranch apply {stream} "
+        "--register` makes it know the table again; to begin anew, move that folder away first"
+    )
+
+
+def register(environment: Environment, lake: Lake, name: str, schema: Schema) -> list[str]:
+    """Make the catalog know a table by its newest metadata file that is whole; returns what was done, in words.
+
+    Nothing is done for a table that the catalog knows and storage holds, and for one of which storage holds nothing.
+    Raises ConfigurationError when none of its metadata files will do.
+    """
+    try:
+        if lake.exists(name):
+            return []
+    except MetadataGone as error:
+        LOG.warning("%s", error)
+        admin.forget(lake, name)
+    location = admin.new_location(lake, name, schema)
+    files = [f.path for f in list_files(environment, location)]
+    listed = {same_file(path) for path in files}
+    read = [_read(lake, path) for path in _metadata_files(files, location)]
+    tables = {candidate.path: table for candidate, table in read}
+    landed = {path for candidate, _ in read for path in candidate.past}
+    passed: list[str] = []
+    for candidate in newest_first(candidate for candidate, _ in read):
+        table = tables[candidate.path]
+        wrong = candidate.broken if table is None else _why_not(table, location, listed)
+        if wrong is None:
+            admin.register(lake, name, candidate.path)
+            LOG.warning("table %s: registered by %s", name, candidate.path)
+            return [*passed, f"registered table {name} by {candidate.path}"]
+        passed.append(f"passed over {candidate.path}: {wrong}")
+        # What another was built on was the table once: to go back behind it would lose what was published.
+        if same_file(candidate.path) in landed:
+            break
+    if passed:
+        raise ConfigurationError(
+            f"table {name}: expected a metadata file below {location} whose files are all there, found none that may "
+            f"stand for the table; {'; '.join(passed)}; restore the bucket to a time at which all of it is there"
+        )
+    return []
+
+
+def _metadata_files(files: Iterable[str], location: str) -> list[str]:
+    """The table's own: another table's folder may lie below this one's."""
+    own = f"{same_file(location).rstrip('/')}/metadata/"
+    return [path for path in files if same_file(path).startswith(own) and _NUMBER.search(path)]
+
+
+def _read(lake: Lake, path: str) -> tuple[Candidate, Table | None]:
+    try:
+        table = admin.read_metadata(lake, path)
+    except (OSError, ValueError) as error:
+        return Candidate(path, broken=one_line(error), empty=True), None
+    metadata = table.metadata
+    past = frozenset(same_file(entry.metadata_file) for entry in metadata.metadata_log)
+    return Candidate(path, metadata.last_updated_ms, past, empty=not metadata.refs), table
+
+
+def _why_not(table: Table, location: str, listed: Collection[str]) -> str | None:
+    """Why a metadata file will not do: what its branches and tags need is not there, or it is of another place."""
+    if same_file(table.location()).rstrip("/") != same_file(location).rstrip("/"):
+        return (
+            f"expected the location {location}, found {table.location()}; paths in metadata are absolute: rewrite them "
+            "with Iceberg's rewrite_table_path (docs/deploy.md)"
+        )
+    try:
+        missing = next((path for path in _needed(table) if same_file(path) not in listed), None)
+    except (OSError, ValueError) as error:
+        return f"expected to read its manifests, found {one_line(error)}"
+    return None if missing is None else f"expected {missing}, found none"
+
+
+def _needed(table: Table) -> Iterator[str]:
+    """The files that a table's branches and tags are made of, each before what it leads to."""
+    ids = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    snapshots = [s for s in table.snapshots() if s.snapshot_id in ids]
+    if lacking := ids - {s.snapshot_id for s in snapshots}:
+        raise ValueError(f"snapshot {min(lacking)} is not in the metadata")
+    yield from reachable(table, snapshots)

@@ -1,0 +1,293 @@
+"""The one place that speaks boto3: the bucket of a warehouse, its objects, and the object store's clock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, ReadTimeoutError
+
+from anabranch import config
+from anabranch.common.counters import S3_REQUESTS, TALLY
+from anabranch.common.errors import AnabranchError, NoAnswer, Transient
+from anabranch.common.remote_errors import explain
+
+# S3's own limit for one request.
+_DELETED_AT_ONCE = 1000
+
+
+def bucket_and_key(path: str) -> tuple[str, str] | None:
+    """The bucket and the key of an `s3://` path; None for a path elsewhere."""
+    scheme, _, rest = path.partition("://")
+    bucket, _, key = rest.partition("/")
+    return (bucket, key) if scheme == "s3" else None
+
+
+def bucket_of(warehouse: str) -> str | None:
+    """The bucket of an `s3://` warehouse; None for `file://`."""
+    found = bucket_and_key(warehouse)
+    return found[0] if found is not None else None
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An upload in parts that was begun and neither completed nor given up."""
+
+    key: str
+    id: str
+    begun: datetime
+
+
+@dataclass(frozen=True)
+class LifecycleRule:
+    """An enabled rule of a bucket's lifecycle, as far as it concerns files that are in use. `is_narrowed`: it holds for
+    tagged objects, or of some size, alone. `deletes_after` is a number of days, or a date; `moves_to` a storage class;
+    `clears_versions`, `clears_uploads`: it removes replaced versions, and uploads that were not completed."""
+
+    name: str
+    prefix: str
+    is_narrowed: bool = False
+    deletes_after: str | None = None
+    moves_to: str | None = None
+    clears_versions: bool = False
+    clears_uploads: bool = False
+
+
+def open_store(s3: config.S3) -> ObjectStore:
+    """The object store, over connections that the process shares; a client of its own takes a tenth of a second."""
+    # A forked process must not use its parent's connections.
+    return _opened(os.getpid(), s3)
+
+
+def is_open() -> bool:
+    """Whether this process has asked for an object store already, and so imported what speaks to it."""
+    return _opened.cache_info().currsize > 0
+
+
+@lru_cache(maxsize=16)
+def _opened(process: int, s3: config.S3) -> ObjectStore:
+    return ObjectStore(s3)
+
+
+class ObjectStore:
+    """Questions to the object store. Its keys come from configuration, else from the standard AWS chain.
+
+    One that has no answer for `read_timeout` seconds is asked once more, then given up as NoAnswer.
+    """
+
+    def __init__(self, s3: config.S3, read_timeout: float = 8) -> None:
+        # Imported here: a command that only reads tables has no need of it.
+        import boto3
+        from botocore.config import Config
+
+        self._s3 = s3
+        self._client: Any = boto3.client(
+            "s3",
+            endpoint_url=s3.endpoint,
+            region_name=s3.region,
+            aws_access_key_id=s3.access_key.get_secret_value() if s3.access_key else None,
+            aws_secret_access_key=s3.secret_key.get_secret_value() if s3.secret_key else None,
+            config=Config(
+                # The caller tries again, and says so: a command is to fail within seconds.
+                connect_timeout=3,
+                read_timeout=read_timeout,
+                retries={"max_attempts": 1, "mode": "standard"},
+                s3={"addressing_style": "path" if s3.endpoint else "auto"},
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+            ),
+        )
+
+        self._client.meta.events.register("before-send.s3", _count_request)
+
+    def ensure_bucket(self, bucket: str) -> bool:
+        """Create the bucket if it is missing; True if it was created. Raises ConfigurationError (keys, rights)
+        or Transient."""
+        try:
+            self._client.head_bucket(Bucket=bucket)
+            return False
+        except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404:
+                raise self._failed(f"look at bucket {bucket}", error) from error
+        except BotoCoreError as error:
+            raise self._failed(f"look at bucket {bucket}", error) from error
+        placed = {} if self._s3.region == "us-east-1" else {"LocationConstraint": self._s3.region}
+        try:
+            self._client.create_bucket(Bucket=bucket, **({"CreateBucketConfiguration": placed} if placed else {}))
+        except (ClientError, BotoCoreError) as error:
+            raise self._failed(f"create bucket {bucket}", error) from error
+        return True
+
+    def clock(self, bucket: str) -> datetime:
+        """What time the object store says it is (to the second). Raises ConfigurationError or Transient."""
+        try:
+            answer = self._client.head_bucket(Bucket=bucket)
+        except (ClientError, BotoCoreError) as error:
+            # A clock that is far off is turned away for it, and the refusal says what time it is.
+            answer = error.response if isinstance(error, ClientError) else {}
+            if "date" not in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}):
+                raise self._failed(f"ask the time by bucket {bucket}", error) from error
+        return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).astimezone(UTC)
+
+    def list_objects(self, bucket: str, prefix: str) -> Iterator[tuple[str, int, datetime]]:
+        """Key, size and time of every object whose key begins with `prefix`. Raises Terminal (rights) or Transient."""
+        try:
+            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+                for entry in page.get("Contents", ()):
+                    yield entry["Key"], entry["Size"], entry["LastModified"].astimezone(UTC)
+        except (ClientError, BotoCoreError) as error:
+            raise self._failed(f"list s3://{bucket}/{prefix}", error) from error
+
+    def get(self, bucket: str, key: str) -> bytes:
+        """One object, whole. Raises ConfigurationError (keys, rights), Transient, Terminal (no such object)."""
+        try:
+            body: bytes = self._client.get_object(Bucket=bucket, Key=key)["Body"].read()
+        except (ClientError, BotoCoreError) as error:
+            raise self._failed(f"read s3://{bucket}/{key}", error) from error
+        return body
+
+    def put(self, bucket: str, key: str, body: bytes, content_type: str) -> None:
+        """Write one object. Raises ConfigurationError (keys, rights, no such bucket) or Transient."""
+        try:
+            self._client.put_object(Bucket=bucket, Key=key, Body=body, ContentType=content_type)
+        except (ClientError, BotoCoreError) as error:
+            raise self._failed(f"write s3://{bucket}/{key}", error) from error
+
+    def find(self, bucket: str, key: str) -> tuple[bytes, str] | None:
+        """One object with its entity tag; None where there is none. Raises as `get` does."""
+        try:
+            answer = self._client.get_object(Bucket=bucket, Key=key)
+            return answer["Body"].read(), answer["ETag"]
+        except (ClientError, BotoCoreError) as error:
+            if isinstance(error, ClientError) and error.response["Error"]["Code"] in ("NoSuchKey", "404"):
+                return None
+            raise self._failed(f"read s3://{bucket}/{key}", error) from error
+
+    def put_if(self, bucket: str, key: str, body: bytes, content_type: str, tag: str | None) -> bool:
+        """Write one object in the place of that with this entity tag, or, for None, of none; False when another is
+        there by then. Raises as `put` does. Source: Amazon S3's conditional writes; a store that does not know them
+        writes in any case."""
+        condition = {"IfMatch": tag} if tag is not None else {"IfNoneMatch": "*"}
+        try:
+            self._client.put_object(Bucket=bucket, Key=key, Body=body, ContentType=content_type, **condition)
+        except (ClientError, BotoCoreError) as error:
+            # 404: what was to be replaced is gone; 409: another write of it is under way.
+            if isinstance(error, ClientError) and error.response["ResponseMetadata"]["HTTPStatusCode"] in (409, 412):
+                return False
+            if isinstance(error, ClientError) and error.response["Error"]["Code"] == "NoSuchKey":
+                return False
+            raise self._failed(f"write s3://{bucket}/{key}", error) from error
+        return True
+
+    def delete_objects(self, bucket: str, keys: Sequence[str]) -> None:
+        """Delete objects, a thousand a request. Raises Terminal (rights) or Transient, with some of them deleted: all
+        that can be, unless S3 does not answer."""
+        left: list[str] = []
+        for i in range(0, len(keys), _DELETED_AT_ONCE):
+            some = [{"Key": key} for key in keys[i : i + _DELETED_AT_ONCE]]
+            try:
+                answer = self._client.delete_objects(Bucket=bucket, Delete={"Objects": some, "Quiet": True})
+            except (ClientError, BotoCoreError) as error:
+                raise self._failed(f"delete {len(some)} objects of bucket {bucket}", error) from error
+            left += [f"{e['Key']}: {e.get('Code')} {e.get('Message')}" for e in answer.get("Errors", ())]
+        if left:
+            raise Transient(
+                f"delete {len(keys)} objects of bucket {bucket}: expected all to go, found {len(left)} left, first "
+                f"{left[0]}; check the policy (s3:DeleteObject), then run it again"
+            )
+
+    def has_bucket(self, bucket: str) -> bool:
+        """Whether the bucket is there. Raises ConfigurationError (keys, rights) or Transient."""
+        try:
+            self._client.head_bucket(Bucket=bucket)
+        except (ClientError, BotoCoreError) as error:
+            if _status(error) == 404:
+                return False
+            raise self._failed(f"look at bucket {bucket}", error) from error
+        return True
+
+    def is_versioned(self, bucket: str) -> bool:
+        """Whether what is deleted or replaced is kept as a version. Raises ConfigurationError or Transient, also for
+        a server that knows no versions; so do the other questions about a bucket's settings."""
+        try:
+            return bool(self._client.get_bucket_versioning(Bucket=bucket).get("Status") == "Enabled")
+        except (ClientError, BotoCoreError) as error:
+            raise self._failed(f"ask for the versioning of bucket {bucket}", error) from error
+
+    def lifecycle(self, bucket: str) -> tuple[LifecycleRule, ...]:
+        """The enabled rules of the bucket's lifecycle."""
+        try:
+            rules = self._client.get_bucket_lifecycle_configuration(Bucket=bucket).get("Rules", ())
+        except (ClientError, BotoCoreError) as error:
+            if _code(error) == "NoSuchLifecycleConfiguration":
+                return ()
+            raise self._failed(f"ask for the lifecycle of bucket {bucket}", error) from error
+        return tuple(_rule(rule) for rule in rules if rule.get("Status") == "Enabled")
+
+    def lock(self, bucket: str) -> str | None:
+        """For how long, and how, the bucket's object lock keeps every new object (`GOVERNANCE 30 days`); None when
+        it keeps none."""
+        try:
+            lock = self._client.get_object_lock_configuration(Bucket=bucket).get("ObjectLockConfiguration", {})
+        except (ClientError, BotoCoreError) as error:
+            if _code(error) == "ObjectLockConfigurationNotFoundError":
+                return None
+            raise self._failed(f"ask for the object lock of bucket {bucket}", error) from error
+        kept = lock.get("Rule", {}).get("DefaultRetention")
+        if not kept:
+            return None
+        return (
+            f"{kept.get('Mode')} {kept['Days']} days" if "Days" in kept else f"{kept.get('Mode')} {kept['Years']} years"
+        )
+
+    def uploads(self, bucket: str, prefix: str) -> tuple[Upload, ...]:
+        """The uploads under `prefix` that were begun and neither completed nor given up."""
+        try:
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix)
+            return tuple(
+                Upload(entry["Key"], entry["UploadId"], entry["Initiated"].astimezone(UTC))
+                for page in pages
+                for entry in page.get("Uploads", ())
+            )
+        except (ClientError, BotoCoreError) as error:
+            raise self._failed(f"list the unfinished uploads of s3://{bucket}/{prefix}", error) from error
+
+    def _failed(self, doing: str, error: Exception) -> AnabranchError:
+        explained = explain(f"{doing} at {self._s3.endpoint or f'AWS {self._s3.region}'}", error)
+        is_silent = isinstance(error, (ConnectTimeoutError, ReadTimeoutError))
+        return NoAnswer(str(explained)) if is_silent else explained
+
+
+def _count_request(event_name: str, **_: Any) -> None:
+    """Called by botocore before each request, also one that is a repetition: `before-send.s3.GetObject`."""
+    TALLY.count(S3_REQUESTS, event_name.rpartition(".")[2])
+
+
+def _code(error: Exception) -> str:
+    return str(error.response["Error"].get("Code")) if isinstance(error, ClientError) else ""
+
+
+def _status(error: Exception) -> int:
+    return int(error.response["ResponseMetadata"]["HTTPStatusCode"]) if isinstance(error, ClientError) else 0
+
+
+def _rule(rule: Any) -> LifecycleRule:
+    """A rule as S3 gives it: its filter is a prefix, a tag, a size, or several of them under `And`."""
+    filters = rule.get("Filter", {})
+    expiration = rule.get("Expiration", {})
+    after = f"{expiration['Days']} days" if "Days" in expiration else expiration.get("Date")
+    moves = [move.get("StorageClass") for move in rule.get("Transitions", ())]
+    return LifecycleRule(
+        name=str(rule.get("ID", "")),
+        prefix=filters.get("Prefix") or filters.get("And", {}).get("Prefix") or rule.get("Prefix") or "",
+        is_narrowed=bool(filters.keys() - {"Prefix", "And"} or filters.get("And", {}).keys() - {"Prefix"}),
+        deletes_after=str(after) if after is not None else None,
+        moves_to=next((str(kind) for kind in moves if kind), None),
+        clears_versions="NoncurrentVersionExpiration" in rule,
+        clears_uploads="AbortIncompleteMultipartUpload" in rule,
+    )

@@ -1,0 +1,209 @@
+"""Schema evolution: what a table's schema needs to become the wanted one, in one commit, or why it must not.
+
+Allowed is what leaves every row readable with the meaning that it had (Iceberg specification, "Schema Evolution"): a
+new nullable column, a wider type (INT to BIGINT, FLOAT to DOUBLE, more digits of a DECIMAL before its point), NOT NULL
+given up; and the same inside structs, arrays and map values. Everything else is refused with what to do instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StructType,
+)
+
+from anabranch.common.errors import Refused
+from anabranch.iceberg import admin
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.update.schema import UpdateSchema
+
+    from anabranch.iceberg.lake import Lake
+
+
+class Kind(Enum):
+    ADDED = "added"
+    WIDENED = "widened"
+    OPTIONAL = "made optional"
+
+
+@dataclass(frozen=True)
+class SchemaChange:
+    """One change of one column; `path` leads to it through structs, `element` of arrays and `value` of maps."""
+
+    kind: Kind
+    path: tuple[str, ...]
+    before: IcebergType | None
+    after: IcebergType
+
+    def words(self, table: str) -> str:
+        column = ".".join(self.path)
+        if self.kind is Kind.ADDED:
+            return f"added column {column} to {table}"
+        if self.kind is Kind.WIDENED:
+            assert self.before is not None
+            return f"widened column {column} of {table} from {type_words(self.before)} to {type_words(self.after)}"
+        return f"made column {column} of {table} optional"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that a table should have, and what they are to it.
+
+    `key`: columns that tell events apart. `complete`: a column that the table has beyond them is an error; otherwise it
+    is one of another version of the code, and stays. `before`: new columns go before this one.
+    """
+
+    schema: Schema
+    source: str
+    key: Collection[str] = ()
+    complete: bool = False
+    before: str | None = None
+
+
+def plan_evolution(table: str, have: Schema, wanted: Columns) -> list[SchemaChange]:
+    """The changes that make `have` the wanted columns; their order is of no account. Pure.
+
+    Raises Refused, naming table and column, for the first change that would lose, hide or bend what rows hold.
+    """
+    where = f"table {table}, {wanted.source}"
+    return list(_fields(where, (), have.fields, wanted.schema.fields, wanted))
+
+
+def evolve(lake: Lake, name: str, wanted: Columns) -> list[str]:
+    """Make a table's schema the wanted one; returns what was changed, in words. All in one commit, or nothing.
+
+    Idempotent: run again, also after an answer that was lost, it finds nothing to change. Raises Refused, Transient.
+    """
+    sentences: list[str] = []
+
+    def write(table: Table, update: UpdateSchema) -> None:
+        changes = plan_evolution(name, table.schema(), wanted)
+        sentences[:] = [change.words(name) for change in changes] or sentences
+        for change in changes:
+            if change.kind is Kind.ADDED:
+                update.add_column(change.path, change.after, required=False)
+                if wanted.before is not None and len(change.path) == 1:
+                    update.move_before(change.path, wanted.before)
+            elif change.kind is Kind.WIDENED:
+                update.update_column(change.path, field_type=change.after)
+            else:
+                update.make_column_optional(change.path)
+
+    admin.change_schema(lake, name, write)
+    return sentences
+
+
+def _fields(
+    where: str,
+    path: tuple[str, ...],
+    have: Collection[NestedField],
+    wanted: Collection[NestedField],
+    columns: Columns,
+) -> Iterator[SchemaChange]:
+    known, names = {f.name: f for f in have}, {f.name for f in wanted}
+    if gone := [f.name for f in have if f.name not in names and columns.complete]:
+        raise Refused(
+            f"{where}, column {'.'.join((*path, gone[0]))}: expected it in the schema, found it gone; put it back: "
+            "rows that have it would lose it (to rename a column, add the new name beside the old one)"
+        )
+    for f in wanted:
+        at = (*path, f.name)
+        column = f"{where}, column {'.'.join(at)}"
+        existing = known.get(f.name)
+        if existing is None:
+            if f.required:
+                raise Refused(
+                    f"{column}: expected the new column to be nullable, found NOT NULL; leave out NOT NULL: old rows "
+                    "do not have it"
+                )
+            if f.name in columns.key and not path:
+                raise Refused(
+                    f"{column}: expected a key of columns that the table has, found a new one; keep the key, or make a "
+                    "new stream with its own table: old records without the column would all be one event"
+                )
+            yield SchemaChange(Kind.ADDED, at, None, f.field_type)
+            continue
+        if f.required and not existing.required:
+            raise Refused(
+                f"{column}: expected it to stay nullable, found NOT NULL; leave out NOT NULL: rows may hold null there "
+                "(to refuse hours for it: expect_column_values_to_not_be_null in the quality gate)"
+            )
+        is_key = f.name in columns.key and not path
+        yield from _types(where, at, existing.field_type, f.field_type, columns, is_key)
+        if existing.required and not f.required:
+            if is_key:
+                raise Refused(
+                    f"{column}: expected the key's column to stay NOT NULL, found it nullable; put NOT NULL back: "
+                    "records without it would all be one event"
+                )
+            yield SchemaChange(Kind.OPTIONAL, at, existing.field_type, f.field_type)
+
+
+def _types(
+    where: str, path: tuple[str, ...], have: IcebergType, wanted: IcebergType, columns: Columns, is_key: bool = False
+) -> Iterator[SchemaChange]:
+    if isinstance(have, StructType) and isinstance(wanted, StructType):
+        yield from _fields(where, path, have.fields, wanted.fields, columns)
+    elif isinstance(have, ListType) and isinstance(wanted, ListType):
+        yield from _types(where, (*path, "element"), have.element_type, wanted.element_type, columns)
+    elif (
+        isinstance(have, MapType)
+        and isinstance(wanted, MapType)
+        and type_words(have.key_type) == type_words(wanted.key_type)
+    ):
+        yield from _types(where, (*path, "value"), have.value_type, wanted.value_type, columns)
+    elif have == wanted:
+        return
+    elif is_wider(wanted, have) and not (is_key and isinstance(have, FloatType)):
+        yield SchemaChange(Kind.WIDENED, path, have, wanted)
+    else:
+        raise Refused(
+            f"{where}, column {'.'.join(path)}: expected {_or_wider(have, is_key)}, found {type_words(wanted)}; put "
+            "the type back, and add a new column of the other type, or make a new stream with its own table"
+        )
+
+
+def is_wider(wide: IcebergType, narrow: IcebergType) -> bool:
+    """Whether Iceberg reads what was written as `narrow` as `wide` (format v2). Pure."""
+    if isinstance(narrow, DecimalType):
+        return isinstance(wide, DecimalType) and wide.scale == narrow.scale and wide.precision > narrow.precision
+    return (type(narrow), type(wide)) in {(IntegerType, LongType), (FloatType, DoubleType)}
+
+
+def _or_wider(kind: IcebergType, is_key: bool) -> str:
+    """What a column of a type may become. A key's FLOAT stays: as DOUBLE it no longer equals what is read anew."""
+    if isinstance(kind, DecimalType):
+        return f"{type_words(kind)} or more digits before the point (decimal(N,{kind.scale}))"
+    wider = "bigint" if isinstance(kind, IntegerType) else "double" if isinstance(kind, FloatType) else None
+    return f"{type_words(kind)} or {wider}" if wider and not (is_key and wider == "double") else type_words(kind)
+
+
+def type_words(kind: IcebergType) -> str:
+    """A type as the stream's file spells it (`bigint`, `array<int>`), without Iceberg's ids; the fields of a struct by
+    their names, since their order is of no account. Pure."""
+    if isinstance(kind, StructType):
+        fields = sorted(f"{f.name}:{type_words(f.field_type)}" for f in kind.fields)
+        return f"struct<{','.join(fields)}>"
+    if isinstance(kind, ListType):
+        return f"array<{type_words(kind.element_type)}>"
+    if isinstance(kind, MapType):
+        return f"map<{type_words(kind.key_type)},{type_words(kind.value_type)}>"
+    if isinstance(kind, DecimalType):
+        return f"decimal({kind.precision},{kind.scale})"
+    return {"long": "bigint", "timestamptz": "timestamp"}.get(str(kind), str(kind))

@@ -1,0 +1,77 @@
+"""Side files, which versions before table properties had the state of branches in: read only, never written.
+
+The state of a branch moves to table properties with the branch's next publish (`anabranch.iceberg.state_properties`).
+Side files are needed until no remembered snapshot names one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from anabranch.common.errors import Terminal
+from anabranch.common.remote_errors import explain
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+SUFFIX = ".anabranch"
+_SIDE_FILE = "anabranch.side-file"
+# Stands in the place of the timeline too, so that a program that does not know such a reference stops instead of taking
+# the timeline of another branch for the newest.
+TIMELINE = "anabranch.timeline"
+REFERENCE = "side-file:"
+
+
+class SideFileGone(Terminal):
+    """A snapshot names a side file that storage does not have as it was written."""
+
+    remedy = "bring the file back from a version or a copy of the bucket"
+
+
+def reference(name: str, has_timeline: bool) -> dict[str, str]:
+    """How a snapshot refers to the rest of what it says. Pure."""
+    return {TIMELINE if has_timeline else _SIDE_FILE: REFERENCE + name}
+
+
+def named(properties: Mapping[str, str]) -> str | None:
+    """What a snapshot's properties refer to. Pure."""
+    for key in (TIMELINE, _SIDE_FILE):
+        if (value := properties.get(key, "")).startswith(REFERENCE):
+            return value.removeprefix(REFERENCE)
+    return None
+
+
+def path_of(table: Table, name: str) -> str:
+    """Where a side file is: relative to the table, so that it is found wherever the table is registered."""
+    return f"{table.location().rstrip('/')}/metadata/{name}"
+
+
+# By path; a side file never changes, and a state is loaded with every micro-batch.
+_READ: dict[str, Mapping[str, str]] = {}
+_REMEMBERED = 12
+
+
+def read(table: Table, name: str) -> Mapping[str, str]:
+    """What a side file says. Raises SideFileGone, Terminal, Transient."""
+    path = path_of(table, name)
+    if (known := _READ.get(path)) is not None:
+        return known
+    doing = f"read what the branches of {'.'.join(table.name())} say"
+    try:
+        with table.io.new_input(path).open() as stream:
+            content = stream.read()
+    except FileNotFoundError as error:
+        raise SideFileGone(f"{doing}: expected {path}, found none") from error
+    except OSError as error:
+        raise explain(doing, error) from error
+    if not name.endswith(f"-{hashlib.sha256(content).hexdigest()[:16]}{SUFFIX}"):
+        raise SideFileGone(f"{doing}: expected {path} as it was written, found {len(content)} bytes of others")
+    aside: dict[str, str] = json.loads(zlib.decompress(content))
+    _READ[path] = aside
+    while len(_READ) > _REMEMBERED:
+        _READ.pop(next(iter(_READ)))
+    return aside

@@ -1,0 +1,115 @@
+"""Stage: Spark writes rows as files and one snapshot that no branch points to (Iceberg's write-audit-publish)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from anabranch.common.errors import Terminal, Transient
+from anabranch.iceberg.snapshots import STAGING, Staged, find_staged
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyspark.sql import DataFrame, SparkSession
+
+    from anabranch.iceberg.lake import Lake
+
+LOG = logging.getLogger(__name__)
+
+MOST_OPEN_FILES = 64
+"""How many files a task that stages may have open at once; each holds about a megabyte."""
+
+# Until its snapshot is there, nothing refers to a file that is written: orphan removal, which spares what is younger
+# than a day, may take it.
+WITHIN = timedelta(hours=12)
+# Files that no snapshot names are published only while they are younger than this, and their commit is asked for within
+# `lake.PREPARED_WITHIN` of its decision: together less than an hour, the least age by which other programs' orphan
+# removal takes files.
+NAMED_WITHIN = timedelta(minutes=30)
+
+
+@dataclass(frozen=True)
+class Written:
+    """Rows in files that nothing refers to, of the attempt `id`: what one try of each task wrote.
+
+    `began`: what the clock said before the first of them was begun.
+    """
+
+    id: str
+    began: datetime
+    files: tuple[DataFile, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(f.record_count for f in self.files)
+
+
+def is_young(written: Written, now: datetime) -> bool:
+    """Whether orphan removal, ours or another program's, spares the files for long enough that a publish may name
+    them. Pure.
+
+    `now` is read after the heads that the publish requires were loaded. From then on orphan removal moves one of them
+    before it deletes; a clock that was read before may be of a time when the files were young and the head another.
+    """
+    return abs(now - written.began) <= NAMED_WITHIN
+
+
+def stage(
+    frame: DataFrame, lake: Lake, catalog: str, table_name: str, wap_id: str, options: Mapping[str, str] | None = None
+) -> Staged:
+    """Write `frame` (columns of the table, by name) under `wap_id`; nobody sees the rows.
+
+    `wap_id` must be new: exactly one snapshot carries it. Nullability is the decoder's promise, not checked again.
+    Raises Transient when the snapshot is not there after a successful write (it was expired meanwhile), and when
+    that took longer than WITHIN, as of a process that slept.
+    """
+    # The JVM stamps the snapshot by the same machine's clock.
+    first = lake.clock.now()
+    session = frame.sparkSession
+    began = time.monotonic()
+    session.conf.set("spark.wap.id", wap_id)
+    try:
+        beside = frame.writeTo(f"{catalog}.{table_name}.branch_{STAGING}")
+        writer = beside.option("check-nullability", "false")
+        for key, value in (options or {}).items():
+            writer = writer.option(key, value)
+        writer.append()
+    finally:
+        session.conf.unset("spark.wap.id")
+    staged = find_staged(lake.load(table_name), wap_id)
+    if staged is None:
+        raise Transient(f"stage {wap_id} in {table_name}: expected its snapshot, found none; try again")
+    if (took := lake.clock.now() - first) > WITHIN:
+        lake.discard(table_name, staged)
+        raise Transient(
+            f"stage {wap_id} in {table_name}: expected it within {WITHIN}, found that it took {took}: its files may be "
+            "gone as orphans by now; try again"
+        )
+    LOG.debug(
+        "staged %s: %d rows in %d files, %.2f s", wap_id, staged.rows, len(staged.files), time.monotonic() - began
+    )
+    return staged
+
+
+def read_snapshot(session: SparkSession, catalog: str, table_name: str, snapshot_id: int) -> DataFrame:
+    """The table's rows as of a snapshot, such as a branch's head that a decision rests on."""
+    return session.sql(f"SELECT * FROM {catalog}.{table_name} VERSION AS OF {snapshot_id}")
+
+
+def read_staged(session: SparkSession, catalog: str, table_name: str, staged: Staged) -> DataFrame:
+    """Just the staged rows, as the files hold them."""
+    if staged.parent_id is None:
+        raise Terminal(
+            f"staged snapshot {staged.wap_id} of {table_name}: expected a parent, found none; start the job again, "
+            "which stages anew"
+        )
+    return (
+        session.read.format("iceberg")
+        .option("start-snapshot-id", str(staged.parent_id))
+        .option("end-snapshot-id", str(staged.snapshot_id))
+        .load(f"{catalog}.{table_name}")
+    )

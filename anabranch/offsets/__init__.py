@@ -1,0 +1,1 @@
+"""Kafka offsets and ingest hours: positions, where hours end, and both in SQL."""

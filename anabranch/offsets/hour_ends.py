@@ -1,0 +1,205 @@
+"""Where an hour ends in a partition's log, though some of its records are stamped wrongly. Pure: windows come in.
+
+Kafka's time index knows the first record stamped at a moment or later, so one record stamped ahead answers for every
+moment up to its own. Its answer is therefore looked at: a *window*, the first records that a consumer is given from an
+offset on, tells whether that part of the log was received before a moment or after it, by most of its stamps. Where the
+answer does not stand, the end is searched behind it, in bisections. Where the index's own further answers tell that it
+stands, no window is fetched, which counts where records are large. A stamp before Kafka's first release, or later than
+the clock that asks, is not usable and tells nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+
+from anabranch.offsets.position import Offsets, Stamped
+
+Window = tuple[Stamped, ...]
+Search = Generator[int, Window, int | None]
+FirstLater = Callable[[Mapping[int, Stamped]], Mapping[int, Stamped | None]]
+"""By partition, the first record that is stamped later than this one; nothing where a look costs less."""
+
+WINDOW = 15
+"""How many records a window holds: enough that a few stamped wrongly are not most of it."""
+WITNESSES = 3
+REACH = timedelta(days=31)
+"""How far what fewer than `WITNESSES` records say reaches behind what the others say."""
+
+_BISECTIONS = 64
+_KAFKA_BEGAN = int(datetime(2011, 1, 1, tzinfo=UTC).timestamp() * 1000)
+
+
+class Side(Enum):
+    """What a window tells about a moment."""
+
+    EARLIER = "most of it was received before"
+    LATER = "at least half of it was received then or later"
+    NOTHING = "no stamp is usable"
+
+
+def millis(when: datetime) -> int:
+    """A moment as Kafka writes it."""
+    return int(when.timestamp() * 1000)
+
+
+def _usable(stamp: int, now: int) -> bool:
+    return _KAFKA_BEGAN <= stamp <= now
+
+
+def side_of(window: Sequence[Stamped], moment: int, now: int) -> Side:
+    usable = [r.timestamp_ms for r in window if _usable(r.timestamp_ms, now)]
+    later = sum(stamp >= moment for stamp in usable)
+    if not usable:
+        return Side.NOTHING
+    return Side.LATER if 2 * later >= len(usable) else Side.EARLIER
+
+
+def plan_split(records: Sequence[Stamped], moment: int, now: int) -> int | None:
+    """The record that begins what was received at `moment` or later; None when that is behind all of them.
+
+    The fewest records lie on the wrong side of it; of equals those furthest from the moment do, since they are the ones
+    that are stamped wrongly.
+    """
+    usable = [r for r in records if _usable(r.timestamp_ms, now)]
+    early = [r.timestamp_ms for r in usable if r.timestamp_ms < moment]
+    wrong, distance = len(early), sum(moment - stamp for stamp in early)
+    best: tuple[int, int] | None = None
+    split = None
+    for record in usable:
+        away = abs(record.timestamp_ms - moment)
+        if record.timestamp_ms < moment:
+            wrong, distance = wrong - 1, distance - away
+            continue
+        if best is None or (wrong, -distance) < best:
+            best, split = (wrong, -distance), record.offset
+        wrong, distance = wrong + 1, distance + away
+    return split if best is not None and best <= (wrong, -distance) else None
+
+
+def find_standing(answers: Mapping[int, Stamped], ends: Offsets, now: int, first_later: FirstLater) -> dict[int, int]:
+    """By partition, the answer of the time index for a moment, where the index alone tells that it stands: `find_end`
+    would give the same offset. No record is fetched.
+
+    The index gives the first record stamped above a stamp. Where that is the next record each time, the records rise
+    from the answer on, so all of them are later than the moment. Once they are more than half of a window, no other
+    split of the window leaves fewer records on the wrong side.
+    """
+    standing: dict[int, int] = {}
+    rising = {p: (answer, 1) for p, answer in answers.items() if _usable(answer.timestamp_ms, now)}
+    while rising:
+        for p, (_, count) in list(rising.items()):
+            if 2 * count > min(WINDOW, ends[p] - answers[p].offset):
+                standing[p] = answers[p].offset
+                del rising[p]
+        asked, rising = rising, {}
+        for p, record in first_later({p: last for p, (last, _) in asked.items()}).items():
+            last, count = asked[p]
+            follows = record is not None and record.offset == last.offset + 1 < ends[p]
+            if record is not None and follows and _usable(record.timestamp_ms, now):
+                rising[p] = (record, count + 1)
+    return standing
+
+
+def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Window]) -> Search:
+    """The offset in `[low, end)` from which on the log was received at `moment` or later; None when nothing there was.
+
+    Yields each offset that it has to see and is sent the window from there. `seen` are windows known already. What
+    nothing usable is known of belongs to the time before.
+    """
+    left = yield low
+    if side_of(left, moment, now) is Side.LATER:
+        return plan_split(left, moment, now)
+    # What lies from `high` on tells nothing, or is later; `later` is where the later begins to be told.
+    high, later = end, None
+    for offset in sorted(o for o in seen if low < o < end):
+        side = side_of(seen[offset], moment, now)
+        if side is Side.LATER:
+            high = later = offset
+            break
+        if side is Side.EARLIER:
+            low, left = offset, seen[offset]
+    # Left of `high` nothing is left to look at once the window there reaches it.
+    for _ in range(_BISECTIONS):
+        if len(left) < WINDOW or left[-1].offset >= high - 1:
+            break
+        middle = (left[-1].offset + high) // 2
+        at, window = yield from _first_telling(middle, high, now)
+        side = side_of(window, moment, now)
+        if side is Side.EARLIER:
+            low, left = at, window
+        else:
+            high = middle
+            later = at if side is Side.LATER else later
+    right = (yield later) if later is not None else ()
+    split = plan_split((*(r for r in left if r.offset < high), *right), moment, now)
+    return later if split is None else split
+
+
+def _first_telling(start: int, high: int, now: int) -> Generator[int, Window, tuple[int, Window]]:
+    """Where, from `start` on, the log begins to tell anything, and the window there; an empty one when it does not
+    below `high`. A stretch that tells nothing is passed in growing steps, and its end is then bisected."""
+    window = yield start
+    if _telling(window, high, now) or not window:
+        return start, tuple(r for r in window if r.offset < high)
+    silent, step = start, WINDOW
+    ahead = window[-1].offset + 1
+    while ahead < high:
+        window = yield ahead
+        if not window or _telling(window, high, now):
+            break
+        silent, ahead, step = ahead, window[-1].offset + step, 2 * step
+    telling = min(ahead, high)
+    while telling - silent > WINDOW:
+        middle = (silent + telling) // 2
+        window = yield middle
+        if not window or _telling(window, high, now):
+            telling = middle
+        else:
+            silent = middle
+    window = (yield telling) if telling < high else ()
+    return telling, tuple(r for r in window if r.offset < high)
+
+
+def _telling(window: Window, high: int, now: int) -> bool:
+    return any(r.offset < high and _usable(r.timestamp_ms, now) for r in window)
+
+
+def find_ends(
+    searches: Mapping[int, Search],
+    look: Callable[[Offsets], Mapping[int, Window]],
+    keep: Callable[[int, int, Window], object],
+) -> dict[int, int | None]:
+    """Run the searches of all partitions side by side: one look answers one question of each.
+
+    `keep` is told of each window that cannot change any more: by partition and offset.
+    """
+    wants: Offsets = {p: next(search) for p, search in searches.items()}
+    ends: dict[int, int | None] = {}
+    while wants:
+        windows = look(wants)
+        offsets, wants = wants, {}
+        for p, offset in offsets.items():
+            window = windows.get(p, ())
+            if len(window) == WINDOW:
+                keep(p, offset, window)
+            try:
+                wants[p] = searches[p].send(window)
+            except StopIteration as stopped:
+                ends[p] = stopped.value
+    return ends
+
+
+def plan_oldest(window: Sequence[Stamped], now: int) -> Stamped | None:
+    """The oldest record of a partition's first window that may open an hour; None without a usable stamp.
+
+    What fewer than `WITNESSES` records say reaches `REACH` behind what the others say, so that one wrong stamp opens
+    no years of hours.
+    """
+    usable = sorted((r for r in window if _usable(r.timestamp_ms, now)), key=lambda r: r.timestamp_ms)
+    anchor = usable[WITNESSES - 1].timestamp_ms if len(usable) >= WITNESSES else now
+    reach = anchor - REACH // timedelta(milliseconds=1)
+    if usable and usable[-1].timestamp_ms < reach:
+        return Stamped(usable[-1].offset, reach)
+    return next((r for r in usable if r.timestamp_ms >= reach), None)

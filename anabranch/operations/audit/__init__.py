@@ -1,0 +1,188 @@
+"""The auditor: counts accepted hours again, one after the other, in the data files and in Kafka."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from anabranch.common.progress import Progress
+from anabranch.iceberg.ledger_files import Span
+from anabranch.iceberg.snapshots import files_by_hour
+from anabranch.job import Job
+from anabranch.offsets.hours import Cut, shift
+from anabranch.offsets.position import Offsets, Ranges, Topic, clip
+from anabranch.operations.audit.checks import Audited, Disagreement, check_adjacent_cuts, to_view
+from anabranch.operations.audit.count import Counted, OffsetCounts, count_files, explained, mark_given, recount
+from anabranch.protocol import ledger
+from anabranch.protocol.decisions import with_waiting
+from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.state import State, load_state
+from anabranch.protocol.topic_change import gone_from_kafka
+from serving_layer.layer_diff.duckdb import has_same_rows, open_comparison
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+LOG = logging.getLogger(__name__)
+
+_Files = Mapping[str, Mapping[str, "DataFile"]]
+
+
+@dataclass(frozen=True)
+class _Lake:
+    """What one load of the two tables says, and the ledger."""
+
+    state: State
+    letters: Table
+    rows: Mapping[str, LedgerRow]
+    main: _Files
+    batch: _Files
+    speed: _Files
+    dead: _Files
+
+
+def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> dict[str, Any]:
+    """Audit the accepted hours from the first to the second, or all, as JSON shows it.
+
+    Raises Transient when lake or Kafka do not answer.
+    """
+    lake = _load(job, hours)
+    known = {h for h in lake.rows if _is_said_accepted(lake, h)} | set(lake.state.accepted)
+    chosen = sorted(h for h in known if hours is None or hours[0] <= h <= hours[1])
+    topic = job.kafka.describe(job.stream.topic, lake.state.position) if with_kafka else None
+    sizes = tuple(cut.offsets if (cut := _cut(lake, hour)) is not None else 0 for hour in chosen)
+    audited = []
+    with Progress(LOG, f"audit {job.stream.name}", "hours", sizes=sizes, contents="offsets") as progress:
+        for hour in chosen:
+            audited.append(_audit(job, lake, hour, topic, with_kafka, progress))
+            progress.step()
+    more = check_adjacent_cuts({h: c for h in known if (c := _cut(lake, h)) is not None}, lake.state.timeline)
+    more = [d for d in more if hours is None or hours[0] <= d.hour <= hours[1]]
+    return to_view(job.stream.name, audited, [*more, *(_unknown(lake) if hours is None else [])])
+
+
+def _load(job: Job, hours: tuple[str, str] | None) -> _Lake:
+    # The ledger first: what is accepted meanwhile still waits on its branch, and is read there. An hour is compared
+    # with the one before it.
+    span = Span(shift(hours[0], -1), hours[1]) if hours is not None else None
+    rows = ledger.history(job.lake, job.stream.hours_table, span)
+    state = load_state(job.lake, job.stream.table)
+    letters = job.lake.load(job.stream.dead_letters_table)
+    newest = ledger.newest(with_waiting(rows, state.decisions))
+    main, batch, speed = (files_by_hour(state.table, b) for b in ("main", "batch", "speed"))
+    return _Lake(state, letters, newest, main, batch, speed, files_by_hour(letters, "main"))
+
+
+def _is_said_accepted(lake: _Lake, hour: str) -> bool:
+    return lake.rows[hour].decision == "accepted" or lake.state.is_accepted(hour)
+
+
+def _cut(lake: _Lake, hour: str) -> Cut | None:
+    """The table's word on the cut, else the ledger's."""
+    return lake.state.cuts.get(hour) or (lake.rows[hour].cut if hour in lake.rows else None)
+
+
+def _audit(
+    job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bool, progress: Progress
+) -> Audited:  # fmt: skip
+    state, row = lake.state, lake.rows.get(hour)
+    cut = _cut(lake, hour) or Cut("", {})
+    # Step 1: the files.
+    by_source = {"rows": lake.main.get(hour, {}).values(), "batch": lake.batch.get(hour, {}).values()}
+    counted = count_files(state.table, hour, cut.ranges, by_source)
+    counted |= count_files(lake.letters, hour, cut.ranges, {"dead": lake.dead.get(hour, {}).values()})
+    # Step 2: Kafka.
+    reason = kafka_unavailable_reason(state, hour, cut, topic) if with_kafka else "not asked"
+    given, there = None, Ranges()
+    if reason is None and topic is not None:
+        given, there = _read(job, topic, cut, progress)
+        reason = None if there or not cut.offsets else "Kafka's retention took all of it"
+    partitions = recount(cut.ranges, counted, given, there)
+    if given is not None:
+        partitions = explained(partitions, lambda missing: job.kafka.explain_missing(job.stream.topic, missing))
+    # Step 3: what the batch layer removed, against what it is said to repeat.
+    served = state.served_by(hour)
+    wanted = (lake.batch if served == "batch" else lake.speed).get(hour, {})
+    have = lake.main.get(hour, {})
+    strange, lacking = len(set(have) - set(wanted)), len(set(wanted) - set(have))
+    gone = tuple(sorted({path for c in counted.values() for path in c.gone}))
+    if strange and lacking and not gone and has_same_rows(state.table, hour, "main", served):
+        LOG.info(
+            "hour %s: another program put %d files in the place of %d on main, with the same rows",
+            hour,
+            strange,
+            lacking,
+        )
+        strange = lacking = 0
+    accepted = state.accepted.get(hour)
+    return Audited(
+        hour=hour,
+        served=served,
+        accepted=state.is_accepted(hour),
+        revision=accepted.revision if accepted is not None else 0,
+        cut=state.cuts.get(hour),
+        row=row,
+        partitions=partitions,
+        strange=strange,
+        lacking=lacking,
+        gone=gone,
+        unrepeated=_unrepeated(job, lake, hour, row, counted),
+        lookback=job.stream.batch.lookback_hours,
+        kafka=reason,
+    )
+
+
+def kafka_unavailable_reason(state: State, hour: str, cut: Cut, topic: Topic | None) -> str | None:
+    """Why Kafka cannot be asked for the hour, or None. Pure."""
+    if topic is None:
+        return "the topic is gone"
+    if topic.id != cut.topic_id and cut.offsets:
+        return "the topic was made again since"
+    return "its log began anew since" if gone_from_kafka(state.timeline, state.position.topic_id, hour, cut) else None
+
+
+def _read(job: Job, topic: Topic, cut: Cut, progress: Progress) -> tuple[OffsetCounts, Ranges]:
+    """What Kafka gives of the cut, and the part that it held all the while."""
+    before = read_accepted(cut.ranges, job.kafka.log_starts(topic), job.kafka.stable_ends(topic))
+    given = mark_given(before, _told(job.kafka.read_offsets(topic.name, before), progress) if before else ())
+    # Asked again: retention may have gone on while it was read.
+    return given, read_accepted(before, job.kafka.log_starts(topic), {p: e for p, (_, e) in before.items()})
+
+
+def _told(read: Iterator[tuple[int, list[int]]], progress: Progress) -> Iterator[tuple[int, list[int]]]:
+    for partition, offsets in read:
+        yield partition, offsets
+        progress.part(len(offsets))
+
+
+def read_accepted(ranges: Ranges, starts: Offsets, ends: Offsets) -> Ranges:
+    """The part of the ranges that the log holds; what is left with nothing drops out. Pure."""
+    return clip(ranges, {p: (s, ends.get(p, 0)) for p, s in starts.items()})
+
+
+def _unrepeated(
+    job: Job, lake: _Lake, hour: str, row: LedgerRow | None, counted: Mapping[str, Counted]
+) -> int | None:  # fmt: skip
+    """How many of the rows that batch is said to have removed repeat nothing, but for those that Kafka did not give it.
+
+    Asked only where duplicates are counted: they are where a lost row could hide.
+    """
+    if row is None or not row.duplicate or counted["batch"].gone or hour not in lake.speed:
+        return None
+    stream = job.stream
+    with open_comparison(lake.state.table, hour, stream.key, stream.batch.lookback_hours) as comparison:
+        extra = row.diff.extra if row.diff is not None else 0
+        return max(0, comparison.unrepeated() - extra)
+
+
+def _unknown(lake: _Lake) -> Sequence[Disagreement]:
+    """Hours that `main` has rows of and that are none of the stream's."""
+    timeline = lake.state.timeline
+    return [
+        Disagreement(h, None, "main", f"rows of hours from {timeline.first} on", f"{len(files)} files of this one")
+        for h, files in sorted(lake.main.items())
+        if h < timeline.first
+    ]

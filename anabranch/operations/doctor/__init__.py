@@ -1,0 +1,194 @@
+"""The doctor: examines all that a stream needs, and says of each thing that is wrong what to run or to set.
+
+Each examination has a reader, which asks one service, and deciders over what was read, which are pure. The readers run
+beside each other, each for a bounded time: a service that is away is a finding, and the others are examined. Nothing is
+changed but one small object under the warehouse, which is written, listed, read and deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from anabranch.common.errors import AnabranchError, NoAnswer
+from anabranch.common.progress import Progress
+from anabranch.config import Environment, Stream
+from anabranch.operations.doctor import airflow, catalog, kafka, local, registry, s3, streams, tables
+from anabranch.operations.doctor.finding import Check, Finding, Severity, error, info
+from anabranch.operations.doctor.reading import Reading, T
+
+LOG = logging.getLogger(__name__)
+
+# Longer than a client waits for a service that is away; so what it says of that is heard.
+_LIMIT = 40.0
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One examination: what was found, after so many seconds."""
+
+    name: str
+    seconds: float
+    findings: Sequence[Finding]
+
+
+@dataclass(frozen=True)
+class Report:
+    """`ready`: nothing is an error. `next`: what to run then, else the first remedy."""
+
+    ready: bool
+    next: str
+    examined: Sequence[Examined]
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [finding for one in self.examined for finding in one.findings]
+
+
+@dataclass(frozen=True)
+class _Readings:
+    """What is read of one stream."""
+
+    stream: Stream
+    kafka: Reading[kafka.KafkaFacts]
+    tables: Reading[tables.TableFacts]
+    status: Reading[streams.StreamFacts]
+    registry: Reading[registry.RegistryFacts] | None
+
+    @property
+    def parts(self) -> tuple[Reading[Any] | None, ...]:
+        return self.kafka, self.tables, self.status, self.registry
+
+
+def examine(environment: Environment, chosen: Sequence[Stream], limit: float = _LIMIT) -> Report:
+    """Examine this machine, the services, and the streams (at least one), `limit` seconds at most for each reader."""
+    names = tuple(stream.name for stream in chosen)
+    where = s3.place(environment)
+    here = Reading("this machine", lambda: local.read(environment), limit)
+    of_catalog = Reading("catalog", lambda: catalog.read(environment), limit)
+    store = Reading("s3", lambda: s3.read(environment, where), limit) if where is not None else None
+    of_airflow = Reading("airflow", airflow.read, limit) if airflow.is_here() else None
+    readings = [_read(environment, stream, limit) for stream in chosen]
+    _wait([here, store, of_catalog, *(part for of in readings for part in of.parts), of_airflow])
+
+    examined = []
+    machine = here.facts()
+    local_ = [_unread("this machine", machine)] if isinstance(machine, AnabranchError) else local.findings(machine)
+    examined.append(Examined(here.name, here.seconds, local_))
+    if store is not None and where is not None:
+        in_store = store.facts()
+        of_store = (
+            [_timed_out(in_store, store) or s3.failed(environment, where, in_store)]
+            if isinstance(in_store, AnabranchError)
+            else s3.findings(where, names, in_store)
+        )
+        examined.append(Examined(store.name, store.seconds, of_store))
+    else:
+        examined.append(Examined("s3", 0.0, [_not_examined("s3", "a warehouse in S3", environment.catalog.warehouse)]))
+    in_catalog = of_catalog.facts()
+    of_lake = (
+        [_timed_out(in_catalog, of_catalog) or catalog.failed(environment.catalog, in_catalog)]
+        if isinstance(in_catalog, AnabranchError)
+        else catalog.findings(environment.catalog, in_catalog)
+    )
+    examined.append(Examined(of_catalog.name, of_catalog.seconds, of_lake))
+    following = []
+    for reading in readings:
+        parts, then = _examine_stream(environment, reading)
+        examined += parts
+        following.append(then)
+    if of_airflow is not None:
+        in_airflow = of_airflow.facts()
+        of_dags = (
+            [_timed_out(in_airflow, of_airflow) or airflow.failed(str(in_airflow))]
+            if isinstance(in_airflow, AnabranchError)
+            else airflow.findings(names, in_airflow)
+        )
+        examined.append(Examined(of_airflow.name, of_airflow.seconds, of_dags))
+    found = [finding for one in examined for finding in one.findings]
+    errors = [finding for finding in found if finding.severity is Severity.ERROR]
+    return Report(not errors, errors[0].remedy if errors else following[0], examined)
+
+
+def _wait(all_of: Sequence[Reading[Any] | None]) -> None:
+    """Until each has ended, or was given up."""
+    readings = [reading for reading in all_of if reading is not None]
+    with Progress(LOG, "examine", "services and streams", len(readings)) as progress:
+        for reading in readings:
+            reading.wait()
+            progress.step()
+
+
+def _read(environment: Environment, stream: Stream, limit: float) -> _Readings:
+    def named(what: str) -> str:
+        return f"{what} {stream.name}"
+
+    return _Readings(
+        stream=stream,
+        kafka=Reading(named("kafka"), lambda: kafka.read(environment, stream), limit),
+        tables=Reading(named("tables"), lambda: tables.read(environment, stream), limit),
+        status=Reading(named("stream"), lambda: streams.read(environment, stream), limit),
+        registry=Reading(named("registry"), lambda: registry.read(environment, stream), limit)
+        if stream.format.needs_registry
+        else None,
+    )
+
+
+def _examine_stream(environment: Environment, of: _Readings) -> tuple[list[Examined], str]:
+    """What was found of one stream, and what to run next for it."""
+    stream = of.stream
+    in_kafka, in_tables, status = of.kafka.facts(), of.tables.facts(), of.status.facts()
+    unread = in_tables.unread if not isinstance(in_tables, AnabranchError) else None
+    of_kafka = (
+        [_timed_out(in_kafka, of.kafka) or kafka.failed(environment.kafka, stream, in_kafka)]
+        if isinstance(in_kafka, AnabranchError)
+        else kafka.findings(environment.kafka, stream, in_kafka, unread, datetime.now(UTC))
+    )
+    if isinstance(in_tables, AnabranchError):
+        of_tables = [
+            _timed_out(in_tables, of.tables) or tables.failed(stream, in_tables) or _unread(of.tables.name, in_tables)
+        ]
+    else:
+        of_tables = tables.findings(environment.catalog.name, stream, in_tables)
+    examined = [
+        Examined(of.kafka.name, of.kafka.seconds, of_kafka),
+        Examined(of.tables.name, of.tables.seconds, of_tables),
+    ]
+    if isinstance(status, AnabranchError):
+        of_stream = [
+            _not_examined(stream.name, "tables and Kafka in order, to say where the stream stands", str(status))
+        ]
+    else:
+        of_stream = streams.findings(stream, status)
+    examined.append(Examined(of.status.name, of.status.seconds, of_stream))
+    if of.registry is not None:
+        answer = of.registry.facts()
+        of_registry = (
+            [_timed_out(answer, of.registry) or registry.failed(stream, answer)]
+            if isinstance(answer, AnabranchError)
+            else registry.findings(stream, answer)
+        )
+        examined.append(Examined(of.registry.name, of.registry.seconds, of_registry))
+    is_applied = not isinstance(in_tables, AnabranchError) and not in_tables.missing
+    known = status if is_applied and not isinstance(status, AnabranchError) else None
+    return examined, streams.next_command(stream, known)
+
+
+def _timed_out(failure: AnabranchError, reading: Reading[T]) -> Finding | None:
+    """The finding for a reader that was given up; None for one whose service has said something."""
+    if not isinstance(failure, NoAnswer) or not reading.is_given_up:
+        return None
+    remedy = "the same command again, with --limit SECONDS of more"
+    return error(Check.NO_ANSWER, reading.name, "the examination to end", str(failure), remedy)
+
+
+def _unread(subject: str, failure: AnabranchError) -> Finding:
+    remedy = "what the message says; other findings may say more"
+    return error(Check.NO_ANSWER, subject, "the examination to end", str(failure), remedy)
+
+
+def _not_examined(subject: str, expected: str, found: str) -> Finding:
+    return info(Check.NOT_EXAMINED, subject, expected, found, "nothing, unless it was to be examined")

@@ -1,0 +1,109 @@
+"""Airflow, where this machine has one (AIRFLOW_HOME is set): what its own command line says of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from anabranch.common.errors import ConfigurationError
+from anabranch.operations.doctor.finding import Check, Finding, error, warning
+
+HOME = "AIRFLOW_HOME"
+POOL, _SLOTS = "default_pool", 128
+# Of the DAGs of a stream: the name that its id begins with, and what does not happen while it is paused.
+_DAGS = {
+    "anabranch_hourly": "hours are not rebuilt",
+    "anabranch_maintenance": "nothing is maintained",
+    "anabranch_speed_watch": "nobody watches the speed layer",
+}
+
+
+@dataclass(frozen=True)
+class AirflowFacts:
+    """By id, whether a DAG is paused; by file, why it cannot be imported; how many tasks of ours run at once, None
+    without the pool; and whether a scheduler is alive."""
+
+    dags: Mapping[str, bool]
+    broken: Mapping[str, str]
+    slots: int | None
+    is_scheduled: bool
+
+
+def is_here() -> bool:
+    return bool(os.environ.get(HOME))
+
+
+def read() -> AirflowFacts:
+    """Ask all of it at once: a question takes Airflow seconds. Raises ConfigurationError where it does not answer."""
+    with ThreadPoolExecutor(4, "doctor-airflow") as pool:
+        questions = (["dags", "list"], ["dags", "list-import-errors"], ["pools", "list"])
+        dags, broken, pools = pool.map(_listed, questions)
+        alive = pool.submit(_ask, "jobs", "check", "--job-type", "SchedulerJob")
+        is_scheduled = alive.result().returncode == 0
+    return AirflowFacts(
+        dags={dag["dag_id"]: str(dag["is_paused"]) == "True" for dag in dags},
+        broken={one["filepath"]: str(one["error"]).strip().splitlines()[-1] for one in broken},
+        slots=next((int(one["slots"]) for one in pools if one["pool"] == POOL), None),
+        is_scheduled=is_scheduled,
+    )
+
+
+def _command() -> list[str]:
+    found = shutil.which("airflow")
+    if found is None and find_spec("airflow") is None:
+        raise ConfigurationError(f"{HOME}={os.environ[HOME]}: expected the command airflow, found none on the path")
+    return [found] if found is not None else [sys.executable, "-m", "airflow"]
+
+
+def _ask(*question: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*_command(), *question], capture_output=True, text=True, timeout=120, check=False)
+
+
+def _listed(question: list[str]) -> list[dict[str, Any]]:
+    done = _ask(*question, "--output", "json")
+    # Its warnings come first, on the same stream; its exit code is 1 where it lists errors.
+    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    if not lines:
+        said = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["nothing"]
+        raise ConfigurationError(f"airflow {' '.join(question)}: expected a list, found {said[0]}")
+    found: list[dict[str, Any]] = json.loads(lines[-1])
+    return found
+
+
+def failed(why: str) -> Finding:
+    """The finding where Airflow says nothing of itself."""
+    expected = "an Airflow that can be asked, since AIRFLOW_HOME is set"
+    return error(Check.AIRFLOW_AWAY, "airflow", expected, why, "airflow db migrate")
+
+
+def findings(streams: Sequence[str], facts: AirflowFacts) -> list[Finding]:
+    """Pure."""
+    made = [
+        error(Check.AIRFLOW_IMPORT, file, "a DAG file that can be imported", why, "airflow dags list-import-errors")
+        for file, why in facts.broken.items()
+    ]
+    if not facts.is_scheduled:
+        made.append(error(Check.AIRFLOW_SCHEDULER, "airflow", "a scheduler that is alive", "none", "airflow scheduler"))
+    if not facts.slots:
+        found = "no such pool" if facts.slots is None else "0"
+        remedy = f"airflow pools set {POOL} {_SLOTS} 'Default pool'"
+        made.append(error(Check.AIRFLOW_POOL, "airflow", f"slots in {POOL} for the DAGs' tasks", found, remedy))
+    for stream in streams:
+        ids = {f"{name}__{stream}": without for name, without in _DAGS.items()}
+        if missing := [id for id in ids if id not in facts.dags]:
+            expected = f"the DAGs of stream {stream}"
+            found = f"no {', '.join(missing)}"
+            made.append(error(Check.AIRFLOW_DAG_MISSING, "airflow", expected, found, "airflow dags reserialize"))
+        if paused := [id for id in ids if facts.dags.get(id)]:
+            found = "; ".join(f"{id} is paused: {ids[id]}" for id in paused)
+            remedy = f"airflow dags unpause --yes --treat-dag-id-as-regex '^anabranch_.+__({stream})$'"
+            made.append(warning(Check.AIRFLOW_PAUSED, "airflow", f"the DAGs of stream {stream} to run", found, remedy))
+    return made

@@ -1,0 +1,56 @@
+"""The catalog: whether it answers, how soon, and whether a commit could take its lock."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from anabranch.common.errors import AnabranchError, ConfigurationError
+from anabranch.config import Catalog, Environment
+from anabranch.iceberg import admin
+from anabranch.iceberg.lake import Lake
+from anabranch.operations.doctor.finding import Check, Finding, error, warning
+
+# Every publish asks it a few times, and holds the others up meanwhile.
+_SLOW = 0.5
+
+
+@dataclass(frozen=True)
+class CatalogFacts:
+    """`seconds`: how long one look for a table took, over an open connection."""
+
+    seconds: float
+
+
+def read(environment: Environment) -> CatalogFacts:
+    """Raises ConfigurationError for a right that is missing, Transient for a catalog that is away or locked."""
+    lake = Lake(environment)
+    admin.try_to_write(lake)
+    began = time.monotonic()
+    # A name that none of ours has: it is only looked for.
+    lake.exists("anabranch.doctor")
+    return CatalogFacts(time.monotonic() - began)
+
+
+def failed(catalog: Catalog, failure: AnabranchError) -> Finding:
+    """What a question that was not answered says. Pure."""
+    subject = f"{catalog.name} ({catalog.type})"
+    if "database is locked" in str(failure):
+        expected = "to be let in to write within seconds"
+        remedy = "end the process that holds the file (fuser FILE names it), or use PostgreSQL for several machines"
+        return error(Check.CATALOG_LOCKED, subject, expected, str(failure), remedy)
+    if isinstance(failure, ConfigurationError):
+        remedy = "catalog.uri or catalog.properties in anabranch.yaml: user, password, and what the user may do"
+        return error(Check.CATALOG_RIGHTS, subject, "leave to read and to write", str(failure), remedy)
+    remedy = "catalog.uri in anabranch.yaml, and the catalog's server"
+    return error(Check.CATALOG_AWAY, subject, "an answer", str(failure), remedy)
+
+
+def findings(catalog: Catalog, facts: CatalogFacts) -> list[Finding]:
+    """Pure."""
+    if facts.seconds <= _SLOW:
+        return []
+    expected = f"an answer within {_SLOW} s: every publish asks several times"
+    remedy = "catalog.uri in anabranch.yaml: a catalog in the region of the jobs"
+    subject = f"{catalog.name} ({catalog.type})"
+    return [warning(Check.CATALOG_SLOW, subject, expected, f"{facts.seconds:.1f} s", remedy)]

@@ -1,0 +1,233 @@
+"""Kafka: whether it answers, what the user may do (by doing it), and whether it keeps the topic as the layers need."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from shlex import quote
+
+from anabranch.common.errors import (
+    AnabranchError,
+    CodecMissing,
+    ConfigurationError,
+    MissingRight,
+    NoTopicIds,
+    Transient,
+)
+from anabranch.config import Environment, Kafka, Stream
+from anabranch.kafka.client import KafkaAdapter, TopicSettings
+from anabranch.offsets.hours import start_of
+from anabranch.offsets.position import Offsets
+from anabranch.operations.doctor.finding import Check, Finding, Severity, error, info, warning
+from anabranch.operations.reports.status import SPARE
+
+LOG = logging.getLogger(__name__)
+
+_WEEK = timedelta(days=7)
+
+
+@dataclass(frozen=True)
+class KafkaFacts:
+    """None for `settings` says that there is no such topic. `partition_bytes` is None where it may not be asked."""
+
+    settings: TopicSettings | None
+    starts: Offsets
+    ends: Offsets
+    partition_bytes: dict[int, int] | None
+    group_refused: MissingRight | None = None
+    """Where offsets of the stream's group may not be committed."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """What the batch layer has yet to read: from this hour on, from these offsets on."""
+
+    hour: str
+    starts: Offsets
+
+
+def read(environment: Environment, stream: Stream) -> KafkaFacts:
+    """Describes the topic and its settings, lists its offsets, reads one record and tries a commit, as the layers do.
+
+    Raises ConfigurationError for a right that is missing, Transient when Kafka is away.
+    """
+    with KafkaAdapter(environment.kafka) as kafka:
+        topic = kafka.describe(stream.topic)
+        settings = kafka.settings(stream.topic) if topic is not None else None
+        if topic is None or settings is None:
+            return KafkaFacts(None, {}, {}, None)
+        starts, ends = kafka.log_starts(topic), kafka.stable_ends(topic)
+        held = {p: end - 1 for p, end in ends.items() if end > starts.get(p, 0)}
+        one = dict(list(held.items())[:1])
+        kafka.stamps_from(topic, one, ends, 1)
+        try:
+            sizes = kafka.partition_bytes(stream.topic) if settings.retention_bytes is not None else None
+        except AnabranchError:
+            sizes = None
+        refused = None
+        try:
+            kafka.check_commits(f"anabranch-{stream.name}")
+        except MissingRight as error:
+            refused = error
+        except Transient as error:
+            LOG.debug("stream %s: the right to commit was not tried: %s", stream.name, error)
+        return KafkaFacts(settings, starts, ends, sizes, refused)
+
+
+def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
+    """What a question that was not answered says. Pure."""
+    if isinstance(failure, CodecMissing):
+        expected = "the packages that decompress the topic's records"
+        return error(Check.KAFKA_CODEC, stream.topic, expected, str(failure), "pip install --force-reinstall anabranch")
+    if isinstance(failure, MissingRight):
+        expected = "leave to describe and read the topic"
+        return error(Check.KAFKA_RIGHTS, stream.topic, expected, str(failure), failure.command)
+    if isinstance(failure, NoTopicIds):
+        expected = "brokers that give each topic an id: a recreated topic is told by it"
+        return error(Check.TOPIC_IDS, stream.topic, expected, str(failure), "Kafka 2.8 or newer")
+    if isinstance(failure, ConfigurationError):
+        return error(
+            Check.KAFKA_RIGHTS, stream.topic, "leave to describe and read the topic", str(failure),
+            f"kafka-acls.sh --bootstrap-server {quote(kafka.bootstrap_servers)} --add --allow-principal User:NAME "
+            f"--operation Read --operation Describe --operation DescribeConfigs --topic {quote(stream.topic)}, or "
+            "the user, password and certificates of kafka.security in anabranch.yaml",
+        )  # fmt: skip
+    elsewhere = "kafka.bootstrap_servers in anabranch.yaml, and the network to it"
+    remedy = "anabranch dev up" if _is_here(kafka) else elsewhere
+    return error(Check.KAFKA_AWAY, kafka.bootstrap_servers, "an answer of the brokers", str(failure), remedy)
+
+
+def _is_here(kafka: Kafka) -> bool:
+    """Whether the brokers are on this machine, as those of `anabranch dev` are."""
+    return kafka.bootstrap_servers.startswith(("127.0.0.1:", "localhost:"))
+
+
+def findings(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | None, now: datetime) -> list[Finding]:
+    """Pure."""
+    settings, topic = facts.settings, stream.topic
+    if settings is None:
+        command = f"anabranch dev topic {quote(topic)} --partitions 3"
+        if not _is_here(kafka):
+            command = f"{_tool('kafka-topics.sh', kafka)} --create --topic {quote(topic)} --partitions 3"
+        return [error(Check.TOPIC_MISSING, topic, "a topic", "none", command)]
+    found = [_of_time(kafka, stream, settings, unread, now), _of_bytes(kafka, stream, facts, unread)]
+    found.append(_of_compaction(kafka, stream, settings, unread, now))
+    if settings.timestamp_type != "LogAppendTime":
+        expected = (
+            "message.timestamp.type=LogAppendTime where producers' clocks are not to be trusted: hours are cut by it"
+        )
+        remedy = alter(kafka, topic, "message.timestamp.type=LogAppendTime")
+        found.append(info(Check.TIMESTAMP_TYPE, topic, expected, settings.timestamp_type, remedy))
+    if facts.group_refused is not None:
+        group = f"anabranch-{stream.name}"
+        expected = "READ of the group, to commit offsets for lag monitors; nothing else reads them"
+        refused = facts.group_refused
+        found.append(warning(Check.GROUP_RIGHTS, group, expected, str(refused), refused.command))
+    found += _of_replicas(kafka, topic, settings)
+    return [one for one in found if one is not None]
+
+
+def _of_compaction(
+    kafka: Kafka, stream: Stream, settings: TopicSettings, unread: Unread | None, now: datetime
+) -> Finding | None:
+    """Compaction may remove a record before the batch layer has read it. The topic's policy is somebody's choice, and
+    `delete` in its place would let retention take what is older; a lag lets the layers read first."""
+    if "compact" not in settings.cleanup_policy:
+        return None
+    needed, backlog = _to_read(stream, unread, now)
+    weighs = Severity.INFO if "compacted" in stream.batch.allow_gaps else Severity.ERROR
+    if settings.compaction_lag >= needed:
+        return None
+    expected = f"min.compaction.lag.ms of {words(needed)} or more: records are read before compaction{backlog}"
+    wanted = max(timedelta(days=2), timedelta(days=-(-needed // timedelta(days=1))))
+    remedy = alter(kafka, stream.topic, f"min.compaction.lag.ms={wanted // timedelta(milliseconds=1)}")
+    given = f"cleanup.policy={settings.cleanup_policy}, min.compaction.lag.ms of {words(settings.compaction_lag)}"
+    return Finding(Check.TOPIC_COMPACTED, weighs, stream.topic, expected, given, remedy)
+
+
+def _to_read(stream: Stream, unread: Unread | None, now: datetime) -> tuple[timedelta, str]:
+    """For how long a record is to be kept until the batch layer has read it, with a day to spare; and why, in words."""
+    waits = max(timedelta(), now - start_of(unread.hour)) if unread is not None else timedelta()
+    backlog = f" (it has yet to read {unread.hour} and what came after it)" if unread is not None else ""
+    # An hour is read once it has ended and its grace has passed.
+    return max(waits, timedelta(hours=1) + stream.batch.grace) + SPARE, backlog
+
+
+def _of_time(
+    kafka: Kafka, stream: Stream, settings: TopicSettings, unread: Unread | None, now: datetime
+) -> Finding | None:
+    if settings.retention is None:
+        return None
+    waits = max(timedelta(), now - start_of(unread.hour)) if unread is not None else timedelta()
+    needed, backlog = _to_read(stream, unread, now)
+    if settings.retention >= needed:
+        return None
+    expected = f"retention.ms of {words(needed)} or more: what the batch layer has yet to read, and a day{backlog}"
+    weighs = Severity.ERROR if settings.retention <= waits else Severity.WARNING
+    wanted = max(_WEEK, timedelta(days=-(-needed // timedelta(days=1))))
+    remedy = alter(kafka, stream.topic, f"retention.ms={wanted // timedelta(milliseconds=1)}")
+    return Finding(Check.RETENTION_TIME, weighs, stream.topic, expected, words(settings.retention), remedy)
+
+
+def _of_bytes(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | None) -> Finding | None:
+    limit = facts.settings.retention_bytes if facts.settings is not None else None
+    if limit is None:
+        return None
+    remedy = alter(kafka, stream.topic, "retention.bytes=-1")
+    expected = "retention.bytes=-1, or twice the bytes of what the batch layer has yet to read of each partition"
+    if facts.partition_bytes is None or unread is None:
+        found = f"{limit} bytes a partition, and no way to tell how many wait"
+        return info(Check.RETENTION_BYTES, stream.topic, expected, found, remedy)
+    waiting = unread_bytes(facts, facts.partition_bytes, unread.starts)
+    partition = max(waiting, key=lambda p: waiting[p], default=None)
+    if partition is None or limit >= 2 * waiting[partition]:
+        return None
+    weighs = Severity.ERROR if limit < waiting[partition] else Severity.WARNING
+    found = f"{limit} bytes a partition, and {waiting[partition]} that wait in partition {partition}"
+    return Finding(Check.RETENTION_BYTES, weighs, stream.topic, expected, found, remedy)
+
+
+def unread_bytes(facts: KafkaFacts, sizes: dict[int, int], starts: Offsets) -> dict[int, int]:
+    """By partition, about how many bytes lie from `starts` on, if its records are about equal. Pure."""
+    waiting = {}
+    for p, end in facts.ends.items():
+        start = facts.starts.get(p, 0)
+        if end > start:
+            waiting[p] = sizes.get(p, 0) * (end - min(end, max(start, starts.get(p, start)))) // (end - start)
+    return waiting
+
+
+def _of_replicas(kafka: Kafka, topic: str, settings: TopicSettings) -> list[Finding]:
+    if settings.replicas < 2 and settings.brokers == 1 and _is_here(kafka):
+        return []  # a broker to try with
+    if settings.replicas < 2:
+        expected = "a replication factor of 3: with one replica a broker's loss is the records' loss"
+        weighs = Severity.WARNING if settings.brokers > 1 else Severity.INFO
+        given = f"{settings.replicas}, of {settings.brokers} brokers"
+        remedy = f"{_tool('kafka-reassign-partitions.sh', kafka)} --execute, with three brokers for each partition"
+        return [Finding(Check.REPLICATION, weighs, topic, expected, given, remedy)]
+    if settings.min_insync < 2:
+        expected = "min.insync.replicas=2: a record is acknowledged only once two brokers have it"
+        remedy = alter(kafka, topic, "min.insync.replicas=2")
+        return [warning(Check.MIN_INSYNC, topic, expected, str(settings.min_insync), remedy)]
+    return []
+
+
+def alter(kafka: Kafka, topic: str, setting: str) -> str:
+    """The command that changes a topic's setting. Pure."""
+    return f"{_tool('kafka-configs.sh', kafka)} --alter --topic {quote(topic)} --add-config {setting}"
+
+
+def _tool(name: str, kafka: Kafka) -> str:
+    secured = " --command-config client.properties" if kafka.security else ""
+    return f"{name} --bootstrap-server {quote(kafka.bootstrap_servers)}{secured}"
+
+
+def words(time: timedelta) -> str:
+    """A time in words that are short: `36 hours`, `7 days`. Pure."""
+    for unit, size in (("day", timedelta(days=1)), ("hour", timedelta(hours=1)), ("minute", timedelta(minutes=1))):
+        if time >= 3 * size or (time >= size and not time % size):
+            number = time // size
+            return f"{number} {unit}{'s' if number != 1 else ''}"
+    return f"{time.total_seconds():.0f} seconds"

@@ -1,0 +1,98 @@
+"""This machine: a Java, the jars, one Python for the driver and its workers, and room for what they write."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+
+from anabranch.common.errors import ConfigurationError
+from anabranch.config import Environment
+from anabranch.operations.doctor.finding import Check, Finding, error, warning
+from anabranch.spark import jars
+from anabranch.spark.java import OLDEST, require_java
+from anabranch.spark.settings import runs_here
+
+_NAMED = 3  # jars that a finding names
+# Below the one the next checkpoint may fail, below the other the next shuffle.
+_FULL, _NEARLY_FULL = 64 << 20, 512 << 20
+
+
+@dataclass(frozen=True)
+class LocalFacts:
+    """`no_java` is why no Java can be run. `worker_python` is the version of the Python that Spark's workers are told
+    to use (PYSPARK_PYTHON), or why it cannot be run; None where they use this one. `temporary` is of the folders that
+    jobs of this machine write to the one whose disk has least room, `free` bytes."""
+
+    no_java: str | None
+    folder: str
+    is_empty: bool
+    jars: tuple[str, ...]
+    worker_python: str | None
+    temporary: str
+    free: int
+
+
+def read(environment: Environment) -> LocalFacts:
+    try:
+        require_java()
+        no_java = None
+    except (ConfigurationError, OSError, subprocess.SubprocessError) as failed:
+        no_java = str(failed)
+    folder, wrong = jars.cached()
+    free, temporary = _least_room(environment)
+    worker_python = _worker_python(environment)
+    return LocalFacts(no_java, str(folder), not folder.exists(), tuple(wrong), worker_python, temporary, free)
+
+
+def _least_room(environment: Environment) -> tuple[int, str]:
+    spills = os.environ.get("SPARK_LOCAL_DIRS") or environment.spark.conf.get("spark.local.dir", "")
+    folders = [folder for name in spills.split(",") if (folder := name.strip()) and Path(folder).is_dir()]
+    return min((shutil.disk_usage(folder).free, folder) for folder in (tempfile.gettempdir(), *folders))
+
+
+def _worker_python(environment: Environment) -> str | None:
+    command = os.environ.get("PYSPARK_PYTHON")
+    # On a cluster it is a path of other machines.
+    if command is None or not runs_here(environment.spark.master):
+        return None
+    ask = [command, "-c", "import platform; print(platform.python_version())"]
+    try:
+        return subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as failed:
+        return f"PYSPARK_PYTHON={command} cannot be run ({failed})"
+
+
+def findings(facts: LocalFacts) -> list[Finding]:
+    """Pure."""
+    made = []
+    if facts.no_java is not None:
+        remedy = f"sudo apt-get install openjdk-{OLDEST}-jre-headless"
+        made.append(error(Check.JAVA, "this machine", f"Java {OLDEST} or newer", facts.no_java, remedy))
+    if facts.jars and all(" is missing " in sentence for sentence in facts.jars):
+        found = "none" if facts.is_empty else f"{len(facts.jars)} missing"
+        expected = f"the pinned jars in {facts.folder}; the first job resolves them otherwise (200 MB, minutes)"
+        made.append(warning(Check.JARS, "this machine", expected, found, "anabranch jars"))
+    elif facts.jars:
+        more = f" and {len(facts.jars) - _NAMED} more" if len(facts.jars) > _NAMED else ""
+        made.append(
+            error(
+                Check.JARS_DIFFER, "this machine", f"in {facts.folder} the jars of conf/jvm/jars.sha256",
+                "; ".join(facts.jars[:_NAMED]) + more, f"rm -r {facts.folder} && anabranch jars",
+            )
+        )  # fmt: skip
+    ours = platform.python_version_tuple()[:2]
+    if facts.worker_python is not None and tuple(facts.worker_python.split(".")[:2]) != ours:
+        expected = f"Python {'.'.join(ours)} for Spark's workers too"
+        made.append(error(Check.PYTHON, "this machine", expected, facts.worker_python, "unset PYSPARK_PYTHON"))
+    if facts.free < _NEARLY_FULL:
+        weighs = error if facts.free < _FULL else warning
+        expected = f"{_NEARLY_FULL >> 20} MB or more for checkpoints and shuffles in {facts.temporary}"
+        remedy = f"du -xhd1 {quote(facts.temporary)}"
+        made.append(weighs(Check.DISK, "this machine", expected, f"{facts.free >> 20} MB", remedy))
+    return made

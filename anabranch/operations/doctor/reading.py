@@ -1,0 +1,55 @@
+"""A reader beside the others, for a bounded time: what one service does not say keeps nothing from being examined."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from anabranch.common.errors import AnabranchError, NoAnswer
+from anabranch.common.remote_errors import explain
+
+T = TypeVar("T")
+
+
+class Reading(Generic[T]):
+    """Begins to read at once, in a thread that the process does not wait for when it ends."""
+
+    def __init__(self, name: str, read: Callable[[], T], limit: float) -> None:
+        self.name = name
+        self._read, self._limit = read, limit
+        self._began = time.monotonic()
+        self._took: float | None = None
+        self.is_given_up = False
+        self._value: T | None = None
+        self._error: AnabranchError | None = None
+        self._thread = threading.Thread(target=self._run, name=f"doctor-{name}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._value = self._read()
+        except Exception as error:
+            self._error = explain(f"examine {self.name}", error)
+        self._took = time.monotonic() - self._began
+
+    def wait(self) -> None:
+        """Until it has ended, or `limit` seconds have passed since it began."""
+        self._thread.join(max(0.0, self._began + self._limit - time.monotonic()))
+
+    def facts(self) -> T | AnabranchError:
+        """What was read, or why not: NoAnswer when `limit` seconds have passed since it began."""
+        self.wait()
+        if self._thread.is_alive():
+            self.is_given_up = True
+            return NoAnswer(f"examine {self.name}: found no end within {self._limit:.0f} s")
+        if self._error is not None:
+            return self._error
+        assert self._value is not None
+        return self._value
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, or has taken so far."""
+        return self._took if self._took is not None else time.monotonic() - self._began

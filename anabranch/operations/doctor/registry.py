@@ -1,0 +1,44 @@
+"""The schema registry of a stream whose format needs one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anabranch.common.errors import AnabranchError, ConfigurationError
+from anabranch.config import Environment, Stream
+from anabranch.kafka.schema_registry import open_registry
+from anabranch.operations.doctor.finding import Check, Finding, error, warning
+
+
+@dataclass(frozen=True)
+class RegistryFacts:
+    """Whether the registry has the stream's subject; of a stream that names none, whether it answered."""
+
+    has_subject: bool
+
+
+def read(environment: Environment, stream: Stream) -> RegistryFacts:
+    """Raises ConfigurationError when the registry refuses or is none, Transient when it is away."""
+    registry = open_registry(environment, stream)
+    if stream.format.subject is not None:
+        return RegistryFacts(registry.has_subject(stream.format.subject))
+    # Whatever it says of an id, it has answered.
+    registry.schema(1)
+    return RegistryFacts(True)
+
+
+def failed(stream: Stream, failure: AnabranchError) -> Finding:
+    """What a question that was not answered says. Pure."""
+    if isinstance(failure, ConfigurationError):
+        remedy = "registry.url, registry.user and registry.password in anabranch.yaml"
+        return error(Check.REGISTRY_RIGHTS, stream.name, "leave to read schemas", str(failure), remedy)
+    remedy = "registry.url in anabranch.yaml, and the network to it"
+    return error(Check.REGISTRY_AWAY, stream.name, "an answer of the schema registry", str(failure), remedy)
+
+
+def findings(stream: Stream, facts: RegistryFacts) -> list[Finding]:
+    """Pure."""
+    if facts.has_subject:
+        return []
+    remedy = f"format.subject in {stream.name}.yaml, or the first schema registered by a producer"
+    return [warning(Check.SUBJECT_MISSING, stream.name, f"subject {stream.format.subject}", "none", remedy)]

@@ -1,0 +1,218 @@
+"""S3: what the keys may do, by doing it, and what the bucket's settings would do to the table's files."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from shlex import quote
+from typing import TypeVar
+
+from anabranch.common.errors import AnabranchError, ConfigurationError, Terminal, Transient, Unexplained
+from anabranch.config import Environment
+from anabranch.iceberg.clock import MAX_CLOCK_SKEW, is_apart
+from anabranch.iceberg.s3 import LifecycleRule, Upload, bucket_and_key, open_store
+from anabranch.operations.doctor.finding import Check, Finding, error, info, warning
+
+T = TypeVar("T")
+
+_ABANDONED = timedelta(days=1)
+# Of one request. A publish sends some ten, one after the other.
+_SLOW = 0.5
+_ARCHIVES = frozenset({"GLACIER", "DEEP_ARCHIVE"})
+_BODY = b"anabranch doctor\n"
+
+
+@dataclass(frozen=True)
+class StoreFacts:
+    """`denied` is what of writing, listing, reading and deleting an object was refused, with the refusal; `unasked`,
+    by check, why a setting of the bucket is not known; `seconds`, how long one of these requests took."""
+
+    has_bucket: bool
+    store_time: datetime
+    now: datetime
+    denied: tuple[str, str] | None = None
+    versioned: bool = False
+    rules: tuple[LifecycleRule, ...] = ()
+    lock: str | None = None
+    uploads: tuple[Upload, ...] = ()
+    unasked: tuple[tuple[Check, str], ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the warehouse is; `prefix` ends with a slash unless it is the whole bucket."""
+
+    bucket: str
+    prefix: str
+
+
+def place(environment: Environment) -> Place | None:
+    """None for a warehouse that is not in S3. Pure."""
+    found = bucket_and_key(environment.catalog.warehouse)
+    if found is None:
+        return None
+    prefix = found[1].strip("/")
+    return Place(found[0], f"{prefix}/" if prefix else "")
+
+
+def read(environment: Environment, where: Place) -> StoreFacts:
+    """Writes, lists, reads and deletes one small object under the warehouse. Raises ConfigurationError (keys, or no
+    leave to look at the bucket), Transient."""
+    store = open_store(environment.s3)
+    has_bucket = store.has_bucket(where.bucket)
+    if not has_bucket:
+        now = datetime.now(UTC)
+        return StoreFacts(False, now, now)
+    store_time, now = store.clock(where.bucket), datetime.now(UTC)
+    key = f"{where.prefix}.anabranch-doctor-{uuid.uuid4().hex}"
+
+    def listed() -> None:
+        if [k for k, _, _ in store.list_objects(where.bucket, key)] != [key]:
+            raise Terminal("an object that was just written is not listed")
+
+    def same() -> None:
+        if store.get(where.bucket, key) != _BODY:
+            raise Terminal("an object that was just written has other bytes")
+
+    steps: tuple[tuple[str, Callable[[], None]], ...] = (
+        ("s3:PutObject", lambda: store.put(where.bucket, key, _BODY, "text/plain")),
+        ("s3:ListBucket", listed),
+        ("s3:GetObject", same),
+        ("s3:DeleteObject", lambda: store.delete_objects(where.bucket, [key])),
+    )
+    denied = None
+    began = time.monotonic()
+    asked = 0
+    for right, step in steps:
+        asked += 1
+        try:
+            step()
+        except AnabranchError as refused:
+            if _is_away(refused):
+                raise
+            denied = denied or (right, str(refused))
+            if right == "s3:PutObject":
+                break
+    seconds = (time.monotonic() - began) / asked
+    unasked: list[tuple[Check, str]] = []
+    return StoreFacts(
+        has_bucket=True,
+        store_time=store_time,
+        now=now,
+        denied=denied,
+        versioned=_asked(unasked, Check.VERSIONING, lambda: store.is_versioned(where.bucket)) or False,
+        rules=_asked(unasked, Check.LIFECYCLE, lambda: store.lifecycle(where.bucket)) or (),
+        lock=_asked(unasked, Check.OBJECT_LOCK, lambda: store.lock(where.bucket)),
+        uploads=_asked(unasked, Check.UPLOADS, lambda: store.uploads(where.bucket, where.prefix)) or (),
+        unasked=tuple(unasked),
+        seconds=seconds,
+    )
+
+
+def _is_away(failure: AnabranchError) -> bool:
+    """Whether the store did not answer; what nothing explains, or concerns one object to be deleted, is an answer."""
+    is_refusal = isinstance(failure, Unexplained) or "AccessDenied" in str(failure)
+    return isinstance(failure, Transient) and not is_refusal
+
+
+def _asked(unasked: list[tuple[Check, str]], check: Check, ask: Callable[[], T]) -> T | None:
+    """What the bucket says; None, and why, when it does not."""
+    try:
+        return ask()
+    except AnabranchError as refused:
+        # What a server does not implement, such as a lifecycle, it does not do either.
+        if "NotImplemented" not in str(refused):
+            unasked.append((check, str(refused)))
+        return None
+
+
+def failed(environment: Environment, where: Place, failure: AnabranchError) -> Finding:
+    """What a question that was not answered says. Pure."""
+    subject = f"s3://{where.bucket}/{where.prefix}"
+    if isinstance(failure, ConfigurationError):
+        remedy = "s3.access_key and s3.secret_key in anabranch.yaml, and a policy such as deploy/s3/jobs.json"
+        return error(Check.S3_RIGHTS, subject, "leave to look at the bucket", str(failure), remedy)
+    address = environment.s3.endpoint or ""
+    is_here = address.startswith(("http://127.0.0.1:", "http://localhost:"))
+    remedy = "anabranch dev up" if is_here else "s3.endpoint and s3.region in anabranch.yaml, and the network to them"
+    return error(Check.S3_AWAY, subject, "an answer of the object store", str(failure), remedy)
+
+
+def findings(where: Place, streams: tuple[str, ...], facts: StoreFacts) -> list[Finding]:
+    """Pure."""
+    subject = f"s3://{where.bucket}/{where.prefix}"
+    if not facts.has_bucket:
+        return [
+            warning(Check.BUCKET_MISSING, f"s3://{where.bucket}", "a bucket", "none", f"anabranch apply {streams[0]}")
+        ]
+    made = []
+    if facts.denied is not None and facts.lock is None:
+        remedy = f"allow {facts.denied[0]} for {subject}*, as deploy/s3/jobs.json does"
+        made.append(error(Check.S3_RIGHTS, subject, f"leave for {facts.denied[0]}", facts.denied[1], remedy))
+    if is_apart(facts.store_time, facts.now):
+        apart = f"{abs(facts.store_time - facts.now).total_seconds():.0f} s"
+        expected = f"this machine's clock and S3's within {MAX_CLOCK_SKEW.total_seconds():.0f} s"
+        made.append(error(Check.CLOCK, "this machine", expected, apart, "sudo timedatectl set-ntp true"))
+    made += [one for rule in facts.rules if (one := _of_rule(where, rule)) is not None]
+    if facts.versioned and not any(r.clears_versions and concerns(where, r) for r in facts.rules):
+        expected = "a rule that removes replaced versions: else `anabranch maintain` frees no byte"
+        remedy = "a lifecycle rule of the bucket with NoncurrentVersionExpiration: {NoncurrentDays: 7}"
+        made.append(warning(Check.VERSIONING, where.bucket, expected, "versioning, and no such rule", remedy))
+    if facts.lock is not None:
+        expected = "no retention by default: what is locked cannot be removed by `anabranch maintain`"
+        lock = """--object-lock-configuration '{"ObjectLockEnabled": "Enabled"}'"""
+        remedy = f"aws s3api put-object-lock-configuration --bucket {quote(where.bucket)} {lock}"
+        # S3 also asks for a checksum with each object then, which not every writer sends.
+        weighs = warning if facts.denied is None else error
+        found = facts.lock if facts.denied is None else f"{facts.lock}; {facts.denied[1]}"
+        made.append(weighs(Check.OBJECT_LOCK, where.bucket, expected, found, remedy))
+    old = [upload for upload in facts.uploads if facts.now - upload.begun > _ABANDONED]
+    if old:
+        expected = "no upload that was begun more than a day ago and never ended: its parts cost what objects do"
+        first = min(old, key=lambda upload: upload.begun)
+        remedy = (
+            f"aws s3api abort-multipart-upload --bucket {quote(where.bucket)} --key {quote(first.key)} "
+            f"--upload-id {quote(first.id)}"
+        )
+        found = f"{len(old)}, the oldest of {first.begun:%Y-%m-%d} ({first.key})"
+        made.append(warning(Check.UPLOADS, subject, expected, found, remedy))
+    if facts.seconds > _SLOW:
+        expected = f"an answer within {_SLOW} s: a publish sends some ten requests, one after the other"
+        remedy = "s3.endpoint and s3.region in anabranch.yaml: a store in the region of the jobs; the network to it"
+        made.append(warning(Check.S3_SLOW, subject, expected, f"{facts.seconds:.1f} s", remedy))
+    # What a server does not know cannot harm; what may not be asked may.
+    for check, why in facts.unasked:
+        made.append(
+            info(
+                check,
+                where.bucket,
+                "an answer to the question",
+                f"it cannot be asked: {why}",
+                "nothing, if it is known",
+            )
+        )
+    return made
+
+
+def concerns(where: Place, rule: LifecycleRule) -> bool:
+    """Whether a rule holds for files of the warehouse. Pure."""
+    return rule.prefix.startswith(where.prefix) or where.prefix.startswith(rule.prefix)
+
+
+def _of_rule(where: Place, rule: LifecycleRule) -> Finding | None:
+    does = (
+        f"deletes after {rule.deletes_after}"
+        if rule.deletes_after is not None
+        else f"moves to {rule.moves_to}" if rule.moves_to in _ARCHIVES else None
+    )  # fmt: skip
+    if does is None or not concerns(where, rule):
+        return None
+    expected = "no rule that deletes or archives files of the warehouse: the table names them for as long as it lives"
+    weighs = warning if rule.is_narrowed else error
+    found = f"rule {rule.name or 'without an id'} {does}"
+    remedy = f"a prefix that leaves out {where.prefix or 'the warehouse'} for that rule, or its Status: Disabled"
+    return weighs(Check.LIFECYCLE, where.bucket, expected, found, remedy)

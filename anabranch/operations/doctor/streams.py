@@ -1,0 +1,95 @@
+"""Where a stream stands, as `status` says it, and its newest accepted hours, as `audit` counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anabranch.config import Environment, Stream
+from anabranch.iceberg.owner import open_lake
+from anabranch.job import Job
+from anabranch.kafka.client import KafkaAdapter
+from anabranch.offsets.hours import shift
+from anabranch.operations.audit import audit
+from anabranch.operations.doctor.finding import Check, Finding, error, warning
+from anabranch.operations.reports.status import MAY_WAIT, StreamStatus, late_after, status, unexplained_words
+
+# Hours that are counted again: of more, `anabranch audit` takes as long as they have files.
+_AUDITED = 3
+
+
+@dataclass(frozen=True)
+class StreamFacts:
+    """`disagreements`: by hour, what ledger and files do not agree in; of the newest hours alone."""
+
+    status: StreamStatus
+    disagreements: Mapping[str, Sequence[str]]
+
+
+def read(environment: Environment, stream: Stream) -> StreamFacts:
+    """Raises Transient when Kafka or the lake does not answer."""
+    with KafkaAdapter(environment.kafka) as kafka:
+        job = Job(environment, stream, open_lake(environment, stream), kafka)
+        view = status(job, late_after(stream, stream.airflow.speed_late_after))
+        last = view.newest_accepted
+        counted = audit(job, (shift(last, 1 - _AUDITED), last), with_kafka=False) if last is not None else None
+    return StreamFacts(view, _disagreements(counted) if counted is not None else {})
+
+
+def _disagreements(view: Mapping[str, Any]) -> dict[str, list[str]]:
+    """By hour, of the audit's JSON."""
+    by_hour = {h["hour"]: [d["message"] for d in h["disagreements"]] for h in view["hours"]}
+    for other in view["other_disagreements"]:
+        by_hour.setdefault(other["hour"], []).append(other["message"])
+    return {hour: messages for hour, messages in by_hour.items() if messages}
+
+
+def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
+    """Pure."""
+    view, name, made = facts.status, stream.name, []
+    if view.topic_recreated:
+        expected = f"topic {view.topic} with the id {view.topic_id}"
+        made.append(
+            error(Check.TOPIC_RECREATED, name, expected, "another: it was made anew", f"anabranch adopt {name}")
+        )
+    for hour, messages in facts.disagreements.items():
+        remedy = f"anabranch batch {name} --hour {hour} --restate"
+        found = f"{messages[0]}" + (f", and {len(messages) - 1} more" if len(messages) > 1 else "")
+        made.append(error(Check.LEDGER, f"{name} {hour}", "ledger and files to agree", found, remedy))
+    for hour, left in view.unexplained.items():
+        expected = "layers that differ by what is explained"
+        made.append(
+            error(
+                Check.UNEXPLAINED, f"{name} {hour}", expected, unexplained_words(left), f"anabranch diff {name} {hour}"
+            )
+        )
+    for hour in view.refused:
+        remedy = f"anabranch explain {name} {hour}"
+        made.append(warning(Check.REFUSED, f"{name} {hour}", "an accepted hour", "refused", remedy))
+    for hour in view.refused_restatements:
+        found = "its restatement refused; the revision before is served"
+        remedy = f"anabranch explain {name} {hour}"
+        made.append(warning(Check.REFUSED, f"{name} {hour}", "an accepted restatement", found, remedy))
+    if view.late and any(view.position.values()):
+        # What readers were promised is broken; without a promise it may be meant.
+        kind, promised = (error, f" within {stream.slo.fresh}") if stream.slo.fresh is not None else (warning, "")
+        expected = f"a speed layer at the head{promised}"
+        made.append(kind(Check.LATE, name, expected, view.late, f"anabranch speed {name}"))
+    waiting = [*view.backlog, *view.to_seal]
+    if len(waiting) > MAY_WAIT:
+        expected = f"at most {MAY_WAIT} hours that wait for the batch layer"
+        found = f"{len(waiting)}, from {min(waiting)} on"
+        made.append(warning(Check.BACKLOG, name, expected, found, f"anabranch batch {name}"))
+    return made
+
+
+def next_command(stream: Stream, facts: StreamFacts | None) -> str:
+    """What to run for a stream in which nothing is wrong; `facts` are None before `apply`. Pure."""
+    if facts is None:
+        return f"anabranch apply {stream.name}"
+    if facts.status.lag.offsets:
+        return f"anabranch speed {stream.name}"
+    if facts.status.backlog or facts.status.to_seal:
+        return f"anabranch batch {stream.name}"
+    return f"anabranch hours {stream.name}"

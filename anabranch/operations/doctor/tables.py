@@ -1,0 +1,157 @@
+"""A stream's tables: there, with their branches, columns and properties."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from anabranch.common.errors import AnabranchError, MetadataGone, Terminal, Transient
+from anabranch.config import Environment, Stream
+from anabranch.iceberg import admin
+from anabranch.iceberg.foreign import operation_of
+from anabranch.iceberg.owner import AnotherStreamsTable, open_lake
+from anabranch.iceberg.snapshots import BRANCHES, STAGING, is_publish, made_at
+from anabranch.operations.doctor.finding import Check, Finding, error, info, warning
+from anabranch.operations.doctor.kafka import Unread
+from anabranch.protocol.apply import require_columns
+from anabranch.protocol.state import State, load_state
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A property of a table that is not as `apply` made it; `found` is None where it is missing."""
+
+    table: str
+    key: str
+    expected: str
+    found: str | None
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """`columns`: how the table's differ from the stream's file, in words. `unread` is None while there is no state.
+    `optimizers`: by table, what shows that another program maintains it. `ref_ages`: by table, after how many
+    milliseconds `expire_snapshots` drops its branches."""
+
+    missing: tuple[str, ...] = ()
+    branches: tuple[tuple[str, str], ...] = ()
+    columns: str | None = None
+    drifts: tuple[Drift, ...] = ()
+    optimizers: tuple[tuple[str, str], ...] = ()
+    ref_ages: tuple[tuple[str, str], ...] = ()
+    unread: Unread | None = None
+
+
+def read(environment: Environment, stream: Stream) -> TableFacts:
+    """Raises MetadataGone, ConfigurationError, Transient."""
+    lake = open_lake(environment, stream)
+    names = (stream.table, stream.dead_letters_table, *stream.plain_tables)
+    missing = tuple(name for name in names if not lake.exists(name))
+    tables = {name: lake.load(name) for name in names if name not in missing}
+    # The format's version is the metadata's own, and no property.
+    wanted = {key: value for key, value in admin.TABLE_PROPERTIES.items() if key != "format-version"}
+    facts = TableFacts(
+        missing=missing,
+        branches=tuple(
+            (name, branch)
+            for name, table in tables.items()
+            if name not in stream.plain_tables
+            for branch in (*BRANCHES, STAGING)
+            if branch not in table.metadata.refs
+        ),
+        drifts=tuple(
+            Drift(name, key, value, table.properties.get(key))
+            for name, table in tables.items()
+            for key, value in wanted.items()
+            if table.properties.get(key) != value
+        ),
+        optimizers=tuple((name, shown) for name, table in tables.items() for shown in find_optimizers(table)),
+        ref_ages=tuple((n, age) for n, t in tables.items() if (age := t.properties.get(_REF_AGE)) is not None),
+    )
+    if stream.table not in tables:
+        return facts
+    try:
+        require_columns(tables[stream.table], stream)
+    except Terminal as differs:
+        facts = replace(facts, columns=str(differs))
+    try:
+        return replace(facts, unread=find_unread(load_state(lake, stream.table)))
+    except Transient:
+        raise
+    except AnabranchError:
+        # A branch is missing, which is said.
+        return facts
+
+
+_REF_AGE = "history.expire.max-ref-age-ms"
+# Settings of programs that expire snapshots, compact files and remove orphans by themselves.
+_OPTIMIZERS = ("history.expire.", "self-optimizing.", "optimizer.", "table-expire.", "clean-orphan-file.")
+_S3_TABLES = "--table-s3"
+
+
+def find_optimizers(table: Table) -> list[str]:
+    """What shows that another program maintains a table, in words. An optimizer that a service keeps to itself (AWS
+    Glue's) shows once it has committed. Pure."""
+    keys = sorted(k for k in table.properties if k.startswith(_OPTIMIZERS) and k != _REF_AGE)
+    shown = [f"its property {key}" for key in keys]
+    if _S3_TABLES in table.location().removeprefix("s3://").partition("/")[0]:
+        shown.append("its bucket is one of S3 Tables")
+    replaced = [made_at(s) for s in table.snapshots() if operation_of(s) == "replace" and not is_publish(s)]
+    if replaced:
+        newest = f"{max(replaced):%Y-%m-%d %H:%M} UTC"
+        shown.append(f"{len(replaced)} snapshots that rewrote files or manifests, the newest of {newest}")
+    return shown
+
+
+def find_unread(state: State) -> Unread:
+    """What the batch layer has yet to read. Pure."""
+    timeline = state.timeline
+    hour = min((h for h in timeline.sealed if not state.is_accepted(h)), default=None)
+    if hour is None:
+        return Unread(timeline.open, timeline.start)
+    return Unread(hour, {p: start for p, (start, _) in timeline.sealed[hour].ranges.items()})
+
+
+def failed(stream: Stream, failure: AnabranchError) -> Finding | None:
+    """What a question that was not answered says; None where it is the catalog's finding or S3's. Pure."""
+    if isinstance(failure, AnotherStreamsTable):
+        # No command: whatever is run for this stream would be refused.
+        remedy = f"another `table:` in streams/{stream.name}.yaml"
+        return error(
+            Check.ANOTHER_STREAMS_TABLE, stream.table, f"a table of stream {stream.name}", str(failure), remedy
+        )
+    if not isinstance(failure, MetadataGone):
+        return None
+    return error(
+        Check.METADATA_GONE, stream.table, "the metadata file that the catalog names", str(failure),
+        f"anabranch apply {stream.name} --register",
+    )  # fmt: skip
+
+
+def findings(catalog: str, stream: Stream, facts: TableFacts) -> list[Finding]:
+    """`catalog`: what Spark calls it. Pure."""
+    apply = f"anabranch apply {stream.name}"
+    if len(facts.missing) == 3:
+        return [info(Check.NOT_APPLIED, stream.name, "the stream's tables", "none of them yet", apply)]
+    made = [error(Check.TABLE_MISSING, name, "a table", "none", apply) for name in facts.missing]
+    made += [
+        error(Check.BRANCH_MISSING, name, f"branch {branch}", "none", apply) for name, branch in facts.branches
+    ]  # fmt: skip
+    if facts.columns is not None:
+        made.append(error(Check.COLUMNS, stream.table, "the columns of the stream's file", facts.columns, apply))
+    for drift in facts.drifts:
+        remedy = f"ALTER TABLE {catalog}.{drift.table} SET TBLPROPERTIES ('{drift.key}' = '{drift.expected}')"
+        found = "none" if drift.found is None else drift.found
+        weighs = error if drift.key == "write.wap.enabled" else warning
+        made.append(weighs(Check.PROPERTIES, drift.table, f"{drift.key}={drift.expected}", found, remedy))
+    for name, age in facts.ref_ages:
+        remedy = f"ALTER TABLE {catalog}.{name} UNSET TBLPROPERTIES ('{_REF_AGE}')"
+        made.append(error(Check.REF_AGE, name, "branches that no age ends", f"{_REF_AGE}={age}", remedy))
+    for name in dict.fromkeys(name for name, _ in facts.optimizers):
+        found = "; ".join(shown for of, shown in facts.optimizers if of == name)
+        remedy = "leave files alone that are younger than a day (docs/operations.md, `tables.optimizer`)"
+        made.append(info(Check.OPTIMIZER, name, "`anabranch maintain` alone to maintain it", found, remedy))
+    return made

@@ -1,0 +1,372 @@
+"""Maintenance: what is not needed any more goes, in steps of which each is safe alone and may be cut short anywhere.
+
+1. The speed layer's files of hours that the batch layer has served for long leave the `speed` branch, some hours in a
+   commit; `main` is as it was. The publish expires snapshots and tags, as every publish does.
+2. The same for the dead letters; the snapshots of the ledger and of the views' partials are expired.
+3. Files that nothing refers to are deleted, after their age.
+4. So is what killed processes of ours left in this machine's temporary folder.
+
+A step that fails does not keep the next from its work. At its end a run tells the table what it did
+(`anabranch.protocol.maintained`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from anabranch.common.errors import AnabranchError, Transient
+from anabranch.common.fail_points import Step, reach
+from anabranch.common.progress import Progress
+from anabranch.common.temporary import clear_abandoned
+from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.files import Stored, delete_files
+from anabranch.iceberg.ledger_files import SNAPSHOTS_KEPT, MergeStep
+from anabranch.iceberg.orphans import list_table, plan_orphans, references
+from anabranch.iceberg.snapshots import content_by_hour, expired_tags, heads, plan_expiry, plan_plain_expiry, total
+from anabranch.offsets.hours import Timeline, end_of, shift
+from anabranch.protocol import dead_letters, ledger, merge
+from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable, MaintenanceRun, Size, record_run
+from anabranch.protocol.publish import Again, Decision, Publish, new_id, run
+from anabranch.protocol.sealing import check_clock
+from anabranch.protocol.state import State, load_state
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from anabranch.job import Job
+
+LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ATTEMPTS = 20
+TEMPORARY = "temporary folders"
+# So many hours leave a branch in one commit: few manifests each, so that it takes well under a second.
+_HOURS_A_COMMIT = 48
+# As many as S3 deletes by one request.
+_FILES_AT_ONCE = 1000
+
+
+@dataclass(frozen=True)
+class Maintained:
+    """What was (or, in a dry run, would be) cleared away: hours, and by table snapshots and files. `merged`: by how
+    many files merging made a table fewer; `spared`: what nothing refers to either, and is not of age yet;
+    `folders`: what went of temporary ones."""
+
+    speed_hours: tuple[str, ...]
+    expired: dict[str, int]
+    orphans: dict[str, list[Stored]]
+    merged: dict[str, int] = field(default_factory=dict)
+    spared: dict[str, Size] = field(default_factory=dict)
+    folders: dict[str, MaintainedFolder] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Unreferenced:
+    """By table, the files that nothing refers to: those of age, and the younger ones."""
+
+    of_age: dict[str, list[Stored]] = field(default_factory=dict)
+    young: dict[str, Size] = field(default_factory=dict)
+
+
+def plan_drop(
+    state: State,
+    speed_hours: Iterable[str],
+    served_since: Mapping[str, datetime],
+    before: datetime,
+    at_most: int | None = None,
+) -> tuple[tuple[str, ...], Timeline]:
+    """Of the hours that the speed branch has files of, those to drop, the oldest `at_most` of them, and the timeline
+    that counts them as not covered by the speed layer. Pure.
+
+    Only hours that the batch layer has accepted, and served since before the moment given; never one that an operator
+    gave to the speed layer. A long past costs the timeline nothing: before `covered_from` it names what is kept.
+    """
+    timeline, have = state.timeline, set(speed_hours)
+    late = datetime.max.replace(tzinfo=UTC)
+    drop = tuple(
+        h
+        for h in sorted(have)
+        if state.is_accepted(h)
+        and state.served_by(h) == "batch"
+        and max(end_of(h), served_since.get(h, late)) <= before
+    )[:at_most]
+    if not drop:
+        return (), timeline
+    covered_from = max(timeline.covered_from, shift(drop[-1], 1))
+    others = (have | set(timeline.sealed) | set(state.accepted) | set(state.overrides)) - set(drop)
+    kept = {h for h in others if h < covered_from and not timeline.is_skipped(h)}
+    skipped = tuple(h for h in timeline.skipped if h >= covered_from)
+    return drop, replace(timeline, covered_from=covered_from, kept=tuple(sorted(kept)), skipped=skipped)
+
+
+def maintain(
+    job: Job, now: datetime, dry_run: bool = False, confirmed: frozenset[str] = frozenset()
+) -> Maintained:  # fmt: skip
+    """Clear away what is not needed, and tell the table what was done; with `dry_run` only say what would be. Run
+    again, there is nothing left to do.
+
+    Every step is tried, whatever became of those before it. Raises the first step's error, if any: Transient when a
+    service does not answer or others are always first, Refused when paths are not what they seem; what is done by then
+    is done, and told.
+    """
+    lake, stream = job.lake, job.stream
+    check_clock(lake, load_state(lake, stream.table))
+    began, steps = lake.clock.now(), _Steps()
+    nothing: tuple[tuple[str, ...], int] = ((), 0)
+    dropped, expired = steps.run("speed hours", lambda: _drop_hours(job, now, dry_run, confirmed), nothing)
+    reach(Step.MAINTAIN_DROPPED)
+    letters = steps.run("dead letters", lambda: _maintain_dead_letters(job, now, dry_run), 0)
+    expired_by_table, merged = {stream.table: expired, stream.dead_letters_table: letters}, dict[str, int]()
+    for name in stream.plain_tables:
+        expired_by_table[name], merged[name] = steps.run("ledger", partial(_expire_plain, job, name, dry_run), (0, 0))
+    for name in map(stream.partials_table, stream.views):
+        expired_by_table[name] = steps.run("views", partial(_expire_partials, job, name, now, dry_run), 0)
+    reach(Step.MAINTAIN_EXPIRED)
+    found = steps.run("orphans", lambda: _delete_orphans(job, now, dry_run), _Unreferenced())
+    reach(Step.MAINTAIN_DELETED)
+    left_behind = steps.run("folders", lambda: Size(*clear_abandoned(now, dry_run)), Size())
+    folders = {TEMPORARY: MaintainedFolder(left_behind)}
+    done = Maintained(dropped, expired_by_table, found.of_age, merged, found.young, folders)
+    if not dry_run:
+        run = plan_run(done, began, lake.clock.now(), steps.seconds, steps.reasons)
+        steps.run("tell", lambda: record_run(lake, stream.table, run), None)
+    if steps.failed:
+        raise steps.failed[0]
+    return done
+
+
+def size_of(files: Sequence[Stored]) -> Size:
+    """How many files, and their bytes. Pure."""
+    return Size(len(files), sum(f.size for f in files))
+
+
+def plan_run(
+    done: Maintained, began: datetime, ended: datetime, seconds: Mapping[str, float], failed: Mapping[str, str]
+) -> MaintenanceRun:
+    """What the table is told of a run. Pure."""
+    tables = {
+        name: MaintainedTable(
+            expired,
+            done.merged.get(name, 0),
+            size_of(done.orphans.get(name, ())),
+            done.spared.get(name, Size()),
+        )
+        for name, expired in done.expired.items()
+    }
+    return MaintenanceRun(began, ended, len(done.speed_hours), tables, dict(seconds), dict(failed), done.folders)
+
+
+class _Steps:
+    """Runs steps of which none needs the one before it, and remembers how long each took and what failed."""
+
+    def __init__(self) -> None:
+        self.failed: list[AnabranchError] = []
+        self.reasons: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
+
+    def run(self, name: str, step: Callable[[], T], otherwise: T) -> T:
+        began = time.monotonic()
+        try:
+            return step()
+        except AnabranchError as error:
+            LOG.warning("maintenance: a step failed, going on with the next: %s", error)
+            self.failed.append(error)
+            self.reasons.setdefault(name, str(error))
+            return otherwise
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
+
+
+def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> _Unreferenced:
+    before = now - job.stream.maintain.orphans_after
+    found = _unreferenced(job, before)
+    orphans = found.of_age
+    names = {name for name, files in orphans.items() if files}
+    if should_move_head(orphans[job.stream.table], orphans[job.stream.dead_letters_table]):
+        names.add(job.stream.table)
+    if names and not dry_run:
+        _move_heads(job, names)
+        # What was published of them up to there is spared.
+        found = _unreferenced(job, before)
+        orphans = found.of_age
+    reach(Step.MAINTAIN_LISTED)
+    for name, files in orphans.items():
+        if files and not dry_run:
+            with Progress(LOG, f"delete orphans of {name}", "files", len(files)) as progress:
+                for first in range(0, len(files), _FILES_AT_ONCE):
+                    some = files[first : first + _FILES_AT_ONCE]
+                    delete_files(job.environment, [f.path for f in some])
+                    progress.step(len(some))
+            LOG.info("table %s: %d orphan files deleted, %d bytes", name, len(files), sum(f.size for f in files))
+    return found
+
+
+def _drop_hours(
+    job: Job, now: datetime, dry_run: bool, confirmed: frozenset[str]
+) -> tuple[tuple[str, ...], int]:  # fmt: skip
+    """Drop hours, commit by commit, until none is left; returns them and how many snapshots and tags were expired."""
+    dropped: tuple[str, ...] = ()
+    expired = 0
+    with Progress(LOG, f"drop hours of {job.stream.name}", "hours") as progress:
+        while True:
+            hours, gone = _drop_some(job, now, dry_run, confirmed)
+            dropped, expired = (*dropped, *hours), expired + gone
+            if dry_run or len(hours) < _HOURS_A_COMMIT:
+                return dropped, expired
+            progress.step(len(hours))
+
+
+def _drop_some(
+    job: Job, now: datetime, dry_run: bool, confirmed: frozenset[str]
+) -> tuple[tuple[str, ...], int]:  # fmt: skip
+    lake, stream = job.lake, job.stream
+    drop: tuple[str, ...] = ()
+    expired = 0
+
+    def decide() -> Decision:
+        nonlocal drop, expired
+        state = load_state(lake, stream.table)
+        if merge.needs_merge(state) and not dry_run:
+            merge.merge(lake, stream)
+            return Again.AGAIN
+        have = content_by_hour(state.table, "speed")
+        served_since: dict[str, datetime] = {}
+        for row in ledger.history(lake, stream.hours_table, have.keys(), ledger.BULKY):
+            if row.decision in ("accepted", "served"):
+                served_since[row.hour] = row.recorded_at
+        at_most = None if dry_run else _HOURS_A_COMMIT
+        drop, timeline = plan_drop(state, have, served_since, now - stream.maintain.speed_hours, at_most)
+        expired = len(plan_expiry(state.table, None, now)) + len(expired_tags(state.table, now))
+        if dry_run or not (drop or expired):
+            return state, None
+        changes = (Change("speed", clear=drop), Change("main"))
+        return state, Publish(new_id(), changes, timeline, confirmed=confirmed)
+
+    run(lake, stream.table, decide, f"maintain {stream.name}", take_turns=True)
+    if drop and not dry_run:
+        LOG.info("stream %s: the speed layer's rows of %s are dropped", stream.name, ", ".join(drop))
+    return drop, expired
+
+
+def plan_dead_letters(table: Table, state: State, hours: Iterable[str], id: str, now: datetime) -> Commit:
+    """The commit that takes the speed layer's dead letters of hours whose rows it dropped, of `hours` that it has any
+    of, off its branch, and expires snapshots: none that a publish of rows names. Pure."""
+    timeline = state.timeline
+    gone = tuple(
+        hour
+        for hour in hours
+        if hour < timeline.covered_from and timeline.is_skipped(hour) and state.served_by(hour) == "batch"
+    )
+    expire = plan_expiry(table, None, now, waiting=frozenset(str(item["id"]) for item in state.dead_letters))
+    return Commit(id, heads(table), (Change("speed", clear=gone),), expire=expire)
+
+
+def _maintain_dead_letters(job: Job, now: datetime, dry_run: bool) -> int:
+    """Drop the speed layer's dead letters of hours whose rows it dropped, and expire snapshots; returns how many."""
+    lake, stream = job.lake, job.stream
+    for _ in range(_ATTEMPTS):
+        table, state = lake.load(stream.dead_letters_table), load_state(lake, stream.table)
+        commit = plan_dead_letters(table, state, content_by_hour(table, "speed"), new_id(), now)
+        if dry_run or not (commit.changes[0].clear or commit.expire):
+            return len(commit.expire)
+        if lake.commit(table, commit) is Outcome.LANDED:
+            return len(commit.expire)
+    raise Transient(f"maintain {stream.dead_letters_table}: expected to land in {_ATTEMPTS} attempts; try again")
+
+
+def _expire_partials(job: Job, name: str, now: datetime, dry_run: bool) -> int:
+    """Expire snapshots of a view's partials; returns how many. Nothing is ever staged there."""
+    for _ in range(_ATTEMPTS):
+        table = job.lake.load(name)
+        expire = plan_expiry(table, None, now)
+        if dry_run or not expire:
+            return len(expire)
+        if job.lake.commit(table, Commit(new_id(), heads(table), (Change("main"),), expire=expire)) is Outcome.LANDED:
+            return len(expire)
+    raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
+
+
+def _expire_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:
+    """Merge a plain table's (the ledger's) files and expire its snapshots, in steps; returns how many snapshots, and by
+    how many files it has become fewer. Nothing is ever staged there, so nobody waits for one of them."""
+    lake = job.lake
+    before = lake.load(name)
+    if dry_run:
+        return len(plan_plain_expiry(before, SNAPSHOTS_KEPT)), 0
+    refused = 0
+    while (step := lake.merge_files(name, idle=True)) is not MergeStep.NOTHING:
+        # A step that another was before is looked at again; each that lands leaves less to do.
+        refused = refused + 1 if step is MergeStep.REFUSED else 0
+        if refused == _ATTEMPTS:
+            raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
+    after = lake.load(name)
+    left = {s.snapshot_id for s in after.snapshots()}
+    fewer = max(0, total(before.current_snapshot(), "data-files") - total(after.current_snapshot(), "data-files"))
+    return sum(s.snapshot_id not in left for s in before.snapshots()), fewer
+
+
+def should_move_head(rows: Collection[object], letters: Collection[object]) -> bool:
+    """Whether the rows' head has to move before orphans of the rows and of the dead letters are deleted: a publish of
+    rows may be about to name either. Pure."""
+    return bool(rows or letters)
+
+
+def _move_heads(job: Job, names: Collection[str]) -> None:
+    """Publish nothing, in each table of `names`. Who was paused, since before the orphans were listed, between writing
+    one of them and the commit that names it, is refused; who then writes or checks again has a newer one, or finds it
+    too old (`speed_layer.compaction`), or its staged rows expired. Raises Transient."""
+    lake, stream = job.lake, job.stream
+
+    def decide() -> tuple[State, Publish]:
+        state = load_state(lake, stream.table)
+        return state, Publish(new_id(), (Change("speed"),), state.timeline)
+
+    if stream.table in names:
+        run(lake, stream.table, decide, f"maintain {stream.name}", take_turns=True)
+    # The dead letters, and views' partials.
+    for name in sorted(set(names) - {stream.table, *stream.plain_tables}):
+        _until_landed(name, partial(_move_head, job, name))
+    for name in stream.plain_tables:
+        if name in names:
+            _until_landed(name, partial(lake.touch, name))
+
+
+def _move_head(job: Job, name: str) -> bool:
+    table = job.lake.load(name)
+    return job.lake.commit(table, Commit(new_id(), heads(table), (Change("speed"),))) is Outcome.LANDED
+
+
+def _until_landed(name: str, attempt: Callable[[], bool]) -> None:
+    if not any(attempt() for _ in range(_ATTEMPTS)):
+        raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
+
+
+def _unreferenced(job: Job, before: datetime) -> _Unreferenced:
+    lake, stream = job.lake, job.stream
+    names = (stream.table, stream.dead_letters_table, *stream.plain_tables, *map(stream.partials_table, stream.views))
+    # Listed first: what is published from here on is seen as referenced, or is not listed at all.
+    with Progress(LOG, f"list the files of {stream.name}", "files") as progress:
+        listed = {name: list_table(job.environment, lake.load(name), progress.step) for name in names}
+    referenced = {path for name in names for path in references(lake.load(name))}
+    referenced |= dead_letters.named_files(load_state(lake, stream.table))
+    of_age, young = dict[str, list[Stored]](), dict[str, Size]()
+    for name, files in listed.items():
+        of_age[name], spared = plan_orphans(files, referenced, before)
+        young[name] = size_of(spared)
+    return _Unreferenced(of_age, young)
+
+
+def view(stream: str, done: Maintained, dry_run: bool) -> dict[str, Any]:
+    """As JSON shows it."""
+    orphans = {n: {"files": len(fs), "bytes": sum(f.size for f in fs)} for n, fs in done.orphans.items()}
+    return {
+        "stream": stream, "dry_run": dry_run, "speed_hours": list(done.speed_hours), "expired": done.expired,
+        "orphans": orphans, "merged": done.merged, "spared": done.spared, "folders": done.folders,
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""What other systems are told of hours: webhooks and OpenLineage events."""

@@ -1,0 +1,70 @@
+"""The receiver of events: asked for a bounded time, and never by a job that has found it away once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+import requests
+from openlineage.client.event_v2 import RunEvent
+from openlineage.client.transport.http import ApiKeyTokenProvider, HttpConfig, HttpTransport, TokenProvider
+
+from anabranch.common.errors import AnabranchError, ConfigurationError, NoAnswer, Refused, Transient
+from anabranch.config import Lineage
+
+# Whoever sends decides itself whether to send again.
+_ONCE = {"total": 0, "read": 0, "connect": 0}
+
+
+class Receiver:
+    """Sends events by OpenLineage's client, with the settings of `anabranch.yaml` and no others."""
+
+    def __init__(self, settings: Lineage) -> None:
+        self._settings = settings
+        key = settings.api_key.get_secret_value() if settings.api_key is not None else ""
+        auth = ApiKeyTokenProvider({"api_key": key}) if key else TokenProvider({})
+        seconds = settings.timeout.total_seconds()
+        # A path is joined to the URL as to a folder.
+        config = HttpConfig(f"{settings.url}/", settings.endpoint, seconds, auth=auth, retry=_ONCE)
+        self._transport = HttpTransport(config)
+
+    def send(self, events: Iterable[RunEvent]) -> None:
+        """Send events in their order, in `lineage.timeout` altogether. Raises NoAnswer when that is over, Transient
+        when the receiver is away, ConfigurationError when it knows no such path or key, Refused when it takes none of
+        such events."""
+        failed: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                for event in events:
+                    self._transport.emit(event)
+            except Exception as error:
+                failed.append(error)
+
+        # The client's own timeout begins anew with every byte, and is none for a name that is being looked up.
+        thread = threading.Thread(target=work, name="lineage", daemon=True)
+        thread.start()
+        thread.join(self._settings.timeout.total_seconds())
+        if thread.is_alive():
+            raise NoAnswer(
+                f"send lineage to {self._settings.url}: found no answer within "
+                f"{self._settings.timeout.total_seconds():g} s (lineage.timeout; transient, try again)"
+            )
+        if failed:
+            raise self._explained(failed[0]) from failed[0]
+
+    def _explained(self, error: BaseException) -> AnabranchError:
+        doing = f"send lineage to {self._settings.url}/{self._settings.endpoint}"
+        response = error.response if isinstance(error, requests.HTTPError) else None
+        if response is None:
+            if isinstance(error, requests.exceptions.SSLError):
+                return ConfigurationError(f"{doing}: {error}; check lineage.url and its certificate")
+            return Transient(f"{doing}: {error} (transient, try again)")
+        found = f"{doing}: expected the event to be taken, found {response.status_code} {response.reason or ''}".strip()
+        if response.status_code in (408, 425, 429) or response.status_code >= 500:
+            return Transient(f"{found} (transient, try again)")
+        if response.status_code in (401, 403):
+            return ConfigurationError(f"{found}; check lineage.api_key")
+        if response.status_code in (404, 405):
+            return ConfigurationError(f"{found}; check lineage.url and lineage.endpoint")
+        return Refused(f"{found}; its own log may say why")

@@ -1,0 +1,157 @@
+"""Telling a receiver of the ledger's decisions: by the batch job as they are taken, and again by `anabranch lineage`.
+
+The job tells what the ledger has learned since it began, so that a decision which an earlier process took and did not
+live to record is told as well. Nothing of it fails an hour; for a receiver that does not answer a job waits once, for
+`lineage.timeout`, and for one that is slow so long after each hour.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from anabranch.common.errors import ConfigurationError
+from anabranch.iceberg.ledger_files import Span
+from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import LedgerRow
+
+if TYPE_CHECKING:
+    from openlineage.client.event_v2 import RunEvent
+
+    from anabranch.job import Job
+    from anabranch.operations.notifications.lineage.events import Subject
+    from anabranch.operations.notifications.lineage.receiver import Receiver
+    from anabranch.operations.notifications.lineage.runs import HourRun
+
+LOG = logging.getLogger(__name__)
+
+_LAST = "9999-12-31T23"
+
+
+def decisions_since(job: Job, hour: str | None) -> list[LedgerRow]:
+    """The decisions about an hour and all after it, or about all, that are runs, oldest first. Raises Transient."""
+    hours = Span(hour, _LAST) if hour is not None else None
+    return _runs(ledger.history(job.lake, job.stream.hours_table, hours))
+
+
+def subject_of(job: Job) -> Subject:
+    """The stream as events speak of it, its tables as they are now. Raises ConfigurationError without OpenLineage's
+    client, Transient."""
+    try:
+        from anabranch.operations.notifications.lineage.events import Subject
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"lineage: expected OpenLineage's client, found no {error.name}; run `pip install 'anabranch[lineage]'`"
+        ) from error
+
+    lake, stream = job.lake, job.stream
+    return Subject(job.environment, stream, lake.load(stream.table), lake.load(stream.dead_letters_table))
+
+
+def run_events(subject: Subject, row: LedgerRow) -> tuple[HourRun, tuple[RunEvent, RunEvent]]:
+    """A decision as a run, and the run's events."""
+    from anabranch.operations.notifications.lineage.events import events_of
+    from anabranch.operations.notifications.lineage.runs import run_of
+
+    run = run_of(subject.table_uuid, row)
+    return run, events_of(subject, run)
+
+
+def _runs(rows: list[LedgerRow]) -> list[LedgerRow]:
+    return [row for row in rows if row.decision in ("accepted", "refused")]
+
+
+class Teller:
+    """What a job tells of while it works. Without `lineage.url` it tells nothing and asks nothing; nothing here raises.
+
+    A receiver that does not take what it is sent is not asked again; `missed` are the hours that it was not told of.
+    """
+
+    def __init__(self, job: Job, parent: str | None = None, root: str | None = None) -> None:
+        self._job, self._parent, self._root = job, parent, root
+        self._since = 0
+        self._subject: Subject | None = None
+        self._receiver: Receiver | None = None
+        self.missed: set[str] = set()
+
+    def begin(self) -> None:
+        """From here on decisions are told of."""
+        if not self._job.environment.lineage.url:
+            return
+        try:
+            self._subject = subject_of(self._job)
+            from anabranch.operations.notifications.lineage.receiver import Receiver
+
+            recorded = self._job.lake.load(self._job.stream.hours_table)
+            self._since = recorded.metadata.next_sequence_number()
+            self._receiver = Receiver(self._job.environment.lineage)
+        except Exception as error:
+            self._subject = None
+            LOG.warning("stream %s: no lineage is sent: %s", self._job.stream.name, error)
+
+    def tell(self) -> None:
+        """Tell of the decisions since."""
+        if self._subject is None:
+            return
+        try:
+            rows = ledger.history_since(self._job.lake, self._job.stream.hours_table, self._since)
+            self._since = max([self._since, *((row.sequence or 0) + 1 for row in rows)])
+            rows = _runs(rows)
+            self.missed |= {row.hour for row in rows}
+            if self._receiver is None or not rows:
+                return
+            subject = subject_of(self._job)
+            until = time.monotonic() + self._job.environment.lineage.timeout.total_seconds()
+            for i, row in enumerate(rows):
+                # Many hours without records are accepted at once: the next one does not wait for them all.
+                if i and time.monotonic() > until:
+                    break
+                self._receiver.send(run_events(subject, row)[1])
+                self.missed = self.missed - {row.hour} | {left.hour for left in rows[i + 1 :]}
+        except Exception as error:
+            self._give_up(error)
+
+    def failed(self, hour: str, began: datetime, error: Exception) -> None:
+        """Tell of a try of an hour that ended with an error, of which the ledger knows nothing."""
+        if self._subject is None or self._receiver is None:
+            return
+        try:
+            from anabranch.operations.notifications.lineage.events import events_of
+            from anabranch.operations.notifications.lineage.runs import failed_run
+
+            now, uuid = datetime.now(UTC), self._subject.table_uuid
+            run = failed_run(uuid, hour, began, now, str(error), self._parent, self._root)
+            self._receiver.send(events_of(self._subject, run))
+        except Exception as failure:
+            self._give_up(failure)
+
+    def end(self) -> None:
+        """Say what was missed."""
+        if self.missed:
+            name = self._job.stream.name
+            hours = sorted(self.missed)
+            which = ", ".join(hours) if len(hours) < 4 else f"{len(hours)} hours from {hours[0]} to {hours[-1]}"
+            LOG.warning(
+                "stream %s: no lineage was sent of %s; to send it: anabranch lineage %s --since %s",
+                name, which, name, hours[0],
+            )  # fmt: skip
+
+    def _give_up(self, error: Exception) -> None:
+        self._receiver = None
+        LOG.warning("stream %s: lineage is not sent from here on, the hours go on: %s", self._job.stream.name, error)
+
+
+@contextmanager
+def telling(job: Job, parent: str | None = None, root: str | None = None) -> Iterator[Teller]:
+    """A teller for the length of a job's work; `parent` and `root` are the scheduler's runs that it is part of."""
+    teller = Teller(job, parent, root)
+    teller.begin()
+    try:
+        yield teller
+        teller.tell()
+    finally:
+        teller.end()

@@ -1,0 +1,189 @@
+"""The webhook: each change of an hour's state, posted as JSON, in the order of the ledger, at least once.
+
+1. The position is a sequence of the ledger, kept in a property of the ledger's table, for each receiver.
+2. What was recorded since is posted, one request for each decision, with the decision's id.
+3. The position moves behind what the receiver took.
+
+A receiver that is away, slow or refusing costs a job some seconds and changes nothing else: what it missed waits in
+the ledger, for the next job or for `anabranch webhook`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import requests
+
+from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.iceberg import admin
+from anabranch.operations.notifications.webhook.message import Message, messages
+from anabranch.protocol import ledger
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table, Transaction
+
+    from anabranch.config import Webhook
+    from anabranch.job import Job
+
+LOG = logging.getLogger(__name__)
+
+FIRST_LOOK = timedelta(days=1)
+"""A receiver that was told of nothing yet is told of what was recorded in this time."""
+JOBS_WAIT = timedelta(seconds=10)
+"""How long a job goes on posting, beside the one request that is under way by then."""
+
+_POSITION = "anabranch.webhook."
+# Messages after which the position is written, while there are more.
+_AT_ONCE = 50
+
+
+@dataclass(frozen=True)
+class Posted:
+    """A message that the receiver took."""
+
+    id: str
+    hour: str
+    event: str
+    revision: int
+
+
+class Notifier:
+    """Posts what a stream's receiver was not told of yet. Raises ConfigurationError where none is configured."""
+
+    def __init__(self, job: Job) -> None:
+        webhook = webhook_of(job)
+        if webhook is None:
+            raise ConfigurationError(
+                f"stream {job.stream.name}: expected `webhook:` in its file or in anabranch.yaml, found none"
+            )
+        self._job, self._webhook = job, webhook
+        self._key = _POSITION + hashlib.sha256(webhook.url.get_secret_value().encode()).hexdigest()[:16]
+
+    def post(self, within: timedelta | None = None) -> Iterator[Posted]:
+        """Post what waits, for about so long (None: to the end). Raises Transient when the receiver does not take one:
+        that one and all behind it wait."""
+        deadline = time.monotonic() + within.total_seconds() if within is not None else None
+        table = self._job.lake.load(self._job.stream.hours_table)
+        position = self._position(table)
+        waiting = self._waiting(position)
+        kept = done = position or 0
+        try:
+            for at, message in enumerate(waiting):
+                if deadline is not None and time.monotonic() >= deadline:
+                    LOG.info("stream %s: webhook: %d messages wait", self._job.stream.name, len(waiting) - at)
+                    return
+                self._send(message)
+                row = message.row
+                # Decisions of one commit have one sequence: all of them, or the position stays before it.
+                if at + 1 == len(waiting) or waiting[at + 1].row.sequence != row.sequence:
+                    done = (row.sequence or 0) + 1
+                if at % _AT_ONCE == _AT_ONCE - 1 and done != kept:
+                    self._keep(done)
+                    kept = done
+                yield Posted(row.decision_id, row.hour, message.event, row.revision)
+        finally:
+            if done != kept:
+                self._keep(done)
+
+    def skip(self) -> None:
+        """Move the position behind all that was recorded, and post nothing of it."""
+        table = self._job.lake.load(self._job.stream.hours_table)
+        self._keep(table.metadata.next_sequence_number())
+
+    def _position(self, table: Table) -> int | None:
+        kept = table.properties.get(self._key)
+        return int(kept) if kept is not None else None
+
+    def _waiting(self, position: int | None) -> list[Message]:
+        lake, name = self._job.lake, self._job.stream.hours_table
+        new = ledger.history_since(lake, name, position or 0, ledger.BULKY)
+        if position is None:
+            since = lake.clock.now() - FIRST_LOOK
+            new = [row for row in new if row.recorded_at >= since]
+        if not new:
+            return []
+        first = min(row.sequence or 0 for row in new)
+        rows = ledger.history(lake, name, {row.hour for row in new}, ("partitions", "sources", "cut"))
+        return list(messages(rows, first))
+
+    def _keep(self, position: int) -> None:
+        def write(table: Table, tx: Transaction) -> None:
+            # Another job may have posted further.
+            if (self._position(table) or 0) < position:
+                tx.set_properties({self._key: str(position)})
+
+        admin.change_table(self._job.lake, self._job.stream.hours_table, "webhook's position", write)
+
+    def _send(self, message: Message) -> None:
+        stream, webhook = self._job.stream, self._webhook
+        body = message.as_dict(stream.name, stream.table, webhook.page)
+        if (why := send(webhook, body)) is not None:
+            # The rest of the URL may be a secret.
+            host = urlsplit(webhook.url.get_secret_value()).hostname
+            raise Transient(
+                f"stream {stream.name}: webhook {host}: expected it to take {message.row.hour} {message.event}, found "
+                f"{why}; it waits, `anabranch webhook {stream.name}` posts it"
+            )
+
+
+def webhook_of(job: Job) -> Webhook | None:
+    """The stream's own, or the environment's."""
+    return job.stream.webhook or job.environment.webhook
+
+
+def tell(job: Job, within: timedelta = JOBS_WAIT) -> bool:
+    """Post what waits, from within a job: for a bounded time, and whatever happens the job goes on. False when the
+    receiver did not take it all."""
+    if webhook_of(job) is None:
+        return True
+    try:
+        for posted in Notifier(job).post(within):
+            LOG.info("stream %s: webhook took %s %s", job.stream.name, posted.hour, posted.event)
+    except Exception as error:
+        LOG.warning("%s", error)
+        return False
+    return True
+
+
+def send(webhook: Webhook, body: dict[str, Any]) -> str | None:
+    """Post one message; why it was not taken, or None. Answers within `webhook.within`, whatever the receiver does."""
+    answers: SimpleQueue[str | None] = SimpleQueue()
+
+    def post() -> None:
+        answers.put(_post(webhook, body))
+
+    # A receiver that gives its answer byte by byte has no time limit of the client's: its thread is left alone.
+    threading.Thread(target=post, name="webhook", daemon=True).start()
+    try:
+        return answers.get(timeout=webhook.within.total_seconds())
+    except Empty:
+        return f"no answer within {webhook.within.total_seconds():g} s"
+
+
+def _post(webhook: Webhook, body: dict[str, Any]) -> str | None:
+    headers = {name: value.get_secret_value() for name, value in webhook.headers.items()}
+    headers |= {"Content-Type": "application/json", "Idempotency-Key": str(body["id"])}
+    try:
+        with requests.post(
+            webhook.url.get_secret_value(), json.dumps(body).encode(), headers=headers, auth=_as_told,
+            timeout=webhook.within.total_seconds(), allow_redirects=False, stream=True,
+        ) as answer:  # fmt: skip
+            return None if 200 <= answer.status_code < 300 else f"{answer.status_code} {answer.reason or ''}".strip()
+    except (requests.exceptions.RequestException, ValueError) as error:
+        # Its words repeat the URL.
+        return type(error).__name__
+
+
+def _as_told(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """No user and password of the machine's own .netrc in place of the headers."""
+    return request

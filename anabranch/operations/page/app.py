@@ -1,0 +1,275 @@
+"""The page itself: addresses, templates, and what is answered for what is not there. Only reads."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qs
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from anabranch.common.errors import ConfigurationError
+from anabranch.common.output import text as printable
+from anabranch.job import Job
+from anabranch.offsets.hours import hour_of, shift, start_of
+from anabranch.operations.page import charts
+from anabranch.operations.page.access import COOKIE, LOGIN, Access, Guard
+from anabranch.operations.page.hour_calendar import LETTERS, MARKS, calendar_month, month_of
+from anabranch.operations.page.hour_view import HourRecord, HourRows, hour_page, read_record, read_rows, sample_line
+from anabranch.operations.page.streams import StreamLine, StreamView, read_stream, stream_line, summary_words
+from anabranch.operations.reports.reading import Background, OnDemand, Reader, Reading, utc_now
+
+_PACKAGE = "anabranch.operations.page"
+_STATIC = {
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+_LONGEST_FORM = 4096
+# A first answer comes within 300 ms: what is not read by then follows.
+_PATIENCE = timedelta(milliseconds=150)
+_ROWS_FRESH_FOR = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How often streams are asked, after how long an answer is overdue, and when a speed layer counts as late."""
+
+    every: timedelta = timedelta(seconds=10)
+    deadline: timedelta = timedelta(seconds=30)
+    late_after: timedelta = timedelta(minutes=10)
+
+
+Found = Callable[[], Mapping[str, Job | ConfigurationError]]
+"""The streams that there are by now: each with its job, or with what is wrong with its file."""
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A stream of the page. `job` is what was found of it: another object once its file has changed."""
+
+    job: Job | ConfigurationError
+    reader: Reader[StreamView]
+
+
+class Page:
+    """The streams' readings, and the answers that are made of them. Of `found` it is asked every so often; without,
+    the streams stay those of `jobs`."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        access: Access,
+        settings: Settings,
+        now: Callable[[], datetime] = utc_now,
+        found: Found | None = None,
+    ) -> None:
+        self._access, self._settings, self._now, self._found = access, settings, now, found
+        self._shown: Mapping[str, _Shown] = {job.stream.name: self._show(job.stream.name, job) for job in jobs}
+        self._background = Background[StreamView](settings.every)
+        self._records = OnDemand[HourRecord](settings.every, now=now)
+        self._rows = OnDemand[HourRows](_ROWS_FRESH_FOR, now=now)
+        self._templates = _templates()
+        self._static = {name: files(_PACKAGE).joinpath("static", name).read_bytes() for name in _STATIC}
+
+    @property
+    def readers(self) -> Mapping[str, Reader[StreamView]]:
+        return {name: shown.reader for name, shown in self._shown.items()}
+
+    def _show(self, name: str, job: Job | ConfigurationError, before: _Shown | None = None) -> _Shown:
+        reader = Reader(f"stream {name}", partial(self._read_stream, job), self._now)
+        if before is not None:
+            reader.reading = replace(before.reader.reading, asking_since=None)
+        return _Shown(job, reader)
+
+    def _read_stream(self, job: Job | ConfigurationError) -> StreamView:
+        if isinstance(job, ConfigurationError):
+            raise job
+        return read_stream(job, self._settings.late_after, self._now())
+
+    def follow(self) -> None:
+        """Show the streams that there are by now: of a new or changed file at once, of one that is gone no more."""
+        if self._found is None:
+            return
+        before, found = self._shown, self._found()
+        self._shown = {
+            name: old if (old := before.get(name)) is not None and old.job is job else self._show(name, job, old)
+            for name, job in found.items()
+        }
+        for name, old in before.items():
+            if self._shown.get(name) is not old:
+                self._background.drop(old.reader)
+                self._records.forget(name)
+                self._rows.forget(name)
+                if isinstance(old.job, Job) and old.reader.reading.asking_since is None:
+                    old.job.kafka.close_quietly()
+        self._background.start([new.reader for name, new in self._shown.items() if before.get(name) is not new])
+
+    def app(self) -> ASGIApp:
+        """The application; its readers run from its start to its end."""
+
+        @asynccontextmanager
+        async def running(app: Starlette) -> AsyncIterator[None]:
+            self._background.start(list(self.readers.values()))
+            if self._found is not None:
+                self._background.each(self.follow)
+            try:
+                yield
+            finally:
+                self._background.stop()
+                self._records.stop()
+                self._rows.stop()
+
+        routes = [
+            Route("/", self._streams),
+            Route("/streams/{stream}", self._stream),
+            Route("/streams/{stream}/hours/{hour}", self._hour),
+            Route("/static/{name}", self._file),
+            Route(LOGIN, self._login_form, methods=["GET"]),
+            Route(LOGIN, self._login, methods=["POST"]),
+        ]
+        # An hour so far away that none comes before or after it is not there either.
+        handlers = dict.fromkeys((HTTPException, ConfigurationError, OverflowError), self._not_there)
+        handlers[Exception] = self._failed
+        # Around all of it, so that an answer to what fails has the headers too.
+        return Guard(Starlette(routes=routes, lifespan=running, exception_handlers=handlers), self._access)
+
+    def _streams(self, request: Request) -> Response:
+        now = self._now()
+        lines = [self._line(name, reader.reading, now) for name, reader in self.readers.items()]
+        return self._answer(request, "streams.html", now, lines=lines, summary=summary_words(lines))
+
+    def _line(self, name: str, reading: Reading[StreamView], now: datetime) -> StreamLine:
+        return stream_line(name, reading, now, self._settings.deadline, self._settings.every)
+
+    def _stream(self, request: Request) -> Response:
+        (name, shown), now = self._stream_of(request), self._now()
+        month = request.query_params.get("month")
+        named = month_of(month) if month is not None else None
+        reading = shown.reader.reading
+        view, calendar, drawn = reading.value, None, None
+        if view is not None and reading.as_of is not None:
+            calendar = calendar_month(view.status, named, reading.as_of)
+            drawn = {
+                "throughput": charts.throughput(view.day),
+                "freshness": charts.freshness(view.measured, view.promised, reading.as_of),
+                "micro_batches": charts.micro_batches(view.measured, reading.as_of),
+            }
+        line = self._line(name, reading, now)
+        return self._answer(
+            request, "stream.html", now, line=line, view=view, calendar=calendar, drawn=drawn, charts=charts,
+            legend=LETTERS, marks=MARKS, summary=summary_words([line]),
+        )  # fmt: skip
+
+    def _hour(self, request: Request) -> Response:
+        (name, shown), hour = self._stream_of(request), request.path_params["hour"]
+        start_of(hour)
+        if isinstance(job := shown.job, ConfigurationError):
+            raise job
+        key = (name, hour)
+        before, after = shift(hour, -1), shift(hour, 1)
+        record = self._records.get(key, lambda: read_record(job, hour, self._now()), _PATIENCE)
+        rows = self._rows.get(key, lambda: read_rows(job, hour), _PATIENCE)
+        now = self._now()
+        page = hour_page(record.value) if record.value is not None else None
+        of_rows = rows.value
+        stands = shown.reader.reading.value
+        first = stands.status.first_hour if stands is not None else None
+        differing = of_rows.difference if of_rows is not None else None
+        return self._answer(
+            request, "hour.html", now, stream=name, hour=hour, page=page, record=record, rows=rows, of_rows=of_rows,
+            samples=[sample_line(s) for s in differing.samples] if differing is not None else [],
+            why_record=record.why_old(now, self._settings.deadline, self._settings.every),
+            why_rows=rows.why_old(now, self._settings.deadline, _ROWS_FRESH_FOR),
+            before=before if first is None or first < hour else None, after=after if hour < hour_of(now) else None,
+            summary=dict(page.sentences)["hour"] if page is not None else f"{hour} of {name}",
+        )  # fmt: skip
+
+    def _stream_of(self, request: Request) -> tuple[str, _Shown]:
+        name, there = request.path_params["stream"], self._shown
+        if name not in there:
+            raise HTTPException(404, f"expected one of the streams {', '.join(there)}, found {name!r}")
+        return name, there[name]
+
+    def _file(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self._static:
+            raise HTTPException(404, f"expected one of {', '.join(_STATIC)}, found {name!r}")
+        return _tagged(request, self._static[name], _STATIC[name])
+
+    def _login_form(self, request: Request) -> Response:
+        return self._answer(request, "login.html", self._now(), refused=False, summary="Token")
+
+    async def _login(self, request: Request) -> Response:
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _LONGEST_FORM:
+                raise HTTPException(413, "expected a token, found more")
+        given = parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
+        if not self._access.is_token(given):
+            return self._answer(request, "login.html", self._now(), 403, refused=True, summary="Token")
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(
+            COOKIE, self._access.cookie(), httponly=True, samesite="strict", secure=self._access.over_tls, path="/"
+        )
+        return answer
+
+    async def _not_there(self, request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 404
+        message = error.detail if isinstance(error, HTTPException) else str(error)
+        headers = error.headers if isinstance(error, HTTPException) else None
+        answer = self._answer(request, "error.html", self._now(), status, message=message, summary=message)
+        answer.headers.update(headers or {})
+        return answer
+
+    async def _failed(self, request: Request, error: Exception) -> Response:
+        message = "The page failed; its log says why."
+        return self._answer(request, "error.html", self._now(), 500, message=message, summary=message)
+
+    def _answer(self, request: Request, template: str, now: datetime, status: int = 200, **context: Any) -> Response:
+        every = max(1, round(self._settings.every.total_seconds()))
+        text = self._templates.get_template(template).render(
+            now=now, every=every, deadline=self._settings.deadline, has_token=self._access.token is not None, **context
+        )
+        return _tagged(request, text.encode(), "text/html; charset=utf-8", status)
+
+
+def _tagged(request: Request, body: bytes, media_type: str, status: int = 200) -> Response:
+    """The body, or that it is what the client has already."""
+    if status != 200:
+        return Response(body, status, media_type=media_type)
+    tag = f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
+    headers = {"etag": tag, "cache-control": "private, no-cache"}
+    known = {part.strip().removeprefix("W/") for part in request.headers.get("if-none-match", "").split(",")}
+    if tag in known:
+        return Response(status_code=304, headers=headers)
+    return Response(body, headers=headers, media_type=media_type)
+
+
+def _templates() -> Environment:
+    made = Environment(
+        loader=PackageLoader(_PACKAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    made.filters["commands"] = split_commands
+    made.filters["number"] = lambda value: f"{value:,}"
+    made.filters["printable"] = printable
+    made.filters["size"] = lambda value: f"{value / 1e6:,.1f} MB" if value >= 1e6 else f"{value / 1e3:,.1f} kB"
+    return made
+
+
+def split_commands(text: str) -> list[tuple[str, bool]]:
+    """Text in parts, and whether each stood between backticks. Pure."""
+    return [(part, i % 2 == 1) for i, part in enumerate(text.split("`")) if part]

@@ -1,0 +1,233 @@
+"""Charts of the last day, as SVG without styles or scripts of its own; the numbers stand beside them as a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from anabranch.operations.reports.measured_day import MeasuredSpan, together
+from anabranch.operations.reports.status import HourSummary
+from anabranch.protocol.measured import BOUNDS, Durations
+
+WIDTH, HEIGHT = 720, 160
+LEFT = 70
+_BOTTOM, _TOP = 24, 10
+_FLOOR, _ROOM = HEIGHT - _BOTTOM, HEIGHT - _TOP - _BOTTOM
+DAY = timedelta(hours=24)
+_NAMED_HOURS = 6  # every so many hours are named
+
+PARTS = ("stage", "publish", "commit")
+"""Of a micro-batch's time, from the floor up."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """An hour's bar; `value` is None where nothing was counted."""
+
+    hour: str
+    value: float | None
+    x: float
+    y: float
+    width: float
+    height: float
+    is_named: bool
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Bars over time, and the marks of the upright axis: (label, y)."""
+
+    bars: Sequence[Bar]
+    axis: Sequence[tuple[str, float]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line in steps; its name tells its class too."""
+
+    name: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Box:
+    """A part of a bar, with what it says."""
+
+    part: str
+    title: str
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table beside a chart."""
+
+    since: datetime
+    until: datetime
+    count: int
+    values: Sequence[str]
+
+
+@dataclass(frozen=True)
+class TimeChart:
+    """Lines or boxes over the last day; the marks of both axes: (label, place). `told` is all of it in a sentence."""
+
+    told: str
+    axis: Sequence[tuple[str, float]]
+    hours: Sequence[tuple[str, float]]
+    rows: Sequence[Row]
+    lines: Sequence[Line] = ()
+    boxes: Sequence[Box] = ()
+
+
+def throughput(day: Sequence[HourSummary]) -> Chart | None:
+    """Offsets a second by sealed hour, as the ledger counted them; None while it has counted none. Pure."""
+    rates = [(view.hour, view.counts.offsets / 3600 if view.counts.offsets is not None else None) for view in day]
+    known = [rate for _, rate in rates if rate is not None]
+    if not known:
+        return None
+    highest = max(known) or 1.0
+    step = (WIDTH - LEFT) / len(rates)
+    bars = []
+    for i, (hour, rate) in enumerate(rates):
+        height = _ROOM * (rate or 0) / highest
+        x = LEFT + step * i
+        bars.append(
+            Bar(hour, rate, round(x + 1, 1), round(_FLOOR - height, 1), round(max(1.0, step - 2), 1), round(height, 1),
+                i % _NAMED_HOURS == 0)
+        )  # fmt: skip
+    return Chart(bars, _linear_axis(highest, rate_words))
+
+
+def freshness(spans: Sequence[MeasuredSpan], promised: timedelta | None, now: datetime) -> TimeChart | None:
+    """Within what time half, and 99 of 100, micro-batches were readable, by the bounds that they are counted by, and
+    what is promised; None of a day without any. Pure."""
+    known = [span for span in spans if span.readable.count]
+    if not known:
+        return None
+    halves = [_quantile(span.readable, 0.5) for span in known]
+    most = [_quantile(span.readable, 0.99) for span in known]
+    limit = [promised.total_seconds()] if promised is not None else []
+    low = max((b for b in BOUNDS if b < min([*halves, *limit])), default=BOUNDS[0] / 2)
+    high = min(b for b in (*BOUNDS[:-1], max([*most, *limit])) if b >= max([*most, *limit]))
+
+    def y(seconds: float) -> float:
+        return round(_FLOOR - _ROOM * math.log(seconds / low) / math.log(high / low), 1)
+
+    lines = [Line("promised", f"M{LEFT} {y(seconds)}H{WIDTH}") for seconds in limit]
+    lines += [Line("half", _steps(known, halves, y, now)), Line("most", _steps(known, most, y, now))]
+    shown = [b for b in BOUNDS if low <= b <= high]
+    axis = [(seconds_words(b), y(b)) for b in shown[:: -max(1, math.ceil(len(shown) / 6))]]
+    rows = [
+        Row(span.since, span.until, span.readable.count, (_within(span.readable, 0.5), _within(span.readable, 0.99)))
+        for span in known
+    ]
+    all_of_it = together(span.readable for span in known)
+    told = (
+        f"Of {all_of_it.count:,} micro-batches half were readable {_after(all_of_it, 0.5)}, 99 of 100 "
+        f"{_after(all_of_it, 0.99)}"
+        if all_of_it.count > 1
+        else f"1 micro-batch, readable {_after(all_of_it, 0.5)}"
+    )
+    told += f"; promised are {seconds_words(limit[0])}." if limit else "."
+    return TimeChart(told, axis, _hours(now), rows, lines=lines)
+
+
+def micro_batches(spans: Sequence[MeasuredSpan], now: datetime) -> TimeChart | None:
+    """How long a micro-batch took on average, by what it did; None of a day without any. Pure."""
+    known = [span for span in spans if span.stage.count]
+    if not known:
+        return None
+    means = [tuple(_mean(getattr(span, part)) for part in PARTS) for span in known]
+    highest = max(map(sum, means)) or 1.0
+    boxes = []
+    for span, parts in zip(known, means, strict=True):
+        left, right, floor = _x(span.since, now), _x(span.until, now), float(_FLOOR)
+        for part, mean in zip(PARTS, parts, strict=True):
+            height = _ROOM * mean / highest
+            floor -= height
+            title = f"{_clock(span)}: {part} {seconds_words(mean)}"
+            width = round(max(1.0, right - left - 1), 1)
+            boxes.append(Box(part, title, left, round(floor, 1), width, round(height, 1)))
+    rows = [
+        Row(span.since, span.until, span.stage.count, [*map(seconds_words, parts), _within(span.stage, 0.99)])
+        for span, parts in zip(known, means, strict=True)
+    ]
+    total = {part: _mean(together(getattr(span, part) for span in known)) for part in PARTS}
+    words = ", ".join(f"{part} {seconds_words(mean)}" for part, mean in total.items())
+    return TimeChart(
+        f"A micro-batch took {seconds_words(sum(total.values()))} on average: {words}.",
+        _linear_axis(highest, seconds_words), _hours(now), rows, boxes=boxes,
+    )  # fmt: skip
+
+
+def rate_words(rate: float) -> str:
+    """A rate with three digits or so. Pure."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def seconds_words(seconds: float) -> str:
+    """A time with three digits or so. Pure."""
+    if math.isinf(seconds):
+        return f"more than {seconds_words(BOUNDS[-2])}"
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def _mean(durations: Durations) -> float:
+    return durations.sum / durations.count if durations.count else 0.0
+
+
+def _quantile(durations: Durations, share: float) -> float:
+    """A bound that can be drawn: the highest of them for what is beyond it."""
+    return min(durations.quantile(share) or 0.0, BOUNDS[-2])
+
+
+def _within(durations: Durations, share: float) -> str:
+    return seconds_words(durations.quantile(share) or 0.0)
+
+
+def _after(durations: Durations, share: float) -> str:
+    """The same with its preposition: no time is within more than two hours."""
+    words = _within(durations, share)
+    return f"after {words}" if words.startswith("more") else f"within {words}"
+
+
+def _clock(span: MeasuredSpan) -> str:
+    return f"{span.since:%H:%M} to {span.until:%H:%M}"
+
+
+def _x(at: datetime, now: datetime) -> float:
+    part = 1 - (now - at) / DAY
+    return round(LEFT + (WIDTH - LEFT) * min(1.0, max(0.0, part)), 1)
+
+
+def _hours(now: datetime) -> list[tuple[str, float]]:
+    """The hours that are named, where they begin."""
+    first = now.replace(minute=0, second=0, microsecond=0)
+    hours = [first - timedelta(hours=back) for back in range(24)]
+    return [(f"{hour:%d %H:%M}", _x(hour, now)) for hour in hours if hour.hour % _NAMED_HOURS == 0]
+
+
+def _steps(spans: Sequence[MeasuredSpan], values: Sequence[float], y: Callable[[float], float], now: datetime) -> str:
+    """A line that is level in each span, and broken between two that do not meet."""
+    path, end = "", None
+    for span, value in zip(spans, values, strict=True):
+        path += f"V{y(value)}" if end == span.since else f"M{_x(span.since, now)} {y(value)}"
+        path, end = f"{path}H{_x(span.until, now)}", span.until
+    return path
+
+
+def _linear_axis(highest: float, words: Callable[[float], str]) -> list[tuple[str, float]]:
+    """Marks at round numbers, from 0 up to the highest value."""
+    unit = 10 ** math.floor(math.log10(highest / 2))
+    step = unit * max(factor for factor in (1, 2, 5) if unit * factor <= highest / 2)
+    marks = [step * i for i in range(math.floor(highest / step + 1e-9) + 1)]
+    return [(words(mark), round(_FLOOR - _ROOM * mark / highest, 1)) for mark in marks]

@@ -1,0 +1,149 @@
+"""The calendar of a stream's hours: days down, hours across, a month at a time; and which months need a look.
+
+All of it comes of the stream's status, which names every hour that is not accepted: so years of accepted hours cost
+nothing to remember.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from anabranch.common.errors import ConfigurationError
+from anabranch.offsets.hours import end_of, hour_of, start_of
+from anabranch.operations.reports.status import StreamStatus, unexplained_words
+from anabranch.protocol.ledger_row import Layer
+
+# By state: the letter that stands for it. States are those of `anabranch explain`.
+LETTERS = {"accepted": "A", "refused": "R", "sealed": "S", "ended": "E", "open": "O"}
+MARKS: dict[Layer, str] = {"batch": "■", "speed": "△"}
+_MONTH = "%Y-%m"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An hour of the calendar; `label` says in words what letter, mark and colour do."""
+
+    hour: str
+    state: str
+    letter: str
+    layer: Layer
+    mark: str
+    attention: bool
+    label: str
+
+
+@dataclass(frozen=True)
+class Day:
+    """A day's hours, 24 of them: None for those that the stream does not have."""
+
+    date: str
+    weekday: str
+    cells: Sequence[Cell | None]
+
+
+@dataclass(frozen=True)
+class MonthLink:
+    """A month and how many of its hours are not accepted, or need a look for another reason."""
+
+    month: str
+    remarkable: int
+
+
+@dataclass(frozen=True)
+class Month:
+    """A month of the calendar, and its neighbours where the stream has any."""
+
+    month: str
+    days: Sequence[Day]
+    earlier: str | None
+    later: str | None
+    years: Sequence[tuple[str, Sequence[MonthLink]]]
+
+
+@dataclass(frozen=True)
+class _Hours:
+    """The status's lists as sets: asked for each hour of a month."""
+
+    refused: frozenset[str]
+    backlog: frozenset[str]
+
+
+def month_of(text: str) -> str:
+    """A month such as `2026-11`. Raises ConfigurationError for anything else."""
+    try:
+        month = datetime.strptime(text, _MONTH).strftime(_MONTH)
+    except ValueError:
+        month = None
+    if month != text:
+        raise ConfigurationError(f"month: expected a month such as 2026-11, found {text!r}")
+    return month
+
+
+def last_hour(view: StreamStatus, as_of: datetime) -> str:
+    """The last hour that has begun; after an adoption the open one may lie ahead. Pure."""
+    return max(view.open_hour, hour_of(as_of))
+
+
+def calendar_month(view: StreamStatus, month: str | None, as_of: datetime) -> Month:
+    """A month of a stream's hours, the newest unless it is named. Pure."""
+    first, last = view.first_hour, last_hour(view, as_of)
+    month = min(max(month or last[:7], first[:7]), last[:7])
+    hours = _Hours(frozenset(view.refused), frozenset(view.backlog))
+    begin = datetime.strptime(month, _MONTH).replace(tzinfo=UTC)
+    day, days = begin, []
+    while day.strftime(_MONTH) == month and hour_of(day)[:10] <= last[:10]:
+        if hour_of(day)[:10] >= first[:10]:
+            days.append(_day(view, hours, day, last, as_of))
+        day += timedelta(days=1)
+    before, after = (begin - timedelta(days=1)).strftime(_MONTH), (begin + timedelta(days=31)).strftime(_MONTH)
+    return Month(
+        month=month,
+        days=days,
+        earlier=before if before >= first[:7] else None,
+        later=after if after <= last[:7] else None,
+        years=_years(view, last),
+    )
+
+
+def _day(view: StreamStatus, hours: _Hours, day: datetime, last: str, as_of: datetime) -> Day:
+    named = [hour_of(day + timedelta(hours=h)) for h in range(24)]
+    cells = [_cell(view, hours, h, as_of) if view.first_hour <= h <= last else None for h in named]
+    return Day(day.strftime("%Y-%m-%d"), day.strftime("%a"), cells)
+
+
+def _cell(view: StreamStatus, hours: _Hours, hour: str, as_of: datetime) -> Cell:
+    state = _state(view, hours, hour, as_of)
+    layer = served_by(view, hour, state)
+    notes = [f"{hour}: {state}, served by {layer}"]
+    if (left := view.unexplained.get(hour)) is not None:
+        notes.append(f"nothing explains {unexplained_words(left)}")
+    if (lost := view.lost.get(hour)) is not None:
+        notes.append(f"{lost} offsets lost to retention")
+    return Cell(hour, state, LETTERS[state], layer, MARKS[layer], len(notes) > 1, "; ".join(notes))
+
+
+def _state(view: StreamStatus, hours: _Hours, hour: str, as_of: datetime) -> str:
+    if hour >= view.open_hour:
+        return "ended" if end_of(hour) <= as_of else "open"
+    if hour in hours.backlog:
+        return "refused" if hour in hours.refused else "sealed"
+    return "accepted"
+
+
+def served_by(view: StreamStatus, hour: str, state: str) -> Layer:
+    """The layer that serves an hour of a state: an accepted one that is not remembered one by one, batch. Pure."""
+    return view.hours.get(hour, "batch" if state == "accepted" else "speed")
+
+
+def _years(view: StreamStatus, last: str) -> list[tuple[str, list[MonthLink]]]:
+    """By year, newest first, the months that the stream has."""
+    remarkable = Counter(h[:7] for h in {*view.backlog, *view.to_seal, *view.unexplained, *view.lost})
+    years: dict[str, list[MonthLink]] = {}
+    month = start_of(f"{view.first_hour[:7]}-01T00")
+    while (name := month.strftime(_MONTH)) <= last[:7]:
+        years.setdefault(name[:4], []).append(MonthLink(name, remarkable[name]))
+        month = (month + timedelta(days=31)).replace(day=1)
+    return sorted(years.items(), reverse=True)

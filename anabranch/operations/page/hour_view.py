@@ -1,0 +1,231 @@
+"""An hour's page: what `explain`, `hours --history`, `diff`, `duplicates` and `dead-letters` say of it, in one place,
+and the command for each thing that one may do about it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from anabranch.common.errors import Refused
+from anabranch.common.output import text
+from anabranch.job import Job
+from anabranch.operations.reports import dead_letters, diff, history
+from anabranch.operations.reports.dead_letters import DeadLetters
+from anabranch.operations.reports.diff import HourDifference, HourDuplicates
+from anabranch.operations.reports.explain import HourFacts, explain
+from anabranch.operations.reports.explain_text import explain_sentences
+from anabranch.protocol.decisions import DecisionFacts
+from anabranch.protocol.ledger_row import Entries
+from serving_layer.layer_diff.duckdb import Sample
+
+_SAMPLES = 3  # of each kind of difference, and of each reason of a dead letter
+_DUPLICATES = 20
+_LONGEST = 300  # characters of a value
+
+
+@dataclass(frozen=True)
+class HourRecord:
+    """What ledger and snapshots tell of an hour."""
+
+    facts: HourFacts
+    decisions: Sequence[DecisionFacts]
+
+
+@dataclass(frozen=True)
+class HourRows:
+    """What the hour's data files tell. `untold` is why there is no difference and no duplicate to be told of, if so."""
+
+    letters: DeadLetters
+    difference: HourDifference | None
+    duplicates: HourDuplicates | None
+    untold: str | None
+
+
+def read_record(job: Job, hour: str, now: datetime) -> HourRecord:
+    """Raises Transient when the lake does not answer."""
+    return HourRecord(explain(job, hour, now), history.history(job, hour))
+
+
+def read_rows(job: Job, hour: str) -> HourRows:
+    """Raises Transient when the lake does not answer."""
+    letters = dead_letters.letters(job, (hour, hour), _SAMPLES)
+    try:
+        difference = diff.difference(job, hour, _SAMPLES)
+        return HourRows(letters, difference, diff.duplicates(job, hour, _DUPLICATES), None)
+    except Refused as refusal:
+        return HourRows(letters, None, None, str(refusal))
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, and what it does."""
+
+    does: str
+    line: str
+
+
+@dataclass(frozen=True)
+class BalanceLine:
+    """A term of the hour's account, over all partitions and by each."""
+
+    term: str
+    total: int
+    partitions: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Balance:
+    """The hour's account; `closes` is None where the ledger does not tell all of it."""
+
+    partitions: Sequence[int]
+    lines: Sequence[BalanceLine]
+    offsets: int | None
+    closes: bool | None
+
+
+@dataclass(frozen=True)
+class ExpectationLine:
+    """An expectation of the quality gate and what became of it."""
+
+    verdict: str
+    type: str
+    about: str
+    severity: str
+    observed: str
+    message: str
+
+
+@dataclass(frozen=True)
+class SampleLine:
+    """A row in which the layers differ, by column: what speed has, and what batch has."""
+
+    kind: str
+    partition: int
+    offset: int
+    columns: Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class HourPage:
+    """All that the hour's template says of its record."""
+
+    facts: HourFacts
+    sentences: Sequence[tuple[str, str]]
+    decisions: Sequence[DecisionFacts]
+    balance: Balance | None
+    expectations: Sequence[ExpectationLine]
+    commands: Sequence[Command]
+
+
+def hour_page(record: HourRecord) -> HourPage:
+    """Pure."""
+    facts = record.facts
+    return HourPage(
+        facts=facts,
+        sentences=explain_sentences(facts),
+        decisions=record.decisions,
+        balance=balance_of(facts),
+        expectations=expectation_lines(facts),
+        commands=hour_commands(facts),
+    )
+
+
+def balance_of(facts: HourFacts) -> Balance | None:
+    """The account as a table: good, dead, duplicate, and each class of gap. None where nothing was counted. Pure."""
+    counts = facts.counts
+    if counts.good is None:
+        return None
+    accounts = dict(sorted((facts.partitions or {}).items()))
+    each = list(accounts.values())
+    terms = [("good", counts.good, [a.good for a in each]), ("dead", counts.dead or 0, [a.dead for a in each])]
+    terms.append(("duplicate", counts.duplicate or 0, [a.duplicate for a in each]))
+    terms += [(f"gap: {name}", n, [a.gaps.get(name, 0) for a in each]) for name, n in facts.gaps.items()]
+    if not facts.gaps:
+        terms.append(("gap", counts.gap or 0, [a.gap for a in each]))
+    told = [counts.good, counts.dead, counts.duplicate, counts.gap]
+    numbers = [n for n in told if n is not None]
+    closes = sum(numbers) == counts.offsets if len(numbers) == len(told) and counts.offsets is not None else None
+    return Balance(tuple(accounts), [BalanceLine(*term) for term in terms], counts.offsets, closes)
+
+
+def expectation_lines(facts: HourFacts) -> list[ExpectationLine]:
+    """What the gate said, failures first. Pure."""
+    quality = facts.quality
+    if quality is None:
+        return []
+    groups: tuple[tuple[str, Entries | None], ...] = (
+        ("failed", quality.failed),
+        ("warning", quality.warnings),
+        ("not applicable", quality.not_applicable),
+        ("met", quality.met),
+    )
+    return [_expectation(verdict, entry) for verdict, entries in groups for entry in entries or ()]
+
+
+def _expectation(verdict: str, entry: Mapping[str, Any]) -> ExpectationLine:
+    kwargs = entry.get("kwargs") or {}
+    return ExpectationLine(
+        verdict=verdict,
+        type=str(entry.get("type", "")),
+        about=", ".join(f"{name} {_short(value)}" for name, value in kwargs.items()),
+        severity=str(entry.get("severity", "")),
+        observed=_short(entry.get("observed")),
+        message=str(entry.get("message") or entry.get("reason") or ""),
+    )
+
+
+def sample_line(sample: Sample) -> SampleLine:
+    """Pure."""
+    names = sample.columns or [n for n in (sample.speed or sample.batch or {}) if not n.startswith("kafka_")]
+    one, other = sample.speed or {}, sample.batch or {}
+    columns = [(n, _short(one.get(n)), _short(other.get(n))) for n in names]
+    return SampleLine(sample.kind, sample.partition, sample.offset, columns)
+
+
+def _short(value: object) -> str:
+    line = text(value)
+    return line if len(line) <= _LONGEST else line[:_LONGEST] + "…"
+
+
+def hour_commands(facts: HourFacts) -> list[Command]:
+    """What one may do about the hour as it is, each as one types it; WHY stands for the operator's reason. Pure."""
+    stream, hour = shlex.quote(facts.stream), facts.hour
+    commands = []
+    if facts.query is not None:
+        commands.append(Command("read its rows", facts.query))
+    for revision in facts.revisions:
+        if revision.tag is not None and revision.query is not None:
+            commands.append(Command(f"read its rows as revision {revision.revision} had them", revision.query))
+    if facts.rebuild is not None:
+        what = {"accepted": "build it anew from Kafka, as another revision", "ended": "seal it and build it"}
+        commands.append(Command(what.get(facts.state, "build it (again)"), facts.rebuild))
+    if facts.state == "refused" and facts.rebuild is not None:
+        why = f"{facts.rebuild} --accept --why WHY"
+        commands.append(Command("publish it in spite of its rules, on your word; an account must close", why))
+    if not facts.merged and not facts.kept:
+        commands.append(Command("put the files of the layer that serves it into main", f"anabranch merge {stream}"))
+    if facts.state == "accepted":
+        commands += [
+            Command("count it again, in the files and in Kafka", f"anabranch audit {stream} --hours {hour}"),
+            Command("compare the layers row by row", f"anabranch diff {stream} {hour}"),
+            Command("list what batch removed as duplicates", f"anabranch duplicates {stream} {hour}"),
+        ]
+    if facts.counts.dead:
+        letters = f"anabranch dead-letters {stream} --hours {hour}"
+        commands.append(Command("list its dead letters", letters))
+        if facts.state == "accepted":
+            commands.append(Command("restate it if some of them can be read by now", f"{letters} --replay"))
+    if facts.override is not None:
+        line = f"anabranch serve-hour {stream} {hour} --layer auto --why WHY"
+        commands.append(Command("lift the override", line))
+    elif facts.state == "accepted" and facts.layers.uncovered is None:
+        line = f"anabranch serve-hour {stream} {hour} --layer speed --why WHY"
+        commands.append(Command("give it to the speed layer", line))
+    if facts.quality is not None:
+        commands.append(
+            Command("make pages of what the quality gate said", f"anabranch data-docs {stream} {hour} --to DIR")
+        )
+    return commands

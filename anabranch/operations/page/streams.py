@@ -1,0 +1,145 @@
+"""The table of streams: a line of each, and the word for how it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from anabranch.common.output import text as text_of
+from anabranch.job import Job
+from anabranch.offsets.hours import hour_of
+from anabranch.operations.reports import status
+from anabranch.operations.reports.maintenance import Maintenance, read_maintenance
+from anabranch.operations.reports.measured_day import MeasuredSpan, measured_spans
+from anabranch.operations.reports.reading import Reading
+from anabranch.operations.reports.status import HourSummary, StreamStatus, unexplained_words
+
+_DAY = timedelta(hours=24)
+_NAMED = 3  # hours, or fields, that a note names
+
+
+@dataclass(frozen=True)
+class StreamView:
+    """What the page knows of a stream: its status, the hours of the last day, what its micro-batches measured in it,
+    how fresh it is promised to be, and its maintenance."""
+
+    status: StreamStatus
+    day: Sequence[HourSummary]
+    measured: Sequence[MeasuredSpan] = ()
+    promised: timedelta | None = None
+    maintenance: Maintenance = field(default_factory=Maintenance)
+
+
+def read_stream(job: Job, late_after: timedelta, now: datetime) -> StreamView:
+    """Ask the views. Raises Transient when Kafka or the lake does not answer."""
+    stands, day = status.status(job, status.late_after(job.stream, late_after)), status.hours(job, hour_of(now - _DAY))
+    measured = measured_spans(job.lake.load(job.stream.table), now - _DAY)
+    return StreamView(stands, day, measured, job.stream.slo.fresh, read_maintenance(job, now))
+
+
+@dataclass(frozen=True)
+class Condition:
+    """How a stream stands: a word, a mark that tells it without colour, and whether an operator should look."""
+
+    word: str
+    mark: str
+    is_wrong: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class StreamLine:
+    """A line of the table. What is not known is None; `why_old` is why nothing newer is; `drift` a note, or empty."""
+
+    name: str
+    condition: Condition
+    freshness: int | None
+    lag: int | None
+    last_publish: datetime | None
+    newest_accepted: str | None
+    complete_through: str | None
+    refused: Sequence[str]
+    as_of: datetime | None
+    why_old: str | None
+    drift: str = ""
+
+
+def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
+    """How a stream stands, by what matters most. Pure."""
+    if view.topic_recreated:
+        note = f"the topic was made anew: `anabranch adopt {view.stream}`"
+        return Condition("recreated", "✕", True, note)
+    if view.unexplained:
+        hour, left = next(iter(view.unexplained.items()))
+        note = f"nothing explains {unexplained_words(left)} in {hour}: `anabranch diff {view.stream} {hour}`"
+        return Condition("differs", "≠", True, note)
+    if view.refused:
+        return Condition("refused", "✕", True, f"`anabranch explain {view.stream} {view.refused[0]}`")
+    if view.refused_restatements:
+        note = f"`anabranch explain {view.stream} {view.refused_restatements[0]}`"
+        return Condition("restatement refused", "✕", True, note)
+    if view.late:
+        return Condition("late", "!", True, f"{view.late}: `anabranch doctor {view.stream}`")
+    if view.lost:
+        note = f"retention took {sum(view.lost.values())} offsets of {_named(list(view.lost))}"
+        return Condition("lost offsets", "!", True, note)
+    if (near := status.retention_reason(view, as_of)) is not None:
+        return Condition("retention near", "!", True, f"{near}: `anabranch doctor {view.stream}`")
+    if len(view.backlog) > status.MAY_WAIT or len(view.to_seal) > status.MAY_WAIT:
+        note = f"{len(view.to_seal)} hours to seal, {len(view.backlog)} to rebuild: `anabranch batch {view.stream}`"
+        return Condition("waiting", "…", True, note)
+    return Condition("in order", "✓", False)
+
+
+def drift_note(view: StreamStatus) -> str:
+    """What the newest accepted hour has and the schema does not know; empty for nothing. Pure."""
+    if view.unknown is None or not view.unknown.fields:
+        return ""
+    names = [text_of(field.name) for field in view.unknown.fields]
+    return f"the schema does not know {_named(names)}: `anabranch drift {view.stream}`"
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def stream_line(
+    name: str, reading: Reading[StreamView], now: datetime, deadline: timedelta, every: timedelta
+) -> StreamLine:
+    """The line of a stream, by the newest reading of it. Pure."""
+    why_old = reading.why_old(now, deadline, every)
+    if reading.value is None or reading.as_of is None:
+        failed = reading.failure is not None
+        away = Condition("away", "✕", True, f"`anabranch doctor {name}`")
+        unknown = away if failed else Condition("not read yet", "…", False)
+        return StreamLine(name, unknown, None, None, None, None, None, (), None, why_old)
+    view = reading.value.status
+    condition = classify_stream(view, reading.as_of)
+    if why_old is not None:
+        condition = Condition("away", "✕", True, f"{condition.word} when it was read last: `anabranch doctor {name}`")
+    return StreamLine(
+        name=name,
+        condition=condition,
+        freshness=round(status.freshness_seconds(view, reading.as_of)),
+        lag=view.lag.offsets,
+        last_publish=max((at for at in view.last_publish.values() if at is not None), default=None),
+        newest_accepted=view.newest_accepted,
+        complete_through=view.complete_through,
+        refused=view.refused,
+        as_of=reading.as_of,
+        why_old=why_old,
+        drift=drift_note(view),
+    )
+
+
+def summary_words(lines: Sequence[StreamLine]) -> str:
+    """All streams in a sentence, which a screen reader is told when it changes. Pure."""
+    wrong = [line for line in lines if line.condition.is_wrong]
+    old = [line for line in lines if line.why_old is not None]
+    text = f"{len(lines)} streams, {len(wrong)} to look at" if len(lines) != 1 else f"1 stream, {len(wrong)} to look at"
+    if wrong:
+        text += ": " + ", ".join(f"{line.name} {line.condition.word}" for line in wrong[:_NAMED])
+        text += f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+    return text + (f"; of {len(old)} there is nothing newer" if old else "")

@@ -1,0 +1,162 @@
+"""The dead letters of a stream as people read them: how many for which reason, and some of each, with their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+
+from anabranch.common.errors import Transient
+from anabranch.common.output import print_json, print_table, text
+from anabranch.job import Job
+from anabranch.offsets.hours import hours_between, shift
+from serving_layer.query.datasets import connected, dataset, is_reading_failure
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+_LINE = 160  # characters of a key or value that a line of text shows
+_KEPT = 2000  # and that JSON shows
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A dead letter: where it lies, why it is one, and its bytes as text."""
+
+    hour: str
+    partition: int
+    offset: int
+    timestamp: datetime | None
+    text: str | None
+    key: str | None
+    value: str | None
+    value_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Reason:
+    """The dead letters of one error code, with the first of them."""
+
+    reason: str
+    count: int
+    first_hour: str
+    last_hour: str
+    samples: Sequence[Letter]
+
+
+@dataclass(frozen=True)
+class DeadLetters:
+    """The dead letters of a stream, of the hours from the first to the second, or of all."""
+
+    stream: str
+    hours: tuple[str, str] | None
+    dead: int
+    reasons: Sequence[Reason]
+
+
+def letters(job: Job, hours: tuple[str, str] | None, each: int) -> DeadLetters:
+    """The dead letters that `main` serves of the hours from the first to the second, or of all: by reason, the most
+    frequent first, each with its first `each` samples. Raises Transient when the lake does not answer."""
+    table = job.lake.load(job.stream.dead_letters_table)
+    wanted = hours_between(hours[0], shift(hours[1], 1)) if hours is not None else None
+    reasons = read(table, wanted, each)
+    return DeadLetters(job.stream.name, hours, sum(reason.count for reason in reasons), reasons)
+
+
+def read(table: Table, hours: Collection[str] | None, each: int) -> list[Reason]:
+    """The reasons of a loaded table, of some hours or all, with samples by (hour, partition, offset)."""
+    with connected() as connection:
+        connection.register("letters", dataset(".".join(table.name()), table, hours=hours))
+        try:
+            counts = _ask(
+                connection,
+                "SELECT error_code, count(*) AS n, min(ingest_hour) AS first, max(ingest_hour) AS last FROM letters "
+                "GROUP BY error_code ORDER BY n DESC, error_code",
+            )
+            places = _ask(
+                connection,
+                "SELECT error_code, ingest_hour, kafka_partition, kafka_offset FROM letters QUALIFY row_number() OVER "
+                f"(PARTITION BY error_code ORDER BY ingest_hour, kafka_partition, kafka_offset) <= {each}",
+            )
+            # Values may be large, so only those that are shown are read.
+            where = " OR ".join(
+                f"(ingest_hour = '{p['ingest_hour']}' AND kafka_partition = {p['kafka_partition']} "
+                f"AND kafka_offset = {p['kafka_offset']})"
+                for p in places
+            )
+            rows = _ask(
+                connection,
+                "SELECT error_code, error_text, ingest_hour, kafka_partition, kafka_offset, kafka_timestamp, key, "
+                f"value FROM letters WHERE {where or 'false'} ORDER BY ingest_hour, kafka_partition, kafka_offset",
+            )
+        except duckdb.Error as error:
+            if is_reading_failure(error):
+                raise Transient(
+                    f"dead letters: expected to read every data file, found: {error} (run it again)"
+                ) from error
+            raise
+    samples: dict[str, list[Letter]] = {}
+    for row in rows:
+        samples.setdefault(row["error_code"], []).append(_letter(row))
+    return [Reason(c["error_code"], c["n"], c["first"], c["last"], samples.get(c["error_code"], [])) for c in counts]
+
+
+def _ask(connection: duckdb.DuckDBPyConnection, sql: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = connection.sql(sql).to_arrow_table().to_pylist()
+    return rows
+
+
+def _letter(row: Mapping[str, Any]) -> Letter:
+    return Letter(
+        hour=row["ingest_hour"],
+        partition=row["kafka_partition"],
+        offset=row["kafka_offset"],
+        timestamp=row["kafka_timestamp"],
+        text=row["error_text"],
+        key=shown(row["key"], _KEPT),
+        value=shown(row["value"], _KEPT),
+        value_bytes=len(row["value"]) if row["value"] is not None else None,
+    )
+
+
+def shown(data: bytes | None, longest: int) -> str | None:
+    """Bytes as text for display: bytes that are no UTF-8 as `\\xff`, and no more than `longest` characters. Pure."""
+    if data is None:
+        return None
+    # A character takes four bytes at most, so one that this splits lies behind the last that is shown.
+    line = data[: 4 * longest + 4].decode("utf-8", errors="backslashreplace")
+    return line if len(line) <= longest else line[:longest] + "…"
+
+
+def print_letters(view: DeadLetters, output: str) -> None:
+    if output == "json":
+        print_json(view)
+        return
+    if not view.reasons:
+        print(f"{view.stream}: no dead letters{_of(view.hours)}")
+        return
+    print_table(
+        ("reason", "dead letters", "first hour", "last hour"),
+        [(r.reason, r.count, r.first_hour, r.last_hour) for r in view.reasons],
+    )
+    for reason in view.reasons:
+        for letter in reason.samples:
+            _print_letter(reason.reason, letter)
+    print(f"\n{view.stream}: {view.dead} dead letters{_of(view.hours)}")
+
+
+def _print_letter(reason: str, letter: Letter) -> None:
+    at = f", stamped {text(letter.timestamp)}" if letter.timestamp is not None else ""
+    place = f"hour {letter.hour}, partition {letter.partition}, offset {letter.offset}{at}"
+    print(f"\n{reason}: {place}: {text(letter.text)}")
+    for name, data in (("key", letter.key), ("value", letter.value)):
+        line = "null" if data is None else text(data)
+        size = f" ({letter.value_bytes} bytes)" if name == "value" and letter.value_bytes is not None else ""
+        print(f"  {name}: {line if len(line) <= _LINE else line[:_LINE] + '…'}{size}")
+
+
+def _of(hours: tuple[str, str] | None) -> str:
+    return f" of the hours {hours[0]} to {hours[1]}" if hours else ""

@@ -1,0 +1,207 @@
+"""What of an hour can be shown row by row: where the layers differ, and which record repeats which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from anabranch.common.errors import Refused
+from anabranch.common.output import plain, print_json, print_table, text
+from anabranch.job import Job
+from anabranch.offsets.hours import Cut
+from anabranch.operations.reports.status import unexplained_words
+from anabranch.protocol import coverage, ledger
+from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow
+from anabranch.protocol.state import State, load_state
+from serving_layer.layer_diff.duckdb import Repeated, Sample, open_comparison
+from serving_layer.layer_diff.kinds import Difference, unexplained_counts
+
+_LONGEST = 100  # characters of a row that a line of text shows
+_WORDS = {
+    "changed": "of other content",
+    "extra": "in speed, not in batch",
+    "missing": "in batch, not in speed",
+    "unread": "in batch, not read by speed",
+    "duplicate": "in speed, removed by batch",
+}
+
+
+@dataclass(frozen=True)
+class HourDifference:
+    """Speed against batch for an hour, now and when it was accepted. `uncovered` is why the speed layer's rows do not
+    account for the hour now, if so."""
+
+    stream: str
+    hour: str
+    speed_rows: int
+    batch_rows: int
+    diff: Diff
+    unexplained: Mapping[str, int]
+    uncovered: str | None
+    when_accepted: Diff | None
+    samples: Sequence[Sample]
+
+
+@dataclass(frozen=True)
+class HourDuplicates:
+    """The records of an hour that the batch layer removed: as many as the ledger `counted`, as were `found` now, and
+    those that are `listed`. `untold` is why not all can be told, if so."""
+
+    stream: str
+    hour: str
+    counted: int | None
+    found: int
+    listed: int
+    untold: str | None
+    duplicates: Sequence[Repeated]
+
+
+def difference(job: Job, hour: str, each: int) -> HourDifference:
+    """Speed against batch for an accepted hour, counted, with the first `each` rows of every kind.
+
+    Raises Refused for an hour that the batch layer has not accepted, Transient when the lake does not answer.
+    """
+    state = load_state(job.lake, job.stream.table)
+    row = _accepted_row(job, state, hour)
+    cut = state.cuts.get(hour) or (row.cut if row is not None else None) or Cut("", {})
+    unread = coverage.unread_ranges(state, hour, cut)
+    with open_comparison(state.table, hour, job.stream.key, job.stream.batch.lookback_hours) as comparison:
+        counted, samples = comparison.difference(unread), comparison.samples(unread, each)
+    return difference_view(
+        job.stream.name, hour, counted, samples, row, coverage.uncovered_reason(state, "speed", hour)
+    )
+
+
+def difference_view(
+    stream: str,
+    hour: str,
+    counted: Difference,
+    samples: Sequence[Sample],
+    row: LedgerRow | None,
+    uncovered: str | None,
+) -> HourDifference:
+    """The view, from what was counted now and the ledger's row of when the hour was accepted. Pure."""
+    now = replace(counted.diff, sample=None)
+    account = row or HourAccount()
+    return HourDifference(
+        stream=stream,
+        hour=hour,
+        speed_rows=counted.speed_rows,
+        batch_rows=counted.speed_rows - counted.extra - counted.duplicate + counted.missing,
+        diff=now,
+        unexplained=unexplained_counts(now, account.gaps, uncovered is None),
+        uncovered=uncovered,
+        when_accepted=replace(account.diff, sample=None) if account.diff is not None else None,
+        samples=tuple(samples),
+    )
+
+
+def print_difference(view: HourDifference, output: str) -> None:
+    if output == "json":
+        print_json(view)
+        return
+    counts = view.diff.as_dict()
+    print(f"{view.stream}: hour {view.hour}: {view.speed_rows} rows in speed, {view.batch_rows} in batch")
+    print_table(
+        ("rows", ""),
+        [(counts[k] - (counts["unread"] if k == "missing" else 0), f"{k}: {_WORDS[k]}") for k in _WORDS],
+    )
+    if view.uncovered:
+        print(f"{view.uncovered}; what it lacks for that is no fault")
+    for sample in view.samples:
+        _print_sample(sample)
+    if view.when_accepted is not None and view.when_accepted != view.diff:
+        print("when the hour was accepted: " + ", ".join(f"{n} {k}" for k, n in view.when_accepted.as_dict().items()))
+    if view.unexplained:
+        print(f"nothing explains {unexplained_words(view.unexplained)}")
+    else:
+        print("nothing is left unexplained")
+
+
+def _print_sample(sample: Sample) -> None:
+    speed, batch = sample.speed, sample.batch
+    print(f"\n{sample.kind} ({_WORDS[sample.kind]}): partition {sample.partition}, offset {sample.offset}")
+    if speed is not None and batch is not None:
+        print_table(("column", "speed", "batch"), [(c, _shown(speed[c]), _shown(batch[c])) for c in sample.columns])
+    else:
+        row = {k: v for k, v in (speed or batch or {}).items() if v is not None and not k.startswith("kafka_")}
+        print("  " + ", ".join(f"{k} {_shown(v)}" for k, v in row.items()))
+
+
+def duplicates(job: Job, hour: str, limit: int) -> HourDuplicates:
+    """The records of an accepted hour that the batch layer removed, and which row each repeats: the first `limit`.
+
+    Raises Refused for an hour that the batch layer has not accepted, Transient when the lake does not answer.
+    """
+    state = load_state(job.lake, job.stream.table)
+    row = _accepted_row(job, state, hour)
+    with open_comparison(state.table, hour, job.stream.key, job.stream.batch.lookback_hours) as comparison:
+        number, listed = comparison.repeated(limit)
+    counted = row.duplicate if row is not None else None
+    return HourDuplicates(
+        stream=job.stream.name,
+        hour=hour,
+        counted=counted,
+        found=number,
+        listed=len(listed),
+        untold=untold_reason(state, hour, counted, number),
+        duplicates=listed,
+    )
+
+
+def untold_reason(state: State, hour: str, counted: int | None, number: int) -> str | None:
+    """Why not all duplicates that the ledger counts can be told, or None when they can. Pure."""
+    if counted is None:
+        return "the ledger does not say how many there were; its row was written again from the branches"
+    if counted == number:
+        return None
+    if number > counted:
+        return (
+            f"{number - counted} more than the ledger counts: rows that batch lacks although it never had to remove "
+            "them"
+        )
+    left = f"{counted - number} cannot be told"
+    if (uncovered := speed_rows_reason(state, hour)) is not None:
+        return f"{left}: they are told from the speed layer's rows, and {uncovered}"
+    return f"{left}: the rows that they repeat are not in the hour or its look-back any more"
+
+
+def speed_rows_reason(state: State, hour: str) -> str | None:
+    """Why the speed layer's rows do not account for an hour, in words; None when they do. Pure."""
+    timeline = state.timeline
+    if timeline.is_skipped(hour) and hour not in timeline.skipped:
+        return "those of the hour are gone (`anabranch maintain`)"
+    return coverage.uncovered_reason(state, "speed", hour)
+
+
+def print_duplicates(view: HourDuplicates, output: str) -> None:
+    if output == "json":
+        print_json(view)
+        return
+    if view.duplicates:
+        names = list(view.duplicates[0].key)
+        print_table(
+            ("partition", "offset", *names, "repeats hour", "partition", "offset"),
+            [(d.partition, d.offset, *map(_shown, d.key.values()), *vars(d.repeats).values()) for d in view.duplicates],
+        )
+    counted = "an unknown number of" if view.counted is None else view.counted
+    more = f", the first {view.listed} listed (--limit)" if view.listed < view.found else ""
+    print(f"{view.stream}: hour {view.hour}: {counted} duplicates counted, {view.found} found{more}")
+    if view.untold:
+        print(view.untold)
+
+
+def _accepted_row(job: Job, state: State, hour: str) -> LedgerRow | None:
+    """The ledger's newest word on an hour that the batch layer has accepted. Raises Refused for any other."""
+    rows = ledger.newest(ledger.history(job.lake, job.stream.hours_table, [hour]))
+    if not state.is_accepted(hour):
+        raise Refused(
+            f"hour {hour}: expected it to be accepted, found that the batch layer has no rows of it; "
+            f"`anabranch explain {job.stream.name} {hour}` says why"
+        )
+    return rows.get(hour)
+
+
+def _shown(value: object) -> str:
+    line = text(plain(value))
+    return line if len(line) <= _LONGEST else line[:_LONGEST] + "…"

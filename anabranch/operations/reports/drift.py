@@ -1,0 +1,183 @@
+"""How records have drifted from a stream's schema: the fields that it does not know, and what takes them up."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from anabranch.common.output import print_json, print_table, text
+from anabranch.config import RESERVED_COLUMNS, Stream
+from anabranch.config.format_settings import UNKNOWN_NAME_LENGTH
+from anabranch.config.guessed_types import combine
+from anabranch.job import Job
+from anabranch.offsets.hours import spans_of
+from anabranch.offsets.position import Offsets
+from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import LedgerRow, UnknownField
+
+_COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_WITHOUT = tuple(name for name in ledger.BULKY if name not in ("unknown", "cut"))
+_SAMPLES = 3
+
+
+@dataclass(frozen=True)
+class DriftedField:
+    """A field that the schema did not know when its hours were counted. `type` is a guess, None where every sample was
+    null. `taken_up`: the schema knows it by now, and these hours lack its values. `obstacle` is why it cannot be a
+    column by its name."""
+
+    name: str
+    records: int
+    hours: int
+    first_hour: str
+    last_hour: str
+    samples: Sequence[str]
+    type: str | None
+    taken_up: bool
+    obstacle: str | None
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The drift of a stream. `others` is how many names the fullest hour had beyond those that are told. `schema` is
+    the stream's with what can be taken up, None where nothing can; `restate` the accepted hours that hold unknown
+    fields and that Kafka still holds whole, `gone` those that it does not; `commands` what to run, in order."""
+
+    stream: str
+    fields: Sequence[DriftedField]
+    others: int
+    schema: str | None
+    restate: Sequence[str]
+    gone: Sequence[str]
+    commands: Sequence[str]
+
+
+def drift(job: Job) -> Drift:
+    """The drift that the ledger tells of. Raises Transient when Kafka or the lake does not answer."""
+    rows = ledger.newest(ledger.history(job.lake, job.stream.hours_table, without=_WITHOUT))
+    topic = job.kafka.describe(job.stream.topic)
+    starts = job.kafka.log_starts(topic) if topic is not None else {}
+    return drift_of(job.stream, rows.values(), topic.id if topic is not None else None, starts)
+
+
+def drift_of(stream: Stream, rows: Iterable[LedgerRow], topic_id: str | None, log_starts: Offsets) -> Drift:
+    """From the newest row of each hour, oldest first, and what Kafka holds. Pure."""
+    drifting = [row for row in rows if row.unknown is not None and row.unknown.fields]
+    fields = _merged(stream, drifting)
+    new = [f for f in fields if not f.taken_up and f.obstacle is None]
+    columns = ", ".join(f"{field.name} {field.type or 'STRING'}" for field in new)
+    wanted = {f.name for f in fields if f.obstacle is None}
+    hours = [row for row in drifting if row.unknown and wanted & {f.name for f in row.unknown.fields}]
+    accepted = [row for row in hours if row.decision == "accepted"]
+    held = [row.hour for row in accepted if _is_held(row, topic_id, log_starts)]
+    commands = [f"anabranch apply {stream.name}"] if new else []
+    commands += [
+        f"anabranch batch {stream.name} --hour {first if first == last else f'{first}..{last}'} --restate "
+        "--why 'take up new fields'"
+        for first, last in spans_of(held)
+    ]
+    return Drift(
+        stream=stream.name,
+        fields=fields,
+        others=max((row.unknown.others for row in drifting if row.unknown), default=0),
+        schema=f"{stream.ddl.strip().rstrip(',')}, {columns}" if new else None,
+        restate=held,
+        gone=[row.hour for row in accepted if row.hour not in held],
+        commands=commands,
+    )
+
+
+def _merged(stream: Stream, rows: Sequence[LedgerRow]) -> list[DriftedField]:
+    found: dict[str, list[tuple[str, UnknownField]]] = {}
+    for row in rows:
+        for field in row.unknown.fields if row.unknown is not None else ():
+            found.setdefault(field.name, []).append((row.hour, field))
+    merged = [_field(name, of_hours, stream) for name, of_hours in found.items()]
+    merged.sort(key=lambda f: (-f.records, f.name))
+    return _one_of_each_spelling(merged)
+
+
+def _field(name: str, of_hours: Sequence[tuple[str, UnknownField]], stream: Stream) -> DriftedField:
+    columns = [column.name for column in stream.columns if not column.rescues]
+    ours = {*RESERVED_COLUMNS, *(column.name for column in stream.columns if column.rescues)}
+    samples = dict.fromkeys(field.sample for _, field in of_hours if field.sample is not None)
+    hours = [hour for hour, _ in of_hours]
+    return DriftedField(
+        name=name,
+        records=sum(field.records for _, field in of_hours),
+        hours=len(hours),
+        first_hour=min(hours),
+        last_hour=max(hours),
+        samples=list(samples)[:_SAMPLES],
+        type=reduce(combine, (field.type for _, field in of_hours)),
+        taken_up=name in columns,
+        obstacle=_obstacle(name, columns, ours),
+    )
+
+
+def _obstacle(name: str, columns: Sequence[str], ours: Collection[str]) -> str | None:
+    if name in columns:
+        return None
+    if len(name) >= UNKNOWN_NAME_LENGTH:
+        return "the name is too long to be told whole"
+    if not _COLUMN.fullmatch(name):
+        return "a column's name has letters, digits and underscores alone"
+    if name.lower() in ours:
+        return "Anabranch has a column of that name"
+    if name.lower() in {column.lower() for column in columns}:
+        return "the schema has a column of that name in another case"
+    return None
+
+
+def _one_of_each_spelling(fields: Sequence[DriftedField]) -> list[DriftedField]:
+    """The same fields; case does not tell columns apart, so of those that could be taken up only the first can."""
+    spellings: set[str] = set()
+    result = []
+    for field in fields:
+        if field.obstacle is None and not field.taken_up:
+            if field.name.lower() in spellings:
+                field = replace(field, obstacle="a more frequent field has that name in another case")
+            spellings.add(field.name.lower())
+        result.append(field)
+    return result
+
+
+def _is_held(row: LedgerRow, topic_id: str | None, log_starts: Mapping[int, int]) -> bool:
+    cut = row.cut
+    if cut is None or cut.topic_id != topic_id:
+        return False
+    return all(s >= log_starts.get(p, 0) for p, (s, e) in cut.ranges.items() if s < e)
+
+
+def print_drift(view: Drift, output: str) -> None:
+    """For people: names and samples on one line each, whatever they hold, and what to change and to run."""
+    if output == "json":
+        print_json(view)
+        return
+    if not view.fields:
+        print(f"{view.stream}: no unknown fields in the hours that were counted")
+        return
+    print_table(
+        ("field", "records", "hours", "first hour", "last hour", "type", "samples", "note"),
+        [
+            (f.name, f.records, f.hours, f.first_hour, f.last_hour, f.type or "", ", ".join(f.samples), _note(f))
+            for f in view.fields
+        ],
+    )
+    if view.others:
+        print(f"\nand in an hour up to {view.others} more names, which are not told apart")
+    if view.schema is not None:
+        print(f"\nIn the file of stream {view.stream}, to take the fields up (the types are guesses):\n")
+        print(f"schema: {json.dumps(view.schema)}")
+    if view.commands:
+        print("\nThen, one after the other:\n")
+        print("\n".join(view.commands))
+    if view.gone:
+        print(f"\nKafka no longer holds all of {text(', '.join(view.gone))}: their rows stay without the fields.")
+
+
+def _note(field: DriftedField) -> str:
+    return field.obstacle or ("in the schema by now: restate its hours" if field.taken_up else "")

@@ -1,0 +1,241 @@
+"""An hour's facts in sentences: what an operator reads at night. Short, with numbers, and the command to run next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from anabranch.common.output import plain, print_json, text
+from anabranch.operations.reports.explain import BranchRows, HourFacts, Refusal
+from anabranch.operations.reports.status import unexplained_words
+from anabranch.protocol.decisions import DecisionFacts, changed_words
+from anabranch.protocol.ledger_row import Diff, QualityResult, UnknownFields
+
+_PARTITIONS = 8  # of a cut that a sentence names
+_FIELDS = 8  # of the unknown ones
+
+
+def explain_sentences(facts: HourFacts) -> list[tuple[str, str]]:
+    """What there is to say of an hour: a subject and a sentence or two of each. Pure."""
+    sentences = [("hour", _headline(facts))]
+    if facts.state in ("before the first", "not begun"):
+        return sentences
+    if facts.state in ("open", "ended"):
+        return [*sentences, ("seal", _seal_from(facts)), ("layers", _layers(facts)), *_commands(facts)]
+    sentences += [("sealed", _sealed(facts)), ("layers", _layers(facts))]
+    if facts.offsets != 0:
+        sentences += [
+            (subject, text) for subject, text in (("account", _account(facts)), ("checks", _checks(facts))) if text
+        ]
+    sentences += [("refused", _refusal(facts, refusal)) for refusal in facts.refusals[-1:]]
+    sentences.append(("served", _served(facts)))
+    sentences += [("revision", _revision(decision)) for decision in facts.revisions]
+    return [*sentences, *_commands(facts)]
+
+
+def _headline(facts: HourFacts) -> str:
+    hour, first = f"{facts.hour} of {facts.stream}", facts.first_hour
+    match facts.state:
+        case "before the first":
+            return f"{hour} is before {first}, where the stream begins; what Kafka received earlier belongs to {first}"
+        case "not begun":
+            return f"{hour} has not begun; the open hour is {facts.open_hour}"
+        case "open":
+            return f"{hour} is open: records of it still come in, and the speed layer serves them"
+        case "ended":
+            return f"{hour} has ended and is not sealed yet; the speed layer serves it"
+        case "accepted":
+            return f"{hour} is accepted as revision {facts.revision}; the {facts.served} layer serves it"
+        case "refused":
+            return f"{hour} is refused and goes on being served by the {facts.served} layer"
+    return f"{hour} is sealed and waits for the batch layer; the {facts.served} layer serves it"
+
+
+def _seal_from(facts: HourFacts) -> str:
+    assert facts.can_be_sealed_from is not None
+    return f"it can be sealed from {_time(facts.can_be_sealed_from)} on, by any run of the batch layer"
+
+
+def _sealed(facts: HourFacts) -> str:
+    at = f"at {_time(facts.sealed_at)}" if facts.sealed_at is not None else "the ledger does not say when"
+    reason = f" ({facts.sealed_reason})" if facts.sealed_reason else ""
+    if facts.cut is None:
+        return f"{at}{reason}; neither table nor ledger know its cut any more"
+    if facts.offsets == 0:
+        return f"{at}{reason}, without a record"
+    ranges = [f"partition {p} [{s}, {e})" for p, (s, e) in facts.cut.items() if s < e]
+    more = f" and {len(ranges) - _PARTITIONS} more" if len(ranges) > _PARTITIONS else ""
+    where = ", ".join(ranges[:_PARTITIONS]) + more
+    return f"{at}{reason}: {facts.offsets} offsets of topic id {facts.topic_id}: {where}"
+
+
+def _layers(facts: HourFacts) -> str:
+    layers = facts.layers
+    text = f"speed has {_rows(layers.speed)}, batch has {_rows(layers.batch)}, main serves {_rows(layers.main)}"
+    if layers.uncovered is not None:
+        text += f"; speed does not account for all of the hour: {layers.uncovered}"
+    return text
+
+
+def _rows(rows: BranchRows) -> str:
+    return f"{_many(rows.rows, 'row')} in {_many(rows.files, 'file')}" if rows.files else "no rows"
+
+
+def _account(facts: HourFacts) -> str | None:
+    counts, stream, hour = facts.counts, facts.stream, facts.hour
+    if counts.good is None:
+        return None if facts.state != "accepted" else "the ledger does not say what was counted"
+    parts = [f"{counts.good} became rows"]
+    if counts.dead:
+        parts.append(f"{counts.dead} are dead letters (`anabranch dead-letters {stream} --hours {hour}`)")
+    if counts.duplicate:
+        parts.append(f"{counts.duplicate} were removed as duplicates (`anabranch duplicates {stream} {hour}`)")
+    if counts.gap:
+        classes = ", ".join(f"{n} {name}" for name, n in facts.gaps.items())
+        parts.append(f"{counts.gap} are gaps ({classes})")
+    build = "of" if facts.state == "accepted" else "in the build that was refused, of"
+    offsets = counts.offsets if counts.offsets is not None else "its"
+    return f"{build} {offsets} offsets " + ", ".join(parts) + _sources(facts.sources)
+
+
+_FROM = {
+    "kafka": "Kafka",
+    "accepted": "the rows that were accepted",
+    "dead_letters": "the dead letters' bytes",
+    "speed": "the speed layer",
+}
+
+
+def _sources(sources: Mapping[str, int] | None) -> str:
+    """Where the records came from, as far as the ledger says."""
+    counted = {name: n for name, n in (sources or {}).items() if n}
+    if set(counted) <= {"kafka"}:
+        return "; all read from Kafka" if counted else ""
+    return "; " + ", ".join(f"{n} read from {_FROM.get(name, name)}" for name, n in counted.items())
+
+
+def _checks(facts: HourFacts) -> str | None:
+    parts, counts = [], facts.counts
+    terms = [n for n in (counts.good, counts.dead, counts.duplicate, counts.gap) if n is not None]
+    if len(terms) == 4 and counts.offsets is not None:
+        closes = sum(terms) == counts.offsets
+        sums = f"{' + '.join(str(n) for n in terms)} = {sum(terms)} of {counts.offsets} offsets"
+        parts.append(f"the balance {'closes' if closes else 'does NOT close'} ({sums})")
+    if facts.quality is not None:
+        parts.append(_quality(facts.quality))
+    if facts.diff is not None:
+        parts.append(_diff(facts, facts.diff))
+    if facts.unknown is not None and facts.unknown.records:
+        parts.append(_unknown(facts.stream, facts.unknown))
+    return "; ".join(parts) or None
+
+
+def _quality(quality: QualityResult) -> str:
+    """The gate's verdict. Rows of before `evaluated` and `warnings` were told say only whether it passed."""
+    evaluated = quality.evaluated
+    if evaluated == 0:
+        return "the stream has no expectations"
+    of = f" ({_many(evaluated, 'expectation')})" if evaluated else ""
+    text = f"the quality gate passed{of}" if quality.passed else f"the quality gate failed{of}"
+    for kind, entries in (("critical", quality.failed), ("warnings", quality.warnings)):
+        if entries:
+            text += f", {kind}: {', '.join(str(entry.get('type', entry)) for entry in entries)}"
+    return text
+
+
+def _unknown(stream: str, unknown: UnknownFields) -> str:
+    shown = unknown.fields[:_FIELDS]
+    names = ", ".join(text(field.name) for field in shown)
+    more = len(unknown.fields) - len(shown) + unknown.others
+    of = names + (f" and {more} more" if more else "")
+    held = _many(unknown.records, "record")
+    return f"{held} with fields that the schema does not know: {of} (`anabranch drift {stream}`)"
+
+
+def _diff(facts: HourFacts, diff: Diff) -> str:
+    unread = f" ({diff.unread} of them not read by then)" if diff.unread else ""
+    text = (
+        f"compared with {facts.speed_rows or 0} rows of speed: {diff.missing} missing{unread}, "
+        f"{diff.extra} extra, {diff.changed} changed"
+    )
+    if facts.unexplained:
+        look = f"`anabranch diff {facts.stream} {facts.hour}`"
+        return f"{text}; NOTHING EXPLAINS {unexplained_words(facts.unexplained)}: {look}"
+    return text
+
+
+def _refusal(facts: HourFacts, refusal: Refusal) -> str:
+    times = len(facts.refusals)
+    text = f"at {_time(refusal.at)}" + (f", for the {times}. time" if times > 1 else "") + f": {refusal.reason}"
+    if facts.state == "accepted":
+        return f"a restatement (revision {refusal.revision}) {text}; revision {facts.revision} stays"
+    return text
+
+
+def _served(facts: HourFacts) -> str:
+    stream, hour = facts.stream, facts.hour
+    since = f" since {_time(facts.served_since)}" if facts.served_since is not None else ""
+    text = f"by {facts.served}{since}"
+    if facts.override is not None:
+        why = facts.override.reason or "the reason is not in the ledger"
+        text += f", by choice: {why}; `anabranch serve-hour {stream} {hour} --layer auto --why TEXT` lifts it"
+    elif facts.state == "accepted":
+        text += ", by the rule: the batch layer has accepted it"
+    else:
+        text += ", by the rule: the batch layer has not accepted it"
+    if not facts.merged and not facts.kept:
+        text += f"; but main does NOT hold the {facts.served} layer's files: `anabranch merge {stream}` puts it right"
+    if facts.kept:
+        text += "; main keeps rows that this layer does not cover, until it does"
+    return text
+
+
+def _revision(decision: DecisionFacts) -> str:
+    text = f"{decision.revision} at {_time(decision.at)}"
+    if decision.revision > 1:
+        text += f", {decision.reason}: {changed_words(decision.changed)}"
+    elif decision.reason:
+        text += f", {decision.reason}"
+    if decision.tag is not None or decision.query is None:
+        text += f"; can be read: {decision.readable}"
+    if decision.tag is not None and decision.query is not None:
+        text += f": `{decision.query}`"
+    return text
+
+
+def _commands(facts: HourFacts) -> list[tuple[str, str]]:
+    commands = []
+    if facts.query is not None:
+        commands.append(("query", f"`{facts.query}`"))
+    if facts.rebuild is not None:
+        mend = "mend what the refusal says, then " if facts.state == "refused" else ""
+        kept = f", from what the table keeps of it: {facts.gone}" if facts.gone is not None else ""
+        commands.append(("rebuild", f"{mend}`{facts.rebuild}`{kept}"))
+    elif facts.gone is not None:
+        commands.append(("rebuild", f"it cannot be rebuilt: {facts.gone}; what the speed layer has of it stays served"))
+    elif facts.state == "accepted":
+        commands.append(("rebuild", "there is nothing to rebuild: it holds no records"))
+    if facts.state == "accepted":
+        commands.append(("audit", f"`anabranch audit {facts.stream} --hours {facts.hour}`"))
+    return commands
+
+
+def _many(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def _time(when: datetime) -> str:
+    return f"{when:%F %T} UTC"
+
+
+def print_explanation(facts: HourFacts, output: str) -> None:
+    sentences = explain_sentences(facts)
+    if output == "json":
+        print_json(plain(facts) | {"sentences": [f"{subject}: {text}" for subject, text in sentences]})
+        return
+    print(_aligned(sentences))
+
+
+def _aligned(sentences: Sequence[tuple[str, str]]) -> str:
+    width = max(len(subject) for subject, _ in sentences)
+    return "\n".join(f"{subject:<{width}}  {text}" for subject, text in sentences)

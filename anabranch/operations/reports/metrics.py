@@ -1,0 +1,433 @@
+"""The streams' status as Prometheus reads it, with what the jobs measured; each has the stream as its label.
+
+Streams are asked side by side and have one time limit, which lies below a scrape's: whatever hangs, the others answer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from anabranch.common.counters import REFUSED, RETRIES, S3_REQUESTS
+from anabranch.common.errors import ConfigurationError
+from anabranch.common.output import text as text_of
+from anabranch.config import Slo
+from anabranch.job import Job
+from anabranch.offsets.hours import end_of, start_of
+from anabranch.offsets.position import Offsets
+from anabranch.operations.reports import status
+from anabranch.operations.reports.content import NEWEST_HOURS, Content, ContentReader
+from anabranch.operations.reports.maintenance import HOURS_SHOWN, Maintenance, TableGrowth, read_maintenance
+from anabranch.operations.reports.reading import Reader, Reading, utc_now
+from anabranch.operations.reports.status import StreamStatus
+from anabranch.protocol.ledger_row import Layer
+from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable
+from anabranch.protocol.measured import BOUNDS, COMMIT, PUBLISH, READABLE, STAGE, Durations, Measured
+
+ANSWER_WITHIN = timedelta(seconds=15)
+"""Below the 25 s that `deploy/prometheus/prometheus.yml` gives a scrape."""
+
+NAMES = 20
+"""So many fields that the schema does not know are told by name."""
+
+Values = Mapping[tuple[str, ...], float]
+"""Of one stream, by the labels beside the stream's."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was read of a stream."""
+
+    status: StreamStatus
+    content: Content
+    maintenance: Maintenance = field(default_factory=Maintenance)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a scrape knows of a stream: its promise, its newest reading, and whether that is of this scrape."""
+
+    slo: Slo
+    reading: Reading[Known]
+    is_up: bool
+
+
+Found = Callable[[], Mapping[str, Job | ConfigurationError]]
+"""The streams that there are by now: each with its job, or with what is wrong with its file."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A stream that is asked. `answered` is of the newest question: set once it was read."""
+
+    job: Job | ConfigurationError
+    slo: Slo
+    reader: Reader[Known]
+    answered: threading.Event
+
+    def ask(self) -> None:
+        """Have the stream read, unless it is being read."""
+        if not self.answered.is_set():
+            return
+        self.answered.clear()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            self.reader.refresh()
+        finally:
+            self.answered.set()
+
+
+class Streams(Collector):
+    """Asks Kafka and the lake anew at each scrape, and answers within a time limit.
+
+    A stream that fails or does not answer in time is `anabranch_up` 0, and how old the newest answer is; nothing else
+    is said of it. So is one whose file is wrong. One that hangs has one thread, however many scrapes come: they wait
+    for the same answer. With `found` each scrape is of the streams that there are by then.
+    """
+
+    def __init__(self, jobs: Sequence[Job] = (), within: timedelta = ANSWER_WITHIN, found: Found | None = None) -> None:
+        self._found = found or (lambda: {job.stream.name: job for job in jobs})
+        self._within = within.total_seconds()
+        self._alone = threading.Lock()
+        self._asked: dict[str, _Asked] = {}
+
+    def collect(self) -> Iterable[Metric]:
+        deadline = time.monotonic() + self._within
+        with self._alone:
+            self._follow()
+            streams = dict(self._asked)
+            for asked in streams.values():
+                asked.ask()
+        answers = {}
+        for name, asked in streams.items():
+            in_time = asked.answered.wait(max(0.0, deadline - time.monotonic()))
+            reading = asked.reader.reading
+            answers[name] = Answer(asked.slo, reading, in_time and reading.failure is None)
+        return list(metrics_of(answers, utc_now()))
+
+    def close(self) -> None:
+        """Close the connections; of a stream that hangs too."""
+        for asked in self._asked.values():
+            _close(asked.job)
+
+    def _follow(self) -> None:
+        """Ask the streams that there are by now: one whose file has changed by its new job."""
+        before, found = self._asked, self._found()
+        self._asked = {
+            name: old if (old := before.get(name)) is not None and old.job is job else _asked(name, job)
+            for name, job in found.items()
+        }
+        for name, old in before.items():
+            if self._asked.get(name) is not old and old.answered.is_set():
+                _close(old.job)
+
+
+def _asked(name: str, job: Job | ConfigurationError) -> _Asked:
+    answered = threading.Event()
+    answered.set()
+    what = f"metrics of stream {name}"
+    if isinstance(job, ConfigurationError):
+        return _Asked(job, Slo(), Reader(what, partial(_refuse, job)), answered)
+    return _Asked(job, job.stream.slo, Reader(what, partial(_read, job, ContentReader(job))), answered)
+
+
+def _close(job: Job | ConfigurationError) -> None:
+    if isinstance(job, Job):
+        job.kafka.close_quietly()
+
+
+def _refuse(error: ConfigurationError) -> Known:
+    raise error
+
+
+def _read(job: Job, content: ContentReader) -> Known:
+    return Known(status.status(job), content.read(utc_now()), read_maintenance(job, utc_now()))
+
+
+def metrics_of(answers: Mapping[str, Answer], now: datetime) -> Iterator[Metric]:
+    """The metrics of the streams. Pure."""
+    up: dict[str, Values] = {name: {(): answer.is_up} for name, answer in answers.items()}
+    yield _gauge("up", "Whether the stream's table and topic answered in time.", (), up)
+    asked = {name: at.timestamp() for name, answer in answers.items() if (at := answer.reading.as_of) is not None}
+    text = "When the stream was asked that answered last."
+    yield _gauge("answered_timestamp_seconds", text, (), {name: {(): at} for name, at in asked.items()})
+    for key, text in (
+        ("fresh", "The longest that main may lack a record that Kafka acknowledged: slo.fresh."),
+        ("complete", "The longest from an hour's end until it and all before it are accepted: slo.complete."),
+    ):
+        promised = {name: getattr(answer.slo, key) for name, answer in answers.items()}
+        promises: dict[str, Values] = {
+            name: {(): span.total_seconds()} for name, span in promised.items() if span is not None
+        }
+        yield _gauge(f"slo_{key}_seconds", text, (), promises)
+    read = {name: answer.reading.value for name, answer in answers.items() if answer.is_up}
+    maintained = {name: known.maintenance for name, known in read.items() if known is not None}
+    contents = {name: known.content for name, known in read.items() if known is not None}
+    known = {name: known.status for name, known in read.items() if known is not None}
+    gauges: tuple[tuple[str, str, tuple[str, ...], Callable[[StreamStatus], Values]], ...] = (
+        (
+            "position_offsets",
+            "The next offset that the speed layer will publish.",
+            ("partition",),
+            lambda v: _by_partition(v.position),
+        ),
+        (
+            "lag_offsets",
+            "Offsets that the speed layer has not published.",
+            ("partition",),
+            lambda v: _by_partition(v.lag.partitions),
+        ),
+        ("last_publish_timestamp_seconds", "When a branch was last published to.", ("branch",), _publishes),
+        (
+            "position_age_seconds",
+            "How long the speed layer's position has stood still.",
+            (),
+            lambda v: {(): (now - v.position_since).total_seconds()},
+        ),
+        (
+            "freshness_seconds",
+            "For how long main has lacked a record that Kafka acknowledged; 0 when it lacks none.",
+            (),
+            lambda v: {(): status.freshness_seconds(v, now)},
+        ),
+        (
+            "completeness_seconds",
+            "For how long the oldest hour that is not complete has been over; 0 while it still runs.",
+            (),
+            lambda v: {(): status.completeness_seconds(v, now)},
+        ),
+        (
+            "acceptance_seconds",
+            "From the end of the newest accepted hour until it was accepted first.",
+            (),
+            _acceptance,
+        ),
+        ("hours_to_seal", "Hours that have ended and are not sealed.", (), lambda v: {(): len(v.to_seal)}),
+        ("hours_waiting", "Hours that are sealed and not accepted.", (), lambda v: {(): len(v.backlog)}),
+        ("hours_refused", "Of those, hours that were refused.", (), lambda v: {(): len(v.refused)}),
+        (
+            "restatements_refused",
+            "Accepted hours whose newest restatement was refused.",
+            (),
+            lambda v: {(): len(v.refused_restatements)},
+        ),
+        (
+            "hours_served",
+            "Sealed hours that are remembered one by one, by the layer that serves them.",
+            ("layer",),
+            _served,
+        ),
+        (
+            "topic_recreated",
+            "Whether the topic is another than the one that was read: it was deleted and made again.",
+            (),
+            lambda v: {(): v.topic_recreated},
+        ),
+        (
+            "retention_seconds",
+            "For how long Kafka keeps a record of the topic; not there when for ever.",
+            (),
+            lambda v: {(): v.retention.total_seconds()} if v.retention is not None else {},
+        ),
+        ("dead_letters", "Dead letters that main serves.", (), lambda v: {(): v.dead_letters}),
+        ("lost_offsets", "Offsets that retention took and nobody holds.", (), lambda v: {(): sum(v.lost.values())}),
+        (
+            "difference_unexplained_rows",
+            "Rows in which the layers differ and nothing explains it.",
+            ("kind",),
+            _unexplained,
+        ),
+        (
+            "unknown_records",
+            "Records of the newest accepted hour with fields that the schema does not know.",
+            (),
+            lambda v: {(): v.unknown.records} if v.unknown is not None else {},
+        ),
+        (
+            "unknown_fields",
+            f"Of them, those with a field of this name; the {NAMES} most frequent names.",
+            ("name",),
+            lambda v: (
+                {(text_of(f.name),): f.records for f in v.unknown.fields[:NAMES]} if v.unknown is not None else {}
+            ),
+        ),
+    )
+    for name, text, labels, values in gauges:
+        yield _gauge(name, text, labels, {stream: values(view) for stream, view in known.items()})
+    yield from _content_metrics(contents)
+    yield from _maintenance_metrics(maintained, now)
+    yield from _measured_metrics({name: content.measured for name, content in contents.items()})
+
+
+_DURATIONS = {
+    READABLE: "From when Kafka acknowledged the oldest record of a micro-batch until the commit that made it readable.",
+    STAGE: "Staging a micro-batch (speed); reading, staging and checking an hour (batch).",
+    PUBLISH: "From staged rows to the commit that names them: turns of others, and refusals.",
+    COMMIT: "A publish's commit; of the last one of a job that ended, it is not known.",
+}
+_COUNTS = {
+    RETRIES: ("service", "Tries of a job that failed and were followed by another, by the service that was asked."),
+    REFUSED: (None, "Publishes that were decided again because another landed first."),
+    S3_REQUESTS: ("operation", "Requests of the jobs' Python to S3; those of Spark's JVM are not among them."),
+}
+
+
+def _content_metrics(contents: Mapping[str, Content]) -> Iterator[Metric]:
+    rows: dict[str, Values] = {name: {(k,): n for k, n in c.rows.items()} for name, c in contents.items()}
+    yield _gauge("rows", "Rows that main serves, by the layer that they are from.", ("layer",), rows)
+    for key, text in (("rows", "Rows"), ("files", "Files"), ("bytes", "Bytes of the files")):
+        running: dict[str, Values] = {name: {(): getattr(c.running, key)} for name, c in contents.items()}
+        yield _gauge(f"running_hour_{key}", f"{text} that main has of the hour that receives records.", (), running)
+    reasons: dict[str, Values] = {
+        name: {(hour, reason): n for hour, of_hour in c.dead_letters.items() for reason, n in of_hour.items()}
+        for name, c in contents.items()
+    }
+    text = f"Dead letters of the {NEWEST_HOURS} newest hours that main serves, by reason."
+    yield _gauge("hour_dead_letters", text, ("hour", "reason"), reasons)
+
+
+_OF_TABLES: tuple[tuple[str, str, Callable[[TableGrowth], int]], ...] = (
+    ("metadata_bytes", "Bytes of the table's newest metadata file.", lambda t: t.metadata_bytes),
+    ("snapshots", "Snapshots that the table remembers.", lambda t: t.snapshots),
+    ("tags", "Tags of the table: replaced revisions, and main once an hour.", lambda t: t.tags),
+    ("manifests", "Manifests that the table's branches name.", lambda t: t.manifests),
+    ("data_files", "Data files of main.", lambda t: t.files),
+    ("records", "Rows of main.", lambda t: t.rows),
+    ("expirable_snapshots", "Snapshots and tags that the next maintenance expires.", lambda t: t.expirable),
+)
+_OF_LAST_RUN: tuple[tuple[str, str, Callable[[MaintainedTable], int]], ...] = (
+    ("expired_snapshots", "Snapshots and tags that the last run expired.", lambda t: t.expired),
+    ("merged_files", "By how many files merging made the table fewer in the last run.", lambda t: t.merged),
+    ("deleted_files", "Unreferenced files that the last run deleted.", lambda t: t.orphans.files),
+    ("deleted_bytes", "Bytes of the unreferenced files that the last run deleted.", lambda t: t.orphans.bytes),
+    ("spared_files", "Unreferenced files that the last run spared for their age.", lambda t: t.spared.files),
+    ("spared_bytes", "Bytes of the unreferenced files that the last run spared.", lambda t: t.spared.bytes),
+)
+
+_OF_FOLDERS: tuple[tuple[str, str, Callable[[MaintainedFolder], int]], ...] = (
+    (
+        "deleted_files",
+        "Files that the last run deleted of temporary folders that killed processes left.",
+        lambda f: f.gone.files,
+    ),
+    (
+        "deleted_bytes",
+        "Bytes of the files that the last run deleted of temporary folders that killed processes left.",
+        lambda f: f.gone.bytes,
+    ),
+)
+
+
+def _maintenance_metrics(maintained: Mapping[str, Maintenance], now: datetime) -> Iterator[Metric]:
+    last = {name: m.last for name, m in maintained.items() if m.last is not None}
+    complete = {name: m.complete for name, m in maintained.items() if m.complete is not None}
+    at: dict[str, Values] = {name: {(): run.ended.timestamp()} for name, run in complete.items()}
+    yield _gauge("maintained_timestamp_seconds", "When maintenance did all its steps last.", (), at)
+    failed: dict[str, Values] = {name: {(): not run.is_complete} for name, run in last.items()}
+    yield _gauge("maintenance_failed", "Whether a step of the last run failed.", (), failed)
+    seconds: dict[str, Values] = {name: {(s,): n for s, n in run.seconds.items()} for name, run in last.items()}
+    yield _gauge("maintenance_seconds", "How long the last run took, by its steps.", ("step",), seconds)
+    hours: dict[str, Values] = {name: {(): run.speed_hours} for name, run in last.items()}
+    yield _gauge("maintenance_dropped_hours", "Hours that the last run took off the speed branch.", (), hours)
+    for key, text, of_run in _OF_LAST_RUN:
+        done: dict[str, Values] = {
+            name: {(table,): of_run(t) for table, t in run.tables.items()} for name, run in last.items()
+        }
+        yield _gauge(f"maintenance_{key}", text, ("table",), done)
+    for key, text, of_folder in _OF_FOLDERS:
+        deleted: dict[str, Values] = {
+            name: {(folder,): of_folder(f) for folder, f in run.folders.items()} for name, run in last.items()
+        }
+        yield _gauge(f"folder_{key}", text, ("folder",), deleted)
+    for key, text, of_table in _OF_TABLES:
+        grown: dict[str, Values] = {
+            name: {(table,): of_table(t) for table, t in m.tables.items()} for name, m in maintained.items()
+        }
+        yield _gauge(f"table_{key}", text, ("table",), grown)
+    known: dict[str, Values] = {
+        name: {(t,): t in m.unread for t in (*m.tables, *m.unread)} for name, m in maintained.items()
+    }
+    yield _gauge("table_unread", "Whether the table could not be read, such as before `apply`.", ("table",), known)
+    files: dict[str, Values] = {name: {(h,): n for h, n in m.speed_files.items()} for name, m in maintained.items()}
+    text = f"Files of an hour that main serves from the speed layer, of the {HOURS_SHOWN} that have the most."
+    yield _gauge("hour_speed_files", text, ("hour",), files)
+    oldest: dict[str, Values] = {
+        name: {(): (now - start_of(m.oldest_dead_letter)).total_seconds()}
+        for name, m in maintained.items()
+        if m.oldest_dead_letter is not None
+    }
+    yield _gauge("oldest_dead_letter_age_seconds", "Since the first hour began that has dead letters.", (), oldest)
+    waits: dict[str, Values] = {
+        name: {(): (now - m.letters_wait_since).total_seconds() if m.letters_wait_since is not None else 0}
+        for name, m in maintained.items()
+    }
+    text = "For how long dead letters have waited for their own publish; 0 when none waits."
+    yield _gauge("dead_letters_wait_seconds", text, (), waits)
+
+
+def _measured_metrics(measured: Mapping[str, Mapping[Layer, Measured]]) -> Iterator[Metric]:
+    by_layer = [(name, layer, m) for name, layers in measured.items() for layer, m in layers.items()]
+    for key, text in _DURATIONS.items():
+        name = "readable_after_seconds" if key == READABLE else f"{key}_seconds"
+        histogram = HistogramMetricFamily(f"anabranch_{name}", text, labels=("stream", "layer"))
+        for stream, layer, m in by_layer:
+            if (durations := m.durations.get(key)) is not None:
+                histogram.add_metric((stream, layer), _buckets(durations), durations.sum)
+        yield histogram
+    for key, (label, text) in _COUNTS.items():
+        labels = ("stream", "layer") if label is None else ("stream", "layer", label)
+        counter = CounterMetricFamily(f"anabranch_{key}", text, labels=labels)
+        for stream, layer, m in by_layer:
+            counts = {value: n for (of, value), n in m.counts.items() if of == key} or (
+                {"": 0} if label is None else {}
+            )
+            for value, n in counts.items():
+                counter.add_metric((stream, layer) if label is None else (stream, layer, value), n)
+        yield counter
+
+
+def _buckets(durations: Durations) -> list[tuple[str, float]]:
+    """Cumulative, as Prometheus has them."""
+    within = accumulate(durations.counts.get(bound, 0) for bound in BOUNDS)
+    return [(str(float(bound)).replace("inf", "+Inf"), n) for bound, n in zip(BOUNDS, within, strict=True)]
+
+
+def _gauge(name: str, text: str, labels: Sequence[str], values: Mapping[str, Values]) -> Metric:
+    gauge = GaugeMetricFamily(f"anabranch_{name}", text, labels=("stream", *labels))
+    for stream, of_stream in values.items():
+        for given, value in of_stream.items():
+            gauge.add_metric((stream, *given), float(value))
+    return gauge
+
+
+def _by_partition(offsets: Offsets) -> Values:
+    return {(str(partition),): offset for partition, offset in offsets.items()}
+
+
+def _publishes(view: StreamStatus) -> Values:
+    return {(branch,): at.timestamp() for branch, at in view.last_publish.items() if at is not None}
+
+
+def _acceptance(view: StreamStatus) -> Values:
+    hour, at = view.newest_accepted, view.accepted_at
+    return {(): (at - end_of(hour)).total_seconds()} if hour is not None and at is not None else {}
+
+
+def _served(view: StreamStatus) -> Values:
+    served = list(view.hours.values())
+    return {(layer,): served.count(layer) for layer in ("speed", "batch")}
+
+
+def _unexplained(view: StreamStatus) -> Values:
+    hours = view.unexplained.values()
+    return {(kind,): sum(hour.get(kind, 0) for hour in hours) for kind in ("missing", "extra", "changed")}

@@ -1,0 +1,197 @@
+"""Views that are read again and again, beside whoever asks: each says as of when it holds, and why it is no newer.
+
+A reading is stamped before it is asked for, so that nothing is ever older than the page says.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Generic, TypeVar
+
+from anabranch.common.errors import AnabranchError
+from anabranch.common.remote_errors import classify_unexpected
+
+LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Key = tuple[str, ...]
+"""What is read on demand: the stream's name comes first."""
+# A stream is asked for at most a fifth of the time; but what hung once is soon asked again.
+_REST = 4
+_LONGEST_REST = 30.0
+# Readings that wait at once; more are asked for when the page is loaded again.
+_WAITING = 16
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An attempt that failed: when it began, and why."""
+
+    at: datetime
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reading(Generic[T]):
+    """A value as of a moment. `failure` is of the newest attempt, `asking_since` of one that is under way."""
+
+    value: T | None = None
+    as_of: datetime | None = None
+    failure: Failure | None = None
+    asking_since: datetime | None = None
+
+    def why_old(self, now: datetime, deadline: timedelta, every: timedelta) -> str | None:
+        """Why there is no newer value, or none at all; None when nothing is wrong, of what is read `every` so often, or
+        is being read for the first time. Pure."""
+        asking = self.asking_since
+        if asking is not None and now - asking > deadline:
+            return f"no answer since {asking:%H:%M:%S} UTC, {_seconds(now - asking)} ago"
+        if self.failure is not None:
+            return f"the attempt of {self.failure.at:%H:%M:%S} UTC failed: {self.failure.reason}"
+        # Two answers just in time, and the rest between them.
+        if self.as_of is not None and now - self.as_of > (_REST + 2) * deadline + every:
+            return "it was not asked for since"
+        return None
+
+    def is_due(self, now: datetime, fresh_for: timedelta) -> bool:
+        """Whether to read again: nothing is under way, and the newest attempt is older than `fresh_for`. Pure."""
+        attempts = [at for at in (self.as_of, self.failure.at if self.failure else None) if at is not None]
+        return self.asking_since is None and (not attempts or now - max(attempts) > fresh_for)
+
+
+def _seconds(span: timedelta) -> str:
+    return f"{span.total_seconds():.0f} s"
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Reader(Generic[T]):
+    """One thing that is read again and again. Any thread may look at `reading`; `refresh` runs once at a time."""
+
+    def __init__(self, name: str, read: Callable[[], T], now: Callable[[], datetime] = utc_now) -> None:
+        self._name, self._read, self._now = name, read, now
+        self._alone = threading.Lock()
+        self.reading: Reading[T] = Reading()
+        self.answered = threading.Event()
+
+    def refresh(self) -> None:
+        """Read, and keep what was there when that fails. Does nothing while another thread does it."""
+        if not self._alone.acquire(blocking=False):
+            return
+        try:
+            self.reading = replace(self.reading, asking_since=(asked := self._now()))
+            try:
+                self.reading = Reading(self._read(), asked)
+            except Exception as error:
+                known = error if isinstance(error, AnabranchError) else classify_unexpected(self._name, error)
+                LOG.warning("%s: not read: %s", self._name, known)
+                self.reading = replace(self.reading, failure=Failure(asked, str(known)), asking_since=None)
+        finally:
+            self._alone.release()
+            self.answered.set()
+
+
+class Background(Generic[T]):
+    """A thread for each reader, which reads again every so often. A reader that hangs holds up no other."""
+
+    def __init__(self, every: timedelta) -> None:
+        self._every = every
+        self._stopped = threading.Event()
+        self._dropped: dict[Reader[T], threading.Event] = {}
+
+    def start(self, readers: Sequence[Reader[T]]) -> None:
+        """Read these too from now on, not all in one moment."""
+        for number, reader in enumerate(readers if not self._stopped.is_set() else ()):
+            delay = self._every.total_seconds() * number / len(readers) if number else 0
+            self._dropped[reader] = threading.Event()
+            threading.Thread(target=self._run, args=(reader, self._dropped[reader], delay), daemon=True).start()
+
+    def drop(self, reader: Reader[T]) -> None:
+        """Do not read this one again; what is under way is left alone."""
+        if (dropped := self._dropped.pop(reader, None)) is not None:
+            dropped.set()
+
+    def stop(self) -> None:
+        """No reader begins anew; one that is under way is left alone."""
+        self._stopped.set()
+        for reader in list(self._dropped):
+            self.drop(reader)
+
+    def each(self, action: Callable[[], object]) -> None:
+        """Do something every so often, in a thread of its own, until the stop."""
+
+        def run() -> None:
+            while not self._stopped.wait(self._every.total_seconds()):
+                try:
+                    action()
+                except Exception as error:
+                    LOG.warning("%s; trying again in %s", classify_unexpected("follow the streams", error), self._every)
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def _run(self, reader: Reader[T], dropped: threading.Event, delay: float) -> None:
+        pause = delay
+        while not dropped.wait(pause):
+            began = time.monotonic()
+            reader.refresh()
+            pause = rest_after(time.monotonic() - began, self._every)
+
+
+def rest_after(seconds: float, every: timedelta) -> float:
+    """For how many seconds a reader rests whose reading took `seconds`. Pure."""
+    return max(every.total_seconds(), min(_REST * seconds, _LONGEST_REST))
+
+
+class OnDemand(Generic[T]):
+    """What is read when it is asked for, by two threads at most, and kept for those who ask next."""
+
+    def __init__(self, fresh_for: timedelta, most: int = 200, now: Callable[[], datetime] = utc_now) -> None:
+        self._fresh_for, self._most, self._now = fresh_for, most, now
+        self._readers: OrderedDict[Key, Reader[T]] = OrderedDict()
+        self._alone = threading.Lock()
+        self._waiting: set[Key] = set()
+        self._workers = ThreadPoolExecutor(2, thread_name_prefix="page")
+
+    def get(self, key: Key, read: Callable[[], T], patience: timedelta) -> Reading[T]:
+        """The reading of `key`, after `patience` at most: without a value when there is none by then."""
+        with self._alone:
+            reader = self._readers.setdefault(key, Reader(str(key), read, self._now))
+            self._readers.move_to_end(key)
+            while len(self._readers) > self._most:
+                self._readers.popitem(last=False)
+            has_room = key not in self._waiting and len(self._waiting) < _WAITING
+            begins = has_room and reader.reading.is_due(self._now(), self._fresh_for)
+            if begins:
+                self._waiting.add(key)
+                reader.answered.clear()
+        if begins:
+            self._workers.submit(self._refresh, key, reader)
+        if reader.reading.value is None or begins:
+            reader.answered.wait(patience.total_seconds())
+        return reader.reading
+
+    def forget(self, stream: str) -> None:
+        """Read anew what is of a stream, when it is asked for again."""
+        with self._alone:
+            for key in [key for key in self._readers if key[0] == stream]:
+                del self._readers[key]
+
+    def _refresh(self, key: Key, reader: Reader[T]) -> None:
+        try:
+            reader.refresh()
+        finally:
+            with self._alone:
+                self._waiting.discard(key)
+
+    def stop(self) -> None:
+        """Nothing begins anew."""
+        self._workers.shutdown(wait=False, cancel_futures=True)

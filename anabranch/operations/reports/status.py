@@ -1,0 +1,352 @@
+"""What operators look at: the hours and where the stream stands, as values first and as text or JSON after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from anabranch.common.output import print_json, print_table
+from anabranch.config import Stream
+from anabranch.iceberg.ledger_files import Span
+from anabranch.iceberg.snapshots import head, last_publish, published_since, total
+from anabranch.job import Job
+from anabranch.offsets import hours as hour_words
+from anabranch.offsets.position import Offsets, Ranges, Topic, size
+from anabranch.protocol import coverage, ledger, watermarks
+from anabranch.protocol.counts import COUNTS, Counts, ranges_of
+from anabranch.protocol.ledger_row import Diff, Entries, HourAccount, Layer, LedgerRow, UnknownFields
+from anabranch.protocol.state import POSITION, State, load_state
+from serving_layer.layer_diff.kinds import unexplained_counts
+
+# What an operator needs to mend a refused hour before Kafka drops it.
+SPARE = timedelta(days=1)
+
+MAY_WAIT = 2
+"""Hours that may wait for their seal or their rebuild before an operator should look (deploy/prometheus/alerts.yml)."""
+
+
+@dataclass(frozen=True)
+class GateSummary:
+    """What the quality gate said of an hour; None before it was asked."""
+
+    passed: bool | None = None
+    failed: Entries = ()
+
+
+@dataclass(frozen=True)
+class HourSummary:
+    """An hour as the table and the ledger's newest row have it."""
+
+    hour: str
+    state: str
+    revision: int
+    served: Layer
+    cut: Ranges | None
+    counts: Counts
+    speed_rows: int | None
+    diff: Diff | None
+    quality: GateSummary
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Lag:
+    """Offsets that the speed layer has not published, in all and by partition."""
+
+    offsets: int
+    partitions: Offsets
+
+
+@dataclass(frozen=True)
+class StreamStatus:
+    """Where a stream stands. `late` is why the speed layer is late, if it was asked and is. `complete_through` is the
+    last hour such that it and all before it are accepted; None like `newest_accepted` while no hour is. `accepted_at`:
+    when the newest accepted hour was accepted first, as far as the ledger says.
+
+    `waiting_since` is when Kafka received the oldest record that the speed layer has not published, by the record's
+    Kafka timestamp, and never before what `main` is fresh through; None while nothing waits that readers are given.
+    `retention` is for how long Kafka keeps a record, None for ever. `unknown`: the fields of the newest accepted hour
+    that the schema does not know, None where they were not counted. `refused_restatements`: accepted hours whose newest
+    restatement was refused, until one is accepted or an operator says who serves the hour.
+
+    `hours` holds the sealed hours that are remembered one by one: any older one is accepted and served by batch.
+    """
+
+    stream: str
+    topic: str
+    topic_id: str
+    topic_recreated: bool
+    position: Offsets
+    position_since: datetime
+    late: str | None
+    lag: Lag
+    last_publish: Mapping[str, datetime | None]
+    first_hour: str
+    open_hour: str
+    newest_accepted: str | None
+    accepted_at: datetime | None
+    complete_through: str | None
+    waiting_since: datetime | None
+    to_seal: Sequence[str]
+    backlog: Sequence[str]
+    refused: Sequence[str]
+    hours: Mapping[str, Layer]
+    unexplained: Mapping[str, Mapping[str, int]]
+    dead_letters: int
+    lost: Mapping[str, int]
+    retention: timedelta | None = None
+    unknown: UnknownFields | None = None
+    refused_restatements: Sequence[str] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it: times with their offset from UTC."""
+        published = {b: at.isoformat() if at is not None else None for b, at in self.last_publish.items()}
+        moments = {"position_since": self.position_since, "accepted_at": self.accepted_at}
+        moments["waiting_since"] = self.waiting_since
+        times = {key: at.isoformat() if at is not None else None for key, at in moments.items()}
+        return vars(self) | times | {"last_publish": published}
+
+
+def hours(job: Job, since: str | None = None) -> list[HourSummary]:
+    """Every hour from the first to the running one, or from `since` on, oldest first: the ledger's newest word on it,
+    with state and serving layer as the table itself says them."""
+    state = load_state(job.lake, job.stream.table)
+    now = datetime.now(UTC)
+    span = Span(since, _running(state, now)) if since is not None else None
+    rows = ledger.history(job.lake, job.stream.hours_table, span, without=("partitions", "sources"))
+    return hour_rows(state, rows, now, since or "")
+
+
+def _running(state: State, now: datetime) -> str:
+    """The hour that receives records. After an adoption it may still lie ahead."""
+    return max(state.timeline.open, hour_words.hour_of(now))
+
+
+def hour_rows(state: State, history: Sequence[LedgerRow], now: datetime, since: str = "") -> list[HourSummary]:
+    """The hours' views, from the table's state and all rows of the ledger, or all from the hour `since` on. An hour
+    whose row is missing is shown as far as the table knows it. Pure."""
+    rows = ledger.newest(history)
+    why = {row.hour: row.reason for row in history if row.decision == "served"}
+    refused = ledger.refusals_since_acceptance(history)
+    timeline = state.timeline
+    known = {*rows, *hour_words.hours_between(max(timeline.first, since), hour_words.shift(_running(state, now), 1))}
+    return [_hour(state, h, rows.get(h), why.get(h), refused.get(h)) for h in sorted(known)]
+
+
+def _hour(state: State, hour: str, row: LedgerRow | None, why: str | None, refused: LedgerRow | None) -> HourSummary:
+    accepted = state.accepted.get(hour)
+    cut = state.cuts.get(hour) or (row.cut if row is not None else None)
+    account = row or HourAccount()
+    diff, quality = account.diff, account.quality
+    reason = row.reason if row is not None else None
+    if accepted is not None and refused is not None:
+        # All else in the view is of the revision that is accepted.
+        reason = f"its restatement as revision {refused.revision} was refused: {refused.reason}"
+    return HourSummary(
+        hour=hour,
+        state=_state_of(state, hour, row),
+        revision=accepted.revision if accepted is not None else row.revision if row is not None else 0,
+        served=state.served_by(hour),
+        cut=ranges_of(cut),
+        counts=Counts.of(account),
+        speed_rows=account.speed_rows,
+        diff=Diff(diff.missing, diff.extra, diff.changed) if diff is not None else None,
+        quality=GateSummary(quality.passed, quality.failed) if quality is not None else GateSummary(),
+        reason=_reason(state.overrides.get(hour), why, reason),
+    )
+
+
+def _state_of(state: State, hour: str, row: LedgerRow | None) -> str:
+    if hour >= state.timeline.open:
+        return "open"
+    if state.is_accepted(hour):
+        return "accepted"
+    return "refused" if row is not None and row.decision == "refused" else "sealed"
+
+
+def _reason(override: str | None, why: str | None, reason: str | None) -> str | None:
+    if override is None:
+        return reason
+    chosen = f"served by {override} by choice: {why or 'the reason is not in the ledger'}"
+    return f"{chosen}; {reason}" if reason else chosen
+
+
+def print_hours(views: Sequence[HourSummary], output: str) -> None:
+    if output == "json":
+        print_json(views)
+        return
+    columns = ("hour", "state", "revision", "served", *COUNTS, "speed rows", "diff", "quality", "reason")
+    print_table(columns, [_hour_cells(view) for view in views])
+
+
+def _hour_cells(view: HourSummary) -> list[object]:
+    diff = view.diff
+    differing = f"{diff.missing}/{diff.extra}/{diff.changed}" if diff is not None else ""
+    passed = {True: "passed", False: "failed", None: ""}[view.quality.passed]
+    cells: list[object] = [view.hour, view.state, view.revision or "", view.served, *view.counts.cells]
+    return [*cells, view.speed_rows, differing, passed, view.reason]
+
+
+def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
+    """Where the stream stands; with `late_after`, also whether the speed layer is late.
+
+    Raises Transient when Kafka or the lake does not answer.
+    """
+    state = load_state(job.lake, job.stream.table)
+    now = datetime.now(UTC)
+    topic = job.kafka.describe(job.stream.topic)
+    ends = job.kafka.stable_ends(topic) if topic is not None else {}
+    lag = {p: (state.position.offsets.get(p, 0), e) for p, e in ends.items()}
+    backlog = sorted(h for h in state.timeline.sealed if not state.is_accepted(h))
+    ended = hour_words.hours_between(state.timeline.open, hour_words.hour_of(now))
+    name = job.stream.hours_table
+    # All that is shown of the ledger: other rows, however many, are not read.
+    newest = newest_accepted(state)
+    wanted = {*backlog, *ledger.remarkable_hours(job.lake, name), *([newest] if newest is not None else [])}
+    wanted |= ledger.hours_refused_last(job.lake, name)
+    decisions = ledger.history(job.lake, name, wanted)
+    rows = ledger.newest(decisions)
+    unread = {p: (s, e) for p, (s, e) in lag.items() if s < e}
+    since = published_since(state.table, "speed", POSITION)
+    waiting = _waiting_since(job, topic, unread, state, now) if topic is not None and unread else None
+    return StreamStatus(
+        stream=job.stream.name,
+        topic=job.stream.topic,
+        topic_id=state.position.topic_id,
+        topic_recreated=topic is not None and state.position.topic_id not in ("", topic.id),
+        position=dict(sorted(state.position.offsets.items())),
+        position_since=since,
+        late=late_reason(size(lag), since, waiting, late_after, now) if late_after is not None else None,
+        lag=Lag(size(lag), {p: max(0, e - s) for p, (s, e) in sorted(lag.items())}),
+        last_publish={branch: _published_at(state, branch) for branch in ("speed", "batch", "main")},
+        first_hour=state.timeline.first,
+        open_hour=state.timeline.open,
+        newest_accepted=newest,
+        accepted_at=min(
+            (r.recorded_at for r in decisions if (r.hour, r.decision) == (newest, "accepted")), default=None
+        ),
+        complete_through=watermarks.complete_through(state),
+        waiting_since=waiting,
+        to_seal=ended,
+        backlog=backlog,
+        refused=[h for h in backlog if h in rows and rows[h].decision == "refused"],
+        refused_restatements=sorted(h for h in ledger.standing_refusals(decisions) if state.is_accepted(h)),
+        hours={h: state.served_by(h) for h in sorted({*state.accepted, *state.timeline.sealed})},
+        unexplained=unexplained(state, rows),
+        dead_letters=total(head(job.lake.load(job.stream.dead_letters_table), "main"), "records"),
+        lost={h: n for h, row in rows.items() if (n := (row.gaps or {}).get("retention"))},
+        retention=job.kafka.retention(topic.name) if topic is not None else None,
+        unknown=rows[newest].unknown if newest in rows else None,
+    )
+
+
+def _waiting_since(job: Job, topic: Topic, unread: Ranges, state: State, now: datetime) -> datetime | None:
+    starts, ends = {p: s for p, (s, _) in unread.items()}, {p: e for p, (_, e) in unread.items()}
+    stamps = [s.timestamp_ms for first in job.kafka.stamps_from(topic, starts, ends, 1).values() for s in first]
+    fresh_through = watermarks.Watermarks.from_properties(state.table.properties).fresh_through
+    return watermarks.waiting_since(stamps, fresh_through, now)
+
+
+def freshness_seconds(view: StreamStatus, as_of: datetime) -> float:
+    """For how long `main` has lacked a record that Kafka acknowledged; 0 when it lacks none, so that an idle stream is
+    not late. Pure."""
+    return max(0.0, (as_of - view.waiting_since).total_seconds()) if view.waiting_since is not None else 0.0
+
+
+def completeness_seconds(view: StreamStatus, as_of: datetime) -> float:
+    """For how long the oldest hour that is not complete has been over; 0 while it still runs. Pure."""
+    complete = view.complete_through
+    oldest = hour_words.shift(complete, 1) if complete is not None else view.first_hour
+    return max(0.0, (as_of - hour_words.end_of(oldest)).total_seconds())
+
+
+def retention_reason(view: StreamStatus, as_of: datetime) -> str | None:
+    """Why Kafka may drop records before an hour of them is accepted, or None: it keeps them for less than a day longer
+    than the oldest such hour is old. Pure."""
+    waits = timedelta(seconds=round(completeness_seconds(view, as_of))) + timedelta(hours=1)
+    if view.retention is None or view.retention >= waits + SPARE:
+        return None
+    return f"Kafka keeps records for {view.retention}, and the oldest hour that is not accepted began {waits} ago"
+
+
+def newest_accepted(state: State) -> str | None:
+    """The newest hour that the batch layer has accepted. Pure."""
+    hour = hour_words.shift(state.timeline.open, -1)
+    while hour >= state.timeline.first and not state.is_accepted(hour):
+        hour = hour_words.shift(hour, -1)
+    return hour if hour >= state.timeline.first else None
+
+
+def late_reason(
+    lag: int, since: datetime, waiting_since: datetime | None, late_after: timedelta, now: datetime
+) -> str | None:
+    """Why the speed layer is late, or None: a record waits for longer than `late_after`, and the position has not moved
+    for so long. `since`: when it moved last; `waiting_since`: since when the oldest record waits. Pure."""
+    if waiting_since is None or min(now - since, now - waiting_since) <= late_after:
+        return None
+    waits, still = (timedelta(seconds=round((now - at).total_seconds())) for at in (waiting_since, since))
+    return f"{lag} offsets wait, the oldest for {waits}, and the position has not moved for {still}"
+
+
+def late_after(stream: Stream, otherwise: timedelta) -> timedelta:
+    """After how long the speed layer of a stream is late: as promised (`slo.fresh`), or sooner. Pure."""
+    promised = stream.slo.fresh
+    return min(promised, otherwise) if promised is not None else otherwise
+
+
+def unexplained(state: State, rows: Mapping[str, LedgerRow]) -> dict[str, dict[str, int]]:
+    """By hour, the differences of the layers that nothing explains, from the ledger's newest rows. Pure."""
+    by_hour = {
+        hour: unexplained_counts(row.diff, row.gaps, coverage.uncovered_reason(state, "speed", hour) is None)
+        for hour, row in rows.items()
+    }
+    return {hour: left for hour, left in sorted(by_hour.items()) if left}
+
+
+def _why(stream: str, hour: str) -> str:
+    return f"`anabranch explain {stream} {hour}` says why"
+
+
+def unexplained_words(left: Mapping[str, int]) -> str:
+    """What is left unexplained, in words: `3 missing, 1 changed`."""
+    return ", ".join(f"{n} {kind}" for kind, n in left.items())
+
+
+def _published_at(state: State, branch: str) -> datetime | None:
+    snapshot = last_publish(state.table, branch)
+    return datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC) if snapshot is not None else None
+
+
+def print_status(view: StreamStatus, output: str) -> None:
+    if output == "json":
+        print_json(view)
+        return
+    rows: list[tuple[str, object]] = [
+        ("topic", f"{view.topic} ({view.topic_id or 'not seen yet'})"),
+        ("position", ", ".join(f"{p}: {o}" for p, o in view.position.items())),
+        ("position since", view.position_since.isoformat()),
+        ("lag", f"{view.lag.offsets} offsets"),
+        *((f"last publish to {b}", "never" if at is None else at.isoformat()) for b, at in view.last_publish.items()),
+        ("open hour", view.open_hour),
+        ("complete through", view.complete_through or "none"),
+        ("ended, to be sealed", ", ".join(view.to_seal) or "none"),
+        ("sealed, not accepted", ", ".join(view.backlog) or "none"),
+        ("refused", ", ".join(view.refused) or "none"),
+        ("refused restatements", ", ".join(view.refused_restatements) or "none"),
+        ("hours by batch", sum(1 for layer in view.hours.values() if layer == "batch")),
+        ("dead letters", view.dead_letters),
+        ("lost to retention", ", ".join(f"{n} offsets in {h}" for h, n in view.lost.items()) or "none"),
+        ("unexplained differences", f"in {len(view.unexplained)} hours" if view.unexplained else "none"),
+    ]
+    print_table((view.stream, ""), rows)
+    if view.late:
+        print(f"the speed layer is late: {view.late}")
+    for hour in view.refused_restatements:
+        print(f"hour {hour}: its restatement was refused, the revision before is served; {_why(view.stream, hour)}")
+    for hour, left in view.unexplained.items():
+        print(
+            f"hour {hour}: the layers differ and nothing explains it: {unexplained_words(left)}; look at "
+            f"`anabranch diff {view.stream} {hour}`"
+        )

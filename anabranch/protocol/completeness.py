@@ -1,0 +1,132 @@
+"""Whether all events of a day are there: which ingest hours can hold them, by the stream's bounds, and who accepted
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from anabranch.common.errors import ConfigurationError
+from anabranch.common.output import print_json, print_table
+from anabranch.config import EventTime, Stream
+from anabranch.offsets.hours import end_of, hour_of, hours_between, shift, start_of
+from anabranch.protocol.state import State
+
+_MOMENT = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True)
+class EventTimeCompleteness:
+    """The ingest hours `first` to `last`, both included, can hold events of a time; `last` is None where nothing says
+    how late an event may come. `accepted` of them are; `waiting` are sealed and are not; from `open` on they are not
+    sealed yet. `complete_at` is when the last of them ends, and so the earliest that all can be there."""
+
+    stream: str
+    event_time: str
+    first: str
+    last: str | None
+    complete: bool
+    accepted: int
+    waiting: Sequence[str]
+    open: str | None
+    complete_at: datetime | None
+
+
+def parse_event_time(text: str) -> tuple[datetime, datetime]:
+    """The span `[start, end)` of a day (UTC) such as 2026-11-20, or of an hour such as 2026-11-20T13. Raises
+    ConfigurationError."""
+    if "T" in text:
+        return start_of(text), end_of(text)
+    try:
+        day = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--event-time: expected a UTC day such as 2026-11-20, or an hour such as 2026-11-20T13, found {text!r}"
+        ) from error
+    return day, day + timedelta(days=1)
+
+
+def plan_hours(bounds: EventTime, start: datetime, end: datetime) -> tuple[str | None, str | None]:
+    """The first and the last ingest hour that can hold an event of `[start, end)`; None where nothing bounds it. Pure.
+
+    An hour takes events from `past` before its start to `future` after its end, both included.
+    """
+    first = last = None
+    if bounds.future is not None:
+        earliest = start - bounds.future - timedelta(hours=1)
+        first = hour_of(earliest + timedelta(hours=1) - _MOMENT)
+    if bounds.past is not None:
+        last = hour_of(end - _MOMENT + bounds.past)
+    return first, last
+
+
+def plan_open_spans(bounds: EventTime, state: State) -> list[tuple[datetime, datetime | None]] | None:
+    """The spans of event time, both ends included, of which hours that are not accepted can hold events, in order and
+    apart from each other; None for the end of one that nothing bounds, and in place of all where nothing says how late
+    an event may come. Pure.
+
+    A time is complete when it touches none of them: `plan_hours`, seen from the hours.
+    """
+    if bounds.past is None:
+        return None
+    timeline = state.timeline
+    spans: list[tuple[datetime, datetime | None]] = []
+    for hour in (h for h in hours_between(timeline.first, timeline.open) if not state.is_accepted(h)):
+        begin = start_of(hour) - bounds.past
+        end = end_of(hour) + bounds.future if bounds.future is not None else None
+        if spans and (spans[-1][1] is None or begin <= spans[-1][1]):
+            begin, _ = spans.pop()
+        spans.append((begin, end))
+    begin = start_of(timeline.open) - bounds.past
+    while spans and (spans[-1][1] is None or begin <= spans[-1][1]):
+        begin = min(begin, spans.pop()[0])
+    return [*spans, (begin, None)]
+
+
+def completeness(stream: Stream, state: State, text: str) -> EventTimeCompleteness:
+    """Whether every hour that can hold events of a day, or an hour, of event time is accepted. Pure.
+
+    Raises ConfigurationError for a stream without an event time, and for a text that is no time.
+    """
+    if stream.event_time is None:
+        raise ConfigurationError(
+            f"stream {stream.name}: expected `event_time:` in its file, which says how late an event may come, "
+            "found none"
+        )
+    start, end = parse_event_time(text)
+    earliest, last = plan_hours(stream.event_time, start, end)
+    timeline = state.timeline
+    # The stream has no hours before its first.
+    first = max(earliest or timeline.first, timeline.first)
+    behind = shift(last, 1) if last is not None else None
+    ended = hours_between(first, min(behind or timeline.open, timeline.open))
+    waiting = [h for h in ended if not state.is_accepted(h)]
+    is_open = behind is None or behind > max(first, timeline.open)
+    return EventTimeCompleteness(
+        stream=stream.name,
+        event_time=text,
+        first=first,
+        last=last,
+        complete=not waiting and not is_open,
+        accepted=len(ended) - len(waiting),
+        waiting=waiting,
+        open=max(first, timeline.open) if is_open else None,
+        complete_at=end_of(last) if last is not None else None,
+    )
+
+
+def print_completeness(view: EventTimeCompleteness, output: str) -> None:
+    if output == "json":
+        print_json(view)
+        return
+    rows: list[tuple[str, object]] = [
+        ("events of", view.event_time),
+        ("can be in the hours", f"{view.first} to {view.last or 'any to come: the stream has no event_time.past'}"),
+        ("accepted", view.accepted),
+        ("sealed, not accepted", ", ".join(view.waiting) or "none"),
+        ("not sealed yet", f"from {view.open} on" if view.open is not None else "none"),
+        ("the last one ends", view.complete_at),
+        ("complete", "yes" if view.complete else "no"),
+    ]
+    print_table((view.stream, ""), rows)

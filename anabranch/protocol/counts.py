@@ -1,0 +1,36 @@
+"""An hour's account in numbers, for reports. The fields are the keys of their JSON, in their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anabranch.offsets.hours import Cut
+from anabranch.offsets.position import Ranges
+from anabranch.protocol.ledger_row import HourAccount
+
+
+@dataclass(frozen=True)
+class Counts:
+    """An hour's account in numbers; None where the ledger does not tell."""
+
+    offsets: int | None
+    good: int | None
+    dead: int | None
+    duplicate: int | None
+    gap: int | None
+
+    @staticmethod
+    def of(account: HourAccount) -> Counts:
+        return Counts(account.offsets, account.good, account.dead, account.duplicate, account.gap)
+
+    @property
+    def cells(self) -> list[object]:
+        return [getattr(self, name) for name in COUNTS]
+
+
+COUNTS = ("offsets", "good", "dead", "duplicate", "gap")
+
+
+def ranges_of(cut: Cut | None) -> Ranges | None:
+    """A cut's ranges, by partition in order."""
+    return dict(sorted(cut.ranges.items())) if cut is not None else None

@@ -1,0 +1,164 @@
+"""The history of hours: every decision about them, what changed between revisions, and which of those can be read.
+
+A restatement tags `main` as it was before; the tag's name is `<hour>-r<revision>`. Whether the tag shows that revision
+is asked of the tagged snapshot itself: an hour that an operator had given to the speed layer then shows its rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from anabranch.common.remote_errors import lake_errors
+from anabranch.config import Stream
+from anabranch.iceberg.lake import Lake
+from anabranch.protocol import ledger
+from anabranch.protocol.counts import COUNTS, Counts
+from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
+from anabranch.protocol.state import load_state
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+_COMPARED = (*COUNTS, "gaps", "speed_rows", "sources", "cut", "topic_id")
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """A tag of a replaced revision: its snapshot, the rows that it shows of the hour, and its end."""
+
+    name: str
+    snapshot_id: int
+    rows: int
+    until: datetime | None
+
+
+@dataclass(frozen=True)
+class DecisionFacts:
+    """A decision, and of an accepted revision what it `changed` (`changed_values`), and whether and how its rows can
+    be read."""
+
+    hour: str
+    at: datetime
+    decision: Kind
+    revision: int
+    served: Layer | None
+    counts: Counts
+    sources: Mapping[str, int] | None
+    changed: Mapping[str, Sequence[Any]]
+    reason: str | None
+    code_version: str
+    tag: str | None = None
+    query: str | None = None
+    readable: str | None = None
+
+
+def decisions(lake: Lake, stream: Stream, hour: str | None) -> list[DecisionFacts]:
+    """Every decision about one hour or all, by hour, oldest first, with what it changed and how to read what it
+    replaced. Raises Transient when the lake does not answer."""
+    wanted_hours = [hour] if hour is not None else None
+    rows = ledger.history(lake, stream.hours_table, wanted_hours, ("partitions", "quality", "diff"))
+    state = load_state(lake, stream.table)
+    wanted = [row for row in with_waiting(rows, state.decisions) if hour is None or row.hour == hour]
+    tags = tagged(state.table, [(row.hour, row.revision) for row in wanted if row.decision == "accepted"])
+    return history_rows(stream.table, wanted, tags)
+
+
+def with_waiting(rows: Sequence[LedgerRow], waiting: Sequence[LedgerRow]) -> list[LedgerRow]:
+    """The ledger's rows, and behind them the decisions that still wait on a branch to be written. Pure."""
+    known = {row.decision_id for row in rows}
+    return [*rows, *(row for row in waiting if row.decision_id not in known)]
+
+
+def history_rows(table: str, rows: Sequence[LedgerRow], tags: Mapping[str, Tagged]) -> list[DecisionFacts]:
+    """The decisions of `rows` (the ledger's, oldest first) hour by hour. Pure."""
+    made = []
+    for hour in sorted({row.hour for row in rows}):
+        of_hour = [row for row in rows if row.hour == hour]
+        newest = max((row.revision for row in of_hour if row.decision == "accepted"), default=0)
+        accepted: LedgerRow | None = None
+        for row in of_hour:
+            made.append(_decision(table, row, accepted, newest, tags))
+            if row.decision == "accepted":
+                accepted = row
+    return made
+
+
+def _decision(
+    table: str, row: LedgerRow, before: LedgerRow | None, newest: int, tags: Mapping[str, Tagged]
+) -> DecisionFacts:
+    facts = DecisionFacts(
+        hour=row.hour,
+        at=row.recorded_at,
+        decision=row.decision,
+        revision=row.revision,
+        served=row.served,
+        counts=Counts.of(row),
+        sources=row.sources,
+        changed=changed_values(before, row) if row.decision == "accepted" and before is not None else {},
+        reason=row.reason or _why(row),
+        code_version=row.code_version,
+    )
+    if row.decision != "accepted":
+        return facts
+    tag, query, readable = _readable(table, row, newest, tags.get(f"{row.hour}-r{row.revision}"))
+    return replace(facts, tag=tag, query=query, readable=readable)
+
+
+def _why(row: LedgerRow) -> str | None:
+    """Why a decision without a reason of its own was taken."""
+    if row.decision != "accepted":
+        return None
+    return "restated (`anabranch batch --restate`)" if row.revision > 1 else None
+
+
+def _readable(table: str, row: LedgerRow, newest: int, tag: Tagged | None) -> tuple[str | None, str | None, str]:
+    """The tag and the command that read a revision's rows, where there are such, and in words whether they can be."""
+    query = f"anabranch query \"SELECT * FROM {table} WHERE ingest_hour = '{row.hour}'\""
+    if row.revision == newest:
+        return None, query, "it is the newest revision"
+    if tag is None:
+        return None, None, "no longer: its tag's age has ended"
+    if row.good is not None and tag.rows != row.good:
+        return tag.name, None, f"no: its tag shows {tag.rows} rows, the revision had {row.good}"
+    until = f" until {tag.until:%F %T} UTC" if tag.until is not None else ""
+    return tag.name, f"{query} --as-of {tag.name}", f"by its tag{until}"
+
+
+def changed_values(before: LedgerRow, after: LedgerRow) -> dict[str, list[Any]]:
+    """What two revisions say otherwise: `{name: [before, after]}`, as JSON has the values. Pure."""
+    one, other = before.as_columns(), after.as_columns()
+    pairs = {name: [one.get(name), other.get(name)] for name in _COMPARED}
+    return {name: pair for name, pair in pairs.items() if (pair[0] or 0) != (pair[1] or 0)}
+
+
+def changed_words(changed: Mapping[str, Sequence[Any]]) -> str:
+    """What changed between two revisions, in words: `good 40 to 41 (+1)`."""
+    parts = []
+    for name, (one, other) in changed.items():
+        if isinstance(one, int | None) and isinstance(other, int | None):
+            parts.append(f"{name} {one or 0} to {other or 0} ({(other or 0) - (one or 0):+})")
+        else:
+            parts.append(f"{name} {json.dumps(one)} to {json.dumps(other)}")
+    return ", ".join(parts) or "no count changed"
+
+
+def tagged(table: Table, revisions: Sequence[tuple[str, int]]) -> dict[str, Tagged]:
+    """The tags that are left of `revisions` (hour, revision) of a loaded table."""
+    by_name = {}
+    for hour, revision in dict.fromkeys(revisions):
+        name = f"{hour}-r{revision}"
+        ref = table.metadata.refs.get(name)
+        snapshot = table.metadata.snapshot_by_id(ref.snapshot_id) if ref is not None else None
+        if ref is None or snapshot is None:
+            continue
+        scan = table.scan(row_filter=f"ingest_hour = '{hour}'", snapshot_id=ref.snapshot_id)
+        with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
+            rows = sum(task.file.record_count for task in scan.plan_files())
+        made = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
+        until = made + timedelta(milliseconds=ref.max_ref_age_ms) if ref.max_ref_age_ms is not None else None
+        by_name[name] = Tagged(name, ref.snapshot_id, rows, until)
+    return by_name

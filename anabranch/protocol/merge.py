@@ -1,0 +1,158 @@
+"""The merger: `main` holds, for each hour, the files of the layer that serves it. Deterministic and idempotent.
+
+Speed and batch publish `main` in their own commits, so there is seldom anything to do; run alone, the merger repairs
+what a crash, an override or a restored branch left. A swap copies no data. Every publisher starts with `recover`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anabranch.common.fail_points import Step, reach
+from anabranch.config import Stream
+from anabranch.iceberg.commits import Change
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.snapshots import files_by_hour, hours_apart
+from anabranch.protocol import coverage, dead_letters, ledger
+from anabranch.protocol.ledger_row import Layer
+from anabranch.protocol.publish import Decision, Publish, new_id, run
+from anabranch.protocol.state import KEPT, State, load_state
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+
+LOG = logging.getLogger(__name__)
+
+Files = Mapping[str, Mapping[str, "DataFile"]]
+
+
+@dataclass(frozen=True)
+class Swap:
+    """One hour whose files in `main` are not those of the layer that should serve it."""
+
+    hour: str
+    layer: Layer
+    add: tuple[DataFile, ...]
+    remove: tuple[DataFile, ...]
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a merge ended with: what it swapped, or refused to, and the state in which `main` is right."""
+
+    swaps: list[Swap]
+    state: State
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What was finished: the ids of what waited and is done now, which the next publish drops from its branches, and
+    the state that the rest of the job starts from."""
+
+    confirmed: frozenset[str]
+    state: State
+
+
+def plan_merge(state: State, main: Files, speed: Files, batch: Files) -> list[Swap]:
+    """The hours in which `main` differs from the layer that should serve them, oldest first. Pure.
+
+    An hour that `main` serves from batch is not swapped to a speed layer that does not cover it.
+    """
+    swaps = []
+    for hour in sorted({*main, *speed, *batch}):
+        layer = state.served_by(hour)
+        wanted = (batch if layer == "batch" else speed).get(hour, {})
+        have = main.get(hour, {})
+        if set(wanted) == set(have):
+            continue
+        add = tuple(f for path, f in wanted.items() if path not in have)
+        remove = tuple(f for path, f in have.items() if path not in wanted)
+        reason = coverage.uncovered_reason(state, layer, hour)
+        # Rows that main already has are never given up for a layer that has fewer offsets.
+        refused = f"not swapped to {layer}: {reason}" if reason is not None and remove else None
+        swaps.append(Swap(hour, layer, add, remove, refused))
+    return swaps
+
+
+def plan_swaps(state: State, swaps: Sequence[Swap], id: str) -> Publish | None:
+    """The one publish that makes those of `swaps` that are not refused, and remembers the others' hours as kept.
+
+    None when `main` needs none. Pure.
+    """
+    kept = tuple(s.hour for s in swaps if s.refused is not None)
+    if len(kept) == len(swaps) and state.is_merged and kept == state.retained_hours:
+        return None
+    return Publish(id, (_swap(swaps),), state.timeline, merges=True)
+
+
+def _swap(swaps: Sequence[Swap]) -> Change:
+    kept = [s.hour for s in swaps if s.refused is not None]
+    layers = {s.hour: s.layer for s in swaps if s.refused is None}
+    return Change("main", properties={KEPT: json.dumps(kept)}, copy=layers)
+
+
+def _hours_to_compare(state: State) -> set[str]:
+    """The hours in which `main` may differ from the layer that should serve them."""
+    layers: tuple[Layer, ...] = ("speed", "batch")
+    return {h for b in layers for h in hours_apart(state.table, "main", b) if state.served_by(h) == b}
+
+
+def needs_merge(state: State) -> bool:
+    """Whether there is something for a merge to do: a branch that `main` was not made from as it is now, or an hour
+    that was kept and is covered by now. Pure."""
+    return not state.is_merged or any(
+        coverage.uncovered_reason(state, state.served_by(h), h) is None for h in state.retained_hours
+    )
+
+
+def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = False) -> Merged:
+    """Make `main` right in one zero-copy publish; returns what was (or, with `dry_run`, would be) swapped or refused,
+    and the state after it.
+
+    Without `everything` nothing is compared when `main` says that it was made from the other branches as they are.
+    """
+    swaps: list[Swap] = []
+    state: State | None = None
+
+    def decide() -> Decision:
+        nonlocal swaps, state
+        state = load_state(lake, stream.table)
+        swaps = []
+        if not everything and not needs_merge(state):
+            return state, None
+        hours = _hours_to_compare(state)
+        swaps = plan_merge(state, *(files_by_hour(state.table, b, hours) for b in ("main", "speed", "batch")))
+        publish = None if dry_run else plan_swaps(state, swaps, new_id())
+        if publish is not None:
+            reach(Step.MERGE_PLANNED)
+        return state, publish
+
+    if (landed := run(lake, stream.table, decide, f"merge {stream.name}", take_turns=True)) is not None:
+        reach(Step.MERGE_PUBLISHED)
+        state = landed.state
+    assert state is not None
+    for swap in swaps:
+        if swap.refused is not None:
+            LOG.warning("stream %s: hour %s %s", stream.name, swap.hour, swap.refused)
+        elif not dry_run:
+            LOG.info("stream %s: hour %s is now served by %s", stream.name, swap.hour, swap.layer)
+    return Merged(swaps, state)
+
+
+def recover(
+    lake: Lake, stream: Stream, state: State | None = None, confirmed: frozenset[str] = frozenset()
+) -> Recovered:
+    """Finish what an earlier publisher, of either layer, left half done: merge, publish the dead letters that a rows'
+    publish named, and write the ledger rows that are missing. Raises Transient.
+
+    A step that has just ended hands on its `state`, and the ids that it knows the ledger to hold.
+    """
+    if state is None or needs_merge(state):
+        state = merge(lake, stream).state
+    published = dead_letters.roll_forward(lake, stream.dead_letters_table, state)
+    return Recovered(published | ledger.record_waiting(lake, stream.hours_table, state, confirmed), state)

@@ -1,0 +1,106 @@
+"""Overrides: an operator gives an hour to one layer, says why, and the swap and the word land in one commit."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Literal
+
+from anabranch.common.errors import Refused
+from anabranch.config import Stream
+from anabranch.iceberg.commits import Change
+from anabranch.iceberg.lake import Lake
+from anabranch.protocol import coverage, dead_letters, ledger, merge
+from anabranch.protocol.ledger_row import Layer
+from anabranch.protocol.publish import Again, Decision, Publish, new_id, run
+from anabranch.protocol.sealing import require_sealed
+from anabranch.protocol.state import KEPT, OVERRIDES, Accepted, State, accepted_properties, load_state
+
+LOG = logging.getLogger(__name__)
+
+Choice = Literal["speed", "batch", "auto"]
+
+
+@dataclass(frozen=True)
+class Served:
+    """Who serves the hour now. `changed` is False when it was so already."""
+
+    hour: str
+    layer: Layer
+    override: Layer | None
+    changed: bool
+
+
+def plan_override(state: State, hour: str, choice: Choice) -> tuple[dict[str, Layer], Layer]:
+    """The overrides after `choice`, and the layer that then serves the hour. Pure.
+
+    Raises Refused, with the reason, when that layer's rows do not cover the hour's cut.
+    """
+    overrides = {h: layer for h, layer in state.overrides.items() if h != hour}
+    if choice != "auto":
+        overrides[hour] = choice
+    layer = replace(state, overrides=overrides).served_by(hour)
+    if overrides != state.overrides and (reason := coverage.uncovered_reason(state, layer, hour)) is not None:
+        raise Refused(
+            f"hour {hour}: expected the {layer} layer's rows to cover its cut, found that {reason}; "
+            f"{state.served_by(hour)} goes on serving it: `anabranch explain` says what may be done with it"
+        )
+    return overrides, layer
+
+
+def plan_served(
+    state: State, hour: str, overrides: dict[str, Layer], layer: Layer, accepted: Accepted | None, id: str,
+    now: datetime, why: str, confirmed: frozenset[str],
+) -> Publish:  # fmt: skip
+    """The publish of an override that `plan_override` let pass: the word and the swap in one. Pure.
+
+    `accepted` is what is accepted of the hour.
+    """
+    kept = [h for h in state.retained_hours if h != hour]
+    properties = {OVERRIDES: json.dumps(overrides, sort_keys=True), KEPT: json.dumps(kept)}
+    changes = [Change("main", properties=properties, copy={hour: layer})]
+    if accepted is not None and layer == "speed":
+        # Remembered one by one from now on: a batch branch that is lost could not tell it from the others.
+        changes.append(Change("batch", properties=accepted_properties(state, {hour: accepted})))
+    revision = accepted.revision if accepted is not None else 0
+    cut = accepted.cut if accepted is not None else state.cuts.get(hour)
+    row = ledger.decision(hour, "served", revision, cut, now, f"{id}-{hour}", served=layer, reason=why)
+    letters = dead_letters.waiting_served(hour, layer, now, f"{id}-{hour}")
+    return Publish(id, tuple(changes), state.timeline, decisions=(row,), dead_letters=(letters,), confirmed=confirmed)
+
+
+def serve_hour(
+    lake: Lake, stream: Stream, hour: str, choice: Choice, why: str, confirmed: frozenset[str] = frozenset()
+) -> Served:
+    """Give a sealed hour to a layer, or lift that (`auto`), for good: later publishes and merges honour it.
+
+    One zero-copy swap that carries the override; the ledger's row and the hour's dead letters follow. Raises Refused
+    when the layer's rows do not cover the hour, ConfigurationError for an hour before the first, Transient for one
+    that is not sealed.
+    """
+    served: Served | None = None
+
+    def decide() -> Decision:
+        nonlocal served
+        state = load_state(lake, stream.table)
+        require_sealed(state, stream, hour)
+        overrides, layer = plan_override(state, hour, choice)
+        served = Served(hour, layer, overrides.get(hour), overrides != state.overrides)
+        if not served.changed:
+            return state, None
+        if merge.needs_merge(state):
+            merge.merge(lake, stream)
+            return Again.AGAIN
+        accepted = ledger.accepted(lake, stream.hours_table, state, hour)
+        now = datetime.now(UTC)
+        return state, plan_served(state, hour, overrides, layer, accepted, new_id(), now, why, confirmed)
+
+    landed = run(lake, stream.table, decide, f"serve hour {hour} of {stream.name}", take_turns=True)
+    assert served is not None
+    if landed is not None:
+        ledger.record_waiting(lake, stream.hours_table, landed.state)
+        dead_letters.roll_forward(lake, stream.dead_letters_table, landed.state)
+        LOG.info("stream %s: hour %s is now served by %s: %s", stream.name, hour, served.layer, why)
+    return served

@@ -1,0 +1,276 @@
+"""Adoption: going on in another log than the position's, or in the same log after it lost its end.
+
+The hour at hand is sealed at the position, so that no hour mixes two logs; the next one begins in the new log. What is
+published stays served. Where the log that is left ends is remembered: when its topic id comes back, the stream goes on
+there. A topic id that was never read, and whose log holds records, is adopted only from where the operator says.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from anabranch.common.errors import PositionError, Refused
+from anabranch.common.fail_points import Step, reach
+from anabranch.config import Stream
+from anabranch.iceberg.commits import Change
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.owner import OWNER, Owner
+from anabranch.iceberg.snapshots import published_since
+from anabranch.kafka.client import KafkaAdapter
+from anabranch.offsets import hour_ends, hours
+from anabranch.offsets.hours import Adoption, Cut, Timeline, end_of, hours_between, plan_remembered, shift
+from anabranch.offsets.position import Offsets, Position, Ranges, Stamped, ranges_to_keys, size
+from anabranch.protocol import coverage, ledger
+from anabranch.protocol.publish import Decision, Publish, new_id, run
+from anabranch.protocol.sealing import check_clock, first_after
+from anabranch.protocol.start_offsets import Log, StartChoice, question, read_log, resolve_start, to_text
+from anabranch.protocol.state import LOST, POSITION, State, load_state, lost_entries
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """What an adoption decides: where the stream goes on, the hours that it seals, and what no one holds, by hour."""
+
+    timeline: Timeline
+    position: Position
+    sealed: tuple[str, ...]
+    lost: dict[str, Ranges]
+
+    @property
+    def former_id(self) -> str:
+        return self.timeline.adoptions[-1].topic_id
+
+
+def plan_begins(
+    timeline: Timeline,
+    position: Position,
+    log: Log,
+    unpublished: Mapping[int, Stamped | None],
+    chosen: Offsets | None = None,
+) -> Offsets | None:
+    """Where the stream goes on in `log`, by partition; None when there is nothing to adopt. Pure.
+
+    In the log of the position: where it ends below the position, the first record that cannot have been published
+    (`unpublished`), or the log's end without one; other partitions are not named. In a log that was read before: where
+    its sealed hours end, by the same rule, or behind that where the operator has `chosen` so. In a log that was never
+    read: what the operator has chosen, else its start.
+
+    Raises Refused for a choice that would publish records twice.
+    """
+    if position.topic_id == "":
+        return None
+    if position.topic_id == log.topic.id:
+        return _lost_ends(position.offsets, log.ends, unpublished) or None
+    left = timeline.left_at(log.topic.id)
+    if left is None:
+        return dict(chosen or log.starts)
+    begins = {p: left.ended.get(p, 0) for p in log.topic.partitions}
+    begins |= _lost_ends(begins, log.ends, unpublished)
+    if below := sorted(p for p, o in (chosen or {}).items() if o < begins[p]):
+        raise Refused(
+            f"adopt topic {log.topic.name}: expected --from at or behind {to_text(begins)}, where reading topic id "
+            f"{log.topic.id} ended with hour {left.hour}, found {(chosen or {})[below[0]]} for partition {below[0]}: "
+            "records would be published twice; nothing was changed: leave out --from to go on there"
+        )
+    return begins | (chosen or {})
+
+
+def _lost_ends(reached: Offsets, ends: Offsets, unpublished: Mapping[int, Stamped | None]) -> Offsets:
+    begins = {}
+    for p, end in ends.items():
+        if end < reached.get(p, 0):
+            first = unpublished.get(p)
+            begins[p] = min(first.offset, end) if first is not None else end
+    return begins
+
+
+def must_choose(timeline: Timeline, position: Position, log: Log) -> bool:
+    """Whether only an operator can say where to begin: the log holds records, and nothing of it was read. Pure."""
+    is_new = position.topic_id not in ("", log.topic.id) and timeline.left_at(log.topic.id) is None
+    return is_new and log.records > 0
+
+
+def plan_adopt(
+    timeline: Timeline,
+    position: Position,
+    topic_id: str,
+    begins: Offsets,
+    accepted: Mapping[str, Cut],
+    read_ms: int = 0,
+    begins_ms: int = 0,
+) -> Adopted:
+    """Seal the hour at hand, and those before it, by what is published; the next hour begins at `begins`. Pure.
+
+    Ends that were used stay. In a log that only lost its end, a partition that lost nothing goes on behind the hours
+    that are sealed now. Hours that the speed layer has not read to their ends count as skipped from now on: their
+    offsets can no longer be compared with the position. The log that is left is remembered by where its sealed hours
+    end, and by when it was published from last (`read_ms`); of the log that it goes on in, `begins_ms` says that.
+    """
+    # What is published stands under the first hour without an end, or before it.
+    at_hand = shift(max(timeline.boundaries), 1) if timeline.boundaries else timeline.open
+    until = end_of(at_hand)
+    nothing: dict[str, dict[int, Stamped | None]] = {h: {} for h in hours_between(timeline.open, shift(at_hand, 1))}
+    ended = hours.plan_boundaries(timeline, position.offsets, nothing, {}, until, until)
+    closed, sealed = hours.plan_seal(ended, position.topic_id, until)
+    is_left = topic_id != position.topic_id
+    goes_on = begins if is_left else closed.start | begins
+    comparable = {h: c for h, c in {**accepted, **closed.sealed}.items() if h >= timeline.since}
+    unread = {h: part for h, c in sorted(comparable.items()) if (part := coverage.behind(c, position.offsets))}
+    before = closed.start if not is_left else known.ended if (known := timeline.left_at(topic_id)) is not None else {}
+    replaced = {p: end for p, end in sorted(before.items()) if goes_on.get(p, end) < end}
+    left = Adoption(at_hand, position.topic_id, dict(goes_on), begins_ms=begins_ms, replaced=replaced)
+    if is_left:
+        left = replace(left, ended=dict(closed.start), read_ms=read_ms)
+    adopted = replace(
+        closed,
+        start=dict(goes_on),
+        skipped=tuple(sorted({*closed.skipped, *unread})),
+        adoptions=plan_remembered([*timeline.adoptions, left]),
+    )
+    lost = {
+        h: part
+        for h, part in unread.items()
+        if h not in accepted and gone_from_kafka(adopted, topic_id, h, comparable[h])
+    }
+    return Adopted(adopted, Position(topic_id, dict(goes_on)), tuple(sealed), lost)
+
+
+def gone_from_kafka(timeline: Timeline, topic_id: str, hour: str, cut: Cut) -> str | None:
+    """Why Kafka cannot give an hour's cut to a stream that reads `topic_id`, or None: its log is another one, or began
+    anew below one of the cut's ends."""
+    if not cut.offsets:
+        return None
+    if cut.topic_id != topic_id:
+        left = [a for a in timeline.adoptions if a.topic_id == cut.topic_id and hour <= a.hour]
+        return _gone(left[-1]) if left else None
+    following = [*(a.topic_id for a in timeline.adoptions[1:]), topic_id]
+    for adoption, after in zip(timeline.adoptions, following, strict=False):
+        if after != topic_id or hour > adoption.hour:
+            continue
+        if any(s < e and e > adoption.begins.get(p, 0) for p, (s, e) in cut.ranges.items()):
+            return _gone(adoption)
+    return None
+
+
+def _gone(adoption: Adoption) -> str:
+    return (
+        f"Kafka no longer holds it: the log of topic id {adoption.topic_id} ended with hour {adoption.hour} "
+        "(`anabranch adopt`)"
+    )
+
+
+def adopt(
+    stream: Stream,
+    lake: Lake,
+    kafka: KafkaAdapter,
+    confirmed: frozenset[str] = frozenset(),
+    choice: StartChoice | None = None,
+) -> Adopted | None:
+    """Go on with the topic as Kafka has it now, in one commit; None when there is nothing to adopt. Idempotent.
+
+    Raises PositionError when the topic does not exist, Refused when an operator has to choose where to begin and has
+    not (`choice`), or has chosen what would publish records twice; Transient when Kafka or the lake does not answer.
+    """
+    check_clock(lake, load_state(lake, stream.table))
+    adopted: Adopted | None = None
+
+    def decide() -> Decision:
+        nonlocal adopted
+        # The state first: a position that moves after Kafka was asked moves a head, and the publish is refused.
+        state = load_state(lake, stream.table)
+        position, timeline, adopted = state.position, state.timeline, None
+        topic = kafka.describe(stream.topic, position)
+        if topic is None:
+            raise PositionError(
+                f"adopt topic {stream.topic}: expected it to exist, found none; create it, or correct `topic:` in the "
+                "stream's file, then run `anabranch adopt` again"
+            )
+        if position.topic_id == "":
+            return state, None
+        read_ms = last_read_ms(state)
+        is_same, left = position.topic_id == topic.id, timeline.left_at(topic.id)
+        reached = position.offsets if is_same else left.ended if left is not None else {}
+        log = read_log(kafka, topic, reached)
+        chosen = resolve_start(choice, kafka, log) if choice is not None and not is_same else None
+        if chosen is None and must_choose(timeline, position, log):
+            raise Refused(question(stream.name, kafka, position, log))
+        # A record that was received after the log was published from last cannot be published.
+        since = read_ms if is_same else left.read_ms if left is not None else 0
+        unpublished = first_after(kafka, topic, datetime.fromtimestamp(since / 1000, UTC)) if since else {}
+        begins = plan_begins(timeline, position, log, unpublished, chosen)
+        if begins is None:
+            return state, None
+        accepted = {h: a.cut for h, a in state.accepted.items()}
+        adopted = plan_adopt(timeline, position, topic.id, begins, accepted, read_ms, since)
+        reach(Step.ADOPT_DECIDED)
+        publish = plan_publish(state, adopted, new_id(), lake.clock.now(), confirmed)
+        owner = Owner(stream.name, stream.topic, kafka.cluster_id())
+        return state, replace(publish, set_properties={OWNER: owner.to_json()})
+
+    landed = run(lake, stream.table, decide, f"adopt topic {stream.topic}", take_turns=True)
+    if landed is None or adopted is None:
+        return None
+    reach(Step.ADOPT_PUBLISHED)
+    ledger.record_waiting(lake, stream.hours_table, landed.state)
+    LOG.warning(
+        "stream %s: adopted topic id %s in place of %s: sealed %s, going on with hour %s from %s", stream.name,
+        adopted.position.topic_id, adopted.former_id, ", ".join(adopted.sealed), adopted.timeline.open,
+        adopted.position.to_json(),
+    )  # fmt: skip
+    for hour, ranges in adopted.lost.items():
+        LOG.error(
+            "stream %s: hour %s: %d offsets were never read, and are lost unless topic id %s comes back: %s",
+            stream.name, hour, size(ranges), adopted.former_id, ranges_to_keys(ranges),
+        )  # fmt: skip
+    return adopted
+
+
+def last_read_ms(state: State) -> int:
+    """When the position's log was published from last, in milliseconds since the epoch, or later. Pure.
+
+    Where nothing was read since an adoption, its own publish is none of records.
+    """
+    newest = state.timeline.adoptions[-1] if state.timeline.adoptions else None
+    offsets = state.position.offsets.items()
+    if newest is not None and newest.begins_ms and all(o == newest.begins.get(p, 0) for p, o in offsets):
+        return newest.begins_ms
+    return hour_ends.millis(published_since(state.table, "speed", POSITION))
+
+
+def plan_publish(state: State, adopted: Adopted, id: str, now: datetime, confirmed: frozenset[str]) -> Publish:
+    """The publish of an adoption: what it seals and where it goes on, and what is lost, in one commit. Pure."""
+    rows = tuple(
+        ledger.decision(
+            h, "sealed", 0, adopted.timeline.sealed[h], now, f"{id}-{h}", served=state.served_by(h),
+            reason=_reason(adopted, h),
+        )
+        for h in adopted.sealed
+    )  # fmt: skip
+    lost = [
+        {
+            "at": now.isoformat(),
+            "class": "retention",
+            "ranges": ranges_to_keys(part),
+            "hours": [hour],
+            "topic_id": state.position.topic_id,
+        }
+        for hour, part in adopted.lost.items()
+    ]
+    properties = {LOST: lost_entries(state, lost)} if lost else {}
+    # On `main` too: a speed branch that is lost begins again there, and must not fall back to the old log.
+    changes = (Change("speed", properties=properties), Change("main"))
+    return Publish(id, changes, adopted.timeline, adopted.position, decisions=rows, confirmed=confirmed)
+
+
+def _reason(adopted: Adopted, hour: str) -> str:
+    position = adopted.position
+    reason = f"sealed by adopting topic id {position.topic_id} from {to_text(position.offsets)}"
+    if hour in adopted.lost:
+        reason += f"; never read and lost: {json.dumps(ranges_to_keys(adopted.lost[hour]))}"
+    return reason

@@ -1,0 +1,268 @@
+"""One hour in both layers, without Spark: the rows that differ side by side, and which row repeats which.
+
+DuckDB reads the files of the branches. What a row is called is the batch job's own rule (`difference.KIND`). The speed
+layer keeps duplicates, so its rows that the batch layer lacks are the source for what was removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+from pyiceberg.schema import Schema, index_by_id
+
+from anabranch.common.errors import Transient
+from anabranch.common.output import text
+from anabranch.iceberg.snapshots import files_of, heads
+from anabranch.offsets.hours import shift
+from anabranch.offsets.partition_sql import within
+from anabranch.offsets.position import Ranges
+from serving_layer.layer_diff.columns import held_fields, once_floats
+from serving_layer.layer_diff.kinds import KIND, Difference, to_difference
+from serving_layer.query.datasets import connected, is_reading_failure, plan_files, quoted
+from serving_layer.query.reading import Reading
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+_MEMORY = "2GB"  # what is larger spills to disk
+_AT = ("kafka_partition", "kafka_offset")
+KINDS = ("changed", "extra", "missing", "unread", "duplicate")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a row lies."""
+
+    hour: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A record that the batch layer removed: where it lies, its event's key, and the row that it repeats."""
+
+    partition: int
+    offset: int
+    key: Mapping[str, Any]
+    repeats: Place
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A row of one `kind`, with its content in each layer that has it, and the columns that differ."""
+
+    kind: str
+    partition: int
+    offset: int
+    columns: tuple[str, ...]
+    speed: Mapping[str, Any] | None
+    batch: Mapping[str, Any] | None
+
+
+class Comparison:
+    """The rows of one hour in both layers. Opened by `open_comparison`."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, content: Mapping[str, str], key: Sequence[str]) -> None:
+        self._connection, self._key = connection, tuple(key)
+        self._columns = frozenset(content)
+        self._content = f"hash({', '.join(content.values())})"
+        self._has_removed = self._has_judged = False
+
+    def repeated(self, limit: int) -> tuple[int, list[Repeated]]:
+        """How many rows of the speed layer, that the batch layer lacks, repeat a row of it or of the look-back; and the
+        first of them, by (partition, offset)."""
+        self._find_removed()
+        columns = ", ".join(quoted(c) for c in self._key)
+        rows = self._ask(f"SELECT {', '.join(_AT)}, repeats, {columns} FROM removed ORDER BY ALL LIMIT {limit}")
+        listed = [
+            Repeated(
+                row["kafka_partition"], row["kafka_offset"], {c: row[c] for c in self._key}, Place(**row["repeats"])
+            )
+            for row in rows
+        ]
+        return self._number("SELECT count(*) AS n FROM removed"), listed
+
+    def difference(self, unread: Ranges) -> Difference:
+        """The difference of the layers, counted."""
+        self._judge(unread)
+        counts = {row["kind"]: row["n"] for row in self._ask("SELECT kind, count(*) AS n FROM judged GROUP BY kind")}
+        differing = sum(counts.get(kind, 0) for kind in ("extra", "changed", "duplicate"))
+        counts["same"] = self._number("SELECT count(*) AS n FROM speed") - differing
+        return to_difference(counts, [])
+
+    def samples(self, unread: Ranges, each: int) -> list[Sample]:
+        """The first rows of each kind by (partition, offset), what nothing explains first."""
+        self._judge(unread)
+        chosen = [
+            row
+            for kind in KINDS
+            for row in self._ask(
+                f"SELECT {', '.join(_AT)}, kind FROM judged WHERE kind = '{kind}' ORDER BY ALL LIMIT {each}"
+            )
+        ]
+        places = [(row["kafka_partition"], row["kafka_offset"]) for row in chosen]
+        speed, batch = self._rows("speed", places), self._rows("batch", places)
+        samples = []
+        for row, place in zip(chosen, places, strict=True):
+            one, other = speed.get(place), batch.get(place)
+            differing = tuple(name for name in differing_columns(one, other) if name in self._columns)
+            samples.append(Sample(row["kind"], *place, differing, one, other))
+        return samples
+
+    def unrepeated(self) -> int:
+        """How many of the speed layer's rows the batch layer lacks although they repeat nothing."""
+        self._find_removed()
+        return self._number(f"SELECT count(*) AS n FROM lacking ANTI JOIN removed USING ({', '.join(_AT)})")
+
+    def _find_removed(self) -> None:
+        if self._has_removed:
+            return
+        self._has_removed = True
+        key = ", ".join(quoted(c) for c in self._key)
+        same = " AND ".join(f"l.{quoted(c)} IS NOT DISTINCT FROM o.{quoted(c)}" for c in self._key)
+        # A key that is null in every part names no event (`batch_layer.duplicates`).
+        named = " OR ".join(f"l.{quoted(c)} IS NOT NULL" for c in self._key)
+        self._run(f"CREATE TEMP TABLE lacking AS SELECT kafka_partition, kafka_offset, {key} FROM speed "
+                  "ANTI JOIN batch USING (kafka_partition, kafka_offset)")  # fmt: skip
+        self._run(f"""
+            CREATE TEMP TABLE removed AS
+            WITH origins AS (
+                SELECT ingest_hour, {", ".join(_AT)}, {key} FROM earlier
+                UNION ALL SELECT ingest_hour, {", ".join(_AT)}, {key} FROM batch
+            )
+            SELECT l.*, min({{'hour': o.ingest_hour, 'offset': o.kafka_offset, 'partition': o.kafka_partition}})
+                AS repeats
+            FROM lacking l JOIN origins o ON {same} WHERE {named} GROUP BY ALL
+        """)
+
+    def _judge(self, unread: Ranges) -> None:
+        if self._has_judged:
+            return
+        self._find_removed()
+        self._has_judged = True
+        # A table, not a condition: that would take seconds to plan for thousands of partitions.
+        bounds = [{"partition": p, "first": s, "behind": e} for p, (s, e) in unread.items()]
+        schema = pa.schema({"partition": pa.int32(), "first": pa.int64(), "behind": pa.int64()})
+        self._connection.register("ranges", pa.Table.from_pylist(bounds, schema))
+        self._run(f"""
+            CREATE TEMP TABLE judged AS
+            SELECT kafka_partition, kafka_offset, kind FROM (
+                SELECT kafka_partition, kafka_offset, {KIND} AS kind FROM (
+                    SELECT kafka_partition, kafka_offset, speed, batch, removed,
+                        {within("kafka_offset", "first", "behind")} AS unread
+                    FROM (SELECT {", ".join(_AT)}, {self._content} AS speed FROM speed)
+                    FULL JOIN (SELECT {", ".join(_AT)}, {self._content} AS batch FROM batch) USING ({", ".join(_AT)})
+                    LEFT JOIN (SELECT {", ".join(_AT)}, true AS removed FROM removed) USING ({", ".join(_AT)})
+                    LEFT JOIN ranges ON ranges.partition = kafka_partition
+                )
+            ) WHERE kind <> 'same'
+        """)
+
+    def _rows(self, layer: str, places: Sequence[tuple[int, int]]) -> dict[tuple[int, int], dict[str, Any]]:
+        if not places:
+            return {}
+        ranges = " OR ".join(f"(kafka_partition = {p} AND kafka_offset = {o})" for p, o in places)
+        rows = self._ask(f"SELECT * FROM {layer} WHERE {ranges}")
+        return {(row["kafka_partition"], row["kafka_offset"]): row for row in rows}
+
+    def _number(self, sql: str) -> int:
+        return int(self._ask(sql)[0]["n"])
+
+    def _ask(self, sql: str) -> list[dict[str, Any]]:
+        with _reading():
+            rows: list[dict[str, Any]] = self._connection.sql(sql).to_arrow_table().to_pylist()
+            return rows
+
+    def _run(self, sql: str) -> None:
+        with _reading():
+            self._connection.execute(sql)
+
+
+@contextmanager
+def open_comparison(table: Table, hour: str, key: Sequence[str], lookback: int) -> Iterator[Comparison]:
+    """Compare an hour's rows on the branches of a loaded table, and those that `main` serves in the look-back.
+
+    Raises Refused for a table that has delete files, Transient when a file could not be read.
+    """
+    at, name = heads(table), ".".join(table.name())
+    earlier = [shift(hour, -i) for i in range(1, lookback + 1)]
+    reading = Reading()
+    with reading.told(f"compare hour {hour}"), connected(_MEMORY) as connection:
+        for view, branch, hours in (
+            ("speed", "speed", [hour]),
+            ("batch", "batch", [hour]),
+            ("earlier", "main", earlier),
+        ):
+            connection.register(view, plan_files(name, table, at[branch], hours).dataset(reading))
+        schemas = list(table.schemas().values())
+        files = files_of(table, "speed", hour)
+        yield Comparison(connection, content_types(table.schema(), schemas, files), key)
+
+
+def has_same_rows(table: Table, hour: str, one: str, other: str) -> bool:
+    """Whether two branches of a loaded table have the same rows of an hour, each as often, whatever files they are in.
+
+    Raises Refused for a table that has delete files, Transient when a file could not be read.
+    """
+    at, name, reading = heads(table), ".".join(table.name()), Reading()
+    with reading.told(f"compare hour {hour}"), connected(_MEMORY) as connection:
+        for view, branch in (("one", one), ("other", other)):
+            connection.register(view, plan_files(name, table, at[branch], [hour]).dataset(reading))
+        try:
+            [(n,)] = connection.execute(
+                "SELECT count(*) FROM ((FROM one EXCEPT ALL FROM other) UNION ALL (FROM other EXCEPT ALL FROM one))"
+            ).fetchall()
+        except duckdb.Error as error:
+            if is_reading_failure(error):
+                raise Transient(
+                    f"compare hour {hour} of {name}: expected its rows, found: {error}; run it again"
+                ) from error
+            raise
+    return bool(n == 0)
+
+
+def differing_columns(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The columns in which two rows differ; none when there is but one. Pure."""
+    if one is None or other is None:
+        return ()
+    return tuple(
+        name for name in one if text(one[name]) != text(other[name]) or type(one[name]) is not type(other[name])
+    )
+
+
+def content_types(now: Schema, schemas: Sequence[Schema], files: Sequence[DataFile]) -> dict[str, str]:
+    """By column, the SQL of what two rows of an hour are compared by; `files` are the speed layer's of it. Pure.
+
+    As in the batch job (`serving_layer.layer_diff.spark`): nothing that a file of the speed layer does not hold, a
+    DOUBLE that once was FLOAT as FLOAT; here a nested column goes as a whole. What is nested is text.
+    """
+    field_ids, floats = held_fields(schemas, files), once_floats(schemas)
+    content = {}
+    for field in now.fields:
+        # Files count what is in a nested column, not the column itself.
+        leaves = {f.field_id for f in index_by_id(Schema(field)).values() if f.field_type.is_primitive}
+        if field.name in _AT or not leaves <= field_ids:
+            continue
+        name = quoted(field.name)
+        if field.field_type.is_primitive:
+            content[field.name] = f"{name}::FLOAT" if leaves & floats else name
+        elif not leaves & floats:
+            content[field.name] = f"to_json({name})::VARCHAR"
+    return content
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except duckdb.Error as error:
+        if is_reading_failure(error):
+            raise Transient(f"compare: expected to read every data file, found: {error} (run it again)") from error
+        raise

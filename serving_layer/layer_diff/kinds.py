@@ -1,0 +1,122 @@
+"""The difference of the two layers for one hour: row by row on (partition, offset), by a hash of the content.
+
+What a row is called stands in `KIND`, once, in SQL that Spark and DuckDB read alike: the batch job compares in Spark,
+`anabranch diff` without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from anabranch.offsets.partition_sql import inside
+from anabranch.offsets.position import Ranges
+from anabranch.protocol.ledger_row import Diff
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructField
+
+
+SAMPLE = 5
+
+# Over `speed` and `batch` (hashes of the content, null without the row), `removed` (batch dropped it as a duplicate)
+# and `unread` (outside of what the speed layer's rows account for).
+KIND = """CASE
+    WHEN speed IS NULL AND unread THEN 'unread'
+    WHEN speed IS NULL THEN 'missing'
+    WHEN batch IS NULL AND coalesce(removed, false) THEN 'duplicate'
+    WHEN batch IS NULL THEN 'extra'
+    WHEN speed <> batch THEN 'changed'
+    ELSE 'same'
+END"""
+# As samples show them: what nothing explains first.
+SHOWN = ("changed", "extra", "missing", "unread")
+
+# Gaps of these classes are offsets that Kafka once gave and the batch layer could no longer read.
+_GONE = ("compacted", "retention")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`missing`: in batch, not in speed. `extra`: in speed, not read by batch. `changed`: other content.
+
+    Of those missing, `unread` are offsets that the speed layer's rows did not account for when they were compared.
+    What batch removed as a `duplicate` is no difference.
+    """
+
+    speed_rows: int
+    missing: int
+    extra: int
+    changed: int
+    duplicate: int
+    unread: int
+    sample: tuple[dict[str, Any], ...]
+
+    @property
+    def diff(self) -> Diff:
+        """As the ledger has it."""
+        return Diff(self.missing, self.extra, self.changed, self.duplicate, self.unread, self.sample)
+
+
+def to_difference(counts: Mapping[str, int], sample: Sequence[dict[str, Any]]) -> Difference:
+    """The difference, from how many rows are of each `KIND`. Pure."""
+    of = {kind: counts.get(kind, 0) for kind in ("missing", "unread", "extra", "changed", "duplicate", "same")}
+    speed_rows = of["extra"] + of["changed"] + of["duplicate"] + of["same"]
+    missing = of["missing"] + of["unread"]
+    return Difference(speed_rows, missing, of["extra"], of["changed"], of["duplicate"], of["unread"], tuple(sample))
+
+
+def unexplained_counts(diff: Diff | None, gaps: Mapping[str, int] | None, covered: bool) -> dict[str, int]:
+    """What of a ledger's `diff` nothing explains, by kind; empty when all of it is explained. Pure.
+
+    Duplicates that batch removed are no difference. Missing rows are explained where the speed layer had not read, at
+    the time; a row of the ledger that does not say how many goes by `covered`: whether the speed layer's rows account
+    for the whole hour now. Extra rows are explained by offsets that Kafka no longer gave the batch layer. Nothing
+    explains other content.
+    """
+    if diff is None:
+        return {}
+    unread = diff.unread
+    if unread is None:
+        unread = 0 if covered else diff.missing
+    gone = sum((gaps or {}).get(name, 0) for name in _GONE)
+    left = {"missing": diff.missing - unread, "extra": diff.extra - gone, "changed": diff.changed}
+    return {kind: n for kind, n in left.items() if n > 0}
+
+
+def compare(speed: DataFrame, batch: DataFrame, duplicates: DataFrame, unread: Ranges) -> Difference:
+    """Compare the rows of one hour in Spark. All hold `kafka_partition` and `kafka_offset`, the first two the whole
+    rows. `unread` is what the speed layer's rows do not account for (`anabranch.protocol.coverage`)."""
+    from pyspark.sql import functions as F
+
+    key = ["kafka_partition", "kafka_offset"]
+    content = [field for field in batch.schema.fields if field.name not in key]
+    left = speed.select(*key, _hash(content).alias("speed"))
+    right = batch.select(*key, _hash(content).alias("batch"))
+    removed = duplicates.select(*key, F.lit(True).alias("removed"))
+    joined = left.join(right, key, "full_outer").join(removed, key, "left")
+    judged = joined.withColumn("unread", F.expr(inside(unread))).select(*key, F.expr(KIND).alias("kind"))
+    counts = {row["kind"]: row["count"] for row in judged.groupBy("kind").count().collect()}
+    differing = judged.where(F.col("kind").isin(*SHOWN))
+    shown = differing.orderBy("kind", *key).limit(SAMPLE).collect() if set(counts) & set(SHOWN) else []
+    sample = [
+        {"kind": row["kind"], "partition": row["kafka_partition"], "offset": row["kafka_offset"]} for row in shown
+    ]
+    return to_difference(counts, sample)
+
+
+def _hash(content: Sequence[StructField]) -> Column:
+    """A hash of the content. Spark's own passes over nulls, so where they are is hashed too; it refuses maps, so
+    what is nested is hashed as text, in the order in which both layers decoded the same bytes."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    parts = []
+    for field in content:
+        nested = isinstance(field.dataType, (ArrayType, MapType, StructType))
+        column = F.col(f"`{field.name}`")
+        parts.append(F.to_json(F.struct(column), {"ignoreNullFields": "false"}) if nested else column)
+        parts.append(column.isNull())
+    return F.xxhash64(*parts)

@@ -1,0 +1,115 @@
+"""Which hours of a view are read from its partials: those whose partials are of the very rows that `main` serves.
+
+Partials say of what they were computed: of which acceptance of the hour, of which files, by which definition. A
+snapshot of `main` says which hours are accepted and served by the batch layer. Where the ledger and the branches know
+one acceptance of that revision and the partials are of it, that is enough; where they know several (a branch was set
+back, an hour of long ago was restated) or another, the hour's files tell. An hour that is not known so is computed
+from its rows, so that no order of commits, and no process that is killed, makes a view say anything but its rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anabranch.config import Stream, View
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.snapshots import files_by_hour
+from anabranch.offsets.hours import hours_between
+from anabranch.protocol import ledger
+from anabranch.protocol.ledger import Acceptance
+from anabranch.protocol.state import State
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+SAYING = ("decision", "files", "definition")
+"""The columns that say of what partials were computed: one value in each file, which its bounds tell."""
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Of what the partials of an hour were computed."""
+
+    decision: str
+    files: str
+    definition: str
+
+
+@dataclass(frozen=True)
+class PartialHours:
+    """A view as one load of both tables shows it: the hours to read from partials, with the partials' files, and those
+    accepted that lack them.
+
+    `decisions`: of hours that lack them, the one acceptance that is known.
+    """
+
+    partials: Table
+    taken: Mapping[str, Collection[DataFile]]
+    lacking: tuple[str, ...]
+    decisions: Mapping[str, str]
+
+
+def digest_of(files: Iterable[str]) -> str:
+    """An hour's files as a digest of their names, which are unique wherever the table is."""
+    names = sorted(path.rpartition("/")[2] for path in files)
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:32]
+
+
+def filled_hours(table: Table, files_of: Mapping[str, Mapping[str, DataFile]]) -> dict[str, Filled]:
+    """By hour, of what its partials are, as their files' bounds tell. Pure."""
+    ids = {name: table.schema().find_field(name).field_id for name in SAYING}
+    filled = {}
+    for hour, files in files_of.items():
+        said = {tuple(_only_value(file, ids[name]) for name in SAYING) for file in files.values()}
+        if len(said) == 1 and None not in (values := said.pop()):
+            filled[hour] = Filled(*map(str, values))
+    return filled
+
+
+def _only_value(file: DataFile, id: int) -> str | None:
+    """The value of a text column that has one in all of a file; None where its bounds do not say."""
+    least, most = (bounds.get(id) if bounds else None for bounds in (file.lower_bounds, file.upper_bounds))
+    return least.decode() if least is not None and least == most else None
+
+
+def serves_accepted(state: State, hour: str) -> bool:
+    """Whether `main` shows the hour's accepted revision."""
+    return state.is_accepted(hour) and state.served_by(hour) == "batch" and hour not in state.retained_hours
+
+
+def plan_known(state: State, acceptances: Iterable[Acceptance], hours: Iterable[str]) -> dict[str, str]:
+    """By hour that `main` serves as accepted, the decision that accepted it, where just one can have. `acceptances`
+    are of a ledger that was loaded after the state. Pure."""
+    waiting = {Acceptance(d.hour, d.revision, d.decision_id) for d in state.decisions if d.decision == "accepted"}
+    by_hour: dict[str, set[str]] = defaultdict(set)
+    for one in {*acceptances, *waiting}:
+        remembered = state.accepted.get(one.hour)
+        if remembered is None or remembered.revision == one.revision:
+            by_hour[one.hour].add(one.decision_id)
+    return {h: next(iter(ids)) for h in hours if len(ids := by_hour[h]) == 1}
+
+
+def partial_hours(lake: Lake, stream: Stream, view: View, state: State) -> PartialHours:
+    """Which hours of a view are read from its partials, as `main` is by `state`. Raises Terminal when `apply` has not
+    made their table, Transient."""
+    partials = lake.load(stream.partials_table(view))
+    # Of a main that was not made from its branches as they are, nothing is known but its rows.
+    if not state.is_merged:
+        return PartialHours(partials, {}, (), {})
+    timeline = state.timeline
+    served = [h for h in hours_between(timeline.first, timeline.open) if serves_accepted(state, h)]
+    known = plan_known(state, ledger.acceptances(lake, stream.hours_table), served)
+    definition = stream.definition(view)
+    files_of = files_by_hour(partials, "main")
+    filled = {h: f for h, f in filled_hours(partials, files_of).items() if f.definition == definition}
+    taken = {h for h in served if h in filled and filled[h].decision == known.get(h)}
+    if doubtful := [h for h in served if h in filled and h not in taken]:
+        files = files_by_hour(state.table, "main", doubtful)
+        taken |= {h for h in doubtful if digest_of(files.get(h, ())) == filled[h].files}
+    lacking = tuple(h for h in served if h not in taken)
+    return PartialHours(partials, {h: files_of[h].values() for h in taken}, lacking, known)

@@ -1,1 +1,0 @@
-"""Windows: the views that a stream declares, read from their partials and the rows that have none yet."""
