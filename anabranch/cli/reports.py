@@ -495,7 +495,7 @@ def views(stream: str, fill: bool, conf: str | None, output: str) -> None:
     same; the batch layer fills them after it has accepted hours, --fill does so at once.
     """
     from anabranch.common.output import print_json, print_table
-    from anabranch.operations.reports import fill as filling
+    from serving_layer.views import fill as filling
 
     job = open_stream(stream, conf)
     if fill:

@@ -124,7 +124,7 @@ BATCH = [
     Case(Step.COMMIT_LANDED, True, 2),
     Case(Step.BATCH_DEAD_LETTERS, True),
 ]
-# The hours are accepted and recorded by then. Where in a commit: tests/unit/test_windows.py.
+# The hours are accepted and recorded by then. Where in a commit: tests/unit/serving_layer/test_views.py.
 FILL = [Case(Step.VIEW_COMPUTED, False), Case(Step.VIEW_WRITTEN, False), Case(Step.VIEW_FILLED, True)]
 EMPTY = [Case(Step.BATCH_EMPTY_ACCEPTED, True)]
 REFUSE = [Case(Step.BATCH_REFUSED, False)]
@@ -149,7 +149,7 @@ MAINTAIN = [
 ]
 
 
-# They need no JVM: tests/unit/test_egress.py and tests/integration/test_egress_targets.py kill at each of them.
+# They need no JVM: tests/unit/serving_layer/test_egress.py and tests/integration/test_egress_targets.py kill at each.
 EGRESS = {step for step in Step if step.label.startswith("egress.")}
 
 

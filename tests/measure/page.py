@@ -17,7 +17,7 @@ from pathlib import Path
 import uvicorn
 from pages import five_years, named, new_page, show
 from proofs import HOUR, job, new_proof
-from test_view_outputs import a_full_hour, kafka
+from report_hours import a_full_hour, kafka
 
 from anabranch.operations.page.server import listen
 

@@ -24,7 +24,7 @@ from pages import five_years, named, new_page, show
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from proofs import BEFORE, HOUR, NEXT, accept, bury, event, job, new_proof, read
-from test_view_outputs import ACCOUNT, LATER, accepted, kafka, sealed
+from report_hours import ACCOUNT, LATER, accepted, kafka, sealed
 
 from anabranch.offsets.hours import hours_between, shift
 from anabranch.operations.page.access import Access

@@ -43,6 +43,12 @@ _SPLIT_SECONDS = 400.0
 _TWO_PROCESSES = 0.6
 
 
+def suite_of(name: str) -> str:
+    """The suite of a test's file, by its path below the root: `unit`, `failures`, `external/search`."""
+    parts = Path(name).parts
+    return "/".join(parts[1:3]) if parts[1] == "external" else parts[1]
+
+
 @dataclass(frozen=True)
 class Unit:
     """What one shard runs whole: a file of tests, or one test of a long file."""
@@ -52,12 +58,12 @@ class Unit:
 
     @property
     def suite(self) -> str:
-        return self.name.split("/")[1]
+        return suite_of(self.name)
 
 
 def suites(root: Path = ROOT) -> list[str]:
-    """The folders of tests."""
-    return sorted({file.parent.name for file in root.glob("tests/*/test_*.py")})
+    """The suites: folders of tests that a target of the Makefile runs."""
+    return sorted({suite_of(str(file.relative_to(root))) for file in root.glob("tests/**/test_*.py")})
 
 
 def packages(suite: str, makefile: str | None = None) -> list[str]:
@@ -92,7 +98,7 @@ def plan_units(
     units = []
     for file in files:
         known = durations.get(file, {})
-        suite = file.split("/")[1]
+        suite = suite_of(file)
         part = _TWO_PROCESSES if suite in TEST_FOLDERS else 1.0
         unknown = _UNKNOWN_SECONDS_OF_UNIT if suite == "unit" else _UNKNOWN_SECONDS
         total = (sum(known.values()) if known else unknown) * part
@@ -137,7 +143,9 @@ def collect(files: Sequence[str]) -> dict[str, list[str]]:
 def all_shards(count: int) -> list[list[Unit]]:
     durations = load_durations()
     files = [
-        str(file.relative_to(ROOT)) for suite in suites() for file in sorted((ROOT / "tests" / suite).glob("test_*.py"))
+        str(file.relative_to(ROOT))
+        for suite in suites()
+        for file in sorted((ROOT / "tests" / suite).glob("**/test_*.py"))
     ]
     long = [f for f in files if sum(durations.get(f, {}).values()) * _TWO_PROCESSES > _SPLIT_SECONDS]
     return plan_shards(plan_units(files, durations, collect(long)), count)
@@ -245,7 +253,7 @@ def print_status() -> None:
         print(f"shard {shard}: passed at {passed['commit']}, {passed['at']}")
     for suite in suites():
         at: dict[str, list[str]] = defaultdict(list)
-        for file in sorted((ROOT / "tests" / suite).glob("test_*.py")):
+        for file in sorted((ROOT / "tests" / suite).glob("**/test_*.py")):
             name = f"tests/{suite}/{file.name}"
             found = [p["commit"] for n, p in record["units"].items() if n == name or n.startswith(f"{name}::")]
             for one in found or [""]:

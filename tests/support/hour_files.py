@@ -23,12 +23,12 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import Staged
 from anabranch.offsets.hours import Timeline, shift, start_of
 from anabranch.offsets.position import Position
-from anabranch.operations.reports import fill as filling
 from anabranch.protocol import apply, ledger
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.state import POSITION, TIMELINE, Accepted
 from batch_layer.plan import Rebuilt, plan_publish
 from serving_layer.reader import Reader
+from serving_layer.views import fill as filling
 
 DDL = "id STRING NOT NULL, at TIMESTAMP NOT NULL, n BIGINT"
 VIEW = {"window": "10 minutes", "group": [], "aggregates": {"events": "count", "total": "sum(n)"}}

@@ -27,7 +27,7 @@ def commands() -> set[str]:
 def printed(command: str, **values: str) -> str:
     """A command that stands in the page just so, its capitals replaced: what an operator types.
 
-    `tests/unit/test_run_books.py` reads the calls of this: a command of the page that no test asks for fails it.
+    `tests/unit/docs/test_run_books.py` reads the calls of this: a command of the page that no test asks for fails it.
     """
     assert command in commands(), f"docs/operations.md: expected the command {command}, found none"
     for name, value in values.items():

@@ -1,7 +1,7 @@
 """What guards what: tests/README.md maps each row of the failure table and each public feature to tests and targets.
 
 `make docs` writes the failure table's part, of docs/design.md; the features' part is written by hand. A unit test
-(tests/unit/test_suite_map.py) compares both with the code.
+(tests/unit/suite/test_suite_map.py) compares both with the code.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Row:
 @cache
 def file_of(name: str) -> Path:
     """The file of that name in any of the folders of tests, or of `folder/name`."""
-    found = sorted((ROOT / "tests").glob(name if "/" in name else f"*/{name}"))
+    found = sorted((ROOT / "tests").glob(f"**/{name}"))
     if len(found) != 1:
         raise ValueError(f"{name}: expected one file of tests, found {len(found)}")
     return found[0]
@@ -63,7 +63,7 @@ def is_quick(file: Path, function: str) -> bool:
     """Whether `make test` runs a test, or some of its parameters."""
     marks = functions(file)[function]
     whole = re.sub(r"pytest\.param\(.*?marks=pytest\.mark\.full\)", "", marks)
-    return file.parent.name in QUICK_FOLDERS and "mark.full" not in whole
+    return file.relative_to(ROOT).parts[1] in QUICK_FOLDERS and "mark.full" not in whole
 
 
 def named(text: str) -> Iterator[tuple[Path, str]]:

@@ -1,0 +1,298 @@
+"""A suite's file loads whole or not at all; what the gate says of a failed expectation."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from anabranch.common.errors import ConfigurationError
+from batch_layer.quality.gate import FailedExpectation, Quality, _exception, _failed, run_suite
+from batch_layer.quality.row_counts import PREVIOUS, SPEED, RowCountBaseline, plan_bounds
+from batch_layer.quality.suite import Expectation, load_suite
+
+STREAMS = Path(__file__).parents[3] / "conf" / "streams"
+UNIQUE = {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "event_id"}}
+
+
+def _file(folder: Path, *entries: Any, **keys: Any) -> Path:
+    path = folder / "some.expectations.yaml"
+    path.write_text(yaml.safe_dump({"name": "some", "expectations": list(entries)} | keys))
+    return path
+
+
+@pytest.mark.parametrize(("stream", "entries"), [("flights", 8), ("game_events", 5)])
+def test_the_suites_of_the_examples_load_whole_and_in_order(stream: str, entries: int) -> None:
+    path = STREAMS / f"{stream}.expectations.yaml"
+    suite = load_suite(path)
+    raw = yaml.safe_load(path.read_text())["expectations"]
+    assert suite.name == stream
+    assert len(suite.expectations) == entries
+    assert [(e.type, e.kwargs, e.severity) for e in suite.expectations] == [
+        (e["type"], e["kwargs"], e["severity"]) for e in raw
+    ]
+
+
+def test_an_omitted_severity_is_critical_and_meta_is_free(tmp_path: Path) -> None:
+    suite = load_suite(_file(tmp_path, UNIQUE | {"meta": {"since": date(2026, 11, 21)}}, UNIQUE | {"severity": "info"}))
+    assert [e.severity for e in suite.expectations] == ["critical", "info"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"type": "expect_nonsense", "kwargs": {}}, r"type: expected one that .* knows, found 'expect_nonsense'"),
+        (UNIQUE | {"severity": "fatal"}, "severity: expected one of critical, warning, info, found 'fatal'"),
+        (UNIQUE | {"severity": None}, "severity: expected one of .* found None"),
+        (UNIQUE | {"severty": "warning"}, "unknown key 'severty', did you mean 'severity'"),
+        (UNIQUE | {"kwargs": {"colum": "x"}}, "column: field required; colum: extra fields not permitted"),
+        (UNIQUE | {"kwargs": {"column": "x", "mostly": 7}}, "mostly: ensure this value is less than or equal to 1"),
+        (UNIQUE | {"kwargs": {"column": "x", 1: 2}}, "kwargs: expected what this type accepts"),
+        (UNIQUE | {"kwargs": ["x"]}, r"kwargs: expected a mapping, found \['x'\]"),
+        ({"type": UNIQUE["type"]}, "kwargs: expected a mapping, found None"),
+        ({"kwargs": {"column": "x"}}, "expected a type and its kwargs"),
+        ("expect_column_to_exist", "expected a type and its kwargs"),
+        # Inside kwargs these would override the entry's own, or how the gate evaluates.
+        (UNIQUE | {"kwargs": {"column": "x", "severity": "info"}}, "none but the expectation's own, found severity"),
+        (UNIQUE | {"kwargs": {"column": "x", "catch_exceptions": False}}, "found catch_exceptions"),
+        (
+            {
+                "type": "expect_column_values_to_be_between",
+                "kwargs": {"column": "x", "min_value": {"$PARAMETER": "low"}},
+            },
+            "kwargs: min_value: expected a value, found a suite parameter",
+        ),
+    ],
+)
+def test_an_entry_that_great_expectations_would_drop_or_bend_is_refused_by_its_place(
+    entry: Any, expected: str, tmp_path: Path
+) -> None:
+    path = _file(tmp_path, UNIQUE, entry)
+    with pytest.raises(ConfigurationError, match=expected) as error:
+        load_suite(path)
+    assert str(error.value).startswith(f"{path}: expectations[1]")
+    assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("- a list", "expected a mapping of keys, found list"),
+        ("name: some", "expectations: expected a list of at least one, found None"),
+        ("name: some\nexpectations: []", r"expectations: expected a list of at least one, found \[\]"),
+        ("expectations: [{type: t, kwargs: {}}]", "name: expected a text, found None"),
+        ("name: some\nexpectation: []", "unknown key 'expectation', did you mean 'expectations'"),
+        ("name: [", "expected a readable suite"),
+        # YAML itself lets the second replace the first: a whole list of expectations would be gone.
+        ("name: some\nexpectations: [a]\nexpectations: [b]", "the key 'expectations' twice"),
+    ],
+)
+def test_a_file_that_is_no_suite_is_refused(text: str, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "some.expectations.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=expected) as error:
+        load_suite(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"none\.yaml: expected a readable suite"):
+        load_suite(tmp_path / "none.yaml")
+
+
+def test_without_a_suite_everything_passes() -> None:
+    nothing: Any = None
+    assert run_suite(nothing, None) == Quality(passed=True, failed=(), warnings=(), evaluated=0)
+
+
+def test_importing_the_gate_leaves_great_expectations_alone() -> None:
+    code = "import sys, batch_layer.quality.gate; print('great_expectations' in sys.modules)"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        ({"raised_exception": False, "exception_message": None}, None),
+        ({}, None),
+        (None, None),
+        ({"raised_exception": True, "exception_message": "no column\nat line 1"}, "no column"),
+        (
+            {
+                "metric 1": {"raised_exception": True, "exception_message": "no column"},
+                "metric 2": {"raised_exception": True, "exception_message": "no column"},
+                "metric 3": {"raised_exception": False, "exception_message": None},
+            },
+            "no column",
+        ),
+        (
+            {"m": {"raised_exception": True, "exception_message": "called o1\nCaused by: A: why\n\tat x"}},
+            "A: why",
+        ),
+        ({"m": {"raised_exception": True, "exception_message": ""}}, "no message"),
+    ],
+)
+def test_an_exception_is_read_flat_and_by_metric(info: Any, expected: str | None) -> None:
+    assert _exception(SimpleNamespace(exception_info=info)) == expected
+
+
+@pytest.mark.parametrize(
+    ("type_", "kwargs", "result", "expected"),
+    [
+        (
+            "expect_column_values_to_be_between",
+            {"column": "amount", "min_value": 0, "max_value": 10000},
+            {"element_count": 1000, "unexpected_count": 3, "partial_unexpected_list": [-5.0, -6.0]},
+            "expect_column_values_to_be_between(amount): expected 0 to 10000, "
+            "found 3 of 1000 rows otherwise, such as -5.0",
+        ),
+        (
+            "expect_column_values_to_match_regex",
+            {"column": "p", "regex": "^p$", "mostly": 0.9},
+            {"element_count": 2, "unexpected_count": 1, "partial_unexpected_list": ["x" * 500]},
+            "expect_column_values_to_match_regex(p): expected to match regex ^p$, mostly 0.9, "
+            f"found 1 of 2 rows otherwise, such as {'x' * 200}…",
+        ),
+        (
+            "expect_column_values_to_not_be_in_set",
+            {"column": "p", "value_set": ["a", "b"]},
+            {"element_count": 2, "unexpected_count": 1, "partial_unexpected_list": ["a"]},
+            "expect_column_values_to_not_be_in_set(p): expected to not be in set, value set a, b, "
+            "found 1 of 2 rows otherwise, such as a",
+        ),
+        (
+            "expect_table_row_count_to_be_between",
+            {"min_value": 1},
+            {"observed_value": 0},
+            "expect_table_row_count_to_be_between: expected at least 1, found 0",
+        ),
+        (
+            "expect_column_mean_to_be_between",
+            {"column": "amount", "max_value": 1},
+            {"observed_value": None},
+            "expect_column_mean_to_be_between(amount): expected at most 1, found no value",
+        ),
+        (
+            "expect_column_to_exist",
+            {"column": "amount"},
+            {},
+            "expect_column_to_exist(amount): expected to exist, found otherwise",
+        ),
+    ],
+)
+def test_a_failed_expectation_is_one_sentence(
+    type_: str, kwargs: dict[str, Any], result: dict[str, Any], expected: str
+) -> None:
+    failed = _failed(Expectation(type_, kwargs), result, None)
+    assert failed.message == expected
+    assert failed.unexpected_count == result.get("unexpected_count")
+
+
+def test_the_verdict_is_json_whatever_was_observed() -> None:
+    seen = [Decimal("1.50"), datetime(2026, 11, 21, tzinfo=UTC), float("nan"), b"\x00", {"a": (1, None)}, True, 0.5]
+    failed = FailedExpectation("expect_x", {"column": "c", "min_value": date(2026, 1, 1)}, seen, 7, "a sentence")
+    verdict = Quality(False, (failed,), (failed,), 2).recorded().as_dict()
+    assert json.loads(json.dumps(verdict, allow_nan=False)) == verdict
+    assert verdict["failed"] == verdict["warnings"]
+    assert verdict["failed"][0] == {
+        "type": "expect_x",
+        "kwargs": {"column": "c", "min_value": "2026-01-01"},
+        "observed": ["1.50", "2026-11-21 00:00:00+00:00", "nan", "b'\\x00'", {"a": [1, None]}, True, 0.5],
+        "unexpected_count": 7,
+        "element_count": None,
+        "rows": [],
+        "severity": "critical",
+        "message": "a sentence",
+    }
+    assert (verdict["passed"], verdict["evaluated"]) == (False, 2)
+
+
+def test_a_failed_expectation_names_rows_and_is_short_in_the_ledger() -> None:
+    index = [{"amount": -5.0, "kafka_partition": 1, "kafka_offset": i} for i in range(9)]
+    result = {
+        "element_count": 1000,
+        "unexpected_count": 9,
+        "partial_unexpected_list": ["x" * 5000] * 5,
+        "partial_unexpected_index_list": index,
+    }
+    kwargs = {"column": "amount", "value_set": list(range(1000))}
+    failed = _failed(Expectation("expect_column_values_to_be_in_set", kwargs, "warning"), result, None)
+    assert failed.message.endswith("found 9 of 1000 rows otherwise, such as -5.0 (partition 1, offset 0)")
+    entry = failed.as_dict()
+    assert entry["rows"] == [{"partition": 1, "offset": i, "values": {"amount": -5.0}} for i in range(5)]
+    assert (entry["severity"], entry["element_count"]) == ("warning", 1000)
+    assert entry["kwargs"]["value_set"] == [*range(20), "… 1000 in all"]
+    assert len(json.dumps(entry)) < 2500
+
+
+def previous(*counts: int) -> RowCountBaseline:
+    return RowCountBaseline(previous=lambda days: counts[:days])
+
+
+@pytest.mark.parametrize(
+    ("type_", "kwargs", "known", "bounds", "basis"),
+    [
+        (
+            SPEED,
+            {"min_ratio": 0.99, "max_ratio": 1.01},
+            RowCountBaseline(1000),
+            (990, 1010),
+            "the speed layer has 1000",
+        ),
+        (SPEED, {"min_ratio": 0.07}, RowCountBaseline(100), (7, None), "the speed layer has 100"),
+        (SPEED, {"max_ratio": 1.1}, RowCountBaseline(100), (None, 110), "the speed layer has 100"),
+        (SPEED, {"min_ratio": 1}, RowCountBaseline(0), (0, None), "the speed layer has 0"),
+        (SPEED, {"min_ratio": 1}, RowCountBaseline(why="it skipped it"), (None, None), "it skipped it"),
+        (PREVIOUS, {"min_ratio": 0.5, "max_ratio": 2}, previous(100, 300, 90), (50, 200), "of 3 days before is 100"),
+        (PREVIOUS, {"min_ratio": 0.5, "days": 1}, previous(100, 300), (50, None), "the median of 1 days before is 100"),
+        (PREVIOUS, {"min_ratio": 0.5}, previous(100, 300), (None, None), "of 7 days before, 2 are known, 3 are needed"),
+        (PREVIOUS, {"min_ratio": 0.5, "min_days": 2}, previous(100, 301), (101, None), "is 200.5"),
+    ],
+)
+def test_an_expectation_of_ours_means_bounds_of_the_row_count(
+    type_: str, kwargs: dict[str, Any], known: RowCountBaseline, bounds: tuple[int | None, int | None], basis: str
+) -> None:
+    planned = plan_bounds(type_, kwargs, known)
+    assert (planned.min_value, planned.max_value) == bounds
+    assert basis in planned.basis
+    assert planned.applies is (bounds != (None, None))
+
+
+def test_expectations_of_ours_stand_in_the_file_like_the_others(tmp_path: Path) -> None:
+    entries = [
+        {"type": SPEED, "kwargs": {"min_ratio": 0.99}, "severity": "warning"},
+        {"type": PREVIOUS, "kwargs": {"days": 14, "min_days": 2, "min_ratio": 0.5, "max_ratio": 2}},
+    ]
+    suite = load_suite(_file(tmp_path, *entries))
+    assert [(e.type, e.kwargs, e.severity) for e in suite.expectations] == [
+        (SPEED, {"min_ratio": 0.99}, "warning"),
+        (PREVIOUS, entries[1]["kwargs"], "critical"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("type_", "kwargs", "expected"),
+    [
+        (SPEED, {}, "expected min_ratio, max_ratio or both, found neither"),
+        (SPEED, {"min_ratio": 2, "max_ratio": 1}, "expected min_ratio up to max_ratio, found 2.0 above 1.0"),
+        (SPEED, {"min_ratio": -1}, "min_ratio: ensure this value is greater than or equal to 0"),
+        (SPEED, {"min_ratio": 1, "days": 2}, "days: extra fields not permitted"),
+        (SPEED, {"min_ratio": 1, "max_value": 7}, r"expected ratios \(min_ratio, max_ratio\), found max_value"),
+        (PREVIOUS, {"min_ratio": 1, "days": 0}, "days: ensure this value is greater than or equal to 1"),
+        (PREVIOUS, {"min_ratio": 1, "days": 2, "min_days": 3}, r"expected min_days up to days \(2\), found 3"),
+    ],
+)
+def test_an_expectation_of_ours_is_checked_like_the_others(
+    type_: str, kwargs: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
+        load_suite(_file(tmp_path, {"type": type_, "kwargs": kwargs}))

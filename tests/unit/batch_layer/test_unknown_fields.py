@@ -1,0 +1,149 @@
+"""Drift, told from the ledger's rows alone: merged by name, bounded, and safe to print whatever the names are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from anabranch.config import Stream, load_stream
+from anabranch.config.guessed_types import combine, guess
+from anabranch.offsets.hours import Cut
+from anabranch.operations.reports.drift import drift_of, print_drift
+from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import HourAccount, LedgerRow, UnknownField, UnknownFields
+from anabranch.protocol.sample_shapes import shape_of
+from batch_layer.unknown_fields import parsed, sampled
+
+CONF = Path(__file__).parents[3] / "conf"
+NOW = datetime(2026, 11, 21, 5, tzinfo=UTC)
+
+
+def stream() -> Stream:
+    return load_stream("game_events", CONF)
+
+
+def field(name: str, records: int = 1, sample: str | None = '"a"', kind: str | None = "STRING") -> UnknownField:
+    return UnknownField(name, records, (0, 0), (0, 9), sample, kind)
+
+
+def row(hour: str, start: int, *fields: UnknownField, others: int = 0) -> LedgerRow:
+    account = HourAccount(unknown=UnknownFields(9, fields, others))
+    return ledger.decision(hour, "accepted", 1, Cut("t", {0: (start, start + 10)}), NOW, account=account)
+
+
+def test_hours_are_merged_by_name_and_those_that_kafka_holds_are_restated() -> None:
+    rows = [
+        row("2026-11-21T00", 0, field("colour", 2), field("size", 5, "1", "BIGINT")),
+        row("2026-11-21T01", 10, field("size", 1, "1.5", "DOUBLE"), others=4),
+        row("2026-11-21T02", 20),
+    ]
+    view = drift_of(stream(), rows, "t", {0: 10})
+    assert [(f.name, f.records, f.hours, f.type, f.samples) for f in view.fields] == [
+        ("size", 6, 2, "DOUBLE", ["1", "1.5"]),
+        ("colour", 2, 1, "STRING", ['"a"']),
+    ]
+    assert view.schema is not None and view.schema.endswith("platform STRING, size DOUBLE, colour STRING")
+    assert (view.restate, view.gone, view.others) == (["2026-11-21T01"], ["2026-11-21T00"], 4)
+    assert [c.split()[1] for c in view.commands] == ["apply", "batch"]
+    assert view.commands[1].startswith("anabranch batch game_events --hour 2026-11-21T01 --restate --why")
+    # Hours that follow each other are restated by one command.
+    held = [row(f"2026-11-21T{n:02}", n, field("size")) for n in (1, 2, 3, 5)]
+    assert [c.split()[4] for c in drift_of(stream(), held, "t", {0: 0}).commands[1:]] == [
+        "2026-11-21T01..2026-11-21T03", "2026-11-21T05",
+    ]  # fmt: skip
+    # Another topic holds none of them.
+    assert drift_of(stream(), rows, "other", {}).restate == []
+
+
+def test_names_that_cannot_be_columns_are_told_with_why_and_printed_on_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = ["n" * 100, "a b", "x'; --", "Level", "KAFKA_OFFSET", "esc\x1b[2J\n", "new", "NEW"]
+    fields = (*(field(n, 9 - i) for i, n in enumerate(names)), field("level"))
+    view = drift_of(stream(), [row("2026-11-21T00", 0, *fields)], "t", {})
+    assert [f.name for f in view.fields if f.obstacle is None] == ["new", "level"]
+    assert [f.name for f in view.fields if f.taken_up] == ["level"]
+    assert view.schema is not None and view.schema.endswith(", new STRING")
+    print_drift(view, "text")
+    said = capsys.readouterr().out
+    assert "\x1b" not in said and r"esc\x1b[2J\n" in said
+
+
+def test_the_column_that_rescues_is_no_field(tmp_path: Path) -> None:
+    streams = tmp_path / "streams"
+    streams.mkdir()
+    text = (CONF / "streams" / "game_events.yaml").read_text().replace("expectations:", "unknown: rescue\n# ")
+    (streams / "game_events.yaml").write_text(text)
+    rescuing = load_stream("game_events", tmp_path)
+    assert rescuing.columns[-1].name == "rescued"
+    view = drift_of(rescuing, [row("2026-11-21T00", 0, field("rescued"), field("new"))], "t", {})
+    assert [(f.name, f.taken_up, f.obstacle is None) for f in view.fields] == [
+        ("new", False, True), ("rescued", False, False),
+    ]  # fmt: skip
+    assert view.schema is not None and view.schema.endswith("platform STRING, new STRING")
+
+
+def test_without_drift_nothing_is_to_be_done(capsys: pytest.CaptureFixture[str]) -> None:
+    counted, before = row("2026-11-21T00", 0), replace(row("2026-11-21T01", 10), unknown=None)
+    view = drift_of(stream(), [counted, before], "t", {})
+    assert (view.fields, view.schema, view.commands) == ([], None, [])
+    print_drift(view, "text")
+    assert "no unknown fields" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (None, None), (True, "BOOLEAN"), (1, "BIGINT"), (2**63, "STRING"), (1.0, "DOUBLE"), ("x", "STRING"),
+        ("2026-11-21T03:00:00Z", "TIMESTAMP"), ("2026-11-21", "STRING"), ([1, 2.5, None], "ARRAY<DOUBLE>"),
+        ([], "STRING"), ([[1], ["x"]], "ARRAY<STRING>"), ({"a": 1}, "STRING"),
+    ],
+)  # fmt: skip
+def test_a_type_is_guessed_wide(value: object, kind: str | None) -> None:
+    assert guess(value) == kind
+
+
+def test_types_that_differ_are_text() -> None:
+    assert [combine("BIGINT", "DOUBLE"), combine(None, "DATE"), combine("BIGINT", "STRING")] == [
+        "DOUBLE", "DATE", "STRING",
+    ]  # fmt: skip
+
+
+def test_samples_are_short_and_need_no_readable_value() -> None:
+    one = UnknownField("a", 2, (0, 0), (0, 9))
+    taken = sampled(one, [{"a": None}, {"b": 1}, {"a": "x" * 1000}])
+    assert taken.sample is not None and len(taken.sample) == 81 and taken.type == "STRING"
+    assert sampled(one, [{"b": 1}]) == one
+    assert parsed(b'\0\0\0\0\x01{"a": 1}') == {"a": 1}
+    assert [parsed(value) for value in (b"", b"[1]", b"\xff", b"[" * 100_000)] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("sample", "shape"),
+    [
+        ('"eyJhbGciOiJIUzI1NiJ9.x-1"', '"aaAaaAaaAaAAAaA9AaA9.a-9"'),
+        ('"2026-11-21T03:00:00Z"', '"9999-99-99A99:99:99A"'),
+        ('"\\u00e9\\n\\"\\\\ \u00c9"', '"a\\n\\"\\\\ A"'),
+        ("-12.5e-3", "-99.9e-9"), ("true", "true"), ("null", "null"),
+        ('{"password": "hunter2", "n": [1, null, {"k": "x"}]}', '{"password": "aaaaaa9", "n": [9, null, {"k": "a"}]}'),
+        ('"hunter2 cut sho\u2026', '"aaaaaa9 aaa aaa\u2026'),
+    ],
+)  # fmt: skip
+def test_a_sample_says_what_a_value_looks_like_and_not_what_it_is(sample: str, shape: str) -> None:
+    assert shape_of(sample) == shape == shape_of(shape)
+    told = replace(field("token"), sample=sample)
+    # Also of a ledger that was written before.
+    assert [f.sample for f in UnknownFields.from_dict(UnknownFields(1, (told,)).as_dict()).fields] == [shape]
+
+
+def test_a_secret_in_an_unknown_field_does_not_reach_the_ledger() -> None:
+    taken = sampled(UnknownField("auth", 1, (0, 0), (0, 0)), [{"auth": {"token": "hunter2", "pin": 4711}}])
+    assert taken.sample == '{"token": "aaaaaa9", "pin": 9999}' and taken.type is not None
+
+
+def test_the_ledger_keeps_them() -> None:
+    told = row("2026-11-21T00", 0, field("a"), field("b", sample=None, kind=None), others=3)
+    assert LedgerRow.from_waiting(told.as_waiting()) == told

@@ -1,0 +1,48 @@
+"""Completion, as a real bash does it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from anabranch.cli import main
+
+ROOT = Path(__file__).resolve().parents[3]
+_ASK = """
+eval "$(anabranch completion bash)"
+COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+_anabranch_completion anabranch
+echo "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("anabranch stat", "status"),
+        ("anabranch status ga", "game_events"),
+        ("anabranch hours --wa", "--watch"),
+        ("anabranch completion z", "zsh"),
+        ("anabranch status --conf nowhere ga", ""),
+    ],
+)
+def test_bash_completes_commands_options_and_streams(words: str, completed: str) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "--norc", "-c", _ASK.format(words=words)], cwd=ROOT, env=os.environ | {"PATH": path},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert (done.stdout.strip(), done.stderr) == (completed, "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_shell_has_a_script_that_asks_anabranch(shell: str) -> None:
+    done = CliRunner().invoke(main, ["completion", shell])
+    assert done.exit_code == 0 and f"_ANABRANCH_COMPLETE={shell}_complete" in done.stdout

@@ -1,0 +1,198 @@
+"""How commands and jobs end: what nobody expected has an exit code of its own, and is never taken for a refusal."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from lakes import new_environment
+
+from anabranch import cli, job
+from anabranch.common.errors import (
+    ConfigurationError,
+    JvmGone,
+    NotYet,
+    PositionError,
+    Refused,
+    Terminal,
+    Transient,
+    Unexplained,
+)
+from anabranch.common.retry import Retry
+from anabranch.spark.submit import submit
+from batch_layer.job import exit_code
+from batch_layer.rebuild import Result
+
+ROOT = Path(__file__).parents[3]
+ENDS = [
+    (Refused("no"), 1),
+    (PositionError("no"), 1),
+    (Terminal("no"), 1),
+    (ConfigurationError("no"), 2),
+    (OverflowError("date value out of range"), 70),
+    (ValueError("year 58692 is out of range"), 70),
+    (KeyError("speed"), 70),
+    (MemoryError(), 70),
+    (Transient("away"), 75),
+    (Unexplained("who knows"), 75),
+    (NotYet("not yet"), 75),
+    (JvmGone("gone"), 75),
+    (ConnectionResetError(104, "reset"), 75),
+    (OSError("AWS Error ACCESS_DENIED during HeadObject operation"), 2),
+    (OSError(errno.EROFS, "Read-only file system", "/ro/x.csv"), 2),
+    (OSError(errno.EACCES, "Permission denied", "/root/x.csv"), 2),
+    (OSError(errno.ENOTDIR, "Not a directory", "/etc/passwd/x.csv"), 2),
+    (OSError(errno.EADDRINUSE, "Address already in use"), 2),
+    (RuntimeError("java.io.IOException: /ro/blockmgr (Read-only file system)"), 2),
+    (sqlite3.OperationalError("attempt to write a readonly database"), 2),
+]
+_IDS = [type(error).__name__ for error, _ in ENDS]
+
+
+@pytest.mark.parametrize(("error", "code"), ENDS, ids=_IDS)
+def test_a_job_ends_with_the_exit_code_of_what_ended_it(
+    error: Exception, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(_: Sequence[str]) -> int:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        job.main(run, [])
+    assert ended.value.code == code
+
+
+@pytest.mark.parametrize(("error", "code"), ENDS, ids=_IDS)
+def test_a_command_ends_with_the_exit_code_of_what_ended_it(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli.reports, "open_stream", broken)
+    done = CliRunner().invoke(cli.main, ["status", "s"])
+    assert done.exit_code == code, done.output
+    assert str(error) in done.output
+    # A traceback for what nobody expected, one line for everything else.
+    assert ("Traceback" in done.output) is (code == 70)
+
+
+def test_a_port_that_is_taken_is_named_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = CliRunner().invoke(cli.main, ["metrics", "--listen", str(port), "--conf", str(ROOT / "conf")])
+    assert done.exit_code == 2, done.output
+    assert f"expected to listen at 127.0.0.1:{port}, found: Address already in use" in done.output
+    assert "transient" not in done.output
+
+
+def test_a_tool_that_passes_something_on_does_not_hide_a_refusal() -> None:
+    """What a job's steps raise of ours stays itself, through every wrapper."""
+    from datetime import timedelta
+    from threading import Event
+
+    refused = Refused("no")
+
+    def refuses() -> None:
+        raise refused
+
+    with pytest.raises(Refused) as raised:
+        Retry(timedelta(seconds=1), "batch.retry_for", Event()).call("stream s", refuses)
+    assert raised.value is refused
+
+
+def test_a_machine_without_java_is_no_refused_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hazard: spark-submit ends with exit code 1 there, and so would the command that became it."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="No Java found") as raised:
+        submit(new_environment(tmp_path), "batch_layer", [])
+    assert raised.value.exit_code == 2
+
+
+def test_what_is_restated_beside_an_hour_is_no_verdict_on_it() -> None:
+    results = [Result("2026-11-21T01", "refused", 2), Result("2026-11-21T02", "accepted", 1)]
+    assert exit_code(results, {"2026-11-21T02"}) == 0
+    assert exit_code(results, {"2026-11-21T01"}) == 1
+    assert exit_code(results, None) == 1
+    assert exit_code(results[1:], None) == 0
+
+
+@pytest.mark.parametrize(
+    ("library", "begin"),
+    [
+        ("click", ["-c", "from anabranch.entry import main; main()"]),
+        ("kafka", [str(ROOT / "batch_layer" / "job.py")]),
+        ("kafka", [str(ROOT / "speed_layer" / "job.py")]),
+        ("batch_layer", [str(ROOT / "batch_layer" / "job.py")]),
+    ],
+)
+def test_a_broken_installation_is_no_refusal(tmp_path: Path, library: str, begin: list[str]) -> None:
+    (tmp_path / f"{library}.py").write_text("import a_library_that_is_not_there\n")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, *begin], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 70, done.stderr
+    assert "a_library_that_is_not_there" in done.stderr
+
+
+@pytest.mark.parametrize(("end", "code"), [("return", 0), ("sys.exit(1)", 1), ("raise Transient('later')", 75)])
+def test_a_command_that_ends_at_once_has_written_all_that_it_said(end: str, code: int) -> None:
+    program = f"""
+import logging, sys
+from anabranch import cli
+from anabranch.common.errors import Transient
+
+@cli.main.command()
+def speak():
+    logging.basicConfig(stream=sys.stderr)
+    sys.stdout.write("out" * 100_000)
+    sys.stdout.write("end")
+    logging.warning("err" * 100_000)
+    {end}
+
+cli.run()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "speak"],
+        env=_buffered(), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert done.stdout == "out" * 100_000 + "end"
+    assert "err" * 100_000 in done.stderr
+
+
+def test_a_reader_that_left_is_told_nothing_and_no_command_is_done() -> None:
+    program = """
+from anabranch import cli
+
+@cli.main.command()
+def speak():
+    print("a row")
+
+cli.run()
+"""
+    command = [sys.executable, "-c", program, "speak"]
+    with subprocess.Popen(command, env=_buffered(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as left:
+        assert left.stdout is not None and left.stderr is not None
+        left.stdout.close()
+        assert left.stderr.read() == b""
+        assert left.wait(120) == 1
+
+
+def _buffered() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+def test_the_command_begins_where_imports_are_looked_after() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["scripts"] == {"anabranch": "anabranch.entry:main"}

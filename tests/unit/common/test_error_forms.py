@@ -1,0 +1,101 @@
+"""Errors: each says what failed, where, and what to do; found by reading every place that raises one."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from anabranch.common import errors
+
+ROOT = Path(__file__).parents[3]
+_OURS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+_WHAT_TO_DO = re.compile(
+    r"\bagain\b|`[a-z]|[;:,(] *(?:to |then |only )?[^;:]*?"
+    r"\b(?:run|set|check|put|leave|create|name|choose|install|report|stop|go back|read|record|look|let|compare|keep)\b"
+)
+_PASSING = {name for name in _OURS if issubclass(getattr(errors, name), errors.Transient)}
+# Said by what it is made of.
+_WRAPS = re.compile(
+    r"^\{[^{}]*\}$|^(?!.*expected ).*\{(error|failed|found|broken\[0\]|difference)\}|\{_REMEDY\}|\{_WRITE_SUMS\}"
+)
+
+
+def _text(node: ast.expr) -> str:
+    match node:
+        case ast.Constant():
+            return str(node.value)
+        case ast.JoinedStr():
+            return "".join(_text(value) for value in node.values)
+        case ast.BinOp(op=ast.Add()):
+            return _text(node.left) + _text(node.right)
+        case ast.FormattedValue():
+            return f"{{{ast.unparse(node.value)}}}"
+    return f"{{{ast.unparse(node)}}}"
+
+
+def _raised() -> Iterator[tuple[str, str, str]]:
+    """Where, which and what, of every error of ours that code for operators makes."""
+    for room in ("anabranch", "speed_layer", "batch_layer", "serving_layer"):
+        for file in sorted((ROOT / room).rglob("*.py")):
+            # A finding of the doctor's has its remedy beside it.
+            if {"dev", "doctor"} & {*file.relative_to(ROOT).parts}:
+                continue
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Name)
+                    and node.func.id in _OURS
+                    and node.args
+                ):
+                    yield f"{file.relative_to(ROOT)}:{node.lineno}", node.func.id, _text(node.args[0])
+
+
+def faults(kind: str, text: str) -> list[str]:
+    """What an error's words lack. Pure."""
+    if re.fullmatch(r"\{[^}]*\}", text):
+        return []
+    if _WRAPS.search(text):
+        return []
+    subject, expected, _ = text.partition("expected ")
+    lacking = []
+    # What did not answer has only failed.
+    if not expected and kind not in _PASSING:
+        lacking.append("what was expected")
+    if not subject.strip():
+        lacking.append("where")
+    # Of a configuration what is expected is what to do.
+    if kind not in ("ConfigurationError", "MetadataGone") and not _WHAT_TO_DO.search(
+        text[max(0, text.find("found")) :]
+    ):
+        lacking.append("what to do")
+    return lacking
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "lacking"),
+    [
+        ("Terminal", "table {name}: expected a position, found none; run `anabranch apply`", []),
+        ("Transient", "{doing}: {status} (transient, try again)", []),
+        ("ConfigurationError", "registry: expected the url of a schema registry, found none", []),
+        ("Terminal", "{error}", []),
+        ("Terminal", "table {name}: expected a position, found none", ["what to do"]),
+        ("Refused", "the hour is gone; run `anabranch hours`", ["what was expected"]),
+        ("ConfigurationError", "expected a url, found none", ["where"]),
+        ("Transient", "stopped", ["what to do"]),
+    ],
+)
+def test_what_lacks_in_an_error_is_seen(kind: str, text: str, lacking: list[str]) -> None:
+    assert faults(kind, text) == lacking
+
+
+def test_every_error_says_what_failed_where_and_what_to_do() -> None:
+    raised = list(_raised())
+    assert len(raised) > 150, "expected to find the places that raise errors"
+    lacking = [
+        f"{at}: {kind}({text!r}) lacks {' and '.join(f)}" for at, kind, text in raised if (f := faults(kind, text))
+    ]
+    assert not lacking, "\n".join(lacking)

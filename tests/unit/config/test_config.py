@@ -1,0 +1,536 @@
+"""Configuration: what is valid, and for every mistake the file, the key, what was expected and what was found."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from anabranch.common.errors import ConfigurationError, Terminal
+from anabranch.common.logs import configure_logging
+from anabranch.config import Stream, load_environment, load_stream, parse_duration, resolve_folder, stream_names
+
+ENVIRONMENT = """
+kafka: {bootstrap_servers: "127.0.0.1:1"}
+catalog: {name: lake, uri: "sqlite:///c.db", warehouse: "file:///w"}
+"""
+STREAM = {
+    "topic": "game_events", "table": "games.game_events", "schema": "event_id STRING NOT NULL, event_time TIMESTAMP",
+    "key": "event_id",
+}  # fmt: skip
+SHIPPED = Path(__file__).parents[3] / "conf"
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    (tmp_path / "streams").mkdir()
+    (tmp_path / "anabranch.yaml").write_text(ENVIRONMENT)
+    return tmp_path
+
+
+def stream(conf: Path, **values: str) -> Stream:
+    lines = [f"{key}: {value}" for key, value in (STREAM | values).items() if value]
+    (conf / "streams" / "s.yaml").write_text("\n".join(lines))
+    return load_stream("s", conf)
+
+
+def test_the_files_that_ship_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    environment = load_environment(SHIPPED)
+    assert environment.catalog.warehouse == "s3://anabranch/warehouse"
+    assert environment.s3.secret_key is not None
+    assert environment.s3.secret_key.get_secret_value() == "anabranch-local"
+    assert "anabranch-local" not in repr(environment)
+    assert stream_names(SHIPPED) == ("flights", "game_events")
+    for name in stream_names(SHIPPED):
+        loaded = load_stream(name, SHIPPED)
+        assert loaded.expectations is not None
+        assert loaded.expectations.is_file()
+    assert (loaded.dead_letters_table, loaded.hours_table) == (
+        "games.game_events_dead_letters", "games.game_events_hours",
+    )  # fmt: skip
+    assert loaded.speed.trigger == timedelta(seconds=2)
+    assert loaded.event_time is not None
+    assert loaded.event_time.past == timedelta(days=30)
+    assert load_stream("flights", SHIPPED).key == ("year", "month", "day", "carrier", "flight", "origin")
+
+
+def test_lineage_goes_where_openlineages_own_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_environment(SHIPPED).lineage.url == ""
+    monkeypatch.setenv("OPENLINEAGE_URL", "https://lineage.example.com/")
+    monkeypatch.setenv("OPENLINEAGE_API_KEY", "hunter2")
+    lineage = load_environment(SHIPPED).lineage
+    assert (lineage.url, lineage.endpoint) == ("https://lineage.example.com", "api/v1/lineage")
+    assert lineage.api_key is not None and lineage.api_key.get_secret_value() == "hunter2"
+    assert "hunter2" not in repr(lineage)
+
+
+def test_defaults(conf: Path) -> None:
+    loaded = stream(conf)
+    assert (loaded.start, loaded.format.type, loaded.key, loaded.event_time) == (
+        "earliest",
+        "json",
+        ("event_id",),
+        None,
+    )
+    assert (loaded.speed.trigger, loaded.speed.lost_offsets) == (timedelta(seconds=2), "stop")
+    assert (loaded.batch.grace, loaded.batch.lookback_hours) == (timedelta(minutes=2), 1)
+    assert loaded.batch.allow_gaps == ("control", "aborted")
+    assert (loaded.maintain.orphans_after, loaded.maintain.speed_hours) == (timedelta(days=3), timedelta(days=1))
+    assert (loaded.speed.retry_for, loaded.batch.retry_for) == (None, timedelta(minutes=15))
+    assert loaded.files.target == 256_000_000
+
+
+@pytest.mark.parametrize(
+    ("target", "size"), [("256 MB", 256_000_000), ("64MiB", 2**26), ("1 GB", 10**9), (10**6, 10**6)]
+)
+def test_a_files_target_is_given_in_bytes_or_with_a_unit(conf: Path, target: object, size: int) -> None:
+    assert stream(conf, files=f"{{target: {target}}}").files.target == size
+
+
+@pytest.mark.parametrize("target", ["many", "256 miles", 0, "-1 GB", "900 kB"])
+def test_what_is_no_size_of_a_file(conf: Path, target: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"files\.target"):
+        stream(conf, files=f"{{target: {target}}}")
+
+
+def test_a_physical_design_names_columns_of_the_schema(conf: Path) -> None:
+    files = stream(conf).files
+    assert (files.sort, files.bloom, files.statistics) == ((), (), None)
+    files = stream(conf, files="{sort: event_id, bloom: [event_id, event_time], statistics: []}").files
+    assert (files.sort, files.bloom, files.statistics) == (("event_id",), ("event_id", "event_time"), ())
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ("{sort: player}", "files.sort: expected a column of the schema, found 'player'"),
+        ("{statistics: [event_id, kafka_offset]}", "files.statistics: expected a column of the schema, found 'kafka_"),
+        ("{sort: [event_id, event_time, event_id]}", "files.sort: expected each column once, found ['event_id', "),
+        ("{sort: tags}", "files.sort: expected a column that is no array, map or struct, found tags ARRAY<STRING>"),
+        ("{statistics: device}", "no array, map or struct, found device STRUCT<OS:STRING>"),
+        ("{bloom: device.os}", "files.bloom.0: expected a name of letters, digits and underscores, found 'device.os'"),
+        ("{bloom: flag}", "expected a column of type STRING, INT, BIGINT, DECIMAL, DATE, TIMESTAMP, BINARY, found "
+         "flag BOOLEAN"),
+        ("{bloom: amount}", "found amount DOUBLE"),
+    ],
+)  # fmt: skip
+def test_what_is_no_physical_design(conf: Path, files: str, message: str) -> None:
+    schema = (
+        "event_id STRING NOT NULL, event_time TIMESTAMP, amount DOUBLE, flag BOOLEAN, price DECIMAL(10, 2), "
+        "tags ARRAY<STRING>, device STRUCT<os:STRING>"
+    )
+    stream(conf, schema=schema, files="{sort: flag, bloom: price, statistics: amount}")
+    with pytest.raises(ConfigurationError) as error:
+        stream(conf, schema=schema, files=files)
+    assert str(error.value).startswith(f"{conf / 'streams' / 's.yaml'}: files.") and message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("json", ("json", None, ",")),
+        ("csv", ("csv", None, ",")),
+        ("{type: csv, delimiter: ;}", ("csv", None, ";")),
+        ('{type: csv, delimiter: "\\t"}', ("csv", None, "\t")),
+        ("avro", ("avro", None, ",")),
+        ("{type: json_schema, subject: events-value}", ("json_schema", "events-value", ",")),
+    ],
+)
+def test_formats(conf: Path, text: str, expected: tuple[str, str | None, str]) -> None:
+    (conf / "anabranch.yaml").write_text(ENVIRONMENT + "registry: {url: 'http://127.0.0.1:1/'}")
+    settings = stream(conf, format=text).format
+    assert (settings.type, settings.subject, settings.delimiter) == expected
+
+
+def test_a_raw_stream_has_the_bytes_as_columns(conf: Path) -> None:
+    loaded = stream(conf, format="raw", schema="key STRING, value BINARY NOT NULL", key="[key, value]")
+    assert [(c.name, c.type) for c in loaded.columns] == [("key", "string"), ("value", "binary")]
+
+
+def test_a_format_with_schemas_needs_a_registry(conf: Path) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        stream(conf, format="avro")
+    assert str(error.value) == (
+        f"{conf / 'anabranch.yaml'}: registry: expected the url of a schema registry, which format avro of stream s "
+        "needs, found none"
+    )
+    text = "registry: {url: 'https://r.example.com/apis/', user: u, password: p}"
+    (conf / "anabranch.yaml").write_text(ENVIRONMENT + text)
+    stream(conf, format="avro")
+    registry = load_environment(conf).registry
+    assert registry is not None and registry.password is not None
+    assert (registry.url, registry.user) == ("https://r.example.com/apis", "u")
+    assert "password=SecretStr('**********')" in repr(registry)
+
+
+def test_a_webhook_keeps_its_secrets_and_streams_are_told_apart(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOK", "hunter2")
+    told = "{url: 'https://h.example.com/${HOOK}', headers: {Authorization: 'Bearer ${HOOK}'}, page: 'https://p/'}"
+    hook = stream(conf, webhook=told).webhook
+    assert hook is not None and (hook.page, hook.within) == ("https://p", timedelta(seconds=5))
+    assert hook.url.get_secret_value() == "https://h.example.com/hunter2"
+    assert "hunter2" not in repr(hook)
+    # What is derived of a stream is kept by the stream.
+    assert len({stream(conf, webhook=told), stream(conf, webhook=told), stream(conf)}) == 2
+
+
+def test_how_long_each_layer_tries_again(conf: Path) -> None:
+    loaded = stream(conf, speed="{retry_for: 1 hour}", batch="{retry_for: for ever}")
+    assert (loaded.speed.retry_for, loaded.batch.retry_for) == (timedelta(hours=1), None)
+
+
+def test_small_files_are_rolled_up_unless_it_is_switched_off(conf: Path) -> None:
+    assert stream(conf).speed.roll_up
+    assert not stream(conf, speed="{roll_up: false}").speed.roll_up
+
+
+def test_nothing_changes_after_the_start(conf: Path) -> None:
+    loaded = stream(conf)
+    with pytest.raises(ValidationError, match="frozen"):
+        loaded.topic = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "cause"),
+    [
+        ({"topic": ""}, "topic", "required key, found none"),
+        ({"topic": '"a b"'}, "topic", "found 'a b'"),
+        ({"table": "game_events"}, "table", "found 'game_events'"),
+        ({"table": "a.b.c"}, "table", "found 'a.b.c'"),
+        ({"format": "xml"}, "format", "expected one of json, avro, json_schema, csv, raw, found 'xml'"),
+        ({"format": "{type: xml}"}, "format.type", "found 'xml'"),
+        ({"format": "{type: avro, subjects: s}"}, "format.subjects", "unknown key 'subjects', did you mean 'subject'?"),
+        ({"format": "{type: avro, subject: ''}"}, "format.subject", "found ''"),
+        ({"format": "{type: csv, subject: s}"}, "format", "expected subject only with avro or json_schema, found dict"),
+        ({"format": "{type: csv, delimiter: ab}"}, "format.delimiter", "found 'ab'"),
+        ({"format": "{type: csv, delimiter: '\"'}"}, "format.delimiter", "found '\"'"),
+        ({"format": "{type: json, delimiter: ;}"}, "format", "expected delimiter only with csv"),
+        ({"unknown": "keep"}, "unknown", "found 'keep'"),
+        ({"unknown": "rescue", "format": "raw", "schema": "value STRING"}, "unknown", "expected count or ignore"),
+        ({"unknown": "rescue", "schema": "event_id STRING, Rescued INT"}, "schema", "expected names other than"),
+        ({"unknown": "rescue", "key": "rescued"}, "key", "expected a column of the schema, found 'rescued'"),
+        (
+            {"format": "csv", "schema": "event_id STRING, tags ARRAY<STRING>"}, "schema",
+            "expected with format csv no ARRAY, MAP or STRUCT, found tags ARRAY<STRING>",
+        ),
+        (
+            {"format": "avro", "schema": "event_id STRING, m ARRAY<MAP<INT, STRING>>"}, "schema",
+            "expected with format avro only STRING as a MAP's key, found m",
+        ),
+        ({"format": "raw"}, "schema", "expected with format raw the column value, BINARY or STRING, and at most"),
+        ({"format": "raw", "schema": "value INT", "key": "value"}, "schema", "found value INT"),
+        ({"format": "raw", "schema": "key BINARY", "key": "key"}, "schema", "the column value, found key"),
+        ({"key": "player"}, "key", "expected a column of the schema, found 'player'"),
+        ({"key": "[]"}, "key", "found []"),
+        ({"key": "[event_id, nope]"}, "key", "expected a column of the schema, found 'nope'"),
+        *(
+            (
+                {"schema": f'"event_id STRING, m {kind}"', "key": "[event_id, m]"}, "key",
+                "expected columns that can be compared, found m",
+            )
+            for kind in ("MAP<STRING, INT>", "ARRAY<MAP<STRING, INT>>", "STRUCT<n: INT, m: MAP<STRING, INT>>")
+        ),
+        ({"event_time": "{column: event_id}"}, "event_time.column", "expected a TIMESTAMP column of the schema"),
+        ({"event_time": "{column: nope}"}, "event_time.column", "found 'nope'"),
+        (
+            {"event_time": "{column: event_time, past: 30}"}, "event_time.past",
+            "expected a duration such as '2 seconds', '5 minutes' or '30 days', found 30",
+        ),
+        ({"start": "newest"}, "start", "found 'newest'"),
+        ({"speed": "{trigger: soon}"}, "speed.trigger", "expected a duration"),
+        ({"maintain": "{orphans_after: 1 hour}"}, "maintain.orphans_after", "expected 1 day or more"),
+        ({"speed": "{retry_for: always}"}, "speed.retry_for", "or 'for ever', found 'always'"),
+        ({"speed": "{max_offsets_per_trigger: 0}"}, "speed.max_offsets_per_trigger", "found 0"),
+        ({"speed": "{lost_offsets: ignore}"}, "speed.lost_offsets", "found 'ignore'"),
+        ({"batch": "{allow_gaps: [lost]}"}, "batch.allow_gaps.0", "found 'lost'"),
+        ({"batch": "{lookback_hours: -1}"}, "batch.lookback_hours", "found -1"),
+        ({"batch": "{graze: 1 minute}"}, "batch.graze", "unknown key 'graze', did you mean 'grace'?"),
+        ({"slo": "{fresh: 0 seconds}"}, "slo.fresh", "expected a duration longer than nothing"),
+        ({"slo": "{complete: 90}"}, "slo.complete", "expected a duration such as '2 seconds'"),
+        ({"topics": "x"}, "topics", "unknown key 'topics', did you mean 'topic'?"),
+        ({"shema": "id INT", "schema": ""}, "shema", "unknown key 'shema', did you mean 'schema'?"),
+        ({"speed": "{tigger: 2 seconds}"}, "speed.tigger", "unknown key 'tigger', did you mean 'trigger'?"),
+        ({"colour": "x"}, "colour", "unknown key 'colour', expected one of airflow, batch, egress, event_time, "),
+        ({"table": "orders"}, "table", "expected namespace.table, such as shop.orders, of letters"),
+        ({"schema": "id STRING, total DECIMAL(50,2)"}, "schema", "column total: expected DECIMAL of at most 38 digits"),
+        ({"schema": "id STRING, total DOUBEL"}, "schema", "column total: unknown type 'DOUBEL', did you mean D"),
+        ({"expectations": "nope.yaml"}, "expectations", "expected the file"),
+        ({"schema": ""}, "schema", "expected columns such as 'id STRING NOT NULL, at TIMESTAMP', found none"),
+        ({"schema": "id STRING, kafka_offset INT", "key": "id"}, "schema", "found kafka_offset"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_stream_names_file_key_expected_and_found(
+    conf: Path, values: dict[str, str], key: str, cause: str
+) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        stream(conf, **values)
+    message = str(error.value)
+    assert message.startswith(f"{conf / 'streams' / 's.yaml'}: {key}: "), message
+    assert cause in message
+    assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "column", ["kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date", "Ingest_Hour"]
+)
+def test_our_own_columns_are_reserved_whatever_their_case(conf: Path, column: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"expected names other than kafka_partition, .*, found {column}"):
+        stream(conf, schema=f"event_id STRING, {column} INT")
+
+
+def test_a_key_given_twice_is_an_error_and_not_the_second_ones_say(conf: Path) -> None:
+    (conf / "anabranch.yaml").write_text(ENVIRONMENT + "spark: {master: 'local[1]'}\nspark: {master: 'local[2]'}\n")
+    with pytest.raises(ConfigurationError, match=r"anabranch\.yaml: .*line 5, column 1: the key 'spark' twice"):
+        load_environment(conf)
+    (conf / "anabranch.yaml").write_text(ENVIRONMENT)
+    with pytest.raises(ConfigurationError, match=r"s\.yaml: .*the key 'trigger' twice"):
+        stream(conf, speed="{trigger: 1 second, trigger: 2 seconds}")
+
+
+def test_every_mistake_of_a_file_is_said_at_once(conf: Path) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        stream(conf, format="xml", start="newest")
+    assert len(str(error.value).splitlines()) == 2
+
+
+def test_values_read_the_environment_once(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_TOPIC", "from_outside")
+    monkeypatch.delenv("TEST_UNSET", raising=False)
+    loaded = stream(conf, topic='"${TEST_TOPIC}"', table='"${TEST_UNSET:-games}.t_${TEST_TOPIC}"')
+    assert (loaded.topic, loaded.table) == ("from_outside", "games.t_from_outside")
+    monkeypatch.setenv("TEST_EMPTY", "")
+    with pytest.raises(ConfigurationError, match=r"found nothing of \$\{TEST_EMPTY\}"):
+        stream(conf, topic='"${TEST_EMPTY:-default}"')
+
+
+def test_a_variable_that_is_unset_and_has_no_default_is_named(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TEST_UNSET", raising=False)
+    with pytest.raises(ConfigurationError) as error:
+        stream(conf, speed='{trigger: "${TEST_UNSET} seconds"}')
+    assert str(error.value) == (
+        f"{conf / 'streams' / 's.yaml'}: speed.trigger: expected the environment variable TEST_UNSET, found it unset"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1 second", timedelta(seconds=1)), ("2 seconds", timedelta(seconds=2)), ("5 minutes", timedelta(minutes=5)),
+        ("1 hour", timedelta(hours=1)), ("30 days", timedelta(days=30)), (" 2weeks ", timedelta(weeks=2)),
+    ],
+)  # fmt: skip
+def test_durations(text: str, expected: timedelta) -> None:
+    assert parse_duration(text) == expected
+
+
+@pytest.mark.parametrize("value", ["", "2", 2, "2 s", "-1 hours", "1.5 hours", "1 month", None])
+def test_what_is_no_duration(value: object) -> None:
+    with pytest.raises(ValueError, match="expected a duration"):
+        parse_duration(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kafka: [", "expected readable YAML"),
+        ("- a", "expected a mapping of keys, found list"),
+        ("", "expected a mapping of keys, found NoneType"),
+        ("kafka: {bootstrap_servers: a}", "catalog: required key, found none"),
+        (
+            ENVIRONMENT + "s4: {}",
+            "s4: unknown key 's4', did you mean 's3'?",
+        ),
+        (ENVIRONMENT.replace("file:///w", "/w"), "catalog.warehouse: "),
+        (
+            ENVIRONMENT.replace("file:///w", "file:///w#old"),
+            "catalog.warehouse: expected a location without '#': Iceberg's clients end a location there",
+        ),
+        (ENVIRONMENT.replace("name: lake", "name: my-lake"), "catalog.name: expected a name of letters"),
+        (ENVIRONMENT.replace('"127.0.0.1:1"', '""'), "kafka.bootstrap_servers: "),
+        (ENVIRONMENT.replace("127.0.0.1:1", "broker"), "kafka.bootstrap_servers: expected HOST:PORT of each broker"),
+        (ENVIRONMENT.replace("127.0.0.1:1", "a:1,b:x"), "kafka.bootstrap_servers: expected HOST:PORT of each broker"),
+        (ENVIRONMENT.replace("sqlite:", "mysql:"), "catalog.uri: expected sqlite:///FILE or postgresql+psycopg2://"),
+        (
+            ENVIRONMENT.replace("name: lake,", "name: lake, type: rest,"),
+            "catalog.uri: expected the address of the REST",
+        ),
+        (ENVIRONMENT.replace("name: lake,", "name: lake, type: glue,"), "catalog.uri: expected none for type glue"),
+        (ENVIRONMENT.replace('uri: "sqlite:///c.db", ', ""), "catalog.uri: expected sqlite:///FILE"),
+        (ENVIRONMENT + "registry: {}", "registry.url: required key, found none"),
+        (ENVIRONMENT + "webhook: {url: hooks:80}", "webhook.url: expected a URL such as 'https://hooks"),
+        (ENVIRONMENT + "webhook: {url: 'http://h', within: 2 minutes}", "webhook.within: expected 1 minute at most"),
+        (
+            ENVIRONMENT + "webhook: {url: 'http://h', page: h}",
+            "webhook.page: expected the address of `anabranch serve`",
+        ),
+        (ENVIRONMENT + "lineage: {url: lineage:5000}", "lineage.url: expected a URL such as 'https://lineage"),
+        (ENVIRONMENT + "lineage: {url: 'http://u:p@l'}", "lineage.url: expected a URL without user, query or fragment"),
+        (ENVIRONMENT + "lineage: {url: 'http://l', timeout: 2 minutes}", "lineage.timeout: expected 1 minute at most"),
+        (ENVIRONMENT + "lineage: {uri: 'http://l'}", "lineage.uri: unknown key 'uri', did you mean 'url'?"),
+        (ENVIRONMENT + "registry: {url: registry:8081}", "registry.url: expected a URL such as 'https://"),
+        (ENVIRONMENT + "registry: {url: 'http://r:8081', password: x}", "registry.password: expected registry.user"),
+    ],
+)
+def test_a_mistake_in_the_environment_names_the_file(conf: Path, text: str, message: str) -> None:
+    (conf / "anabranch.yaml").write_text(text)
+    with pytest.raises(ConfigurationError) as error:
+        load_environment(conf)
+    assert str(error.value).startswith(f"{conf / 'anabranch.yaml'}: ")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "kind"),
+    [
+        (ENVIRONMENT + "s3: {access_key: a, secret_key: [hunter2]}", "s3.secret_key", "list"),
+        (ENVIRONMENT.replace("kafka: {", "kafka: {security: {sasl.password: 20262}, "), "sasl.password", "int"),
+        (ENVIRONMENT + "registry: {url: 'http://r', user: u, password: [hunter2]}", "registry.password", "list"),
+        (ENVIRONMENT + "webhook: {url: 'hunter2'}", "webhook.url", "str"),
+        (ENVIRONMENT + "webhook: {url: 'http://r', headers: {Token: [hunter2]}}", "webhook.headers.Token", "list"),
+        (ENVIRONMENT + "lineage: {url: 'http://l', api_key: [hunter2]}", "lineage.api_key", "list"),
+        (
+            ENVIRONMENT.replace('file:///w"', 'file:///w", properties: {token: [hunter2]}'),
+            "catalog.properties.token",
+            "list",
+        ),
+        (ENVIRONMENT.replace("sqlite://", "mysql://u:hunter2@h"), "catalog.uri", "'mysql://…@h/c.db'"),
+        (ENVIRONMENT + "registry: {url: 'http://u:hunter2@r:81'}", "registry.url", "'http://…@r:81'"),
+    ],
+)
+def test_a_mistake_in_a_secret_does_not_tell_the_secret(conf: Path, text: str, key: str, kind: str) -> None:
+    (conf / "anabranch.yaml").write_text(text)
+    with pytest.raises(ConfigurationError) as error:
+        load_environment(conf)
+    assert f"{key}: " in str(error.value)
+    assert str(error.value).endswith(f"found {kind}")
+    assert "hunter2" not in str(error.value)
+    assert "20262" not in str(error.value)
+
+
+def test_what_is_not_there_is_said_with_what_is(conf: Path, tmp_path: Path) -> None:
+    stream(conf)
+    with pytest.raises(
+        ConfigurationError, match=r"stream 'other': expected the file .*, found none \(known streams: s"
+    ):
+        load_stream("other", conf)
+    with pytest.raises(ConfigurationError, match=r"expected a name of letters, digits and underscores, found '\.\./x'"):
+        load_stream("../x", conf)
+    with pytest.raises(ConfigurationError, match=r"found none \(choose the folder with --conf\)"):
+        load_environment(tmp_path / "nowhere")
+
+
+def test_the_folder_is_the_argument_else_the_variable_else_conf(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ANABRANCH_CONF", raising=False)
+    assert resolve_folder() == Path("conf")
+    monkeypatch.setenv("ANABRANCH_CONF", "elsewhere")
+    assert resolve_folder() == Path("elsewhere")
+    assert resolve_folder("here") == Path("here")
+
+
+def test_numbers_and_booleans_for_spark_become_text(conf: Path) -> None:
+    (conf / "anabranch.yaml").write_text(
+        ENVIRONMENT + "spark: {conf: {spark.sql.shuffle.partitions: 4, spark.x: true}}"
+    )
+    assert load_environment(conf).spark.conf == {"spark.sql.shuffle.partitions": "4", "spark.x": "true"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "event_time", "dates"),
+    [
+        ("event_id STRING, at TIMESTAMP NOT NULL", "{column: at, past: 30 days, future: 1 hour}", 32),
+        ("event_id STRING, at TIMESTAMP NOT NULL", "{column: at, past: 23 hours, future: 23 hours}", 3),
+        ("event_id STRING, at TIMESTAMP NOT NULL", "{column: at, past: 30 days}", None),
+        ("event_id STRING, at TIMESTAMP NOT NULL", "{column: at, future: 1 hour}", None),
+        ("event_id STRING, at TIMESTAMP", "{column: at, past: 30 days, future: 1 hour}", None),
+        ("event_id STRING", None, None),
+    ],
+)
+def test_how_many_dates_an_hour_can_hold(conf: Path, schema: str, event_time: str | None, dates: int | None) -> None:
+    assert stream(conf, schema=schema, event_time=event_time or "").most_event_dates == dates
+
+
+def test_a_key_that_is_gone_is_ignored_and_its_replacement_named(conf: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (conf / "anabranch.yaml").write_text(ENVIRONMENT + "bounded: [{folder: /var/log/airflow, after: 30 days}]\n")
+    assert load_environment(conf) == load_environment(conf)
+    (warning,) = caplog.messages
+    assert warning.startswith(f"{conf / 'anabranch.yaml'}: bounded: ignored") and "logrotate" in warning
+
+
+SECRET = "hunter2/hunter2@x"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ENVIRONMENT.replace("kafka: {", 'kafka: {security: {sasl.password: "${PASSWORD}"x}, '),
+        ENVIRONMENT + "s3: {secret_key: *hunter2}",
+        ENVIRONMENT + "s3: {secret_key: !hunter2 x}",
+        ENVIRONMENT + 's3: {secret_key: "hunter2 \\hunter2"}',
+        ENVIRONMENT + "s3: {secret_key: hunter2, secret_key: hunter2}",
+        ENVIRONMENT + 's3: "${PASSWORD}"',
+        ENVIRONMENT + 's3: {secretkey: "${PASSWORD}"}',
+        ENVIRONMENT + "s3: {endpoint: 'http://u:${PASSWORD}@h:1'}",
+        ENVIRONMENT + "secret: {key: hunter2}",
+        ENVIRONMENT + 'lineage: {timeout: "${PASSWORD}"}',
+        ENVIRONMENT + 'lineage: {url: "${PASSWORD}"}',
+        ENVIRONMENT + 'search: {url: "http://h", user: u, password: "${PASSWORD}", api_key: "${PASSWORD}"}',
+        ENVIRONMENT + 'search: {url: "http://h", password: "${PASSWORD}"}',
+        ENVIRONMENT + "spark: {conf: hunter2}",
+        ENVIRONMENT.replace("sqlite:///c.db", "mysql://u:${PASSWORD}@h/c"),
+        ENVIRONMENT.replace("sqlite:///c.db", "postgresql://u:${PASSWORD}@h/c"),
+        ENVIRONMENT.replace("name: lake", "name: lake, type: rest").replace("sqlite:///c.db", "http://u:${PASSWORD}@h"),
+        ENVIRONMENT.replace("name: lake", 'name: "${PASSWORD}"'),
+        ENVIRONMENT.replace("127.0.0.1:1", "${PASSWORD}").replace("name: lake", "name: l-l"),
+    ],
+)
+def test_no_mistake_repeats_a_secret(conf: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Neither in the message nor in what Python prints of the error, with all that it came from."""
+    monkeypatch.setenv("PASSWORD", SECRET)
+    (conf / "anabranch.yaml").write_text(text)
+    with pytest.raises(ConfigurationError) as error:
+        load_environment(conf)
+    said = "".join(traceback.format_exception(error.value))
+    for part in ("hunter2", "ter2@"):
+        assert part not in str(error.value) and part not in said.split("\nanabranch.errors")[-1]
+    assert "input_value" not in said and "During handling" not in said
+
+
+def test_what_libraries_say_of_a_known_secret_is_not_repeated(
+    conf: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    secrets = [f"secret-{number}/@x" for number in range(6)]
+    (conf / "anabranch.yaml").write_text(
+        ENVIRONMENT.replace("sqlite:///c.db", f"postgresql+psycopg2://u:{secrets[0]}@h/c").replace(
+            "kafka: {",
+            f"""kafka: {{security: {{security.protocol: SASL_SSL, sasl.password: {secrets[1]},
+            sasl.jaas.config: 'Module required username="user-of-kafka" password="{secrets[2]}";'}}, """,
+        )
+        + f"s3: {{access_key: access-key-id, secret_key: {secrets[3]}}}\n"
+        + f"webhook: {{url: 'https://hooks/{secrets[4]}', headers: {{X-Any: {secrets[5]}}}}}\n"
+    )
+    load_environment(conf)
+    plain = "SASL_SSL user-of-kafka access-key-id hooks"
+    said = f"{plain} {' '.join(secrets)}"
+    assert str(Terminal(said)) == f"{plain} *** *** *** *** *** ***"
+    stream = io.StringIO()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", stream)
+        handlers = list(logging.getLogger().handlers)
+        try:
+            for as_json in (True, False):
+                configure_logging(as_json=as_json)
+                try:
+                    raise OSError(said)
+                except OSError as error:
+                    logging.getLogger("anabranch").warning("%s", said, exc_info=error)
+        finally:
+            logging.getLogger().handlers[:] = handlers
+    assert stream.getvalue().count("SASL_SSL") >= 4 and not [s for s in secrets if s in stream.getvalue()]

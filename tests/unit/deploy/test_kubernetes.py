@@ -1,0 +1,147 @@
+"""deploy/kubernetes, against Kubernetes' own schemas, and against what our configuration and commands expect."""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from anabranch.cli import main
+from anabranch.config import load_environment
+from anabranch.spark.settings import session_settings
+from anabranch.spark.submit import submit_command
+
+FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes"
+FILES = sorted(FOLDER.iterdir())
+DOCUMENTS: list[dict[str, Any]] = [one for file in FILES for one in yaml.safe_load_all(file.read_text("utf-8"))]
+# The newest, and the oldest that is still kept up when this is written.
+VERSIONS = ("1.37", "1.34")
+
+
+def named(kind: str) -> dict[str, dict[str, Any]]:
+    return {one["metadata"]["name"]: one for one in DOCUMENTS if one["kind"] == kind}
+
+
+def pods() -> dict[str, dict[str, Any]]:
+    specs = {name: one["spec"]["template"]["spec"] for name, one in named("Deployment").items()}
+    return specs | {n: one["spec"]["jobTemplate"]["spec"]["template"]["spec"] for n, one in named("CronJob").items()}
+
+
+PODS = pods()
+CONTAINERS = [(pod, one) for pod in PODS.values() for one in [*pod.get("initContainers", []), *pod["containers"]]]
+CONF = named("ConfigMap")["anabranch-conf"]["data"]["anabranch.yaml"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda one: f"{one['kind']}-{one['metadata']['name']}")
+def test_each_object_is_of_its_schema(document: dict[str, Any], version: str) -> None:
+    kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_a_key_that_the_schema_does_not_know_is_found() -> None:
+    wrong = copy.deepcopy(named("Deployment")["anabranch-speed-game-events"])
+    wrong["spec"]["template"]["spec"]["containers"][0]["argz"] = []
+    with pytest.raises(kubernetes_validate.ValidationError, match="argz"):
+        kubernetes_validate.validate(wrong, VERSIONS[0], strict=True)
+
+
+def test_every_command_of_ours_exists() -> None:
+    assert {one["args"][1] for _, one in CONTAINERS} == {"apply", "speed", "batch"}
+    for _, one in CONTAINERS:
+        assert one["args"][0] == "anabranch"
+        main.commands[one["args"][1]].make_context(one["args"][1], list(one["args"][2:]))
+
+
+def test_every_container_runs_without_rights_and_writes_to_tmp_alone() -> None:
+    for pod, one in CONTAINERS:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert one["securityContext"] == {
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
+        }  # fmt: skip
+        [written] = [volume["name"] for volume in pod["volumes"] if "emptyDir" in volume]
+        assert {m["name"]: m["mountPath"] for m in one["volumeMounts"]}[written] == "/tmp"
+
+
+def test_the_probes_of_the_speed_layer_read_the_file_that_its_job_writes() -> None:
+    [speed] = [one for _, one in CONTAINERS if one["args"][1] == "speed"]
+    file = speed["args"][speed["args"].index("--health") + 1]
+    assert file.startswith("/tmp/")
+    probes = {name: speed[name]["exec"]["command"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    for command in probes.values():
+        assert command[:3] == ["anabranch", "health", file]
+        main.commands["health"].make_context("health", list(command[2:]))
+    # A restart by the kubelet must not be what fails the next liveness probe.
+    assert {name: "--liveness" in command for name, command in probes.items()} == {
+        "startupProbe": True, "livenessProbe": True, "readinessProbe": False
+    }  # fmt: skip
+
+
+def test_no_secret_stands_in_a_file() -> None:
+    assert not named("Secret")
+    assert all(re.search(r"\$\{[A-Z_]+\}", line) for line in CONF.splitlines() if re.search("password:|uri:", line))
+
+
+def test_what_the_configuration_reads_is_given_to_every_container_by_its_pod_or_the_secret() -> None:
+    read = set(re.findall(r"\$\{([A-Z_]+)", CONF))
+    # What has the name of a thing that Kubernetes knows; the rest is of the Secret, which docs/deploy.md makes.
+    of_pod = {name for name in read if name.startswith("POD_")}
+    text = (FOLDER.parents[1] / "docs" / "deploy.md").read_text("utf-8")
+    of_secret = set(re.findall(r"--from-literal=([A-Z_]+)", text))
+    assert (of_pod, of_secret) == (read - of_secret, read - of_pod)
+    for _, one in CONTAINERS:
+        assert {v["name"] for v in one["env"]} == of_pod | {"ANABRANCH_CONF"}
+        assert one["envFrom"] == [{"secretRef": {"name": "anabranch"}}]
+
+
+def test_every_name_that_is_referred_to_exists_or_is_made_by_the_documentation() -> None:
+    text = (FOLDER.parents[1] / "docs" / "deploy.md").read_text("utf-8")
+    made = set(re.findall(r"kubectl create (?:configmap|secret generic) ([a-z-]+)", text)) | {"anabranch-conf"}
+    for pod in PODS.values():
+        assert pod["serviceAccountName"] in named("ServiceAccount")
+        of_names = [v for v in pod["volumes"] if "emptyDir" not in v]
+        used = {v.get("configMap", {}).get("name") or v["secret"]["secretName"] for v in of_names}
+        assert used <= made
+    for pod, one in CONTAINERS:
+        assert {mount["name"] for mount in one["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    subjects = [s for one in named("RoleBinding").values() for s in one["subjects"]]
+    assert {s["name"] for s in subjects} == {pod["serviceAccountName"] for pod in PODS.values()}
+
+
+def test_the_configuration_makes_a_driver_in_its_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in re.findall(r"\$\{([A-Z_]+)", CONF):
+        monkeypatch.setenv(name, name.lower())
+    (tmp_path / "anabranch.yaml").write_text(CONF)
+    environment = load_environment(tmp_path)
+    command, process = submit_command(environment, "speed_layer", ["--stream", "game_events"])
+    settings = dict(command[i + 1].split("=", 1) for i, word in enumerate(command) if word == "--conf")
+    assert command[command.index("--master") + 1] == "k8s://https://kubernetes.default.svc"
+    assert settings["spark.driver.host"] == "pod_ip"
+    assert settings["spark.kubernetes.driver.pod.name"] == "pod_name"
+    assert settings["spark.kubernetes.authenticate.executor.serviceAccountName"] in named("ServiceAccount")
+    assert "SPARK_LOCAL_IP" not in process
+    # The password is in the environment, and nowhere on a command line.
+    assert not [word for word in command if "password" in word]
+    # Driver and executors speak Java's serialisation to each other: the same version, or none.
+    image = settings["spark.kubernetes.container.image"]
+    assert image.partition(":")[2].partition("-")[0] == importlib.metadata.version("pyspark")
+    # Kafka's certificate is where the configuration looks for it, on both.
+    [mounted] = {m["mountPath"] for _, one in CONTAINERS for m in one["volumeMounts"] if m["name"] == "kafka"}
+    # Its key has the word secret in it, so it is not on the command line: the session is told.
+    assert session_settings(environment)["spark.kubernetes.executor.secrets.anabranch-kafka"] == mounted
+    security = environment.kafka.security["ssl.truststore.location"].get_secret_value()
+    assert Path(security).parent == Path(mounted)
+
+
+def test_a_batch_run_that_was_refused_is_not_tried_again() -> None:
+    [job] = named("CronJob").values()
+    [rule] = job["spec"]["jobTemplate"]["spec"]["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert rule["onExitCodes"]["values"] == [1, 2, 70]
+    [pod] = [pod for name, pod in PODS.items() if name in named("CronJob")]
+    assert rule["onExitCodes"]["containerName"] in {one["name"] for one in pod["containers"]}

@@ -1,0 +1,60 @@
+"""What the demos decide without a service: an event's bytes from its row, and how far the speed layer is."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.common.errors import Transient
+from anabranch.config import load_stream
+from anabranch.dev import audit, demo
+from anabranch.dev.demo import flights
+from anabranch.dev.demo.story import poll
+from anabranch.dev.producers import flights_data
+from anabranch.dev.producers.events import generate
+
+NOW = datetime(2026, 11, 21, 4, tzinfo=UTC)
+
+
+def test_an_event_of_the_game_is_told_from_its_row_to_the_byte() -> None:
+    sent = [r for r in generate(2_000, 3, NOW - timedelta(hours=2), NOW, True) if r.kind != "malformed"]
+    assert any(r.kind == "late" for r in sent)
+    for record in sent:
+        assert record.value is not None
+        event = json.loads(record.value)
+        row = dict.fromkeys(("level", "amount")) | event
+        row["event_time"] = datetime.fromisoformat(event["event_time"])
+        assert audit.game_event_as_sent(row) == record.value
+
+
+def test_a_flight_is_told_from_its_row_to_the_byte() -> None:
+    as_sent = flights.as_sent_of(load_stream("flights", Path(__file__).parents[3] / "conf"))
+    for flight in islice(flights_data.flights(), 1_000):
+        row: dict[str, Any] = dict(flight)
+        row["time_hour"] = datetime.fromisoformat(str(flight["time_hour"]))
+        row["kafka_offset"] = 7
+        assert as_sent(row) == json.dumps(flight, separators=(",", ":")).encode()
+
+
+def test_the_part_of_each_hour_that_is_not_read_yet() -> None:
+    by_hour = {"2026-11-21T01": {0: (0, 10), 1: (0, 5)}, "2026-11-21T02": {0: (10, 20), 1: (5, 5)}}
+    assert demo.rest_of(by_hour, {0: 10, 1: 5}) == [
+        ("2026-11-21T01", by_hour["2026-11-21T01"], {}),
+        ("2026-11-21T02", by_hour["2026-11-21T02"], {0: (10, 20)}),
+    ]
+    assert [rest for _, _, rest in demo.rest_of(by_hour, {0: 12})] == [{1: (0, 5)}, {0: (12, 20)}]
+
+
+def test_poll_asks_until_there_is_an_answer() -> None:
+    answers = iter([None, None, 0])
+    assert poll(lambda: next(answers), "an answer", 10) == 0
+
+
+def test_poll_says_what_was_awaited() -> None:
+    with pytest.raises(Transient, match="expected the sun to rise within 0 s"):
+        poll(lambda: None, "the sun to rise", 0)

@@ -1,0 +1,46 @@
+"""The failure table of docs/design.md: each row names tests that exist and that nothing skips."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+_NAMED = re.compile(r"`(test_\w+\.py)(?:::(test_\w+))?`")
+
+
+def rows() -> list[tuple[str, str]]:
+    """Failure and tests of each row."""
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    section = text[text.index("## 9. Failure table") : text.index("### The model")]
+    lines = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line][1:]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return [(row[0], row[2]) for row in cells]
+
+
+def functions(file: Path) -> dict[str, ast.FunctionDef]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_table_is_found_whole() -> None:
+    assert len(rows()) >= 27
+
+
+@pytest.mark.parametrize(("failure", "tests"), rows(), ids=[failure[:40] for failure, _ in rows()])
+def test_each_row_names_tests_that_exist_and_that_nothing_skips(failure: str, tests: str) -> None:
+    named = _NAMED.findall(tests)
+    assert named, f"{failure}: expected a test, found {tests!r}"
+    assert "open" not in re.sub(r"`[^`]*`", "", tests).split(), f"{failure}: {tests}"
+    for file_name, function in named:
+        [file] = (ROOT / "tests").glob(f"**/{file_name}")
+        source = file.read_text(encoding="utf-8")
+        assert "pytestmark" not in source and "pytest.skip" not in source, f"{file} may be skipped"
+        if function:
+            definitions = functions(file)
+            assert function in definitions, f"{failure}: expected {function} in {file_name}, found none"
+            marks = " ".join(ast.unparse(decorator) for decorator in definitions[function].decorator_list)
+            assert "skip" not in marks and "xfail" not in marks, f"{file_name}::{function} is skipped"

@@ -1,0 +1,59 @@
+"""Run-books: one for each alert, each finding and each state of an hour; and a test runs every command of theirs."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import run_books
+import yaml
+
+from anabranch.operations.doctor.finding import Check
+from anabranch.operations.page.hour_calendar import LETTERS
+
+ROOT = Path(__file__).resolve().parents[3]
+LABELS = ["Means", "See", "Run", "Ignore"]
+ALERTS = {
+    rule["alert"]: rule
+    for group in yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+}
+
+
+def test_each_alert_and_each_state_of_an_hour_has_its_run_book_and_nothing_else_has() -> None:
+    books = run_books.entries()
+    assert {*books} == {*ALERTS, *(f"Hour {state}" for state in LETTERS)}
+    assert {name: list(labels) for name, labels in books.items() if list(labels) != LABELS} == {}
+
+
+def test_each_finding_has_its_run_book() -> None:
+    rows = run_books.findings()
+    assert list(rows) == [str(check) for check in Check]
+    assert [name for name, cells in rows.items() if len(cells) != 3 or not all(cells)] == []
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_each_alert_leads_to_its_run_book(alert: str) -> None:
+    assert ALERTS[alert]["annotations"]["summary"]
+    assert ALERTS[alert]["annotations"]["runbook"] == f"docs/operations.md#{alert.lower()}"
+
+
+def test_every_command_of_the_page_is_run_by_a_test() -> None:
+    run = {command for file in (ROOT / "tests").glob("**/test_*.py") for command in _printed_in(file)}
+    assert run_books.commands() - run == set()
+    assert len(run) > 40
+
+
+def _printed_in(file: Path) -> Iterator[str]:
+    """What a file's tests ask `printed` for; none of them may be skipped."""
+    source = file.read_text(encoding="utf-8")
+    if "from run_books import" not in source:
+        return
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "printed":
+            assert "pytest.skip" not in source and "mark.skip" not in source, f"{file} may be skipped"
+            [template] = node.args
+            assert isinstance(template, ast.Constant), f"{file}:{node.lineno}: expected the command itself"
+            yield str(template.value)

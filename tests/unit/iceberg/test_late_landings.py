@@ -1,0 +1,440 @@
+"""Publishes whose answer is lost and that land whenever they like: what became of them is never guessed.
+
+The catalog's client is cut off from its request, which a test lets land after the n-th look at the table: as a gateway
+does that gave up waiting for a catalog behind it. What it requires is compared when it lands, as a REST catalog does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from lakes import FIRST, StreamLake, new_lake
+from pyiceberg.exceptions import CommitFailedException
+
+from anabranch.common.errors import AnabranchError, ConfigurationError, MissingRight, Transient
+from anabranch.common.fail_points import FAIL_AT, Step
+from anabranch.iceberg import admin, commit_status, snapshots
+from anabranch.iceberg import lake as lake_module
+from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.snapshots import BRANCHES, has_landed, heads
+from anabranch.offsets.hours import Cut, Timeline, hour_of, shift
+from anabranch.offsets.position import Position, Topic
+from anabranch.protocol import ledger
+from anabranch.protocol.dead_letters import roll_forward, waiting_speed
+from anabranch.protocol.ledger_row import HourAccount
+from anabranch.protocol.merge import recover
+from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.state import read_state
+from batch_layer.build import Built
+from batch_layer.rebuild import Rebuilder
+from speed_layer.micro_batch import MicroBatches
+from speed_layer.plan import StagedBatch
+
+ROWS = [(FIRST, 0, o) for o in range(3)]
+MORE = [(FIRST, 0, o) for o in range(3, 5)]
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    return new_lake(tmp_path)
+
+
+@dataclass
+class CutOff:
+    """Requests that a client was cut off from; `landed` and `refused` say what became of them later."""
+
+    waiting: list[tuple[Any, ...]] = field(default_factory=list)
+    landed: int = 0
+    refused: int = 0
+
+
+@contextmanager
+def cut_off(
+    one: StreamLake, table: str | None = None, looks: int | None = 1, times: int = 1, error: type[Exception] = OSError
+) -> Iterator[CutOff]:
+    """The next `times` requests to commit to a table end with `error`; each lands after `looks` loads of the table, or
+    at the end of the `with` for None."""
+    catalog, name = one.lake.catalog, table or one.name
+    real_commit, real_load, requests, left = catalog.commit_table, one.lake.load, CutOff(), [times, looks]
+
+    def land() -> None:
+        while requests.waiting:
+            try:
+                real_commit(*requests.waiting.pop(0))
+                requests.landed += 1
+            except CommitFailedException:
+                requests.refused += 1
+
+    def commit_table(target: Any, requirements: Any, updates: Any) -> Any:
+        # What is staged requires nothing but the table.
+        if ".".join(target.name()) != name or not left[0] or len(requirements) == 1:
+            return real_commit(target, requirements, updates)
+        left[0] -= 1  # type: ignore[operator]
+        requests.waiting.append((target, requirements, updates))
+        raise error("connection reset by peer")
+
+    def load(identifier: str) -> Any:
+        loaded = real_load(identifier)
+        if identifier == name and requests.waiting and left[1] is not None:
+            left[1] -= 1
+            if left[1] <= 0:
+                land()
+        return loaded
+
+    catalog.commit_table, one.lake.load = commit_table, load  # type: ignore[method-assign]
+    try:
+        yield requests
+    finally:
+        catalog.commit_table, one.lake.load = real_commit, real_load  # type: ignore[method-assign]
+        land()
+
+
+def readable(one: StreamLake, name: str | None = None) -> bool:
+    """Whether every manifest and file of the three branches is there."""
+    table = one.lake.load(name or one.name)
+    paths = snapshots.reachable(table, [snapshots.head(table, b) for b in BRANCHES])
+    return all(Path(path.removeprefix("file://")).exists() for path in paths)
+
+
+# What the outcome of a publish is
+
+
+@pytest.mark.parametrize("error", [ConnectionError, TimeoutError])
+def test_a_publish_that_lands_after_it_was_looked_for_has_landed(lake: StreamLake, error: type[Exception]) -> None:
+    staged = lake.stage(ROWS)
+    with cut_off(lake, error=error) as late:
+        outcome = lake.publish(lake.speed(staged, {0: 3}))
+    assert (late.landed, late.refused) == (1, 0), "the hazard did not happen"
+    assert outcome is Outcome.LANDED
+    assert lake.rows("main") == lake.rows("speed") == ROWS
+    assert readable(lake)
+
+
+def test_a_publish_is_refused_only_when_it_cannot_land_any_more(lake: StreamLake) -> None:
+    staged, before = lake.stage(ROWS), lake.state()
+    with cut_off(lake, looks=None) as late:
+        outcome = lake.publish(lake.speed(staged, {0: 3}))
+        assert lake.state().heads != before.heads
+    assert outcome is Outcome.REFUSED
+    assert (late.landed, late.refused) == (0, 1), "its request comes at last, and must not land"
+    assert lake.rows("main") == []
+    assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED, "decided again, it lands"
+    assert lake.rows("main") == ROWS
+
+
+@pytest.mark.parametrize("newest", BRANCHES)
+def test_the_empty_publish_in_its_way_says_nothing_new(lake: StreamLake, newest: str) -> None:
+    """The hazard: the newest publish says which hours there are, and the one in the way is newer."""
+    for branch in (*(b for b in BRANCHES if b != newest), newest):
+        state = lake.state()
+        later = Timeline(state.timeline.first, shift(state.timeline.open, 1), {0: 0})
+        assert lake.publish(Publish(new_id(), (Change(branch),), later), state) is Outcome.LANDED
+    before, staged = lake.state(), lake.stage(ROWS)
+    with cut_off(lake, looks=None):
+        assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.REFUSED
+    after = lake.state()
+    assert [b for b in BRANCHES if after.heads[b] != before.heads[b]] == [newest]
+    assert (after.timeline, after.branch_properties, after.is_merged) == (
+        before.timeline,
+        before.branch_properties,
+        before.is_merged,
+    )
+
+
+@pytest.mark.parametrize("looks", [1, 2, 3, None])
+def test_what_is_in_its_way_may_be_late_as_well(lake: StreamLake, looks: int | None) -> None:
+    staged = lake.stage(ROWS)
+    with cut_off(lake, looks=looks, times=3) as late:
+        outcome = lake.publish(lake.speed(staged, {0: 3}))
+    assert late.landed + late.refused >= 2, "the hazard did not happen"
+    assert outcome is (Outcome.LANDED if lake.rows("main") else Outcome.REFUSED)
+    assert lake.rows("main") == lake.rows("speed") == (ROWS if outcome is Outcome.LANDED else [])
+
+
+def test_somebody_elses_publish_settles_it_too(lake: StreamLake) -> None:
+    staged, state = lake.stage(ROWS), lake.state()
+    publish, real = lake.speed(staged, {0: 3}, state), lake.lake.catalog.commit_table
+
+    def commit_table(*_: Any) -> Any:
+        lake.lake.catalog.commit_table = real  # type: ignore[method-assign]
+        lake.move("batch")
+        raise TimeoutError("read timed out")
+
+    lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
+    assert lake.publish(publish, state) is Outcome.REFUSED
+    after = lake.state().heads
+    assert [b for b in BRANCHES if after[b] != state.heads[b]] == ["batch"], (
+        "nothing was in the way of what could not land"
+    )
+
+
+def test_an_outcome_that_cannot_be_told_deletes_nothing(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hazard: more publishes of others than snapshots are kept, before the answer is looked for."""
+    monkeypatch.setattr(snapshots.plan_expiry, "__defaults__", (4,))
+    staged, state, real = lake.stage(ROWS), lake.state(), lake.lake.catalog.commit_table
+    publish = lake.speed(staged, {0: 3}, state)
+
+    def commit_table(*request: Any) -> Any:
+        lake.lake.catalog.commit_table = real  # type: ignore[method-assign]
+        real(*request)
+        for _ in range(6):
+            lake.move("speed")
+            lake.move("main")
+        raise CommitFailedException("repeated by the client, and somebody was first")
+
+    lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
+    catalog = lake.environment.catalog.model_copy(update={"type": "rest"})
+    lake.lake.environment = lake.environment.model_copy(update={"catalog": catalog})
+    with pytest.raises(Transient, match="expected to learn whether it landed"):
+        lake.publish(publish, state)
+    assert not has_landed(lake.table(), publish.id), "the hazard did not happen"
+    assert lake.rows("main") == ROWS
+    assert readable(lake)
+
+
+def test_a_lake_that_stays_away_leaves_the_outcome_open(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lake_module, "_PATIENCE_SECONDS", 0.2)
+    staged = lake.stage(ROWS)
+    with cut_off(lake, looks=None, times=1000) as late, pytest.raises(Transient, match="nothing is deleted, try again"):
+        lake.publish(lake.speed(staged, {0: 3}))
+    assert late.landed == 1, "it landed after all"
+    assert lake.rows("main") == ROWS
+    assert readable(lake)
+
+
+def test_a_right_that_is_missing_is_said_and_not_tried_for_ever(lake: StreamLake) -> None:
+    staged = lake.stage(ROWS)
+
+    def commit_table(*_: Any) -> Any:
+        raise PermissionError("AccessDenied: not authorized to perform: glue:UpdateTable")
+
+    lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
+    with pytest.raises(ConfigurationError, match="check the keys"):
+        lake.publish(lake.speed(staged, {0: 3}))
+
+
+def test_what_makes_no_snapshot_is_asked_for_again(lake: StreamLake) -> None:
+    commit = Commit(new_id(), {}, (), set_properties={"anabranch.a": "1"})
+    before = lake.state().heads
+    for looks in (1, None):
+        with cut_off(lake, looks=looks):
+            assert lake.lake.commit(lake.table(), commit) is Outcome.REFUSED
+        assert lake.table().properties["anabranch.a"] == "1"
+    assert lake.lake.commit(lake.table(), commit) is Outcome.LANDED
+    assert lake.state().heads == before
+
+
+def test_the_table_says_how_a_commit_stands(lake: StreamLake) -> None:
+    state = lake.state()
+    publish = to_commit(state, lake.speed(lake.stage(ROWS), {0: 3}, state), NOW)
+
+    def standing() -> commit_status.CommitFate:
+        return commit_status.classify_commit(lake.table(), publish)
+
+    assert standing() is commit_status.CommitFate.OPEN
+    lake.move("batch")
+    assert standing() is commit_status.CommitFate.NEVER
+    lake.move("main")
+    lake.move("speed")
+    assert standing() is commit_status.CommitFate.NEVER
+    again = to_commit(lake.state(), lake.speed(lake.stage(ROWS), {0: 3}), NOW)
+    assert lake.lake.commit(lake.table(), again) is Outcome.LANDED
+    assert commit_status.classify_commit(lake.table(), again) is commit_status.CommitFate.LANDED
+
+
+# Whoever publishes: nothing that an attempt names is discarded while it may land
+
+
+class Kafka:
+    """A topic of ten records, for what only asks where it stands."""
+
+    def describe(self, topic: str, expected: Position | None = None) -> Topic:
+        return Topic(topic, "t", (0,))
+
+    def stable_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
+        return {0: 10}
+
+    def first_from(self, topic: Topic, when: datetime) -> dict[int, None]:
+        return {0: None}
+
+    def stamps_from(
+        self, topic: Topic, starts: dict[int, int], ends: dict[int, int], count: int
+    ) -> dict[int, tuple[()]]:
+        return dict.fromkeys(starts, ())
+
+    def commit_lag(self, *_: object) -> None:
+        pass
+
+
+def micro_batches(one: StreamLake, hour: str, kafka: Kafka | None = None) -> MicroBatches:
+    """The speed layer's publisher; what Spark would stage is staged without it."""
+    made = cast(Any, MicroBatches(one.environment, one.stream, one.lake, cast(Any, kafka or Kafka())))
+    made._stage = lambda frame, plan, decided: StagedBatch(
+        "t", plan.by_hour, one.stage([(hour, 0, o) for o in range(9)]), one.stage_dead([(hour, 0, 9)], "speed")
+    )
+    return cast(MicroBatches, made)
+
+
+@pytest.mark.parametrize("looks", [1, 2, None])
+def test_a_micro_batch_that_lands_late_keeps_its_dead_letters(tmp_path: Path, looks: int | None) -> None:
+    """The hazard: decided again it finds its offsets published, and discards the dead letters that were named."""
+    hour = hour_of(datetime.now(UTC))
+    one = new_lake(tmp_path, timeline=Timeline(hour, hour, {0: 0}))
+    batches = micro_batches(one, hour)
+    with cut_off(one, looks=looks) as late:
+        batches.publish(cast(Any, lambda: None), {0: (0, 10)})
+    assert late.landed + late.refused == 1, "the hazard did not happen"
+    for _ in range(2):
+        recover(one.lake, one.stream)
+    assert one.state().position.offsets == {0: 10}
+    assert one.rows("main") == [(hour, 0, o) for o in range(9)]
+    assert one.dead("main") == [(hour, 0, 9)]
+
+
+@pytest.mark.parametrize(
+    ("failure", "tries", "warnings"), [(MissingRight("no READ of the group"), 1, 1), (ConfigurationError("no"), 2, 0)]
+)
+def test_offsets_for_lag_monitors_that_cannot_be_committed_end_no_job(
+    tmp_path: Path, failure: AnabranchError, tries: int, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = []
+
+    class Refusing(Kafka):
+        def commit_lag(self, *_: object) -> None:
+            tried.append(1)
+            raise failure
+
+    hour = hour_of(datetime.now(UTC))
+    one = new_lake(tmp_path, timeline=Timeline(hour, hour, {0: 0}))
+    batches = cast(Any, micro_batches(one, hour, Refusing()))
+    batches._stage = lambda frame, plan, decided: StagedBatch("t", plan.by_hour, None, None)
+    with caplog.at_level(logging.WARNING):
+        batches.publish(cast(Any, lambda: None), {0: (0, 5)})
+        batches.publish(cast(Any, lambda: None), {0: (5, 10)})
+    assert one.state().position.offsets == {0: 10}
+    assert len(tried) == tries
+    assert [r.levelname for r in caplog.records].count("WARNING") == warnings
+
+
+@pytest.mark.parametrize("looks", [1, 2, None])
+def test_an_hour_that_lands_late_keeps_its_dead_letters(tmp_path: Path, looks: int | None) -> None:
+    """The hazard: decided again it was overtaken by another run, which was itself."""
+    cut = Cut("t", {0: (0, 10)})
+    one = new_lake(tmp_path, timeline=Timeline(FIRST, shift(FIRST, 1), {0: 10}, sealed={FIRST: cut}))
+    job = SimpleNamespace(lake=one.lake, stream=one.stream, environment=one.environment, kafka=Kafka())
+    rebuilder = cast(Any, Rebuilder(cast(Any, job), cast(Any, None)))
+    rebuilder._hours = SimpleNamespace(lookback=lambda hour: [])
+    rows = one.stage([(FIRST, 0, o) for o in range(9)])
+    counts = HourAccount(good=9, dead=1, duplicate=0, gap=0)
+    built = Built(FIRST, cut, 0, rows, one.stage_dead([(FIRST, 0, 9)], "batch"), counts)
+    state = one.state()
+    with cut_off(one, looks=looks) as late:
+        result = rebuilder._publish([built], {FIRST: None}, state)
+    assert late.landed + late.refused == 1, "the hazard did not happen"
+    assert (result.decision, result.revision) == ("accepted", 1)
+    recover(one.lake, one.stream)
+    assert one.rows("main") == [(FIRST, 0, o) for o in range(9)]
+    assert one.dead("main") == one.dead("batch") == [(FIRST, 0, 9)]
+
+
+@pytest.mark.parametrize("looks", [1, 2, None])
+def test_dead_letters_that_land_late_are_there_once(lake: StreamLake, looks: int | None) -> None:
+    staged = lake.stage_dead([(FIRST, 0, 7)], "speed")
+    letters = waiting_speed(staged, NOW)
+    publish = Publish(new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=(letters,))
+    assert lake.publish(publish) is Outcome.LANDED
+    name = lake.stream.dead_letters_table
+    with cut_off(lake, name, looks) as late:
+        assert roll_forward(lake.lake, name, lake.state()) == {staged.wap_id}
+    assert late.landed + late.refused == 1, "the hazard did not happen"
+    assert lake.dead("main") == lake.dead("speed") == [(FIRST, 0, 7)]
+    assert readable(lake, name)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("looks", [1, 2, 3, None])
+def test_a_ledger_row_that_lands_late_is_there_once(lake: StreamLake, looks: int | None, begun: bool) -> None:
+    name = lake.stream.hours_table
+    row = ledger.decision(FIRST, "sealed", 0, None, NOW)
+    if begun:
+        ledger.record(lake.lake, name, [ledger.decision(FIRST, "refused", 1, None, NOW)])
+    with cut_off(lake, name, looks) as late:
+        assert ledger.record(lake.lake, name, [row]) == {row.decision_id}
+    assert late.landed + late.refused == 1, "the hazard did not happen"
+    ids = [r.decision_id for r in ledger.history(lake.lake, name)]
+    assert ids.count(row.decision_id) == 1
+    assert len(ids) == 1 + begun
+
+
+@pytest.mark.parametrize("looks", [1, None])
+def test_a_schema_that_changes_late_changes_once(lake: StreamLake, looks: int | None) -> None:
+    from pyiceberg.types import StringType
+
+    def add(table: Any, update: Any) -> None:
+        if "colour" not in table.schema().column_names:
+            update.add_column("colour", StringType())
+
+    with cut_off(lake, looks=looks) as late, pytest.raises(Transient):
+        admin.change_schema(lake.lake, lake.name, add)
+    admin.change_schema(lake.lake, lake.name, add)
+    assert late.landed + late.refused == 1
+    assert lake.table().schema().column_names.count("colour") == 1
+    assert len(lake.table().metadata.schemas) == 2
+
+
+@pytest.mark.parametrize("looks", [1, None])
+def test_branches_that_are_made_late_begin_once(tmp_path: Path, looks: int | None) -> None:
+    one = new_lake(tmp_path)
+    with one.table().manage_snapshots() as manage:
+        manage.remove_branch("batch")
+    with cut_off(one, looks=looks), pytest.raises(Transient):
+        admin.add_branches(one.lake, one.name, {})
+    admin.add_branches(one.lake, one.name, {})
+    assert set(heads(one.table())) == set(BRANCHES)
+    assert read_state(one.table()).position.offsets == {0: 0}
+
+
+_PUBLISHES = """
+import sys
+from pathlib import Path
+from lakes import StreamLake, new_environment, new_stream
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.snapshots import find_staged
+folder = Path(sys.argv[1])
+environment = new_environment(folder)
+one = StreamLake(folder, Lake(environment), new_stream(), environment)
+print(one.publish(one.speed(find_staged(one.table(), "mine"), {0: 3})).value)
+"""
+
+
+@pytest.mark.parametrize("step", [Step.COMMIT_DOUBTED, Step.COMMIT_FENCED])
+def test_a_process_that_dies_before_it_knows_leaves_nothing_to_mend(lake: StreamLake, step: Step) -> None:
+    staged, before = lake.stage(ROWS, "mine"), lake.state()
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    environment = os.environ | {FAIL_AT: f"commit.request-lost,{step.label}", "PYTHONPATH": path}
+    died = subprocess.run(
+        [sys.executable, "-c", _PUBLISHES, str(lake.folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (died.returncode, died.stdout) == (-signal.SIGKILL, ""), died.stderr
+    assert f"fail point {step.label}" in died.stderr
+    assert (lake.state().heads != before.heads) == (step is Step.COMMIT_FENCED)
+    assert lake.rows("main") == []
+    assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED
+    assert lake.rows("main") == ROWS

@@ -1,0 +1,424 @@
+"""The ledger's files: read by hour, few whatever was appended, and merged without changing a row."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lakes import StreamLake, decide, new_lake
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.snapshots import Operation
+
+from anabranch.common.errors import Transient
+from anabranch.common.fail_points import FAIL_AT
+from anabranch.iceberg import ledger_files
+from anabranch.iceberg.ledger_files import File, MergeStep, Span, plan_fold, plan_merge, tiered
+from anabranch.iceberg.snapshots import PUBLISH_ID
+from anabranch.offsets.hours import Cut, shift
+from anabranch.protocol import ledger
+from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.publish import new_id
+
+FIRST = "2024-01-01T00"
+NOW = datetime(2026, 11, 21, 1, tzinfo=UTC)
+CUT = Cut("t", {0: (0, 10), 1: (3, 3)})
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    return new_lake(tmp_path)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The data files that are read from now on."""
+    locations: list[str] = []
+    real = PyArrowFileIO.new_input
+
+    def new_input(self: PyArrowFileIO, location: str) -> Any:
+        if location.endswith(".parquet"):
+            locations.append(location)
+        return real(self, location)
+
+    monkeypatch.setattr(PyArrowFileIO, "new_input", new_input)
+    return locations
+
+
+def at(day: int, hour: int = 0) -> str:
+    return shift(FIRST, 24 * day + hour)
+
+
+def sealed(*hours: str) -> list[LedgerRow]:
+    return [ledger.decision(hour, "sealed", 0, CUT, NOW, reason=new_id()) for hour in hours]
+
+
+def append_as_before(lake: StreamLake, rows: list[LedgerRow]) -> None:
+    """One append as it was before files were merged: a file, a manifest, and nothing but an id in its summary."""
+    table = loaded(lake)
+    tx = Transaction(table)
+    frame = ledger._to_arrow(rows, table.metadata.next_sequence_number())
+    tx.append(frame, snapshot_properties={PUBLISH_ID: new_id()})
+    lake.lake.catalog.commit_table(table, tuple(tx._requirements), tuple(tx._updates))
+
+
+def append_as_now(lake: StreamLake, rows: list[LedgerRow]) -> None:
+    lake.lake.append(
+        lake.stream.hours_table, lambda table: ledger._to_arrow(rows, table.metadata.next_sequence_number())
+    )
+
+
+def loaded(lake: StreamLake) -> Table:
+    return lake.again().load(lake.stream.hours_table)
+
+
+def files(lake: StreamLake) -> list[str]:
+    return [task.file.file_path for task in loaded(lake).scan().plan_files()]
+
+
+def manifests(lake: StreamLake) -> int:
+    table = loaded(lake)
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    return len(snapshot.manifests(table.io))
+
+
+def history(lake: StreamLake, *arguments: Any) -> list[LedgerRow]:
+    return ledger.history(lake.again(), lake.stream.hours_table, *arguments)
+
+
+def merge(lake: StreamLake, idle: bool = False) -> MergeStep:
+    return lake.lake.merge_files(lake.stream.hours_table, idle)
+
+
+def merge_all(lake: StreamLake, idle: bool = False) -> None:
+    for _ in range(100):
+        if merge(lake, idle) is MergeStep.NOTHING:
+            return
+    raise AssertionError("expected merging to end within 100 steps")
+
+
+def before_the_commit(lake: StreamLake, act: Callable[[Callable[[], Any]], Any]) -> None:
+    """Have the next commit of `lake` go through `act`, which is given what really commits."""
+    real = lake.lake.catalog.commit_table
+
+    def commit_table(*args: Any) -> Any:
+        lake.lake.catalog.commit_table = real  # type: ignore[method-assign]
+        return act(lambda: real(*args))
+
+    lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
+
+
+# What is read
+
+
+@pytest.fixture
+def years(lake: StreamLake) -> StreamLake:
+    """A ledger of two years: a row for each day, a file for each quarter."""
+    days = [at(d) for d in range(730)]
+    for quarter in sorted({ledger_files.bucket_of(hour) for hour in days}):
+        append_as_now(lake, sealed(*(h for h in days if ledger_files.bucket_of(h) == quarter)))
+    assert len(files(lake)) == 8
+    return lake
+
+
+def test_a_record_opens_only_files_that_may_hold_its_hour(years: StreamLake, opened: list[str]) -> None:
+    name = years.stream.hours_table
+    new, late = sealed(at(731), at(100, 5))
+    assert ledger.record(years.lake, name, [new]) == {new.decision_id}
+    # What it wrote itself, to read it back.
+    assert len(set(opened)) == 1
+    opened.clear()
+    assert ledger.record(years.lake, name, [late]) == {late.decision_id}
+    assert len(set(opened)) == 2
+    opened.clear()
+    assert ledger.record(years.lake, name, [new, late]) == {new.decision_id, late.decision_id}
+    assert len(set(opened)) == 3
+    assert len(history(years)) == 732
+
+
+def test_a_history_opens_only_files_that_may_hold_its_hours(years: StreamLake, opened: list[str]) -> None:
+    for hours, expected, number in (
+        ([at(200)], [at(200)], 1),
+        ({at(729), at(0)}, [at(0), at(729)], 2),
+        (Span(at(80), at(100)), [at(d) for d in range(80, 101)], 2),
+        (Span(at(731), at(900)), [], 0),
+        ([at(200, 1)], [], 1),
+        ([], [], 0),
+        (None, [at(d) for d in range(730)], 8),
+    ):
+        opened.clear()
+        assert [row.hour for row in history(years, hours)] == expected
+        assert len(set(opened)) == number, hours
+
+
+def test_a_history_leaves_out_the_columns_that_are_not_asked_for(lake: StreamLake) -> None:
+    append_as_now(lake, sealed(at(0)))
+    (row,) = history(lake, [at(0)], ledger.BULKY)
+    assert row.hour == at(0)
+    assert [getattr(row, name) for name in ledger.BULKY] == [None] * len(ledger.BULKY)
+
+
+def test_of_old_hours_only_what_tells_of_losses_and_differences_is_read(lake: StreamLake, opened: list[str]) -> None:
+    name = lake.stream.hours_table
+    clean = {"missing": 4, "extra": 0, "changed": 0, "duplicate": 2, "unread": 4, "sample": []}
+    rows = [
+        decide(at(day), "accepted", 1, CUT, NOW, **facts)
+        for day, facts in enumerate((
+            {"diff": clean, "gaps": {}}, {"diff": clean | {"unread": 3}}, {"diff": clean | {"extra": 1}},
+            {"diff": {"missing": 1, "extra": 0, "changed": 0}}, {"diff": clean | {"changed": 1}},
+            {"gaps": {"retention": 7}}, {"gaps": {"control": 7}}, {},
+        ))
+    ]  # fmt: skip
+    append_as_now(lake, rows[:4])
+    append_as_now(lake, rows[4:])
+    assert ledger.remarkable_hours(lake.lake, name) == {at(day) for day in (1, 2, 3, 4, 5)}
+    assert ledger.known_hours(lake.lake, name) == {at(day) for day in range(8)}
+    append_as_now(lake, sealed(at(8)))
+    opened.clear()
+    assert ledger.remarkable_hours(lake.lake, name) == {at(day) for day in (1, 2, 3, 4, 5)}
+    assert ledger.known_hours(lake.lake, name) == {at(day) for day in range(9)}
+    assert len(set(opened)) == 1, "a file that was read before was read again"
+
+
+# What is merged
+
+
+def test_records_leave_few_files_manifests_and_snapshots(lake: StreamLake) -> None:
+    rows = sealed(*(at(0, i) for i in range(40)))
+    for i, row in enumerate(rows):
+        assert ledger.record(lake.lake, lake.stream.hours_table, [row]) == {row.decision_id}
+        if i % 10 == 9:
+            assert len(files(lake)) <= ledger_files.MANY + 3
+            assert manifests(lake) <= ledger_files.MANY_MANIFESTS + 2
+            assert len(loaded(lake).snapshots()) <= ledger_files.SNAPSHOTS_KEPT + ledger_files.MANY + 2
+    assert len(loaded(lake).snapshots()) > ledger_files.SNAPSHOTS_KEPT, "no snapshot was expired"
+    decisions = history(lake)
+    assert [row.decision_id for row in decisions] == [row.decision_id for row in rows]
+    assert sorted({row.sequence for row in decisions}) == [row.sequence for row in decisions]
+    assert all(row.reason == expected.reason for row, expected in zip(decisions, rows, strict=True))
+
+
+def test_a_ledger_that_was_never_merged_is_and_says_what_it_said(lake: StreamLake) -> None:
+    # Rows of one commit are of one moment; an old hour is restated between new ones; a commit spans two quarters.
+    for i in range(24):
+        append_as_before(lake, sealed(at(85, i), at(85, i)) if i != 20 else sealed(at(3), at(200), at(4), at(91)))
+    before = history(lake)
+    assert (len(files(lake)), manifests(lake)) == (24, 24), "the hazard did not happen"
+    merge_all(lake)
+    assert history(lake) == before
+    assert manifests(lake) <= 4
+    merge_all(lake, idle=True)
+    # The first quarter's, the second's and the third's.
+    assert len(files(lake)) == 3
+    assert history(lake) == before
+    row = sealed(at(85))[0]
+    append_as_before(lake, [row])
+    assert [r.decision_id for r in history(lake)] == [*(r.decision_id for r in before), row.decision_id]
+
+
+def test_of_very_many_manifests_some_are_merged_at_a_time(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_files, "_MOST_MANIFESTS", 12)
+    for i in range(20):
+        append_as_before(lake, sealed(at(0, i)))
+    before = history(lake)
+    assert merge(lake) is MergeStep.LANDED
+    assert (len(files(lake)), manifests(lake)) == (20, 9)
+    merge_all(lake)
+    assert manifests(lake) <= 3
+    assert history(lake) == before
+
+
+def test_merging_is_no_change_of_rows_for_who_reads_what_is_new(lake: StreamLake) -> None:
+    for i in range(16):
+        append_as_now(lake, sealed(at(0, i)))
+    assert merge(lake) is MergeStep.LANDED
+    snapshot = loaded(lake).current_snapshot()
+    assert snapshot is not None
+    assert snapshot.summary is not None
+    assert snapshot.summary.operation is Operation.REPLACE
+    assert (snapshot.summary["total-records"], snapshot.summary["total-data-files"]) == ("16", "1")
+
+
+@pytest.fixture
+def many(lake: StreamLake) -> StreamLake:
+    for i in range(17):
+        append_as_now(lake, sealed(at(0, i)))
+    return lake
+
+
+def test_a_merge_that_an_append_was_before_is_refused_and_loses_no_row(many: StreamLake) -> None:
+    before, row = history(many), sealed(at(1))[0]
+
+    def first(commit: Callable[[], Any]) -> Any:
+        assert ledger.record(many.again(), many.stream.hours_table, [row]) == {row.decision_id}
+        return commit()
+
+    before_the_commit(many, first)
+    assert merge(many) is MergeStep.REFUSED
+    expected = [*(r.decision_id for r in before), row.decision_id]
+    assert [r.decision_id for r in history(many)] == expected
+    merge_all(many)
+    assert [r.decision_id for r in history(many)] == expected
+    assert len(files(many)) < 16
+
+
+def test_an_append_that_a_merge_was_before_is_made_again(many: StreamLake) -> None:
+    before, row = history(many), sealed(at(1))[0]
+
+    def first(commit: Callable[[], Any]) -> Any:
+        assert many.again().merge_files(many.stream.hours_table) is MergeStep.LANDED
+        return commit()
+
+    before_the_commit(many, first)
+    assert ledger.record(many.lake, many.stream.hours_table, [row]) == {row.decision_id}
+    assert [r.decision_id for r in history(many)] == [*(r.decision_id for r in before), row.decision_id]
+    assert len(files(many)) <= 2
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_a_merge_whose_answer_is_lost_changes_nothing(many: StreamLake, lands: bool) -> None:
+    before = history(many)
+
+    def lose(commit: Callable[[], Any]) -> Any:
+        if lands:
+            commit()
+        raise ConnectionError("connection reset")
+
+    before_the_commit(many, lose)
+    assert merge(many) is MergeStep.REFUSED
+    assert history(many) == before
+    assert len(files(many)) == (1 if lands else 17)
+    merge_all(many)
+    assert history(many) == before
+
+
+@pytest.mark.parametrize(("step", "number"), [("ledger.merge-prepared", 17), ("ledger.merged", 1)])
+def test_a_merge_that_is_killed_changes_no_row(many: StreamLake, step: str, number: int) -> None:
+    before = history(many)
+    script = f"""
+from pathlib import Path
+from lakes import new_environment
+from anabranch.iceberg.lake import Lake
+Lake(new_environment(Path({str(many.folder)!r}))).merge_files({many.stream.hours_table!r})
+"""
+    environment = os.environ | {FAIL_AT: step, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(files(many)) == number
+    assert history(many) == before
+    merge_all(many)
+    assert len(files(many)) == 1
+    assert history(many) == before
+
+
+def test_a_merge_that_fails_fails_no_record(many: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def merge_files(*args: Any) -> MergeStep:
+        raise Transient("read rows: SlowDown")
+
+    monkeypatch.setattr(many.lake, "merge_files", merge_files)
+    row = sealed(at(1))[0]
+    assert ledger.record(many.lake, many.stream.hours_table, [row]) == {row.decision_id}
+
+
+def test_very_many_decisions_are_written_in_commits_of_some(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "_AT_ONCE", 10)
+    rows = sealed(*(at(day) for day in range(25)))
+    assert ledger.record(lake.lake, lake.stream.hours_table, rows) == {row.decision_id for row in rows}
+    assert len(files(lake)) == 3
+    assert [row.decision_id for row in history(lake)] == [row.decision_id for row in rows]
+
+
+# What is planned
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"),
+    [
+        ([], 0),
+        ([1] * 15, 0),
+        ([1] * 16, 16),
+        ([1] * 15 + [32], 16),
+        ([1] * 16 + [33], 16),
+        ([2] * 16 + [32, 64, 128], 19),
+        ([2] * 16 + [32, 65], 17),
+        ([2] * 16 + [32, 40], 17),
+        ([7_000, 8_000], 0),
+    ],
+)
+def test_files_of_about_one_size_are_merged_once_there_are_many(sizes: list[int], count: int) -> None:
+    assert tiered(sizes, 16, 32, 100) == count or (count == 19 and tiered(sizes, 16, 32, 8_192) == 19)
+
+
+def of(bucket: str, rows: int, last: str | None = None) -> File:
+    hour = f"{bucket}-05T00"
+    return File(new_id(), rows, hour, last or hour)
+
+
+@pytest.mark.parametrize(
+    ("files", "idle", "rows"),
+    [
+        ([of("2024-01", 1)] * 15, False, []),
+        ([of("2024-01", 1)] * 16, False, [1] * 16),
+        # Of several quarters: split.
+        ([of("2024-01", 5, "2024-04-01T00"), of("2024-05", 1)], False, [5]),
+        # A quarter that is over is one file, and gets a late row only with others or at leisure.
+        ([of("2024-01", 1000), of("2024-02", 200), of("2024-05", 1)], False, [200, 1000]),
+        ([of("2024-01", 1000), of("2024-02", 1), of("2024-05", 1)], False, []),
+        ([of("2024-01", 1000), of("2024-02", 1), of("2024-05", 1)], True, [1, 1000]),
+        ([of("2024-01", 1000), *[of("2024-02", 1)] * 3, of("2024-05", 1)], False, []),
+        ([of("2024-01", 1000), *[of("2024-02", 1)] * 4, of("2024-05", 1)], False, [1] * 4),
+        ([of("2024-01", 1000), of("2024-02", 31), of("2024-05", 1)], False, []),
+        ([of("2024-01", 5000), of("2024-02", 4000), of("2024-05", 1)], True, []),
+    ],
+)
+def test_what_is_merged(files: list[File], idle: bool, rows: list[int]) -> None:
+    assert [f.rows for f in plan_merge(files, idle)] == rows
+
+
+def test_small_manifests_are_merged_with_those_that_change() -> None:
+    counts = {f"m{i}": 1 for i in range(7)}
+    assert plan_fold(counts) == ()
+    assert plan_fold(counts | {"m7": 1}) == tuple(f"m{i}" for i in range(8))
+    # One that is large, of which no entry goes, stays.
+    assert plan_fold({"large": 40, "a": 1, "b": 2}, ["b"]) == ("b", "a")
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_ten_years_of_rows_are_in_few_files_and_were_written_a_few_times(late: bool) -> None:
+    files: dict[str, File] = {}
+    written = 0
+
+    def merge_planned(idle: bool = False) -> None:
+        nonlocal written
+        while chosen := plan_merge(files.values(), idle):
+            assert len({f.bucket for f in chosen}) == 1
+            for f in chosen:
+                del files[f.path]
+            rows = sum(f.rows for f in chosen)
+            one = File(new_id(), rows, min(f.first for f in chosen), max(f.last for f in chosen))
+            files[one.path] = one
+            written += rows
+
+    # Two rows an hour, a file for each four hours; where rows come late, a day's last file is about a year ago.
+    for i in range(0, 87_600, 4):
+        hour = shift(FIRST, i - 8_760 if late and i % 24 == 20 and i > 8_760 else i)
+        file = File(new_id(), 8, hour, hour)
+        files[file.path] = file
+        if i % 64 == 0:
+            merge_planned()
+    if late:
+        merge_planned(idle=True)
+    assert sum(f.rows for f in files.values()) == 2 * 87_600
+    by_quarter = Counter(f.bucket for f in files.values())
+    assert max(by_quarter.values()) <= 25
+    assert len(files) <= (80 if late else 45) + 25
+    assert written <= 12 * 2 * 87_600

@@ -1,0 +1,391 @@
+"""The doctor's deciders, over facts alone; and what it reads of this machine."""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from foreign_programs import rewrite
+from lakes import new_environment, new_lake, new_stream
+
+from anabranch.cli import main
+from anabranch.common.errors import (
+    AnabranchError,
+    CodecMissing,
+    ConfigurationError,
+    MetadataGone,
+    MissingRight,
+    NoAnswer,
+    NoTopicIds,
+    Transient,
+)
+from anabranch.iceberg.s3 import LifecycleRule, Upload
+from anabranch.kafka.client import TopicSettings
+from anabranch.offsets.hours import Cut, Timeline
+from anabranch.operations.doctor import airflow, catalog, kafka, local, registry, s3, streams, tables
+from anabranch.operations.doctor.finding import Check, Finding, Severity
+from anabranch.operations.doctor.reading import Reading
+from anabranch.operations.reports.status import Lag, StreamStatus
+
+ROOT = Path(__file__).parents[3]
+NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
+STREAM = new_stream()
+BROKERS = new_environment(Path("/nowhere")).kafka
+SETTINGS = TopicSettings(None, None, "delete", timedelta(0), "LogAppendTime", 2, 3, 3)
+FACTS = kafka.KafkaFacts(SETTINGS, {0: 0}, {0: 100}, {0: 10_000})
+UNREAD = kafka.Unread("2026-11-21T10", {0: 60})
+PLACE = s3.Place("lake", "warehouse/")
+STORE = s3.StoreFacts(True, NOW, NOW)
+STATUS = StreamStatus(
+    stream="events", topic="events", topic_id="t", topic_recreated=False, position={0: 5}, position_since=NOW,
+    late=None, lag=Lag(0, {}), last_publish={}, first_hour="2026-11-21T00", open_hour="2026-11-21T12",
+    newest_accepted=None, complete_through=None, to_seal=(), backlog=(), refused=(), hours={}, unexplained={},
+    dead_letters=0, lost={}, accepted_at=None, waiting_since=None,
+)  # fmt: skip
+
+
+def checks(findings: list[Finding]) -> dict[Check, Severity]:
+    return {finding.check: finding.severity for finding in findings}
+
+
+def of_topic(unread: kafka.Unread | None = UNREAD, **settings: object) -> dict[Check, Severity]:
+    facts = replace(FACTS, settings=replace(SETTINGS, **settings))  # type: ignore[arg-type]
+    return checks(kafka.findings(BROKERS, STREAM, facts, unread, NOW))
+
+
+def test_every_finding_has_its_entry_in_the_operators_page() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    section = page[page.index("## What the doctor finds") :].split("\n## ")[0]
+    assert re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE) == [str(check) for check in Check]
+
+
+def test_a_group_that_may_not_be_committed_to_is_a_warning() -> None:
+    facts = replace(FACTS, group_refused=MissingRight("denied", "kafka-acls.sh --operation Read --group g"))
+    [finding] = kafka.findings(BROKERS, STREAM, facts, UNREAD, NOW)
+    assert (finding.check, finding.severity) == (Check.GROUP_RIGHTS, Severity.WARNING)
+    assert finding.remedy == "kafka-acls.sh --operation Read --group g"
+
+
+def test_a_topic_that_is_kept_well_has_no_finding() -> None:
+    assert of_topic() == {}
+    assert of_topic(retention=timedelta(days=7), retention_bytes=8_000) == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"retention": timedelta(hours=2)}, {Check.RETENTION_TIME: Severity.ERROR}),
+        ({"retention": timedelta(hours=20)}, {Check.RETENTION_TIME: Severity.WARNING}),
+        # 40 of 100 offsets wait, so 4,000 of 10,000 bytes.
+        ({"retention_bytes": 3_999}, {Check.RETENTION_BYTES: Severity.ERROR}),
+        ({"retention_bytes": 7_999}, {Check.RETENTION_BYTES: Severity.WARNING}),
+        ({"retention_bytes": 7_999, "unread": None}, {Check.RETENTION_BYTES: Severity.INFO}),
+        ({"cleanup_policy": "compact,delete"}, {Check.TOPIC_COMPACTED: Severity.ERROR}),
+        ({"cleanup_policy": "compact", "compaction_lag": timedelta(hours=20)}, {Check.TOPIC_COMPACTED: Severity.ERROR}),
+        ({"cleanup_policy": "compact", "compaction_lag": timedelta(hours=40)}, {}),
+        ({"timestamp_type": "CreateTime"}, {Check.TIMESTAMP_TYPE: Severity.INFO}),
+        ({"replicas": 1}, {Check.REPLICATION: Severity.WARNING}),
+        ({"min_insync": 1}, {Check.MIN_INSYNC: Severity.WARNING}),
+    ],
+)
+def test_a_topic_that_is_kept_otherwise(settings: dict[str, object], expected: dict[Check, Severity]) -> None:
+    assert of_topic(**settings) == expected  # type: ignore[arg-type]
+
+
+def test_one_replica_of_the_one_broker_of_this_machine_is_no_finding() -> None:
+    here = BROKERS.model_copy(update={"bootstrap_servers": "127.0.0.1:19092"})
+    elsewhere = BROKERS.model_copy(update={"bootstrap_servers": "kafka.example.com:9092"})
+    facts = replace(FACTS, settings=replace(SETTINGS, replicas=1, brokers=1))
+    assert kafka.findings(here, STREAM, facts, UNREAD, NOW) == []
+    assert checks(kafka.findings(elsewhere, STREAM, facts, UNREAD, NOW)) == {Check.REPLICATION: Severity.INFO}
+    facts = replace(FACTS, settings=replace(SETTINGS, replicas=1, brokers=3))
+    assert checks(kafka.findings(here, STREAM, facts, UNREAD, NOW)) == {Check.REPLICATION: Severity.WARNING}
+
+
+def test_a_retention_is_proposed_that_holds_the_backlog() -> None:
+    facts = replace(FACTS, settings=replace(SETTINGS, retention=timedelta(days=7)))
+    late = kafka.Unread("2026-11-11T12", {0: 0})
+    [finding] = kafka.findings(BROKERS, STREAM, facts, late, NOW)
+    assert finding.severity is Severity.ERROR
+    # Ten days and half an hour wait, and a day to spare.
+    assert finding.remedy.endswith(f"--add-config retention.ms={12 * 86_400_000}")
+
+
+def test_compaction_that_the_stream_allows_for_is_no_error() -> None:
+    batch = STREAM.batch.model_copy(update={"allow_gaps": ("compacted",)})
+    stream = STREAM.model_copy(update={"batch": batch})
+    facts = replace(FACTS, settings=replace(SETTINGS, cleanup_policy="compact"))
+    assert checks(kafka.findings(BROKERS, stream, facts, UNREAD, NOW)) == {Check.TOPIC_COMPACTED: Severity.INFO}
+
+
+def test_the_remedy_of_compaction_changes_no_policy_and_deletes_nothing() -> None:
+    """`cleanup.policy=delete` has retention take what a compacted topic kept for years."""
+    facts = replace(FACTS, settings=replace(SETTINGS, cleanup_policy="compact"))
+    [finding] = kafka.findings(BROKERS, STREAM, facts, kafka.Unread("2026-11-11T12", {0: 0}), NOW)
+    assert finding.remedy.endswith(f"--add-config min.compaction.lag.ms={12 * 86_400_000}")
+    assert "cleanup.policy" not in finding.remedy
+
+
+def test_a_topic_that_is_missing_hides_what_would_be_said_of_it() -> None:
+    [finding] = kafka.findings(BROKERS, STREAM, kafka.KafkaFacts(None, {}, {}, None), UNREAD, NOW)
+    assert (finding.check, finding.severity) == (Check.TOPIC_MISSING, Severity.ERROR)
+
+
+@pytest.mark.parametrize(
+    ("servers", "command"),
+    [
+        ("127.0.0.1:19092", "anabranch dev topic events --partitions 3"),
+        ("localhost:9092", "anabranch dev topic events --partitions 3"),
+        (
+            "kafka.example.com:9092",
+            "kafka-topics.sh --bootstrap-server kafka.example.com:9092 --create --topic events --partitions 3",
+        ),
+    ],
+)
+def test_a_topic_that_is_missing_is_made_by_what_is_installed_where_it_is(servers: str, command: str) -> None:
+    facts = kafka.KafkaFacts(None, {}, {}, None)
+    [finding] = kafka.findings(BROKERS.model_copy(update={"bootstrap_servers": servers}), STREAM, facts, UNREAD, NOW)
+    assert finding.remedy == command
+
+
+@pytest.mark.parametrize(
+    ("made", "check"),
+    [
+        (kafka.failed(BROKERS, STREAM, Transient("away")), Check.KAFKA_AWAY),
+        (kafka.failed(BROKERS, STREAM, ConfigurationError("denied")), Check.KAFKA_RIGHTS),
+        (kafka.failed(BROKERS, STREAM, CodecMissing("lz4")), Check.KAFKA_CODEC),
+        (kafka.failed(BROKERS, STREAM, MissingRight("denied", "kafka-acls.sh")), Check.KAFKA_RIGHTS),
+        (kafka.failed(BROKERS, STREAM, NoTopicIds("none")), Check.TOPIC_IDS),
+        (s3.failed(new_environment(Path("/nowhere")), PLACE, NoAnswer("away")), Check.S3_AWAY),
+        (s3.failed(new_environment(Path("/nowhere")), PLACE, ConfigurationError("denied")), Check.S3_RIGHTS),
+        (catalog.failed(new_environment(Path("/nowhere")).catalog, Transient("away")), Check.CATALOG_AWAY),
+        (catalog.failed(new_environment(Path("/nowhere")).catalog, ConfigurationError("denied")), Check.CATALOG_RIGHTS),
+        (catalog.failed(new_environment(Path("/")).catalog, Transient("database is locked")), Check.CATALOG_LOCKED),
+        (tables.failed(STREAM, MetadataGone("gone")), Check.METADATA_GONE),
+        (registry.failed(STREAM, Transient("away")), Check.REGISTRY_AWAY),
+        (registry.failed(STREAM, ConfigurationError("denied")), Check.REGISTRY_RIGHTS),
+    ],
+)
+def test_a_service_that_is_away_is_told_from_one_that_refuses(made: Finding, check: Check) -> None:
+    assert (made.check, made.severity) == (check, Severity.ERROR)
+
+
+def test_what_is_read_of_a_lake_as_apply_leaves_it(tmp_path: Path) -> None:
+    made = new_lake(tmp_path)
+    facts = tables.read(made.environment, made.stream)
+    assert tables.findings("lake", made.stream, facts) == []
+    assert facts.unread == kafka.Unread(made.state().timeline.open, {0: 0})
+    # SQLite has no lock that is held.
+    assert catalog.findings(made.environment.catalog, catalog.CatalogFacts(0.01)) == []
+    assert catalog.read(made.environment).seconds < 60
+
+
+def test_tables_that_differ() -> None:
+    names = ("games.events", "games.events_dead_letters", "games.events_hours")
+    assert checks(tables.findings("lake", STREAM, tables.TableFacts(missing=names))) == {Check.NOT_APPLIED: "info"}
+    drift = tables.Drift(names[0], "commit.retry.num-retries", "30", None)
+    facts = tables.TableFacts(
+        missing=names[2:], branches=((names[0], "batch"),), columns="column n is missing", drifts=(drift,)
+    )
+    found = tables.findings("lake", STREAM, facts)
+    assert checks(found) == {
+        Check.TABLE_MISSING: "error", Check.BRANCH_MISSING: "error", Check.COLUMNS: "error",
+        Check.PROPERTIES: "warning",
+    }  # fmt: skip
+    assert found[-1].remedy == ("ALTER TABLE lake.games.events SET TBLPROPERTIES ('commit.retry.num-retries' = '30')")
+
+
+def test_another_program_that_maintains_a_table_is_seen_by_what_it_leaves(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    assert tables.find_optimizers(lake.table()) == []
+    lake.move("main")
+    assert tables.find_optimizers(lake.table()) == [], "our own publishes are none of another program's"
+    with lake.table().transaction() as tx:
+        tx.set_properties({"history.expire.max-snapshot-age-ms": "1", "history.expire.max-ref-age-ms": "2"})
+    rewrite(lake, "main")
+    named, snapshots = tables.find_optimizers(lake.table())
+    assert named == "its property history.expire.max-snapshot-age-ms"
+    assert snapshots.startswith("1 snapshots that rewrote files or manifests, the newest of 20")
+    facts = tables.TableFacts(optimizers=((lake.name, named), (lake.name, snapshots)), ref_ages=((lake.name, "2"),))
+    found = tables.findings("lake", STREAM, facts)
+    assert checks(found) == {Check.REF_AGE: "error", Check.OPTIMIZER: "info"}
+    assert found[0].remedy == f"ALTER TABLE lake.{lake.name} UNSET TBLPROPERTIES ('history.expire.max-ref-age-ms')"
+    assert found[1].found == f"{named}; {snapshots}"
+
+
+def test_the_oldest_hour_that_is_not_accepted_is_what_the_batch_layer_has_yet_to_read(tmp_path: Path) -> None:
+    sealed = {"2026-11-21T03": Cut("t", {0: (4, 9)}), "2026-11-21T04": Cut("t", {0: (9, 11)})}
+    made = new_lake(tmp_path, timeline=Timeline("2026-11-21T03", "2026-11-21T05", {0: 11}, sealed=sealed))
+    assert tables.find_unread(made.state()) == kafka.Unread("2026-11-21T03", {0: 4})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"topic_recreated": True}, {Check.TOPIC_RECREATED: "error"}),
+        ({"unexplained": {"2026-11-21T03": {"missing": 2}}}, {Check.UNEXPLAINED: "error"}),
+        ({"refused": ["2026-11-21T03"], "backlog": ["2026-11-21T03"]}, {Check.REFUSED: "warning"}),
+        ({"late": "5 offsets wait"}, {Check.LATE: "warning"}),
+        ({"late": "5 offsets wait", "position": {0: 0}}, {}),
+        ({"refused_restatements": ["2026-11-21T05"]}, {Check.REFUSED: "warning"}),
+        ({"backlog": ["a"], "to_seal": ["b", "c"]}, {Check.BACKLOG: "warning"}),
+        ({"backlog": ["a"], "to_seal": ["b"]}, {}),
+    ],
+)
+def test_where_a_stream_stands(changes: dict[str, object], expected: dict[Check, str]) -> None:
+    status = replace(STATUS, **changes)  # type: ignore[arg-type]
+    assert checks(streams.findings(STREAM, streams.StreamFacts(status, {}))) == expected
+
+
+def test_what_to_run_next() -> None:
+    def after(status: StreamStatus) -> str:
+        return streams.next_command(STREAM, streams.StreamFacts(status, {}))
+
+    assert streams.next_command(STREAM, None) == "anabranch apply events"
+    assert after(replace(STATUS, lag=Lag(3, {0: 3}))) == "anabranch speed events"
+    assert after(replace(STATUS, to_seal=["2026-11-21T03"])) == "anabranch batch events"
+    assert after(STATUS) == "anabranch hours events"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"has_bucket": False}, {Check.BUCKET_MISSING: "warning"}),
+        ({"denied": ("s3:DeleteObject", "AccessDenied")}, {Check.S3_RIGHTS: "error"}),
+        ({"store_time": NOW + timedelta(seconds=31)}, {Check.CLOCK: "error"}),
+        ({"store_time": NOW + timedelta(seconds=29)}, {}),
+        ({"versioned": True}, {Check.VERSIONING: "warning"}),
+        ({"versioned": True, "rules": (LifecycleRule("r", "", clears_versions=True),)}, {}),
+        ({"versioned": True, "rules": (LifecycleRule("", "a/", clears_versions=True),)}, {Check.VERSIONING: "warning"}),
+        ({"rules": (LifecycleRule("r", "", deletes_after="30 days"),)}, {Check.LIFECYCLE: "error"}),
+        ({"rules": (LifecycleRule("r", "warehouse/games", moves_to="GLACIER"),)}, {Check.LIFECYCLE: "error"}),
+        ({"rules": (LifecycleRule("r", "", moves_to="STANDARD_IA"),)}, {}),
+        ({"rules": (LifecycleRule("r", "", True, deletes_after="30 days"),)}, {Check.LIFECYCLE: "warning"}),
+        ({"rules": (LifecycleRule("r", "logs/", deletes_after="30 days"),)}, {}),
+        ({"lock": "GOVERNANCE 30 days"}, {Check.OBJECT_LOCK: "warning"}),
+        ({"lock": "GOVERNANCE 30 days", "denied": ("s3:PutObject", "no checksum")}, {Check.OBJECT_LOCK: "error"}),
+        ({"uploads": (Upload("warehouse/a", "u", NOW - timedelta(hours=25)),)}, {Check.UPLOADS: "warning"}),
+        ({"uploads": (Upload("warehouse/a", "u", NOW - timedelta(hours=23)),)}, {}),
+        ({"seconds": 0.6}, {Check.S3_SLOW: "warning"}),
+        ({"unasked": ((Check.OBJECT_LOCK, "AccessDenied"),)}, {Check.OBJECT_LOCK: "info"}),
+    ],
+)  # fmt: skip
+def test_a_bucket(changes: dict[str, object], expected: dict[Check, str]) -> None:
+    assert checks(s3.findings(PLACE, ("events",), replace(STORE, **changes))) == expected  # type: ignore[arg-type]
+
+
+def test_what_a_server_does_not_implement_is_no_finding() -> None:
+    def refuse(code: str) -> None:
+        raise Transient(f"ask for the lifecycle of bucket b: ClientError: {code}")
+
+    unasked: list[tuple[Check, str]] = []
+    s3._asked(unasked, Check.LIFECYCLE, lambda: refuse("NotImplemented"))
+    assert unasked == []
+    s3._asked(unasked, Check.LIFECYCLE, lambda: refuse("AccessDenied"))
+    assert [check for check, _ in unasked] == [Check.LIFECYCLE]
+
+
+def test_a_subject_that_is_missing() -> None:
+    assert checks(registry.findings(STREAM, registry.RegistryFacts(False))) == {Check.SUBJECT_MISSING: "warning"}
+    assert registry.findings(STREAM, registry.RegistryFacts(True)) == []
+
+
+def test_a_slow_catalog() -> None:
+    environment = new_environment(Path("/nowhere"))
+    found = catalog.findings(environment.catalog, catalog.CatalogFacts(0.6))
+    assert checks(found) == {Check.CATALOG_SLOW: "warning"}
+
+
+def test_java_is_missed_by_the_path_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = new_environment(tmp_path)
+    with monkeypatch.context() as changed:
+        changed.delenv("JAVA_HOME", raising=False)
+        changed.setenv("PATH", str(tmp_path))
+        assert Check.JAVA in checks(local.findings(local.read(environment)))
+    assert Check.JAVA not in checks(local.findings(local.read(environment)))
+
+
+def test_a_python_of_the_workers_that_cannot_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = new_environment(tmp_path)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / "python"))
+    [finding] = [f for f in local.findings(local.read(environment)) if f.check is Check.PYTHON]
+    variable = finding.remedy.removeprefix("unset ")
+    monkeypatch.delenv(variable)
+    assert Check.PYTHON not in checks(local.findings(local.read(environment)))
+
+
+@pytest.mark.parametrize(("megabytes", "severity"), [(512, None), (511, "warning"), (63, "error")])
+def test_a_disk_without_room(tmp_path: Path, megabytes: int, severity: str | None) -> None:
+    facts = replace(local.read(new_environment(tmp_path)), free=megabytes << 20, temporary="/a folder")
+    found = [f for f in local.findings(facts) if f.check is Check.DISK]
+    assert [f.severity for f in found] == ([severity] if severity else [])
+    assert all(f.remedy == "du -xhd1 '/a folder'" for f in found)
+
+
+def test_jars_that_are_not_there_are_a_warning_and_other_bytes_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANABRANCH_CACHE", str(tmp_path))
+    facts = local.read(new_environment(tmp_path))
+    assert checks(local.findings(facts))[Check.JARS] is Severity.WARNING
+    jar = Path(facts.folder) / "spark" / "altered.jar"
+    jar.parent.mkdir(parents=True)
+    jar.write_bytes(b"x")
+    assert checks(local.findings(local.read(new_environment(tmp_path))))[Check.JARS_DIFFER] is Severity.ERROR
+
+
+def test_a_reader_that_does_not_end_is_given_up_and_the_others_are_heard() -> None:
+    end = threading.Event()
+    stuck, quick = Reading("stuck", end.wait, 0.1), Reading("quick", lambda: 7, 60)
+    broken = Reading("broken", lambda: 1 // 0, 60)
+    assert quick.facts() == 7
+    assert isinstance(stuck.facts(), NoAnswer) and stuck.is_given_up
+    assert isinstance(broken.facts(), AnabranchError) and not broken.is_given_up
+    end.set()
+
+
+def test_a_folder_without_streams_is_wrong_configuration(tmp_path: Path) -> None:
+    (tmp_path / "anabranch.yaml").write_text(
+        "kafka: {bootstrap_servers: '127.0.0.1:1'}\n"
+        f"catalog: {{name: lake, uri: 'sqlite:///{tmp_path}/c.db', warehouse: 'file://{tmp_path}/w'}}\n"
+    )
+    done = CliRunner().invoke(main, ["doctor", "--conf", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "anabranch init" in done.output
+
+
+WELL = airflow.AirflowFacts(
+    {f"anabranch_{name}__events": False for name in ("hourly", "maintenance", "speed_watch")}, {}, 128, True
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, {}),
+        ({"dags": {}}, {Check.AIRFLOW_DAG_MISSING: Severity.ERROR}),
+        ({"dags": WELL.dags | {"anabranch_hourly__events": True}}, {Check.AIRFLOW_PAUSED: Severity.WARNING}),
+        ({"dags": WELL.dags | {"anabranch_hourly__other": True, "theirs": True}}, {}),
+        ({"broken": {"odd.py": "ValueError: odd"}}, {Check.AIRFLOW_IMPORT: Severity.ERROR}),
+        ({"slots": None}, {Check.AIRFLOW_POOL: Severity.ERROR}),
+        ({"slots": 0}, {Check.AIRFLOW_POOL: Severity.ERROR}),
+        ({"is_scheduled": False}, {Check.AIRFLOW_SCHEDULER: Severity.ERROR}),
+    ],
+)
+def test_what_keeps_airflow_from_running_a_streams_dags(
+    changed: dict[str, Any], expected: dict[Check, Severity]
+) -> None:
+    assert checks(airflow.findings(["events"], replace(WELL, **changed))) == expected
+
+
+def test_airflow_is_asked_only_where_this_machine_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(airflow.HOME, raising=False)
+    assert not airflow.is_here()
+    monkeypatch.setenv(airflow.HOME, "/nowhere")
+    assert airflow.is_here()

@@ -1,0 +1,577 @@
+"""The status page: it says what the views say, as of when it says, to those who may read it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+import time_machine
+from click.testing import CliRunner
+from lakes import StreamLake
+from pages import browser, five_years, new_page, parsed, show
+from proofs import HOUR, NEXT, job, new_proof
+from report_hours import LATER, a_full_hour, an_old_hour, kafka, nothing_yet
+from servers import serving
+from starlette.testclient import TestClient
+from test_metrics import NOW as STATUS_NOW
+from test_metrics import VIEW
+from waiting import wait_for
+
+from anabranch.cli import main
+from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.job import Job
+from anabranch.offsets.hours import shift
+from anabranch.operations.page.access import Access, access_of, read_token
+from anabranch.operations.page.app import Page
+from anabranch.operations.page.charts import throughput
+from anabranch.operations.page.hour_calendar import calendar_month, month_of
+from anabranch.operations.page.hour_view import HourRows, hour_commands, read_record
+from anabranch.operations.page.streams import StreamView, classify_stream, read_stream, stream_line
+from anabranch.operations.reports import status
+from anabranch.operations.reports.dead_letters import letters
+from anabranch.operations.reports.diff import difference, duplicates
+from anabranch.operations.reports.maintenance import read_maintenance
+from anabranch.operations.reports.reading import Failure, OnDemand, Reader, Reading, rest_after
+from anabranch.protocol.ledger_row import UnknownField, UnknownFields
+
+TOKEN = "0123456789abcdef0123"
+PATIENCE = timedelta(minutes=10)
+DEADLINE, EVERY = timedelta(seconds=30), timedelta(seconds=10)
+
+
+@pytest.fixture
+def still() -> Iterator[None]:
+    with time_machine.travel(LATER, tick=False):
+        yield
+
+
+def full_job(folder: Path, make: Callable[[StreamLake], None] = a_full_hour) -> Job:
+    one = new_proof(folder)
+    make(one)
+    return replace(job(one), kafka=kafka())
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A stream with an hour of which everything is told. Nothing changes it."""
+    with time_machine.travel(LATER, tick=False):
+        return full_job(tmp_path_factory.mktemp("full"))
+
+
+@pytest.fixture
+def page(full: Job, still: None) -> Page:
+    made = new_page(full)
+    for reader in made.readers.values():
+        reader.refresh()
+    return made
+
+
+def shown(client: TestClient, path: str, until: str = "") -> str:
+    """A page's text, once it holds `until`: what is read on demand may come a moment later."""
+    deadline = time.monotonic() + 30
+    while True:
+        answer = client.get(path)
+        assert answer.status_code == 200, answer.text
+        text = parsed(answer.text).text
+        if until in text:
+            return text
+        assert time.monotonic() < deadline, f"expected {until!r} within 30 s, found: {text}"
+
+
+def test_the_streams_table_says_what_status_says(page: Page) -> None:
+    text = shown(browser(page), "/")
+    assert "1 stream, 1 to look at: events differs." in text
+    assert (
+        "nothing explains 1 missing, 1 extra, 1 changed in 2026-11-21T01: anabranch diff events 2026-11-21T01" in text
+    )
+    # Freshness: the position has stood still since it was published; 5 offsets wait.
+    assert f"0 5 2026-11-21 02:30:00 {NEXT} {NEXT} 0 2026-11-21 02:30:00" in text
+
+
+AS_OF = datetime(2026, 11, 21, 15, 42, 10, tzinfo=UTC)
+
+
+def test_a_stream_says_what_maintenance_did_and_what_waits_and_grows(page: Page, full: Job) -> None:
+    text = shown(browser(page), "/streams/events")
+    assert "No run is known: anabranch maintain events" in text
+    rows = read_maintenance(full, LATER).tables["games.events"]
+    assert f"games.events {rows.metadata_bytes / 1e3:.1f} kB {rows.snapshots} {rows.expirable} {rows.tags}" in text
+    show(page, AS_OF, five_years("events", AS_OF))
+    assert "The last run did all its steps by 2026-11-21 02:41:07" in shown(browser(page), "/streams/events")
+    view = five_years("events", AS_OF)
+    failed = replace(view.maintenance, runs=view.maintenance.runs[-1:])
+    show(page, AS_OF, replace(view, maintenance=failed))
+    text = shown(browser(page), "/streams/events")
+    assert "failed: orphans: list s3://lake/games: expected an answer, found none. No run" in text
+    unread = replace(view.maintenance, unread={"games.events_per_minute": "table games.events_per_minute: none"})
+    show(page, AS_OF, replace(view, maintenance=unread))
+    assert "games.events_per_minute not read: table games.events_per_minute: none" in shown(
+        browser(page), "/streams/events"
+    )
+
+
+def test_the_hours_page_says_what_explain_history_diff_duplicates_and_dead_letters_say(page: Page) -> None:
+    text = shown(browser(page), f"/streams/events/hours/{NEXT}", "Dead letters malformed")
+    for part in (
+        f"{NEXT} of events is accepted as revision 2; the batch layer serves it",
+        "of 6 offsets 2 became rows",
+        "✓ It closes : the terms are all of the 6 offsets.",
+        "gap: aborted 1",
+        "✕ The gate failed.",
+        "failed expect_column_values_to_not_be_null column n critical [null] n: expected to not be null, found 1 of 4",
+        "warning expect_column_values_to_not_be_null",
+        "refused 3 batch 3 1 quality: again",
+        "2 records have some. anabranch drift events prints what takes them up. The most frequent, of 5 names",
+        r'colour 2 STRING "aaaa" partition 0, offset 4 <b>\x1b 1 partition 0, offset 7',
+        "no longer: its tag's age has ended",
+        "branch main 2 1 branch speed 4 1 branch batch 2 1",
+        "Speed (4 rows) against batch (2 rows)",
+        "≠ Nothing explains 1 extra, 1 changed.",
+        "changed: partition 0, offset 7 Column Speed Batch n 1 2",
+        "1 counted by the ledger, 1 found now, 1 listed.",
+        f"0 5 id 0-2 hour {HOUR} , partition 0, offset 2",
+        "malformed: 1",
+        "null { (1 bytes)",
+        f"anabranch batch events --hour {NEXT} --restate",
+    ):
+        assert part in text, f"expected {part!r} in: {text}"
+    served = shown(browser(page), f"/streams/events/hours/{HOUR}", "Dead letters None.")
+    assert f"lift the override anabranch serve-hour events {HOUR} --layer auto --why WHY" in served
+    assert "the rule is wrong" in served
+
+
+@pytest.mark.parametrize("make", [a_full_hour, an_old_hour, nothing_yet])
+def test_the_calendar_agrees_with_hours_on_every_hour(
+    make: Callable[[StreamLake], None], tmp_path: Path, still: None
+) -> None:
+    one = full_job(tmp_path, make)
+    view = status.status(one, PATIENCE)
+    cells = [c for day in calendar_month(view, None, LATER).days for c in day.cells if c is not None]
+    # `hours` says open of an hour that has ended, as long as it is not sealed.
+    by_calendar = [(c.hour, "open" if c.state == "ended" else c.state, c.layer) for c in cells]
+    assert by_calendar == [(h.hour, h.state, h.served) for h in status.hours(one)]
+    assert {c.letter for c in cells} <= set("ARSEO")
+
+
+def test_a_calendar_goes_by_months_and_marks_what_to_look_at() -> None:
+    view = replace(VIEW, first_hour="2025-12-30T05", backlog=["2026-11-21T00", "2026-11-21T01"])
+    month = calendar_month(view, None, STATUS_NOW)
+    assert (month.month, month.earlier, month.later, len(month.days)) == ("2026-11", "2026-10", None, 21)
+    last = [c for c in month.days[-1].cells if c is not None]
+    assert [(c.letter, c.mark, c.attention) for c in last] == [
+        ("S", "△", False), ("R", "△", False), ("E", "△", False), ("O", "△", False),
+    ]  # fmt: skip
+    lost = month.days[-2].cells[23]
+    assert lost is not None and lost.attention
+    assert lost.label == (
+        "2026-11-20T23: accepted, served by batch; nothing explains 2 missing; 5 offsets lost to retention"
+    )
+    assert [(year, [(m.month, m.remarkable) for m in months if m.remarkable]) for year, months in month.years] == [
+        ("2026", [("2026-11", 4)]), ("2025", []),
+    ]  # fmt: skip
+    first = calendar_month(view, "2025-12", STATUS_NOW)
+    assert [c.hour if c else None for c in first.days[0].cells][4:6] == [None, "2025-12-30T05"]
+    assert (first.earlier, first.later, [d.date for d in first.days]) == (None, "2026-01", ["2025-12-30", "2025-12-31"])
+    assert calendar_month(view, "1999-01", STATUS_NOW).month == "2025-12"
+    assert calendar_month(view, "2999-01", STATUS_NOW).month == "2026-11"
+    for wrong in ("2026-1", "2026-13", "x"):
+        with pytest.raises(ConfigurationError, match="expected a month such as 2026-11"):
+            month_of(wrong)
+
+
+def test_a_stream_stands_as_what_matters_most_says() -> None:
+    calm = replace(VIEW, unexplained={}, lost={}, refused=[], backlog=[])
+    assert [
+        classify_stream(view, STATUS_NOW).word
+        for view in (
+            replace(VIEW, topic_recreated=True),
+            VIEW,
+            replace(VIEW, unexplained={}),
+            replace(calm, late="5 offsets wait", refused_restatements=[HOUR]),
+            replace(calm, late="5 offsets wait", lost={HOUR: 1}),
+            replace(calm, lost={HOUR: 1}),
+            replace(calm, retention=timedelta(hours=26)),
+            replace(calm, backlog=[HOUR, NEXT, shift(NEXT, 1)]),
+            calm,
+        )
+    ] == ["recreated", "differs", "refused", "restatement refused", "late", "lost offsets", "retention near", "waiting",
+         "in order"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("took", "rests"), [(0.1, 10), (5, 20), (60, 30)])
+def test_a_stream_that_is_slow_is_asked_less_often_and_is_not_forgotten(took: float, rests: float) -> None:
+    assert rest_after(took, timedelta(seconds=10)) == rests
+
+
+def test_every_command_that_a_page_shows_is_one(tmp_path: Path, still: None) -> None:
+    shown = []
+    for i, make in enumerate((a_full_hour, an_old_hour, nothing_yet)):
+        one = full_job(tmp_path / str(i), make)
+        for hour in (HOUR, NEXT, "2026-11-21T02", "2026-11-21T09"):
+            shown += [c.line for c in hour_commands(read_record(one, hour, LATER).facts)]
+    assert len({line.split()[1] for line in shown}) >= 8
+    for line in shown:
+        name, *arguments = shlex.split(line)
+        assert name == "anabranch"
+        command = main.get_command(None, arguments[0])  # type: ignore[arg-type]
+        assert command is not None, line
+        # Parsed as it would be, and not run.
+        command.make_context(arguments[0], arguments[1:])
+
+
+def test_a_field_that_the_schema_does_not_know_is_told_whatever_else_is_wrong(full: Job, still: None) -> None:
+    names = ["season", "<b>\x1b[31m", "c", "d"]
+    unknown = UnknownFields(9, tuple(UnknownField(name, 3, (0, 1), (0, 9)) for name in names))
+    made = new_page(full)
+    reader = made.readers["events"]
+    read = reader._read
+    reader._read = lambda: replace(view := read(), status=replace(view.status, unknown=None))
+    reader.refresh()
+    assert all("does not know" not in shown(browser(made), path) for path in ("/", "/streams/events"))
+    reader._read = lambda: replace(view := read(), status=replace(view.status, unknown=unknown))
+    reader.refresh()
+    told = r"the schema does not know season, <b>\x1b[31m, c and 1 more: anabranch drift events"
+    for path in ("/", "/streams/events"):
+        assert told in shown(browser(made), path) and "≠ differs" in shown(browser(made), path)
+        assert "<b>" not in browser(made).get(path).text
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = LATER
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+def test_a_page_says_as_of_when_it_is_and_why_it_is_no_newer(full: Job, still: None) -> None:
+    clock = Clock()
+    away = threading.Event()
+    made = new_page(full, now=clock)
+    reader = made.readers["events"]
+    client = browser(made)
+    assert "… not read yet" in shown(client, "/streams/events")
+    assert "events … not read yet unknown" in shown(client, "/")
+    assert 'class="old"' not in client.get("/streams/events").text, "that it is being read is no fault"
+
+    reader.refresh()
+    assert "as of 2026-11-21 02:30:00" in shown(client, "/streams/events")
+
+    def fails() -> None:
+        raise Transient("describe topic events: KafkaTimeoutError (transient, try again)")
+
+    good, reader._read = reader._read, fails  # type: ignore[assignment]
+    clock.now += timedelta(minutes=1)
+    reader.refresh()
+    text = shown(client, "/streams/events")
+    assert "as of 2026-11-21 02:30:00 60 s old: the attempt of 02:31:00 UTC failed: describe topic events" in text
+    text = shown(client, "/")
+    failed = "the attempt of 02:31:00 UTC failed: describe topic events"
+    assert f"✕ away differs when it was read last: anabranch doctor events {failed}" in text
+    assert "2026-11-21 02:30:00 60 s old" in text
+
+    # One that hangs: what is known stays, with its age.
+    def hangs() -> None:
+        assert away.wait(30)
+        raise Transient("gone")
+
+    reader._read = hangs  # type: ignore[assignment]
+    thread = threading.Thread(target=reader.refresh)
+    thread.start()
+    deadline = time.monotonic() + 30
+    while reader.reading.asking_since is None:
+        assert time.monotonic() < deadline, "expected the reader to ask within 30 s"
+    clock.now += timedelta(seconds=29)
+    assert "no answer since" not in shown(client, "/")
+    clock.now += timedelta(seconds=2)
+    text = shown(client, "/streams/events")
+    assert "as of 2026-11-21 02:30:00 91 s old: no answer since 02:31:00 UTC, 31 s ago" in text
+    away.set()
+    thread.join()
+
+    reader._read = good
+    reader.refresh()
+    assert "2026-11-21 02:31:31" in shown(client, "/") and " s old" not in shown(client, "/")
+
+
+def test_a_reader_that_is_dead_is_noticed() -> None:
+    reading = Reading("value", LATER)
+    assert reading.why_old(LATER + timedelta(seconds=190), DEADLINE, EVERY) is None
+    assert reading.why_old(LATER + timedelta(seconds=191), DEADLINE, EVERY) == "it was not asked for since"
+
+
+def test_a_reading_is_stamped_before_it_is_asked_for() -> None:
+    clock = Clock()
+
+    def read() -> str:
+        clock.now += timedelta(seconds=20)
+        return "value"
+
+    reader = Reader("one", read, clock)
+    reader.refresh()
+    assert reader.reading == Reading("value", LATER)
+
+
+def test_a_stream_that_never_answered_is_away_and_the_others_are_shown(full: Job, still: None) -> None:
+    broken = replace(full, stream=full.stream.model_copy(update={"name": "broken", "table": "games.none"}))
+    made = new_page(full, broken)
+    for reader in made.readers.values():
+        reader.refresh()
+    text = shown(browser(made), "/")
+    assert "2 streams, 2 to look at: events differs, broken away; of 1 there is nothing newer." in text
+    assert "table games.none: expected it to exist, found none; run anabranch apply" in text
+    # What was known of one that failed since stays, and does not pass for how it stands now.
+    calm = replace(VIEW, unexplained={}, lost={}, refused=[], backlog=[])
+    failed = Reading(StreamView(calm, []), LATER, Failure(LATER, "away"))
+    line = stream_line("events", failed, LATER, DEADLINE, EVERY)
+    note = "in order when it was read last: `anabranch doctor events`"
+    assert (line.lag, line.condition.word, line.condition.note) == (7, "away", note)
+    line = stream_line("broken", made.readers["broken"].reading, LATER, DEADLINE, EVERY)
+    assert (line.lag, line.freshness, line.condition.is_wrong) == (None, None, True)
+
+
+def test_what_is_read_on_demand_is_read_once_for_all_who_ask_and_again_once_it_is_old() -> None:
+    clock, reads = Clock(), list[int]()
+    cache = OnDemand[int](timedelta(seconds=10), most=2, now=clock)
+
+    def get(key: str) -> int | None:
+        return cache.get((key,), lambda: reads.append(1) or len(reads), timedelta(seconds=30)).value
+
+    assert [get("a"), get("a"), get("b")] == [1, 1, 2]
+    clock.now += timedelta(seconds=11)
+    assert [get("a"), get("a")] == [3, 3]
+    assert [get("c"), get("b")] == [4, 5], "c took the place of b, which was asked for longest ago"
+    cache.forget("b")
+    assert [get("c"), get("b")] == [4, 6], "what is of a stream whose file has changed is read anew"
+    cache.stop()
+
+
+def test_a_client_that_has_the_page_is_told_that_nothing_changed(page: Page) -> None:
+    client = browser(page)
+    for path in ("/", "/streams/events", "/static/page.css", "/static/page.js"):
+        first = client.get(path)
+        assert first.headers["cache-control"] == "private, no-cache"
+        again = client.get(path, headers={"If-None-Match": f'"other", W/{first.headers["etag"]}'})
+        assert (again.status_code, again.content) == (304, b"")
+        assert client.get(path, headers={"If-None-Match": '"other"'}).content == first.content
+        assert client.head(path).status_code == 200
+
+
+PATHS = ("/", "/streams/events", f"/streams/events/hours/{NEXT}", f"/streams/events/hours/{shift(HOUR, 99)}", "/login")
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/nope", "/static/page.js", "/streams/events/hours/2026-11-21T99"])
+def test_every_answer_has_strict_headers(page: Page, path: str) -> None:
+    headers = browser(page).get(path).headers
+    policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+    assert {policy[name] for name in ("script-src", "style-src", "connect-src")} == {"'self'"}
+    assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_page_needs_nothing_from_elsewhere_and_nothing_inline(page: Page, path: str) -> None:
+    client = browser(page)
+    if "hours" in path:
+        shown(client, path, "Dead letters")
+    html = parsed(client.get(path).text)
+    for tag, attributes in html.elements:
+        assert not {name for name in attributes if name == "style" or name.startswith("on")}, (tag, attributes)
+        for name in ("href", "src", "action"):
+            value = attributes.get(name) or ""
+            assert (value.startswith(("/", "?", "#")) and not value.startswith("//")) or not value, value
+    assert [script.get("src") for script in html.all("script")] == ["/static/page.js"]
+    assert html.all("style") == []
+    # What a screen reader goes by.
+    ids = [attributes["id"] for _, attributes in html.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert len(html.all("table")) == len(html.all("caption"))
+    assert all(cell.get("scope") in ("row", "col") for cell in html.all("th"))
+    assert [len(html.all(tag)) for tag in ("main", "header", "footer", "h1")] == [1, 1, 1, 1]
+    named = [v for _, a in html.elements for v in (a.get("aria-labelledby") or "").split()]
+    assert set(named) <= set(ids)
+    assert html.all("html")[0]["lang"] == "en"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8090", 200), ("127.0.0.1:8090", 200), ("[::1]:8090", 200), ("10.0.0.7", 200),
+        ("STATUS.example.com", 200), ("", 421),
+        ("evil.example.com", 421), ("localhost.evil.example.com", 421), ("127.0.0.1.evil.example.com:8090", 421),
+    ],
+)  # fmt: skip
+def test_a_name_that_was_bound_to_us_by_another_is_not_answered(page: Page, host: str, status: int) -> None:
+    page._access = Access(names=frozenset({"status.example.com"}))
+    for path in ("/", "/static/page.js", "/login"):
+        assert browser(page).get(path, headers={"Host": host}).status_code == status
+
+
+def test_only_those_who_show_the_token_may_read(page: Page) -> None:
+    page._access = Access(token=TOKEN)
+    client = browser(page)
+    for given in ({}, {"Authorization": "Bearer x"}, {"Authorization": TOKEN}, {"Cookie": f"anabranch_page={TOKEN}"}):
+        answer = client.get("/", headers=given)
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert "events" not in client.get("/streams/events").text
+    assert client.get("/", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert client.get("/", headers={"Authorization": "Bearer ünï".encode()}).status_code == 401
+
+    # A browser is led to the form, and has the cookie afterwards.
+    led = client.get("/streams/events", headers={"Accept": "text/html"})
+    assert (led.status_code, led.headers["location"]) == (303, "/login")
+    assert client.get("/login").status_code == client.get("/static/page.css").status_code == 200
+    refused = client.post("/login", data={"token": "wrong"})
+    assert refused.status_code == 403 and "set-cookie" not in refused.headers
+    taken = client.post("/login", data={"token": TOKEN})
+    assert (taken.status_code, taken.headers["location"]) == (303, "/")
+    cookie = taken.headers["set-cookie"].lower()
+    assert "httponly" in cookie and "samesite=strict" in cookie and TOKEN not in cookie
+    assert client.get("/").status_code == 200
+    assert client.post("/login", content=b"x" * 5000).status_code == 413
+    page._access = Access(token="another token of 20", over_tls=True)
+    other = browser(page)
+    other.cookies = client.cookies
+    assert other.get("/").status_code == 401, "the cookie is of one token"
+    assert "secure" in other.post("/login", data={"token": "another token of 20"}).headers["set-cookie"].lower()
+
+
+@pytest.mark.parametrize("path", ["/", "/streams/events", f"/streams/events/hours/{NEXT}", "/static/page.js"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_the_page_only_reads(page: Page, path: str, method: str) -> None:
+    assert browser(page).request(method, path).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/nope", "Not Found"),
+        ("/streams/none", "expected one of the streams events, found 'none'"),
+        ("/streams/events/hours/2026-11-21T3", "expected a UTC hour such as 2026-11-21T03, found '2026-11-21T3'"),
+        ("/streams/events?month=<b>", "expected a month such as 2026-11, found '<b>'"),
+        ("/streams/events/hours/9999-12-31T23", "date value out of range"),
+        ("/static/app.py", "expected one of page.css, page.js, icon.svg, found 'app.py'"),
+    ],
+)
+def test_what_is_not_there_is_named(page: Page, path: str, message: str) -> None:
+    answer = browser(page).get(path)
+    assert answer.status_code == 404
+    assert message in parsed(answer.text).text
+    assert "<b>" not in answer.text
+
+
+def test_what_fails_says_nothing_of_itself_and_has_the_headers_too(page: Page) -> None:
+    page.readers["events"].reading = "secret of the page"  # type: ignore[assignment]
+    answer = browser(page).get("/")
+    assert (answer.status_code, answer.headers["x-content-type-options"]) == (500, "nosniff")
+    assert "The page failed; its log says why." in answer.text and "secret" not in answer.text
+
+
+def test_values_of_records_cannot_become_markup(page: Page, full: Job) -> None:
+    found = letters(full, (NEXT, NEXT), 1)
+    evil = replace(found.reasons[0].samples[0], value="<script>alert(1)</script>", key='"><img src=x onerror=y>')
+    rows = replace(found, reasons=[replace(found.reasons[0], samples=[evil])])
+    held = HourRows(rows, difference(full, NEXT, 1), duplicates(full, NEXT, 1), None)
+    page._rows.get(("events", NEXT), lambda: held, timedelta(seconds=30))
+    html = parsed(browser(page).get(f"/streams/events/hours/{NEXT}").text)
+    assert [script.get("src") for script in html.all("script")] == ["/static/page.js"]
+    assert html.all("img") == [] and "<script>alert(1)</script>" in html.text
+
+
+def test_throughput_is_of_the_hours_that_the_ledger_counted(full: Job, still: None) -> None:
+    view = read_stream(full, PATIENCE, LATER)
+    chart = throughput(view.day)
+    assert chart is not None
+    assert [(bar.hour, bar.value) for bar in chart.bars] == [
+        (HOUR, 4 / 3600), (NEXT, 6 / 3600), ("2026-11-21T02", None),
+    ]  # fmt: skip
+    assert throughput([]) is None
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "status.example.com"])
+def test_more_than_this_machine_is_let_in_by_a_token_or_a_proxy_alone(host: str, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    with pytest.raises(ConfigurationError, match="expected --token-file, or --behind-proxy"):
+        access_of(host, (), None, False)
+    assert access_of(host, (), file, False).token == TOKEN
+    assert access_of(host, (), None, True).over_tls
+    assert access_of("127.0.0.1", (), None, False) == access_of("::1", (), None, False) == Access()
+
+
+def test_a_token_is_long_and_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    with pytest.raises(ConfigurationError, match="expected to read"):
+        read_token(file)
+    file.write_text("short\n")
+    with pytest.raises(ConfigurationError, match=r"expected at least 16 characters in .*, found 5; make one by"):
+        read_token(file)
+
+
+def test_what_is_not_installed_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "anabranch.operations.page.server", raising=False)
+    done = CliRunner().invoke(main, ["serve"])
+    assert done.exit_code == ConfigurationError.exit_code
+    assert "found no uvicorn; run `pip install 'anabranch[page]'`" in done.output
+
+
+def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
+    """Kafka is away and the table is not there: the page says so, and answers."""
+    conf = tmp_path / "conf"
+    (conf / "streams").mkdir(parents=True)
+    environment = {
+        "kafka": {"bootstrap_servers": "127.0.0.1:1"},
+        "catalog": {"name": "lake", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/lake"},
+    }
+    (conf / "anabranch.yaml").write_text(json.dumps(environment))
+    stream = {"topic": "events", "table": "games.events", "format": "json", "schema": "id STRING NOT NULL", "key": "id"}
+    (conf / "streams" / "events.yaml").write_text(json.dumps(stream))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = CliRunner().invoke(main, ["serve", "--conf", str(conf), "--port", str(port)])
+        assert done.exit_code == ConfigurationError.exit_code
+        assert f"expected to listen at 127.0.0.1:{port}" in done.output
+
+    def text() -> str:
+        with urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+            return parsed(answer.read().decode()).text
+
+    def answers() -> bool:
+        shown = text()
+        return "events \u2715 away" in shown and "table games.events: expected it to exist, found none" in shown
+
+    command = [sys.executable, "-m", "anabranch.cli", "serve", "--conf", str(conf), "--port", str(port)]
+    with serving([*command, "--refresh", "1 second"], tmp_path / "log", answers) as process:
+        (conf / "streams" / "clicks.yaml").write_text(json.dumps(stream | {"table": "games.clicks"}))
+        wait_for(lambda: "table games.clicks: expected it to exist" in text(), "the new file's stream", 30)
+        (conf / "streams" / "clicks.yaml").write_text(json.dumps(stream | {"table": "games.taps"}))
+        wait_for(lambda: "table games.taps: expected it to exist" in text(), "the changed file's table", 30)
+        (conf / "streams" / "clicks.yaml").write_text("topic: 1")
+        wait_for(lambda: "clicks.yaml: schema: expected columns" in text(), "what is wrong with the file", 30)
+        (conf / "streams" / "clicks.yaml").unlink()
+        wait_for(lambda: "clicks" not in text(), "the stream to be gone", 30)
+        assert "events \u2715 away" in text()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+    assert f"serving http://127.0.0.1:{port}/" in (tmp_path / "log").read_text()
+
+
+def test_an_hours_neighbours_are_hours_of_the_stream(page: Page) -> None:
+    client = browser(page)
+    first, running = page.readers["events"].reading.value.status.first_hour, "2026-11-21T02"  # type: ignore[union-attr]
+    for hour, before, after in ((first, False, True), (NEXT, True, True), (running, True, False)):
+        links = parsed(client.get(f"/streams/events/hours/{hour}").text).all("a")
+        found = {link.get("id") for link in links} & {"before", "after"}
+        assert found == {name for name, is_there in (("before", before), ("after", after)) if is_there}, hour

@@ -1,0 +1,79 @@
+"""What the views print, byte for byte: scripts read the JSON, and its keys are a contract.
+
+`report_outputs.txt` holds it. After a change that is meant, run this file with `ANABRANCH_WRITE_VIEWS=1`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import time_machine
+from prometheus_client import CollectorRegistry, generate_latest
+from proofs import HOUR, NEXT, job, new_proof
+from report_hours import LATER, a_full_hour, an_old_hour, kafka, nothing_yet
+
+from anabranch.job import Job
+from anabranch.operations.audit import audit
+from anabranch.operations.audit.checks import print_audit
+from anabranch.operations.reports import dead_letters, diff, explain, history, metrics, status
+from anabranch.operations.reports.explain_text import print_explanation
+from anabranch.protocol.state import load_state
+
+GOLDEN = Path(__file__).with_name("report_outputs.txt")
+
+
+@pytest.fixture(autouse=True)
+def still() -> Iterator[None]:
+    """Time stands still, whoever asks: also PyIceberg, which stamps the table."""
+    with time_machine.travel(LATER, tick=False):
+        yield
+
+
+def printed(job: Job) -> Iterator[tuple[str, Any, Callable[[Any, str], None]]]:
+    """Every view, and what prints it."""
+    yield "hours", status.hours(job), status.print_hours
+    yield "status", status.status(job, timedelta(seconds=1)), status.print_status
+    for hour in (None, NEXT):
+        yield f"history {hour}", history.history(job, hour), partial(history.print_history, "events", hour)
+    for hour in ("2026-11-20T23", HOUR, NEXT, "2026-11-21T02", "2026-11-21T09"):
+        yield f"explain {hour}", explain.explain(job, hour, LATER), print_explanation
+    for hours in (None, (HOUR, HOUR)):
+        yield f"dead letters {hours}", dead_letters.letters(job, hours, 3), dead_letters.print_letters
+    yield "audit", audit(job, None, with_kafka=False), print_audit
+    accepted = load_state(job.lake, job.stream.table).is_accepted
+    for hour in filter(accepted, (HOUR, NEXT)):
+        yield f"diff {hour}", diff.difference(job, hour, 2), diff.print_difference
+        yield f"duplicates {hour}", diff.duplicates(job, hour, 9), diff.print_duplicates
+
+
+def metrics_text(job: Job) -> str:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(metrics.Streams([job]))
+    return generate_latest(registry).decode()
+
+
+def test_the_views_print_what_they_always_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for made in (a_full_hour, an_old_hour, nothing_yet):
+        one = new_proof(tmp_path / made.__name__)
+        made(one)
+        of = replace(job(one), kafka=kafka())
+        for name, view, show in printed(of):
+            for output in ("json", "text"):
+                capsys.readouterr()
+                show(view, output)
+                shown.append(f"==== {made.__name__}: {name}, {output}\n{capsys.readouterr().out}")
+        shown.append(f"==== {made.__name__}: metrics\n{metrics_text(of)}")
+    text = re.sub(r'"code_version": ".*?"', '"code_version": "<version>"', "".join(shown))
+    text = re.sub(r"(_metadata_bytes\{.*\}) .*", r"\1 <bytes>", text)
+    if os.environ.get("ANABRANCH_WRITE_VIEWS"):
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert text == GOLDEN.read_text(encoding="utf-8")

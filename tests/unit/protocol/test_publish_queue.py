@@ -1,0 +1,530 @@
+"""Turns on a real lake: who asks has the way, in the order of asking; nobody is held for ever."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lakes import StreamLake, new_lake
+from pyiceberg.exceptions import CommitFailedException
+
+from anabranch.common.errors import Transient
+from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.snapshots import PUBLISH_ID
+from anabranch.protocol import publish_queue
+from anabranch.protocol.publish import Publish, new_id, run, to_commit
+from anabranch.protocol.publish_queue import (
+    Holding,
+    Turn,
+    ask_for_turn,
+    is_over,
+    plan_turn,
+    read_line,
+    should_ask,
+    take_back_turn,
+    turn_before,
+    turn_bound,
+    turn_to_hold_for,
+    wait_for_turn,
+)
+from anabranch.protocol.state import TURN, State, load_state
+
+UNIT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    return new_lake(tmp_path)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first refusal asks for a turn, and no bound passes before the test's end."""
+    monkeypatch.setattr(publish_queue, "LONG_TRY", 0.0)
+    monkeypatch.setattr(publish_queue, "LEAST", 300.0)
+
+
+def line(lake: StreamLake) -> list[str]:
+    return [t.id for t in read_line(lake.table().properties)]
+
+
+def new_turn(lake: StreamLake, what: str = "test") -> str:
+    turn = ask_for_turn(lake.again(), lake.name, what)
+    assert turn is not None
+    return turn.id
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
+    patience = threading.Event()
+    for _ in range(int(seconds / 0.05)):
+        if condition():
+            return
+        patience.wait(0.05)
+    raise AssertionError(f"expected {what} within {seconds} s")
+
+
+def move(lake: StreamLake, by: str, own: Lake | None = None) -> tuple[State, Publish]:
+    """A publish without rows, that says who made it."""
+    state = load_state(own or lake.lake, lake.name)
+    return state, Publish(f"{by}-{new_id()}", (Change("speed"), Change("main")), state.timeline)
+
+
+def published(lake: StreamLake) -> list[str]:
+    """Who published, in order."""
+    publishers = []
+    for snapshot in sorted(lake.table().snapshots(), key=lambda s: s.sequence_number or 0):
+        by = (snapshot.summary or {}).get(PUBLISH_ID, "") or ""
+        if "-" in by and (not publishers or publishers[-1] != by):
+            publishers.append(by)
+    return [by.split("-")[0] for by in publishers]
+
+
+class SpeedLoop:
+    """A speed layer that stages for a moment and publishes, again and again, as `MicroBatches` does."""
+
+    def __init__(self, lake: StreamLake, period: float = 0.2) -> None:
+        self._lake, self._own, self._period = lake, lake.again(), period
+        self._holding = Holding(self._own, lake.name)
+        self.stop = threading.Event()
+        self.published = 0
+
+    def once(self) -> None:
+        is_staged = False
+        while not self.stop.is_set():
+            state, publish = move(self._lake, "speed", self._own)
+            if self._holding.holds(state.table.properties):
+                continue
+            if not is_staged:
+                is_staged = self.stop.wait(self._period / 2) or True
+            elif self._own.commit(state.table, to_commit(state, publish, datetime.now(UTC))) is Outcome.LANDED:
+                self._holding.published()
+                self.published += 1
+                return
+
+    def go(self) -> None:
+        while not self.stop.wait(self._period / 2):
+            self.once()
+
+
+@contextmanager
+def speeding(lake: StreamLake) -> Iterator[SpeedLoop]:
+    speed = SpeedLoop(lake)
+    with ThreadPoolExecutor(1) as pool:
+        going = pool.submit(speed.go)
+        try:
+            until(lambda: speed.published > 0 or going.done(), "the speed layer to publish")
+            yield speed
+        finally:
+            speed.stop.set()
+            going.result(60)
+
+
+# What is decided
+
+
+def test_a_line_is_read_in_the_order_of_asking_whoever_wrote_it() -> None:
+    first, second = Turn("b", 1, 20.0, "merge", "host:1", "2026-11-21T00:00:00+00:00"), Turn("a", 2, 10.0)
+    both = second.to_properties() | first.to_properties() | {"other": "x", f"{TURN}.bad": "{", f"{TURN}.old": '["x"]'}
+    assert read_line(both)[-2:] == (first, second)
+    assert [(t.id, t.bound) for t in read_line(both)[:2]] == [("bad", 5.0), ("old", 5.0)]
+    # A version that knows one turn only wrote its id, and waits for the id of the newest.
+    assert read_line({TURN: "c"}) == (Turn("c", 0, 5.0),)
+    assert second.to_properties()[TURN] == "a"
+    # What somebody wrote in the property holds nobody for long.
+    assert read_line({f"{TURN}.x": json.dumps({"number": 1, "bound": 1e9})})[0].bound == publish_queue.LIMIT
+
+
+def test_a_bound_follows_from_the_longest_try() -> None:
+    assert [turn_bound(s) for s in (0, 0.5, 5, 15, 40, 100, 1000)] == [10, 10, 20, 60, 60, 150, 300]
+    assert not is_over(Turn("a", 1, 10.0), 9.9)
+    assert is_over(Turn("a", 1, 10.0), 10.0)
+
+
+def test_a_turn_is_asked_for_when_losing_again_is_likely() -> None:
+    assert [should_ask(n, 0.1) for n in (0, 1, 2, 3)] == [False, False, False, True]
+    assert [should_ask(n, 0.5) for n in (0, 1)] == [False, True]
+
+
+def test_who_waits_for_whom() -> None:
+    first, second, third = (Turn(i, n, 10.0) for n, i in enumerate("abc", 1))
+    queue = (first, second, third)
+    assert [turn_before(queue, mine) for mine in ("a", "b", "c", None)] == [None, first, first, first]
+    assert turn_before(queue, "b", over="a") is None
+    assert turn_before((), None) is None
+    assert plan_turn(queue, Turn("d", 0, 10.0)) == Turn("d", 4, 10.0)
+    assert plan_turn(queue * 6, Turn("d", 0, 10.0)) is None
+    # The speed layer: each turn once, and a publish between two.
+    assert turn_to_hold_for(queue, None, has_held=False) == first
+    assert turn_to_hold_for(queue, "a", has_held=False) == second
+    assert turn_to_hold_for(queue, "a", has_held=True) is None
+    assert turn_to_hold_for((first,), "a", has_held=False) is None
+
+
+# What the table says
+
+
+def failing(lake: Lake, times: int, first: Callable[[], Any] = lambda: None) -> list[int]:
+    """Others come first, so many times."""
+    real, left = lake.catalog.commit_table, [times]
+
+    def commit_table(*args: Any) -> Any:
+        if left[0] == 0:
+            return real(*args)
+        left[0] -= 1
+        first()
+        raise CommitFailedException("somebody was first")
+
+    lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
+    return left
+
+
+def test_a_turn_asked_for_against_the_speed_layer_is_really_set(lake: StreamLake) -> None:
+    """The hazard: the speed layer publishes while the turn is asked for, and the asking itself is refused."""
+    own = lake.again()
+    left = failing(own, 3)
+    turn = ask_for_turn(own, lake.name, "test")
+    assert left == [0]
+    assert turn is not None
+    assert line(lake) == [turn.id]
+    left[0] = 3
+    take_back_turn(own, lake.name, turn.id)
+    assert left == [0]
+    assert not [key for key in lake.table().properties if key.startswith(TURN)]
+
+
+def test_a_turn_says_who_asked_for_what(lake: StreamLake) -> None:
+    new_turn(lake, "hour 2026-11-21T00 of events")
+    [turn] = read_line(lake.table().properties)
+    assert f"hour 2026-11-21T00 of events ({turn.by}, turn {turn.id})" == turn.who
+    assert turn.by.endswith(f":{os.getpid()}")
+    assert datetime.fromisoformat(turn.asked_at).tzinfo is not None
+
+
+def test_two_that_ask_at_once_are_both_in_line(lake: StreamLake) -> None:
+    """The hazard: both loaded the table before either asked, and the second to land would undo the first's turn."""
+    own, others = lake.again(), []
+    real = own.catalog.commit_table
+
+    def commit_table(*args: Any) -> Any:
+        own.catalog.commit_table = real  # type: ignore[method-assign]
+        others.append(new_turn(lake))
+        return real(*args)
+
+    own.catalog.commit_table = commit_table  # type: ignore[method-assign]
+    turn = ask_for_turn(own, lake.name, "test")
+    assert turn is not None
+    assert sorted(line(lake)) == sorted([turn.id, *others])
+
+
+def test_a_full_line_takes_nobody(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish_queue, "LONGEST_LINE", 1)
+    first = new_turn(lake)
+    assert ask_for_turn(lake.lake, lake.name, "test") is None
+    assert line(lake) == [first]
+
+
+def test_taking_back_anothers_turn_or_none_changes_nothing(lake: StreamLake) -> None:
+    turn = new_turn(lake)
+    before = lake.table().metadata_location
+    take_back_turn(lake.lake, lake.name, "mine")
+    assert line(lake) == [turn]
+    assert lake.table().metadata_location == before
+
+
+def test_what_stood_in_line_behind_a_turn_stays_when_it_is_taken_back(lake: StreamLake) -> None:
+    first, second = new_turn(lake), new_turn(lake)
+    take_back_turn(lake.lake, lake.name, first)
+    assert line(lake) == [second]
+    assert lake.table().properties[TURN] == second
+    take_back_turn(lake.lake, lake.name, second)
+    assert TURN not in lake.table().properties
+
+
+# Waiting
+
+
+def test_a_turn_is_waited_for_once_until_it_is_taken_back(lake: StreamLake) -> None:
+    turn, happened, own = new_turn(lake), [], lake.again()
+
+    def take_back() -> None:
+        happened.append("taken back")
+        take_back_turn(own, lake.name, turn)
+
+    timer = threading.Timer(0.3, take_back)
+    timer.start()
+    assert wait_for_turn(lake.lake, lake.name, turn, None) == turn
+    happened.append("waited")
+    timer.join()
+    assert happened == ["taken back", "waited"]
+    other = new_turn(lake)
+    # Neither of these would come back before the test's end.
+    assert wait_for_turn(lake.lake, lake.name, other, other) == other
+    assert wait_for_turn(lake.lake, lake.name, None, other) is None
+    assert line(lake) == [other]
+
+
+def test_a_turn_that_nobody_takes_back_is_taken_out_after_its_bound(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(publish_queue, "LEAST", 0.3)
+    turn = new_turn(lake)
+    assert wait_for_turn(lake.lake, lake.name, turn, None) == turn
+    assert line(lake) == []
+    assert "was not taken back within its 0 s; going on" in caplog.text
+
+
+def test_an_older_versions_turn_is_waited_for_and_taken_out(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish_queue, "BARE_BOUND", 0.3)
+    lake.lake.commit(lake.table(), Commit(new_id(), {}, (), set_properties={TURN: "old"}))
+    assert Holding(lake.lake, lake.name).holds(lake.table().properties)
+    assert TURN not in lake.table().properties
+
+
+def test_a_speed_layer_that_is_told_to_stop_waits_no_longer(lake: StreamLake) -> None:
+    turn, stop = new_turn(lake), threading.Event()
+    stop.set()
+    assert Holding(lake.lake, lake.name, stop).holds(lake.table().properties)
+    assert line(lake) == [turn]
+
+
+HOLDER = f"""
+import sys, time
+sys.path[:0] = [{str(UNIT)!r}, {str(UNIT.parents[1])!r}]
+from pathlib import Path
+from lakes import new_environment, new_stream
+from anabranch.protocol import publish_queue
+from anabranch.iceberg.lake import Lake
+publish_queue.LEAST = 1.0
+lake = Lake(new_environment(Path(sys.argv[1])))
+print(publish_queue.ask_for_turn(lake, new_stream().table, "a holder").id, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_holder_holds_the_speed_layer_no_longer_than_its_bound(lake: StreamLake) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(lake.folder)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert holder.stdout is not None
+        turn = holder.stdout.readline().strip()
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.communicate()
+    # The hazard: its turn is there, and nobody will take it back.
+    assert line(lake) == [turn]
+    speed = SpeedLoop(lake)
+    speed.once()
+    assert (speed.published, line(lake)) == (1, [])
+    speed.once()
+    assert speed.published == 2
+
+
+def test_the_speed_layer_publishes_between_two_turns(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish_queue, "LEAST", 0.3)
+    first, second = new_turn(lake), new_turn(lake)
+    speed, left = SpeedLoop(lake), []
+    for _ in range(2):
+        speed.once()
+        left.append(line(lake))
+    assert left == [[second], []], f"{first} and {second}"
+    assert speed.published == 2
+
+
+# Publishing
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_publish_takes_its_turn_with_it_when_it_lands(lake: StreamLake) -> None:
+    lengths = []
+
+    def decide() -> tuple[State, Publish | None]:
+        state, publish = move(lake, "batch")
+        lengths.append(len(read_line(state.table.properties)))
+        if len(lengths) == 1:
+            lake.move("speed")
+        return state, publish
+
+    before = lake.table().metadata.last_sequence_number
+    assert run(lake.lake, lake.name, decide, "test", take_turns=True) is not None
+    assert lengths == [0, 1]
+    assert line(lake) == []
+    assert lake.table().metadata.last_sequence_number == before + 3, "expected no commit of its own to take it back"
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("ending", ["nothing to do", "error", "timeout"])
+def test_a_publish_that_gives_up_takes_its_turn_back(lake: StreamLake, ending: str) -> None:
+    tries = []
+
+    def decide() -> tuple[State, Publish | None]:
+        state, publish = move(lake, "batch")
+        tries.append(line(lake))
+        if len(tries) > 1 and ending == "nothing to do":
+            return state, None
+        if len(tries) > 1 and ending == "error":
+            raise ValueError("no")
+        lake.move("speed")
+        return state, publish
+
+    def publish() -> Publish | None:
+        return run(lake.lake, lake.name, decide, "test", take_turns=True, timeout=timedelta(seconds=5))
+
+    if ending == "nothing to do":
+        assert publish() is None
+    elif ending == "error":
+        with pytest.raises(ValueError, match="no"):
+            publish()
+    else:
+        with pytest.raises(Transient, match=r"test: expected a publish within 0:00:05, found \d+ refusals; try again"):
+            publish()
+    assert tries[1] != []
+    assert line(lake) == []
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_turn_that_somebody_else_took_out_does_not_stop_a_publish(lake: StreamLake) -> None:
+    """The hazard: its bound passes between the decision and the commit, which is to take back what is gone."""
+    tries = []
+
+    def decide() -> tuple[State, Publish | None]:
+        state, publish = move(lake, "batch")
+        tries.append(line(lake))
+        if len(tries) == 1:
+            lake.move("speed")
+        else:
+            take_back_turn(lake.again(), lake.name, tries[1][0])
+        return state, publish
+
+    assert run(lake.lake, lake.name, decide, "test", take_turns=True) is not None
+    assert [len(t) for t in tries] == [0, 1]
+    assert line(lake) == []
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_publish_inside_anothers_decision_goes_by_the_outer_ones_turn(
+    lake: StreamLake, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: a merge that has to come first waits for the turn of the publish that it is made for."""
+    monkeypatch.setattr(publish_queue, "LEAST", 1.0)
+    caplog.set_level(logging.INFO)
+    tries = []
+
+    def merge() -> tuple[State, Publish | None]:
+        return move(lake, "merge")
+
+    def decide() -> tuple[State, Publish | None]:
+        if len(tries) == 1:
+            assert run(lake.lake, lake.name, merge, "merge", take_turns=True) is not None
+        state, publish = move(lake, "batch")
+        tries.append(line(lake))
+        if len(tries) == 1:
+            lake.move("speed")
+        return state, publish
+
+    assert run(lake.lake, lake.name, decide, "test", take_turns=True) is not None
+    assert [len(t) for t in tries] == [0, 1], "the merge left the outer publish its turn"
+    assert "has the way" not in caplog.text
+    assert published(lake) == ["merge", "batch"]
+    assert line(lake) == []
+
+
+@pytest.mark.usefixtures("at_once")
+def test_who_was_too_slow_asks_again_behind_the_others(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, list[list[str]]] = {"slow": [], "quick": []}
+    out, own = threading.Event(), lake.again()
+
+    def slow() -> tuple[State, Publish | None]:
+        state, publish = move(lake, "slow", own)
+        seen["slow"].append(line(lake))
+        if len(seen["slow"]) == 1:
+            lake.move("speed")
+        elif len(seen["slow"]) == 2:
+            assert out.wait(60)
+        return state, publish
+
+    def quick() -> tuple[State, Publish | None]:
+        state, publish = move(lake, "quick")
+        seen["quick"].append(line(lake))
+        return state, publish
+
+    monkeypatch.setattr(publish_queue, "LEAST", 0.3)
+    with ThreadPoolExecutor(1) as pool:
+        landing = pool.submit(run, own, lake.name, slow, "slow", True)
+        try:
+            until(lambda: len(seen["slow"]) == 2 or landing.done(), "the slow one to have its turn")
+            assert run(lake.lake, lake.name, quick, "quick", take_turns=True) is not None
+        finally:
+            out.set()
+        assert landing.result(60) is not None
+    assert published(lake) == ["quick", "slow"]
+    # The hazard: the slow one had the way when the quick one came.
+    assert len(seen["quick"][0]) == 1
+    assert line(lake) == []
+
+
+def test_a_publish_whose_try_takes_seconds_lands_against_a_speed_layer_that_publishes_all_the_time(
+    lake: StreamLake,
+) -> None:
+    tries, work, own = [], threading.Event(), lake.again()
+
+    def decide() -> tuple[State, Publish | None]:
+        state, publish = move(lake, "batch", own)
+        tries.append(line(lake))
+        work.wait(6)
+        return state, publish
+
+    with speeding(lake) as speed:
+        assert run(own, lake.name, decide, "test", take_turns=True, timeout=timedelta(minutes=2)) is not None
+        before = speed.published
+        until(lambda: speed.published > before, "the speed layer to go on")
+    # The hazard: without a turn it is refused.
+    assert tries[0] == []
+    assert 2 <= len(tries) <= 4
+    assert line(lake) == []
+
+
+@pytest.mark.usefixtures("at_once")
+def test_two_batch_publishes_and_a_maintenance_at_once_land_in_the_order_in_which_they_asked(lake: StreamLake) -> None:
+    names, all_asked = ("hour", "rebuild", "maintain"), threading.Event()
+    tries: dict[str, int] = dict.fromkeys(names, 0)
+
+    def publish(name: str) -> Publish | None:
+        own = lake.again()
+
+        def decide() -> tuple[State, Publish | None]:
+            tries[name] += 1
+            state, planned = move(lake, name, own)
+            if name == "hour" and tries[name] == 1:
+                lake.move("speed")
+            elif name == "hour":
+                assert all_asked.wait(100)
+            return state, planned
+
+        return run(own, lake.name, decide, name, take_turns=True)
+
+    with speeding(lake) as speed, ThreadPoolExecutor(3) as pool:
+        landing = []
+        for number, name in enumerate(names, 1):
+            landing.append(pool.submit(publish, name))
+            until(lambda n=number: len(line(lake)) == n, f"{name} to be in line")  # type: ignore[misc]
+        assert [t.what for t in read_line(lake.table().properties)] == list(names)
+        all_asked.set()
+        assert all(one.result(100) is not None for one in landing)
+        before = speed.published
+        until(lambda: speed.published > before, "the speed layer to go on")
+    assert [by for by in published(lake) if by != "speed"] == list(names)
+    assert line(lake) == []

@@ -1,0 +1,414 @@
+"""Egress to folders: every accepted record once at the other end, whatever ends in between."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from accepted_hours import HOURS, accept, expire, four_hours
+from lakes import FIRST, StreamLake, new_environment, new_stream
+
+from anabranch.common import fail_points
+from anabranch.common.errors import ConfigurationError, Refused, Transient
+from anabranch.common.fail_points import FAIL_AT, Step
+from anabranch.common.file_lock import locked
+from anabranch.config.egress import FolderTarget
+from anabranch.iceberg import admin
+from anabranch.iceberg.lake import Lake
+from anabranch.job import Job
+from anabranch.kafka.client import KafkaAdapter
+from anabranch.protocol import deliveries, override
+from anabranch.protocol.deliveries import Delivery
+from serving_layer import egress as room
+from serving_layer.egress.folder import _parts
+from serving_layer.egress.manifest import Manifest, Todo, plan_folder
+from serving_layer.egress.storage import LocalStorage, Small
+
+FOLDER_STEPS = [
+    Step.EGRESS_BEGUN, Step.EGRESS_WRITTEN, Step.EGRESS_NAMED, Step.EGRESS_CLEARED, Step.EGRESS_DELIVERED,
+    Step.LEDGER_PREPARED, Step.LEDGER_APPENDED, Step.EGRESS_RECORDED,
+]  # fmt: skip
+
+
+def test_every_step_of_egress_is_killed_at() -> None:
+    of_topics = {Step.EGRESS_SENT, Step.EGRESS_COMMITTED}  # tests/integration/test_egress_targets.py
+    of_search = {Step.EGRESS_INDEXED}  # tests/external/search/test_in_search.py
+    assert {s for s in Step if s.label.startswith("egress.")} <= of_topics | of_search | set(FOLDER_STEPS)
+
+
+def job_of(folder: Path) -> Job:
+    """A job whose stream is delivered to a folder beside the lake's."""
+    environment = new_environment(folder)
+    target = {"name": "export", "type": "folder", "root": f"file://{folder}/export", "file_rows": 1000}
+    stream = new_stream(egress=[target])
+    return Job(environment, stream, Lake(environment), KafkaAdapter(environment.kafka))
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    one = four_hours(tmp_path)
+    stream = job_of(tmp_path).stream
+    admin.create(one.lake, stream.egress_table, deliveries.DELIVERIES_SCHEMA, (), admin.TABLE_PROPERTIES)
+    return one
+
+
+def run(folder: Path) -> list[Delivery]:
+    """Deliver all that is to be delivered."""
+    job = job_of(folder)
+    return [d for target in room.targets_of(job, None) for d in room.deliver(job, target)]
+
+
+def _die(folder: Path, at: str) -> None:
+    os.environ[FAIL_AT] = at
+    fail_points._armed.cache_clear()
+    run(folder)
+
+
+@pytest.fixture(scope="session")
+def forks() -> Any:
+    """Processes that have imported everything before they begin."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["serving_layer.egress", "lakes"])
+    return context
+
+
+def run_until(forks: Any, folder: Path, at: str) -> None:
+    """Deliver in a process of its own, which is killed at the step."""
+    process = forks.Process(target=_die, args=(folder, at))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL, f"expected it to be killed at {at}, found {process.exitcode}"
+
+
+def parquet_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*.parquet")}
+
+
+def by_manifest(folder: Path) -> list[tuple[int, int]] | None:
+    """What a reader of the manifest reads of an hour's folder."""
+    path = folder / "_manifest.json"
+    if not path.exists():
+        return None
+    manifest = json.loads(path.read_text())
+    assert len({name.split("-r")[1].split("-")[0] for name in (f["name"] for f in manifest["files"])}) <= 1
+    tables = [pq.read_table(folder / f["name"]) for f in manifest["files"]]
+    rows = [(r["kafka_partition"], r["kafka_offset"]) for t in tables for r in t.to_pylist()]
+    assert len(rows) == manifest["rows"]
+    return rows
+
+
+def check(folder: Path, contents: dict[str, list[list[tuple[int, int]]]]) -> None:
+    """At any moment: the manifest tells of one content of the hour, and so does a glob of a folder with _SUCCESS."""
+    for hour, allowed in contents.items():
+        own = folder / "export" / f"date={hour[:10]}" / f"hour={hour[11:]}"
+        rows = by_manifest(own)
+        assert rows is None or rows in allowed
+        if (own / "_SUCCESS").exists():
+            assert parquet_in(own) == {f["name"] for f in json.loads((own / "_manifest.json").read_text())["files"]}
+
+
+def in_main(lake: StreamLake, hour: str) -> list[tuple[int, int]]:
+    return [(p, o) for h, p, o in lake.rows("main") if h == hour]
+
+
+def globbed(folder: Path, hour: str) -> list[tuple[int, int]]:
+    """What a reader that globs reads, after it has seen _SUCCESS."""
+    own = folder / "export" / f"date={hour[:10]}" / f"hour={hour[11:]}"
+    assert (own / "_SUCCESS").exists()
+    rows = [r for path in sorted(own.glob("*.parquet")) for r in pq.read_table(path).to_pylist()]
+    assert all(r["ingest_hour"] == hour for r in rows)
+    return [(r["kafka_partition"], r["kafka_offset"]) for r in rows]
+
+
+@pytest.mark.parametrize("step", FOLDER_STEPS, ids=lambda step: step.label)
+def test_a_process_killed_anywhere_leaves_each_accepted_record_once(lake: StreamLake, forks: Any, step: Step) -> None:
+    """Killed with the first content of an hour, and with a restated one, which a reader never sees mixed."""
+    accept(lake, FIRST, 7)
+    first = in_main(lake, FIRST)
+    run_until(forks, lake.folder, step.label) if step is not Step.EGRESS_BEGUN else None
+    check(lake.folder, {FIRST: [first]})
+    run(lake.folder)
+    assert globbed(lake.folder, FIRST) == first
+
+    accept(lake, FIRST, 4)
+    accept(lake, HOURS[2], 5)
+    second = in_main(lake, FIRST)
+    assert len(second) == 4
+    run_until(forks, lake.folder, step.label)
+    if step is Step.EGRESS_NAMED:
+        # The hazard: both contents are there, and a glob would read both.
+        own = lake.folder / "export" / f"date={FIRST[:10]}" / f"hour={FIRST[11:]}"
+        assert len(parquet_in(own)) == 2
+        assert not (own / "_SUCCESS").exists()
+    check(lake.folder, {FIRST: [first, second], HOURS[2]: [in_main(lake, HOURS[2])]})
+    run_until(forks, lake.folder, f"{Step.EGRESS_RECORDED.label}")
+    run(lake.folder)
+    assert globbed(lake.folder, FIRST) == second
+    assert globbed(lake.folder, HOURS[2]) == in_main(lake, HOURS[2])
+    assert run(lake.folder) == []
+
+
+def test_hours_behind_a_hole_are_delivered_and_an_override_is_too(lake: StreamLake) -> None:
+    accept(lake, HOURS[1], 3)
+    accept(lake, HOURS[3], 2)
+    assert [(d.hour, d.revision, d.served, d.rows, d.files) for d in run(lake.folder)] == [
+        (HOURS[1], 1, "batch", 3, 1), (HOURS[3], 1, "batch", 2, 1)
+    ]  # fmt: skip
+    override.serve_hour(lake.lake, lake.stream, HOURS[1], "speed", "a test")
+    assert [(d.hour, d.served, d.rows) for d in run(lake.folder)] == [(HOURS[1], "speed", 10)]
+    assert globbed(lake.folder, HOURS[1]) == in_main(lake, HOURS[1])
+    accept(lake, FIRST, 0)
+    assert [(d.hour, d.rows, d.files) for d in run(lake.folder)] == [(FIRST, 0, 0)]
+    assert globbed(lake.folder, FIRST) == []
+
+
+def test_a_position_that_was_lost_is_found_again_and_nothing_is_written_twice(lake: StreamLake) -> None:
+    for hour in HOURS[:2]:
+        accept(lake, hour, 3)
+    before = run(lake.folder)
+    job = job_of(lake.folder)
+    lake.lake.catalog.drop_table(job.stream.egress_table)
+    admin.create(lake.lake, job.stream.egress_table, deliveries.DELIVERIES_SCHEMA, (), admin.TABLE_PROPERTIES)
+    again = run(lake.folder)
+    assert [replace(d, delivered_at=b.delivered_at) for d, b in zip(again, before, strict=True)] == before
+    assert run(lake.folder) == []
+    # Another root is another place: all hours are delivered there.
+    assert deliveries.newest(job.lake, job.stream.egress_table, "export", "s3://elsewhere/x") is None
+
+
+def test_hours_whose_snapshot_expires_before_their_turn_are_asked_for_anew(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for hour in HOURS[:3]:
+        accept(lake, hour, 3)
+    job, delivered = job_of(lake.folder), []
+    for delivery in room.deliver(job, job.stream.egress[0]):
+        if not delivered:
+            accept(lake, HOURS[3], 1)
+            expire(lake)
+        delivered.append(delivery.hour)
+    assert delivered == HOURS
+
+
+def test_a_second_process_at_one_local_root_is_turned_away(lake: StreamLake) -> None:
+    accept(lake, FIRST, 3)
+    root = lake.folder / "export"
+    root.mkdir()
+    with locked(root / ".anabranch.lock", seconds=0), pytest.raises(Transient, match="another process holds it"):
+        run(lake.folder)
+    assert len(run(lake.folder)) == 1
+
+
+def test_the_loser_of_two_processes_takes_its_files_away(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    accept(lake, FIRST, 3)
+    run(lake.folder)
+    accept(lake, FIRST, 4)
+    own = lake.folder / "export" / f"date={FIRST[:10]}" / f"hour={FIRST[11:]}"
+    before = parquet_in(own)
+    monkeypatch.setattr(LocalStorage, "replace", lambda *_: False)
+    with pytest.raises(Transient, match="another delivered the hour meanwhile"):
+        run(lake.folder)
+    assert parquet_in(own) == before
+    monkeypatch.undo()
+    run(lake.folder)
+    assert globbed(lake.folder, FIRST) == in_main(lake, FIRST)
+
+
+def test_a_manifest_that_was_written_though_its_answer_was_lost_is_kept(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a store says when a client repeats a conditional write whose answer never came. Twice: with files, and for
+    what another process began, whose files the manifest names."""
+    real = LocalStorage.replace
+
+    def repeated(self: LocalStorage, path: str, body: bytes, before: Small | None) -> bool:
+        assert real(self, path, body, before)
+        return real(self, path, body, before)
+
+    monkeypatch.setattr(LocalStorage, "replace", repeated)
+    accept(lake, FIRST, 3)
+    assert len(run(lake.folder)) == 1
+    assert globbed(lake.folder, FIRST) == in_main(lake, FIRST)
+    (lake.folder / "export" / f"date={FIRST[:10]}" / f"hour={FIRST[11:]}" / "_SUCCESS").unlink()
+    lake.lake.catalog.drop_table(lake.stream.egress_table)
+    admin.create(lake.lake, lake.stream.egress_table, deliveries.DELIVERIES_SCHEMA, (), admin.TABLE_PROPERTIES)
+    assert len(run(lake.folder)) == 1
+    assert globbed(lake.folder, FIRST) == in_main(lake, FIRST)
+
+
+def test_files_that_another_process_named_stay_with_it(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one's manifest was written, then replaced by one that found it without `_SUCCESS`; this one is told no."""
+    real = LocalStorage.replace
+
+    def overtaken(self: LocalStorage, path: str, body: bytes, before: Small | None) -> bool:
+        assert real(self, path, body, before)
+        other = replace(Manifest.decode(path, body), delivery="another")
+        assert real(self, path, other.encode(), self.find(path))
+        return False
+
+    monkeypatch.setattr(LocalStorage, "replace", overtaken)
+    accept(lake, FIRST, 3)
+    with pytest.raises(Transient, match="another delivered the hour meanwhile"):
+        run(lake.folder)
+    own = lake.folder / "export" / f"date={FIRST[:10]}" / f"hour={FIRST[11:]}"
+    assert by_manifest(own) == in_main(lake, FIRST)
+
+
+def test_what_a_folder_lacks_is_decided_from_its_manifest(lake: StreamLake) -> None:
+    accept(lake, FIRST, 3)
+    run(lake.folder)
+    path = lake.folder / "export" / f"date={FIRST[:10]}" / f"hour={FIRST[11:]}" / "_manifest.json"
+    manifest = Manifest.decode(str(path), path.read_bytes())
+    hour: Any = replace(manifest)
+    done = f"{manifest.delivery}\n".encode()
+    assert plan_folder("p", None, None, hour) is Todo.WRITE
+    assert plan_folder("p", manifest, done, hour) is Todo.NOTHING
+    assert plan_folder("p", manifest, None, hour) is Todo.FINISH
+    assert plan_folder("p", manifest, b"another", hour) is Todo.FINISH
+    newer: Any = replace(manifest, source="other", sequence=manifest.sequence + 1)
+    assert plan_folder("p", manifest, done, newer) is Todo.WRITE
+    object.__setattr__(newer, "snapshot_id", 1)
+    with pytest.raises(ConfigurationError, match="expected hours of stream others, found some of events"):
+        plan_folder("p", manifest, done, replace(newer, stream="others"))
+    older: Any = replace(manifest, source="other", sequence=manifest.sequence - 1)
+    object.__setattr__(older, "snapshot_id", 1)
+    with pytest.raises(Refused, match="found what was read later"):
+        plan_folder("p", manifest, done, older)
+    with pytest.raises(ConfigurationError, match="expected a manifest of version 1"):
+        Manifest.decode("p", b'{"version": 2}')
+
+
+def test_how_far_an_hours_delivery_is_is_told_in_rows(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("anabranch.common.progress._PATIENCE", 0.0)
+    monkeypatch.setattr("serving_layer.egress.hour._BATCH_ROWS", 1)
+    caplog.set_level("INFO")
+    accept(lake, FIRST, 7)
+    run(lake.folder)
+    assert f"egress export of stream {lake.stream.name}: hour {FIRST}: 1 of 7 rows, " in caplog.text
+
+
+@pytest.mark.parametrize("sizes", [[], [3], [10], [10, 1], [4, 25, 0, 7], [30]])
+def test_parts_hold_all_rows_in_order_and_each_but_the_last_is_full(sizes: list[int]) -> None:
+    numbers: Iterator[int] = iter(range(1000))
+    batches = [
+        pa.RecordBatch.from_pydict({"n": pa.array([next(numbers) for _ in range(s)], pa.int64())}) for s in sizes
+    ]
+    parts = [[n for batch in part for n in batch["n"].to_pylist()] for part in _parts(batches, 10)]
+    assert [n for part in parts for n in part] == list(range(sum(sizes)))
+    assert all(len(part) == 10 for part in parts[:-1])
+    assert all(0 < len(part) <= 10 for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        (
+            [{"name": "a", "type": "folder", "root": "/tmp/x"}],
+            "expected s3://BUCKET/FOLDER, hdfs:///FOLDER or file:///FOLDER",
+        ),
+        ([{"name": "a", "type": "folder", "root": "s3://bucket"}], "expected s3://BUCKET/FOLDER"),
+        ([{"name": "a", "type": "folder", "root": "hdfs://namenode:8020/x"}], "expected s3://BUCKET/FOLDER"),
+        ([{"name": "a", "type": "folder", "root": "file:///x/../y"}], "expected s3://BUCKET/FOLDER"),
+        ([{"name": "a b", "type": "folder", "root": "file:///x"}], "name"),
+        ([{"name": "a", "type": "ftp", "root": "file:///x"}], "folder"),
+        ([{"name": n, "type": "folder", "root": "file:///x"} for n in "ab"], "expected each place once"),
+        ([{"name": "a", "type": "folder", "root": f"file:///{n}"} for n in "xy"], "expected each name once"),
+        (
+            [{"name": n, "type": "folder", "root": f"file:///x{r}"} for n, r in (("a", ""), ("b", "/y"))],
+            "expected no place within another",
+        ),
+    ],
+)
+def test_what_a_streams_file_may_say(targets: list[dict[str, Any]], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        new_stream(egress=targets)
+
+
+def test_a_target_is_named_and_lies_outside_the_warehouse(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    with pytest.raises(ConfigurationError, match="expected the target 'other', found export"):
+        room.targets_of(job, "other")
+    bare = replace(job, stream=new_stream())
+    with pytest.raises(ConfigurationError, match="has no `egress:`"):
+        room.targets_of(bare, None)
+    inside = FolderTarget(name="in", type="folder", root=f"{job.environment.catalog.warehouse}/x")
+    with pytest.raises(ConfigurationError, match="expected a place outside the warehouse"):
+        room.targets_of(replace(job, stream=new_stream(egress=[inside])), None)
+
+
+def test_the_first_delivery_deletes_nothing_that_another_program_wrote(lake: StreamLake, tmp_path: Path) -> None:
+    """The hazard: a root that Spark's file sink has filled was emptied, hour by hour."""
+    accept(lake, HOURS[0], 10)
+    folder = tmp_path / "export" / f"date={HOURS[0][:10]}" / f"hour={HOURS[0][11:]}"
+    folder.mkdir(parents=True)
+    for name in ("part-00000-of-another-job.snappy.parquet", "notes.txt"):
+        (folder / name).write_text("x")
+    with pytest.raises(ConfigurationError, match=r"found notes\.txt, part-00000-of.*nothing was changed there: give"):
+        run(tmp_path)
+    assert sorted(p.name for p in folder.iterdir()) == ["notes.txt", "part-00000-of-another-job.snappy.parquet"]
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "_SUCCESS").touch()
+    with pytest.raises(ConfigurationError, match="found _SUCCESS; nothing was changed there"):
+        run(tmp_path)
+    (folder / "_SUCCESS").unlink()
+    assert [d.hour for d in run(tmp_path)] == [HOURS[0]]
+    # Later too: the hour that comes again is not delivered beside what it did not write.
+    (folder / "copied.parquet").write_text("x")
+    accept(lake, HOURS[0], 9)
+    with pytest.raises(ConfigurationError, match=r"found copied\.parquet; nothing was changed there"):
+        run(tmp_path)
+    assert (folder / "_SUCCESS").exists()
+
+
+@pytest.mark.parametrize("step", [Step.EGRESS_BEGUN, Step.EGRESS_WRITTEN, Step.EGRESS_NAMED])
+def test_what_a_killed_delivery_left_is_known_by_its_own_word(
+    lake: StreamLake, tmp_path: Path, forks: Any, step: Step
+) -> None:
+    accept(lake, HOURS[0], 10)
+    run_until(forks, tmp_path, step.label)
+    accept(lake, HOURS[0], 9)
+    run(tmp_path)
+    folder = tmp_path / "export" / f"date={HOURS[0][:10]}" / f"hour={HOURS[0][11:]}"
+    manifest = Manifest.decode("", (folder / "_manifest.json").read_bytes())
+    assert (parquet_in(folder), manifest.rows) == (set(manifest.names), 9)
+
+
+def test_a_delivery_that_only_had_to_be_finished_leaves_no_word_behind(
+    lake: StreamLake, tmp_path: Path, forks: Any
+) -> None:
+    accept(lake, HOURS[0], 10)
+    run_until(forks, tmp_path, Step.EGRESS_NAMED.label)
+    run(tmp_path)
+    folder = tmp_path / "export" / f"date={HOURS[0][:10]}" / f"hour={HOURS[0][11:]}"
+    assert {p.name for p in folder.iterdir()} == {*parquet_in(folder), "_manifest.json", "_SUCCESS"}
+
+
+def test_after_a_restore_folders_take_what_the_table_serves_now(lake: StreamLake, tmp_path: Path) -> None:
+    """The hazard: the hour was blocked until the table's sequence numbers passed those of the commits that it lost."""
+    accept(lake, HOURS[0], 10)
+    run(tmp_path)
+    shutil.copy(tmp_path / "catalog.db", tmp_path / "backup.db")
+    accept(lake, HOURS[1], 10)
+    accept(lake, HOURS[2], 10)
+    assert [d.hour for d in run(tmp_path)] == [HOURS[1], HOURS[2]]
+    shutil.copy(tmp_path / "backup.db", tmp_path / "catalog.db")
+    restored = replace(lake, lake=lake.again())
+    accept(restored, HOURS[1], 9)
+    assert [(d.hour, d.rows) for d in run(tmp_path)][-1] == (HOURS[1], 9)
+    folder = tmp_path / "export" / f"date={HOURS[1][:10]}" / f"hour={HOURS[1][11:]}"
+    manifest = Manifest.decode("", (folder / "_manifest.json").read_bytes())
+    assert (parquet_in(folder), manifest.rows) == (set(manifest.names), 9)
+    assert run(tmp_path) == []

@@ -1,0 +1,691 @@
+"""Views: equal to a GROUP BY over `main` at any moment, whatever was filled, killed, restated or given away."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+from budget import budget
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from lakes import StreamLake, new_environment, new_state, new_stream, stage
+from proofs import job
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.table import Transaction
+from pyiceberg.table.refs import SnapshotRefType
+from scale import measured
+
+from anabranch.cli import main
+from anabranch.common import fail_points
+from anabranch.common.errors import ConfigurationError, Terminal
+from anabranch.common.fail_points import FAIL_AT, Step
+from anabranch.config import EventTime, Stream, View
+from anabranch.config.columns import parse_columns
+from anabranch.config.views import group_column
+from anabranch.iceberg import admin
+from anabranch.iceberg.arrow_files import write_files
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.prepare import set_ref
+from anabranch.iceberg.snapshots import head, heads
+from anabranch.offsets.hours import Cut, Timeline, hours_between, shift, start_of
+from anabranch.offsets.position import Position
+from anabranch.operations.maintenance import maintain
+from anabranch.protocol import apply, ledger, override
+from anabranch.protocol import state as state_module
+from anabranch.protocol.completeness import plan_hours, plan_open_spans
+from anabranch.protocol.ledger import Acceptance
+from anabranch.protocol.ledger_row import HourAccount
+from anabranch.protocol.merge import merge
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.state import POSITION, TIMELINE, Accepted, State
+from batch_layer.plan import Rebuilt, plan_publish
+from serving_layer.reader import Reader
+from serving_layer.reader.selection import Selection
+from serving_layer.views import fill as filling
+from serving_layer.views.fill import compute, fill
+from serving_layer.views.hours import digest_of, partial_hours, plan_known
+from serving_layer.views.sketches import estimate, sketch
+
+FIRST = "2026-11-21T00"
+DDL = "id STRING NOT NULL, at TIMESTAMP, country STRING, amount DECIMAL(10,2), n BIGINT, ratio DOUBLE"
+NOW = Selection()
+SEED = int(os.environ.get("ANABRANCH_WINDOWS_SEED", "1"))
+PAST, FUTURE = timedelta(hours=2), timedelta(minutes=30)
+PER_MINUTE = {
+    "window": "5 minutes",
+    "group": "country",
+    "aggregates": {
+        "events": "count", "named": "count(country)", "spent": "sum(amount)", "whole": "sum(n)", "least": "min(amount)",
+        "last": "max(at)", "mean": "average(amount)", "ratios": "sum(ratio)", "who": "approx_distinct(id)",
+        "numbers": "approx_distinct(n)",
+    },
+}  # fmt: skip
+PER_90_MINUTES = {"window": "90 minutes", "aggregates": {"total": "sum(n)"}, "late_after": "1 hour"}
+
+
+def with_views(**views: Any) -> Stream:
+    bounds = EventTime(column="at", past=PAST, future=FUTURE)
+    return new_stream(schema=DDL, columns=parse_columns(DDL), event_time=bounds, views=views)
+
+
+def new_lake(folder: Path, stream: Stream) -> StreamLake:
+    environment = new_environment(folder)
+    made = StreamLake(folder, Lake(environment), stream, environment)
+    first = {
+        POSITION: Position("t", {0: 0}).to_json(),
+        TIMELINE: Timeline(FIRST, FIRST, {0: 0}).to_json(),
+    }
+    for name, schema, by, said in (
+        (stream.table, apply.rows_schema(stream), ("event_date", "ingest_hour"), first),
+        (stream.dead_letters_table, apply.dead_letters_schema(), ("ingest_hour",), {}),
+        (stream.hours_table, apply.LEDGER_SCHEMA, (), None),
+        *((stream.partials_table(v), apply.partials_schema(stream, v), ("ingest_hour",), {}) for v in stream.views),
+    ):
+        admin.create(made.lake, name, schema, by, admin.TABLE_PROPERTIES)
+        if said is not None:
+            admin.add_branches(made.lake, name, said)
+    return made
+
+
+@dataclass
+class Story:
+    """A stream's life by dice: what was received, in which hours, and which revision of each is accepted."""
+
+    one: StreamLake
+    dice: random.Random
+    offset: int = 0
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
+    cuts: dict[str, Cut] = field(default_factory=dict)
+    revisions: Counter[str] = field(default_factory=Counter)
+    happened: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def open(self) -> str:
+        return self.one.state().timeline.open
+
+    def step(self, moment: int) -> None:
+        opening = (*3 * (self.receive, self.seal, self.accept), self.fill_late, self.receive, self.fill, self.give)
+        actions = {
+            self.receive: 4, self.seal: 2, self.accept: 4, self.restate: 2, self.fill: 2, self.fill_late: 2,
+            self.give: 1,
+        }  # fmt: skip
+        [drawn] = self.dice.choices(list(actions), list(actions.values()))
+        action = opening[moment] if moment < len(opening) else drawn
+        if action() is not None:
+            self.happened[action.__name__] += 1
+
+    def receive(self) -> bool:
+        """The speed layer publishes some rows, of event times that the bounds allow, or of none."""
+        hour, dice = self.open, self.dice
+        earliest = start_of(hour) - PAST
+        span = PAST + timedelta(hours=1) + FUTURE
+        rows = []
+        for _ in range(dice.randrange(1, 9)):
+            at = earliest + dice.randrange(int(span.total_seconds()) + 1) * timedelta(seconds=1)
+            cents = dice.randrange(-500, 500)
+            rows.append({
+                "id": f"{self.offset}", "at": dice.choice((at, at, at, at, None)),
+                "country": dice.choice(("de", "fr", None)), "amount": dice.choice((Decimal(cents) / 100, None)),
+                "n": dice.choice((2**63 - 1, -5, 7, None)), "ratio": dice.choice((0.25, 1.5, None)),
+                "kafka_partition": 0, "kafka_offset": self.offset, "kafka_timestamp": start_of(hour),
+                "ingest_hour": hour, "event_date": at.date(),
+            })  # fmt: skip
+            self.offset += 1
+        self.rows[hour] += rows
+        publish = self.one.speed(self._stage(rows), {0: self.offset})
+        assert self.one.publish(publish) is Outcome.LANDED
+        return True
+
+    def seal(self) -> bool:
+        state = self.one.state()
+        before, hour = state.timeline, state.timeline.open
+        self.cuts[hour] = Cut("t", {0: (before.start[0], self.offset)})
+        timeline = replace(
+            before, open=shift(hour, 1), start={0: self.offset}, sealed=before.sealed | {hour: self.cuts[hour]}
+        )
+        assert self.one.publish(Publish(new_id(), (Change("speed"),), timeline), state) is Outcome.LANDED
+        return True
+
+    def accept(self) -> bool | None:
+        waiting = [h for h in self.cuts if not self.revisions[h]]
+        return self._rebuild(self.dice.choice(waiting)) if waiting else None
+
+    def restate(self) -> bool | None:
+        accepted = [h for h in self.cuts if self.revisions[h]]
+        return self._rebuild(self.dice.choice(accepted)) if accepted else None
+
+    def _rebuild(self, hour: str) -> bool:
+        """The batch layer publishes an hour, which may lack rows that repeat others; then it may be killed."""
+        rows = [row for row in self.rows[hour] if self.dice.random() < 0.8]
+        state = self.one.state()
+        self.revisions[hour] += 1
+        counts = {"good": len(rows), "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "speed_rows": 0}
+        accepted = Accepted(self.revisions[hour], self.cuts[hour])
+        built = Rebuilt(hour, accepted, self._stage(rows), (), HourAccount.from_dict(counts), None)
+        state = self.one.state()
+        confirmed = frozenset(row.decision_id for row in state.decisions) if self.dice.random() < 0.5 else frozenset()
+        if confirmed:
+            ledger.record_waiting(self.one.lake, self.one.stream.hours_table, state)
+        assert self.one.publish(plan_publish(state, [built], datetime.now(UTC), confirmed), state) is Outcome.LANDED
+        if self.dice.random() < 0.7:
+            ledger.record_waiting(self.one.lake, self.one.stream.hours_table, self.one.state())
+        else:
+            self.happened["killed before the ledger"] += 1
+        return True
+
+    def fill(self) -> bool:
+        """All views, or the first of them, by a process that is killed then."""
+        views = self.one.stream.views
+        for view in views[: self.dice.randrange(1, len(views) + 1)]:
+            fill(self.one.lake, self.one.stream, view)
+        return True
+
+    def fill_late(self) -> bool | None:
+        """A process that computed partials and was paused while an hour was restated and another process filled it."""
+        lake, stream = self.one.lake, self.one.stream
+        view, state = self.dice.choice(stream.views), self.one.state()
+        hours = partial_hours(lake, stream, view, state)
+        if not hours.lacking:
+            return None
+        partials = compute(stream, view, state, hours, hours.lacking)
+        self.restate()
+        if self.dice.random() < 0.5:
+            fill(lake, stream, view)
+            assert not filling._put(lake, stream, view, hours, partials)
+        else:
+            assert filling._put(lake, stream, view, hours, partials)
+        return True
+
+    def give(self) -> bool | None:
+        """An operator gives an hour to a layer."""
+        state = self.one.state()
+        hours = [h for h in self.cuts if self.revisions[h]]
+        if not hours:
+            return None
+        layer = self.dice.choice(("speed", "auto", "auto"))
+        override.serve_hour(self.one.lake, self.one.stream, self.dice.choice(hours), layer, "a test")
+        return state is not None
+
+    def _stage(self, rows: list[dict[str, Any]]) -> Any:
+        schema = schema_to_pyarrow(self.one.table().schema())
+        return stage(self.one.lake, self.one.name, pa.Table.from_pylist(rows, schema=schema))
+
+
+def main_rows(one: StreamLake) -> list[dict[str, Any]]:
+    table = one.table()
+    rows: list[dict[str, Any]] = table.scan(snapshot_id=heads(table)["main"]).to_arrow().to_pylist()
+    return rows
+
+
+def grouped(one: StreamLake, view: View) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """The view by a GROUP BY of Python's over `main`, and completeness by asking for each window."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    width = int(view.window.total_seconds())
+    for row in main_rows(one):
+        at = row["at"]
+        start = datetime.fromtimestamp(at.timestamp() // width * width, UTC) if at is not None else None
+        groups[start, *(row[name] for name in view.group)].append(row)
+    state = one.state()
+    return {key: aggregated(one.stream, view, state, key, rows) for key, rows in groups.items()}
+
+
+def aggregated(
+    stream: Stream, view: View, state: State, key: tuple[Any, ...], rows: list[dict[str, Any]]
+) -> dict[str, Any]:
+    result = dict(zip(("window_start", *view.group), key, strict=True))
+    for aggregate in view.aggregates:
+        name = aggregate.column
+        values = [row[name] for row in rows if row[name] is not None] if name is not None else rows
+        calculate = {
+            "count": lambda v: len(v),
+            "sum": lambda v: sum(v) if v else None,
+            "min": lambda v: min(v, default=None),
+            "max": lambda v: max(v, default=None),
+            "average": lambda v: float(sum(v)) / len(v) if v else None,
+            # Of so few values a sketch is exact.
+            "approx_distinct": lambda v: len(set(v)),
+        }
+        result[aggregate.name] = calculate[aggregate.function](values)
+    start = key[0]
+    result |= {"complete": False, "late": 0}
+    if start is not None:
+        assert stream.event_time is not None
+        end = start + view.window
+        first, last = plan_hours(stream.event_time, start, end)
+        assert first is not None
+        assert last is not None
+        hours = hours_between(max(first, state.timeline.first), shift(last, 1))
+        result["complete"] = all(state.is_accepted(h) for h in hours)
+        result["late"] = sum(start_of(row["ingest_hour"]) >= end + view.late_after for row in rows)
+    return result
+
+
+def reader(one: StreamLake) -> Reader:
+    stream = one.stream
+    names = (stream.table, stream.dead_letters_table, stream.hours_table, *map(stream.partials_table, stream.views))
+    return Reader(one.lake, dict.fromkeys(names, stream))
+
+
+def read(one: StreamLake, view: View, selection: Selection = NOW) -> dict[tuple[Any, ...], dict[str, Any]]:
+    with reader(one).query(f"SELECT * FROM {one.stream.view_table(view)}", selection) as answer:
+        rows = answer.rows.read_all().to_pylist()
+    keyed = {(row["window_start"], *(row[name] for name in view.group)): row for row in rows}
+    assert len(keyed) == len(rows), "one row for each window and group"
+    return keyed
+
+
+def test_a_view_is_a_group_by_over_main_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # So that hours are forgotten within some steps.
+    monkeypatch.setattr(state_module, "REMEMBERED_HOURS", 2)
+    monkeypatch.setattr(filling, "_HOURS_A_COMMIT", 2)
+    stream = with_views(per_minute=PER_MINUTE, per_90_minutes=PER_90_MINUTES)
+    story = Story(new_lake(tmp_path, stream), random.Random(SEED))
+    print(f"ANABRANCH_WINDOWS_SEED={SEED}")
+    for moment in range(budget(60, 110)):
+        story.step(moment)
+        view = stream.views[moment % 2]
+        assert read(story.one, view) == grouped(story.one, view), (moment, story.happened)
+        hours = partial_hours(story.one.lake, stream, view, story.one.state())
+        story.happened["read from partials"] += bool(hours.taken)
+        story.happened["read from partials and rows of accepted hours"] += bool(hours.taken and hours.lacking)
+        story.happened["forgotten hours read from partials"] += bool(hours.taken - story.one.state().accepted.keys())
+    # The hazards happened.
+    assert min(story.happened.values()) > 0
+    assert len(story.happened) == 11
+
+
+def new_story(folder: Path, **views: Any) -> Story:
+    """A lake with three accepted hours that are not filled, and a running one."""
+    story = Story(new_lake(folder, with_views(**(views or {"per_minute": PER_MINUTE}))), random.Random(7))
+    for _ in range(3):
+        story.receive()
+        story.seal()
+        story.accept()
+    ledger.record_waiting(story.one.lake, story.one.stream.hours_table, story.one.state())
+    story.receive()
+    return story
+
+
+def taken(one: StreamLake) -> set[str]:
+    return set(partial_hours(one.lake, one.stream, one.stream.views[0], one.state()).taken)
+
+
+def test_accepted_hours_are_read_from_partials_and_no_others(tmp_path: Path) -> None:
+    one = new_story(tmp_path).one
+    [view] = one.stream.views
+    assert taken(one) == set()
+    assert fill(one.lake, one.stream, view) == 3
+    hours = {shift(FIRST, n) for n in range(3)}
+    assert taken(one) == hours
+    with reader(one).query(f"SELECT sum(events) FROM {one.stream.view_table(view)}", Selection()) as answer:
+        answer.rows.read_all()
+    opened = {planned.name: {p for scan in planned.scans for p in scan.files} for planned in answer.files}
+    by_hour = {name: {f.partition[-1] for f in files} for name, files in opened.items()}
+    assert by_hour == {one.stream.partials_table(view): hours, one.name: {shift(FIRST, 3)}}
+    assert fill(one.lake, one.stream, view) == 0, "filled again, there is nothing to do"
+
+
+FILLING = [
+    *(step for step in Step if step.label.startswith("view.")),
+    Step.COMMIT_PREPARED, Step.COMMIT_REQUEST_LOST, Step.COMMIT_ANSWER_LOST, Step.COMMIT_LANDED,
+]  # fmt: skip
+
+
+def _fill_into(folder: Path, stream: Stream, at: str) -> None:
+    os.environ[FAIL_AT] = at
+    fail_points._armed.cache_clear()
+    filling._HOURS_A_COMMIT = 1
+    fill(Lake(new_environment(folder)), stream, stream.views[0])
+
+
+def fill_into(one: StreamLake, step: Step, number: int) -> None:
+    """Fill in a process of its own, an hour in a commit, which is killed at the step, or lives on as the step says."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["serving_layer.views.fill", "lakes"])
+    process = context.Process(target=_fill_into, args=(one.folder, one.stream, f"{step.label}:{number}"))
+    process.start()
+    process.join(60)
+    assert process.exitcode == (-signal.SIGKILL if step.dies else 0)
+
+
+@pytest.mark.parametrize("step", FILLING, ids=lambda step: step.label)
+def test_a_process_killed_anywhere_in_filling_leaves_views_that_are_a_group_by(tmp_path: Path, step: Step) -> None:
+    """Killed in the second of three hours, and twice in one that was restated."""
+    story = new_story(tmp_path)
+    one, [view] = story.one, story.one.stream.views
+    fill_into(one, step, 2)
+    landed = step in (Step.COMMIT_LANDED, Step.VIEW_FILLED)
+    # The hazard: some hours are filled, others are not.
+    assert len(taken(one)) == (1 + landed if step.dies else 3)
+    assert read(one, view) == grouped(one, view)
+    fill(one.lake, one.stream, view)
+    story.restate()
+    story.receive()
+    for _ in range(1 if landed or not step.dies else 2):
+        fill_into(one, step, 1)
+        assert len(taken(one)) == (2 + landed if step.dies else 3)
+        assert read(one, view) == grouped(one, view)
+    fill(one.lake, one.stream, view)
+    assert len(taken(one)) == 3
+    assert read(one, view) == grouped(one, view)
+
+
+def test_a_definition_that_changed_is_computed_anew(tmp_path: Path) -> None:
+    one = new_story(tmp_path).one
+    fill(one.lake, one.stream, one.stream.views[0])
+    for changed in (
+        PER_MINUTE | {"window": "7 minutes"},
+        PER_MINUTE | {"group": ["country", "n"]},
+        PER_MINUTE | {"aggregates": {"events": "count", "most": "max(ratio)"}},
+    ):
+        other = replace(one, stream=with_views(per_minute=changed))
+        [view] = other.stream.views
+        assert taken(other) == set()
+        assert read(other, view) == grouped(other, view)
+        lacks = set(apply.partials_schema(other.stream, view).column_names) - set(
+            one.lake.load(one.stream.partials_table(view)).schema().column_names
+        )
+        if lacks:
+            with pytest.raises(Terminal, match="run `anabranch apply events`"):
+                fill(other.lake, other.stream, view)
+            apply.evolve(
+                one.lake, one.stream.partials_table(view), apply.Columns(apply.partials_schema(other.stream, view), "")
+            )
+        assert fill(other.lake, other.stream, view) == 3
+        assert len(taken(other)) == 3
+        assert read(other, view) == grouped(other, view)
+    renamed = PER_MINUTE | {"aggregates": {"spent_in_all": "sum(amount)", **PER_MINUTE["aggregates"]}}  # type: ignore[dict-item]
+    before, after = with_views(per_minute=PER_MINUTE), with_views(per_minute=renamed)
+    assert before.definition(before.views[0]) == after.definition(after.views[0]), "made of the same partials"
+
+
+def test_a_branch_that_was_set_back_and_restated_again_is_not_taken_for_what_it_was(tmp_path: Path) -> None:
+    """The second revision 2 of an hour has other rows than the first, and the same number."""
+    story = new_story(tmp_path)
+    one, [view] = story.one, story.one.stream.views
+    story.cuts = {FIRST: story.cuts[FIRST]}
+    before = heads(one.table())["batch"]
+    story.restate()
+    ledger.record_waiting(one.lake, one.stream.hours_table, one.state())
+    fill(one.lake, one.stream, view)
+    assert FIRST in taken(one)
+    table = one.table()
+    tx = Transaction(table)
+    tx._apply((set_ref("batch", before, SnapshotRefType.BRANCH),))
+    one.lake.catalog.commit_table(table, tuple(tx._requirements), tuple(tx._updates))
+    assert taken(one) == set(), "main is not made from its branches as they are"
+    assert read(one, view) == grouped(one, view)
+    merge(one.lake, one.stream)
+    story.revisions[FIRST] = 1
+    story.rows[FIRST] *= 2
+    story.restate()
+    ledger.record_waiting(one.lake, one.stream.hours_table, one.state())
+    assert one.state().accepted[FIRST].revision == 2
+    assert taken(one) == {shift(FIRST, 1), shift(FIRST, 2)}
+    assert read(one, view) == grouped(one, view)
+    assert fill(one.lake, one.stream, view) == 1
+    assert FIRST in taken(one)
+    assert read(one, view) == grouped(one, view)
+
+
+def test_where_the_ledger_does_not_tell_the_files_do(tmp_path: Path) -> None:
+    one = new_story(tmp_path).one
+    fill(one.lake, one.stream, one.stream.views[0])
+    one.lake.catalog.drop_table(one.stream.hours_table)
+    admin.create(one.lake, one.stream.hours_table, apply.LEDGER_SCHEMA, (), admin.TABLE_PROPERTIES)
+    assert len(taken(one)) == 3
+
+
+def test_of_several_acceptances_of_a_revision_none_is_known() -> None:
+    timeline = Timeline(FIRST, shift(FIRST, 3), {})
+    remembered = Accepted(2, Cut("t", {}))
+    state = new_state(timeline, accepted={FIRST: remembered}, settled_before=shift(FIRST, 3))
+    forgotten, again = shift(FIRST, 1), shift(FIRST, 2)
+    said = [
+        Acceptance(FIRST, 1, "a"), Acceptance(FIRST, 2, "b"), Acceptance(forgotten, 1, "c"),
+        Acceptance(again, 1, "d"), Acceptance(again, 2, "e"),
+    ]  # fmt: skip
+    assert plan_known(state, said, [FIRST, forgotten, again]) == {FIRST: "b", forgotten: "c"}
+    assert plan_known(state, [*said, Acceptance(FIRST, 2, "f")], [FIRST]) == {}
+
+
+def test_sums_are_exact_and_an_overflow_is_an_error(tmp_path: Path) -> None:
+    story = new_story(tmp_path, sums={"window": "1 day", "aggregates": {"whole": "sum(n)", "mean": "average(n)"}})
+    one, [view] = story.one, story.one.stream.views
+    total = sum(row["n"] or 0 for row in main_rows(one))
+    assert total > 2**63
+    fill(one.lake, one.stream, view)
+    assert sum(row["whole"] or 0 for row in read(one, view).values()) == total
+
+    wide = "id STRING NOT NULL, at TIMESTAMP, n DECIMAL(38,0)"
+    bounds = EventTime(column="at", past=PAST, future=FUTURE)
+    views = {"sums": {"window": "1 day", "aggregates": {"whole": "sum(n)"}}}
+    other = new_lake(
+        tmp_path / "wide", new_stream(schema=wide, columns=parse_columns(wide), event_time=bounds, views=views)
+    )
+    last = Story(other, random.Random(1))
+    values = {"id": "a", "at": start_of(FIRST), "n": Decimal(10**38 - 1), "kafka_partition": 0, "ingest_hour": FIRST}
+    rows = [values | {"kafka_offset": o, "event_date": start_of(FIRST).date()} for o in range(2)]
+    assert other.publish(other.speed(last._stage(rows), {0: 2})) is Outcome.LANDED
+    with pytest.raises((ConfigurationError, Terminal), match="Overflow"):
+        read(other, other.stream.views[0])
+
+
+def test_an_hour_without_records_is_filled_once(tmp_path: Path) -> None:
+    story = new_story(tmp_path)
+    story.seal()
+    story.seal()
+    story.rows.clear()
+    story.accept()
+    story.accept()
+    [view] = story.one.stream.views
+    assert fill(story.one.lake, story.one.stream, view) == 5
+    assert fill(story.one.lake, story.one.stream, view) == 0
+    assert read(story.one, view) == grouped(story.one, view)
+
+
+def test_as_of_a_snapshot_and_of_accepted_hours_alone(tmp_path: Path) -> None:
+    story = new_story(tmp_path)
+    one, [view] = story.one, story.one.stream.views
+    before, at = read(one, view), heads(one.table())["main"]
+    fill(one.lake, one.stream, view)
+    story.receive()
+    assert read(one, view) != before
+    assert read(one, view, Selection(as_of=str(at))) == before
+    accepted = read(one, view, Selection(only_accepted=True))
+    rows = [row for row in main_rows(one) if row["ingest_hour"] <= shift(FIRST, 2)]
+    assert sum(row["events"] for row in accepted.values()) == len(rows)
+
+
+def test_the_handle_reads_a_view(tmp_path: Path) -> None:
+    from serving_layer.reader.handle import StreamTable
+
+    one = new_story(tmp_path).one
+    handle = StreamTable(reader(one), one.stream, Selection())
+    view = handle.view("per_minute")
+    rows = len(read(one, one.stream.views[0]))
+    assert view.arrow().num_rows == rows
+    assert len(view.pandas()) == rows
+    assert view.duckdb().aggregate("count(*)").fetchall() == [(rows,)]
+    assert view.arrow(where="events > 1000").num_rows == 0
+    with pytest.raises(ConfigurationError, match=r"one of its views \(per_minute\), found 'hourly'"):
+        handle.view("hourly")
+
+
+@given(st.data())
+def test_a_window_is_complete_when_every_hour_that_can_hold_its_events_is_accepted(data: st.DataObject) -> None:
+    past = timedelta(minutes=data.draw(st.integers(0, 400)))
+    future = data.draw(st.none() | st.integers(0, 200).map(lambda m: timedelta(minutes=m)))
+    bounds = EventTime(column="at", past=past, future=future)
+    hours = hours_between(FIRST, shift(FIRST, 12))
+    waiting = data.draw(st.sets(st.sampled_from(hours)))
+    state = new_state(
+        Timeline(FIRST, shift(FIRST, 12), {}, sealed={h: Cut("t", {}) for h in waiting}),
+        settled_before=shift(FIRST, 12),
+    )
+    start = start_of(FIRST) + timedelta(minutes=data.draw(st.integers(-600, 900)))
+    end = start + timedelta(minutes=data.draw(st.integers(1, 200)))
+    first, last = plan_hours(bounds, start, end)
+    assert last is not None
+    asked = hours_between(max(first or FIRST, FIRST), shift(last, 1))
+    spans = plan_open_spans(bounds, state)
+    assert spans is not None
+    touched = any(end > begin and (until is None or start <= until) for begin, until in spans)
+    assert touched != all(state.is_accepted(h) for h in asked)
+    assert all(a[1] is not None and a[1] < b[0] for a, b in pairwise(spans))
+    assert plan_open_spans(EventTime(column="at"), state) is None
+
+
+def test_sketches_of_parts_say_what_a_sketch_of_all_says() -> None:
+    values = [f"plä-{i}" for i in range(40_000)]
+    parts = [sketch(values[begin : begin + 9_000]) for begin in range(0, 40_000, 8_000)]
+    assert abs(estimate(parts) - 40_000) < 40_000 * 0.05
+    assert estimate(parts) == estimate([*parts, *parts]), "what came twice changes nothing"
+    assert estimate([sketch([1, 2, 3]), sketch([3, 4]), sketch([])]) == 4
+
+
+def test_the_digest_of_files_is_of_their_names_alone() -> None:
+    assert digest_of(["s3://a/x/1.parquet", "s3://a/y/2.parquet"]) == digest_of(["file:///b/2.parquet", "b/1.parquet"])
+    assert digest_of(["1.parquet"]) != digest_of(["1.parquet", "2.parquet"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"window": "0 seconds"}, "w.window: expected a window longer than nothing"),
+        ({"window": "5 minuets"}, "w.window: expected a duration"),
+        ({"group": ["town"]}, "views.w: group: expected columns of the schema, found 'town'"),
+        ({"group": ["ratio"]}, "views.w: group: expected a column of type .*, found ratio DOUBLE"),
+        ({"group": ["country", "country"]}, "views.w: expected each name once .*, found 'country' twice"),
+        ({"aggregates": {}}, "w.aggregates: expected names with what each is"),
+        ({"aggregates": {"a": "sum(town)"}}, "views.w: aggregates.a: expected a column of the schema, found 'town'"),
+        ({"aggregates": {"a": "sum(country)"}}, "views.w: aggregates.a: expected .*, found country STRING"),
+        ({"aggregates": {"a": "approx_distinct(ratio)"}}, "aggregates.a: expected .*, found ratio DOUBLE"),
+        ({"aggregates": {"a": "median(n)"}}, r"w.aggregates: a: expected count, or one of .*, found 'median\(n\)'"),
+        ({"aggregates": {"a": "sum"}}, "w.aggregates: a: expected count, or one of"),
+        ({"aggregates": {"late": "count"}}, "views.w: expected each name once .*, found 'late' twice"),
+        ({"aggregates": {"Country": "count"}, "group": "country"}, "views.w: expected each name once"),
+        ({"aggregates": {"a-b": "count"}}, "w.aggregates: a-b: expected a name of letters"),
+        ({"every": "1 hour"}, "w.every: unknown key .every., expected one of aggregates, group, late_after, window"),
+    ],
+)
+def test_a_mistake_in_a_view_is_said(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        with_views(w={"window": "5 minutes", "aggregates": {"events": "count"}} | changes)
+
+
+def test_a_view_needs_an_event_time_and_a_name_of_its_own() -> None:
+    view = {"window": "5 minutes", "aggregates": {"events": "count"}}
+    with pytest.raises(ValueError, match="views: expected event_time beside them"):
+        new_stream(views={"w": view})
+    for name in ("hours", "egress", "dead_letters", "w_partials"):
+        with pytest.raises(ValueError, match=f"views.{name}: expected a name other than"):
+            with_views(**{name: view})
+    with pytest.raises(ValueError, match=r"views: expected each name once \(case does not count\), found 'w' twice"):
+        with_views(w=view, W=view)
+    stream = with_views(w=view)
+    assert (stream.view_table(stream.views[0]), stream.partials_table(stream.views[0])) == (
+        "games.events_w", "games.events_w_partials",
+    )  # fmt: skip
+    assert group_column("country") == "by_country"
+
+
+def test_maintenance_keeps_what_views_read_and_removes_what_nobody_names(tmp_path: Path) -> None:
+    one = new_story(tmp_path).one
+    [view] = one.stream.views
+    hours = partial_hours(one.lake, one.stream, view, one.state())
+    never_named = write_files(hours.partials, compute(one.stream, view, one.state(), hours, hours.lacking), {})
+    fill(one.lake, one.stream, view)
+    before = read(one, view)
+    done = maintain(job(one), datetime.now(UTC) + timedelta(days=4))
+    name = one.stream.partials_table(view)
+    orphans = {file.path.rpartition("/")[2] for file in done.orphans[name]}
+    assert orphans >= {file.file_path.rpartition("/")[2] for file in never_named}
+    assert name in done.expired
+    assert len(taken(one)) == 3
+    assert read(one, view) == before
+
+
+def test_a_query_of_a_view_opens_each_manifest_of_its_partials_once(tmp_path: Path) -> None:
+    one = new_story(tmp_path).one
+    [view] = one.stream.views
+    fill(one.lake, one.stream, view)
+    partials = one.lake.load(one.stream.partials_table(view))
+    there = {m.manifest_path for m in head(partials, "main").manifests(partials.io)}
+    with measured() as cost:
+        rows = read(one, view)
+    assert rows and len(taken(one)) == 3
+    of_rows = 1  # of the hour that is not accepted
+    assert cost.read["manifest"] == len(there) + of_rows
+
+
+def test_a_filler_that_waited_over_orphan_removal_is_refused(tmp_path: Path) -> None:
+    """Its files are gone by then."""
+    one = new_story(tmp_path).one
+    [view] = one.stream.views
+    hours = partial_hours(one.lake, one.stream, view, one.state())
+    write_files(hours.partials, compute(one.stream, view, one.state(), hours, hours.lacking), {})
+    maintain(job(one), datetime.now(UTC) + timedelta(days=4))
+    partials = compute(one.stream, view, one.state(), hours, hours.lacking)
+    assert not filling._put(one.lake, one.stream, view, hours, partials)
+
+
+def test_the_command_says_how_far_views_are_filled_and_fills_them(tmp_path: Path) -> None:
+    one = new_story(tmp_path).one
+    (tmp_path / "streams").mkdir()
+    catalog = {"name": "lake", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    (tmp_path / "anabranch.yaml").write_text(
+        yaml.safe_dump({"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": catalog})
+    )
+    stream = {
+        "topic": "events", "table": one.name, "key": "id", "schema": DDL, "views": {"per_minute": PER_MINUTE},
+        "event_time": {"column": "at", "past": "2 hours", "future": "30 minutes"},
+    }  # fmt: skip
+    (tmp_path / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
+
+    def ask(*arguments: str) -> str:
+        done = CliRunner().invoke(main, [*arguments, "--conf", str(tmp_path)])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    [found] = json.loads(ask("views", "events", "--output", "json"))["views"]
+    hours = [shift(FIRST, n) for n in range(3)]
+    assert found == {"view": "per_minute", "table": "games.events_per_minute", "filled": 0, "lacking": hours}
+    assert "games.events_per_minute" in ask("views", "events")
+    [found] = json.loads(ask("views", "events", "--fill", "--output", "json"))["views"]
+    assert (found["filled"], found["lacking"]) == (3, [])
+
+    shown = {row["name"] for row in json.loads(ask("query", "SHOW TABLES", "--output", "json"))}
+    assert {f"games.{name}" for name in ("events", "events_hours", "events_dead_letters", "events_per_minute")} == shown
+    listed = json.loads(ask("query", "SHOW ALL TABLES", "--output", "json"))
+    [columns] = [row["column_names"] for row in listed if row["name"] == "events_per_minute"]
+    assert "window_start" in columns and "events" in columns
+    assert not any("partials" in row["name"] for row in listed)
+    missing = CliRunner().invoke(main, ["query", "SELECT * FROM games.nothing", "--conf", str(tmp_path)])
+    assert "games.events_per_minute" in missing.output and "partials" not in missing.output
+    [counted] = json.loads(
+        ask("query", f"SELECT count(*) AS n FROM {one.name}_per_minute_partials", "--output", "json")
+    )
+    assert counted["n"] > 0
+    sql = "SELECT sum(events)::INT AS n FROM games.events_per_minute"
+    assert json.loads(ask("query", sql, "--output", "json")) == [{"n": len(main_rows(one))}]
+    assert one.name in ask("query", sql, "--provenance")
+    assert "games.events_per_minute_partials" in ask("query", sql, "--explain")
+    refused = CliRunner().invoke(main, ["query", sql, "--revision", "1", "--hour", FIRST, "--conf", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "whose rows alone are kept by revision" in refused.output

@@ -1,0 +1,84 @@
+"""The command line that runs a job: where Spark is, what it is sent, and which Python is whose."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from anabranch.common.errors import ConfigurationError
+from anabranch.config import Catalog, Environment, Kafka, Spark, load_environment
+from anabranch.spark import submit
+
+CONF = Path(__file__).resolve().parents[3] / "conf"
+
+
+def environment(master: str, **conf: str) -> Environment:
+    return Environment(
+        kafka=Kafka(bootstrap_servers="127.0.0.1:1"),
+        catalog=Catalog(name="lake", uri="sqlite:///x.db", warehouse="s3://b/w"),
+        spark=Spark(master=master, conf={key.replace("_", "."): value for key, value in conf.items()}),
+    )
+
+
+def after(command: list[str], flag: str) -> list[str]:
+    """The values of a flag, in order."""
+    return [command[i + 1] for i, word in enumerate(command) if word == flag]
+
+
+@pytest.mark.parametrize("master", ["local[*]", "local[2,4]"])
+def test_on_this_machine_the_jars_are_used_where_they_lie(master: str) -> None:
+    command, process = submit.submit_command(environment(master), "speed_layer", ["--stream", "s"])
+    assert after(command, "--master") == [master]
+    assert after(command, "--jars") == []
+    assert "iceberg-spark-runtime" in after(command, "--driver-class-path")[0]
+    assert process["SPARK_LOCAL_IP"] == "127.0.0.1"
+    assert command[-3:] == [str(CONF.parent / "speed_layer" / "job.py"), "--stream", "s"]
+
+
+@pytest.mark.parametrize("master", ["spark://h:7077", "yarn", "k8s://https://h:443", "local-cluster[1,1,1024]"])
+def test_a_cluster_is_sent_the_jars_and_no_code_of_ours(master: str) -> None:
+    command, process = submit.submit_command(environment(master), "batch_layer", [])
+    assert after(command, "--master") == [master]
+    assert "kafka-clients" in after(command, "--jars")[0]
+    assert after(command, "--py-files") == after(command, "--driver-class-path") == []
+    assert process.get("SPARK_LOCAL_IP") is None
+
+
+def test_the_python_of_executors_is_not_the_drivers() -> None:
+    one = environment("yarn", spark_pyspark_python="./environment/bin/python")
+    conf = after(submit.submit_command(one, "speed_layer", [])[0], "--conf")
+    assert "spark.pyspark.python=./environment/bin/python" in conf
+    assert f"spark.pyspark.driver.python={sys.executable}" in conf
+
+
+def test_a_driver_elsewhere_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"expected no spark\.submit.deployMode, or client, found cluster"):
+        submit.submit_command(environment("yarn", spark_submit_deployMode="cluster"), "speed_layer", [])
+
+
+def test_the_environment_or_the_command_line_names_another_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(submit, "submit", lambda environment, *_: seen.append(environment.spark.master))
+    submit.submit_job("speed_layer", "game_events", str(CONF), "text", [])
+    monkeypatch.setenv("ANABRANCH_SPARK_MASTER", "spark://h:7077")
+    assert load_environment(CONF).spark.master == "spark://h:7077"
+    submit.submit_job("speed_layer", "game_events", str(CONF), "text", [])
+    submit.submit_job("speed_layer", "game_events", str(CONF), "text", [], "yarn")
+    assert seen == ["local[*]", "spark://h:7077", "yarn"]
+
+
+def test_a_jobs_log_and_what_a_script_writes_later_are_both_in_its_file(tmp_path: Path) -> None:
+    """As `script > log 2>&1` has it: one open file for the script and all that it runs, which no one appends to."""
+    log = tmp_path / "log"
+    job = f"open({str(log)!r}, 'a').write('a line of the job\\n')"
+    code = (
+        "import os, subprocess, sys; from anabranch.spark.submit import append_standard_error; "
+        f"append_standard_error(); subprocess.run([sys.executable, '-c', {job!r}], check=True)"
+    )
+    with log.open("w") as file:
+        for command in ([sys.executable, "-c", code], ["echo", "later"]):
+            subprocess.run(command, stdout=file, stderr=file, check=True, timeout=120)
+    assert log.read_text() == "a line of the job\nlater\n"
