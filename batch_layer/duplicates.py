@@ -69,10 +69,14 @@ def bloom_filter_settings(records: int) -> dict[str, str]:
     """Spark's settings for an hour of so many records, by which it filters a look-back of any size before a shuffle:
     ten bits a record are wrong about one of a hundred others, in at most 32 MB."""
     settings = {
-        "enabled": "true", "applicationSideScanSizeThreshold": "0", "creationSideThreshold": f"{2**63 - 1}b",
-        "expectedNumItems": str(records), "maxNumItems": str(2**62),
-        "numBits": str(10 * records), "maxNumBits": str(2**28),
-    }  # fmt: skip
+        "enabled": "true",
+        "applicationSideScanSizeThreshold": "0",
+        "creationSideThreshold": f"{2**63 - 1}b",
+        "expectedNumItems": str(records),
+        "maxNumItems": str(2**62),
+        "numBits": str(10 * records),
+        "maxNumBits": str(2**28),
+    }
     return {f"spark.sql.optimizer.runtime.bloomFilter.{name}": value for name, value in settings.items()}
 
 

@@ -157,8 +157,13 @@ class Rebuilder:
                 continue
             LOG.warning(
                 "stream %s: hour %s stays refused, nothing that it rests on has changed: %s; to rebuild it now: "
-                "anabranch batch %s --hour %s", self._stream.name, hour, refusal.reason, self._stream.name, hour,
-            )  # fmt: skip
+                "anabranch batch %s --hour %s",
+                self._stream.name,
+                hour,
+                refusal.reason,
+                self._stream.name,
+                hour,
+            )
             results.append(Result(hour, "refused", refusal.revision, refusal.reason, refusal))
         return results
 
@@ -409,19 +414,31 @@ class Rebuilder:
         del self._begun[hour]
         for b in built:
             LOG.info(
-                "stream %s: hour %s accepted as revision %d: %d rows, %d dead, %d duplicate, %d in gaps", stream.name,
-                b.hour, b.before + 1, b.account.good, b.account.dead, b.account.duplicate, b.account.gap,
-            )  # fmt: skip
+                "stream %s: hour %s accepted as revision %d: %d rows, %d dead, %d duplicate, %d in gaps",
+                stream.name,
+                b.hour,
+                b.before + 1,
+                b.account.good,
+                b.account.dead,
+                b.account.duplicate,
+                b.account.gap,
+            )
             if filled := {name: n for name, n in (b.account.sources or {}).items() if n and name != KAFKA}:
                 LOG.warning(
                     "stream %s: hour %s: Kafka did not give %d records that the table has; filled from: %s",
-                    stream.name, b.hour, sum(filled.values()), ", ".join(f"{n} {name}" for name, n in filled.items()),
-                )  # fmt: skip
+                    stream.name,
+                    b.hour,
+                    sum(filled.values()),
+                    ", ".join(f"{n} {name}" for name, n in filled.items()),
+                )
             if missing := self._unread_by(b, unread):
                 LOG.warning(
                     "stream %s: hour %s: the speed layer has yet to read %s, which it serves; a run after that decides "
-                    "the hour again, so that no event of both is kept twice", stream.name, b.hour, ", ".join(missing),
-                )  # fmt: skip
+                    "the hour again, so that no event of both is kept twice",
+                    stream.name,
+                    b.hour,
+                    ", ".join(missing),
+                )
         return result
 
     def _unread_by(self, built: Built, unread: frozenset[str]) -> tuple[str, ...]:

@@ -138,9 +138,14 @@ class HourReader:
         """Dead letters as Kafka gave them."""
         letters = read_snapshot(self._spark, self._catalog, self._stream.dead_letters_table, snapshot_id)
         return letters.selectExpr(
-            "kafka_partition AS partition", "kafka_offset AS offset", "kafka_timestamp AS timestamp", "ingest_hour",
-            "key", "value", "headers",
-        )  # fmt: skip
+            "kafka_partition AS partition",
+            "kafka_offset AS offset",
+            "kafka_timestamp AS timestamp",
+            "ingest_hour",
+            "key",
+            "value",
+            "headers",
+        )
 
     def _decode(self, raw: DataFrame, source: str, one_in: int = 1) -> DataFrame:
         decoded = records.decode(raw, self._stream, self._format, with_unknown=True).withColumn("source", F.lit(source))

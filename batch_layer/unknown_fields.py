@@ -48,13 +48,15 @@ def count_unknown(decoded: DataFrame, drifting: int) -> UnknownFields:
     by_partition = (
         decoded.where(DRIFTS)
         .selectExpr(
-            "kafka_partition", "kafka_offset", "kafka_value IS NOT NULL AS kept",
+            "kafka_partition",
+            "kafka_offset",
+            "kafka_value IS NOT NULL AS kept",
             f"explode(array_distinct({names})) AS name",
         )
         .groupBy("name", "kafka_partition")
         .agg(F.count("*").alias("n"), *(F.expr(of.format("kafka_offset")).alias(n) for n, of in places.items()))
         .withColumn("kept", F.col("first_kept").isNotNull())
-    )  # fmt: skip
+    )
     by_name = by_partition.groupBy("name").agg(
         F.sum("n").alias("n"),
         *(F.expr(of.format(f"struct(kafka_partition, {name})")).alias(name) for name, of in places.items()),

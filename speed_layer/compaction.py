@@ -344,9 +344,12 @@ class Rollup:
             return
         reach(Step.ROLLUP_PUBLISHED)
         LOG.info(
-            "stream %s: %d files of %s rolled up into %d", self._stream.name,
-            sum(len(one.sources) for one in self._waiting), _named(hours), len(self._waiting),
-        )  # fmt: skip
+            "stream %s: %d files of %s rolled up into %d",
+            self._stream.name,
+            sum(len(one.sources) for one in self._waiting),
+            _named(hours),
+            len(self._waiting),
+        )
         self._waiting = ()
 
     def _drop(self) -> None:

@@ -53,10 +53,15 @@ _TOLD = (
 _LEFT = pa.list_(pa.struct([("partition", pa.int32()), ("offset", pa.int64())]))
 _TOLD_SCHEMA = pa.schema(
     [
-        ("path", pa.string()), ("day", pa.int32()), ("hour", pa.string()), ("size", pa.int64()),
-        ("footer", pa.binary()), ("seen", pa.int64()), ("left", _LEFT),
+        ("path", pa.string()),
+        ("day", pa.int32()),
+        ("hour", pa.string()),
+        ("size", pa.int64()),
+        ("footer", pa.binary()),
+        ("seen", pa.int64()),
+        ("left", _LEFT),
     ]
-)  # fmt: skip
+)
 _Task = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
 

@@ -213,9 +213,11 @@ class SpeedJob:
 
         writer = frame.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint))
         seconds = stream.speed.trigger.total_seconds()
-        writer = writer.trigger(availableNow=True) if self._available_now else writer.trigger(
-            processingTime=f"{seconds} seconds"
-        )  # fmt: skip
+        writer = (
+            writer.trigger(availableNow=True)
+            if self._available_now
+            else writer.trigger(processingTime=f"{seconds} seconds")
+        )
         query = writer.start()
         try:
             while query.isActive and not self._stop.is_set() and not self._batches.has_failed:

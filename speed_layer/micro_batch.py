@@ -256,9 +256,13 @@ class MicroBatches:
         self._after(landed.publish, staged, ended)
         LOG.info(
             "stream %s: published %d offsets as %d rows and %d dead letters of hour %s in %.2f s",
-            self._stream.name, size(plan.todo), staged.rows.rows if staged.rows else 0,
-            staged.dead.rows if staged.dead else 0, ", ".join(plan.by_hour), time.monotonic() - began,
-        )  # fmt: skip
+            self._stream.name,
+            size(plan.todo),
+            staged.rows.rows if staged.rows else 0,
+            staged.dead.rows if staged.dead else 0,
+            ", ".join(plan.by_hour),
+            time.monotonic() - began,
+        )
         self._rollup.published(len(staged.rows.files) if staged.rows else 0)
         return size(plan.todo), plan.whole
 
@@ -289,9 +293,11 @@ class MicroBatches:
             return self._publish_ends(decided)
         publish, lost = planned
         LOG.error(
-            "stream %s: retention took %d offsets before they were read: %s; recorded as a gap", self._stream.name,
-            size(lost), ranges_to_keys(lost),
-        )  # fmt: skip
+            "stream %s: retention took %d offsets before they were read: %s; recorded as a gap",
+            self._stream.name,
+            size(lost),
+            ranges_to_keys(lost),
+        )
         return self._move(decided, publish, "retention took them")
 
     def _move(self, decided: ResolvedState, publish: Publish, why: str) -> bool:
@@ -333,7 +339,7 @@ class MicroBatches:
 
     def _measured(
         self, state: State, staged: StagedBatch, hours: Mapping[str, str], publishing: float
-    ) -> dict[str, str]:  # fmt: skip
+    ) -> dict[str, str]:
         """What the publish of what is staged says was measured, if it lands now."""
         seconds = [(STAGE, staged.seconds), (PUBLISH, publishing)]
         if (waited := readable_after(state, staged, hours, self._lake.clock.now())) is not None:
@@ -400,8 +406,11 @@ class MicroBatches:
         if certain.left is None:
             LOG.info(
                 "stream %s: the workers left %d of %d records; Spark reads this micro-batch and the next %d",
-                self._stream.name, certain.seen - certain.written.rows, certain.seen, _WITHOUT_WORKERS,
-            )  # fmt: skip
+                self._stream.name,
+                certain.seen - certain.written.rows,
+                certain.seen,
+                _WITHOUT_WORKERS,
+            )
             self._without_workers = _WITHOUT_WORKERS
             return None
         rows, dead = certain.written, None
@@ -459,8 +468,10 @@ class MicroBatches:
             self._may_not_commit = True
             LOG.warning(
                 "stream %s: offsets for lag monitors are not committed until this job is restarted with the right; "
-                "records and tables do not need them: %s", self._stream.name, error,
-            )  # fmt: skip
+                "records and tables do not need them: %s",
+                self._stream.name,
+                error,
+            )
         except AnabranchError as error:
             LOG.debug("stream %s: offsets for lag monitors not committed: %s", self._stream.name, error)
 

@@ -182,9 +182,7 @@ def _for_main(state: State, staged: StagedBatch, hour_of: Mapping[str, str]) -> 
     return tuple(f for f in files if hour_of[f.file_path] in direct)
 
 
-def readable_after(
-    state: State, staged: StagedBatch, hour_of: Mapping[str, str], now: datetime
-) -> float | None:  # fmt: skip
+def readable_after(state: State, staged: StagedBatch, hour_of: Mapping[str, str], now: datetime) -> float | None:
     """How many seconds the oldest of a micro-batch's rows for `main` has waited, if they are readable now; None of no
     row, and where files do not say. Pure.
 

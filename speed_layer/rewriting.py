@@ -140,9 +140,7 @@ def _written_file(table: Table, path: str, like: DataFile) -> DataFile:
     return data_file_from(table, path, len(table.io.new_input(path)), footer, like.partition, like.spec_id)
 
 
-def _require_same(
-    table: Table, made: DataFile, sources: Sequence[DataFile], is_stopped: Callable[[], bool]
-) -> None:  # fmt: skip
+def _require_same(table: Table, made: DataFile, sources: Sequence[DataFile], is_stopped: Callable[[], bool]) -> None:
     rows = sum(f.record_count for f in sources)
     if made.record_count == rows and is_same(
         _batches(table, (made,), is_stopped), _batches(table, sources, is_stopped)
@@ -203,9 +201,7 @@ def _as_bits(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _batches(
-    table: Table, files: Sequence[DataFile], is_stopped: Callable[[], bool]
-) -> Iterator[pa.RecordBatch]:  # fmt: skip
+def _batches(table: Table, files: Sequence[DataFile], is_stopped: Callable[[], bool]) -> Iterator[pa.RecordBatch]:
     for data_file in files:
         with _opened(table, data_file) as parquet:
             for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):

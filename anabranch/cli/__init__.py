@@ -24,12 +24,23 @@ SECTIONS = {
     "Set up": ("init", "docs", "dev", "doctor", "apply", "jars", "completion"),
     "Run": ("speed", "batch", "egress", "maintain"),
     "Look": (
-        "status", "health", "hours", "explain", "serve", "metrics", "dead-letters", "duplicates", "diff", "drift",
-        "complete", "audit", "data-docs",
+        "status",
+        "health",
+        "hours",
+        "explain",
+        "serve",
+        "metrics",
+        "dead-letters",
+        "duplicates",
+        "diff",
+        "drift",
+        "complete",
+        "audit",
+        "data-docs",
     ),
     "Read the data": ("query", "views", "changes"),
     "Operate": ("adopt", "serve-hour", "merge", "webhook", "lineage"),
-}  # fmt: skip
+}
 """The commands as `--help` groups them, in the order in which they are needed."""
 
 

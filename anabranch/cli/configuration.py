@@ -167,9 +167,13 @@ def _type_words(name: str, kind: Any) -> str:
     if get_origin(kind) is dict:
         return "mapping of secrets" if SecretStr in map(_plain, get_args(kind)) else "mapping"
     words = {
-        str: "text", int: "whole number", bool: "true or false", timedelta: "duration", SecretStr: "secret",
+        str: "text",
+        int: "whole number",
+        bool: "true or false",
+        timedelta: "duration",
+        SecretStr: "secret",
         ByteSize: "size",
-    }  # fmt: skip
+    }
     return words.get(kind, "file" if getattr(kind, "__name__", "") == "Path" else "text")
 
 

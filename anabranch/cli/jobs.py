@@ -78,9 +78,18 @@ def health(file: Path, within: float | None, liveness: bool, output: str) -> Non
 @master_option
 @options
 def batch(
-    stream: str, hour: str | None, restate: bool, accept: bool, why: str | None, seal_only: bool,
-    parent_run: str | None, root_run: str | None, master: str | None, conf: str | None, output: str,
-) -> None:  # fmt: skip
+    stream: str,
+    hour: str | None,
+    restate: bool,
+    accept: bool,
+    why: str | None,
+    seal_only: bool,
+    parent_run: str | None,
+    root_run: str | None,
+    master: str | None,
+    conf: str | None,
+    output: str,
+) -> None:
     """Run the batch layer: seal and rebuild ended hours.
 
     Seals every hour that has ended and rebuilds each that is not accepted, oldest first. A refused hour is left staged

@@ -24,9 +24,13 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
 def watch_options(command: Callable[..., None]) -> Callable[..., None]:
     """`--watch`, and `--every` in seconds."""
     often = click.option(
-        "--every", metavar="DURATION", default="5 seconds", show_default=True, callback=_seconds,
+        "--every",
+        metavar="DURATION",
+        default="5 seconds",
+        show_default=True,
+        callback=_seconds,
         help="How often --watch looks.",
-    )  # fmt: skip
+    )
     return click.option("--watch", is_flag=True, help="Again and again, until stopped.")(often(command))
 
 

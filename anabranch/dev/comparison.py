@@ -46,9 +46,11 @@ class Comparison:
             f"duplicates, the original in main {self.duplicate:>9,}",
         ]
         for name, places in (
-            ("lost", self.lost), ("twice", self.twice), ("never acknowledged", self.foreign),
+            ("lost", self.lost),
+            ("twice", self.twice),
+            ("never acknowledged", self.foreign),
             ("of other content", self.changed),
-        ):  # fmt: skip
+        ):
             sample = ", ".join(f"{partition}:{offset}" for partition, offset in places[:5])
             lines.append(f"{name:<32} {len(places):>9,}" + (f"  (partition:offset {sample} …)" if sample else ""))
         return lines

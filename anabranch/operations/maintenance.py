@@ -106,9 +106,7 @@ def plan_drop(
     return drop, replace(timeline, covered_from=covered_from, kept=tuple(sorted(kept)), skipped=skipped)
 
 
-def maintain(
-    job: Job, now: datetime, dry_run: bool = False, confirmed: frozenset[str] = frozenset()
-) -> Maintained:  # fmt: skip
+def maintain(job: Job, now: datetime, dry_run: bool = False, confirmed: frozenset[str] = frozenset()) -> Maintained:
     """Clear away what is not needed, and tell the table what was done; with `dry_run` only say what would be. Run
     again, there is nothing left to do.
 
@@ -208,9 +206,7 @@ def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> _Unreferenced:
     return found
 
 
-def _drop_hours(
-    job: Job, now: datetime, dry_run: bool, confirmed: frozenset[str]
-) -> tuple[tuple[str, ...], int]:  # fmt: skip
+def _drop_hours(job: Job, now: datetime, dry_run: bool, confirmed: frozenset[str]) -> tuple[tuple[str, ...], int]:
     """Drop hours, commit by commit, until none is left; returns them and how many snapshots and tags were expired."""
     dropped: tuple[str, ...] = ()
     expired = 0
@@ -223,9 +219,7 @@ def _drop_hours(
             progress.step(len(hours))
 
 
-def _drop_some(
-    job: Job, now: datetime, dry_run: bool, confirmed: frozenset[str]
-) -> tuple[tuple[str, ...], int]:  # fmt: skip
+def _drop_some(job: Job, now: datetime, dry_run: bool, confirmed: frozenset[str]) -> tuple[tuple[str, ...], int]:
     lake, stream = job.lake, job.stream
     drop: tuple[str, ...] = ()
     expired = 0
@@ -367,6 +361,12 @@ def view(stream: str, done: Maintained, dry_run: bool) -> dict[str, Any]:
     """As JSON shows it."""
     orphans = {n: {"files": len(fs), "bytes": sum(f.size for f in fs)} for n, fs in done.orphans.items()}
     return {
-        "stream": stream, "dry_run": dry_run, "speed_hours": list(done.speed_hours), "expired": done.expired,
-        "orphans": orphans, "merged": done.merged, "spared": done.spared, "folders": done.folders,
-    }  # fmt: skip
+        "stream": stream,
+        "dry_run": dry_run,
+        "speed_hours": list(done.speed_hours),
+        "expired": done.expired,
+        "orphans": orphans,
+        "merged": done.merged,
+        "spared": done.spared,
+        "folders": done.folders,
+    }

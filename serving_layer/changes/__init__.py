@@ -197,9 +197,7 @@ def _changes(job: Job, state: State, token: Token, given: Sequence[Given], new: 
         )
 
 
-def _old_files(
-    table: Table, before: dict[str, tuple[Content, LedgerRow | None]]
-) -> dict[str, dict[str, DataFile]]:  # fmt: skip
+def _old_files(table: Table, before: dict[str, tuple[Content, LedgerRow | None]]) -> dict[str, dict[str, DataFile]]:
     """By hour, the files that it had in its content `before`; hours whose snapshots have expired are not there."""
     hours_of: dict[int, list[str]] = {}
     for hour, (content, row) in before.items():

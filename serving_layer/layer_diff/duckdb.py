@@ -129,8 +129,10 @@ class Comparison:
         same = " AND ".join(f"l.{quoted(c)} IS NOT DISTINCT FROM o.{quoted(c)}" for c in self._key)
         # A key that is null in every part names no event (`batch_layer.duplicates`).
         named = " OR ".join(f"l.{quoted(c)} IS NOT NULL" for c in self._key)
-        self._run(f"CREATE TEMP TABLE lacking AS SELECT kafka_partition, kafka_offset, {key} FROM speed "
-                  "ANTI JOIN batch USING (kafka_partition, kafka_offset)")  # fmt: skip
+        self._run(
+            f"CREATE TEMP TABLE lacking AS SELECT kafka_partition, kafka_offset, {key} FROM speed "
+            "ANTI JOIN batch USING (kafka_partition, kafka_offset)"
+        )
         self._run(f"""
             CREATE TEMP TABLE removed AS
             WITH origins AS (

@@ -186,9 +186,7 @@ def open_relation(name: str, table: Table, selected: Selected) -> duckdb.DuckDBP
     return connection.table(quoted(name))
 
 
-def run_query(
-    sql: str, tables: Mapping[str, Table], *, catalog: str = "lake", as_of: str | None = None
-) -> pa.Table:  # fmt: skip
+def run_query(sql: str, tables: Mapping[str, Table], *, catalog: str = "lake", as_of: str | None = None) -> pa.Table:
     """The whole result of `open_query`, each table as it is or as of the tag, branch, snapshot id or time that `as_of`
     names, which each table of the SQL then must have (else ConfigurationError)."""
 
@@ -217,9 +215,7 @@ def _explained(tables: Sequence[str], absent: Mapping[str, AnabranchError]) -> I
         raise ConfigurationError(f"query: {error}{hint}") from error
 
 
-def _checked(
-    rows: pa.RecordBatchReader, explained: Callable[[], AbstractContextManager[None]]
-) -> pa.RecordBatchReader:  # fmt: skip
+def _checked(rows: pa.RecordBatchReader, explained: Callable[[], AbstractContextManager[None]]) -> pa.RecordBatchReader:
     """The same rows, under distinct names, with our errors."""
     names = _distinct(rows.schema.names)
     schema = pa.schema([column.with_name(name) for column, name in zip(rows.schema, names, strict=True)])

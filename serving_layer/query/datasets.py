@@ -239,7 +239,7 @@ def plan_files(
 
 def dataset(
     name: str, table: Table, snapshot_id: int | None = None, hours: Collection[str] | None = None
-) -> ds.Dataset:  # fmt: skip
+) -> ds.Dataset:
     """The rows of `plan_files`."""
     return plan_files(name, table, snapshot_id, hours).dataset()
 

@@ -66,7 +66,7 @@ class Provenance:
 
 def provenance(
     lake: Lake, streams: Mapping[str, Stream], selection: Selection, read: Iterable[TableFiles]
-) -> list[Provenance]:  # fmt: skip
+) -> list[Provenance]:
     """What a result rests on, of those tables that hold a stream's rows. Raises Terminal for a snapshot that does not
     say what `main` serves, Transient."""
     return [
@@ -115,7 +115,7 @@ def _by_date(table: Table, files: Iterable[DataFile]) -> dict[date, list[DataFil
 
 def accepted_revisions(
     lake: Lake, stream: Stream, seen: Shown, hours: Iterable[str], until: datetime
-) -> dict[str, int]:  # fmt: skip
+) -> dict[str, int]:
     """The revision of each hour whose accepted rows are shown: as the snapshot says, of hours long ago as the ledger
     did at `until`. Raises Transient."""
     accepted = [h for h in hours if seen.is_accepted(h)]

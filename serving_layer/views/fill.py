@@ -68,8 +68,11 @@ def try_fill(lake: Lake, stream: Stream) -> None:
         except AnabranchError as error:
             LOG.warning(
                 "view %s: not filled, so that hours are read from their rows; the next batch run, or `anabranch views "
-                "%s --fill`, fills it: %s", stream.view_table(view), stream.name, error,
-            )  # fmt: skip
+                "%s --fill`, fills it: %s",
+                stream.view_table(view),
+                stream.name,
+                error,
+            )
 
 
 def fill(lake: Lake, stream: Stream, view: View) -> int:

@@ -104,9 +104,14 @@ class _Demo:
                     tell(f"{count:,} acknowledged")
 
             self._past = sent = produce_events(
-                self._job.environment.kafka, self._job.stream.topic, events=EVENTS, hours=PAST_HOURS, until=until,
-                dirty=True, on_ack=on_ack,
-            )  # fmt: skip
+                self._job.environment.kafka,
+                self._job.stream.topic,
+                events=EVENTS,
+                hours=PAST_HOURS,
+                until=until,
+                dirty=True,
+                on_ack=on_ack,
+            )
         _require_all_acknowledged(sent)
         kinds = ", ".join(f"{number:,} {kind}" for kind, number in sent.sent.items())
         say(f"Kafka acknowledged {sent.acknowledged:,} records in {time.monotonic() - began:.1f} s: {kinds}")

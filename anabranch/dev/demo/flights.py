@@ -75,9 +75,7 @@ def _send(story: Story, job: Job) -> Sent:
             if count % 5_000 == 0:
                 tell(f"{count:,} of {flights_data.FLIGHTS:,} acknowledged")
 
-        sent = flights_data.send(
-            job.environment.kafka, job.stream.topic, hours=PAST_HOURS, until=until, on_ack=on_ack
-        )  # fmt: skip
+        sent = flights_data.send(job.environment.kafka, job.stream.topic, hours=PAST_HOURS, until=until, on_ack=on_ack)
     if sent.failed or sent.acknowledged != flights_data.FLIGHTS:
         raise Terminal(
             f"flights: expected {flights_data.FLIGHTS:,} acknowledgements, found {sent.acknowledged:,}, and "

@@ -54,8 +54,14 @@ class Live:
 
         try:
             self._sent = produce_events(
-                self._job.environment.kafka, self._job.stream.topic, events=None, rate=self._rate, seed=self._seed,
-                dirty=True, stop=self._stop, on_ack=on_ack,
-            )  # fmt: skip
+                self._job.environment.kafka,
+                self._job.stream.topic,
+                events=None,
+                rate=self._rate,
+                seed=self._seed,
+                dirty=True,
+                stop=self._stop,
+                on_ack=on_ack,
+            )
         except BaseException as error:
             self._failure = error

@@ -51,9 +51,13 @@ class Running:
         with log.open("ab") as errors, self.out.open("wb") as out:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "anabranch.cli", *arguments],
-                stdin=subprocess.DEVNULL, stdout=out, stderr=errors, cwd=folder, env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=errors,
+                cwd=folder,
+                env=environment,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     @property
     def code(self) -> int | None:
@@ -242,13 +246,15 @@ class Workspace:
         bootstrap_servers = f"{HOST}:{kafka.port}" if kafka is not None else self.services.bootstrap_servers
         environment["kafka"]["bootstrap_servers"] = bootstrap_servers
         environment["catalog"] |= {
-            "uri": f"sqlite:///{self.folder}/.anabranch/catalog.db", "warehouse": "s3://anabranch/warehouse",
-        }  # fmt: skip
+            "uri": f"sqlite:///{self.folder}/.anabranch/catalog.db",
+            "warehouse": "s3://anabranch/warehouse",
+        }
         endpoint = f"http://{HOST}:{s3.port}" if s3 is not None else self.services.s3_endpoint
         environment["s3"] |= {
-            "endpoint": endpoint, "access_key": self.services.access_key,
+            "endpoint": endpoint,
+            "access_key": self.services.access_key,
             "secret_key": self.services.secret_key,
-        }  # fmt: skip
+        }
         environment["spark"]["master"] = self._elsewhere.master or "local[*]"
         if self._elsewhere.catalog is not None:
             # A name of its own, since tables of an earlier workspace may stand in that catalog.

@@ -20,8 +20,15 @@ from typing import Literal, NamedTuple
 Kind = Literal["good", "late", "duplicate", "malformed"]
 KINDS: tuple[Kind, ...] = ("good", "late", "duplicate", "malformed")
 MALFORMED = (
-    "truncated", "not_json", "missing_field", "wrong_type", "null_value", "invalid_utf8", "epoch_time", "future_time",
-)  # fmt: skip
+    "truncated",
+    "not_json",
+    "missing_field",
+    "wrong_type",
+    "null_value",
+    "invalid_utf8",
+    "epoch_time",
+    "future_time",
+)
 
 # One late event, one duplicate and one malformed record in each whole block of this many events.
 BLOCK = 100
@@ -204,9 +211,12 @@ class _Play:
         session = self._sessions[place]
         player, game, platform, left = session
         event: dict[str, object] = {
-            "event_type": "achievement", "game": game, "player_id": f"p{player}",
-            "event_time": event_time, "platform": platform,
-        }  # fmt: skip
+            "event_type": "achievement",
+            "game": game,
+            "player_id": f"p{player}",
+            "event_time": event_time,
+            "platform": platform,
+        }
         assert isinstance(left, int) and isinstance(player, int)
         if left == 0:
             self._sessions[place] = self._sessions[-1]
@@ -231,9 +241,12 @@ class _Play:
         platform = _PLATFORMS[player % len(_PLATFORMS)]
         self._sessions.append([player, game, platform, self._rng.randint(1, 14)])
         return {
-            "event_type": "session_start", "game": game, "player_id": f"p{player}",
-            "event_time": event_time, "platform": platform,
-        }  # fmt: skip
+            "event_type": "session_start",
+            "game": game,
+            "player_id": f"p{player}",
+            "event_time": event_time,
+            "platform": platform,
+        }
 
 
 def _malformed(sort: str, event: dict[str, object], key: bytes, at: int) -> Record:

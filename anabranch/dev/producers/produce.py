@@ -218,9 +218,17 @@ def produce(
         file = stack.enter_context(acks.open("a", encoding="utf-8")) if acks else None
         on_ack = stack.enter_context(_shown(sum(expected(events, dirty).values()), file))
         sent = produce_events(
-            kafka, topic, events=events, rate=rate, hours=hours, seed=seed, dirty=dirty, partitions=partitions,
-            stop=stop, on_ack=on_ack,
-        )  # fmt: skip
+            kafka,
+            topic,
+            events=events,
+            rate=rate,
+            hours=hours,
+            seed=seed,
+            dirty=dirty,
+            partitions=partitions,
+            stop=stop,
+            on_ack=on_ack,
+        )
     if output == "json":
         click.echo(json.dumps(as_json(stream, sent)))
     else:

@@ -74,14 +74,27 @@ class Faults:
         layers: tuple[Layer, ...] = ("speed", "batch")
         services: tuple[Service, ...] = ("kafka", "s3")
         faults: list[_Fault] = [
-            (self._kill_speed, "speed"), (self._kill_speed, "speed"), (self._fail_speed, "speed"),
-            (self._fail_speed, "speed"), (self._second_speed, "speed"), (self._pause_speed, "speed"),
-            (self._delete_checkpoints, "speed"), (self._kill_batch, "batch"), (self._fail_batch, "batch"),
-            (self._fail_batch, "batch"), (self._two_batches, "batch"), (self._restate, None), (self._maintain, None),
-            (self._override, None), (self._override, None), (self._evolve, "speed"), (self._evolve, "speed"),
-            (self._stamp_strangely, None), (self._stamp_strangely, None),
+            (self._kill_speed, "speed"),
+            (self._kill_speed, "speed"),
+            (self._fail_speed, "speed"),
+            (self._fail_speed, "speed"),
+            (self._second_speed, "speed"),
+            (self._pause_speed, "speed"),
+            (self._delete_checkpoints, "speed"),
+            (self._kill_batch, "batch"),
+            (self._fail_batch, "batch"),
+            (self._fail_batch, "batch"),
+            (self._two_batches, "batch"),
+            (self._restate, None),
+            (self._maintain, None),
+            (self._override, None),
+            (self._override, None),
+            (self._evolve, "speed"),
+            (self._evolve, "speed"),
+            (self._stamp_strangely, None),
+            (self._stamp_strangely, None),
             (functools.partial(self._land_late, "command"), None),
-        ]  # fmt: skip
+        ]
         for service in services:
             faults += [(functools.partial(self._hang, service), None), (functools.partial(self._cut, service), None)]
             faults += [(functools.partial(self._cut_short, service), None)] * 2
@@ -362,9 +375,11 @@ class Faults:
         seconds = self._dice.uniform(0, 10)
         time.sleep(seconds)
         services.up(
-            running.home, access_key=running.access_key, secret_key=running.secret_key,
+            running.home,
+            access_key=running.access_key,
+            secret_key=running.secret_key,
             advertised_port=self._fronts["kafka"].port,
-        )  # fmt: skip
+        )
         self._did(f"{service} killed", f"{service} killed with every connection to it, started after {seconds:.0f} s")
 
     def _pid(self, service: str) -> int:

@@ -85,9 +85,7 @@ def _cut(lake: _Lake, hour: str) -> Cut | None:
     return lake.state.cuts.get(hour) or (lake.rows[hour].cut if hour in lake.rows else None)
 
 
-def _audit(
-    job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bool, progress: Progress
-) -> Audited:  # fmt: skip
+def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bool, progress: Progress) -> Audited:
     state, row = lake.state, lake.rows.get(hour)
     cut = _cut(lake, hour) or Cut("", {})
     # Step 1: the files.
@@ -163,9 +161,7 @@ def read_accepted(ranges: Ranges, starts: Offsets, ends: Offsets) -> Ranges:
     return clip(ranges, {p: (s, ends.get(p, 0)) for p, s in starts.items()})
 
 
-def _unrepeated(
-    job: Job, lake: _Lake, hour: str, row: LedgerRow | None, counted: Mapping[str, Counted]
-) -> int | None:  # fmt: skip
+def _unrepeated(job: Job, lake: _Lake, hour: str, row: LedgerRow | None, counted: Mapping[str, Counted]) -> int | None:
     """How many of the rows that batch is said to have removed repeat nothing, but for those that Kafka did not give it.
 
     Asked only where duplicates are counted: they are where a lost row could hide.

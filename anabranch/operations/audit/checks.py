@@ -38,9 +38,12 @@ class Disagreement:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "partition": self.partition, "what": self.what, "expected": self.expected, "found": self.found,
+            "partition": self.partition,
+            "what": self.what,
+            "expected": self.expected,
+            "found": self.found,
             "message": self.message,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -283,10 +286,12 @@ def _partition_view(counted: Recount) -> dict[str, Any]:
         "kafka": None
         if kafka is None
         else {
-            "held": list(kafka.in_kafka), "given": kafka.offsets, "kept_nowhere": kafka.kept_nowhere,
+            "held": list(kafka.in_kafka),
+            "given": kafka.offsets,
+            "kept_nowhere": kafka.kept_nowhere,
             "not_given": kafka.not_given,
         },
-    }  # fmt: skip
+    }
 
 
 def print_audit(view: Mapping[str, Any], output: str) -> None:
@@ -326,6 +331,14 @@ def _cells(hour: Mapping[str, Any]) -> list[object]:
     read = f"{given} of {in_kafka} given" if hour["kafka"] != "not read" else hour["kafka_reason"]
     verdict = f"{len(hour['disagreements'])} disagree" if hour["disagreements"] else "agrees"
     return [
-        hour["hour"], hour["served"], sum(p["cut"][1] - p["cut"][0] for p in partitions), total["rows"], total["dead"],
-        ledger["duplicate"], ledger["gap"], total["batch"], read, verdict,
-    ]  # fmt: skip
+        hour["hour"],
+        hour["served"],
+        sum(p["cut"][1] - p["cut"][0] for p in partitions),
+        total["rows"],
+        total["dead"],
+        ledger["duplicate"],
+        ledger["gap"],
+        total["batch"],
+        read,
+        verdict,
+    ]

@@ -88,11 +88,14 @@ def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
         return error(Check.TOPIC_IDS, stream.topic, expected, str(failure), "Kafka 2.8 or newer")
     if isinstance(failure, ConfigurationError):
         return error(
-            Check.KAFKA_RIGHTS, stream.topic, "leave to describe and read the topic", str(failure),
+            Check.KAFKA_RIGHTS,
+            stream.topic,
+            "leave to describe and read the topic",
+            str(failure),
             f"kafka-acls.sh --bootstrap-server {quote(kafka.bootstrap_servers)} --add --allow-principal User:NAME "
             f"--operation Read --operation Describe --operation DescribeConfigs --topic {quote(stream.topic)}, or "
             "the user, password and certificates of kafka.security in anabranch.yaml",
-        )  # fmt: skip
+        )
     elsewhere = "kafka.bootstrap_servers in anabranch.yaml, and the network to it"
     remedy = "anabranch dev up" if _is_here(kafka) else elsewhere
     return error(Check.KAFKA_AWAY, kafka.bootstrap_servers, "an answer of the brokers", str(failure), remedy)

@@ -82,10 +82,13 @@ def findings(facts: LocalFacts) -> list[Finding]:
         more = f" and {len(facts.jars) - _NAMED} more" if len(facts.jars) > _NAMED else ""
         made.append(
             error(
-                Check.JARS_DIFFER, "this machine", f"in {facts.folder} the jars of conf/jvm/jars.sha256",
-                "; ".join(facts.jars[:_NAMED]) + more, f"rm -r {facts.folder} && anabranch jars",
+                Check.JARS_DIFFER,
+                "this machine",
+                f"in {facts.folder} the jars of conf/jvm/jars.sha256",
+                "; ".join(facts.jars[:_NAMED]) + more,
+                f"rm -r {facts.folder} && anabranch jars",
             )
-        )  # fmt: skip
+        )
     ours = platform.python_version_tuple()[:2]
     if facts.worker_python is not None and tuple(facts.worker_python.split(".")[:2]) != ours:
         expected = f"Python {'.'.join(ours)} for Spark's workers too"

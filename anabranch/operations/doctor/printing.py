@@ -38,7 +38,11 @@ def _lines(finding: Finding) -> list[str]:
     lines = [f"{finding.severity} {finding.check}: {finding.subject}"]
     for word, said in (("expected", finding.expected), ("found", finding.found)):
         lines += textwrap.wrap(
-            f"{word:<8} {said}", _WIDTH, initial_indent="  ", subsequent_indent=" " * 11, break_on_hyphens=False,
+            f"{word:<8} {said}",
+            _WIDTH,
+            initial_indent="  ",
+            subsequent_indent=" " * 11,
+            break_on_hyphens=False,
             break_long_words=False,
-        )  # fmt: skip
+        )
     return [*lines, f"  {'remedy':<8} {finding.remedy}"]

@@ -207,8 +207,10 @@ def _of_rule(where: Place, rule: LifecycleRule) -> Finding | None:
     does = (
         f"deletes after {rule.deletes_after}"
         if rule.deletes_after is not None
-        else f"moves to {rule.moves_to}" if rule.moves_to in _ARCHIVES else None
-    )  # fmt: skip
+        else f"moves to {rule.moves_to}"
+        if rule.moves_to in _ARCHIVES
+        else None
+    )
     if does is None or not concerns(where, rule):
         return None
     expected = "no rule that deletes or archives files of the warehouse: the table names them for as long as it lives"

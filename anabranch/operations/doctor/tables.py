@@ -126,9 +126,12 @@ def failed(stream: Stream, failure: AnabranchError) -> Finding | None:
     if not isinstance(failure, MetadataGone):
         return None
     return error(
-        Check.METADATA_GONE, stream.table, "the metadata file that the catalog names", str(failure),
+        Check.METADATA_GONE,
+        stream.table,
+        "the metadata file that the catalog names",
+        str(failure),
         f"anabranch apply {stream.name} --register",
-    )  # fmt: skip
+    )
 
 
 def findings(catalog: str, stream: Stream, facts: TableFacts) -> list[Finding]:
@@ -137,9 +140,7 @@ def findings(catalog: str, stream: Stream, facts: TableFacts) -> list[Finding]:
     if len(facts.missing) == 3:
         return [info(Check.NOT_APPLIED, stream.name, "the stream's tables", "none of them yet", apply)]
     made = [error(Check.TABLE_MISSING, name, "a table", "none", apply) for name in facts.missing]
-    made += [
-        error(Check.BRANCH_MISSING, name, f"branch {branch}", "none", apply) for name, branch in facts.branches
-    ]  # fmt: skip
+    made += [error(Check.BRANCH_MISSING, name, f"branch {branch}", "none", apply) for name, branch in facts.branches]
     if facts.columns is not None:
         made.append(error(Check.COLUMNS, stream.table, "the columns of the stream's file", facts.columns, apply))
     for drift in facts.drifts:

@@ -169,9 +169,18 @@ class Page:
             }
         line = self._line(name, reading, now)
         return self._answer(
-            request, "stream.html", now, line=line, view=view, calendar=calendar, drawn=drawn, charts=charts,
-            legend=LETTERS, marks=MARKS, summary=summary_words([line]),
-        )  # fmt: skip
+            request,
+            "stream.html",
+            now,
+            line=line,
+            view=view,
+            calendar=calendar,
+            drawn=drawn,
+            charts=charts,
+            legend=LETTERS,
+            marks=MARKS,
+            summary=summary_words([line]),
+        )
 
     def _hour(self, request: Request) -> Response:
         (name, shown), hour = self._stream_of(request), request.path_params["hour"]
@@ -189,13 +198,22 @@ class Page:
         first = stands.status.first_hour if stands is not None else None
         differing = of_rows.difference if of_rows is not None else None
         return self._answer(
-            request, "hour.html", now, stream=name, hour=hour, page=page, record=record, rows=rows, of_rows=of_rows,
+            request,
+            "hour.html",
+            now,
+            stream=name,
+            hour=hour,
+            page=page,
+            record=record,
+            rows=rows,
+            of_rows=of_rows,
             samples=[sample_line(s) for s in differing.samples] if differing is not None else [],
             why_record=record.why_old(now, self._settings.deadline, self._settings.every),
             why_rows=rows.why_old(now, self._settings.deadline, _ROWS_FRESH_FOR),
-            before=before if first is None or first < hour else None, after=after if hour < hour_of(now) else None,
+            before=before if first is None or first < hour else None,
+            after=after if hour < hour_of(now) else None,
             summary=dict(page.sentences)["hour"] if page is not None else f"{hour} of {name}",
-        )  # fmt: skip
+        )
 
     def _stream_of(self, request: Request) -> tuple[str, _Shown]:
         name, there = request.path_params["stream"], self._shown

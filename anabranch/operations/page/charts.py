@@ -98,9 +98,16 @@ def throughput(day: Sequence[HourSummary]) -> Chart | None:
         height = _ROOM * (rate or 0) / highest
         x = LEFT + step * i
         bars.append(
-            Bar(hour, rate, round(x + 1, 1), round(_FLOOR - height, 1), round(max(1.0, step - 2), 1), round(height, 1),
-                i % _NAMED_HOURS == 0)
-        )  # fmt: skip
+            Bar(
+                hour,
+                rate,
+                round(x + 1, 1),
+                round(_FLOOR - height, 1),
+                round(max(1.0, step - 2), 1),
+                round(height, 1),
+                i % _NAMED_HOURS == 0,
+            )
+        )
     return Chart(bars, _linear_axis(highest, rate_words))
 
 
@@ -162,8 +169,11 @@ def micro_batches(spans: Sequence[MeasuredSpan], now: datetime) -> TimeChart | N
     words = ", ".join(f"{part} {seconds_words(mean)}" for part, mean in total.items())
     return TimeChart(
         f"A micro-batch took {seconds_words(sum(total.values()))} on average: {words}.",
-        _linear_axis(highest, seconds_words), _hours(now), rows, boxes=boxes,
-    )  # fmt: skip
+        _linear_axis(highest, seconds_words),
+        _hours(now),
+        rows,
+        boxes=boxes,
+    )
 
 
 def rate_words(rate: float) -> str:

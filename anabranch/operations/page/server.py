@@ -28,9 +28,16 @@ def listen(host: str, port: int) -> socket.socket:
 def run(app: ASGIApp, at: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM."""
     configuration = uvicorn.Config(
-        app, log_config=None, access_log=False, server_header=False, proxy_headers=False, lifespan="on",
-        limit_concurrency=_AT_ONCE, timeout_graceful_shutdown=3, ws="none",
-    )  # fmt: skip
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="on",
+        limit_concurrency=_AT_ONCE,
+        timeout_graceful_shutdown=3,
+        ws="none",
+    )
     # uvicorn raises the signal again once it has ended.
     with suppress(KeyboardInterrupt):
         uvicorn.Server(configuration).run(sockets=[at])

@@ -37,6 +37,12 @@ def _cells(decision: DecisionFacts) -> list[object]:
     is_restated = decision.decision == "accepted" and decision.revision > 1
     changed = changed_words(decision.changed) if is_restated else ""
     return [
-        decision.hour, f"{decision.at:%F %T}", decision.decision, decision.revision or "", decision.served,
-        *decision.counts.cells, changed, decision.reason,
-    ]  # fmt: skip
+        decision.hour,
+        f"{decision.at:%F %T}",
+        decision.decision,
+        decision.revision or "",
+        decision.served,
+        *decision.counts.cells,
+        changed,
+        decision.reason,
+    ]

@@ -82,13 +82,17 @@ class Maintenance:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "last": self.last, "complete": self.complete,
+            "last": self.last,
+            "complete": self.complete,
             "waits": {
-                "speed_files": self.speed_files, "spared": self.spared, "oldest_dead_letter": self.oldest_dead_letter,
+                "speed_files": self.speed_files,
+                "spared": self.spared,
+                "oldest_dead_letter": self.oldest_dead_letter,
                 "letters_wait_since": self.letters_wait_since,
             },
-            "tables": self.tables, "unread": self.unread,
-        }  # fmt: skip
+            "tables": self.tables,
+            "unread": self.unread,
+        }
 
 
 def read_maintenance(job: Job, now: datetime) -> Maintenance:
@@ -185,11 +189,18 @@ def print_maintenance(view: Maintenance) -> None:
     print(f"last run: {last_run_words(view)}")
     rows = [
         [
-            name, t.metadata_bytes, t.snapshots, t.expirable, t.tags, t.manifests, t.files, t.rows,
+            name,
+            t.metadata_bytes,
+            t.snapshots,
+            t.expirable,
+            t.tags,
+            t.manifests,
+            t.files,
+            t.rows,
             size.files if (size := view.spared.get(name)) is not None else None,
         ]
         for name, t in view.tables.items()
-    ]  # fmt: skip
+    ]
     print_table(COLUMNS, rows)
     for name, why in view.unread.items():
         print(f"not known of {name}: {why}")

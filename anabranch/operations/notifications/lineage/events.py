@@ -203,11 +203,18 @@ def _table_facets(subject: Subject, row: LedgerRow | None) -> dict[str, Any]:
     if checked := verdicts(row):
         assertions = [
             data_quality_assertions_dataset.Assertion(
-                assertion=v.type, success=v.met, column=v.column, severity=v.severity, name=v.type,
-                description=v.message, expected=v.expected, actual=v.actual, params=None,
+                assertion=v.type,
+                success=v.met,
+                column=v.column,
+                severity=v.severity,
+                name=v.type,
+                description=v.message,
+                expected=v.expected,
+                actual=v.actual,
+                params=None,
             )
             for v in checked
-        ]  # fmt: skip
+        ]
         facets["dataQualityAssertions"] = data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(assertions)
     return facets
 

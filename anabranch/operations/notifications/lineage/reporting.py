@@ -137,8 +137,11 @@ class Teller:
             which = ", ".join(hours) if len(hours) < 4 else f"{len(hours)} hours from {hours[0]} to {hours[-1]}"
             LOG.warning(
                 "stream %s: no lineage was sent of %s; to send it: anabranch lineage %s --since %s",
-                name, which, name, hours[0],
-            )  # fmt: skip
+                name,
+                which,
+                name,
+                hours[0],
+            )
 
     def _give_up(self, error: Exception) -> None:
         self._receiver = None

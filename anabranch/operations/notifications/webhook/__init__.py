@@ -175,9 +175,14 @@ def _post(webhook: Webhook, body: dict[str, Any]) -> str | None:
     headers |= {"Content-Type": "application/json", "Idempotency-Key": str(body["id"])}
     try:
         with requests.post(
-            webhook.url.get_secret_value(), json.dumps(body).encode(), headers=headers, auth=_as_told,
-            timeout=webhook.within.total_seconds(), allow_redirects=False, stream=True,
-        ) as answer:  # fmt: skip
+            webhook.url.get_secret_value(),
+            json.dumps(body).encode(),
+            headers=headers,
+            auth=_as_told,
+            timeout=webhook.within.total_seconds(),
+            allow_redirects=False,
+            stream=True,
+        ) as answer:
             return None if 200 <= answer.status_code < 300 else f"{answer.status_code} {answer.reason or ''}".strip()
     except (requests.exceptions.RequestException, ValueError) as error:
         # Its words repeat the URL.
