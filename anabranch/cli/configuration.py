@@ -49,7 +49,7 @@ TYPES = """\
 | `BINARY` | bytes |
 | `ARRAY<TYPE>`, `MAP<TYPE, TYPE>`, `STRUCT<name TYPE, …>` | nested, as deep as wanted |
 
-What of each format becomes which type, and when a record is a dead letter instead: [formats.md](../formats.md).
+What of each format becomes which type, and when a record is a dead letter instead: [formats.md](formats.md).
 """
 
 _OURS = frozenset({"name", "columns"})

@@ -14,8 +14,8 @@ import click
 def docs(page: str | None) -> None:
     """Print a page of the documentation, or list the pages.
 
-    A page is named as other pages, comments and alerts name it: `formats`, `docs/formats.md`, or with a section
-    `docs/operations.md#anabranchspeedlate`.
+    PAGE is a name such as `formats`, or a path such as `docs/reference/formats.md`, each also with a section:
+    `docs/runbooks.md#anabranchspeedlate`.
     """
     from anabranch.common.errors import ConfigurationError
     from anabranch.common.resources import shipped
@@ -27,6 +27,8 @@ def docs(page: str | None) -> None:
         return
     name, _, section = page.partition("#")
     name = name.removeprefix("docs/").removesuffix(".md")
+    named = [path for path in pages if path.rpartition("/")[2] == name]
+    name = named[0] if name not in pages and len(named) == 1 else name
     if name not in pages:
         known = ", ".join(name for name in pages if _is_listed(name))
         raise ConfigurationError(f"docs: expected one of the pages {known}, found {name!r}")

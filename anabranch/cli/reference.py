@@ -1,5 +1,5 @@
-"""The pages that are written from the code: docs/cli.md (every command), docs/fail_points.md (every step) and
-docs/reference/configuration.md (every key of the configuration).
+"""The pages that are written from the code, in docs/reference: cli.md (every command), fail-points.md (every step) and
+configuration.md (every key of the configuration).
 
 `python -m anabranch.cli.reference` writes them; with `--check` it only compares and exits 1 when one is out of date.
 """
@@ -50,8 +50,8 @@ def pages() -> dict[str, str]:
     from anabranch.cli import configuration, main
 
     return {
-        "cli.md": markdown(main),
-        "fail_points.md": fail_points(),
+        "reference/cli.md": markdown(main),
+        "reference/fail-points.md": fail_points(),
         "reference/configuration.md": configuration.page(),
     }
 

@@ -32,7 +32,7 @@ _WORKER = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\
 # Kafka's and PostgreSQL's. S3 answers a HEAD without a body, so wrong keys and missing rights look alike there.
 _DENIED = {
     # Before S3: AWS says both alike, but for what it was that may not be done.
-    "the keys of the standard AWS chain, and what they may do in Glue (docs/deploy.md)": (
+    "the keys of the standard AWS chain, and what they may do in Glue (docs/how-to/deploy/services.md)": (
         "perform: glue:", "UnrecognizedClientException",
     ),
     "catalog.properties: token or credential, and what they may do": (

@@ -139,7 +139,7 @@ def _why_not(table: Table, location: str, listed: Collection[str]) -> str | None
     if same_file(table.location()).rstrip("/") != same_file(location).rstrip("/"):
         return (
             f"expected the location {location}, found {table.location()}; paths in metadata are absolute: rewrite them "
-            "with Iceberg's rewrite_table_path (docs/deploy.md)"
+            "with Iceberg's rewrite_table_path (docs/how-to/deploy/upgrade.md)"
         )
     try:
         missing = next((path for path in _needed(table) if same_file(path) not in listed), None)

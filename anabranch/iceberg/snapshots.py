@@ -227,7 +227,7 @@ def _what_is_left(table: Table, remedy: str) -> str:
     return f"lost are {', '.join(lost)}: {remedy}, or stop the jobs, then {', then '.join(steps)}: {_DOCUMENTED}"
 
 
-_DOCUMENTED = 'docs/operations.md, "The state of a branch is gone"'
+_DOCUMENTED = 'docs/failures.md, "The state of a branch is gone"'
 
 
 def _own_properties(snapshot: Snapshot) -> dict[str, str]:

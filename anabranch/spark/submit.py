@@ -38,7 +38,8 @@ def submit_command(environment: Environment, layer: str, arguments: Sequence[str
     if environment.spark.conf.get("spark.submit.deployMode", "client") != "client":
         raise ConfigurationError(
             "spark.conf: expected no spark.submit.deployMode, or client, found "
-            f"{environment.spark.conf['spark.submit.deployMode']}; docs/deploy.md has the spark-submit for cluster mode"
+            f"{environment.spark.conf['spark.submit.deployMode']}; "
+            "docs/how-to/deploy/yarn.md has the spark-submit for cluster mode"
         )
     jars = ensure_jars(confs=JOBS)
     local = runs_here(master)

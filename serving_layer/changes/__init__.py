@@ -7,7 +7,7 @@
 
 Derived from what lasts: the ledger's rows, in the order in which they were recorded, and what `main` serves now. So a
 token goes on working when every snapshot of its time has expired. Each change is given at least once, and to give it
-again changes nothing for who replaces the hour's rows: docs/downstream.md, decision 23.
+again changes nothing for who replaces the hour's rows: docs/how-to/follow-changes.md, decision 23.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 3. Each is delivered whole in the place of what the target holds of it, and then recorded.
 
 A process that ends anywhere between two steps delivers that hour again, which leaves the target as if it were once:
-docs/egress.md says so of each kind of target, decision 28 why.
+docs/how-to/deliver.md says so of each kind of target, decision 28 why.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A plugin of dbt-duckdb: a stream's table, and through what it is complete and fresh, as sources of a dbt project.
 
 A profile names this module among its `plugins`. A source's `config` says `plugin` and, unless they are its name and
-`rows`, `stream` and `read` (`rows` or `watermarks`). docs/downstream.md has a whole project.
+`rows`, `stream` and `read` (`rows` or `watermarks`). docs/how-to/follow-changes.md has a whole project.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One story on four catalogs, each configured as docs/deploy.md shows it: SQLite, PostgreSQL, REST and Glue.
+"""One story on four catalogs, each configured as in docs/how-to/deploy/services.md: SQLite, PostgreSQL, REST and Glue.
 
 Real Kafka, Spark and S3; PostgreSQL's own server, the server of Iceberg's REST compatibility kit, moto's for Glue. What
 each catalog ends with is compared with what Kafka acknowledged, and with what the others end with.
@@ -33,7 +33,7 @@ from anabranch.protocol.publish import Publish, new_id, to_commit
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DEPLOY = Path(__file__).resolve().parents[2] / "docs" / "deploy.md"
+DEPLOY = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "deploy" / "services.md"
 CATALOGS = ("SQLite", "PostgreSQL", "REST", "Glue")
 BUCKET, CREDENTIAL = "tests", "anabranch:client-secret-of-the-test"
 
@@ -41,7 +41,7 @@ Told = dict[str, Any]
 
 
 def documented(catalog: str) -> dict[str, Any]:
-    """The block of docs/deploy.md that configures a catalog."""
+    """The block of docs/how-to/deploy/services.md that configures a catalog."""
     block = re.search(rf"```yaml\n# conf/anabranch.yaml, {catalog}\b[^\n]*\n(.*?)```", DEPLOY.read_text(), re.DOTALL)
     assert block is not None, f"{DEPLOY}: expected a block that configures {catalog}"
     section: dict[str, Any] = yaml.safe_load(block.group(1))["catalog"]

@@ -105,7 +105,7 @@ def test_init_writes_a_folder_that_works_and_overwrites_nothing(installed: Path,
 def test_the_documentation_is_in_the_wheel(installed: Path, tmp_path: Path) -> None:
     pages = run(installed / "anabranch", "docs", cwd=tmp_path)
     assert "formats" in pages and str(tmp_path) not in pages
-    assert run(installed / "anabranch", "docs", "docs/formats.md", cwd=tmp_path).startswith("# ")
+    assert run(installed / "anabranch", "docs", "docs/reference/formats.md", cwd=tmp_path).startswith("# ")
 
 
 def test_the_jobs_are_found_in_the_zip_for_py_files(built: Path, installed: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from world import World, closed_at_the_end, past_hour, spread
 
 LONG = pytest.mark.timeout(900)
 LOST = "ExecutorLostFailure"
-# As docs/deploy.md has them, for the batch layer.
+# As docs/how-to/deploy/jobs.md has them, for the batch layer.
 HANDED_OVER = {
     "spark.decommission.enabled": "true",
     "spark.storage.decommission.enabled": "true",

@@ -218,7 +218,7 @@ def test_nights_of_maintenance_and_operations_at_random_without_a_publish_betwee
     stream.check()
     stream.arrive("after two nights")
     stream.check()
-    # A rollback by another program takes an override back, as docs/operations.md says; not between these.
+    # A rollback by another program takes an override back, as docs/failures.md says; not between these.
     for operation in stream.dice.sample([o for o in OPERATIONS if o not in (roll_main_back, set_main)], 9):
         print(operation.__name__)
         operation(stream)

@@ -33,7 +33,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
 
 @pytest.fixture
 def make(tmp_path: Path, environment: dict[str, Any], spark: SparkSession, cluster: KafkaCluster) -> Iterator[Make]:
-    """Makes a stream whose user has the rights that docs/deploy.md names, and a topic of three replicas for it."""
+    """Makes a stream whose user has the rights of docs/how-to/deploy/services.md, and a topic of three replicas."""
     made: list[World] = []
 
     def new(**topic: str) -> World:

@@ -1,4 +1,4 @@
-"""The commands of docs/operations.md that start a Spark job, a server or a tool of others, run as printed."""
+"""The commands of the operators' pages that start a Spark job, a server or a tool of others, run as printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operator's first day, at a terminal of 80 columns, with each command as docs/first-day.md has it.
+"""An operator's first day, at a terminal of 80 columns, with each command as tests/first_day/first-day.md has it.
 
 `make first-day WRITE=1` writes the page; without WRITE the commands and their exit codes are compared with it.
 """

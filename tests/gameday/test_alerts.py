@@ -1,4 +1,4 @@
-"""Every alert that no fault of docs/game-day.md shows: its cause is there, and a real Prometheus fires it."""
+"""Every alert that no fault of tests/gameday/game-day.md shows: its cause is there, and a real Prometheus fires it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults, one after the other, on the running demo: each is seen where docs/game-day.md says, its command mends
+"""Faults, one after the other, on the running demo: each is seen where game-day.md says, its command mends
 it, and at the end every record that Kafka acknowledged is served exactly once.
 
 `make game-day` runs it; with `WRITE=1` it writes the page. Needs Go (Toxiproxy, Prometheus), and root for a small disk.

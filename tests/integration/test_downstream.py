@@ -73,7 +73,7 @@ def test_a_consumer_that_is_killed_equals_the_table_through_restatements_and_ove
     source, target = f"{catalog}.{one.job.stream.table}", f"{catalog}.{one.name}.copy"
     one.spark.table(source).limit(0).writeTo(target).partitionedBy("ingest_hour").create()
     code: dict[str, Any] = {}
-    exec(compile(code_of_page("## Spark"), "docs/downstream.md", "exec"), code)
+    exec(compile(code_of_page("## Spark"), "docs/how-to/follow-changes.md", "exec"), code)
     for _ in range(2):
         code["follow"](one.spark, one.name, source, target, str(one.folder))
         copied = [(r.kafka_partition, r.kafka_offset, r.event_id) for r in one.spark.table(target).collect()]

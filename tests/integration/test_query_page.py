@@ -1,4 +1,4 @@
-"""docs/query.md: each engine that runs here, asked by the page's own code, gives the same three answers."""
+"""docs/how-to/query.md: each engine that runs here, asked by the page's own code, gives the same three answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of docs/operations.md that need no Spark of their own, run as printed on one lake that has all states of
+"""The commands of the operators' pages that need no Spark of their own, run as printed on one lake with all states of
 an hour; those of the doctor's remedies are in test_doctor.py, those that start something in tests/failures."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a publish reads, writes and costs, by how many micro-batches an hour has and how many hours there are.
 
-`make bench-metadata` prints the figures and draws docs/metadata.svg. The product's own publishes on a local SQLite
+`make bench-metadata` prints figures and draws benchmarks/metadata.svg. The product's own publishes on a local SQLite
 catalog and a local folder, over files that are only named: no Spark, no Kafka, no S3. Times are CPU seconds, which
 another program on the machine changes least; requests are what S3 would be asked at least.
 """
@@ -131,7 +131,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--batches", type=int, nargs="+", default=[60, 300, 900, 1800, 3600])
     options.add_argument("--hours", type=int, nargs="+", default=[24, 168, 744, 8760])
-    options.add_argument("--chart", type=Path, default=Path("docs/metadata.svg"))
+    options.add_argument("--chart", type=Path, default=Path("benchmarks/metadata.svg"))
     parsed = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="anabranch-metadata-") as name:
         folder = Path(name)

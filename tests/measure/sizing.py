@@ -1,7 +1,8 @@
 """What a record, a micro-batch and an hour cost: CPU seconds, S3 requests, bytes. `make sizing`.
 
 From differences between runs, so that what a job spends on its start is apart: CPU seconds of all processes of a job,
-as the kernel counts them, and requests as they pass a front of the S3 server. docs/deploy.md has figures and rules.
+as the kernel counts them, and requests as they pass a front of the S3 server. The figures and
+rules are in docs/how-to/deploy/jobs.md.
 """
 
 from __future__ import annotations

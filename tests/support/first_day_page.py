@@ -1,4 +1,4 @@
-"""docs/first-day.md: a transcript, written and read."""
+"""tests/first_day/first-day.md: a transcript, written and read."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-FILE = Path(__file__).resolve().parents[2] / "docs" / "first-day.md"
+FILE = Path(__file__).resolve().parents[2] / "tests" / "first_day" / "first-day.md"
 
 _HEAD = """# An operator's first day
 
 A transcript: each command was typed at a terminal of 80 columns, in an empty folder, with `NO_COLOR` set, and this is
 what it printed. `make first-day` does it again and compares commands and exit codes with this page; `make first-day
-WRITE=1` writes it. What to do when something is wrong has [a page of its own](operations.md).
+WRITE=1` writes it. What to do when something is wrong has [a page of its own](../../docs/runbooks.md).
 """
 _HOUR = re.compile(r"\d{4}-\d\d-\d\dT\d\d")
 _EXIT = re.compile(r"^\(exit code (\d+)\)$")

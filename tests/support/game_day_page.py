@@ -1,4 +1,4 @@
-"""docs/game-day.md: written from what a game day observed, and read again to be compared with the next one."""
+"""tests/gameday/game-day.md: written from what a game day observed, read again to be compared with the next one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FILE = ROOT / "docs" / "game-day.md"
+FILE = ROOT / "tests" / "gameday" / "game-day.md"
 
 
 _HEAD = """# Game day
 
 Faults, caused one after the other on the running demo: Kafka, S3, a speed job under live events, batch runs, the
-exporter, the status page, and Prometheus with [our alerts](../deploy/prometheus/alerts.yml). Each until it was seen,
-mended by its [run-book's](operations.md#run-books) command, and gone. `make game-day` does all of it again, and
-compares what is seen where, and the commands, with this page; `make game-day WRITE=1` writes the page.
+exporter, the status page, and Prometheus with [our alerts](../../deploy/prometheus/alerts.yml). Each until it was
+seen, mended by its [run-book's](../../docs/runbooks.md#run-books) command, and gone. `make game-day` does all of it
+again, and compares what is seen where, and the commands, with this page; `make game-day WRITE=1` writes the page.
 It then causes what the other alerts watch for, and sees each of them fire.
 
 The times are of one run, of {minutes:.0f} minutes on two cores that other work shared. Alerts ran {factor} times as

@@ -62,7 +62,7 @@ class KafkaCluster:
         return KafkaAdminClient(bootstrap_servers=self.super_servers.split(","))
 
     def allow(self, topic: str, group: str) -> None:
-        """What docs/deploy.md asks for."""
+        """What docs/how-to/deploy/services.md asks for."""
         topic_rights = (ACLOperation.READ, ACLOperation.DESCRIBE, ACLOperation.DESCRIBE_CONFIGS)
         rights = [(ResourceType.TOPIC, topic, o) for o in topic_rights]
         rights.append((ResourceType.GROUP, group, ACLOperation.READ))

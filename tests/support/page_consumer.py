@@ -1,4 +1,4 @@
-"""The consumer of docs/downstream.md, in a process of its own."""
+"""The consumer of docs/how-to/follow-changes.md, in a process of its own."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 from world import World
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "downstream.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "follow-changes.md"
 
 
 def code_of_page(section: str) -> str:
-    """The first Python of a section of docs/downstream.md."""
+    """The first Python of a section of docs/how-to/follow-changes.md."""
     return PAGE.read_text("utf-8").partition(f"\n{section}\n")[2].partition("```python\n")[2].partition("```")[0]
 
 

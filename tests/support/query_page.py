@@ -1,4 +1,4 @@
-"""docs/query.md for tests: its code by section, a stream that its questions are asked of, and Python's answers."""
+"""docs/how-to/query.md for tests: its code by section, a stream that it queries, and Python's answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from world import World, event
 from anabranch.iceberg.catalog_settings import catalog_properties
 from anabranch.offsets.hours import start_of
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "query.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "query.md"
 SCHEMA = "event_id STRING NOT NULL, player_id STRING NOT NULL, event_time TIMESTAMP NOT NULL"
 DAY = "2026-11-21"
 

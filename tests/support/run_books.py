@@ -1,4 +1,4 @@
-"""The run-books of docs/operations.md, as tests read them: their entries, and every command that the page names."""
+"""docs/runbooks.md and the operators' other pages, as tests read them: entries, and every command that a page names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ import shlex
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+PAGES = (
+    "runbooks",
+    "failures",
+    "how-to/change-a-schema",
+    "how-to/webhook",
+    "how-to/deploy/monitoring",
+    "reference/quality-gate",
+)
+"""The pages whose commands a test runs as printed."""
+PAGE = (ROOT / "docs" / "runbooks.md").read_text(encoding="utf-8")
+TEXT = "\n".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in PAGES)
 
 _PROGRAMS = r"airflow|anabranch|kafka-[a-z]+\.sh|aws|du|fuser|jq|openssl|rm|unset|ALTER TABLE|CALL|SELECT"
 _COMMAND = re.compile(rf"(?:{_PROGRAMS}) .+")
@@ -15,21 +25,21 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def commands() -> set[str]:
-    """Every command of the page, on one line. What a program printed (```text) is none; nor is a mere name, such as
-    `anabranch audit` where the page has a longer command that begins so."""
-    fenced = [line for kind, body in _FENCE.findall(PAGE) if kind != "text" for line in body.splitlines()]
-    spans = re.findall(r"`([^`]+)`", _FENCE.sub("", PAGE))
+    """Every command of the pages, on one line. What a program printed (```text) is none; nor is a mere name, such as
+    `anabranch audit` where a page has a longer command that begins so."""
+    fenced = [line for kind, body in _FENCE.findall(TEXT) if kind != "text" for line in body.splitlines()]
+    spans = re.findall(r"`([^`]+)`", _FENCE.sub("", TEXT))
     found = {" ".join(span.split()) for span in (*fenced, *spans)}
     found = {span for span in found if _COMMAND.fullmatch(span)}
     return {c for c in found if len(c.split()) > 2 or not any(other.startswith(f"{c} ") for other in found)}
 
 
 def printed(command: str, **values: str) -> str:
-    """A command that stands in the page just so, its capitals replaced: what an operator types.
+    """A command that stands in a page just so, its capitals replaced: what an operator types.
 
     `tests/unit/docs/test_run_books.py` reads the calls of this: a command of the page that no test asks for fails it.
     """
-    assert command in commands(), f"docs/operations.md: expected the command {command}, found none"
+    assert command in commands(), f"docs: expected a page with the command {command}, found none"
     for name, value in values.items():
         replaced = re.sub(rf"\b{name}\b", lambda _, v=value: v, command)  # type: ignore[misc]
         assert replaced != command, f"{command}: expected {name} in it, found none"

@@ -47,7 +47,7 @@ class SecureBroker:
         return {"bootstrap_servers": self.sasl, "security": common | properties | changes}
 
     def allow(self, topic: str, group: str) -> None:
-        """What docs/deploy.md asks for: READ and DESCRIBE of the topic and its configuration, READ of the group."""
+        """The rights of docs/how-to/deploy/services.md: READ, DESCRIBE and DESCRIBE_CONFIGS; READ of the group."""
         self.grant(ResourceType.TOPIC, topic, ACLOperation.READ, ACLOperation.DESCRIBE, ACLOperation.DESCRIBE_CONFIGS)
         self.grant(ResourceType.GROUP, group, ACLOperation.READ)
 

@@ -84,7 +84,7 @@ def target_of(text: str) -> str:
 def failure_rows() -> list[Row]:
     """The rows of the failure table, as tests/README.md has them."""
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    section = design[design.index("## 9. Failure table") : design.index("### The model")]
+    section = design.partition("\n## Failure table\n")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line][1:]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     return [Row(failure, tests, target_of(tests)) for failure, _, tests in cells]

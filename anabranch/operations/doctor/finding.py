@@ -16,7 +16,7 @@ class Severity(StrEnum):
 
 
 class Check(StrEnum):
-    """All that can be found; docs/operations.md has an entry for each."""
+    """All that can be found; docs/runbooks.md has an entry for each."""
 
     NOT_EXAMINED = "not-examined"
     NO_ANSWER = "no-answer"

@@ -153,6 +153,6 @@ def findings(catalog: str, stream: Stream, facts: TableFacts) -> list[Finding]:
         made.append(error(Check.REF_AGE, name, "branches that no age ends", f"{_REF_AGE}={age}", remedy))
     for name in dict.fromkeys(name for name, _ in facts.optimizers):
         found = "; ".join(shown for of, shown in facts.optimizers if of == name)
-        remedy = "leave files alone that are younger than a day (docs/operations.md, `tables.optimizer`)"
+        remedy = "leave files alone that are younger than a day (docs/runbooks.md, `tables.optimizer`)"
         made.append(info(Check.OPTIMIZER, name, "`anabranch maintain` alone to maintain it", found, remedy))
     return made

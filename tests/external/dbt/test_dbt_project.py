@@ -1,4 +1,4 @@
-"""The dbt project of docs/downstream.md, run by dbt: what its models hold is what the table serves.
+"""The dbt project of docs/how-to/follow-changes.md, run by dbt: what its models hold is what the table serves.
 
 `make test-dbt` runs it, in an environment that has dbt-duckdb beside the project's own.
 """
@@ -24,7 +24,7 @@ from anabranch.offsets.hours import end_of, shift
 from anabranch.protocol import override
 from anabranch.protocol.watermarks import Watermarks
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "downstream.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "follow-changes.md"
 OPEN = shift(NEXT, 1)
 PROJECT = """
 name: warehouse

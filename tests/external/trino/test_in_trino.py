@@ -1,4 +1,4 @@
-"""docs/query.md's questions in a real Trino: the answers are those of Python. `make test-trino` runs it."""
+"""docs/how-to/query.md's questions in a real Trino: the answers are those of Python. `make test-trino` runs it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def docs(*arguments: str, expect: int = 0) -> str:
 
 
 def test_the_pages_are_listed_with_their_titles() -> None:
-    assert re.search(r"^query +Query$", docs(), re.MULTILINE)
+    assert re.search(r"^how-to/query +Query$", docs(), re.MULTILINE)
     assert "anabranch docs PAGE" in docs()
 
 
@@ -45,9 +45,9 @@ def test_a_section_ends_with_the_next_of_its_rank_and_code_has_no_headings() -> 
     assert section_of(text, "whats-b") == "## What's `b`?\nb\n```\n# code\n```\n### C\nc\n"
     assert section_of(text, "d") == "## D\nd\n"
     assert section_of(text, "code") == ""
-    assert docs("formats") == docs("formats.md") == docs("docs/formats.md")
+    assert docs("formats") == docs("formats.md") == docs("docs/reference/formats.md")
 
 
 def test_a_page_or_section_that_is_not_there_is_wrong_usage() -> None:
     assert "expected one of the pages" in docs("nothing", expect=2)
-    assert "expected a section of query.md" in docs("query#nothing", expect=2)
+    assert "expected a section of how-to/query.md" in docs("query#nothing", expect=2)

@@ -39,4 +39,4 @@ def test_cluster_mode_tells_the_driver_what_our_command_tells_it_in_client_mode(
     names = {archive.partition("#")[2] for archive in settings["spark.yarn.dist.archives"].split(",")}
     assert names == {"environment", "conf"}
     assert settings["spark.yarn.appMasterEnv.PYSPARK_PYTHON"] == "./environment/bin/python"
-    assert "--conf conf" in (ROOT / "docs" / "deploy.md").read_text("utf-8")
+    assert "--conf conf" in (ROOT / "docs" / "how-to" / "deploy" / "yarn.md").read_text("utf-8")

@@ -15,7 +15,7 @@ _NAMED = re.compile(r"`(test_\w+\.py)(?:::(test_\w+))?`")
 def rows() -> list[tuple[str, str]]:
     """Failure and tests of each row."""
     text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    section = text[text.index("## 9. Failure table") : text.index("### The model")]
+    section = text.partition("\n## Failure table\n")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line][1:]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     return [(row[0], row[2]) for row in cells]

@@ -1,4 +1,4 @@
-"""docs/first-day.md types commands that there are; `make first-day` looks what they print."""
+"""tests/first_day/first-day.md types commands that exist; `make first-day` compares what they print."""
 
 from __future__ import annotations
 

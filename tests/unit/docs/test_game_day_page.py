@@ -1,4 +1,4 @@
-"""docs/game-day.md names alerts, findings and commands that there are; `make game-day` looks whether it is true."""
+"""tests/gameday/game-day.md names alerts, findings and commands that exist; `make game-day` compares what is seen."""
 
 from __future__ import annotations
 

@@ -7,12 +7,26 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.cli.docs import section_of
+
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
+PAGES = sorted(
+    [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/README.md")),
+        *(
+            ROOT / name
+            for name in ("tests/first_day/first-day.md", "tests/gameday/game-day.md", "benchmarks/RESULTS.md")
+        ),
+        *ROOT.glob("docs/**/*.md"),
+    ]
+)
 _ROOMS = "anabranch|speed_layer|batch_layer|serving_layer|dags|tests|conf|scripts"
 _FILE = re.compile(rf"`((?:{_ROOMS})/(?:[\w.-]+/)*[\w-]*\.?\w*)[`:]")
 _PLACE = re.compile(r"`([\w.]+)` in `([\w/]+\.py)`")
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+_SECTION = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
+_TEXTS = (".py", ".yaml", ".yml", ".md", ".json", ".conf")
+_NAMED = re.compile(r"docs/[\w/-]+\.md")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -28,3 +42,28 @@ def test_every_answer_of_the_ten_questions_is_defined_where_it_is_said_to_be() -
     for name, file in places:
         defined = rf"(def|class) {name.rpartition('.')[2]}\("
         assert re.search(defined, (ROOT / file).read_text("utf-8")), f"{name} in {file}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_section_that_a_page_links_to_is_there(page: Path) -> None:
+    links = [(page.parent / link if link else page, name) for link, name in _SECTION.findall(page.read_text("utf-8"))]
+    assert [f"{to}#{name}" for to, name in links if not section_of(to.read_text("utf-8"), name)] == []
+
+
+def test_every_page_that_code_names_is_there() -> None:
+    folders = (
+        "anabranch",
+        "speed_layer",
+        "batch_layer",
+        "serving_layer",
+        "dags",
+        "conf",
+        "deploy",
+        "tests",
+        "benchmarks",
+    )
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in _TEXTS]
+    files += [ROOT / name for name in ("Makefile", "docker-compose.yml", ".env.example", "pyproject.toml")]
+    named = {name for file in files for name in _NAMED.findall(file.read_text("utf-8"))}
+    assert len(named) > 10
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []

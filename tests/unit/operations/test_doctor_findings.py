@@ -60,7 +60,7 @@ def of_topic(unread: kafka.Unread | None = UNREAD, **settings: object) -> dict[C
 
 
 def test_every_finding_has_its_entry_in_the_operators_page() -> None:
-    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "runbooks.md").read_text(encoding="utf-8")
     section = page[page.index("## What the doctor finds") :].split("\n## ")[0]
     assert re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE) == [str(check) for check in Check]
 
