@@ -144,9 +144,11 @@ def _brokers(value: str) -> str:
 
 
 class Kafka(_Frozen):
-    """Where the brokers are. `security` holds Kafka's own client properties (`security.protocol`, `sasl.*`)."""
+    """Where the brokers are. `security` holds Kafka's own client properties (`security.protocol`, `sasl.*`),
+    `client_rack` is the one of that name (KIP-392)."""
 
     bootstrap_servers: Annotated[str, AfterValidator(_brokers)] = Field(min_length=1)
+    client_rack: str = ""
     security: dict[str, SecretStr] = {}
 
 

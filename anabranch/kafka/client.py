@@ -74,6 +74,17 @@ _RIGHTS = (
         "--operation Describe --delegation-token ID",
     ),
 )
+# For what a partition waits that cannot be read now.
+_WAITS = {
+    errors.OffsetNotAvailableError: (
+        "its leader was elected just now and cannot confirm where its log ends: too few of its replicas are in sync "
+        "(min.insync.replicas); start the brokers that are missing"
+    ),
+    errors.LeaderNotAvailableError: (
+        "it has no leader: no replica that has all records is there; start the brokers that have it, and do not allow "
+        "an unclean election, which loses records"
+    ),
+}
 # The packages that kafka-python decompresses with, by codec.
 _CODEC_PACKAGES = {"snappy": "python-snappy", "lz4": "lz4", "zstd": "zstandard"}
 # What kafka-python says of a connection that was still being made when the bootstrap's time was over.
@@ -160,6 +171,10 @@ def new_producer(kafka: config.Kafka, **overrides: Any) -> Any:
 def _client_settings(kafka: config.Kafka) -> dict[str, Any]:
     """A consumer's or producer's settings: it asks for a topic without creating it, whatever the brokers allow."""
     return kafka_python_settings(kafka) | {"allow_auto_create_topics": False}
+
+
+def _consumer_settings(kafka: config.Kafka) -> dict[str, Any]:
+    return _client_settings(kafka) | {"client_rack": kafka.client_rack, "enable_auto_commit": False}
 
 
 def position_to_commit(topic: str, text: str) -> Any:
@@ -369,9 +384,8 @@ class KafkaAdapter:
         if self._consumer is None:
             # What was deleted meanwhile is passed over: the log's start is asked for where it matters.
             self._consumer = KafkaConsumer(
-                **_client_settings(self._kafka), group_id=None, enable_auto_commit=False,
-                auto_offset_reset="earliest", isolation_level="read_committed",
-                max_partition_fetch_bytes=self._fetch_bytes, fetch_max_wait_ms=100,
+                **_consumer_settings(self._kafka), group_id=None, auto_offset_reset="earliest",
+                isolation_level="read_committed", max_partition_fetch_bytes=self._fetch_bytes, fetch_max_wait_ms=100,
             )  # fmt: skip
         self._consumer.assign(list(starts))
         for tp, at in starts.items():
@@ -492,7 +506,7 @@ class KafkaAdapter:
         doing = f"read topic {topic}"
         try:
             consumer = KafkaConsumer(
-                **_client_settings(self._kafka), group_id=None, enable_auto_commit=False, auto_offset_reset="none",
+                **_consumer_settings(self._kafka), group_id=None, auto_offset_reset="none",
                 isolation_level="read_uncommitted" if uncommitted else "read_committed", max_poll_records=20_000,
                 max_partition_fetch_bytes=4 << 20,
             )  # fmt: skip
@@ -618,9 +632,14 @@ def explained(kafka: config.Kafka, doing: str, error: BaseException, began: floa
         return _missing_right(kafka, doing, one_line(error), right if kind in right else usual)
     if isinstance(error, errors.UnsupportedCodecError):
         return _codec_missing(f"{doing} at {kafka.bootstrap_servers}", error)
+    if isinstance(error, errors.UnknownBrokerIdError):
+        # Which leader kafka-python looked for: -1 for none, or one that has just gone.
+        error = errors.LeaderNotAvailableError(f"broker {error}")
     doing = f"{doing} at {kafka.bootstrap_servers}"
     cause = _FAILURES.since(began)
     reason = one_line(error) + (f" ({cause})" if cause and cause not in str(error) else "")
+    if (waits := _WAITS.get(type(error))) is not None:
+        reason += f": {waits}"
     if "bootstrap" in str(error):
         reason += "; check kafka.bootstrap_servers: `anabranch doctor` examines it"
     return explain(doing, error, reason)

@@ -75,7 +75,7 @@ def read_stream(spark: SparkSession, kafka: Kafka, topic: str, position: Offsets
 
 def _options(kafka: Kafka) -> dict[str, str]:
     """The source's options for the configured brokers; only decided records are read (KIP-98)."""
-    return {
+    options = {
         "kafka.isolation.level": "read_committed",
         # A topic that was deleted stays deleted where brokers create topics by themselves.
         "kafka.allow.auto.create.topics": "false",
@@ -83,7 +83,10 @@ def _options(kafka: Kafka) -> dict[str, str]:
         "kafka.request.timeout.ms": "10000",
         "kafka.default.api.timeout.ms": "15000",
         "kafkaConsumer.pollTimeoutMs": "60000",
-    } | spark_options(kafka)
+    }
+    if kafka.client_rack:
+        options["kafka.client.rack"] = kafka.client_rack
+    return options | spark_options(kafka)
 
 
 def no_records(spark: SparkSession) -> DataFrame:

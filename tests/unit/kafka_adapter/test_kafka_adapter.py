@@ -75,6 +75,20 @@ def test_a_cause_of_an_earlier_question_does_not_count() -> None:
     assert "wrong" not in str(error)
 
 
+@pytest.mark.parametrize(
+    ("failure", "waits"),
+    [
+        (errors.UnknownBrokerIdError(-1), "it has no leader"),
+        (errors.LeaderNotAvailableError("p"), "it has no leader"),
+        (errors.OffsetNotAvailableError("p"), "min.insync.replicas"),
+    ],
+)
+def test_a_partition_that_cannot_be_read_now_is_waited_for(failure: Exception, waits: str) -> None:
+    error = client.explained(NOBODY, "list offsets of topic t", failure, time.monotonic())
+    assert type(error) is Transient
+    assert waits in str(error)
+
+
 REFUSALS = [
     kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.AuthorizationError)
 ]
