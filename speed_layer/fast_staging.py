@@ -1,8 +1,7 @@
-"""Stage the records that are certain to be good without Spark's reader and writer: by PyArrow, in tasks.
+"""Stage certain records with PyArrow, without Spark's reader and writer.
 
-Spark hands each task's records from Kafka to a Python worker, which reads them (`anabranch.records.fast_json`), writes
-them to files (`anabranch.iceberg.parquet_writer`) and reports the files and the records that it left.
-Those are few or none, and go the way of any record afterwards.
+Spark gives each task's records to a Python worker. The worker reads them (`anabranch.records.fast_json`) and writes
+them to files (`anabranch.iceberg.parquet_writer`). It reports the files, and the records left to Spark: few or none.
 """
 
 from __future__ import annotations
@@ -34,24 +33,25 @@ if TYPE_CHECKING:
     from anabranch.records.formats import Format
 
 MOST_LEFT = 2_000
-_REMEDY = "nothing of it is published: start the speed layer again, and report this"
-"""How many records of a micro-batch may be left to be read by Spark; with more, it reads all of them."""
+"""A micro-batch's most records that workers may leave to Spark; with more, Spark reads all of it."""
+
+_REMEDY = "none of it is published: start the speed layer again, and report this"
 
 SETTINGS = {
     "spark.python.daemon.module": "speed_layer.worker_daemon",
-    # What a worker is handed at once.
+    # Records in a worker's batch.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 2**20),
 }
-"""What a session is told whose tasks read and write so."""
+"""Settings of a session that stages this way."""
 
-# What a task tells: a row for each file, and one for the records that it saw and left.
-_TOLD = (
+# A task reports one row for each file, and one for the records that it read and left.
+_REPORT = (
     "path STRING, day INT, hour STRING, size BIGINT, footer BINARY, seen BIGINT, "
     "left ARRAY<STRUCT<partition: INT, offset: BIGINT>>"
 )
 _LEFT = pa.list_(pa.struct([("partition", pa.int32()), ("offset", pa.int64())]))
-_TOLD_SCHEMA = pa.schema(
+_REPORT_SCHEMA = pa.schema(
     [
         ("path", pa.string()),
         ("day", pa.int32()),
@@ -67,7 +67,7 @@ _Task = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What a task has to know of the stream and its table. Picklable."""
+    """What a task needs of the stream and its table. Picklable."""
 
     columns: tuple[Column, ...]
     event_time: EventTime | None
@@ -77,8 +77,7 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class Certain:
-    """What tasks have written, how many records they saw, and by partition the offsets of those that they left; None
-    for too many to tell."""
+    """The files that tasks wrote, the records they read, and by partition the offsets they left; None for too many."""
 
     written: Written
     seen: int
@@ -86,8 +85,8 @@ class Certain:
 
 
 def task_spec(stream: Stream, table: Table, columns: Schema) -> TaskSpec | None:
-    """How the stream's records are read by tasks; None where Spark has to read them: another format, other types, a
-    table of other `columns` than the stream's."""
+    """How tasks read the stream's records; None where Spark must: another format, other types, or a table whose
+    columns differ from `columns`, the stream's."""
     if stream.format.type != "json" or not can_read(stream.columns) or _kinds(table.schema()) != _kinds(columns):
         return None
     target = target_of(table)
@@ -101,16 +100,18 @@ def _kinds(schema: Schema) -> dict[str, tuple[str, bool]]:
 
 
 def stage_certain(frame: DataFrame, spec: TaskSpec, table: Table, attempt: str, began: datetime) -> Certain:
-    """Have the tasks of `frame` (Kafka's columns and `ingest_hour`) write what is certain; nobody sees the rows.
+    """Write the certain records of `frame` (Kafka's columns and `ingest_hour`) in tasks; readers do not see the rows.
 
-    Raises what Spark does, and Unexpected when the records that were seen are not those that were written or left.
+    Raises Spark's errors, and Unexpected when the records read are not those written or left.
     """
-    told = _told(frame.selectExpr("partition", "offset", "timestamp", "value", "ingest_hour"), _certain_task(spec))
-    seen, written = _seen(told), _written(told, table, attempt, began)
+    reports = _run_tasks(
+        frame.selectExpr("partition", "offset", "timestamp", "value", "ingest_hour"), _certain_task(spec)
+    )
+    seen, written = _count_seen(reports), _written(reports, table, attempt, began)
     if seen - written.rows > MOST_LEFT:
         return Certain(written, seen, None)
     left: dict[int, list[int]] = {}
-    for row in told:
+    for row in reports:
         for record in row.left or ():
             left.setdefault(record.partition, []).append(record.offset)
     if (number := sum(map(len, left.values()))) != seen - written.rows:
@@ -122,33 +123,32 @@ def stage_certain(frame: DataFrame, spec: TaskSpec, table: Table, attempt: str, 
 
 
 def stage_rows(rows: DataFrame, spec: TaskSpec, table: Table, attempt: str, began: datetime) -> Written:
-    """Have tasks write rows that Spark has decoded, in the columns of the table; nobody sees them.
+    """Write rows that Spark decoded, in the table's columns, in tasks; readers do not see them.
 
-    Raises what Spark does, and Unexpected when other rows were written than were seen.
+    Raises Spark's errors, and Unexpected when the number of rows written is not the number read.
     """
-    told = _told(rows, _rows_task(spec))
-    seen, written = _seen(told), _written(told, table, attempt, began)
+    reports = _run_tasks(rows, _rows_task(spec))
+    seen, written = _count_seen(reports), _written(reports, table, attempt, began)
     if written.rows != seen:
         raise Unexpected(f"stage {attempt}: expected each of {seen} rows written, found {written.rows}; {_REMEDY}")
     return written
 
 
-def only(frame: DataFrame, offsets: dict[int, list[int]]) -> DataFrame:
+def at_offsets(frame: DataFrame, offsets: dict[int, list[int]]) -> DataFrame:
     """The records of these offsets, by partition."""
     return frame.where(f"array_contains(get({arrays(offsets)}, partition), offset)")
 
 
 def warm_up(spark: SparkSession) -> None:
-    """Start the workers, which takes a second that the first micro-batch would wait for otherwise."""
+    """Start the workers, so the first micro-batch does not wait a second for them."""
     if runs_here(spark.sparkContext.master):
         at_once = spark.sparkContext.defaultParallelism
         spark.range(at_once, numPartitions=at_once).mapInArrow(_no_task, "id BIGINT").collect()
 
 
 def warm_up_decoder(spark: SparkSession, stream: Stream, form: Format) -> int:
-    """Decode a record that is broken as the few are that the workers leave, to no effect: Spark loads and compiles what
-    reads them, for which the micro-batch of the first one would wait otherwise. Returns how many dead letters it saw:
-    one."""
+    """Decode one broken record and discard it, so that Spark loads and compiles its decoder before a micro-batch needs
+    it. Returns the number of dead letters: one."""
     now = datetime.now(UTC)
     record = one_record(spark, b"{", now).cache()
     try:
@@ -162,21 +162,21 @@ def _no_task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
     return batches
 
 
-def _told(frame: DataFrame, task: _Task) -> list[Row]:
-    return frame.mapInArrow(task, _TOLD).collect()
+def _run_tasks(frame: DataFrame, task: _Task) -> list[Row]:
+    return frame.mapInArrow(task, _REPORT).collect()
 
 
-def _seen(told: list[Row]) -> int:
-    return sum(row.seen or 0 for row in told)
+def _count_seen(reports: list[Row]) -> int:
+    return sum(row.seen or 0 for row in reports)
 
 
-def _written(told: list[Row], table: Table, attempt: str, began: datetime) -> Written:
-    outputs = (Output(r.path, r.day, r.hour, r.size, bytes(r.footer)) for r in told if r.path is not None)
+def _written(reports: list[Row], table: Table, attempt: str, began: datetime) -> Written:
+    outputs = (Output(r.path, r.day, r.hour, r.size, bytes(r.footer)) for r in reports if r.path is not None)
     return Written(attempt, began, tuple(data_file_of(table, output) for output in outputs))
 
 
 def _certain_task(spec: TaskSpec) -> _Task:
-    """What a worker does with the records of a task."""
+    """The function that a worker runs on a task's records."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         rows, files = CertainRows(spec.columns, spec.event_time, spec.takes_unknown), FileWriter(spec.target)
@@ -189,7 +189,7 @@ def _certain_task(spec: TaskSpec) -> _Task:
             if (mask := files.write(read.rows)) is not None:
                 places = read.rows.filter(mask).select(["kafka_partition", "kafka_offset"])
                 left += places.rename_columns(["partition", "offset"]).to_pylist()
-        yield _tell(files.close(), seen, left[: MOST_LEFT + 1])
+        yield _task_report(files.close(), seen, left[: MOST_LEFT + 1])
 
     return run
 
@@ -200,17 +200,17 @@ def _rows_task(spec: TaskSpec) -> _Task:
         for batch in batches:
             seen += len(batch)
             rows = pa.table(batch)
-            # However many partitions there are, few files are open at once.
+            # Few files are open at once, whatever the number of partitions.
             while (mask := files.write(rows)) is not None:
                 rows = rows.filter(mask)
                 outputs += files.close()
-        yield _tell([*outputs, *files.close()], seen)
+        yield _task_report([*outputs, *files.close()], seen)
 
     return run
 
 
-def _tell(outputs: list[Output], seen: int, left: Sequence[dict[str, int]] = ()) -> pa.RecordBatch:
+def _task_report(outputs: list[Output], seen: int, left: Sequence[dict[str, int]] = ()) -> pa.RecordBatch:
     rows: list[dict[str, object]] = [
         {"path": o.path, "day": o.day, "hour": o.hour, "size": o.size, "footer": o.footer} for o in outputs
     ]
-    return pa.RecordBatch.from_pylist([*rows, {"seen": seen, "left": left}], schema=_TOLD_SCHEMA)
+    return pa.RecordBatch.from_pylist([*rows, {"seen": seen, "left": left}], schema=_REPORT_SCHEMA)

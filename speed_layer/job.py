@@ -1,7 +1,7 @@
 """The speed job: `spark-submit speed_layer/job.py --stream NAME [--available-now]`.
 
-A Structured Streaming query whose every micro-batch is published with its position in one commit. It starts from the
-table's position with a fresh checkpoint in a temporary folder, so there is no checkpoint to keep, migrate or lose.
+A Structured Streaming query that publishes each micro-batch with its position in one commit. It starts from the
+table's position with a new checkpoint in a temporary folder, so there is no checkpoint to keep, migrate or lose.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
-    # What cannot be imported below is no refusal, which Python's own exit code 1 would say.
+    # Exit code 1 means refused, and Python ends with 1 on a failed import.
     try:
         importlib.import_module("speed_layer.job").start()
     except ImportError:
@@ -47,7 +47,7 @@ from anabranch.protocol.state import check_log_end, check_topic, load_state
 from anabranch.spark.session import close_session, explain_spark, explained, open_session, stop_on_signal
 from speed_layer import fast_staging
 from speed_layer.micro_batch import MicroBatches
-from speed_layer.plan import Skip, chunks, plan_return, reaches_log_end
+from speed_layer.plan import Skip, chunks, plan_catch_up, reaches_log_end
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -55,20 +55,20 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-# The checkpoint lies in a temporary folder and is never read again. By default Spark writes each of its two files of a
-# micro-batch in a way that starts processes for permissions and links, which takes longer than to decide on one.
+# The checkpoint lives in a temporary folder and is never read again. Spark's default writer starts processes for the
+# permissions and links of both files of a micro-batch, which takes longer than deciding on it.
 _CHECKPOINT = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
 }
 
-# By then Spark has compiled what every micro-batch needs.
+# By then Spark has compiled the code that every micro-batch needs.
 _SETTLED_SECONDS = 30
 
 
 class SpeedJob:
-    """Runs a stream until a stop is requested, or until all that was there at its start is published."""
+    """Runs a stream until a stop is requested, or until all records present at its start are published."""
 
     def __init__(
         self, job: Job, spark: SparkSession, available_now: bool, note_progress: Callable[[], None] = lambda: None
@@ -77,22 +77,22 @@ class SpeedJob:
         self._note_progress = note_progress
         self._stop = threading.Event()
         self._batches = MicroBatches(job.environment, job.stream, job.lake, job.kafka, self._stop)
-        # Held while a micro-batch runs, so that the query is only ever stopped between two.
+        # A micro-batch takes this lock, so the query stops only between two.
         self._running = threading.Lock()
         self._failure: Exception | None = None
         self._published = 0
 
     def stop(self) -> None:
-        """Stop after the micro-batch at hand."""
+        """Stop after the current micro-batch."""
         if not self._stop.is_set():
-            LOG.info("stream %s: stopping after the micro-batch at hand", self._job.stream.name)
+            LOG.info("stream %s: stopping after the current micro-batch", self._job.stream.name)
         self._stop.set()
 
     def run(self) -> None:
-        """Start from the table, again after every transient failure for as long as `speed.retry_for` says.
+        """Start from the table, and restart after transient failures for up to `speed.retry_for`.
 
-        What is published in between ends a row of failures. Raises what is terminal, and Transient when the time is
-        over; when a stop is requested, it returns.
+        A publish resets the retries. Raises terminal errors, and Transient when the time is over. Returns when a
+        stop is requested.
         """
         retry = Retry(self._job.stream.speed.retry_for, "speed.retry_for", self._stop)
         try:
@@ -104,12 +104,11 @@ class SpeedJob:
             self._batches.close()
 
     def warm_up(self) -> None:
-        """Half a minute after the first micro-batch is published, so that none of the first waits for it: make the way
-        ready that few records take, and none may take for days."""
+        """Warm up the decoder that few records need, half a minute after the first publish, so that no record waits."""
         while not self._published and not self._stop.wait(0.2):
             pass
         if not self._stop.wait(_SETTLED_SECONDS):
-            with suppress(Exception):  # What is wrong with Spark, a micro-batch says.
+            with suppress(Exception):  # A micro-batch reports any fault of Spark.
                 self._batches.warm_up(self._spark)
 
     def _try(self) -> None:
@@ -117,22 +116,22 @@ class SpeedJob:
             self._run_once()
 
     def _run_once(self) -> None:
-        # Step 1: finish what an earlier publisher left half done, and compare clocks.
+        # Step 1: complete what an earlier publisher left unfinished, and compare clocks.
         state = self._batches.recover()
         reach(Step.SPEED_RECOVERED)
         require_columns(state.table, self._job.stream)
         check_clock(self._job.lake, state)
-        # Step 2: come back hour by hour.
-        position = self._come_back()
-        # Step 3: stream from there.
+        # Step 2: catch up hour by hour.
+        position = self._catch_up()
+        # Step 3: stream from that position.
         clear_abandoned(datetime.now(UTC))
         with temporary_folder("checkpoint") as checkpoint:
             self._stream(position, checkpoint)
         if not self._stop.is_set():
             self._batches.finish()
 
-    def _come_back(self) -> Offsets:
-        """Skip or read whole sealed hours until what is left is for the stream; returns where it begins."""
+    def _catch_up(self) -> Offsets:
+        """Skip or read whole sealed hours until the stream can continue; returns its start position."""
         name, job = self._job.stream.name, self._job
         while not self._stop.is_set():
             state = load_state(job.lake, job.stream.table)
@@ -144,7 +143,7 @@ class SpeedJob:
                 )
             position = check_topic(state.position, topic, job.stream.topic, owner.cluster_id if owner else "")
             assert topic is not None
-            step = plan_return(state, position.offsets)
+            step = plan_catch_up(state, position.offsets)
             if isinstance(step, Skip):
                 if self._batches.skip(step):
                     self._note_progress()
@@ -155,18 +154,18 @@ class SpeedJob:
                 if job.stream.speed.lost_offsets == "stop":
                     lost = {p: [position.offsets[p], s] for p, s in starts.items() if s > position.offsets[p]}
                     raise PositionError(
-                        f"stream {name}: expected Kafka to hold all from the position {to_keys(position.offsets)} on, "
-                        f"found that retention took {lost}; to record the gap and go on: speed.lost_offsets: continue"
+                        f"stream {name}: expected all offsets from the position {to_keys(position.offsets)} on, "
+                        f"found that retention deleted {lost}; to record the gap, set speed.lost_offsets: continue"
                     )
                 self._batches.skip_lost(starts)
                 continue
             if step is None:
                 take_over(job.lake, job.stream, job.kafka, state.position)
                 return position.offsets
-            LOG.info("stream %s: hour %s is not served by the batch layer; reading it by its cut", name, step.hour)
+            LOG.info("stream %s: reading an hour that batch does not serve, by its cut hour=%s", name, step.hour)
             for piece in chunks(step.ranges, job.stream.speed.max_offsets_per_trigger):
                 self._count(self._batches.publish(lambda piece=piece: self._read(piece), piece))  # type: ignore[misc]
-        raise Transient(f"stream {name}: stop requested; nothing is lost, run it again")
+        raise Transient(f"stream {name}: stopped on request; no data is lost, run it again")
 
     def _count(self, published: int) -> None:
         self._published += published
@@ -182,15 +181,15 @@ class SpeedJob:
         stream = self._job.stream
         self._failure = None
         starts = {"offsets": dict(position)}
-        # For the next micro-batch Kafka is asked where the log ends after this moment.
+        # The log end that the next micro-batch reaches was read after this moment.
         clock = self._job.lake.clock
         asked = {"after": clock.elapsed()}
-        LOG.info("stream %s: reading from the table's position %s", stream.name, to_keys(position))
+        LOG.info("stream %s: streaming from the table's position position=%s", stream.name, to_keys(position))
         limit = stream.speed.max_offsets_per_trigger
         frame = read_stream(self._spark, self._job.environment.kafka, stream.topic, position, limit)
 
         def each(batch: DataFrame, batch_id: int) -> None:
-            # The thread that stops the query holds the lock and waits for this function, which must not wait for it.
+            # The thread that stops the query takes the lock and waits for this function, so do not block here.
             while not self._running.acquire(timeout=0.1):
                 if self._stop.is_set():
                     return
@@ -201,7 +200,7 @@ class SpeedJob:
                     ends = _batch_end(checkpoint, batch_id, stream.topic)
                     ranges = {p: (starts["offsets"].get(p, 0), e) for p, e in ends.items()}
                     read_until = clock.time_of(asked["after"]) if reaches_log_end(ranges, limit) else None
-                    self._count(self._batches.hand_over(lambda: batch, ranges, read_until))
+                    self._count(self._batches.submit(lambda: batch, ranges, read_until))
                     starts["offsets"] = ends
                     if not self._available_now:
                         asked["after"] = clock.elapsed()
@@ -221,9 +220,9 @@ class SpeedJob:
         query = writer.start()
         try:
             while query.isActive and not self._stop.is_set() and not self._batches.has_failed:
-                # Often enough that a publish after a quiet moment knows of it, whatever the trigger's beat.
+                # Check often, so that a publish after an idle period gets a recent time, whatever the trigger interval.
                 query.awaitTermination(0.25)  # type: ignore[arg-type]  # it takes fractions of a second
-                # What is available now is asked for once, when the query starts.
+                # With availableNow, Spark asks Kafka for the log end once, when the query starts.
                 now, status = clock.elapsed(), query.status
                 if not self._available_now and not status["isTriggerActive"]:
                     asked["after"] = now
@@ -242,14 +241,14 @@ class SpeedJob:
             raise self._cause(self._failure)
 
     def _wait(self) -> None:
-        """Wait for the publish of the last micro-batch, which nothing may follow while it is under way."""
+        """Wait for the last micro-batch's publish."""
         try:
             self._count(self._batches.wait())
         except Exception as error:
             self._failure = self._failure or error
 
     def _cause(self, error: Exception) -> Exception:
-        """What failed, as an error of ours. What Spark, Kafka or S3 throws is transient, unless it says otherwise."""
+        """The failure as our own error. Failures of Spark, Kafka and S3 are transient unless classified otherwise."""
         failure = self._failure or error
         if isinstance(failure, AnabranchError):
             return failure
@@ -258,12 +257,12 @@ class SpeedJob:
 
 
 def _is_idle(status: Mapping[str, Any]) -> bool:
-    """Whether the newest trigger has ended and found nothing to read; before the first trigger the message differs."""
+    """Whether the last trigger ended without data to read; before the first trigger the message differs."""
     return status["message"] == "Waiting for next trigger" and not status["isDataAvailable"]
 
 
 def _batch_end(checkpoint: Path, batch_id: int, topic: str) -> Offsets:
-    """Where a micro-batch ends: Spark writes its offsets before it runs the function."""
+    """A micro-batch's end offsets, which Spark writes before it runs the function."""
     lines = (checkpoint / "offsets" / str(batch_id)).read_text(encoding="utf-8").splitlines()
     offsets: dict[str, Any] = json.loads(lines[-1])
     return from_keys(offsets[topic])
@@ -280,14 +279,14 @@ def _warm_up(spark: SparkSession) -> None:
     try:
         fast_staging.warm_up(spark)
     except Exception:
-        # What is wrong with the workers, the first micro-batch says.
+        # The first micro-batch reports any fault of the workers.
         LOG.debug("starting the Python workers failed", exc_info=True)
 
 
 def run(arguments: Sequence[str]) -> int:
     """The entry of spark-submit. Returns the exit code."""
     options = parser("Publish a stream's records within seconds.")
-    options.add_argument("--available-now", action="store_true", help="publish what is there, then end")
+    options.add_argument("--available-now", action="store_true", help="publish the records present, then exit")
     options.add_argument(
         "--health", type=Path, default=None, help="write progress to this file, for `anabranch health`"
     )

@@ -1,7 +1,7 @@
-"""One micro-batch: stage, check, publish. The table says where the stream stands; no checkpoint is believed.
+"""One micro-batch: stage, check, publish. The table holds the position; no checkpoint is trusted.
 
-In a stream the next micro-batch is staged while the one before it is still being published. It is staged by a guess at
-its hours; the decision that it is published by comes after the publish before it, as for any other.
+The stream stages the next micro-batch while the previous one is still being published. It stages by a guess at the
+micro-batch's hours. The decision that counts is made after the previous publish, as for any other micro-batch.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from anabranch.records.formats import open_format
 from anabranch.records.formats.wire import is_unlisted_schema_id
 from anabranch.spark.settings import runs_here
 from serving_layer.layer_diff.spark import fitted
-from speed_layer.compaction import Rollup
-from speed_layer.fast_staging import only, stage_certain, stage_rows, task_spec, warm_up_decoder
+from speed_layer.compaction import Compaction
+from speed_layer.fast_staging import at_offsets, stage_certain, stage_rows, task_spec, warm_up_decoder
 from speed_layer.plan import (
     Next,
     Plan,
     Skip,
     StagedBatch,
     plan_ahead,
-    plan_ends,
+    plan_boundary_publish,
     plan_micro_batch,
     plan_publish,
     plan_skip,
@@ -68,14 +68,14 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-# How many micro-batches the workers are not asked for, after one of which they left too many records.
+# After a micro-batch with too many records left by the workers, Spark alone reads this many micro-batches.
 _WITHOUT_WORKERS = 50
 
 
 class MicroBatches:
     """Publishes a stream's micro-batches to `speed` and `main`, each offset once, beside any other publisher.
 
-    For one thread, which may have one micro-batch published behind it (`hand_over`).
+    For use by one thread. One micro-batch may be publishing in the background (`submit`).
     """
 
     def __init__(
@@ -90,48 +90,50 @@ class MicroBatches:
         self._clock = BoundaryResolver(stream, lake, kafka)
         self._format = open_format(environment, stream, cache_schema_ids=True)
         self._confirmed: frozenset[str] = frozenset()
-        self._turns = Holding(lake, stream.table, stop)
+        self._queue = Holding(lake, stream.table, stop)
         self._meter = Meter("speed")
-        # What was decided last.
+        # The last decision.
         self._decided: ResolvedState | None = None
-        self._rollup = Rollup(lake, stream)
+        self._compaction = Compaction(lake, stream)
         self._publisher = ThreadPoolExecutor(1, "publisher")
-        self._under_way: Future[int] | None = None
+        self._publishing: Future[int] | None = None
         self._without_workers = 0
-        self._may_not_commit = False
-        # Spark's session knows one id to stage by.
+        self._lacks_commit_right = False
+        # A Spark session has one staging id at a time.
         self._staging = threading.Lock()
 
     def recover(self) -> State:
-        """Finish what an earlier publisher left half done: the merge, dead letters, ledger rows; returns the state that
-        it ended with."""
+        """Complete what an earlier publisher left unfinished: the merge, dead letters, ledger rows.
+
+        Returns the resulting state.
+        """
         recovered = recover(self._lake, self._stream)
         self._confirmed |= recovered.confirmed
         self._decided = None
         self._clock.start_from(recovered.state)
-        self._rollup.begin()
+        self._compaction.begin()
         return recovered.state
 
     def finish(self) -> None:
-        """At the end of a job that ends by itself: roll up what is due."""
-        self._rollup.finish()
+        """Compact what is due, at the end of a job that ends by itself."""
+        self._compaction.finish()
 
     def close(self) -> None:
-        """Stop what runs beside the micro-batches."""
+        """Stop the background threads."""
         self._publisher.shutdown()
-        self._rollup.close()
+        self._compaction.close()
 
     def warm_up(self, spark: SparkSession) -> None:
-        """Have Spark ready for the first record that the workers leave, where it is they who read the others."""
+        """Warm up Spark's decoder if workers read most records, so the first record they leave does not wait."""
         if runs_here(spark.sparkContext.master) and self._stream.format.type == "json":
             warm_up_decoder(spark, self._stream, self._format)
 
-    def hand_over(self, frame: Callable[[], DataFrame], ranges: Ranges, read_until: datetime | None = None) -> int:
-        """Stage the records of `ranges`, which `frame` reads from Kafka, and leave their publish to a thread of its
-        own; the next call stages beside it.
+    def submit(self, frame: Callable[[], DataFrame], ranges: Ranges, read_until: datetime | None = None) -> int:
+        """Stage the records of `ranges`, which `frame` reads from Kafka, and publish them in a background thread.
 
-        Returns how many offsets were published since the last call. Raises like `publish`, for this micro-batch or the
-        one before it; nothing of this one is published then. Whoever stops calling has to `wait`.
+        The next call stages while that publish runs. Returns the number of offsets published since the last call.
+        Raises like `publish`, for this micro-batch or the previous one; this one is then not published. The caller must
+        `wait` after its last call.
         """
         began = time.monotonic()
         with fields(offsets=ranges_to_keys(ranges)):
@@ -144,24 +146,26 @@ class MicroBatches:
             raise
         if staged is None:
             return published + self.publish(frame, ranges, read_until=read_until)
-        self._under_way = self._publisher.submit(self.publish, frame, ranges, staged, began, read_until)
+        self._publishing = self._publisher.submit(self.publish, frame, ranges, staged, began, read_until)
         return published
 
     def wait(self) -> int:
-        """Wait until nothing is being published; returns how many offsets were, since the last call. Raises like
-        `publish`."""
-        under_way, self._under_way = self._under_way, None
-        return under_way.result() if under_way is not None else 0
+        """Wait for the running publish; returns the number of offsets published since the last call.
+
+        Raises like `publish`.
+        """
+        publishing, self._publishing = self._publishing, None
+        return publishing.result() if publishing is not None else 0
 
     @property
     def is_publishing(self) -> bool:
-        """Whether a micro-batch that was handed over is still being published."""
-        return self._under_way is not None and not self._under_way.done()
+        """Whether a submitted micro-batch is still being published."""
+        return self._publishing is not None and not self._publishing.done()
 
     @property
     def has_failed(self) -> bool:
-        """Whether the next call will raise what kept a micro-batch from being published."""
-        work = self._under_way
+        """Whether the next call raises the error that failed a micro-batch's publish."""
+        work = self._publishing
         return work is not None and work.done() and work.exception() is not None
 
     def publish(
@@ -172,13 +176,13 @@ class MicroBatches:
         began: float | None = None,
         read_until: datetime | None = None,
     ) -> int:
-        """Publish the records of `ranges`, which `frame` reads from Kafka; returns how many offsets it published. They
-        end where the log did at `read_until` or later, if that is known.
+        """Publish the records of `ranges`, which `frame` reads from Kafka; returns the number of offsets published.
 
-        What is published already is skipped, what overlaps is trimmed, and what belongs to hours that are not decided
-        yet follows in a publish of its own. Of what is `staged` already, none is staged again unless it has to be.
-        Raises Transient when the range lies ahead of the position (start again from the table) or Kafka or the lake
-        does not answer, PositionError for a recreated topic, Terminal when the table was evolved meanwhile.
+        `read_until`: the log ended at the end of `ranges` at this time or later, if known. Published offsets are
+        skipped and overlaps trimmed. Offsets of hours that are not decided yet get a publish of their own. Rows in
+        `staged` are staged again only when necessary. Raises Transient when the range lies ahead of the position
+        (restart from the table) or Kafka or the lake does not answer, PositionError for a recreated topic, Terminal
+        when the table's schema changed meanwhile.
         """
         published, whole = 0, False
         while not whole:
@@ -195,7 +199,7 @@ class MicroBatches:
         began: float,
         read_until: datetime | None,
     ) -> tuple[int, bool]:
-        """Publish what of `ranges` belongs to hours that are decided; how many offsets, and whether that was all."""
+        """Publish the part of `ranges` in decided hours; returns how many offsets, and whether that was all."""
         if staged is not None and staged.attempt is not None:
             note(attempt=staged.attempt)
         needed = {p: e for p, (_, e) in ranges.items()}
@@ -209,25 +213,25 @@ class MicroBatches:
             decided = self._decided = self._clock.decide(needed=needed)
             state = decided.state
             require_columns(state.table, self._stream)
-            # Read after the heads are: files of a time before them may have been deleted since.
+            # Read the clock after the heads: files older than them may have been deleted since.
             plan = plan_micro_batch(decided, ranges, staged, self._lake.clock.now())
-            if plan.next in (Next.LEAVE, Next.RESTART, Next.DECIDE):
+            if plan.next in (Next.DONE, Next.RESTART, Next.DECIDE):
                 self._discard(staged)
                 staged = None
-            if plan.next is Next.LEAVE:
+            if plan.next is Next.DONE:
                 return state, None
             if plan.next is Next.RESTART:
                 raise Transient(
                     f"stream {self._stream.name}: expected offsets from the position {decided.position.to_json()} on, "
-                    f"found {ranges_to_keys(ranges)}: the position was moved back, or a partition is new; starting "
-                    "again from the table"
+                    f"found {ranges_to_keys(ranges)}; the position moved back, or a partition is new; restarting "
+                    "from the table"
                 )
             if plan.next is Next.DECIDE:
-                return state, plan_ends(decided, new_id(), self._confirmed)
-            # A publisher with a turn goes first, also before rows that are staged: they stay the right ones meanwhile.
-            if self._turns.holds(state.table.properties):
+                return state, plan_boundary_publish(decided, new_id(), self._confirmed)
+            # A publisher at the head of the queue goes first. Staged rows stay valid meanwhile.
+            if self._queue.holds(state.table.properties):
                 return Again.AGAIN
-            # Step 2: stage, unless the rows that are staged are still the right ones.
+            # Step 2: stage, unless the staged rows are still valid.
             if staged is None or plan.next is Next.STAGE:
                 reach(Step.SPEED_DECIDED)
                 self._discard(staged)
@@ -246,36 +250,36 @@ class MicroBatches:
         assert decided is not None
         assert plan is not None
         if landed is None:
-            LOG.info("stream %s: offsets %s are already published; skipped", self._stream.name, ranges_to_keys(ranges))
+            LOG.info("stream %s: skipped published offsets=%s", self._stream.name, ranges_to_keys(ranges))
             return 0, True
         if staged is None:
-            self._say_ends(decided)
+            self._log_boundaries(decided)
             return 0, False
         self._meter.landed(landed.seconds)
         ended = merge.merge(self._lake, self._stream) if decided.state.retained_hours else landed
-        self._after(landed.publish, staged, ended)
+        self._finish_publish(landed.publish, staged, ended)
         LOG.info(
-            "stream %s: published %d offsets as %d rows and %d dead letters of hour %s in %.2f s",
+            "stream %s: published micro-batch offsets=%d rows=%d dead_letters=%d hours=%s seconds=%.2f",
             self._stream.name,
             size(plan.todo),
             staged.rows.rows if staged.rows else 0,
             staged.dead.rows if staged.dead else 0,
-            ", ".join(plan.by_hour),
+            ",".join(plan.by_hour),
             time.monotonic() - began,
         )
-        self._rollup.published(len(staged.rows.files) if staged.rows else 0)
+        self._compaction.published(len(staged.rows.files) if staged.rows else 0)
         return size(plan.todo), plan.whole
 
-    def _publish_ends(self, decided: ResolvedState) -> bool:
-        publish = plan_ends(decided, new_id(), self._confirmed)
+    def _publish_boundaries(self, decided: ResolvedState) -> bool:
+        publish = plan_boundary_publish(decided, new_id(), self._confirmed)
         if land(self._lake, decided.state, publish, decided.now) is None:
             return False
-        self._say_ends(decided)
+        self._log_boundaries(decided)
         return True
 
-    def _say_ends(self, decided: ResolvedState) -> None:
+    def _log_boundaries(self, decided: ResolvedState) -> None:
         ended = max(decided.timeline.boundaries, default=decided.timeline.open)
-        LOG.info("stream %s: hours are cut up to %s; cutting on", self._stream.name, ended)
+        LOG.info("stream %s: hour boundaries set up to %s; continuing", self._stream.name, ended)
 
     def skip(self, skip: Skip) -> bool:
         """Move the position behind hours that the batch layer serves; False when the table moved meanwhile."""
@@ -286,37 +290,39 @@ class MicroBatches:
         return self._move(decided, publish, skip.why)
 
     def skip_lost(self, log_starts: dict[int, int]) -> bool:
-        """Move the position to the log's start, recording the range that retention took. Loud on purpose."""
+        """Move the position to the log's start and record the lost range. Logs an error."""
         decided = self._clock.decide()
         planned = plan_skip_lost(decided, log_starts, new_id(), self._confirmed)
         if planned is None:
-            return self._publish_ends(decided)
+            return self._publish_boundaries(decided)
         publish, lost = planned
         LOG.error(
-            "stream %s: retention took %d offsets before they were read: %s; recorded as a gap",
+            "stream %s: retention deleted offsets before they were read, recorded as a gap count=%d ranges=%s",
             self._stream.name,
             size(lost),
             ranges_to_keys(lost),
         )
-        return self._move(decided, publish, "retention took them")
+        return self._move(decided, publish, "retention deleted these offsets")
 
     def _move(self, decided: ResolvedState, publish: Publish, why: str) -> bool:
         if land(self._lake, decided.state, publish, decided.now) is None:
             return False
         reach(Step.SPEED_SKIPPED)
         assert publish.position is not None
-        LOG.info("stream %s: position moved to %s: %s", self._stream.name, publish.position.to_json(), why)
+        LOG.info("stream %s: position moved position=%s reason=%s", self._stream.name, publish.position.to_json(), why)
         return True
 
     def _stage_ahead(self, frame: Callable[[], DataFrame], ranges: Ranges) -> StagedBatch | None:
-        """Stage what `frame` reads by what was decided last; None where that has to be decided first, or is to be read
-        around."""
+        """Stage what `frame` reads, by the last decision.
+
+        None if a new decision is needed first, or Spark cannot read one of the records.
+        """
         if (decided := self._decided) is None:
             return None
         plan = plan_ahead(decided, ranges, self._lake.clock.now())
         if plan is None:
             return None
-        # A lake that is away is told of within seconds: Spark would try for minutes, and say nothing.
+        # Fail fast when the catalog is down: Spark would retry for minutes without an error.
         self._lake.load(self._stream.table)
         reach(Step.SPEED_DECIDED)
         try:
@@ -327,7 +333,7 @@ class MicroBatches:
             return None
 
     def _stage_readable(self, frame: Callable[[], DataFrame], plan: Plan, decided: ResolvedState) -> StagedBatch:
-        """Stage what `frame` reads; where Spark's reader cannot pass a record, what is read around it."""
+        """Stage what `frame` reads; if Spark cannot read a record, stage the records around it."""
         try:
             return self._stage(frame(), plan, decided)
         except (PySparkException, Py4JError) as error:
@@ -340,39 +346,39 @@ class MicroBatches:
     def _measured(
         self, state: State, staged: StagedBatch, hours: Mapping[str, str], publishing: float
     ) -> dict[str, str]:
-        """What the publish of what is staged says was measured, if it lands now."""
+        """The measurements that this publish writes to `main`."""
         seconds = [(STAGE, staged.seconds), (PUBLISH, publishing)]
         if (waited := readable_after(state, staged, hours, self._lake.clock.now())) is not None:
             seconds.append((READABLE, waited))
         return self._meter.tell(state.branch_properties["main"], seconds)
 
     def _stage(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:
-        """Stage the rows and dead letters of a plan, for the log and the columns that were decided on."""
+        """Stage a plan's rows and dead letters, for the topic and columns of the decision."""
         began = time.monotonic()
         try:
-            staged = self._staged(frame, plan, decided)
+            staged = self._stage_all(frame, plan, decided)
         except (PySparkException, Py4JError) as error:
             if not is_unlisted_schema_id(error):
                 raise
-            LOG.info("stream %s: new schema id; listing schema ids again", self._stream.name)
+            LOG.info("stream %s: new schema id, reloading the list of schema ids", self._stream.name)
             self._format = open_format(self._environment, self._stream, cache_schema_ids=True)
-            staged = self._staged(frame, plan, decided)
-        # The workers count for themselves, and nobody asks them.
+            staged = self._stage_all(frame, plan, decided)
+        # Count the workers' own requests here.
         written = staged.rows.files if isinstance(staged.rows, Written) else ()
         TALLY.count(S3_REQUESTS, "PutObject", sum(f.file_path.startswith("s3") for f in written))
         return replace(staged, seconds=time.monotonic() - began)
 
-    def _staged(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:
+    def _stage_all(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:
         stream, catalog, topic_id = self._stream, self._environment.catalog.name, decided.position.topic_id
-        # The usual micro-batch is not trimmed: changing bounds in the plan would have it compiled anew each time.
+        # Most micro-batches need no trim: changing bounds in the query plan would recompile it each time.
         frame = records.trim(frame, plan.todo) if plan.trimmed else frame
-        # A file for each task: as many as run at once, however many partitions there are.
+        # One file for each task, so at most one for each core, whatever the number of partitions.
         at_once = frame.sparkSession.sparkContext.defaultParallelism
         frame = frame.coalesce(at_once) if len(plan.todo) > at_once else frame
         if (staged := self._stage_certain(frame, plan, decided)) is not None:
             return staged
-        # Counted before anything else, where a row is not copied for it. A task that is tried again may count twice,
-        # which only costs a needless look for dead letters.
+        # Count first, before a copy of each row is made. A retried task may count twice, which only costs an unneeded
+        # search for dead letters.
         counts = Observation()
         counted = frame.observe(counts, F.count(F.lit(1)).alias("records"))
         good = records.good(self._decode(counted, plan, with_errors=False), stream)
@@ -390,8 +396,10 @@ class MicroBatches:
         return StagedBatch(topic_id, plan.by_hour, rows, dead)
 
     def _stage_certain(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch | None:
-        """Stage what is certain to be good without Spark's reader and writer, and the few other records with its
-        reader; None where these are many, or the stream's records are none that can be read so."""
+        """Stage certain records without Spark's reader and writer, and the few others with Spark's reader.
+
+        None if too many records are left for Spark, or the stream's records cannot be read this way.
+        """
         table, topic_id = decided.state.table, decided.position.topic_id
         if not runs_here(frame.sparkSession.sparkContext.master):
             return None
@@ -405,7 +413,7 @@ class MicroBatches:
         certain = stage_certain(records.assign_hours(frame, plan.hours), spec, table, attempt, began)
         if certain.left is None:
             LOG.info(
-                "stream %s: the workers left %d of %d records; Spark reads this micro-batch and the next %d",
+                "stream %s: workers left too many records to Spark left=%d of=%d spark_reads_next=%d",
                 self._stream.name,
                 certain.seen - certain.written.rows,
                 certain.seen,
@@ -418,7 +426,7 @@ class MicroBatches:
         if not certain.left:
             reach(Step.SPEED_ROWS_STAGED)
         else:
-            left = only(frame, certain.left).cache()
+            left = at_offsets(frame, certain.left).cache()
             try:
                 decoded = self._decode(left, plan, with_errors=True)
                 others = stage_rows(records.good(decoded, self._stream), spec, table, attempt, began)
@@ -431,7 +439,7 @@ class MicroBatches:
             if rows.rows + (dead.rows if dead else 0) != certain.seen:
                 raise Transient(
                     f"stage {attempt}: expected a row or a dead letter for each of {certain.seen} records, found "
-                    f"{rows.rows} and {dead.rows if dead else 0}; starting again from the table"
+                    f"{rows.rows} and {dead.rows if dead else 0}; restarting from the table"
                 )
         reach(Step.SPEED_STAGED)
         return StagedBatch(topic_id, plan.by_hour, rows, dead)
@@ -445,10 +453,10 @@ class MicroBatches:
     def _decode(self, frame: DataFrame, plan: Plan, with_errors: bool) -> DataFrame:
         return records.decode(records.assign_hours(frame, plan.hours), self._stream, self._format, with_errors)
 
-    def _after(self, publish: Publish, staged: StagedBatch, ended: Landed | Merged) -> None:
-        """What follows a publish, or the merge after it, and may be lost with the process: the next one does it
-        again."""
-        self._turns.published()
+    def _finish_publish(self, publish: Publish, staged: StagedBatch, ended: Landed | Merged) -> None:
+        """The steps after a publish, or after the merge that follows it. If lost in a crash, the next publish repeats
+        them."""
+        self._queue.published()
         self._confirmed = frozenset()
         reach(Step.SPEED_PUBLISHED)
         if staged.dead is not None:
@@ -459,15 +467,15 @@ class MicroBatches:
         reach(Step.SPEED_OFFSETS_COMMITTED)
 
     def _commit_lag(self, offsets: Offsets) -> None:
-        """Commit offsets for lag monitors. They alone read them, so no failure ends the job."""
-        if self._may_not_commit:
+        """Commit offsets for lag monitors. Nothing else reads them, so a failure does not end the job."""
+        if self._lacks_commit_right:
             return
         try:
             self._kafka.commit_lag(f"anabranch-{self._stream.name}", self._stream.topic, offsets)
         except MissingRight as error:
-            self._may_not_commit = True
+            self._lacks_commit_right = True
             LOG.warning(
-                "stream %s: offsets for lag monitors are not committed until this job is restarted with the right; "
+                "stream %s: offsets for lag monitors not committed until a restart with the right to do so; "
                 "records and tables do not need them: %s",
                 self._stream.name,
                 error,
@@ -478,7 +486,7 @@ class MicroBatches:
     def _discard(self, staged: StagedBatch | None) -> None:
         if staged is None:
             return
-        # Files without a snapshot are left to orphan removal: a publish that named them may have landed all the same.
+        # Orphan removal deletes files without a snapshot: a publish that named them may have landed.
         if isinstance(staged.rows, Staged):
             self._lake.discard(self._stream.table, staged.rows)
         if staged.dead is not None:

@@ -1,4 +1,4 @@
-"""What the speed layer decides, pure: a micro-batch's hours and next step, its publish, and how it comes back."""
+"""The speed layer's decisions, pure: a micro-batch's hours and next step, its publish, and how the job catches up."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StagedBatch:
-    """Staged rows and dead letters, the split by hour that they were staged under, and the topic's id then; how many
-    seconds that took."""
+    """Staged rows and dead letters, with the split by hour and the topic id at that time; seconds it took to stage."""
 
     topic_id: str
     by_hour: dict[str, Ranges]
@@ -48,28 +47,28 @@ class StagedBatch:
 
     @property
     def attempt(self) -> str | None:
-        """The id that its rows were staged under."""
+        """The id under which its rows were staged."""
         if isinstance(self.rows, Written):
             return self.rows.id
         return self.rows.wap_id if self.rows else None
 
 
 class Next(Enum):
-    """What a micro-batch does next."""
+    """A micro-batch's next step."""
 
-    LEAVE = "its offsets are already published"
-    RESTART = "it lies ahead of the position, or in a partition that nobody has told of yet"
-    STAGE = "nothing is staged, or not as it has to be by now"
-    DECIDE = "the hours that it belongs to are not decided yet: those before it are, and are published first"
-    MERGE = "main has to be made right first"
-    PUBLISH = "what is staged can be published"
+    DONE = "its offsets are already published"
+    RESTART = "it lies ahead of the position, or in a partition that the position lacks"
+    STAGE = "nothing is staged, or the staged rows are outdated"
+    DECIDE = "its hours are not decided yet: publish the boundaries of the hours before it first"
+    MERGE = "main needs a merge first"
+    PUBLISH = "publish the staged rows"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A micro-batch's next step, and for STAGE and PUBLISH the offsets that are left of it, by hour.
+    """A micro-batch's next step, and for STAGE and PUBLISH its remaining offsets by hour.
 
-    Not `whole`: what lies behind the hours that are decided so far is for a publish after this one.
+    `whole` is false when offsets beyond the decided hours are left for a later publish.
     """
 
     next: Next
@@ -83,18 +82,18 @@ class Plan:
 def plan_micro_batch(
     decided: ResolvedState, ranges: Ranges, staged: StagedBatch | None, now: datetime | None = None
 ) -> Plan:
-    """What to do next with the offsets of `ranges`, of which `staged` is staged already.
+    """Decide what to do next with the offsets of `ranges`, given what is `staged` already.
 
-    `now` is what the clock says once the state is loaded, for rows that are files without a snapshot; the time of the
-    decision, which Kafka was asked at, is of before.
+    `now`: the clock, read after the state was loaded, to judge the age of files without a snapshot. The decision's own
+    time is earlier.
     """
     state, position = decided.state, decided.position
     if not ranges.keys() <= position.offsets.keys():
-        # A broker that does not know a new partition yet was asked: no hour would end there.
+        # The broker that answered does not have the new partition yet: no hour could end there.
         return Plan(Next.RESTART, {}, False, [], {})
-    standing = classify(ranges, position.offsets)
-    if standing in (RangeRelation.PUBLISHED, RangeRelation.AHEAD):
-        step = Next.LEAVE if standing is RangeRelation.PUBLISHED else Next.RESTART
+    relation = classify(ranges, position.offsets)
+    if relation in (RangeRelation.PUBLISHED, RangeRelation.AHEAD):
+        step = Next.DONE if relation is RangeRelation.PUBLISHED else Next.RESTART
         return Plan(step, {}, False, [], {})
     left = trim(ranges, position.offsets)
     hours = hour_ranges(decided.timeline, state.cuts, position.offsets, decided.now)
@@ -102,20 +101,20 @@ def plan_micro_batch(
     if not todo:
         return Plan(Next.DECIDE, {}, False, hours, {}, whole=False)
     by_hour = assign(todo, hours)
-    # Only the hours that it has offsets of: the usual micro-batch has one, and each more costs every record a look.
+    # Keep only the micro-batch's own hours, usually one: each more costs a comparison for each record.
     hours = [h for h in hours if h.ends is None or h.hour in by_hour]
-    if staged is None or not _is_as_decided(staged, position, by_hour) or not _is_there(state, staged, now):
+    if staged is None or not _matches_decision(staged, position, by_hour) or not _still_exists(state, staged, now):
         step = Next.STAGE
     else:
         step = Next.MERGE if needs_merge(state) else Next.PUBLISH
-    return Plan(step, todo, standing is RangeRelation.OVERLAPPING or todo != left, hours, by_hour, todo == left)
+    return Plan(step, todo, relation is RangeRelation.OVERLAPPING or todo != left, hours, by_hour, todo == left)
 
 
 def plan_ahead(decided: ResolvedState, ranges: Ranges, now: datetime) -> Plan | None:
-    """How to stage `ranges` while what lies before them is still being published, by what was decided for that.
+    """Plan how to stage `ranges` while the offsets before them are still being published, by the last decision.
 
-    A guess, which the decision on what is staged (`plan_micro_batch`) accepts or has staged anew. None where it is
-    likely to be wrong: an hour has ended since, or a partition is new.
+    A guess: `plan_micro_batch` accepts the staged rows later, or has them staged again. None where the guess is
+    likely wrong: an hour has ended since, or a partition is new.
     """
     if hour_of(now) != hour_of(decided.now):
         return None
@@ -126,23 +125,23 @@ def plan_ahead(decided: ResolvedState, ranges: Ranges, now: datetime) -> Plan | 
 
 
 def plan_write(dates: int | None, hours: int) -> dict[str, str]:
-    """How the rows of so many event dates (None: unbounded) and hours are written, as options of Iceberg's.
+    """Iceberg write options for rows of so many event dates (None: unbounded) and hours.
 
-    At once, with an open file for each partition of the table, where these are few; else each task sorts its rows by
-    partition first, and has one file open at a time. The table's sort order is the batch layer's: no file claims it.
+    Few table partitions: fanout, with an open file for each. Otherwise each task sorts its rows by partition and has
+    one file open at a time. The table's sort order is the batch layer's, so the files do not claim it.
     """
     if dates is not None and dates * hours <= MOST_OPEN_FILES:
         return {"fanout-enabled": "true", "use-table-distribution-and-ordering": "false"}
     return {"fanout-enabled": "false", "distribution-mode": "none", "output-sort-order-id": "0"}
 
 
-def _is_as_decided(staged: StagedBatch, position: Position, by_hour: Mapping[str, Ranges]) -> bool:
+def _matches_decision(staged: StagedBatch, position: Position, by_hour: Mapping[str, Ranges]) -> bool:
     return staged.topic_id == position.topic_id and staged.by_hour == by_hour
 
 
-def _is_there(state: State, staged: StagedBatch, now: datetime | None) -> bool:
+def _still_exists(state: State, staged: StagedBatch, now: datetime | None) -> bool:
     if isinstance(staged.rows, Written):
-        assert now is not None, "the age of files is told by a clock that is read after the state"
+        assert now is not None, "the age of files needs a clock that is read after the state"
         return is_young(staged.rows, now)
     return staged.rows is None or staged_snapshot(state.table, staged.rows.wap_id) is not None
 
@@ -157,14 +156,15 @@ def plan_publish(
     read_until: datetime | None = None,
     measured: Mapping[str, str] | None = None,
 ) -> Publish:
-    """The publish of a staged micro-batch. `hour_of` names the hour of each staged file, by path; the whole of it ends
-    where the log ended at `read_until` or later. `main` says what was `measured`.
+    """The publish of a staged micro-batch.
 
-    Rows of hours that the batch layer serves go to `speed` only, and so do those of an hour whose rows in `main` a
-    merge kept: `main` may hold the same offsets already, and is given the hour once the speed layer covers it.
+    `hour_of` maps each staged file's path to its hour. `read_until`: the log ended at the micro-batch's end at this
+    time or later. `measured`: properties for `main`.
+    Rows of hours that the batch layer serves go to `speed` only. So do rows of an hour whose rows in `main` a merge
+    retained: `main` may contain the same offsets already, and gets the hour once the speed layer covers it.
     """
     files: tuple[DataFile, ...] = staged.rows.files if staged.rows else ()
-    to_main = _for_main(decided.state, staged, hour_of)
+    to_main = _files_for_main(decided.state, staged, hour_of)
     return Publish(
         id=staged.attempt or id,
         changes=(Change("speed", files), Change("main", to_main, properties=measured or {})),
@@ -176,45 +176,45 @@ def plan_publish(
     )
 
 
-def _for_main(state: State, staged: StagedBatch, hour_of: Mapping[str, str]) -> tuple[DataFile, ...]:
+def _files_for_main(state: State, staged: StagedBatch, hour_of: Mapping[str, str]) -> tuple[DataFile, ...]:
     files: tuple[DataFile, ...] = staged.rows.files if staged.rows else ()
     direct = {h for h in hour_of.values() if state.served_by(h) == "speed" and h not in state.retained_hours}
     return tuple(f for f in files if hour_of[f.file_path] in direct)
 
 
 def readable_after(state: State, staged: StagedBatch, hour_of: Mapping[str, str], now: datetime) -> float | None:
-    """How many seconds the oldest of a micro-batch's rows for `main` has waited, if they are readable now; None of no
-    row, and where files do not say. Pure.
+    """Seconds that the oldest of a micro-batch's rows for `main` has waited, if readable now. Pure.
 
-    By its Kafka timestamp, and never from before what `main` is fresh through, whatever a producer stamped it with.
+    None without rows, or if the files lack the statistics. Measured from the Kafka timestamp, but never from before
+    the time that `main` is fresh through, whatever timestamp a producer set.
     """
-    stamps = oldest_timestamps(state.table, _for_main(state, staged, hour_of), "kafka_timestamp")
+    stamps = oldest_timestamps(state.table, _files_for_main(state, staged, hour_of), "kafka_timestamp")
     fresh_through = Watermarks.from_properties(state.branch_properties["main"]).fresh_through
     since = waiting_since(stamps, fresh_through, now)
     return (now - since).total_seconds() if since is not None else None
 
 
-def plan_ends(decided: ResolvedState, id: str, confirmed: frozenset[str]) -> Publish:
-    """The publish of ends alone, of hours that a micro-batch lies behind."""
+def plan_boundary_publish(decided: ResolvedState, id: str, confirmed: frozenset[str]) -> Publish:
+    """The publish of hour boundaries alone, for hours before a micro-batch."""
     return Publish(id, (Change("speed"),), decided.timeline, decided.position, confirmed=confirmed)
 
 
 def within_hours(ranges: Ranges, hours: Sequence[HourRange]) -> Ranges:
-    """The part of `ranges` that belongs to `hours` (oldest first): all of it when the last one is still running."""
+    """The part of `ranges` in `hours` (oldest first): all of it if the last hour is still open."""
     ends = hours[-1].ends if hours else {}
     return ranges if ends is None else clip(ranges, {p: (0, ends.get(p, 0)) for p in ranges})
 
 
 @dataclass(frozen=True)
 class Skip:
-    """Hours that `main` serves from the batch layer: go on behind them, at `to`."""
+    """Hours that `main` serves from the batch layer: continue after them, at `to`."""
 
     hours: tuple[str, ...]
     to: Offsets
 
     @property
     def why(self) -> str:
-        """For the log: what is skipped, and who has it."""
+        """The reason, for the log."""
         match self.hours:
             case ():
                 return "the hours behind are covered by the batch layer"
@@ -226,19 +226,19 @@ class Skip:
 
 @dataclass(frozen=True)
 class Read:
-    """The rest of a sealed hour that lies before hours to skip, to be read by its cut."""
+    """The rest of a sealed hour before hours to skip, to be read by its cut."""
 
     hour: str
     ranges: Ranges
 
 
 def assign(ranges: Ranges, hours: Sequence[HourRange]) -> dict[str, Ranges]:
-    """Split a micro-batch's ranges by ingest hour; `hours` oldest first, the last one open."""
+    """Split a micro-batch's ranges by ingest hour. `hours`: oldest first, the last one open."""
     assigned: dict[str, Ranges] = {}
     left = {p: (s, e) for p, (s, e) in ranges.items() if s < e}
     for entry in hours:
         if not left:
-            break  # a long backlog has many hours behind the micro-batch's
+            break  # a long backlog has many more hours
         ends = entry.ends
         until = {p: e if ends is None else min(e, ends.get(p, 0)) for p, (_, e) in left.items()}
         if part := {p: (s, until[p]) for p, (s, _) in left.items() if s < until[p]}:
@@ -247,11 +247,10 @@ def assign(ranges: Ranges, hours: Sequence[HourRange]) -> dict[str, Ranges]:
     return assigned
 
 
-def plan_return(state: State, position: Offsets) -> Skip | Read | None:
-    """The next step of a speed layer that comes back: skip hours that batch serves, read what lies before such hours by
-    its cut, and None when the rest is for the stream.
+def plan_catch_up(state: State, position: Offsets) -> Skip | Read | None:
+    """The next step of catching up: skip hours that batch serves, or read the hours before them by their cut.
 
-    So a refused hour between two accepted ones is never jumped over.
+    None when the stream can read the rest. A refused hour between two accepted ones is never skipped.
     """
     if (forgotten := _skip_forgotten(state, position)) is not None:
         return forgotten
@@ -274,11 +273,11 @@ def plan_return(state: State, position: Offsets) -> Skip | Read | None:
 
 
 def plan_skip(decided: ResolvedState, skip: Skip, id: str, confirmed: frozenset[str]) -> Publish | None:
-    """The publish that moves the position behind hours that the batch layer serves.
+    """The publish that moves the position past hours that the batch layer serves.
 
-    None when by now the way back begins with something else: a position never moves back.
+    None when the next step has changed meanwhile: a position never moves back.
     """
-    if plan_return(decided.state, decided.position.offsets) != skip:
+    if plan_catch_up(decided.state, decided.position.offsets) != skip:
         return None
     to = Position(decided.position.topic_id, skip.to)
     timeline = replace(decided.timeline, skipped=tuple(sorted({*decided.timeline.skipped, *skip.hours})))
@@ -288,14 +287,14 @@ def plan_skip(decided: ResolvedState, skip: Skip, id: str, confirmed: frozenset[
 def plan_skip_lost(
     decided: ResolvedState, log_starts: Offsets, id: str, confirmed: frozenset[str]
 ) -> tuple[Publish, Ranges] | None:
-    """The publish that moves the position to the log's starts, and records what retention took; and what that is.
+    """The publish that moves the position to the log's starts and records the lost ranges; returns both. Pure.
 
-    None when all of it belongs to hours that are not decided yet: their ends are published first. Pure.
+    None when all of them belong to hours that are not decided yet: publish the boundaries first.
     """
     position = decided.position
     lost = {p: (position.offsets.get(p, 0), s) for p, s in log_starts.items() if s > position.offsets.get(p, 0)}
     known = hour_ranges(decided.timeline, decided.state.cuts, position.offsets, decided.now)
-    # What belongs to hours that are not decided yet is recorded under them by the next call.
+    # The next call records the rest, once its hours are decided.
     lost = within_hours(lost, known)
     if not lost:
         return None
@@ -313,12 +312,12 @@ def plan_skip_lost(
 
 
 def _comparable_cuts(state: State) -> list[tuple[str, Cut]]:
-    """The cuts whose offsets are of the log that the position belongs to, oldest first."""
+    """The cuts that refer to the position's log, oldest first."""
     return [(h, c) for h, c in sorted(state.cuts.items()) if h >= state.timeline.since]
 
 
 def _skip_forgotten(state: State, position: Offsets) -> Skip | None:
-    """From a position whose accepted hours are no longer remembered one by one, go to the first that is."""
+    """Skip from a position in accepted hours that the state no longer lists to the first hour that it does."""
     cuts = _comparable_cuts(state)
     start = cuts[0][1].starts if cuts else state.timeline.start
     behind = {p: (position.get(p, 0), s) for p, s in start.items()}
@@ -328,9 +327,9 @@ def _skip_forgotten(state: State, position: Offsets) -> Skip | None:
 
 
 def reaches_log_end(ranges: Ranges, at_most: int) -> bool:
-    """Whether a micro-batch of Spark's, which takes `at_most` offsets, reaches the log's end as it was asked for. Pure.
+    """Whether a Spark micro-batch of `at_most` offsets reaches the log end that Spark asked for. Pure.
 
-    Where there is more than it takes, each partition's share is rounded down.
+    With more offsets available than it takes, Spark rounds each partition's share down.
     """
     return size(ranges) <= at_most - len(ranges)
 

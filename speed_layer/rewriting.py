@@ -1,7 +1,7 @@
-"""One data file out of many: the same rows in the same physical schema, read back before anybody relies on it.
+"""Rewrite many data files as one: the same rows in the same physical schema, read back before its commit.
 
-The files are read and written by PyArrow in the job's driver, batch by batch on one core, so that memory is bounded and
-Spark keeps the rest.
+PyArrow reads and writes the files in the job's driver, batch by batch on one core. Memory is bounded, and Spark keeps
+the other cores.
 """
 
 from __future__ import annotations
@@ -28,74 +28,74 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 _BATCH_ROWS = 65_536
-# A row group is written once its rows take so much memory.
+# Write a row group once its rows take so much memory.
 _ROW_GROUP_BYTES = 32 * 2**20
-# A file up to this size is read in one request.
+# Read a file up to this size in one request.
 _WHOLE = 8 * 2**20
-# How Parquet's library tells an annotation says nothing of the file.
+# Details of the Parquet library's schema text that do not describe the file.
 _ASIDE = re.compile(r", is_from_converted_type=\w+|, force_set_converted_type=\w+")
 
 
 class Stopped(Exception):
-    """The job is to end, so the file is not written to its end."""
+    """The job is stopping, so the file is incomplete."""
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A file that holds the rows of `sources`, in their order. No commit knows of it yet."""
+    """A file with the rows of `sources`, in their order. No commit refers to it yet."""
 
     file: DataFile
     sources: tuple[DataFile, ...]
 
 
 @dataclass(frozen=True)
-class Sorted:
-    """Files that can become one, and by path the kind of those that are of another physical schema than these."""
+class SortedFiles:
+    """Files that can become one, and by path the physical schemas of the others."""
 
-    alike: tuple[DataFile, ...]
-    apart: dict[str, str]
+    same_schema: tuple[DataFile, ...]
+    other_schemas: dict[str, str]
 
 
-def sort_out(table: Table, files: Sequence[DataFile]) -> Sorted:
-    """Which of `files` have the schema that most of them have, and one that PyArrow writes as it found it.
+def sort_out(table: Table, files: Sequence[DataFile]) -> SortedFiles:
+    """Which of `files` have the most frequent schema, if PyArrow writes that schema unchanged.
 
-    A file holds the columns, and the types, that its writer knew. Files of different schemas are not put together:
-    what a file holds tells old rows from new ones (`serving_layer.layer_diff.spark`). Raises Transient.
+    A file has the columns and types of its writer. Files of different schemas are not merged, because the schema
+    distinguishes old rows from new ones (`serving_layer.layer_diff.spark`). Raises Transient.
     """
-    kinds: dict[str, str] = {}
+    schemas: dict[str, str] = {}
     for data_file in files:
         with _opened(table, data_file) as parquet:
-            kinds[data_file.file_path] = kind_of(parquet)
-            if kind_of(_written_empty(parquet.schema_arrow)) != kinds[data_file.file_path]:
-                kinds[data_file.file_path] = f"alone: {data_file.file_path}"
-    most, _ = Counter(kinds.values()).most_common(1)[0]
-    alike = tuple(f for f in files if kinds[f.file_path] == most and not most.startswith("alone: "))
-    return Sorted(alike, {f.file_path: kinds[f.file_path] for f in files if f not in alike})
+            schemas[data_file.file_path] = schema_text(parquet)
+            if schema_text(_written_empty(parquet.schema_arrow)) != schemas[data_file.file_path]:
+                schemas[data_file.file_path] = f"alone: {data_file.file_path}"
+    most, _ = Counter(schemas.values()).most_common(1)[0]
+    same_schema = tuple(f for f in files if schemas[f.file_path] == most and not most.startswith("alone: "))
+    return SortedFiles(same_schema, {f.file_path: schemas[f.file_path] for f in files if f not in same_schema})
 
 
-def kind_of(parquet: pq.ParquetFile) -> str:
+def schema_text(parquet: pq.ParquetFile) -> str:
     """A file's physical schema, field ids included, as text."""
     # The first line is the object's address, the second the schema's own name.
     return _ASIDE.sub("", "\n".join(str(parquet.schema).splitlines()[2:]))
 
 
 def rewrite(table: Table, sources: Sequence[DataFile], is_stopped: Callable[[], bool] = lambda: False) -> Rewritten:
-    """Write the rows of `sources`, which are of one partition and one kind, to a new file, and read it back.
+    """Write the rows of `sources`, of one partition and one schema, to a new file, and read it back.
 
-    Raises Terminal when what is read back is anything but the rows of the sources: the file is deleted then, and
-    nothing is published. Raises Transient when storage does not answer, Stopped when `is_stopped` says so.
+    Raises Terminal when the rows read back differ from the rows of the sources; the file is then deleted. Raises
+    Transient when storage does not answer, Stopped when `is_stopped` returns true.
     """
     first = sources[0]
     path = f"{first.file_path.rsplit('/', 1)[0]}/rolled-{uuid.uuid4().hex}.parquet"
     try:
-        with lake_errors(f"roll {len(sources)} files up into {path}"):
+        with lake_errors(f"compact {len(sources)} files into {path}"):
             _write(table, path, sources, is_stopped)
-            made = _written_file(table, path, first)
-            _require_same(table, made, sources, is_stopped)
+            new_file = _written_file(table, path, first)
+            _require_same(table, new_file, sources, is_stopped)
     except BaseException:
         delete_quietly(table, [path])
         raise
-    return Rewritten(made, tuple(sources))
+    return Rewritten(new_file, tuple(sources))
 
 
 def _write(table: Table, path: str, sources: Sequence[DataFile], is_stopped: Callable[[], bool]) -> None:
@@ -105,7 +105,7 @@ def _write(table: Table, path: str, sources: Sequence[DataFile], is_stopped: Cal
         table.io.new_output(path).create() as sink,
         open_writer(sink, schema, compression=codec_of(table)) as writer,
     ):
-        # What Iceberg's writer says of the schema stays; Arrow's own word on it is of no use to others.
+        # Keep the schema that Iceberg's writer recorded; only Arrow uses Arrow's.
         writer.add_key_value_metadata({k: v for k, v in metadata.items() if k != b"ARROW:schema"})
         for group in _row_groups(_batches(table, sources, is_stopped)):
             rows = pa.Table.from_batches(group)
@@ -113,7 +113,7 @@ def _write(table: Table, path: str, sources: Sequence[DataFile], is_stopped: Cal
 
 
 def _written_empty(schema: pa.Schema) -> pq.ParquetFile:
-    """A file without rows, as PyArrow would write one of this schema."""
+    """A file without rows that PyArrow writes with this schema."""
     sink = io.BytesIO()
     with open_writer(sink, schema):
         pass
@@ -134,28 +134,30 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBat
 
 
 def _written_file(table: Table, path: str, like: DataFile) -> DataFile:
-    """The new file as a manifest names it, with the statistics that its footer gives."""
+    """The new file's manifest entry, with the statistics of its footer."""
     with table.io.new_input(path).open() as source:
         footer = pq.read_metadata(source)
     return data_file_from(table, path, len(table.io.new_input(path)), footer, like.partition, like.spec_id)
 
 
-def _require_same(table: Table, made: DataFile, sources: Sequence[DataFile], is_stopped: Callable[[], bool]) -> None:
+def _require_same(
+    table: Table, new_file: DataFile, sources: Sequence[DataFile], is_stopped: Callable[[], bool]
+) -> None:
     rows = sum(f.record_count for f in sources)
-    if made.record_count == rows and is_same(
-        _batches(table, (made,), is_stopped), _batches(table, sources, is_stopped)
+    if new_file.record_count == rows and is_same(
+        _batches(table, (new_file,), is_stopped), _batches(table, sources, is_stopped)
     ):
         return
     raise Terminal(
-        f"roll up {len(sources)} files of {'.'.join(table.name())}: expected to read the {rows} rows of "
-        f"{sources[0].file_path} and others again from {made.file_path}, found {made.record_count} rows or other "
-        "values; the file is deleted and nothing is published; set `speed: {roll_up: false}` in the stream's file, "
+        f"compact {len(sources)} files of {'.'.join(table.name())}: expected to read the {rows} rows of "
+        f"{sources[0].file_path} and others from {new_file.file_path}, found {new_file.record_count} rows or other "
+        "values; the new file was deleted, nothing was published; set `speed: {roll_up: false}` in the stream's file, "
         "start the speed layer again, and report this"
     )
 
 
 def is_same(ones: Iterable[pa.RecordBatch], others: Iterable[pa.RecordBatch]) -> bool:
-    """Whether two streams of batches hold the same rows in the same order, every value bit by bit."""
+    """Whether two streams of batches contain the same rows in the same order, each value bit by bit."""
     ahead = [iter(ones), iter(others)]
     left: list[pa.RecordBatch | None] = [None, None]
     while True:
@@ -175,15 +177,15 @@ def _equal(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:
     if one.schema.names != other.schema.names:
         return False
     for mine, theirs in zip(one.columns, other.columns, strict=True):
-        # Arrow's own schema in a file may name larger types for the same text; Parquet has one.
-        alike = theirs if theirs.type == mine.type else theirs.cast(mine.type)
-        if not mine.view(_as_bits(mine.type)).equals(alike.view(_as_bits(alike.type))):
+        # Arrow's schema may have larger types for the same text; Parquet has one.
+        converted = theirs if theirs.type == mine.type else theirs.cast(mine.type)
+        if not mine.view(_as_bits(mine.type)).equals(converted.view(_as_bits(converted.type))):
             return False
     return True
 
 
 def _as_bits(kind: pa.DataType) -> pa.DataType:
-    """A type with whole numbers in the place of floating ones: a NaN equals no NaN, and -0.0 equals 0.0."""
+    """The type with integers instead of floats: NaN never equals NaN, and -0.0 equals 0.0."""
     if pa.types.is_float64(kind):
         return pa.int64()
     if pa.types.is_float32(kind):

@@ -1,8 +1,8 @@
 """The process that Spark's Python workers are forked from, on one machine: `spark.python.daemon.module`.
 
-It imports once what they need, so that a worker is there in milliseconds and shares its memory with the others. And it
-leaves out of Python's path the archives that Spark puts there, its own jar among them: a worker reads their directories
-again before every task, which takes longer (130 ms and 25) than the records of a micro-batch.
+It imports their modules once, so that a worker starts in milliseconds and shares memory with the others. It also
+removes Spark's archives from Python's path, its own jar among them. A worker would read their directories before every
+task, which takes longer (130 ms and 25 ms) than the records of a micro-batch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 
 def forget_archives() -> None:
-    """Import nothing from archives where the same is installed."""
+    """Import nothing from archives of packages that are installed."""
     archives = [path for path in sys.path if _is_sparks(path)]
     sys.path[:] = [path for path in sys.path if path not in archives]
     for path in list(sys.path_importer_cache):
@@ -30,6 +30,7 @@ if __name__ == "__main__":
 
     import speed_layer.fast_staging  # noqa: F401
 
-    # A worker looks for garbage after every task, and this is none: to go through it takes longer than the task.
+    # A worker collects garbage after every task. Scanning these objects takes longer than the task, and none is
+    # garbage.
     gc.freeze()
     pyspark.daemon.manager()  # type: ignore[no-untyped-call]

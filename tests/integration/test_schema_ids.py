@@ -61,7 +61,7 @@ class Stream:
         context, group = self.one.spark.sparkContext, uuid.uuid4().hex
         context.setJobGroup(group, "a micro-batch")
         try:
-            self.arm.hand_over(
+            self.arm.submit(
                 lambda: read_ranges(self.one.spark, self.one.job.environment.kafka, self.one.name, ranges), ranges
             )
             self.arm.wait()

@@ -209,10 +209,10 @@ def test_a_micro_batch_is_staged_while_the_one_before_it_is_being_published(thre
     read = _reader(one)
 
     # What was decided for the first is needed to stage the others by.
-    assert arm.hand_over(read(pieces[0]), pieces[0]) == sizes[0]
+    assert arm.submit(read(pieces[0]), pieces[0]) == sizes[0]
     turn = publish_queue.ask_for_turn(job.lake, table, "somebody in the way", 60.0)
     assert turn is not None
-    assert arm.hand_over(read(pieces[1]), pieces[1]) == 0
+    assert arm.submit(read(pieces[1]), pieces[1]) == 0
     begun = threading.Event()
 
     def third() -> DataFrame:
@@ -222,7 +222,7 @@ def test_a_micro_batch_is_staged_while_the_one_before_it_is_being_published(thre
         return read(pieces[2])()
 
     with ThreadPoolExecutor(1) as pool:
-        handed = pool.submit(arm.hand_over, third, pieces[2])
+        handed = pool.submit(arm.submit, third, pieces[2])
         assert begun.wait(60)
         publish_queue.take_back_turn(job.lake, table, turn.id)
         assert handed.result(120) == sizes[1]
@@ -244,8 +244,8 @@ def test_what_is_staged_ahead_is_staged_again_where_another_publisher_was_first(
         calls.append(None)
         return read(rest)()
 
-    arm.hand_over(read(first), first)
-    assert arm.hand_over(beside_the_rival, rest) == 0, "the hazard did not happen: it was not staged ahead"
+    arm.submit(read(first), first)
+    assert arm.submit(beside_the_rival, rest) == 0, "the hazard did not happen: it was not staged ahead"
     assert arm.wait() == size(rest) - size(half)
     assert len(calls) == 2, "expected what was staged ahead to be staged again"
     arm.close()
@@ -257,12 +257,12 @@ def test_what_keeps_a_micro_batch_from_being_published_is_raised_by_the_next_cal
     arm, ends = _arm(one), _ends(one)
     first, gap, rest = ({p: (e * i // 6, e * (i + 1) // 6) for p, e in ends.items()} for i in (0, 2, 3))
     read = _reader(one)
-    arm.hand_over(read(first), first)
+    arm.submit(read(first), first)
     before = one.state.position
-    arm.hand_over(read(gap), gap)
+    arm.submit(read(gap), gap)
     poll(lambda: arm.has_failed or None, "the publish behind a gap to fail", 60)
-    with pytest.raises(Transient, match="starting again from the table"):
-        arm.hand_over(read(rest), rest)
+    with pytest.raises(Transient, match="restarting from the table"):
+        arm.submit(read(rest), rest)
     assert (arm.wait(), arm.has_failed, one.state.position) == (0, False, before)
     arm.close()
 

@@ -252,7 +252,7 @@ def test_files_of_workers_and_of_spark_are_of_one_kind_and_are_rolled_up_togethe
     kinds = set()
     for data_file in _files(one):
         with rewriting._opened(one.state.table, data_file) as parquet:
-            kinds.add(rewriting.kind_of(parquet))
+            kinds.add(rewriting.schema_text(parquet))
             ids = {f.name: int(f.metadata[b"PARQUET:field_id"]) for f in parquet.schema_arrow}
             assert ids == {f.name: f.field_id for f in one.state.table.schema().fields}
     assert len(kinds) == 1, "\n\n".join(kinds)

@@ -29,7 +29,7 @@ from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import Accepted, State, check_topic
 from batch_layer import balance
 from batch_layer import plan as batch_plan
-from speed_layer import compaction
+from speed_layer import compaction_plan
 from speed_layer import plan as speed_plan
 from speed_layer.plan import Next, Plan, Read, Skip, StagedBatch
 from speed_layer.rewriting import Rewritten
@@ -106,7 +106,7 @@ class Speed(Publisher):
         topic = world.kafka.describe(TOPIC)
         assert topic is not None
         position = check_topic(state.position, topic, TOPIC).offsets
-        step = speed_plan.plan_return(state, position)
+        step = speed_plan.plan_catch_up(state, position)
         log_starts = world.kafka.log_starts(topic)
         if not isinstance(step, Skip) and any(s > position[p] for p, s in log_starts.items()):
             behind: tuple[tuple[str, ...], tuple[tuple[int, int], ...]] = ((), tuple(sorted(log_starts.items())))
@@ -174,7 +174,7 @@ class Speed(Publisher):
 
     def act(self, world: World, plan: Plan) -> Iterator[Step]:
         turn = publish_queue.turn_to_hold_for(world.lake.line, self.waited, self.holds > 0)
-        if plan.next not in (Next.LEAVE, Next.RESTART) and turn is not None:
+        if plan.next not in (Next.DONE, Next.RESTART) and turn is not None:
             holding = replace(self, at="hold", waits=turn.id, last=self.lake, lake=None)
             yield f"finds that {turn.id} has the way", world, holding
         elif plan.next is Next.PUBLISH:
@@ -187,7 +187,7 @@ class Speed(Publisher):
             left, alone = self.discarding(world), self.bare()
             if plan.next is Next.STAGE:
                 yield f"decides to stage {plan.by_hour}", left, replace(alone, at="stage")
-            elif plan.next is Next.LEAVE:
+            elif plan.next is Next.DONE:
                 yield "finds its offsets published", left, alone.done()
             else:
                 left = left if self.ahead is None else self.ahead_discarded(left)
@@ -287,12 +287,13 @@ class Speed(Publisher):
             return
         if self.doing == "lost":
             skip = self.skipping_lost(decided)
-            lost = skip[0] if skip else speed_plan.plan_ends(decided, self.id, self.confirmed)
+            lost = skip[0] if skip else speed_plan.plan_boundary_publish(decided, self.id, self.confirmed)
             yield from self.publish(world, lost, decided.now, in_line=False)
             return
         plan = self.plan(decided)
         if plan.next is Next.DECIDE:
-            yield from self.publish(world, speed_plan.plan_ends(decided, self.id, self.confirmed), decided.now)
+            boundaries = speed_plan.plan_boundary_publish(decided, self.id, self.confirmed)
+            yield from self.publish(world, boundaries, decided.now)
             return
         assert self.batch is not None and self.staged is not None
         hour_of_file = {f.file_path: f.hour for f in self.files}
@@ -385,7 +386,7 @@ class RollUp(Publisher):
     def idle(self, world: World) -> Iterator[Step]:
         state = world.lake.state
         for hour, files in sorted(self.there(world.lake).items()):
-            if not self.runs or len(files) < 2 or not compaction.is_served(state, hour):
+            if not self.runs or len(files) < 2 or not compaction_plan.is_served(state, hour):
                 continue
             new = rolled_up(f"{world.new_id(self.name)}/{hour[-3:]}", tuple(files.values()), world.age)
             done: Any = (Rewritten(new, tuple(files.values())),)  # type: ignore[arg-type]
@@ -407,7 +408,7 @@ class RollUp(Publisher):
     def replacing(self) -> Publish | None:
         assert self.lake is not None
         id = self.lake.new_id(f"{self.name}-{self.at}")
-        return compaction.plan_replacement(
+        return compaction_plan.plan_replacement(
             self.lake.state, self.done, self.there(self.lake), NOW + self.began, NOW + self.checked, id
         )
 

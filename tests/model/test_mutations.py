@@ -41,7 +41,7 @@ from anabranch.protocol.publish import Publish
 from anabranch.protocol.state import POSITION
 from batch_layer import balance
 from batch_layer import plan as batch_plan
-from speed_layer import compaction
+from speed_layer import compaction_plan
 from speed_layer import plan as speed_plan
 
 
@@ -426,7 +426,7 @@ MUTANTS = [
         name="the look whether what was staged ahead is as decided",
     ),
     mutant(
-        compaction, "plan_replacement", without_a_look, RollUp("rollup"), RollUp("rival"), finds="more than once",
+        compaction_plan, "plan_replacement", without_a_look, RollUp("rollup"), RollUp("rival"), finds="more than once",
         name="the roll-up's look whether its files are still there", before=(broker(RECORD, RECORD), Speed("before")),
     ),
     mutant(
@@ -434,7 +434,7 @@ MUTANTS = [
         name="a file of those that are rolled up", before=(broker(RECORD, RECORD), Speed("before")),
     ),
     mutant(
-        compaction, "is_stale", always(False), RollUp("rollup"), Maintenance("maintenance"),
+        compaction_plan, "is_stale", always(False), RollUp("rollup"), Maintenance("maintenance"),
         finds="which storage does not hold", name="the age of a file that is rolled up",
         before=(broker(RECORD, RECORD), Speed("before")), orphans=True,
     ),

@@ -79,7 +79,7 @@ class _Demo:
             self._accept(oldest)
             self._kill_in_a_past_hour(speed, oldest)
             self._rebuild_alone()
-            speed = self._come_back()
+            speed = self._catch_up()
             speed = self._kill_in_the_running_hour(speed)
         self._drain(speed)
         self._end(oldest)
@@ -221,7 +221,7 @@ class _Demo:
         self._story.say("Every hour that has ended is whole in main, served by batch")
 
     # Step 6.
-    def _come_back(self) -> Running:
+    def _catch_up(self) -> Running:
         self._story.step("The speed layer is back, with the speed that ships, and without a checkpoint")
         self._space.set_speed(STREAM)
         behind = self._lag()

@@ -22,7 +22,7 @@ from anabranch.protocol import sealing
 from anabranch.protocol.sealing import KafkaOffsets, ResolvedState, Seen
 from anabranch.protocol.state import Accepted, State
 from anabranch.protocol.topic_change import gone_from_kafka, plan_adopt
-from speed_layer.plan import Read, Skip, assign, chunks, plan_return, within_hours
+from speed_layer.plan import Read, Skip, assign, chunks, plan_catch_up, within_hours
 
 BEGIN = datetime(2026, 11, 21, 3, 30, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -134,13 +134,13 @@ class World:
 
     def come_back(self) -> None:
         for _ in range(200):
-            step = plan_return(self.state, self.bound().offsets)
+            step = plan_catch_up(self.state, self.bound().offsets)
             if step is None:
                 return
             if isinstance(step, Skip):
                 decided = self.decide("speed", timedelta(0))
                 position = decided.position
-                if plan_return(self.state, position.offsets) != step:
+                if plan_catch_up(self.state, position.offsets) != step:
                     continue
                 self.skipped |= {(p, o) for p, e in step.to.items() for o in range(position.offsets.get(p, 0), e)}
                 assert step.to != position.offsets

@@ -34,7 +34,7 @@ from anabranch.protocol.state import LOST, REMEMBERED_HOURS, Accepted, accepted_
 from anabranch.protocol.topic_change import Adopted, adopt, gone_from_kafka, must_choose, plan_adopt, plan_begins
 from batch_layer.job import rebuild_hours
 from batch_layer.rebuild import Rebuilder, RebuildRequest
-from speed_layer.plan import plan_return
+from speed_layer.plan import plan_catch_up
 
 H = [shift("2026-11-21T00", i) for i in range(8)]
 OLD, NEW = "t", "new"
@@ -260,7 +260,7 @@ def test_a_topic_named_wrongly_and_put_right_goes_on_where_it_was_read_to(lake: 
         assert adopted is not None
         assert adopted.position == lake.state().position == Position(OLD, {0: 3})
     decided = BoundaryResolver(lake.stream, lake.lake, right.adapter).decide()
-    assert plan_return(decided.state, decided.position.offsets) is None
+    assert plan_catch_up(decided.state, decided.position.offsets) is None
     hour = decided.timeline.open
     assert lake.publish(lake.speed(lake.stage([(hour, 0, 3), (hour, 0, 4)]), {0: 5})) is Outcome.LANDED
     assert [row[1:] for row in lake.rows("main")] == [(0, o) for o in range(5)]

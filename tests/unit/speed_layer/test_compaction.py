@@ -34,16 +34,10 @@ from anabranch.protocol.publish import land, new_id
 from anabranch.protocol.publish_queue import ask_for_turn, take_back_turn
 from anabranch.protocol.state import Accepted
 from speed_layer import compaction, rewriting
-from speed_layer.compaction import (
-    LOOK_AFTER,
-    Rollup,
-    has_ended,
-    is_stale,
-    plan_replacement,
-    plan_rollup,
-    should_wait,
-)
-from speed_layer.rewriting import is_same, kind_of, rewrite, sort_out
+from speed_layer import compaction_plan as planning
+from speed_layer.compaction import PASS_AFTER, Compaction
+from speed_layer.compaction_plan import has_ended, is_stale, plan_compaction, plan_replacement, should_wait
+from speed_layer.rewriting import is_same, rewrite, schema_text, sort_out
 
 NEXT = shift(FIRST, 1)
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -76,7 +70,7 @@ class Small:
 
 
 def plan(files: list[Small], has_ended: bool = False, apart: dict[str, str] | None = None) -> list[tuple[Small, ...]]:
-    return [*plan_rollup(files, has_ended, apart)]  # type: ignore[arg-type, list-item]
+    return [*plan_compaction(files, has_ended, apart)]  # type: ignore[arg-type, list-item]
 
 
 def step(files: list[Small], has_ended: bool, written: Counter[str], whence: dict[str, list[str]]) -> list[Small]:
@@ -104,14 +98,14 @@ def test_a_reader_of_the_running_hour_opens_at_most_a_hundred_files(dates: int, 
             files += [Small(f"{batch}-{back}-{i}", rows + i, partition) for i in range(each)]
         new += dates * each
         most = max(most, len(files))
-        if new >= LOOK_AFTER:
+        if new >= PASS_AFTER:
             files, new = step(files, False, written, whence), 0
     assert most <= 100 - dates * each, "a look takes a micro-batch to be committed"
-    assert max(written.values()) <= math.log(sum(f.record_count for f in files), compaction._GROWTH_OF_MANY)
+    assert max(written.values()) <= math.log(sum(f.record_count for f in files), planning._GROWTH_OF_MANY)
     while len(after := step(files, True, written, whence)) < len(files):
         files = after
     size = sum(f.file_size_in_bytes for f in files)
-    assert len(files) <= dates + size // (compaction._TARGET_BYTES // 2), "an hour that has ended is left in few files"
+    assert len(files) <= dates + size // (planning._TARGET_BYTES // 2), "an ended hour is left in few files"
 
 
 @given(
@@ -147,17 +141,15 @@ def test_each_file_is_in_one_group_of_one_kind_that_is_not_too_large(
 @given(st.lists(st.integers(1, 100_000), min_size=2, max_size=120), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_what_is_left_while_an_hour_runs_is_a_few_files_of_each_size(rows: list[int], many: bool) -> None:
-    growth = compaction._GROWTH_OF_MANY if len(rows) > compaction._MANY else compaction._GROWTH
+    growth = planning._GROWTH_OF_MANY if len(rows) > planning._MANY else planning._GROWTH
     files = [Small(str(i), n, bytes_a_row=1) for i, n in enumerate(rows)]
     groups = plan(files)
     gone = {f.file_path for group in groups for f in group}
     left = [f for f in files if f.file_path not in gone]
     for group in groups:
         together = sum(f.record_count for f in group)
-        assert all(
-            compaction._size_class(together, growth) > compaction._size_class(f.record_count, growth) for f in group
-        )
-    by_size = Counter(compaction._size_class(f.record_count, growth) for f in left)
+        assert all(planning._size_class(together, growth) > planning._size_class(f.record_count, growth) for f in group)
+    by_size = Counter(planning._size_class(f.record_count, growth) for f in left)
     assert all(count < growth for count in by_size.values())
 
 
@@ -217,12 +209,12 @@ def read(lake: StreamLake, table: Any, data_file: DataFile) -> pq.ParquetFile:
 def test_one_file_holds_the_rows_of_many_in_every_type_and_is_described_as_they_are(lake: StreamLake) -> None:
     name, files = of_all_types(lake)
     table = lake.lake.load(name)
-    assert sort_out(table, files).alike == files
+    assert sort_out(table, files).same_schema == files
     made = rewrite(table, files).file
     assert made.record_count == 60
     before = [row for f in files for row in read(lake, table, f).read().to_pylist()]
     assert repr(read(lake, table, made).read().to_pylist()) == repr(before)
-    assert kind_of(read(lake, table, made)) == kind_of(read(lake, table, files[0]))
+    assert schema_text(read(lake, table, made)) == schema_text(read(lake, table, files[0]))
     assert (made.partition, made.spec_id) == (files[0].partition, files[0].spec_id)
     for counts in ("value_counts", "null_value_counts"):
         expected = {id: sum(getattr(f, counts)[id] for f in files) for id in getattr(files[0], counts)}
@@ -259,9 +251,9 @@ def test_files_of_different_columns_or_types_are_not_put_together(lake: StreamLa
     after = [lake.stage([(FIRST, 0, i)]).files[0] for i in range(2, 5)]
     table = lake.table()
     groups = sort_out(table, [*before, *after])
-    assert groups.alike == tuple(after)
-    assert groups.apart.keys() == {f.file_path for f in before}
-    assert sort_out(table, before).alike == tuple(before)
+    assert groups.same_schema == tuple(after)
+    assert groups.other_schemas.keys() == {f.file_path for f in before}
+    assert sort_out(table, before).same_schema == tuple(before)
     assert rewrite(table, before).file.column_sizes.keys() == before[0].column_sizes.keys()
 
 
@@ -285,23 +277,23 @@ def stored(lake: StreamLake) -> set[str]:
 
 
 @pytest.fixture
-def rolling(lake: StreamLake) -> Iterator[Rollup]:
-    made = Rollup(lake.lake, lake.stream)
+def rolling(lake: StreamLake) -> Iterator[Compaction]:
+    made = Compaction(lake.lake, lake.stream)
     yield made
     made.close()
 
 
-def written(rolling: Rollup) -> None:
+def written(rolling: Compaction) -> None:
     """Look, and have written what is due; nothing is committed."""
     rolling.begin()
-    rolling._look()
+    rolling._start_pass()
     assert rolling._work is not None
     rolling._work.result()
-    rolling._take()
+    rolling._take_pass()
     assert rolling._waiting
 
 
-def test_many_micro_batches_leave_few_files_and_nothing_else_changes(lake: StreamLake, rolling: Rollup) -> None:
+def test_many_micro_batches_leave_few_files_and_nothing_else_changes(lake: StreamLake, rolling: Compaction) -> None:
     most = 0
     for _ in range(5):
         publish(lake, 10)
@@ -325,7 +317,7 @@ def test_many_micro_batches_leave_few_files_and_nothing_else_changes(lake: Strea
     assert state.is_merged
 
 
-def test_an_hour_that_has_ended_and_waits_is_left_in_one_file(lake: StreamLake, rolling: Rollup) -> None:
+def test_an_hour_that_has_ended_and_waits_is_left_in_one_file(lake: StreamLake, rolling: Compaction) -> None:
     publish(lake, 5)
     state = lake.state()
     sealed = replace(state.timeline, open=NEXT, start={0: 5}, sealed={FIRST: Cut("t", {0: (0, 5)})})
@@ -337,7 +329,7 @@ def test_an_hour_that_has_ended_and_waits_is_left_in_one_file(lake: StreamLake, 
     assert lake.rows("main") == [*((FIRST, 0, i) for i in range(5)), (NEXT, 0, 5)]
 
 
-def test_an_hour_accepted_meanwhile_is_not_rolled_up(lake: StreamLake, rolling: Rollup) -> None:
+def test_an_hour_accepted_meanwhile_is_not_rolled_up(lake: StreamLake, rolling: Compaction) -> None:
     publish(lake, 10)
     written(rolling)
     assert stored(lake)
@@ -349,9 +341,9 @@ def test_an_hour_accepted_meanwhile_is_not_rolled_up(lake: StreamLake, rolling: 
     assert lake.rows("main") == lake.rows("speed") == [(FIRST, 0, i) for i in range(10)]
 
 
-def test_of_two_that_roll_up_the_same_hour_one_lands(lake: StreamLake, rolling: Rollup) -> None:
+def test_of_two_that_roll_up_the_same_hour_one_lands(lake: StreamLake, rolling: Compaction) -> None:
     publish(lake, 10)
-    other = Rollup(lake.again(), lake.stream)
+    other = Compaction(lake.again(), lake.stream)
     written(rolling)
     written(other)
     assert len(stored(lake)) == 2
@@ -363,7 +355,7 @@ def test_of_two_that_roll_up_the_same_hour_one_lands(lake: StreamLake, rolling: 
 
 
 def test_refused_by_a_moved_head_it_is_committed_later_over_what_came(
-    lake: StreamLake, rolling: Rollup, monkeypatch: pytest.MonkeyPatch
+    lake: StreamLake, rolling: Compaction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(lake, 10)
     written(rolling)
@@ -385,7 +377,7 @@ def test_refused_by_a_moved_head_it_is_committed_later_over_what_came(
 @pytest.mark.parametrize("lands", [True, False])
 @pytest.mark.parametrize("is_found", [True, False])
 def test_a_file_that_a_commit_was_asked_for_is_never_deleted(
-    lake: StreamLake, rolling: Rollup, monkeypatch: pytest.MonkeyPatch, lands: bool, is_found: bool
+    lake: StreamLake, rolling: Compaction, monkeypatch: pytest.MonkeyPatch, lands: bool, is_found: bool
 ) -> None:
     publish(lake, 10)
     written(rolling)
@@ -412,7 +404,7 @@ def test_a_file_that_a_commit_was_asked_for_is_never_deleted(
 
 
 def test_rows_that_are_not_read_back_are_not_published(
-    lake: StreamLake, rolling: Rollup, monkeypatch: pytest.MonkeyPatch
+    lake: StreamLake, rolling: Compaction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(lake, 10)
     before = files(lake)
@@ -440,7 +432,7 @@ def test_other_values_are_an_error_too(lake: StreamLake, monkeypatch: pytest.Mon
 
 
 def test_what_cannot_be_read_or_written_does_not_stop_the_stream(
-    lake: StreamLake, rolling: Rollup, monkeypatch: pytest.MonkeyPatch
+    lake: StreamLake, rolling: Compaction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(lake, 10)
 
@@ -449,7 +441,7 @@ def test_what_cannot_be_read_or_written_does_not_stop_the_stream(
 
     monkeypatch.setattr(rewriting, "_row_groups", fail)
     rolling.finish()
-    rolling.published(LOOK_AFTER)
+    rolling.published(PASS_AFTER)
     assert rolling._work is None, "it looks no more"
     assert len(files(lake)) == 10
     assert not stored(lake)
@@ -458,14 +450,14 @@ def test_what_cannot_be_read_or_written_does_not_stop_the_stream(
 def test_switched_off_nothing_is_rolled_up(lake: StreamLake) -> None:
     publish(lake, 10)
     speed = lake.stream.speed.model_copy(update={"roll_up": False})
-    rolling = Rollup(lake.lake, lake.stream.model_copy(update={"speed": speed}))
-    rolling.published(LOOK_AFTER)
+    rolling = Compaction(lake.lake, lake.stream.model_copy(update={"speed": speed}))
+    rolling.published(PASS_AFTER)
     rolling.finish()
     rolling.close()
     assert len(files(lake)) == 10
 
 
-def test_what_waited_too_long_is_given_up(lake: StreamLake, rolling: Rollup) -> None:
+def test_what_waited_too_long_is_given_up(lake: StreamLake, rolling: Compaction) -> None:
     publish(lake, 10)
     written(rolling)
     rolling._began -= timedelta(minutes=10)
@@ -477,7 +469,7 @@ def test_what_waited_too_long_is_given_up(lake: StreamLake, rolling: Rollup) -> 
     assert not is_stale(NOW, NOW + timedelta(minutes=9))
 
 
-def test_it_waits_while_the_batch_layer_has_its_turn_or_main_is_not_right(lake: StreamLake, rolling: Rollup) -> None:
+def test_it_waits_while_the_batch_layer_is_queued_or_main_needs_a_merge(lake: StreamLake, rolling: Compaction) -> None:
     publish(lake, 10)
     written(rolling)
     turn = ask_for_turn(lake.lake, lake.name, "batch")

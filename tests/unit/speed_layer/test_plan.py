@@ -23,10 +23,10 @@ from speed_layer.plan import (
     assign,
     chunks,
     plan_ahead,
-    plan_ends,
+    plan_boundary_publish,
+    plan_catch_up,
     plan_micro_batch,
     plan_publish,
-    plan_return,
     plan_skip,
     plan_write,
     reaches_log_end,
@@ -49,11 +49,11 @@ def outage(offsets: dict[int, int], accepted: str, forgotten: int = 0, **values:
 
 
 def test_a_speed_layer_at_the_head_goes_on_with_the_stream() -> None:
-    assert plan_return(outage({0: 50, 1: 5}, "aaaaa"), {0: 50, 1: 5}) is None
+    assert plan_catch_up(outage({0: 50, 1: 5}, "aaaaa"), {0: 50, 1: 5}) is None
 
 
 def test_accepted_hours_are_skipped_in_one_step() -> None:
-    assert plan_return(outage({0: 3, 1: 0}, "aaaaa"), {0: 3, 1: 0}) == Skip(tuple(H[:5]), {0: 50, 1: 5})
+    assert plan_catch_up(outage({0: 3, 1: 0}, "aaaaa"), {0: 3, 1: 0}) == Skip(tuple(H[:5]), {0: 50, 1: 5})
 
 
 def test_a_skip_says_who_has_the_hours() -> None:
@@ -65,7 +65,7 @@ def test_a_skip_says_who_has_the_hours() -> None:
 def test_a_refused_hour_between_two_accepted_ones_is_never_jumped_over() -> None:
     position = {0: 12, 1: 1}
     steps = []
-    while (step := plan_return(outage(position, "aarra"), position)) is not None:
+    while (step := plan_catch_up(outage(position, "aarra"), position)) is not None:
         steps.append(step)
         position = position | (step.to if isinstance(step, Skip) else {p: e for p, (_, e) in step.ranges.items()})
     assert steps == [
@@ -77,36 +77,36 @@ def test_a_refused_hour_between_two_accepted_ones_is_never_jumped_over() -> None
 
 
 def test_refused_hours_behind_the_last_accepted_one_are_for_the_stream() -> None:
-    assert plan_return(outage({0: 30, 1: 3}, "aaarr"), {0: 30, 1: 3}) is None
+    assert plan_catch_up(outage({0: 30, 1: 3}, "aaarr"), {0: 30, 1: 3}) is None
 
 
 def test_an_hour_that_an_operator_gave_to_the_speed_layer_is_read() -> None:
     state = outage({0: 0, 1: 0}, "aaaaa", overrides={H[0]: "speed"})
-    assert plan_return(state, {0: 0, 1: 0}) == Read(H[0], {0: (0, 10), 1: (0, 1)})
+    assert plan_catch_up(state, {0: 0, 1: 0}) == Read(H[0], {0: (0, 10), 1: (0, 1)})
 
 
 def test_what_an_hour_still_lacks_is_read_partition_by_partition() -> None:
-    assert plan_return(outage({0: 4, 1: 1}, "raaaa"), {0: 4, 1: 1}) == Read(H[0], {0: (4, 10)})
+    assert plan_catch_up(outage({0: 4, 1: 1}, "raaaa"), {0: 4, 1: 1}) == Read(H[0], {0: (4, 10)})
 
 
 def test_forgotten_hours_are_skipped_to_the_first_that_is_remembered() -> None:
     state = outage({0: 4, 1: 1}, "aaaaa", forgotten=2)
-    assert plan_return(state, {0: 4, 1: 1}) == Skip((), {0: 20, 1: 2})
-    assert plan_return(state, {0: 20, 1: 2}) == Skip(tuple(H[2:5]), {0: 50, 1: 5})
+    assert plan_catch_up(state, {0: 4, 1: 1}) == Skip((), {0: 20, 1: 2})
+    assert plan_catch_up(state, {0: 20, 1: 2}) == Skip(tuple(H[2:5]), {0: 50, 1: 5})
 
 
 def test_a_skip_never_moves_a_partition_back() -> None:
-    step = plan_return(outage({0: 4, 1: 5}, "aarrr"), {0: 4, 1: 5})
+    step = plan_catch_up(outage({0: 4, 1: 5}, "aarrr"), {0: 4, 1: 5})
     assert step == Skip((H[0], H[1]), {0: 20, 1: 5})
 
 
 def test_before_the_first_seal_there_is_nothing_to_come_back_to() -> None:
-    assert plan_return(new_state(Timeline(FIRST, FIRST, {0: 7})), {0: 7}) is None
+    assert plan_catch_up(new_state(Timeline(FIRST, FIRST, {0: 7})), {0: 7}) is None
 
 
 def test_a_skip_is_given_up_when_somebody_else_went_further_meanwhile() -> None:
     """The hazard: planned over an older load, it moves the position back, and what lies between is published twice."""
-    skip = plan_return(outage({0: 3, 1: 0}, "aaaaa"), {0: 3, 1: 0})
+    skip = plan_catch_up(outage({0: 3, 1: 0}, "aaaaa"), {0: 3, 1: 0})
     assert skip == Skip(tuple(H[:5]), {0: 50, 1: 5})
     for offsets in ({0: 50, 1: 5}, {0: 57, 1: 6}, {0: 12, 1: 1}):
         state = outage(offsets, "aaaaa")
@@ -116,7 +116,7 @@ def test_a_skip_is_given_up_when_somebody_else_went_further_meanwhile() -> None:
 
 def test_a_skip_moves_the_position_and_remembers_the_hours() -> None:
     state = outage({0: 3, 1: 0}, "aaaaa")
-    skip = plan_return(state, {0: 3, 1: 0})
+    skip = plan_catch_up(state, {0: 3, 1: 0})
     assert isinstance(skip, Skip)
     publish = plan_skip(ResolvedState(state, state.position, state.timeline, NOW), skip, "id", frozenset())
     assert publish is not None
@@ -194,7 +194,7 @@ def test_a_micro_batch_is_published_as_far_as_its_hours_are_decided() -> None:
     behind = replace(decided, state=new_state(timeline, {0: 4}), position=Position("t", {0: 4}))
     plan = plan_micro_batch(behind, {0: (0, 9)}, None)
     assert (plan.next, plan.todo, plan.whole) == (Next.DECIDE, {}, False)
-    assert plan_ends(behind, "id", frozenset()).timeline == timeline
+    assert plan_boundary_publish(behind, "id", frozenset()).timeline == timeline
 
 
 @given(RANGES, RANGES, st.integers(0, 25))
