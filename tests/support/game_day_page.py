@@ -15,7 +15,7 @@ _HEAD = """# Game day
 
 Faults, caused one after the other on the running demo: Kafka, S3, a speed job under live events, batch runs, the
 exporter, the status page, and Prometheus with [our alerts](../../deploy/prometheus/alerts.yml). Each until it was
-seen, mended by its [run-book's](../../docs/runbooks.md#run-books) command, and gone. `make game-day` does all of it
+seen, mended by its [run-book's](../../docs/runbooks.md) command, and gone. `make game-day` does all of it
 again, and compares what is seen where, and the commands, with this page; `make game-day WRITE=1` writes the page.
 It then causes what the other alerts watch for, and sees each of them fire.
 

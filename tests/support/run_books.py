@@ -21,13 +21,15 @@ TEXT = "\n".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for 
 
 _PROGRAMS = r"airflow|anabranch|kafka-[a-z]+\.sh|aws|du|fuser|jq|openssl|rm|unset|ALTER TABLE|CALL|SELECT"
 _COMMAND = re.compile(rf"(?:{_PROGRAMS}) .+")
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 
 
 def commands() -> set[str]:
     """Every command of the pages, on one line. What a program printed (```text) is none; nor is a mere name, such as
     `anabranch audit` where a page has a longer command that begins so."""
-    fenced = [line for kind, body in _FENCE.findall(TEXT) if kind != "text" for line in body.splitlines()]
+    fenced = [
+        line for kind, body in _FENCE.findall(TEXT) if kind != "text" for line in map(str.strip, body.splitlines())
+    ]
     spans = re.findall(r"`([^`]+)`", _FENCE.sub("", TEXT))
     found = {" ".join(span.split()) for span in (*fenced, *spans)}
     found = {span for span in found if _COMMAND.fullmatch(span)}
@@ -55,8 +57,8 @@ def words(command: str) -> list[str]:
 
 
 def entries() -> dict[str, dict[str, str]]:
-    """Of the section of run-books, each entry by its heading: what it says under each of its labels."""
-    section = PAGE[PAGE.index("\n## Run-books\n") :].split("\n## ")[1]
+    """Of the section of alerts and states, each entry by its heading: what it says under each of its labels."""
+    section = PAGE[PAGE.index("\n## Alerts and states of an hour\n") :].split("\n## ")[1]
     found = {}
     for part in section.split("\n### ")[1:]:
         heading, _, body = part.partition("\n")
