@@ -186,7 +186,9 @@ class SpeedJob:
         asked = {"after": clock.elapsed()}
         LOG.info("stream %s: streaming from the table's position position=%s", stream.name, to_keys(position))
         limit = stream.speed.max_offsets_per_trigger
-        frame = read_stream(self._spark, self._job.environment.kafka, stream.topic, position, limit)
+        # A job that ends by itself leaves nothing waiting.
+        wait = stream.speed.publish if not self._available_now else None
+        frame = read_stream(self._spark, self._job.environment.kafka, stream.topic, position, limit, wait)
 
         def each(batch: DataFrame, batch_id: int) -> None:
             # The thread that stops the query takes the lock and waits for this function, so do not block here.

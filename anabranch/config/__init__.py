@@ -341,6 +341,14 @@ class EventTime(_Frozen):
     future: Duration | None = None
 
 
+class PublishWhen(_Frozen):
+    """When the speed layer publishes: as soon as `records` offsets wait, and `within` this time of the micro-batch
+    before if any wait. While none wait, it publishes nothing."""
+
+    records: int = Field(default=50_000, gt=0)
+    within: Duration = timedelta(seconds=30)
+
+
 class Speed(_Frozen):
     """How the speed layer runs. `lost_offsets`: what to do when retention has overtaken the position.
 
@@ -353,6 +361,16 @@ class Speed(_Frozen):
     lost_offsets: Literal["stop", "continue"] = "stop"
     retry_for: RetryFor = None
     roll_up: bool = True
+    publish: PublishWhen | None = None
+
+    @model_validator(mode="after")
+    def _check_publish(self) -> Speed:
+        if self.publish is not None and self.publish.records > self.max_offsets_per_trigger:
+            raise ValueError(
+                f"publish.records: expected at most max_offsets_per_trigger ({self.max_offsets_per_trigger}), found "
+                f"{self.publish.records}"
+            )
+        return self
 
 
 Gap = Literal["control", "aborted", "compacted", "retention"]

@@ -17,7 +17,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from anabranch.common.remote_errors import full_text
-from anabranch.config import Kafka
+from anabranch.config import Kafka, PublishWhen
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.kafka.security import spark_options
 from anabranch.offsets.position import Offsets, Ranges, ranges_to_keys, size, to_keys
@@ -59,11 +59,20 @@ def read_ranges(spark: SparkSession, kafka: Kafka, topic: str, ranges: Ranges, u
     )
 
 
-def read_stream(spark: SparkSession, kafka: Kafka, topic: str, position: Offsets, max_offsets: int) -> DataFrame:
-    """An endless frame of the topic from `position` on, at most `max_offsets` a micro-batch; lost data fails it."""
+def read_stream(
+    spark: SparkSession, kafka: Kafka, topic: str, position: Offsets, max_offsets: int, wait: PublishWhen | None = None
+) -> DataFrame:
+    """An endless frame of the topic from `position` on, at most `max_offsets` a micro-batch; lost data fails it.
+
+    With `wait`, a micro-batch begins once that many offsets wait, or that long after the one before it.
+    """
+    waiting = {}
+    if wait is not None:
+        seconds = max(1, round(wait.within.total_seconds()))
+        waiting = {"minOffsetsPerTrigger": str(wait.records), "maxTriggerDelay": f"{seconds}s"}
     return (
         spark.readStream.format("kafka")
-        .options(**_options(kafka))
+        .options(**(_options(kafka) | waiting))
         .option("subscribe", topic)
         .option("startingOffsets", json.dumps({topic: to_keys(position)}))
         .option("maxOffsetsPerTrigger", max_offsets)

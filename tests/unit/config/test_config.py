@@ -246,6 +246,11 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
         ),
         ({"start": "newest"}, "start", "found 'newest'"),
         ({"speed": "{trigger: soon}"}, "speed.trigger", "expected a duration"),
+        (
+            {"speed": "{max_offsets_per_trigger: 10, publish: {records: 11}}"},
+            "speed",
+            "publish.records: expected at most max_offsets_per_trigger (10), found 11",
+        ),
         ({"maintain": "{orphans_after: 1 hour}"}, "maintain.orphans_after", "expected 1 day or more"),
         ({"speed": "{retry_for: always}"}, "speed.retry_for", "or 'for ever', found 'always'"),
         ({"speed": "{max_offsets_per_trigger: 0}"}, "speed.max_offsets_per_trigger", "found 0"),
