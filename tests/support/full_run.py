@@ -127,10 +127,10 @@ def collect(files: Sequence[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     by_packages: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for file in files:
-        by_packages[tuple(packages(file.split("/")[1]))].append(file)
+        by_packages[tuple(packages(suite_of(file)))].append(file)
     for some in by_packages.values():
         listed = subprocess.run(
-            command(some[0].split("/")[1], "--collect-only", "-q", "-p", "no:cacheprovider", "--no-header", *some),
+            command(suite_of(some[0]), "--collect-only", "-q", "-p", "no:cacheprovider", "--no-header", *some),
             cwd=ROOT, capture_output=True, text=True,
         )  # fmt: skip
         if listed.returncode != 0:
@@ -254,7 +254,7 @@ def print_status() -> None:
     for suite in suites():
         at: dict[str, list[str]] = defaultdict(list)
         for file in sorted((ROOT / "tests" / suite).glob("**/test_*.py")):
-            name = f"tests/{suite}/{file.name}"
+            name = str(file.relative_to(ROOT))
             found = [p["commit"] for n, p in record["units"].items() if n == name or n.startswith(f"{name}::")]
             for one in found or [""]:
                 if file.name not in at[one]:

@@ -36,6 +36,16 @@ def test_each_suite_is_run_with_the_packages_of_its_own_target() -> None:
         full.packages("nowhere")
 
 
+def test_the_tests_of_a_long_file_are_found_in_every_suite() -> None:
+    file = "tests/external/hdfs/test_in_hdfs.py"
+    assert set(functions(ROOT / file)) <= {test.partition("[")[0] for test in full.collect([file])[file]}
+
+
+def test_what_is_known_is_of_files_that_exist() -> None:
+    gone = [name for name in full.load_durations() if not (ROOT / name).is_file()]
+    assert gone == [], f"{full.DURATIONS}: remove {', '.join(gone)}, or move them to the files' new names"
+
+
 def test_what_a_run_took_replaces_what_was_known_of_its_files() -> None:
     durations = {"tests/unit/test_a.py": {"test_gone": 50.0, "": 1.0}, "tests/unit/test_b.py": {"": 2.0}}
     took = {
@@ -64,7 +74,7 @@ def test_what_passed_elsewhere_is_taken_over_when_it_is_later(tmp_path: Path, mo
 
 def test_no_shard_should_take_more_than_half_an_hour() -> None:
     durations = full.load_durations()
-    files = [f"tests/{s}/{file.name}" for s in full.suites() for file in (ROOT / "tests" / s).glob("test_*.py")]
+    files = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests").glob("**/test_*.py"))
     # Its functions, or what is recorded of it, stand for the tests of a long file.
     known = {file: durations.get(file, {}).keys() - {""} for file in files}
     tests = {file: sorted(known[file]) or list(functions(ROOT / file)) for file in files}

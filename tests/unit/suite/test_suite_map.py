@@ -61,6 +61,13 @@ def test_each_folder_of_tests_has_its_own_target_and_each_test_is_run_by_one_of_
     assert re.findall(r"tests/(\w+)", recipe[1]) == list(suite_map.QUICK_FOLDERS)
 
 
+def test_each_file_of_tests_has_its_own_name() -> None:
+    """pytest imports a file by its name alone, and so are files named in tables."""
+    names = [file.name for file in (ROOT / "tests").glob("**/test_*.py")]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    assert twice == [], f"expected each name once, found two files of {', '.join(twice)}: rename one"
+
+
 def test_nothing_is_skipped() -> None:
     for file in sorted((ROOT / "tests").glob("**/test_*.py")):
         if str(file.relative_to(ROOT / "tests")) in MAY_SKIP:

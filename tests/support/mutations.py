@@ -1,8 +1,8 @@
 """Ten faults put into the product, one at a time: `make test` must catch each, as `make test-mutations` shows.
 
-    python tests/mutations.py               all of them
-    python tests/mutations.py --only gate   those whose name has `gate` in it
-    python tests/mutations.py --whole       the whole of `make test`, not only the tests that are nearest
+    python tests/support/mutations.py               all of them
+    python tests/support/mutations.py --only gate   those whose name has `gate` in it
+    python tests/support/mutations.py --whole       the whole of `make test`, not only the tests that are nearest
 
 Each is put into a copy of the tree, in which the nearest tests run first, those of `make test` alone. Where none fails,
 the rest of `make test` does. The model's own mutations are in tests/model/test_mutations.py.
@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TESTS = ("tests/unit", "tests/model", "tests/integration")
 
 

@@ -1,0 +1,19 @@
+"""The faults of `make test-mutations` can still be put into the product: each changes a text that stands there once."""
+
+from __future__ import annotations
+
+import pytest
+from mutations import MUTATIONS, ROOT, Mutation
+from suite_map import functions, is_quick
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_fault_changes_what_the_product_has_once(mutation: Mutation) -> None:
+    text = (ROOT / mutation.file).read_text(encoding="utf-8")
+    found = text.count(mutation.right)
+    assert found == 1, f"{mutation.file}: expected once {mutation.right!r}, found it {found} times"
+    assert mutation.wrong not in text
+    for nearest in mutation.nearest:
+        file, _, named = nearest.partition("::")
+        quick = [one for one in functions(ROOT / file) if is_quick(ROOT / file, one)]
+        assert named in quick if named else quick, f"{nearest}: expected a test of `make test`, found none"
