@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from confluent_kafka import Producer
+from installation import build_wheel, install, run
 from world import SCHEMA, event, past_hour
 
 from anabranch import config
@@ -22,27 +22,16 @@ from anabranch.spark.jars import ensure_jars
 from anabranch.spark.java import require_java
 
 ROOT = Path(__file__).resolve().parents[2]
-UV = Path(sys.executable).parent / "uv"
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 PRODUCE = ROOT / "tests" / "support" / "Produce.java"
 RECORDS = 30  # of each producer and codec
-
-
-def run(*command: object, cwd: Path = ROOT) -> str:
-    done = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `anabranch` of an environment that has the wheel and its declared dependencies, nothing else."""
     folder = tmp_path_factory.mktemp("wheel")
-    run(UV, "build", "--wheel", "--out-dir", folder)
-    run(UV, "venv", "--python", sys.executable, folder / "venv")
-    [wheel] = folder.glob("*.whl")
-    run(UV, "pip", "install", "--python", folder / "venv/bin/python", wheel)
-    return folder / "venv" / "bin" / "anabranch"
+    return install(build_wheel(folder), folder / "venv") / "anabranch"
 
 
 @dataclass(frozen=True)

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-UV = Path(sys.executable).parent / "uv"
-
-
-def run(*command: object, cwd: Path = ROOT) -> str:
-    done = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+from installation import UV, install, run
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +20,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of an environment that has the wheel and what it asks for, far from the checkout."""
-    environment = tmp_path_factory.mktemp("environment")
-    run(UV, "venv", "--python", sys.executable, environment / "venv")
     [wheel] = built.glob("*.whl")
-    run(UV, "pip", "install", "--python", environment / "venv/bin/python", wheel)
-    yield environment / "venv" / "bin"
+    return install(wheel, tmp_path_factory.mktemp("environment") / "venv")
 
 
 def test_both_hold_the_code_the_configuration_and_the_dags(built: Path) -> None:

@@ -1,0 +1,33 @@
+"""The wheel as users install it: built from a checkout, into an environment that has nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+UV = Path(sys.executable).parent / "uv"
+
+
+def run(*command: object, cwd: Path = ROOT, seconds: float = 600) -> str:
+    """Run a command to its end; returns its standard output. Raises AssertionError with what it printed."""
+    done = subprocess.run([str(word) for word in command], cwd=cwd, capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0, (
+        f"{command}: expected exit code 0, found {done.returncode}:\n{done.stdout}{done.stderr}"
+    )
+    return done.stdout
+
+
+def build_wheel(folder: Path, checkout: Path = ROOT) -> Path:
+    """Build the wheel into the folder; returns the file."""
+    run(UV, "build", "--wheel", "--out-dir", folder, cwd=checkout)
+    [wheel] = folder.glob("*.whl")
+    return wheel
+
+
+def install(wheel: Path, folder: Path, extras: str = "") -> Path:
+    """Make an environment in the folder, with the wheel and its declared dependencies; returns its bin folder."""
+    run(UV, "venv", "--python", sys.executable, folder)
+    run(UV, "pip", "install", "--python", folder / "bin" / "python", f"{wheel}{extras}")
+    return folder / "bin"
