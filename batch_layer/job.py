@@ -71,11 +71,11 @@ def rebuild_hours(
     named = sorted(hours) if hours is not None else None
     if named is not None:
         retry.call(name, lambda: require_ended(job.stream, job.lake, named))
-    sealed = retry.call(name, lambda: seal(job.stream, job.lake, job.kafka))
+    sealed = retry.call(name, lambda: seal(rebuilder.publisher, job.kafka))
     for h in named or ():
         require_sealed(sealed.state, job.stream, h)
     retry.call(name, lambda: take_over(job.lake, job.stream, job.kafka, sealed.state.position))
-    state = retry.call(name, lambda: rebuilder.recover(sealed))
+    state = retry.call(name, lambda: rebuilder.publisher.recover(sealed.state))
 
     is_told = True
 
@@ -164,7 +164,7 @@ def replay(
     `stop` is set.
     """
     name, retry, teller = f"stream {job.stream.name}", _retry(job, stop), teller or Teller(job)
-    retry.call(name, rebuilder.recover)
+    retry.call(name, rebuilder.publisher.recover)
     repairable = {h: n for h, n in retry.call(name, rebuilder.repairable).items() if hours is None or h in hours}
 
     def restate(h: str) -> Result:

@@ -58,7 +58,6 @@ def plan_acceptance_of_empty(
     candidates: Sequence[str],
     id: str,
     now: datetime,
-    confirmed: frozenset[str],
     run: RunFacts | None = None,
 ) -> Publish | None:
     """The publish that accepts those of `candidates`, hours without records, that wait, ACCEPTED_AT_ONCE at most; None
@@ -75,7 +74,7 @@ def plan_acceptance_of_empty(
     accepted = accepted_properties(state, {h: Accepted(1, cut) for h, cut in todo.items()})
     changes = (Change("batch", properties=accepted), Change("main"))
     sealed = {h: c for h, c in state.timeline.sealed.items() if h not in todo}
-    return Publish(id, changes, replace(state.timeline, sealed=sealed), decisions=rows, confirmed=confirmed)
+    return Publish(id, changes, replace(state.timeline, sealed=sealed), decisions=rows)
 
 
 def acceptance_reason(objections: Sequence[str], accept: bool, why: str | None) -> str | None:
@@ -174,7 +173,6 @@ def plan_publish(
     state: State,
     rebuilt: Sequence[Rebuilt],
     now: datetime,
-    confirmed: frozenset[str],
     measured: Mapping[str, str] | None = None,
 ) -> Publish:
     """One publish of an hour, first, and of those that had to be decided again because of it: in place of all that
@@ -227,7 +225,6 @@ def plan_publish(
         timeline=replace(state.timeline, sealed=sealed),
         decisions=rows,
         dead_letters=tuple(item for r in rebuilt for item in r.letters),
-        confirmed=confirmed,
         tags=tuple(tags),
     )
 

@@ -35,9 +35,9 @@ from anabranch.protocol import coverage, dead_letters, ledger, merge
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.ledger_row import HourAccount, Layer, RunFacts
 from anabranch.protocol.measured import PUBLISH, STAGE, Meter
-from anabranch.protocol.merge import recover
-from anabranch.protocol.publish import Again, Decision, new_id, run
-from anabranch.protocol.sealing import Sealed, require_sealed
+from anabranch.protocol.publish import Again, Decision, new_id
+from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.sealing import require_sealed
 from anabranch.protocol.state import Accepted, State, load_state
 from anabranch.protocol.topic_change import gone_from_kafka
 from anabranch.spark.session import explain_spark, explained
@@ -112,7 +112,7 @@ class Rebuilder:
         self._parent, self._root = parent, root
         self._stream: Stream = job.stream
         self._hours = HourBuilder(job, spark)
-        self._confirmed: frozenset[str] = frozenset()
+        self.publisher = Publisher(job.lake, job.stream)
         self._meter = Meter("batch")
         # By hour, the publish that an earlier try of this run began, and what it says when it landed.
         self._begun: dict[str, tuple[str, Result]] = {}
@@ -124,14 +124,6 @@ class Rebuilder:
     def load(self) -> State:
         """The state as it is now."""
         return load_state(self._job.lake, self._stream.table)
-
-    def recover(self, sealed: Sealed | None = None) -> State:
-        """Finish what an earlier publisher left half done: the merge, dead letters, ledger rows. After a seal it starts
-        from what that ended with."""
-        before = (sealed.state, sealed.confirmed) if sealed is not None else ()
-        recovered = recover(self._job.lake, self._stream, *before)
-        self._confirmed |= recovered.confirmed
-        return recovered.state
 
     def waiting(self, state: State) -> list[str]:
         """The sealed hours that are not accepted, oldest first; not those that Kafka lost and that are refused for it,
@@ -197,14 +189,14 @@ class Rebuilder:
     def accept_empty(self, candidates: Sequence[str]) -> list[Result]:
         """Accept hours without records, in commits of bounded size."""
 
-        def decide() -> Decision:
+        def decide() -> Decision[None]:
             state, now = load_state(self._job.lake, self._stream.table), self._job.lake.clock.now()
-            return state, plan_acceptance_of_empty(state, candidates, new_id(), now, self._confirmed, self._run(now))
+            return Decision(state, plan_acceptance_of_empty(state, candidates, new_id(), now, self._run(now)), None)
 
         doing, results = f"accept empty hours of {self._stream.name}", list[Result]()
-        while (landed := run(self._job.lake, self._stream.table, decide, doing, True)) is not None:
+        while (landed := self.publisher.run(decide, doing).landed) is not None:
             reach(Step.BATCH_EMPTY_ACCEPTED)
-            self._confirmed |= ledger.record_waiting(self._job.lake, self._stream.hours_table, landed.state)
+            self.publisher.record_decisions(landed.state)
             results += [Result(row.hour, "accepted", 1, None, EMPTY, "batch") for row in landed.publish.decisions]
             if len(landed.publish.decisions) < ACCEPTED_AT_ONCE:
                 break
@@ -227,7 +219,7 @@ class Rebuilder:
         require_columns(state.table, self._stream)
         if hour in self._begun and has_landed(state.table, self._begun[hour][0]):
             # Its answer, or what follows it, was lost; another restatement would be one too many.
-            self.recover()
+            self.publisher.recover()
             return self._begun.pop(hour)[1]
         accepted = ledger.accepted(self._job.lake, self._stream.hours_table, state, hour)
         before = accepted.revision if accepted is not None else 0
@@ -353,10 +345,9 @@ class Rebuilder:
         lake, stream, hour = self._job.lake, self._stream, built[0].hour
         unread = self._unread(built, seen)
         surroundings = self._surroundings(built, seen, unread)
-        overtaken: list[int] = []
         ready = time.monotonic()
 
-        def decide() -> Decision:
+        def decide() -> Decision[int] | Again:
             state = load_state(lake, stream.table)
             require_columns(state.table, stream)
             # One of them may have been restated since, and others have let it be forgotten again.
@@ -365,8 +356,7 @@ class Rebuilder:
             for b in built:
                 verdict = check_publish(state, b.hour, b.cut, b.before, b.rows.wap_id, around, surroundings)
                 if verdict is PublishCheck.OVERTAKEN and b is built[0]:
-                    overtaken.append(revision_now(state, hour, b.before))
-                    return state, None
+                    return Decision(state, None, revision_now(state, hour, b.before))
                 if verdict is PublishCheck.UNSEALED:
                     raise Transient(
                         f"hour {b.hour}: expected it to be sealed, found its seal gone: branch speed was set back; "
@@ -395,20 +385,20 @@ class Rebuilder:
             ]
             seconds = [*((STAGE, b.seconds) for b in built), (PUBLISH, time.monotonic() - ready)]
             measured = self._meter.tell(state.branch_properties["main"], seconds)
-            return state, plan_publish(state, rebuilt, now, self._confirmed, measured)
+            return Decision(state, plan_publish(state, rebuilt, now, measured), built[0].before + 1)
 
         result = Result(hour, "accepted", built[0].before + 1, reasons[hour], built[0].account)
         self._begun[hour] = (built[0].rows.wap_id, result)
-        landed = run(lake, stream.table, decide, f"hour {hour} of {stream.name}", take_turns=True)
-        if landed is None:
+        published = self.publisher.run(decide, f"hour {hour} of {stream.name}")
+        if published.landed is None:
             self._discard(built)
-            reason = f"another run was first: revision {overtaken[-1]} is accepted"
-            return Result(hour, "unchanged", overtaken[-1], reason)
-        self._meter.landed(landed.seconds)
+            revision = published.result
+            return Result(hour, "unchanged", revision, f"another run was first: revision {revision} is accepted")
+        self._meter.landed(published.landed.seconds)
         reach(Step.BATCH_PUBLISHED)
-        self._confirmed |= ledger.record_waiting(lake, stream.hours_table, landed.state)
+        self.publisher.record_decisions(published.state)
         reach(Step.BATCH_RECORDED)
-        self._confirmed |= dead_letters.roll_forward(lake, stream.dead_letters_table, landed.state)
+        self.publisher.publish_dead_letters(published.state)
         reach(Step.BATCH_DEAD_LETTERS)
         # All of it is done: what is asked of the hour from here on is another restatement.
         del self._begun[hour]

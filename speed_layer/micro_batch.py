@@ -37,9 +37,10 @@ from anabranch.offsets.position import Offsets, Ranges, ranges_to_keys, size
 from anabranch.protocol import dead_letters, merge
 from anabranch.protocol.apply import require_columns, rows_columns
 from anabranch.protocol.measured import PUBLISH, READABLE, STAGE, Meter
-from anabranch.protocol.merge import Merged, recover
-from anabranch.protocol.publish import Again, Decision, Landed, Publish, land, new_id, run
+from anabranch.protocol.merge import Merged
+from anabranch.protocol.publish import Again, Decision, Landed, Publish, new_id
 from anabranch.protocol.publish_queue import Holding
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
 from anabranch.protocol.state import State
 from anabranch.records.formats import open_format
@@ -89,13 +90,13 @@ class MicroBatches:
         self._environment, self._stream, self._lake, self._kafka = environment, stream, lake, kafka
         self._clock = BoundaryResolver(stream, lake, kafka)
         self._format = open_format(environment, stream, cache_schema_ids=True)
-        self._confirmed: frozenset[str] = frozenset()
+        self._publisher = Publisher(lake, stream)
         self._queue = Holding(lake, stream.table, stop)
         self._meter = Meter("speed")
         # The last decision.
         self._decided: ResolvedState | None = None
         self._compaction = Compaction(lake, stream)
-        self._publisher = ThreadPoolExecutor(1, "publisher")
+        self._executor = ThreadPoolExecutor(1, "publisher")
         self._publishing: Future[int] | None = None
         self._without_workers = 0
         self._lacks_commit_right = False
@@ -107,12 +108,11 @@ class MicroBatches:
 
         Returns the resulting state.
         """
-        recovered = recover(self._lake, self._stream)
-        self._confirmed |= recovered.confirmed
+        state = self._publisher.recover()
         self._decided = None
-        self._clock.start_from(recovered.state)
+        self._clock.start_from(state)
         self._compaction.begin()
-        return recovered.state
+        return state
 
     def finish(self) -> None:
         """Compact what is due, at the end of a job that ends by itself."""
@@ -120,7 +120,7 @@ class MicroBatches:
 
     def close(self) -> None:
         """Stop the background threads."""
-        self._publisher.shutdown()
+        self._executor.shutdown()
         self._compaction.close()
 
     def warm_up(self, spark: SparkSession) -> None:
@@ -146,7 +146,7 @@ class MicroBatches:
             raise
         if staged is None:
             return published + self.publish(frame, ranges, read_until=read_until)
-        self._publishing = self._publisher.submit(self.publish, frame, ranges, staged, began, read_until)
+        self._publishing = self._executor.submit(self.publish, frame, ranges, staged, began, read_until)
         return published
 
     def wait(self) -> int:
@@ -203,12 +203,10 @@ class MicroBatches:
         if staged is not None and staged.attempt is not None:
             note(attempt=staged.attempt)
         needed = {p: e for p, (_, e) in ranges.items()}
-        decided: ResolvedState | None = None
-        plan: Plan | None = None
         ready = time.monotonic()
 
-        def decide() -> Decision:
-            nonlocal decided, plan, staged, ready
+        def decide() -> Decision[tuple[ResolvedState, Plan]] | Again:
+            nonlocal staged, ready
             # Step 1: decide from the table as it is now.
             decided = self._decided = self._clock.decide(needed=needed)
             state = decided.state
@@ -219,7 +217,7 @@ class MicroBatches:
                 self._discard(staged)
                 staged = None
             if plan.next is Next.DONE:
-                return state, None
+                return Decision(state, None, (decided, plan))
             if plan.next is Next.RESTART:
                 raise Transient(
                     f"stream {self._stream.name}: expected offsets from the position {decided.position.to_json()} on, "
@@ -227,7 +225,7 @@ class MicroBatches:
                     "from the table"
                 )
             if plan.next is Next.DECIDE:
-                return state, plan_boundary_publish(decided, new_id(), self._confirmed)
+                return Decision(state, plan_boundary_publish(decided, new_id()), (decided, plan))
             # A publisher at the head of the queue goes first. Staged rows stay valid meanwhile.
             if self._queue.holds(state.table.properties):
                 return Again.AGAIN
@@ -244,11 +242,11 @@ class MicroBatches:
             # Step 3: publish.
             hours = _hours_of(state, staged)
             measured = self._measured(state, staged, hours, time.monotonic() - ready)
-            return state, plan_publish(decided, plan, staged, hours, new_id(), self._confirmed, read_until, measured)
+            publish = plan_publish(decided, plan, staged, hours, new_id(), read_until, measured)
+            return Decision(state, publish, (decided, plan))
 
-        landed = run(self._lake, self._stream.table, decide, f"stream {self._stream.name}")
-        assert decided is not None
-        assert plan is not None
+        ended = self._publisher.run(decide, f"stream {self._stream.name}", take_turns=False)
+        (decided, plan), landed = ended.result, ended.landed
         if landed is None:
             LOG.info("stream %s: skipped published offsets=%s", self._stream.name, ranges_to_keys(ranges))
             return 0, True
@@ -256,8 +254,8 @@ class MicroBatches:
             self._log_boundaries(decided)
             return 0, False
         self._meter.landed(landed.seconds)
-        ended = merge.merge(self._lake, self._stream) if decided.state.retained_hours else landed
-        self._finish_publish(landed.publish, staged, ended)
+        merged = merge.merge(self._lake, self._stream) if decided.state.retained_hours else landed
+        self._finish_publish(landed.publish, staged, merged)
         LOG.info(
             "stream %s: published micro-batch offsets=%d rows=%d dead_letters=%d hours=%s seconds=%.2f",
             self._stream.name,
@@ -271,8 +269,7 @@ class MicroBatches:
         return size(plan.todo), plan.whole
 
     def _publish_boundaries(self, decided: ResolvedState) -> bool:
-        publish = plan_boundary_publish(decided, new_id(), self._confirmed)
-        if land(self._lake, decided.state, publish, decided.now) is None:
+        if self._publisher.land(decided.state, plan_boundary_publish(decided, new_id()), decided.now) is None:
             return False
         self._log_boundaries(decided)
         return True
@@ -284,7 +281,7 @@ class MicroBatches:
     def skip(self, skip: Skip) -> bool:
         """Move the position behind hours that the batch layer serves; False when the table moved meanwhile."""
         decided = self._clock.decide()
-        publish = plan_skip(decided, skip, new_id(), self._confirmed)
+        publish = plan_skip(decided, skip, new_id())
         if publish is None:
             return False
         return self._move(decided, publish, skip.why)
@@ -292,7 +289,7 @@ class MicroBatches:
     def skip_lost(self, log_starts: dict[int, int]) -> bool:
         """Move the position to the log's start and record the lost range. Logs an error."""
         decided = self._clock.decide()
-        planned = plan_skip_lost(decided, log_starts, new_id(), self._confirmed)
+        planned = plan_skip_lost(decided, log_starts, new_id())
         if planned is None:
             return self._publish_boundaries(decided)
         publish, lost = planned
@@ -305,7 +302,7 @@ class MicroBatches:
         return self._move(decided, publish, "retention deleted these offsets")
 
     def _move(self, decided: ResolvedState, publish: Publish, why: str) -> bool:
-        if land(self._lake, decided.state, publish, decided.now) is None:
+        if self._publisher.land(decided.state, publish, decided.now) is None:
             return False
         reach(Step.SPEED_SKIPPED)
         assert publish.position is not None
@@ -457,10 +454,9 @@ class MicroBatches:
         """The steps after a publish, or after the merge that follows it. If lost in a crash, the next publish repeats
         them."""
         self._queue.published()
-        self._confirmed = frozenset()
         reach(Step.SPEED_PUBLISHED)
         if staged.dead is not None:
-            self._confirmed = dead_letters.roll_forward(self._lake, self._stream.dead_letters_table, ended.state)
+            self._publisher.publish_dead_letters(ended.state)
         reach(Step.SPEED_DEAD_LETTERS)
         assert publish.position is not None
         self._commit_lag(publish.position.offsets)

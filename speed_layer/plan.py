@@ -152,7 +152,6 @@ def plan_publish(
     staged: StagedBatch,
     hour_of: Mapping[str, str],
     id: str,
-    confirmed: frozenset[str],
     read_until: datetime | None = None,
     measured: Mapping[str, str] | None = None,
 ) -> Publish:
@@ -171,7 +170,6 @@ def plan_publish(
         timeline=decided.timeline,
         position=advance(decided.position, plan.todo),
         dead_letters=(waiting_speed(staged.dead, decided.now),) if staged.dead else (),
-        confirmed=confirmed,
         read_until=read_until if plan.whole else None,
     )
 
@@ -194,9 +192,9 @@ def readable_after(state: State, staged: StagedBatch, hour_of: Mapping[str, str]
     return (now - since).total_seconds() if since is not None else None
 
 
-def plan_boundary_publish(decided: ResolvedState, id: str, confirmed: frozenset[str]) -> Publish:
+def plan_boundary_publish(decided: ResolvedState, id: str) -> Publish:
     """The publish of hour boundaries alone, for hours before a micro-batch."""
-    return Publish(id, (Change("speed"),), decided.timeline, decided.position, confirmed=confirmed)
+    return Publish(id, (Change("speed"),), decided.timeline, decided.position)
 
 
 def within_hours(ranges: Ranges, hours: Sequence[HourRange]) -> Ranges:
@@ -272,7 +270,7 @@ def plan_catch_up(state: State, position: Offsets) -> Skip | Read | None:
     return Skip(tuple(hours), to)
 
 
-def plan_skip(decided: ResolvedState, skip: Skip, id: str, confirmed: frozenset[str]) -> Publish | None:
+def plan_skip(decided: ResolvedState, skip: Skip, id: str) -> Publish | None:
     """The publish that moves the position past hours that the batch layer serves.
 
     None when the next step has changed meanwhile: a position never moves back.
@@ -281,12 +279,10 @@ def plan_skip(decided: ResolvedState, skip: Skip, id: str, confirmed: frozenset[
         return None
     to = Position(decided.position.topic_id, skip.to)
     timeline = replace(decided.timeline, skipped=tuple(sorted({*decided.timeline.skipped, *skip.hours})))
-    return Publish(id, (Change("speed"),), timeline, to, confirmed=confirmed)
+    return Publish(id, (Change("speed"),), timeline, to)
 
 
-def plan_skip_lost(
-    decided: ResolvedState, log_starts: Offsets, id: str, confirmed: frozenset[str]
-) -> tuple[Publish, Ranges] | None:
+def plan_skip_lost(decided: ResolvedState, log_starts: Offsets, id: str) -> tuple[Publish, Ranges] | None:
     """The publish that moves the position to the log's starts and records the lost ranges; returns both. Pure.
 
     None when all of them belong to hours that are not decided yet: publish the boundaries first.
@@ -308,7 +304,7 @@ def plan_skip_lost(
     properties = {LOST: lost_entries(decided.state, [entry])}
     timeline = replace(decided.timeline, skipped=tuple(sorted({*decided.timeline.skipped, *hours})))
     moved = advance(position, lost)
-    return Publish(id, (Change("speed", properties=properties),), timeline, moved, confirmed=confirmed), lost
+    return Publish(id, (Change("speed", properties=properties),), timeline, moved), lost
 
 
 def _comparable_cuts(state: State) -> list[tuple[str, Cut]]:

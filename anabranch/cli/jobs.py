@@ -138,11 +138,12 @@ def _require_ended(stream: str, span: tuple[str, str], conf: str | None) -> None
 def _seal(stream: str, span: tuple[str, str] | None, conf: str | None, output: str) -> None:
     from anabranch.common.output import print_json
     from anabranch.protocol import sealing
+    from anabranch.protocol.publisher import Publisher
 
     job = open_stream(stream, conf)
     try:
         sealing.require_ended(job.stream, job.lake, span or ())
-        sealed = sealing.seal(job.stream, job.lake, job.kafka)
+        sealed = sealing.seal(Publisher(job.lake, job.stream), job.kafka)
         for hour in span or ():
             sealing.require_sealed(sealed.state, job.stream, hour)
     finally:

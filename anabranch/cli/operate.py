@@ -77,14 +77,15 @@ def adopt(stream: str, begin: str | None, conf: str | None, output: str) -> None
     from anabranch.common.output import print_json
     from anabranch.operations.notifications import webhook
     from anabranch.protocol import topic_change
-    from anabranch.protocol.merge import recover
+    from anabranch.protocol.publisher import Publisher
     from anabranch.protocol.start_offsets import parse_start
 
     choice = parse_start(begin) if begin is not None else None
     job = open_stream(stream, conf)
     try:
-        confirmed = recover(job.lake, job.stream).confirmed
-        adopted = topic_change.adopt(job.stream, job.lake, job.kafka, confirmed, choice)
+        publisher = Publisher(job.lake, job.stream)
+        publisher.recover()
+        adopted = topic_change.adopt(publisher, job.kafka, choice)
         webhook.tell(job)
     finally:
         job.kafka.close()
@@ -155,12 +156,13 @@ def serve_hour(
     from anabranch.offsets import hours
     from anabranch.operations.notifications import webhook
     from anabranch.protocol import override
-    from anabranch.protocol.merge import recover
+    from anabranch.protocol.publisher import Publisher
 
     hours.start_of(hour)
     job = open_stream(stream, conf)
-    confirmed = recover(job.lake, job.stream).confirmed
-    served = override.serve_hour(job.lake, job.stream, hour, layer, why, confirmed)
+    publisher = Publisher(job.lake, job.stream)
+    publisher.recover()
+    served = override.serve_hour(publisher, hour, layer, why)
     webhook.tell(job)
     if output == "json":
         view = {"hour": hour, "served": served.layer, "override": served.override, "changed": served.changed}
@@ -214,11 +216,13 @@ def maintain(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
     from anabranch.common.output import print_json
     from anabranch.operations import maintenance
     from anabranch.operations.reports.maintenance import print_maintenance, read_maintenance
-    from anabranch.protocol.merge import recover
+    from anabranch.protocol.publisher import Publisher
 
     job = open_stream(stream, conf)
-    confirmed = frozenset() if dry_run else recover(job.lake, job.stream).confirmed
-    done = maintenance.view(stream, maintenance.maintain(job, datetime.now(UTC), dry_run, confirmed), dry_run)
+    publisher = Publisher(job.lake, job.stream)
+    if not dry_run:
+        publisher.recover()
+    done = maintenance.view(stream, maintenance.maintain(job, datetime.now(UTC), dry_run, publisher), dry_run)
     known = read_maintenance(job, datetime.now(UTC)) if dry_run else None
     if output == "json":
         print_json(done | (known.as_dict() if known is not None else {}))

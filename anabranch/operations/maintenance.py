@@ -33,6 +33,7 @@ from anabranch.offsets.hours import Timeline, end_of, shift
 from anabranch.protocol import dead_letters, ledger, merge
 from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable, MaintenanceRun, Size, record_run
 from anabranch.protocol.publish import Again, Decision, Publish, new_id, run
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import check_clock
 from anabranch.protocol.state import State, load_state
 
@@ -106,7 +107,7 @@ def plan_drop(
     return drop, replace(timeline, covered_from=covered_from, kept=tuple(sorted(kept)), skipped=skipped)
 
 
-def maintain(job: Job, now: datetime, dry_run: bool = False, confirmed: frozenset[str] = frozenset()) -> Maintained:
+def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publisher | None = None) -> Maintained:
     """Clear away what is not needed, and tell the table what was done; with `dry_run` only say what would be. Run
     again, there is nothing left to do.
 
@@ -117,8 +118,9 @@ def maintain(job: Job, now: datetime, dry_run: bool = False, confirmed: frozense
     lake, stream = job.lake, job.stream
     check_clock(lake, load_state(lake, stream.table))
     began, steps = lake.clock.now(), _Steps()
+    publisher = publisher or Publisher(lake, stream)
     nothing: tuple[tuple[str, ...], int] = ((), 0)
-    dropped, expired = steps.run("speed hours", lambda: _drop_hours(job, now, dry_run, confirmed), nothing)
+    dropped, expired = steps.run("speed hours", lambda: _drop_hours(publisher, now, dry_run), nothing)
     reach(Step.MAINTAIN_DROPPED)
     letters = steps.run("dead letters", lambda: _maintain_dead_letters(job, now, dry_run), 0)
     expired_by_table, merged = {stream.table: expired, stream.dead_letters_table: letters}, dict[str, int]()
@@ -206,26 +208,23 @@ def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> _Unreferenced:
     return found
 
 
-def _drop_hours(job: Job, now: datetime, dry_run: bool, confirmed: frozenset[str]) -> tuple[tuple[str, ...], int]:
+def _drop_hours(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tuple[str, ...], int]:
     """Drop hours, commit by commit, until none is left; returns them and how many snapshots and tags were expired."""
     dropped: tuple[str, ...] = ()
     expired = 0
-    with Progress(LOG, f"drop hours of {job.stream.name}", "hours") as progress:
+    with Progress(LOG, f"drop hours of {publisher.stream.name}", "hours") as progress:
         while True:
-            hours, gone = _drop_some(job, now, dry_run, confirmed)
+            hours, gone = _drop_some(publisher, now, dry_run)
             dropped, expired = (*dropped, *hours), expired + gone
             if dry_run or len(hours) < _HOURS_A_COMMIT:
                 return dropped, expired
             progress.step(len(hours))
 
 
-def _drop_some(job: Job, now: datetime, dry_run: bool, confirmed: frozenset[str]) -> tuple[tuple[str, ...], int]:
-    lake, stream = job.lake, job.stream
-    drop: tuple[str, ...] = ()
-    expired = 0
+def _drop_some(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tuple[str, ...], int]:
+    lake, stream = publisher.lake, publisher.stream
 
-    def decide() -> Decision:
-        nonlocal drop, expired
+    def decide() -> Decision[tuple[tuple[str, ...], int]] | Again:
         state = load_state(lake, stream.table)
         if merge.needs_merge(state) and not dry_run:
             merge.merge(lake, stream)
@@ -239,11 +238,11 @@ def _drop_some(job: Job, now: datetime, dry_run: bool, confirmed: frozenset[str]
         drop, timeline = plan_drop(state, have, served_since, now - stream.maintain.speed_hours, at_most)
         expired = len(plan_expiry(state.table, None, now)) + len(expired_tags(state.table, now))
         if dry_run or not (drop or expired):
-            return state, None
+            return Decision(state, None, (drop, expired))
         changes = (Change("speed", clear=drop), Change("main"))
-        return state, Publish(new_id(), changes, timeline, confirmed=confirmed)
+        return Decision(state, Publish(new_id(), changes, timeline), (drop, expired))
 
-    run(lake, stream.table, decide, f"maintain {stream.name}", take_turns=True)
+    drop, expired = publisher.run(decide, f"maintain {stream.name}").result
     if drop and not dry_run:
         LOG.info("stream %s: the speed layer's rows of %s are dropped", stream.name, ", ".join(drop))
     return drop, expired
@@ -318,9 +317,9 @@ def _move_heads(job: Job, names: Collection[str]) -> None:
     too old (`speed_layer.compaction`), or its staged rows expired. Raises Transient."""
     lake, stream = job.lake, job.stream
 
-    def decide() -> tuple[State, Publish]:
+    def decide() -> Decision[None]:
         state = load_state(lake, stream.table)
-        return state, Publish(new_id(), (Change("speed"),), state.timeline)
+        return Decision(state, Publish(new_id(), (Change("speed"),), state.timeline), None)
 
     if stream.table in names:
         run(lake, stream.table, decide, f"maintain {stream.name}", take_turns=True)

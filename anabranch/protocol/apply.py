@@ -43,10 +43,10 @@ from anabranch.offsets.position import Position
 from anabranch.protocol.deliveries import DELIVERIES_SCHEMA
 from anabranch.protocol.ledger import LEDGER_SCHEMA
 from anabranch.protocol.owner import take_over
-from anabranch.protocol.publish import Publish, new_id, run
+from anabranch.protocol.publish import Decision, Publish, new_id, run
 from anabranch.protocol.restore_ledger import restore_ledger
 from anabranch.protocol.rolled_back import column_words, is_ahead, is_rolled_back, roll_back, roll_forward
-from anabranch.protocol.state import POSITION, TIMELINE, State, load_state
+from anabranch.protocol.state import POSITION, TIMELINE, load_state
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -228,13 +228,14 @@ def guard_state(lake: Lake, stream: Stream) -> list[str]:
     from side files to table properties, and tag the newest publishes. Any publish does so for its branches, this one
     for those that stand still. Returns what was changed, in words. Raises Terminal, Transient."""
 
-    def decide() -> tuple[State, Publish | None]:
+    def decide() -> Decision[None]:
         state = load_state(lake, stream.table)
         if not is_unguarded(state.table):
-            return state, None
-        return state, Publish(new_id(), tuple(map(Change, BRANCHES)), state.timeline)
+            return Decision(state, None, None)
+        return Decision(state, Publish(new_id(), tuple(map(Change, BRANCHES)), state.timeline), None)
 
-    guarded = [stream.table] if run(lake, stream.table, decide, f"apply {stream.name}", take_turns=True) else []
+    published = run(lake, stream.table, decide, f"apply {stream.name}", take_turns=True)
+    guarded = [stream.table] if published.landed is not None else []
     for name in (stream.dead_letters_table, *map(stream.partials_table, stream.views)):
         table = lake.load(name)
         commit = Commit(new_id(), heads(table), tuple(map(Change, BRANCHES)))

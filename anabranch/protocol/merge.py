@@ -1,7 +1,7 @@
 """The merger: `main` holds, for each hour, the files of the layer that serves it. Deterministic and idempotent.
 
 Speed and batch publish `main` in their own commits, so there is seldom anything to do; run alone, the merger repairs
-what a crash, an override or a restored branch left. A swap copies no data. Every publisher starts with `recover`.
+what a crash, an override or a restored branch left. A swap copies no data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from anabranch.config import Stream
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import files_by_hour, hours_apart
-from anabranch.protocol import coverage, dead_letters, ledger
+from anabranch.protocol import coverage
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import Decision, Publish, new_id, run
 from anabranch.protocol.state import KEPT, State, load_state
@@ -46,15 +46,6 @@ class Merged:
     """What a merge ended with: what it swapped, or refused to, and the state in which `main` is right."""
 
     swaps: list[Swap]
-    state: State
-
-
-@dataclass(frozen=True)
-class Recovered:
-    """What was finished: the ids of what waited and is done now, which the next publish drops from its branches, and
-    the state that the rest of the job starts from."""
-
-    confirmed: frozenset[str]
     state: State
 
 
@@ -116,43 +107,25 @@ def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = 
 
     Without `everything` nothing is compared when `main` says that it was made from the other branches as they are.
     """
-    swaps: list[Swap] = []
-    state: State | None = None
 
-    def decide() -> Decision:
-        nonlocal swaps, state
+    def decide() -> Decision[list[Swap]]:
         state = load_state(lake, stream.table)
-        swaps = []
         if not everything and not needs_merge(state):
-            return state, None
+            return Decision(state, None, [])
         hours = _hours_to_compare(state)
         swaps = plan_merge(state, *(files_by_hour(state.table, b, hours) for b in ("main", "speed", "batch")))
         publish = None if dry_run else plan_swaps(state, swaps, new_id())
         if publish is not None:
             reach(Step.MERGE_PLANNED)
-        return state, publish
+        return Decision(state, publish, swaps)
 
-    if (landed := run(lake, stream.table, decide, f"merge {stream.name}", take_turns=True)) is not None:
+    published = run(lake, stream.table, decide, f"merge {stream.name}", take_turns=True)
+    if published.landed is not None:
         reach(Step.MERGE_PUBLISHED)
-        state = landed.state
-    assert state is not None
+    swaps = published.result
     for swap in swaps:
         if swap.refused is not None:
             LOG.warning("stream %s: hour %s %s", stream.name, swap.hour, swap.refused)
         elif not dry_run:
             LOG.info("stream %s: hour %s is now served by %s", stream.name, swap.hour, swap.layer)
-    return Merged(swaps, state)
-
-
-def recover(
-    lake: Lake, stream: Stream, state: State | None = None, confirmed: frozenset[str] = frozenset()
-) -> Recovered:
-    """Finish what an earlier publisher, of either layer, left half done: merge, publish the dead letters that a rows'
-    publish named, and write the ledger rows that are missing. Raises Transient.
-
-    A step that has just ended hands on its `state`, and the ids that it knows the ledger to hold.
-    """
-    if state is None or needs_merge(state):
-        state = merge(lake, stream).state
-    published = dead_letters.roll_forward(lake, stream.dead_letters_table, state)
-    return Recovered(published | ledger.record_waiting(lake, stream.hours_table, state, confirmed), state)
+    return Merged(swaps, published.state)

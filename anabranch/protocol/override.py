@@ -9,12 +9,11 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from anabranch.common.errors import Refused
-from anabranch.config import Stream
 from anabranch.iceberg.commits import Change
-from anabranch.iceberg.lake import Lake
 from anabranch.protocol import coverage, dead_letters, ledger, merge
 from anabranch.protocol.ledger_row import Layer
-from anabranch.protocol.publish import Again, Decision, Publish, new_id, run
+from anabranch.protocol.publish import Again, Decision, Publish, new_id
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import require_sealed
 from anabranch.protocol.state import KEPT, OVERRIDES, Accepted, State, accepted_properties, load_state
 
@@ -52,7 +51,7 @@ def plan_override(state: State, hour: str, choice: Choice) -> tuple[dict[str, La
 
 def plan_served(
     state: State, hour: str, overrides: dict[str, Layer], layer: Layer, accepted: Accepted | None, id: str,
-    now: datetime, why: str, confirmed: frozenset[str],
+    now: datetime, why: str,
 ) -> Publish:  # fmt: skip
     """The publish of an override that `plan_override` let pass: the word and the swap in one. Pure.
 
@@ -68,39 +67,36 @@ def plan_served(
     cut = accepted.cut if accepted is not None else state.cuts.get(hour)
     row = ledger.decision(hour, "served", revision, cut, now, f"{id}-{hour}", served=layer, reason=why)
     letters = dead_letters.waiting_served(hour, layer, now, f"{id}-{hour}")
-    return Publish(id, tuple(changes), state.timeline, decisions=(row,), dead_letters=(letters,), confirmed=confirmed)
+    return Publish(id, tuple(changes), state.timeline, decisions=(row,), dead_letters=(letters,))
 
 
-def serve_hour(
-    lake: Lake, stream: Stream, hour: str, choice: Choice, why: str, confirmed: frozenset[str] = frozenset()
-) -> Served:
+def serve_hour(publisher: Publisher, hour: str, choice: Choice, why: str) -> Served:
     """Give a sealed hour to a layer, or lift that (`auto`), for good: later publishes and merges honour it.
 
     One zero-copy swap that carries the override; the ledger's row and the hour's dead letters follow. Raises Refused
     when the layer's rows do not cover the hour, ConfigurationError for an hour before the first, Transient for one
     that is not sealed.
     """
-    served: Served | None = None
+    lake, stream = publisher.lake, publisher.stream
 
-    def decide() -> Decision:
-        nonlocal served
+    def decide() -> Decision[Served] | Again:
         state = load_state(lake, stream.table)
         require_sealed(state, stream, hour)
         overrides, layer = plan_override(state, hour, choice)
         served = Served(hour, layer, overrides.get(hour), overrides != state.overrides)
         if not served.changed:
-            return state, None
+            return Decision(state, None, served)
         if merge.needs_merge(state):
             merge.merge(lake, stream)
             return Again.AGAIN
         accepted = ledger.accepted(lake, stream.hours_table, state, hour)
         now = datetime.now(UTC)
-        return state, plan_served(state, hour, overrides, layer, accepted, new_id(), now, why, confirmed)
+        publish = plan_served(state, hour, overrides, layer, accepted, new_id(), now, why)
+        return Decision(state, publish, served)
 
-    landed = run(lake, stream.table, decide, f"serve hour {hour} of {stream.name}", take_turns=True)
-    assert served is not None
-    if landed is not None:
-        ledger.record_waiting(lake, stream.hours_table, landed.state)
-        dead_letters.roll_forward(lake, stream.dead_letters_table, landed.state)
-        LOG.info("stream %s: hour %s is now served by %s: %s", stream.name, hour, served.layer, why)
-    return served
+    published = publisher.run(decide, f"serve hour {hour} of {stream.name}")
+    if published.landed is not None:
+        publisher.record_decisions(published.state)
+        publisher.publish_dead_letters(published.state)
+        LOG.info("stream %s: hour %s is now served by %s: %s", stream.name, hour, published.result.layer, why)
+    return published.result

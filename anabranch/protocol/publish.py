@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from anabranch.common.counters import REFUSED, TALLY
 from anabranch.common.errors import Transient
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 # A tag of a replaced revision and the hourly tag of `main` end after a week.
 TAG_AGE = timedelta(days=7)
 
@@ -61,7 +63,9 @@ TAG_AGE = timedelta(days=7)
 class Publish:
     """What a decision wants committed. `changes` carry the decision's own properties; the rest is filled in here.
 
-    `read_until`: `position` is known to have been the log's end then, or to lie behind what that was.
+    `confirmed` are the ids of waiting decisions and dead letters that were read back; the publish drops them from its
+    branches. `anabranch.protocol.publisher` fills them in. `read_until`: `position` was the log's end then, or lies
+    behind it.
     """
 
     id: str
@@ -99,8 +103,30 @@ class Again(Enum):
     AGAIN = 0
 
 
-Decision = tuple[State, Publish | None] | Again
-"""What to commit over the heads of a state, None when nothing is left to do; or to decide again."""
+@dataclass(frozen=True)
+class Decision(Generic[T]):
+    """What to commit over the heads of `state`, None when nothing is left to do, and a result for the caller."""
+
+    state: State
+    publish: Publish | None
+    result: T
+
+
+@dataclass(frozen=True)
+class Published(Generic[T]):
+    """The last decision of a `run`, and the publish as it landed; None when nothing was left to do."""
+
+    decision: Decision[T]
+    landed: Landed | None
+
+    @property
+    def result(self) -> T:
+        return self.decision.result
+
+    @property
+    def state(self) -> State:
+        """The state that the run ended with."""
+        return self.landed.state if self.landed is not None else self.decision.state
 
 
 def new_id() -> str:
@@ -185,14 +211,12 @@ def land(lake: Lake, state: State, publish: Publish, now: datetime, place: Place
 def run(
     lake: Lake,
     table_name: str,
-    decide: Callable[[], Decision],
+    decide: Callable[[], Decision[T] | Again],
     what: str,
     take_turns: bool = False,
     timeout: timedelta = timedelta(minutes=10),
-) -> Landed | None:
-    """Publish what `decide` says of a state that it loads itself, deciding again after each refusal.
-
-    None when it says that nothing is left to do.
+) -> Published[T]:
+    """Publish what `decide` decides on a state that it loads itself; after each refusal it decides again.
 
     With `take_turns` it asks for the right of way when it would go on being refused, and waits for those who asked
     before it (`anabranch.protocol.publish_queue`); it pauses after a refusal, and raises Transient after `timeout`,
@@ -209,15 +233,15 @@ def run(
             decision = decide()
             if isinstance(decision, Again):
                 continue
-            state, publish = decision
+            state, publish = decision.state, decision.publish
             if publish is None:
-                return None
+                return Published(decision, None)
             if place.waits(state.table.properties, deadline):
                 began = time.monotonic()
                 continue
             if (landed := land(lake, state, publish, lake.clock.now(), place)) is not None:
                 place.landed()
-                return landed
+                return Published(decision, landed)
             refusals += 1
             TALLY.count(REFUSED)
             LOG.info(

@@ -20,7 +20,8 @@ from anabranch.offsets import hour_ends, hours
 from anabranch.offsets.hours import Timeline
 from anabranch.offsets.position import Offsets, Position, Stamped, Topic
 from anabranch.protocol import ledger
-from anabranch.protocol.publish import Decision, Publish, new_id, new_tag, run
+from anabranch.protocol.publish import Decision, Publish, new_id, new_tag
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import State, check_log_end, check_topic, load_state
 
 LOG = logging.getLogger(__name__)
@@ -235,7 +236,7 @@ class BoundaryResolver:
                 return decided
 
 
-def plan_sealing(decided: ResolvedState, grace: timedelta, id: str, confirmed: frozenset[str]) -> Publish | None:
+def plan_sealing(decided: ResolvedState, grace: timedelta, id: str) -> Publish | None:
     """The publish that seals the hours whose end and grace have passed, SEALED_AT_ONCE at most; its decisions name
     them, oldest first. Pure.
 
@@ -252,7 +253,7 @@ def plan_sealing(decided: ResolvedState, grace: timedelta, id: str, confirmed: f
     tag = new_tag(state, f"{SEALED_TAG}{sealed[-1]}", "main", now)
     tags = (tag,) if tag.name not in state.table.metadata.refs else ()
     bound = replace(state.position, topic_id=position.topic_id)
-    return Publish(id, (Change("speed"),), planned, bound, decisions=rows, confirmed=confirmed, tags=tags)
+    return Publish(id, (Change("speed"),), planned, bound, decisions=rows, tags=tags)
 
 
 def _read_from(state: State) -> str:
@@ -268,46 +269,43 @@ def _fits(position: Position, topic: Topic) -> bool:
 
 @dataclass(frozen=True)
 class Sealed:
-    """What a seal ended with: the hours that it sealed, oldest first, the state in which none is left to seal, and the
-    decisions that the ledger is known to hold."""
+    """What a seal ended with: the hours that it sealed, oldest first, and the state in which none is left to seal."""
 
     hours: tuple[str, ...]
     state: State
-    confirmed: frozenset[str]
 
 
-def seal(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> Sealed:
+def seal(publisher: Publisher, kafka: KafkaAdapter) -> Sealed:
     """Seal every hour whose end and grace have passed, in commits of bounded size.
 
     Waiting decisions are written to the ledger before each commit and after it. Cut short anywhere, it goes on where it
     ended.
     """
+    lake, stream = publisher.lake, publisher.stream
     state = load_state(lake, stream.table)
     resolver = BoundaryResolver(stream, lake, kafka)
     sealed: tuple[str, ...] = ()
-    check_clock(lake, state)
-    confirmed = ledger.record_waiting(lake, stream.hours_table, state)
 
-    def decide() -> Decision:
-        nonlocal state
+    def decide() -> Decision[None]:
         decided = resolver.decide(stream.batch.grace)
-        state = decided.state
-        publish = plan_sealing(decided, stream.batch.grace, new_id(), confirmed)
+        publish = plan_sealing(decided, stream.batch.grace, new_id())
         if publish is not None:
             reach(Step.SEAL_DECIDED)
-        return state, publish
+        return Decision(decided.state, publish, None)
 
+    check_clock(lake, state)
+    publisher.record_decisions(state)
     resolver.start_from(state)
-    while (landed := run(lake, stream.table, decide, f"seal {stream.name}", take_turns=True)) is not None:
+    while (published := publisher.run(decide, f"seal {stream.name}")).landed is not None:
         reach(Step.SEAL_PUBLISHED)
-        now = tuple(row.hour for row in landed.publish.decisions)
+        now = tuple(row.hour for row in published.landed.publish.decisions)
         LOG.info("stream %s: sealed %s", stream.name, f"{now[0]} to {now[-1]}" if len(now) > 1 else now[0])
-        state, sealed = landed.state, (*sealed, *now)
-        confirmed = ledger.record_waiting(lake, stream.hours_table, state)
+        state, sealed = published.state, (*sealed, *now)
+        publisher.record_decisions(state)
         reach(Step.SEAL_RECORDED)
         check_clock(lake, state)
         resolver.start_from(state)
-    return Sealed(sealed, state, confirmed)
+    return Sealed(sealed, published.state)
 
 
 def require_ended(stream: Stream, lake: Lake, named: Iterable[str], now: datetime | None = None) -> None:

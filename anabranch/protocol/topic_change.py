@@ -15,9 +15,7 @@ from datetime import UTC, datetime
 
 from anabranch.common.errors import PositionError, Refused
 from anabranch.common.fail_points import Step, reach
-from anabranch.config import Stream
 from anabranch.iceberg.commits import Change
-from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import OWNER, Owner
 from anabranch.iceberg.snapshots import published_since
 from anabranch.kafka.client import KafkaAdapter
@@ -25,7 +23,8 @@ from anabranch.offsets import hour_ends, hours
 from anabranch.offsets.hours import Adoption, Cut, Timeline, end_of, hours_between, plan_remembered, shift
 from anabranch.offsets.position import Offsets, Position, Ranges, Stamped, ranges_to_keys, size
 from anabranch.protocol import coverage, ledger
-from anabranch.protocol.publish import Decision, Publish, new_id, run
+from anabranch.protocol.publish import Decision, Publish, new_id
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import check_clock, first_after
 from anabranch.protocol.start_offsets import Log, StartChoice, question, read_log, resolve_start, to_text
 from anabranch.protocol.state import LOST, POSITION, State, load_state, lost_entries
@@ -165,26 +164,19 @@ def _gone(adoption: Adoption) -> str:
     )
 
 
-def adopt(
-    stream: Stream,
-    lake: Lake,
-    kafka: KafkaAdapter,
-    confirmed: frozenset[str] = frozenset(),
-    choice: StartChoice | None = None,
-) -> Adopted | None:
+def adopt(publisher: Publisher, kafka: KafkaAdapter, choice: StartChoice | None = None) -> Adopted | None:
     """Go on with the topic as Kafka has it now, in one commit; None when there is nothing to adopt. Idempotent.
 
     Raises PositionError when the topic does not exist, Refused when an operator has to choose where to begin and has
     not (`choice`), or has chosen what would publish records twice; Transient when Kafka or the lake does not answer.
     """
+    lake, stream = publisher.lake, publisher.stream
     check_clock(lake, load_state(lake, stream.table))
-    adopted: Adopted | None = None
 
-    def decide() -> Decision:
-        nonlocal adopted
+    def decide() -> Decision[Adopted | None]:
         # The state first: a position that moves after Kafka was asked moves a head, and the publish is refused.
         state = load_state(lake, stream.table)
-        position, timeline, adopted = state.position, state.timeline, None
+        position, timeline = state.position, state.timeline
         topic = kafka.describe(stream.topic, position)
         if topic is None:
             raise PositionError(
@@ -192,7 +184,7 @@ def adopt(
                 "stream's file, then run `anabranch adopt` again"
             )
         if position.topic_id == "":
-            return state, None
+            return Decision(state, None, None)
         read_ms = last_read_ms(state)
         is_same, left = position.topic_id == topic.id, timeline.left_at(topic.id)
         reached = position.offsets if is_same else left.ended if left is not None else {}
@@ -205,19 +197,20 @@ def adopt(
         unpublished = first_after(kafka, topic, datetime.fromtimestamp(since / 1000, UTC)) if since else {}
         begins = plan_begins(timeline, position, log, unpublished, chosen)
         if begins is None:
-            return state, None
+            return Decision(state, None, None)
         accepted = {h: a.cut for h, a in state.accepted.items()}
         adopted = plan_adopt(timeline, position, topic.id, begins, accepted, read_ms, since)
         reach(Step.ADOPT_DECIDED)
-        publish = plan_publish(state, adopted, new_id(), lake.clock.now(), confirmed)
+        publish = plan_publish(state, adopted, new_id(), lake.clock.now())
         owner = Owner(stream.name, stream.topic, kafka.cluster_id())
-        return state, replace(publish, set_properties={OWNER: owner.to_json()})
+        return Decision(state, replace(publish, set_properties={OWNER: owner.to_json()}), adopted)
 
-    landed = run(lake, stream.table, decide, f"adopt topic {stream.topic}", take_turns=True)
-    if landed is None or adopted is None:
+    published = publisher.run(decide, f"adopt topic {stream.topic}")
+    adopted = published.result
+    if adopted is None:
         return None
     reach(Step.ADOPT_PUBLISHED)
-    ledger.record_waiting(lake, stream.hours_table, landed.state)
+    publisher.record_decisions(published.state)
     LOG.warning(
         "stream %s: adopted topic id %s in place of %s: sealed %s, going on with hour %s from %s", stream.name,
         adopted.position.topic_id, adopted.former_id, ", ".join(adopted.sealed), adopted.timeline.open,
@@ -243,7 +236,7 @@ def last_read_ms(state: State) -> int:
     return hour_ends.millis(published_since(state.table, "speed", POSITION))
 
 
-def plan_publish(state: State, adopted: Adopted, id: str, now: datetime, confirmed: frozenset[str]) -> Publish:
+def plan_publish(state: State, adopted: Adopted, id: str, now: datetime) -> Publish:
     """The publish of an adoption: what it seals and where it goes on, and what is lost, in one commit. Pure."""
     rows = tuple(
         ledger.decision(
@@ -265,7 +258,7 @@ def plan_publish(state: State, adopted: Adopted, id: str, now: datetime, confirm
     properties = {LOST: lost_entries(state, lost)} if lost else {}
     # On `main` too: a speed branch that is lost begins again there, and must not fall back to the old log.
     changes = (Change("speed", properties=properties), Change("main"))
-    return Publish(id, changes, adopted.timeline, adopted.position, decisions=rows, confirmed=confirmed)
+    return Publish(id, changes, adopted.timeline, adopted.position, decisions=rows)
 
 
 def _reason(adopted: Adopted, hour: str) -> str:

@@ -17,6 +17,7 @@ from waiting import wait_for
 from world import World, event, past_hour, spread
 
 from anabranch.protocol import override, topic_change
+from anabranch.protocol.publisher import Publisher
 
 KILLS = 20
 SEED = 7
@@ -86,7 +87,7 @@ def test_a_consumer_killed_twenty_times_holds_the_table_and_saw_each_change_once
         return sorted((r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in rows)
 
     def serve(hour: str) -> None:
-        override.serve_hour(one.lake, one.job.stream, hour, dice.choice(["speed", "auto"]), "a test")
+        override.serve_hour(Publisher(one.lake, one.job.stream), hour, dice.choice(["speed", "auto"]), "a test")
 
     with killed_again_and_again(one, own) as killed:
         decided = {r.hour: r.decision for r in one.batch()}
@@ -99,7 +100,7 @@ def test_a_consumer_killed_twenty_times_holds_the_table_and_saw_each_change_once
         one.topic(3)
         now = datetime.now(UTC)
         one.send([(i % 3, now, event(f"new-{i}", now)) for i in range(9)])
-        assert topic_change.adopt(one.job.stream, one.lake, one.kafka) is not None
+        assert topic_change.adopt(Publisher(one.lake, one.job.stream), one.kafka) is not None
         one.speed()
         deadline = time.monotonic() + 300
         while killed() < KILLS:

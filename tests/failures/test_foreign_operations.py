@@ -23,6 +23,7 @@ from world import World, event, past_hour, spread
 from anabranch.iceberg.snapshots import PUBLISHED, ancestors_to_last_publish, heads, is_publish
 from anabranch.operations.audit import audit
 from anabranch.protocol.override import serve_hour
+from anabranch.protocol.publisher import Publisher
 
 Make = Callable[..., World]
 Operation = Callable[["Stream"], None]
@@ -43,7 +44,7 @@ class Stream:
         one.apply()
         one.speed()
         assert {r.decision for r in one.batch()} == {"accepted"}
-        serve_hour(one.lake, one.job.stream, self.overridden, "speed", "a test")
+        serve_hour(Publisher(one.lake, one.job.stream), self.overridden, "speed", "a test")
         self.arrive("first")
 
     def arrive(self, prefix: str) -> None:
@@ -66,7 +67,7 @@ class Stream:
         """Both layers go on: a restatement, another micro-batch, an override lifted; and the audit closes."""
         one, hour = self.one, self.accepted
         assert {r.decision for r in one.batch(hour, restate=True)} == {"accepted"}
-        serve_hour(one.lake, one.job.stream, self.overridden, None, "a test")
+        serve_hour(Publisher(one.lake, one.job.stream), self.overridden, None, "a test")
         self.arrive("last")
         self.check()
         view = audit(one.job, None, with_kafka=True)

@@ -18,6 +18,7 @@ from world import Record, World, event, past_hour, spread
 
 from anabranch.cli import main
 from anabranch.protocol import override
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.watermarks import Watermarks
 from serving_layer.changes import changes
 
@@ -59,12 +60,12 @@ def test_a_consumer_that_is_killed_equals_the_table_through_restatements_and_ove
     one.batch(newer)
     one.batch(older, restate=True)
     one.batch(older, restate=True)
-    override.serve_hour(one.lake, one.job.stream, newer, "speed", "a test")
+    override.serve_hour(Publisher(one.lake, one.job.stream), newer, "speed", "a test")
     assert promised(one).complete_through == newer
     with consumer(one, own):
         hours = [(older, 3, "batch"), (newer, 1, "speed")]
         wait_for(lambda: consumed(own) == (hours, complete()), "what came while it was away")
-        override.serve_hour(one.lake, one.job.stream, newer, "auto", "a test")
+        override.serve_hour(Publisher(one.lake, one.job.stream), newer, "auto", "a test")
         hours = [(older, 3, "batch"), (newer, 1, "batch")]
         wait_for(lambda: consumed(own) == (hours, complete()), "the hour given back")
 

@@ -15,6 +15,7 @@ from world import World, event, past_hour
 from anabranch.common.errors import Refused, Terminal
 from anabranch.offsets.hours import start_of
 from anabranch.protocol import apply, sealing
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import load_state
 from batch_layer.rebuild import Rebuilder, Result
 from serving_layer.query import run_query
@@ -147,7 +148,7 @@ def test_an_hour_built_while_apply_evolves_its_table_is_not_published_without_th
     one.send([(0, start_of(hour), event("e", start_of(hour), colour="red"))])
     one.apply()
     one.speed()
-    sealing.seal(one.job.stream, one.lake, one.kafka)
+    sealing.seal(Publisher(one.lake, one.job.stream), one.kafka)
     rebuilder = Rebuilder(one.job, one.spark)
     state = one.state
     built = rebuilder._hours.build(hour, state.cuts[hour], 0, state)

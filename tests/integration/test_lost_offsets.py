@@ -13,6 +13,7 @@ from anabranch.offsets.hours import start_of
 from anabranch.protocol import ledger, topic_change
 from anabranch.protocol.ledger_row import Account, LedgerRow
 from anabranch.protocol.merge import merge
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import seal
 from anabranch.protocol.start_offsets import StartChoice
 
@@ -107,7 +108,9 @@ def test_an_accepted_hour_of_a_deleted_topic_is_restated_from_the_table_alone(wo
     one.topic(1)
     # The hazard: the same offsets of the new topic hold something else.
     one.send_now(5, "new", partitions=1)
-    assert topic_change.adopt(one.job.stream, one.lake, one.kafka, choice=StartChoice("earliest")) is not None
+    assert (
+        topic_change.adopt(Publisher(one.lake, one.job.stream), one.kafka, choice=StartChoice("earliest")) is not None
+    )
     [again] = one.batch(hour, restate=True, why="to see whether it holds")
     assert (again.decision, again.revision) == ("accepted", 2)
     assert (content(one), [d["value"] for d in one.dead()]) == (before, [d["value"] for d in letters])
@@ -124,7 +127,7 @@ def test_an_hour_after_a_replayed_one_is_decided_again_though_kafka_lost_both(wo
     one.batch()
     one.delete_topic()
     one.topic(1)
-    assert topic_change.adopt(one.job.stream, one.lake, one.kafka) is not None
+    assert topic_change.adopt(Publisher(one.lake, one.job.stream), one.kafka) is not None
     assert (0, 22) in one.offsets()
     one.configure(event_time=WIDE)
     one.reopen()

@@ -28,6 +28,7 @@ from anabranch.offsets.position import Offsets, RangeRelation, Ranges, classify,
 from anabranch.operations.reports import status as views
 from anabranch.protocol import merge, publish_queue, sealing
 from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.publisher import Publisher
 from speed_layer.micro_batch import MicroBatches
 
 Make = Callable[..., World]
@@ -187,7 +188,7 @@ def test_a_seal_during_a_micro_batch_makes_it_decide_again(three_hours: World) -
     ranges = {p: (0, e) for p, e in ends.items()}
 
     def sealed_meanwhile() -> DataFrame:
-        sealing.seal(job.stream, job.lake, job.kafka)
+        sealing.seal(Publisher(job.lake, job.stream), job.kafka)
         return read_ranges(one.spark, job.environment.kafka, one.name, ranges)
 
     arm.publish(sealed_meanwhile, ranges)

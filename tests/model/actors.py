@@ -288,6 +288,10 @@ class Publisher(Actor):
         refused = replace(again, at="join", then=again.at) if asking else again
         yield from self.asks(world, request, self.told(True), refused, looking)
 
+    def confirming(self, publish: Publish) -> Publish:
+        """The publish, which also drops from its branches what this publisher has seen done."""
+        return replace(publish, confirmed=self.confirmed)
+
     def asks(self, world: World, request: Request, landed: Actor, refused: Actor, looking: Actor) -> Iterator[Step]:
         after = world.commit(request.loaded, request.commit, request.made_ms)
         what = "moves a head in its way" if self.at == "fence" else "publishes"
@@ -563,7 +567,7 @@ class Operator(Publisher):
         assert self.lake is not None
         publish = self.overriding(world)
         assert isinstance(publish, Publish)
-        yield from self.publish(world, publish)
+        yield from self.publish(world, self.confirming(publish))
 
     def overriding(self, world: World) -> Publish | str:
         assert self.lake is not None
@@ -577,7 +581,7 @@ class Operator(Publisher):
         accepted = state.accepted.get(hour)
         if accepted is None and world.letters is not None and state.is_accepted(hour):
             accepted = ledger.last_accepted(world.recorded(hour))
-        return override.plan_served(state, hour, overrides, serving, accepted, self.id, NOW, "", self.confirmed)
+        return override.plan_served(state, hour, overrides, serving, accepted, self.id, NOW, "")
 
     def landed(self) -> Publisher:
         return replace(self, at="wish", lake=None, wishes=self.wishes[1:])
@@ -709,7 +713,7 @@ class Adopter(Publisher):
         if planned is None:
             yield "has nothing to adopt", world, self.restarted()
         else:
-            yield from self.publish(world, planned)
+            yield from self.publish(world, self.confirming(planned))
 
     def adopting(self) -> Publish | None:
         assert self.lake is not None and self.kafka is not None
@@ -725,7 +729,7 @@ class Adopter(Publisher):
             return None
         accepted = {h: a.cut for h, a in state.accepted.items()}
         adopted = topic_change.plan_adopt(state.timeline, state.position, topic.id, begins, accepted, read_ms, since)
-        return topic_change.plan_publish(state, adopted, self.id, kafka.now, self.confirmed)
+        return topic_change.plan_publish(state, adopted, self.id, kafka.now)
 
     def landed(self) -> Publisher:
         return replace(self, at="idle", lake=None, kafka=None)

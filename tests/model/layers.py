@@ -283,23 +283,23 @@ class Speed(Publisher):
         if self.doing == "skip":
             planned = self.skipping(decided)
             assert planned is not None
-            yield from self.publish(world, planned, decided.now, in_line=False)
+            yield from self.publish(world, self.confirming(planned), decided.now, in_line=False)
             return
         if self.doing == "lost":
             skip = self.skipping_lost(decided)
-            lost = skip[0] if skip else speed_plan.plan_boundary_publish(decided, self.id, self.confirmed)
-            yield from self.publish(world, lost, decided.now, in_line=False)
+            lost = skip[0] if skip else speed_plan.plan_boundary_publish(decided, self.id)
+            yield from self.publish(world, self.confirming(lost), decided.now, in_line=False)
             return
         plan = self.plan(decided)
         if plan.next is Next.DECIDE:
-            boundaries = speed_plan.plan_boundary_publish(decided, self.id, self.confirmed)
+            boundaries = self.confirming(speed_plan.plan_boundary_publish(decided, self.id))
             yield from self.publish(world, boundaries, decided.now)
             return
         assert self.batch is not None and self.staged is not None
         hour_of_file = {f.file_path: f.hour for f in self.files}
         yield from self.publish(
             world,
-            speed_plan.plan_publish(decided, plan, self.batch, hour_of_file, "", self.confirmed),
+            self.confirming(speed_plan.plan_publish(decided, plan, self.batch, hour_of_file, "")),
             decided.now,
             in_line=False,
         )
@@ -310,10 +310,10 @@ class Speed(Publisher):
 
     def skipping(self, decided: ResolvedState) -> Publish | None:
         hours, to = self.behind
-        return speed_plan.plan_skip(decided, Skip(hours, dict(to)), self.id, self.confirmed)
+        return speed_plan.plan_skip(decided, Skip(hours, dict(to)), self.id)
 
     def skipping_lost(self, decided: ResolvedState) -> tuple[Publish, Ranges] | None:
-        return speed_plan.plan_skip_lost(decided, dict(self.behind[1]), self.id, self.confirmed)
+        return speed_plan.plan_skip_lost(decided, dict(self.behind[1]), self.id)
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -518,7 +518,7 @@ class Batch(Publisher):
             yield "decides to seal", world, replace(loaded, at="seal")
 
     def sealing(self, decided: ResolvedState) -> Publish | None:
-        return sealing.plan_sealing(decided, self.grace, self.id, self.confirmed)
+        return sealing.plan_sealing(decided, self.grace, self.id)
 
     def seal(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
@@ -526,7 +526,7 @@ class Batch(Publisher):
         assert decided is not None
         publish = self.sealing(decided)
         assert publish is not None
-        yield from self.publish(world, publish)
+        yield from self.publish(world, self.confirming(publish))
 
     # Accept what is empty, list what waits
 
@@ -547,9 +547,9 @@ class Batch(Publisher):
         assert self.lake is not None
         state = self.lake.state
         candidates = batch_plan.empty_hours(state, batch_plan.waiting_hours(state))
-        publish = batch_plan.plan_acceptance_of_empty(state, candidates, self.id, world.kafka.now, self.confirmed)
+        publish = batch_plan.plan_acceptance_of_empty(state, candidates, self.id, world.kafka.now)
         assert publish is not None
-        yield from self.publish(world, publish)
+        yield from self.publish(world, self.confirming(publish))
 
     # Rebuild
 
@@ -686,7 +686,7 @@ class Batch(Publisher):
         rebuilt = batch_plan.Rebuilt(
             hour, accepted, self.staged, letters, HourAccount.from_dict(json.loads(self.counts))
         )
-        yield from self.publish(world, batch_plan.plan_publish(state, [rebuilt], now, self.confirmed))
+        yield from self.publish(world, self.confirming(batch_plan.plan_publish(state, [rebuilt], now)))
 
     def landed(self) -> Publisher:
         fresh = replace(self, lake=None)

@@ -21,8 +21,7 @@ from waiting import wait_for
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.snapshots import content_by_hour, files_of
 from anabranch.offsets.hours import hour_of, shift
-from anabranch.protocol.publish import Publish, new_id, run
-from anabranch.protocol.state import State
+from anabranch.protocol.publish import Decision, Publish, new_id, run
 
 FIRST = hour_of(datetime.now(UTC) - timedelta(days=30))
 # What a publish of the speed layer may read and write, whatever there is: lists, manifests to merge, metadata.
@@ -115,10 +114,11 @@ def _maintenance(folder: str, stop: Event, landed: Synchronized) -> None:
     """Drops the speed layer's files of accepted hours, all but the newest, again and again."""
     stream = ScaledStream.open(Path(folder))
 
-    def decide() -> tuple[State, Publish | None]:
+    def decide() -> Decision[None]:
         state = stream.lake.state()
         have = [h for h in content_by_hour(state.table, "speed") if state.is_accepted(h)][:-1]
-        return state, Publish(new_id(), (Change("speed", clear=tuple(have)), Change("main")), state.timeline)
+        changes = (Change("speed", clear=tuple(have)), Change("main"))
+        return Decision(state, Publish(new_id(), changes, state.timeline), None)
 
     while not stop.is_set():
         run(stream.lake.lake, stream.lake.name, decide, "maintain", take_turns=True)

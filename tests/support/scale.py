@@ -26,7 +26,7 @@ from anabranch.offsets.hours import Timeline, end_of, plan_seal, shift
 from anabranch.offsets.position import Position
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Account, Diff, HourAccount, QualityResult
-from anabranch.protocol.publish import Publish, new_id, new_tag, run, to_commit
+from anabranch.protocol.publish import Decision, Publish, new_id, new_tag, run, to_commit
 from anabranch.protocol.state import Accepted, State
 from batch_layer.plan import Rebuilt, plan_publish
 
@@ -119,21 +119,22 @@ class ScaledStream:
     def seal(self, hours: Sequence[str]) -> None:
         """Seal hours where the position is now; retried like every publish."""
 
-        def decide() -> tuple[State, Publish | None]:
+        def decide() -> Decision[None]:
             state = self.lake.state()
             left = [h for h in hours if not state.is_sealed(h)]
             if not left:
-                return state, None
+                return Decision(state, None, None)
             ends = {h: dict(state.position.offsets) for h in left} | state.timeline.boundaries
             sealed, done = plan_seal(replace(state.timeline, boundaries=ends), "t", end_of(left[-1]))
             rows = tuple(
                 ledger.decision(h, "sealed", 0, sealed.sealed[h], datetime.now(UTC), id=f"{new_id()}-{h}") for h in done
             )
             tag = new_tag(state, f"main-{done[-1]}", "main", datetime.now(UTC))
-            return state, Publish(
+            publish = Publish(
                 new_id(), (Change("speed"),), sealed, state.position, decisions=rows, confirmed=_waiting(state),
                 tags=(tag,),
             )  # fmt: skip
+            return Decision(state, publish, None)
 
         run(self.lake.lake, self.lake.name, decide, f"seal {hours[0]}", take_turns=True)
 
@@ -142,12 +143,13 @@ class ScaledStream:
         staged = Staged(new_id(), 0, 0, named_files(self.lake, hour, files))
         tries = 0
 
-        def decide() -> tuple[State, Publish | None]:
+        def decide() -> Decision[None]:
             nonlocal tries
             tries += 1
             state = self.lake.state()
             rebuilt = Rebuilt(hour, Accepted(1, state.cuts[hour]), staged, (), self._account())
-            return state, plan_publish(state, [rebuilt], datetime.now(UTC), _waiting(state))
+            publish = plan_publish(state, [rebuilt], datetime.now(UTC))
+            return Decision(state, replace(publish, confirmed=_waiting(state)), None)
 
         run(self.lake.lake, self.lake.name, decide, f"hour {hour}", take_turns=True, timeout=timeout)
         return tries
@@ -158,8 +160,8 @@ class ScaledStream:
         cuts = state.cuts
         staged = {h: Staged(new_id(), 0, 0, named_files(self.lake, h, files)) for h in hours}
         rebuilt = [Rebuilt(h, Accepted(1, cuts[h]), s, (), self._account()) for h, s in staged.items()]
-        publish = plan_publish(state, rebuilt, datetime.now(UTC), _waiting(state))
-        publish = replace(publish, decisions=())
+        publish = plan_publish(state, rebuilt, datetime.now(UTC))
+        publish = replace(publish, decisions=(), confirmed=_waiting(state))
         assert self.lake.publish(publish, state) is Outcome.LANDED
 
     def past(self, first: str, count: int, at_once: int = 48) -> None:

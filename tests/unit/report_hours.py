@@ -13,6 +13,7 @@ from anabranch.iceberg.commits import Change, Outcome
 from anabranch.offsets.position import Stamped, Topic
 from anabranch.protocol import override
 from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted
 
 LATER = NOW + timedelta(minutes=30)
@@ -87,7 +88,7 @@ def a_full_hour(one: StreamLake) -> None:
     more = {"good": 2, "gap": 2, "gaps": {"control": 1, "aborted": 1}, "sources": {"kafka": 4}}
     accepted(one, rows[:2], 2, **(ACCOUNT | more))
     record(one, decide(NEXT, "refused", 3, CUT, LATER, "d", served="batch", reason="quality: again", **ACCOUNT))
-    override.serve_hour(one.lake, one.stream, HOUR, "speed", "the rule is wrong")
+    override.serve_hour(Publisher(one.lake, one.stream), HOUR, "speed", "the rule is wrong")
     waits = decide(HOUR, "served", 1, BEFORE, LATER, "e", served="speed", reason="still")
     state = one.state()
     assert (

@@ -22,6 +22,7 @@ from proofs import BEFORE, CUT, HOUR, NEXT, accept, event, new_proof, read
 
 from anabranch.offsets.hours import end_of, shift
 from anabranch.protocol import override
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.watermarks import Watermarks
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "follow-changes.md"
@@ -123,7 +124,7 @@ def test_the_models_hold_what_the_table_serves_through_restatements(project: Pro
     assert project.held() == project.served(HOUR, NEXT)
     assert project.ask("from events_by_hour order by all") == [(HOUR, 1), (NEXT, 5)]
     restate(one, 3, [])
-    override.serve_hour(one.lake, one.stream, NEXT, "speed", "the rule is wrong")
+    override.serve_hour(Publisher(one.lake, one.stream), NEXT, "speed", "the rule is wrong")
     project.dbt("run")
     assert project.held() == project.served(HOUR, NEXT) == project.served(NEXT)
     assert project.ask("from events_by_hour") == [(NEXT, 6)]

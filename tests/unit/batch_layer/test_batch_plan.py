@@ -54,7 +54,7 @@ def verdict(lake: StreamLake, staged: Staged, before: int = 0, lookback: frozens
 def accept(lake: StreamLake, staged: Staged, revision: int) -> Outcome:
     state = lake.state()
     rebuilt = Rebuilt(H0, Accepted(revision, CUT), staged, (), HourAccount())
-    return lake.publish(plan_publish(state, [rebuilt], NOW, frozenset()), state)
+    return lake.publish(plan_publish(state, [rebuilt], NOW), state)
 
 
 def test_a_staged_hour_is_published_in_place_of_the_speed_layers_rows(lake: StreamLake) -> None:
@@ -131,7 +131,7 @@ def test_a_replaced_revision_is_tagged_where_it_is_for_a_week_from_now(lake: Str
     for overrides, branch in (({}, "main"), ({H0: "speed"}, "batch")):
         chosen = replace(state, overrides=overrides)
         rebuilt = Rebuilt(H0, Accepted(2, CUT), lake.stage(ROWS), (), HourAccount())
-        [tag] = plan_publish(chosen, [rebuilt], later, frozenset()).tags
+        [tag] = plan_publish(chosen, [rebuilt], later).tags
         assert (tag.name, tag.snapshot_id) == (f"{H0}-r1", state.heads[branch])
         made = state.table.metadata.snapshot_by_id(tag.snapshot_id)
         assert made is not None

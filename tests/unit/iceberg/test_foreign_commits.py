@@ -27,6 +27,7 @@ from anabranch.protocol import apply
 from anabranch.protocol.merge import merge
 from anabranch.protocol.override import serve_hour
 from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted
 
 NEXT = shift(FIRST, 1)
@@ -42,7 +43,7 @@ def lake(tmp_path: Path) -> StreamLake:
     sealed = Timeline(FIRST, NEXT, {0: 2}, boundaries={FIRST: {0: 2}})
     accept = lake.accept(lake.stage(ROWS[:2]), FIRST, Accepted(1, Cut("t", {0: (0, 2)})), timeline=sealed)
     assert lake.publish(accept) is Outcome.LANDED
-    serve_hour(lake.lake, lake.stream, FIRST, "speed", "a test")
+    serve_hour(Publisher(lake.lake, lake.stream), FIRST, "speed", "a test")
     assert lake.state().overrides == {FIRST: "speed"}
     return lake
 
@@ -54,7 +55,7 @@ def goes_on(lake: StreamLake) -> None:
     assert lake.publish(lake.speed(lake.stage([(NEXT, 0, 3)]), {0: 4})) is Outcome.LANDED
     rows = [*ROWS, (NEXT, 0, 3)]
     assert lake.rows("main") == lake.rows("speed") == rows
-    serve_hour(lake.lake, lake.stream, FIRST, None, "a test")
+    serve_hour(Publisher(lake.lake, lake.stream), FIRST, None, "a test")
     assert lake.state().served_by(FIRST) == "batch"
     later = Timeline(FIRST, shift(FIRST, 2), {0: 4}, boundaries={NEXT: {0: 4}})
     accept = lake.accept(lake.stage(rows[2:]), NEXT, Accepted(1, Cut("t", {0: (2, 4)})), timeline=later)
@@ -292,7 +293,7 @@ def test_operations_of_other_programs_at_random(lake: StreamLake, moves: bool) -
         assert lake.state().overrides == {FIRST: "speed"}
     accept = lake.accept(lake.stage(ROWS[:2]), FIRST, Accepted(2, Cut("t", {0: (0, 2)})))
     assert lake.publish(accept) is Outcome.LANDED
-    serve_hour(lake.lake, lake.stream, FIRST, None, "a test")
+    serve_hour(Publisher(lake.lake, lake.stream), FIRST, None, "a test")
     merge(lake.lake, lake.stream, everything=True)
     assert (lake.rows("main"), lake.rows("batch")) == (rows, ROWS[:2])
     remove_orphans(lake)

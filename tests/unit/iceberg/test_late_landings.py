@@ -34,8 +34,8 @@ from anabranch.offsets.position import Position, Topic
 from anabranch.protocol import ledger
 from anabranch.protocol.dead_letters import roll_forward, waiting_speed
 from anabranch.protocol.ledger_row import HourAccount
-from anabranch.protocol.merge import recover
 from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import read_state
 from batch_layer.build import Built
 from batch_layer.rebuild import Rebuilder
@@ -298,7 +298,7 @@ def test_a_micro_batch_that_lands_late_keeps_its_dead_letters(tmp_path: Path, lo
         batches.publish(cast(Any, lambda: None), {0: (0, 10)})
     assert late.landed + late.refused == 1, "the hazard did not happen"
     for _ in range(2):
-        recover(one.lake, one.stream)
+        Publisher(one.lake, one.stream).recover()
     assert one.state().position.offsets == {0: 10}
     assert one.rows("main") == [(hour, 0, o) for o in range(9)]
     assert one.dead("main") == [(hour, 0, 9)]
@@ -345,7 +345,7 @@ def test_an_hour_that_lands_late_keeps_its_dead_letters(tmp_path: Path, looks: i
         result = rebuilder._publish([built], {FIRST: None}, state)
     assert late.landed + late.refused == 1, "the hazard did not happen"
     assert (result.decision, result.revision) == ("accepted", 1)
-    recover(one.lake, one.stream)
+    Publisher(one.lake, one.stream).recover()
     assert one.rows("main") == [(FIRST, 0, o) for o in range(9)]
     assert one.dead("main") == one.dead("batch") == [(FIRST, 0, 9)]
 

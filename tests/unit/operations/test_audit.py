@@ -30,6 +30,7 @@ from anabranch.operations.audit.count import Counted as OfFiles
 from anabranch.operations.audit.count import OffsetCounts, explained, mark_given, recount, spans
 from anabranch.protocol import override
 from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted
 
 
@@ -219,7 +220,7 @@ def test_files_of_hours_before_the_first(one: StreamLake) -> None:
 
 
 def test_an_hour_served_by_the_speed_layer_holds_its_duplicates(one: StreamLake) -> None:
-    override.serve_hour(one.lake, one.stream, NEXT, "speed", "the rule is wrong")
+    override.serve_hour(Publisher(one.lake, one.stream), NEXT, "speed", "the rule is wrong")
     bury_speed(one)
     assert sentences(one) == []
     spoil(one, add=[event(0, 9)])

@@ -18,6 +18,7 @@ from anabranch.operations.reports.explain import HourFacts, classify_hour, hour_
 from anabranch.operations.reports.explain_text import explain_sentences, print_explanation
 from anabranch.protocol import ledger, override
 from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted
 
 OPEN = shift(HOUR, 2)
@@ -141,12 +142,12 @@ def test_an_hour_accepted_by_an_operator_and_from_several_sources(one: StreamLak
 
 
 def test_an_overridden_hour(one: StreamLake) -> None:
-    override.serve_hour(one.lake, one.stream, HOUR, "speed", "the rule is wrong")
+    override.serve_hour(Publisher(one.lake, one.stream), HOUR, "speed", "the rule is wrong")
     sentences = sentences_of(one, HOUR)
     assert sentences["hour"].endswith("is accepted as revision 1; the speed layer serves it")
     assert ", by choice: the rule is wrong; `anabranch serve-hour events" in sentences["served"]
     assert "main serves 4 rows" in sentences["layers"]
-    override.serve_hour(one.lake, one.stream, HOUR, "auto", "mended")
+    override.serve_hour(Publisher(one.lake, one.stream), HOUR, "auto", "mended")
     assert "by choice" not in sentences_of(one, HOUR)["served"]
 
 

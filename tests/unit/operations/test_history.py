@@ -18,6 +18,7 @@ from anabranch.operations.reports import history
 from anabranch.protocol import decisions as protocol_decisions
 from anabranch.protocol import override
 from anabranch.protocol.ledger_row import HourAccount, Kind, LedgerRow
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted
 from batch_layer.plan import Rebuilt, plan_publish
 from serving_layer.query import run_query
@@ -35,7 +36,7 @@ def rebuild(one: StreamLake, revision: int, rows: list[dict[str, Any]], **values
     counts = {"good": len(rows), "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "speed_rows": 0}
     account = HourAccount.from_dict(counts | values)
     built = Rebuilt(NEXT, Accepted(revision, CUT), staged, (), account, values.get("reason"))
-    publish = plan_publish(state, [built], NOW, frozenset())
+    publish = plan_publish(state, [built], NOW)
     assert one.publish(publish, state) is Outcome.LANDED
     record(one, *publish.decisions)
 
@@ -71,7 +72,7 @@ def test_a_revision_that_was_replaced_while_the_speed_layer_served_is_read_by_it
     """The hazard: `main` showed the speed layer's rows then, so a tag of it would be none of the revision."""
     read(one, [event(0, 4, n=1), event(0, 5, n=9, id="0-4")], {0: 10})
     rebuild(one, 1, [event(0, 4, n=1)])
-    override.serve_hour(one.lake, one.stream, NEXT, "speed", "the rule is wrong")
+    override.serve_hour(Publisher(one.lake, one.stream), NEXT, "speed", "the rule is wrong")
     rebuild(one, 2, [event(0, 4, n=2)])
     decisions = history.history(job(one), NEXT)
     first = next(d for d in decisions if (d.decision, d.revision) == ("accepted", 1))

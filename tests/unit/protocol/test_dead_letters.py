@@ -23,8 +23,8 @@ from anabranch.protocol.dead_letters import (
     waiting_batch,
     waiting_speed,
 )
-from anabranch.protocol.merge import recover
 from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import DEAD_LETTERS, OVERRIDES, Accepted, State
 from batch_layer.rebuild import Rebuilder, RebuildRequest
 
@@ -174,7 +174,9 @@ def test_two_sets_that_wait_outlive_any_pause(lake: StreamLake, days: int) -> No
     age(lake, lake.stream.dead_letters_table, timedelta(days=days))
     abandoned = lake.stage_dead(D, "speed")
     age(lake, lake.stream.dead_letters_table, timedelta(days=2))
-    assert recover(lake.lake, lake.stream).confirmed == {one.wap_id for one in staged}
+    publisher = Publisher(lake.lake, lake.stream)
+    publisher.recover()
+    assert publisher.confirmed == {one.wap_id for one in staged}
     assert lake.dead("main") == lake.dead("speed") == D
     # What nobody names is abandoned after a day, as ever.
     assert find_staged(lake.lake.load(lake.stream.dead_letters_table), abandoned.wap_id) is None
@@ -247,7 +249,9 @@ def test_files_of_the_speed_layer_that_are_gone_hold_up_nobody(
     forget_staged(lake, lost)
     delete(*(f.file_path for f in lost.files))
     for _ in range(3):
-        assert recover(lake.lake, lake.stream).confirmed == {lost.wap_id, kept.wap_id}
+        publisher = Publisher(lake.lake, lake.stream)
+        publisher.recover()
+        assert publisher.confirmed == {lost.wap_id, kept.wap_id}
     assert lake.dead("main") == lake.dead("speed") == [(FIRST, 0, 9)]
     [message] = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     assert f"dead letters {lost.wap_id}" in message
@@ -267,7 +271,7 @@ def test_an_accepted_hour_that_lacks_files_is_to_be_restated(
     forget_staged(lake, staged)
     delete(*(f.file_path for f in staged.files))
     for _ in range(2):
-        recover(lake.lake, lake.stream)
+        Publisher(lake.lake, lake.stream).recover()
     assert lake.dead("main") == lake.dead("batch") == [], "what an offset was before may be a row by now"
     [message] = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     assert f"restates hour {FIRST} at its next run" in message

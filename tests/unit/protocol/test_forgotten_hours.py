@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,8 @@ def accept(
     rebuilt = Rebuilt(H[i], Accepted(revision, CUTS[H[i]]), rows, letters, HourAccount(), reason)
     confirmed = ledger.record_waiting(lake.lake, lake.stream.hours_table, state)
     confirmed |= roll(lake)
-    assert lake.publish(plan_publish(state, [rebuilt], NOW, confirmed), state) is Outcome.LANDED
+    publish = replace(plan_publish(state, [rebuilt], NOW), confirmed=confirmed)
+    assert lake.publish(publish, state) is Outcome.LANDED
     ledger.record_waiting(lake.lake, lake.stream.hours_table, lake.state())
 
 

@@ -18,8 +18,8 @@ from anabranch.iceberg.commits import Change
 from anabranch.iceberg.lake import Lake
 from anabranch.offsets.hours import Cut, Timeline, hour_of
 from anabranch.protocol import dead_letters, ledger, publish, sealing
-from anabranch.protocol.merge import recover
 from anabranch.protocol.publish import Landed, Publish, new_id
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import State
 
 NOW = datetime(2026, 11, 21, 1, tzinfo=UTC)
@@ -89,11 +89,11 @@ def test_a_decision_is_written_down_and_read_back_by_one_load(lake: StreamLake) 
 
 def test_nothing_that_waits_is_one_load(lake: StreamLake) -> None:
     with counted() as loads:
-        recovered = recover(lake.lake, lake.stream)
+        recovered = Publisher(lake.lake, lake.stream).recover()
     assert loads == {lake.name: 1}
-    assert recovered.state == lake.state()
+    assert recovered == lake.state()
     with counted() as loads:
-        assert recover(lake.lake, lake.stream, recovered.state) == recovered
+        assert Publisher(lake.lake, lake.stream).recover(recovered) == recovered
     assert not loads
 
 
@@ -131,15 +131,17 @@ def test_dead_letters_that_others_publish_meanwhile_are_decided_over_a_fresh_loa
 def test_an_hour_is_sealed_by_one_load_for_each_decision(tmp_path: Path) -> None:
     first = hour_of(datetime.now(UTC) - timedelta(hours=2))
     lake = new_lake(tmp_path, timeline=Timeline(first, first, {0: 0}))
+    publisher = Publisher(lake.lake, lake.stream)
     with counted() as loads:
-        sealed = sealing.seal(lake.stream, lake.lake, Broker(log={0: []}).adapter)
+        sealed = sealing.seal(publisher, Broker(log={0: []}).adapter)
     # The hour after it too, but for its grace.
     assert sealed.hours[0] == first
     # To ask Kafka, to decide, and to find that nothing is left.
     assert loads == {lake.name: 3, lake.stream.hours_table: 1}
     assert sealed.state == lake.state()
-    assert sealed.confirmed == {d.decision_id for d in sealed.state.decisions}
+    waiting = {d.decision_id for d in sealed.state.decisions}
+    assert publisher.confirmed == waiting
     with counted() as loads:
-        recovered = recover(lake.lake, lake.stream, sealed.state, sealed.confirmed)
+        publisher.recover(sealed.state)
     assert not loads
-    assert recovered.confirmed == sealed.confirmed
+    assert publisher.confirmed == waiting

@@ -20,8 +20,8 @@ from anabranch.operations.doctor.finding import Check
 from anabranch.operations.doctor.tables import failed
 from anabranch.operations.doctor.tables import read as examine_tables
 from anabranch.protocol import apply as tables
-from anabranch.protocol.merge import recover
 from anabranch.protocol.owner import take_over
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import load_state
 from anabranch.protocol.topic_change import adopt
 
@@ -63,8 +63,8 @@ def test_whatever_opens_anothers_table_for_a_stream_is_refused(tmp_path: Path) -
     lake = open_lake(environment, OTHER)
     for use in (
         lambda: load_state(lake, OTHER.table),
-        lambda: recover(lake, OTHER),
-        lambda: adopt(OTHER, lake, Broker(id="r").adapter),
+        lambda: Publisher(lake, OTHER).recover(),
+        lambda: adopt(Publisher(lake, OTHER), Broker(id="r").adapter),
         lambda: examine_tables(environment, OTHER),
     ):
         with pytest.raises(AnotherStreamsTable, match="belongs to stream events"):
@@ -125,7 +125,7 @@ def test_adopting_another_topic_writes_it_into_the_table(tmp_path: Path) -> None
     apply(tmp_path, MINE, Broker())
     lake = open_lake(new_environment(tmp_path), MINE)
     moved = MINE.model_copy(update={"topic": "events_2"})
-    assert adopt(moved, lake, Broker(id="t2").adapter) is not None
+    assert adopt(Publisher(lake, moved), Broker(id="t2").adapter) is not None
     assert read_owner(lake.load(MINE.table)) == Owner("events", "events_2", "cluster")
 
 

@@ -22,7 +22,7 @@ from anabranch.offsets.hours import Cut
 from anabranch.protocol import ledger, publish_queue
 from anabranch.protocol import publish as publish_module
 from anabranch.protocol.publish import Again, Decision, Publish, new_id, run, to_commit
-from anabranch.protocol.state import DECISIONS, POSITION, TURN, Accepted, State, load_state
+from anabranch.protocol.state import DECISIONS, POSITION, TURN, Accepted, load_state
 
 ROWS = [(FIRST, 0, o) for o in range(3)]
 MORE = [(FIRST, 0, o) for o in range(3, 5)]
@@ -396,14 +396,14 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_run_decides_again_after_every_refusal(lake: StreamLake) -> None:
     staged, seen = lake.stage(ROWS), []
 
-    def decide() -> tuple[State, Publish | None]:
+    def decide() -> Decision[None]:
         state = lake.state()
         seen.append(state.heads)
         if len(seen) <= 2:
             lake.move("speed")
-        return state, lake.speed(staged, {0: 3}, state)
+        return Decision(state, lake.speed(staged, {0: 3}, state), None)
 
-    assert run(lake.lake, lake.name, decide, "test") is not None
+    assert run(lake.lake, lake.name, decide, "test").landed is not None
     assert len(seen) == 3
     assert lake.rows("main") == ROWS
     assert TURN not in lake.table().properties
@@ -412,14 +412,14 @@ def test_run_decides_again_after_every_refusal(lake: StreamLake) -> None:
 def test_run_decides_again_after_a_decision_that_did_something_first(lake: StreamLake) -> None:
     staged: list[Staged] = []
 
-    def decide() -> Decision:
+    def decide() -> Decision[None] | Again:
         state = lake.state()
         if not staged:
             staged.append(lake.stage(ROWS))
             return Again.AGAIN
-        return state, lake.speed(staged[0], {0: 3}, state)
+        return Decision(state, lake.speed(staged[0], {0: 3}, state), None)
 
-    assert run(lake.lake, lake.name, decide, "test") is not None
+    assert run(lake.lake, lake.name, decide, "test").landed is not None
     assert lake.rows("main") == ROWS
 
 
@@ -428,15 +428,15 @@ def test_run_of_who_takes_no_turns_goes_on_at_once_and_without_end(
 ) -> None:
     staged, left = lake.stage(ROWS), list(range(publish_queue.REFUSALS + 1))
 
-    def decide() -> Decision:
+    def decide() -> Decision[None] | Again:
         state = lake.state()
         if left:
             left.pop()
             lake.move("speed")
-        return state, lake.speed(staged, {0: 3}, state)
+        return Decision(state, lake.speed(staged, {0: 3}, state), None)
 
     monkeypatch.setattr(publish_module.time, "sleep", lambda seconds: pytest.fail("it paused"))
-    assert run(lake.lake, lake.name, decide, "test", timeout=timedelta(0)) is not None
+    assert run(lake.lake, lake.name, decide, "test", timeout=timedelta(0)).landed is not None
     assert lake.rows("main") == ROWS
     assert TURN not in lake.table().properties
 
@@ -449,5 +449,5 @@ def test_run_of_who_takes_turns_ends_in_time_whatever_its_decisions_do_first(lak
 
 def test_run_ends_when_nothing_is_left_to_do(lake: StreamLake) -> None:
     before = log_of(lake)
-    assert run(lake.lake, lake.name, lambda: (lake.state(), None), "test") is None
+    assert run(lake.lake, lake.name, lambda: Decision(lake.state(), None, None), "test").landed is None
     assert log_of(lake) == before

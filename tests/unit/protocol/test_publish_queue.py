@@ -21,11 +21,11 @@ from lakes import StreamLake, new_lake
 from pyiceberg.exceptions import CommitFailedException
 
 from anabranch.common.errors import Transient
-from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import PUBLISH_ID
 from anabranch.protocol import publish_queue
-from anabranch.protocol.publish import Publish, new_id, run, to_commit
+from anabranch.protocol.publish import Decision, Landed, Publish, land, new_id, run
 from anabranch.protocol.publish_queue import (
     Holding,
     Turn,
@@ -40,7 +40,7 @@ from anabranch.protocol.publish_queue import (
     turn_to_hold_for,
     wait_for_turn,
 )
-from anabranch.protocol.state import TURN, State, load_state
+from anabranch.protocol.state import TURN, load_state
 
 UNIT = Path(__file__).parents[1]
 
@@ -76,10 +76,10 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 120) -> Non
     raise AssertionError(f"expected {what} within {seconds} s")
 
 
-def move(lake: StreamLake, by: str, own: Lake | None = None) -> tuple[State, Publish]:
+def move(lake: StreamLake, by: str, own: Lake | None = None) -> Decision[None]:
     """A publish without rows, that says who made it."""
     state = load_state(own or lake.lake, lake.name)
-    return state, Publish(f"{by}-{new_id()}", (Change("speed"), Change("main")), state.timeline)
+    return Decision(state, Publish(f"{by}-{new_id()}", (Change("speed"), Change("main")), state.timeline), None)
 
 
 def published(lake: StreamLake) -> list[str]:
@@ -104,12 +104,12 @@ class SpeedLoop:
     def once(self) -> None:
         is_staged = False
         while not self.stop.is_set():
-            state, publish = move(self._lake, "speed", self._own)
-            if self._holding.holds(state.table.properties):
+            decision = move(self._lake, "speed", self._own)
+            if self._holding.holds(decision.state.table.properties):
                 continue
             if not is_staged:
                 is_staged = self.stop.wait(self._period / 2) or True
-            elif self._own.commit(state.table, to_commit(state, publish, datetime.now(UTC))) is Outcome.LANDED:
+            elif decision.publish is not None and land(self._own, decision.state, decision.publish, datetime.now(UTC)):
                 self._holding.published()
                 self.published += 1
                 return
@@ -351,15 +351,15 @@ def test_the_speed_layer_publishes_between_two_turns(lake: StreamLake, monkeypat
 def test_a_publish_takes_its_turn_with_it_when_it_lands(lake: StreamLake) -> None:
     lengths = []
 
-    def decide() -> tuple[State, Publish | None]:
-        state, publish = move(lake, "batch")
-        lengths.append(len(read_line(state.table.properties)))
+    def decide() -> Decision[None]:
+        decision = move(lake, "batch")
+        lengths.append(len(read_line(decision.state.table.properties)))
         if len(lengths) == 1:
             lake.move("speed")
-        return state, publish
+        return decision
 
     before = lake.table().metadata.last_sequence_number
-    assert run(lake.lake, lake.name, decide, "test", take_turns=True) is not None
+    assert run(lake.lake, lake.name, decide, "test", take_turns=True).landed is not None
     assert lengths == [0, 1]
     assert line(lake) == []
     assert lake.table().metadata.last_sequence_number == before + 3, "expected no commit of its own to take it back"
@@ -370,18 +370,18 @@ def test_a_publish_takes_its_turn_with_it_when_it_lands(lake: StreamLake) -> Non
 def test_a_publish_that_gives_up_takes_its_turn_back(lake: StreamLake, ending: str) -> None:
     tries = []
 
-    def decide() -> tuple[State, Publish | None]:
-        state, publish = move(lake, "batch")
+    def decide() -> Decision[None]:
+        decision = move(lake, "batch")
         tries.append(line(lake))
         if len(tries) > 1 and ending == "nothing to do":
-            return state, None
+            return Decision(decision.state, None, None)
         if len(tries) > 1 and ending == "error":
             raise ValueError("no")
         lake.move("speed")
-        return state, publish
+        return decision
 
-    def publish() -> Publish | None:
-        return run(lake.lake, lake.name, decide, "test", take_turns=True, timeout=timedelta(seconds=5))
+    def publish() -> Landed | None:
+        return run(lake.lake, lake.name, decide, "test", take_turns=True, timeout=timedelta(seconds=5)).landed
 
     if ending == "nothing to do":
         assert publish() is None
@@ -400,16 +400,16 @@ def test_a_turn_that_somebody_else_took_out_does_not_stop_a_publish(lake: Stream
     """The hazard: its bound passes between the decision and the commit, which is to take back what is gone."""
     tries = []
 
-    def decide() -> tuple[State, Publish | None]:
-        state, publish = move(lake, "batch")
+    def decide() -> Decision[None]:
+        decision = move(lake, "batch")
         tries.append(line(lake))
         if len(tries) == 1:
             lake.move("speed")
         else:
             take_back_turn(lake.again(), lake.name, tries[1][0])
-        return state, publish
+        return decision
 
-    assert run(lake.lake, lake.name, decide, "test", take_turns=True) is not None
+    assert run(lake.lake, lake.name, decide, "test", take_turns=True).landed is not None
     assert [len(t) for t in tries] == [0, 1]
     assert line(lake) == []
 
@@ -423,19 +423,19 @@ def test_a_publish_inside_anothers_decision_goes_by_the_outer_ones_turn(
     caplog.set_level(logging.INFO)
     tries = []
 
-    def merge() -> tuple[State, Publish | None]:
+    def merge() -> Decision[None]:
         return move(lake, "merge")
 
-    def decide() -> tuple[State, Publish | None]:
+    def decide() -> Decision[None]:
         if len(tries) == 1:
-            assert run(lake.lake, lake.name, merge, "merge", take_turns=True) is not None
-        state, publish = move(lake, "batch")
+            assert run(lake.lake, lake.name, merge, "merge", take_turns=True).landed is not None
+        decision = move(lake, "batch")
         tries.append(line(lake))
         if len(tries) == 1:
             lake.move("speed")
-        return state, publish
+        return decision
 
-    assert run(lake.lake, lake.name, decide, "test", take_turns=True) is not None
+    assert run(lake.lake, lake.name, decide, "test", take_turns=True).landed is not None
     assert [len(t) for t in tries] == [0, 1], "the merge left the outer publish its turn"
     assert "has the way" not in caplog.text
     assert published(lake) == ["merge", "batch"]
@@ -447,26 +447,26 @@ def test_who_was_too_slow_asks_again_behind_the_others(lake: StreamLake, monkeyp
     seen: dict[str, list[list[str]]] = {"slow": [], "quick": []}
     out, own = threading.Event(), lake.again()
 
-    def slow() -> tuple[State, Publish | None]:
-        state, publish = move(lake, "slow", own)
+    def slow() -> Decision[None]:
+        decision = move(lake, "slow", own)
         seen["slow"].append(line(lake))
         if len(seen["slow"]) == 1:
             lake.move("speed")
         elif len(seen["slow"]) == 2:
             assert out.wait(60)
-        return state, publish
+        return decision
 
-    def quick() -> tuple[State, Publish | None]:
-        state, publish = move(lake, "quick")
+    def quick() -> Decision[None]:
+        decision = move(lake, "quick")
         seen["quick"].append(line(lake))
-        return state, publish
+        return decision
 
     monkeypatch.setattr(publish_queue, "LEAST", 0.3)
     with ThreadPoolExecutor(1) as pool:
         landing = pool.submit(run, own, lake.name, slow, "slow", True)
         try:
             until(lambda: len(seen["slow"]) == 2 or landing.done(), "the slow one to have its turn")
-            assert run(lake.lake, lake.name, quick, "quick", take_turns=True) is not None
+            assert run(lake.lake, lake.name, quick, "quick", take_turns=True).landed is not None
         finally:
             out.set()
         assert landing.result(60) is not None
@@ -481,14 +481,14 @@ def test_a_publish_whose_try_takes_seconds_lands_against_a_speed_layer_that_publ
 ) -> None:
     tries, work, own = [], threading.Event(), lake.again()
 
-    def decide() -> tuple[State, Publish | None]:
-        state, publish = move(lake, "batch", own)
+    def decide() -> Decision[None]:
+        decision = move(lake, "batch", own)
         tries.append(line(lake))
         work.wait(6)
-        return state, publish
+        return decision
 
     with speeding(lake) as speed:
-        assert run(own, lake.name, decide, "test", take_turns=True, timeout=timedelta(minutes=2)) is not None
+        assert run(own, lake.name, decide, "test", take_turns=True, timeout=timedelta(minutes=2)).landed is not None
         before = speed.published
         until(lambda: speed.published > before, "the speed layer to go on")
     # The hazard: without a turn it is refused.
@@ -502,19 +502,19 @@ def test_two_batch_publishes_and_a_maintenance_at_once_land_in_the_order_in_whic
     names, all_asked = ("hour", "rebuild", "maintain"), threading.Event()
     tries: dict[str, int] = dict.fromkeys(names, 0)
 
-    def publish(name: str) -> Publish | None:
+    def publish(name: str) -> Landed | None:
         own = lake.again()
 
-        def decide() -> tuple[State, Publish | None]:
+        def decide() -> Decision[None]:
             tries[name] += 1
-            state, planned = move(lake, name, own)
+            decision = move(lake, name, own)
             if name == "hour" and tries[name] == 1:
                 lake.move("speed")
             elif name == "hour":
                 assert all_asked.wait(100)
-            return state, planned
+            return decision
 
-        return run(own, lake.name, decide, name, take_turns=True)
+        return run(own, lake.name, decide, name, take_turns=True).landed
 
     with speeding(lake) as speed, ThreadPoolExecutor(3) as pool:
         landing = []

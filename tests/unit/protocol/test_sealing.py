@@ -19,6 +19,7 @@ from anabranch.offsets.hour_ends import Window
 from anabranch.offsets.hours import Cut, Timeline, hour_of, shift
 from anabranch.offsets.position import Offsets, Position, Stamped, Topic
 from anabranch.protocol import ledger, sealing
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import KafkaOffsets, ask, plan_sealing, resolve_state
 from anabranch.protocol.state import State
 from batch_layer.job import rebuild_hours
@@ -105,9 +106,9 @@ def test_a_long_backlog_is_sealed_in_commits_of_bounded_size_and_written_down_be
     monkeypatch.setattr(sealing, "reach", watched)
     kafka = Broker(log={0: []}).adapter
     with pytest.raises(KeyboardInterrupt):
-        sealing.seal(lake.stream, lake.lake, kafka)
+        sealing.seal(Publisher(lake.lake, lake.stream), kafka)
     assert lake.state().timeline.open == shift(first, 6), "cut short after two commits"
-    sealed = sealing.seal(lake.stream, lake.lake, kafka).hours
+    sealed = sealing.seal(Publisher(lake.lake, lake.stream), kafka).hours
     assert sealed[0] == shift(first, 6)
     assert waited[:2] == [3, 3]
     assert max(waited) <= 3
@@ -119,7 +120,7 @@ def test_nothing_to_seal_is_no_publish() -> None:
     state = state_of({0: 2}, Timeline(H0, H1, {0: 2}))
     decided = resolve_state(state, asked(state, Kafka({0: 2})))
     assert decided is not None
-    assert plan_sealing(decided, timedelta(0), "id", frozenset()) is None
+    assert plan_sealing(decided, timedelta(0), "id") is None
 
 
 def batch(lake: StreamLake, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[Result, bool]:

@@ -27,7 +27,8 @@ from anabranch.offsets.hours import REMEMBERED_LOGS, Adoption, Cut, Timeline, ho
 from anabranch.offsets.position import Position, Stamped, Topic
 from anabranch.protocol import ledger
 from anabranch.protocol.coverage import uncovered_reason
-from anabranch.protocol.merge import merge, recover
+from anabranch.protocol.merge import merge
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import BoundaryResolver
 from anabranch.protocol.start_offsets import Log, StartChoice, parse_start
 from anabranch.protocol.state import LOST, REMEMBERED_HOURS, Accepted, accepted_properties
@@ -215,7 +216,7 @@ def lake(tmp_path: Path) -> StreamLake:
 
 
 def run(lake: StreamLake, broker: Broker, start: str | None = None) -> Adopted | None:
-    return adopt(lake.stream, lake.lake, broker.adapter, choice=parse_start(start) if start else None)
+    return adopt(Publisher(lake.lake, lake.stream), broker.adapter, choice=parse_start(start) if start else None)
 
 
 def later() -> int:
@@ -302,7 +303,7 @@ def _die(folder: Path, at: str) -> None:
     os.environ[FAIL_AT] = at
     fail_points._armed.cache_clear()
     environment = new_environment(folder)
-    adopt(new_stream(), Lake(environment), Broker(id=NEW).adapter)
+    adopt(Publisher(Lake(environment), new_stream()), Broker(id=NEW).adapter)
 
 
 @pytest.mark.parametrize("step", [Step.ADOPT_DECIDED, Step.ADOPT_PUBLISHED])
@@ -314,7 +315,7 @@ def test_an_adoption_that_is_killed_is_done_once_by_the_next_one(lake: StreamLak
     landed = step is Step.ADOPT_PUBLISHED
     assert (lake.state().position.topic_id == NEW) is landed
     assert ledger.history(lake.lake, lake.stream.hours_table) == [], "the hazard did not happen"
-    recover(lake.lake, lake.stream)
+    Publisher(lake.lake, lake.stream).recover()
     assert (run(lake, Broker(id=NEW)) is None) is landed
     assert len(lake.state().timeline.adoptions) == 1
     assert [row.hour for row in ledger.history(lake.lake, lake.stream.hours_table)] == [NOW_HOUR]

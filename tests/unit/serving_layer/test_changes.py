@@ -27,6 +27,7 @@ from anabranch.iceberg.snapshots import files_of
 from anabranch.offsets.hours import Timeline, shift
 from anabranch.protocol import apply, ledger, override
 from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.restore_ledger import restore_ledger
 from anabranch.protocol.state import Accepted, State
 from serving_layer import changes as feed
@@ -223,7 +224,7 @@ def test_a_follower_of_real_tables_equals_them_at_the_end_of_every_poll(lake: St
         if step in ("accept", "late"):
             accept(lake, hour, dice.randint(1, 9), record=step == "accept")
         elif step == "serve":
-            override.serve_hour(lake.lake, lake.stream, hour, dice.choice(["speed", "auto"]), "a test")
+            override.serve_hour(Publisher(lake.lake, lake.stream), hour, dice.choice(["speed", "auto"]), "a test")
         elif step == "confirm":
             confirm(lake)
         else:
@@ -270,7 +271,7 @@ def test_what_a_change_says(lake: StreamLake, capsys: pytest.CaptureFixture[str]
     (third,) = feed.poll(job, feed.start_from(job, second.token))
     assert (third.replaces, third.removed) == (3, None)
 
-    override.serve_hour(lake.lake, lake.stream, FIRST, "speed", "a test")
+    override.serve_hour(Publisher(lake.lake, lake.stream), FIRST, "speed", "a test")
     (fourth,) = feed.poll(job, feed.start_from(job, third.token))
     assert (fourth.served, fourth.revision, fourth.rows, fourth.removed) == ("speed", 4, 10, third.added)
 

@@ -32,6 +32,7 @@ from anabranch.iceberg.snapshots import find_snapshot, heads, made_at
 from anabranch.offsets.hours import Timeline, hour_of, shift, start_of
 from anabranch.protocol import override, sealing
 from anabranch.protocol.ledger_row import HourAccount
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted
 from anabranch.protocol.watermarks import Watermarks
 from batch_layer.plan import Rebuilt, plan_publish
@@ -76,7 +77,7 @@ def restate(one: StreamLake, hour: str, revision: int, rows: list[dict[str, Any]
     staged, state = stage_rows(one, rows), one.state()
     counts = {"good": len(rows), "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "speed_rows": 0}
     built = Rebuilt(hour, Accepted(revision, BEFORE), staged, (), HourAccount.from_dict(counts), None)
-    publish = plan_publish(state, [built], NOW, frozenset())
+    publish = plan_publish(state, [built], NOW)
     assert one.publish(publish, state) is Outcome.LANDED
     record(one, *publish.decisions)
 
@@ -166,7 +167,7 @@ def test_hours_that_were_sealed_together_are_named_by_the_tag_of_the_last(tmp_pa
     one = new_lake(tmp_path, timeline=Timeline(first, first, {0: 0}))
     configure(one)
     read(one, [event(0, 0, first)], {0: 1})
-    sealing.seal(one.stream, one.lake, Broker(log={0: [int(start_of(first).timestamp() * 1000)]}).adapter)
+    sealing.seal(Publisher(one.lake, one.stream), Broker(log={0: [int(start_of(first).timestamp() * 1000)]}).adapter)
     last = shift(one.state().timeline.open, -1)
     assert last > shift(first, 1)
     assert [name for name in one.table().metadata.refs if name.startswith("main-")] == [f"main-{last}"]
@@ -191,7 +192,7 @@ def test_only_accepted_hours(one: StreamLake) -> None:
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 9)])
     assert number(one, "--only-accepted") == 9
     assert number(one) == 10
-    override.serve_hour(one.lake, one.stream, NEXT, "speed", "the rule is wrong")
+    override.serve_hour(Publisher(one.lake, one.stream), NEXT, "speed", "the rule is wrong")
     assert number(one, "--only-accepted") == 4, "these rows are not the accepted ones"
     assert number(one, "--only-accepted", "--as-of", "batch") == 9
     done = ask(one, COUNT, "--only-accepted", "--as-of", "speed")
@@ -203,7 +204,7 @@ def test_a_revision_of_an_hour(one: StreamLake) -> None:
     restate(one, HOUR, 3, [event(0, 0, HOUR, n=8)])
     numbers = [number(one, "--hour", HOUR, "--revision", str(r)) for r in (1, 2, 3)]
     assert numbers == [4, 2, 1]
-    override.serve_hour(one.lake, one.stream, HOUR, "speed", "the rule is wrong")
+    override.serve_hour(Publisher(one.lake, one.stream), HOUR, "speed", "the rule is wrong")
     assert number(one, "--hour", HOUR, "--revision", "3") == 1
     for arguments, message in (
         (["--hour", HOUR, "--revision", "4"], "found 4 (known: 1, 2, 3)"),

@@ -52,6 +52,7 @@ from anabranch.protocol.ledger import Acceptance
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.merge import merge
 from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import POSITION, TIMELINE, Accepted, State
 from batch_layer.plan import Rebuilt, plan_publish
 from serving_layer.reader import Reader
@@ -181,7 +182,8 @@ class Story:
         confirmed = frozenset(row.decision_id for row in state.decisions) if self.dice.random() < 0.5 else frozenset()
         if confirmed:
             ledger.record_waiting(self.one.lake, self.one.stream.hours_table, state)
-        assert self.one.publish(plan_publish(state, [built], datetime.now(UTC), confirmed), state) is Outcome.LANDED
+        publish = replace(plan_publish(state, [built], datetime.now(UTC)), confirmed=confirmed)
+        assert self.one.publish(publish, state) is Outcome.LANDED
         if self.dice.random() < 0.7:
             ledger.record_waiting(self.one.lake, self.one.stream.hours_table, self.one.state())
         else:
@@ -218,7 +220,7 @@ class Story:
         if not hours:
             return None
         layer = self.dice.choice(("speed", "auto", "auto"))
-        override.serve_hour(self.one.lake, self.one.stream, self.dice.choice(hours), layer, "a test")
+        override.serve_hour(Publisher(self.one.lake, self.one.stream), self.dice.choice(hours), layer, "a test")
         return state is not None
 
     def _stage(self, rows: list[dict[str, Any]]) -> Any:

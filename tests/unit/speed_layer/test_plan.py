@@ -111,14 +111,14 @@ def test_a_skip_is_given_up_when_somebody_else_went_further_meanwhile() -> None:
     for offsets in ({0: 50, 1: 5}, {0: 57, 1: 6}, {0: 12, 1: 1}):
         state = outage(offsets, "aaaaa")
         decided = ResolvedState(state, state.position, state.timeline, NOW)
-        assert plan_skip(decided, skip, "id", frozenset()) is None
+        assert plan_skip(decided, skip, "id") is None
 
 
 def test_a_skip_moves_the_position_and_remembers_the_hours() -> None:
     state = outage({0: 3, 1: 0}, "aaaaa")
     skip = plan_catch_up(state, {0: 3, 1: 0})
     assert isinstance(skip, Skip)
-    publish = plan_skip(ResolvedState(state, state.position, state.timeline, NOW), skip, "id", frozenset())
+    publish = plan_skip(ResolvedState(state, state.position, state.timeline, NOW), skip, "id")
     assert publish is not None
     assert publish.position == Position("t", {0: 50, 1: 5})
     assert publish.timeline.skipped == tuple(H[:5])
@@ -194,7 +194,7 @@ def test_a_micro_batch_is_published_as_far_as_its_hours_are_decided() -> None:
     behind = replace(decided, state=new_state(timeline, {0: 4}), position=Position("t", {0: 4}))
     plan = plan_micro_batch(behind, {0: (0, 9)}, None)
     assert (plan.next, plan.todo, plan.whole) == (Next.DECIDE, {}, False)
-    assert plan_boundary_publish(behind, "id", frozenset()).timeline == timeline
+    assert plan_boundary_publish(behind, "id").timeline == timeline
 
 
 @given(RANGES, RANGES, st.integers(0, 25))
@@ -238,7 +238,7 @@ def test_files_without_a_snapshot_are_published_for_half_an_hour_and_then_staged
     with pytest.raises(AssertionError, match="a clock that is read after the state"):
         plan_micro_batch(decided, {0: (5, 7)}, staged)
     plan = plan_micro_batch(decided, {0: (5, 7)}, staged, NOW)
-    assert plan_publish(decided, plan, staged, {}, "new", frozenset()).id == "files"
+    assert plan_publish(decided, plan, staged, {}, "new").id == "files"
 
 
 def test_nothing_is_staged_ahead_where_its_hours_are_yet_to_be_decided() -> None:

@@ -1,0 +1,81 @@
+"""A publisher of one stream: it finishes what earlier publishers left, commits decisions, and completes each publish.
+
+A publish names decisions and dead letters that wait on the branches until they are in the ledger and in the dead
+letters' table. A publisher keeps the ids that it has read back there; its next publish drops them from the branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from typing import TypeVar
+
+from anabranch.config import Stream
+from anabranch.iceberg.lake import Lake
+from anabranch.protocol import dead_letters, ledger, merge, publish
+from anabranch.protocol.publish import Again, Decision, Landed, Publish, Published
+from anabranch.protocol.state import State
+
+T = TypeVar("T")
+
+
+class Publisher:
+    """Publishes to the table of one stream. For one thread at a time."""
+
+    def __init__(self, lake: Lake, stream: Stream) -> None:
+        self.lake, self.stream = lake, stream
+        self._confirmed: frozenset[str] = frozenset()
+
+    @property
+    def confirmed(self) -> frozenset[str]:
+        """The ids that it has read back, which its next publish drops from the branches."""
+        return self._confirmed
+
+    def recover(self, state: State | None = None) -> State:
+        """Finish what an earlier publisher, of either layer, left half done: the merge, dead letters, ledger rows.
+
+        Returns the state that the job goes on from; a step that has just ended passes its `state` instead of another
+        load. Raises Transient.
+        """
+        if state is None or merge.needs_merge(state):
+            state = merge.merge(self.lake, self.stream).state
+        self.finish(state)
+        return state
+
+    def run(self, decide: Callable[[], Decision[T] | Again], what: str, take_turns: bool = True) -> Published[T]:
+        """Publish what `decide` decides, as `anabranch.protocol.publish.run`; dead letters and ledger rows follow."""
+
+        def confirming() -> Decision[T] | Again:
+            decision = decide()
+            if isinstance(decision, Again) or decision.publish is None:
+                return decision
+            return replace(decision, publish=self._confirming(decision.publish))
+
+        published = publish.run(self.lake, self.stream.table, confirming, what, take_turns)
+        if published.landed is not None:
+            self._confirmed = frozenset()
+        return published
+
+    def land(self, state: State, planned: Publish, now: datetime) -> Landed | None:
+        """Commit one publish over the heads of `state`; None when it is refused."""
+        landed = publish.land(self.lake, state, self._confirming(planned), now)
+        if landed is not None:
+            self._confirmed = frozenset()
+        return landed
+
+    def finish(self, state: State) -> None:
+        """Publish the dead letters and write the ledger rows that wait in `state`. Raises Transient."""
+        self.publish_dead_letters(state)
+        self.record_decisions(state)
+
+    def record_decisions(self, state: State) -> None:
+        """Write the decisions that wait in `state` to the ledger. Raises Transient."""
+        self._confirmed |= ledger.record_waiting(self.lake, self.stream.hours_table, state, self._confirmed)
+
+    def publish_dead_letters(self, state: State) -> None:
+        """Publish the dead letters that wait in `state`. Raises Transient."""
+        self._confirmed |= dead_letters.roll_forward(self.lake, self.stream.dead_letters_table, state)
+
+    def _confirming(self, planned: Publish) -> Publish:
+        return replace(planned, confirmed=self._confirmed)
