@@ -15,6 +15,7 @@ from anabranch.common.remote_errors import classify_unexpected
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import open_lake
 from anabranch.kafka.client import KafkaAdapter
+from anabranch.protocol.ledger import Ledger
 
 LOG = logging.getLogger(__name__)
 
@@ -27,6 +28,10 @@ class Job:
     stream: config.Stream
     lake: Lake
     kafka: KafkaAdapter
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.lake, self.stream.hours_table)
 
 
 def open_job(stream: str, conf: str | None) -> Job:

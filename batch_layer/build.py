@@ -260,7 +260,7 @@ class HourBuilder:
 
         def previous(days: int) -> list[int]:
             before = [hours.shift(hour, -24 * day) for day in range(1, days + 1)]
-            newest = ledger.newest(ledger.history(self._job.lake, self._stream.hours_table, before, ledger.BULKY))
+            newest = ledger.newest(self._job.ledger.history(before, ledger.BULKY))
             rows = [newest[h] for h in before if h in newest]
             return [row.good for row in rows if row.decision == "accepted" and row.good is not None]
 
@@ -298,7 +298,7 @@ class HourBuilder:
         before: Mapping[int, Account] = {}
         stored: Offsets = {}
         if read.accepted is not None:
-            before = ledger.accepted_partitions(self._job.lake, self._stream.hours_table, built.hour)
+            before = self._job.ledger.accepted_partitions(built.hour)
             stored = count(read.accepted, cut.ranges).distinct
         repeated, gaps = classify_unheld(lost, gaps, before, stored, duplicate)
         return _Unheld(repeated, gaps, {p: of.present_at for p, of in seen.items()})

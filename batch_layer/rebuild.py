@@ -33,6 +33,7 @@ from anabranch.offsets import hours
 from anabranch.offsets.hours import Cut
 from anabranch.protocol import coverage, dead_letters, ledger, merge
 from anabranch.protocol.apply import require_columns
+from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import HourAccount, Layer, RunFacts
 from anabranch.protocol.measured import PUBLISH, STAGE, Meter
 from anabranch.protocol.publish import Again, Decision, new_id
@@ -132,7 +133,7 @@ class Rebuilder:
         gone = [
             h for h in waiting if gone_from_kafka(state.timeline, state.position.topic_id, h, state.timeline.sealed[h])
         ]
-        rows = ledger.newest(ledger.history(self._job.lake, self._stream.hours_table, gone, ledger.BULKY))
+        rows = ledger.newest(self._job.ledger.history(gone, ledger.BULKY))
         refused = {h for h, row in rows.items() if row.decision == "refused"}
         return [h for h in waiting if h not in refused]
 
@@ -141,7 +142,7 @@ class Rebuilder:
         if not candidates:
             return []
         now = self._job.lake.clock.now()
-        rows = ledger.history(self._job.lake, self._stream.hours_table, candidates)
+        rows = self._job.ledger.history(candidates)
         results = []
         for hour in (h for h in candidates if h in state.timeline.sealed):
             refusal = refusals.last_refusal(rows, hour)
@@ -177,7 +178,7 @@ class Rebuilder:
         return self._restatements(state, why)
 
     def _restatements(self, state: State, why: Mapping[str, str]) -> dict[str, RebuildRequest]:
-        rows = ledger.history(self._job.lake, self._stream.hours_table, why, ledger.BULKY) if why else []
+        rows = self._job.ledger.history(why, ledger.BULKY) if why else []
         refused = {(row.hour, row.revision) for row in rows if row.decision == "refused"}
         accepted = {h: state.accepted[h] for h in why}
         return {
@@ -221,7 +222,7 @@ class Rebuilder:
             # Its answer, or what follows it, was lost; another restatement would be one too many.
             self.publisher.recover()
             return self._begun.pop(hour)[1]
-        accepted = ledger.accepted(self._job.lake, self._stream.hours_table, state, hour)
+        accepted = self._job.ledger.accepted(state, hour)
         before = accepted.revision if accepted is not None else 0
         if state.is_accepted(hour) and not order.restate:
             return Result(hour, "unchanged", before, "already accepted; --restate publishes a new revision")
@@ -294,7 +295,7 @@ class Rebuilder:
             return state, []
         together, last, hour = {first.hour: first}, first.hour, hours.shift(first.hour, 1)
         while hour <= hours.shift(last, self._stream.batch.lookback_hours):
-            state = ledger.remembering(self._job.lake, self._stream.hours_table, state, [hour])
+            state = self._job.ledger.remembering(state, [hour])
             accepted = state.accepted.get(hour)
             if accepted is not None and accepted.cut.offsets:
                 again = self._hours.decide_again(hour, accepted.cut, accepted.revision, state, together)
@@ -330,14 +331,14 @@ class Rebuilder:
         """Record a refusal that was decided by the state `seen`, unless the ledger says the same already."""
         reach(Step.BATCH_REFUSED)
         now, basis = self._job.lake.clock.now(), self._basis(seen, hour, cut)
-        refusal = refusals.last_refusal(ledger.history(self._job.lake, self._stream.hours_table, [hour]), hour)
+        refusal = refusals.last_refusal(self._job.ledger.history([hour]), hour)
         if refusals.should_record(refusal, basis, before + 1, reason, now):
             state = self.load()
             served, id = state.served_by(hour), refusals.decision_id(new_id(), basis)
             row = ledger.decision(
                 hour, "refused", before + 1, cut, now, id, reason=reason, served=served, account=account
             )
-            ledger.record(self._job.lake, self._stream.hours_table, [row])
+            self._job.ledger.record([row])
         LOG.error("stream %s: hour %s refused: %s", self._stream.name, hour, reason)
         return Result(hour, "refused", before + 1, reason, account)
 
@@ -351,7 +352,7 @@ class Rebuilder:
             state = load_state(lake, stream.table)
             require_columns(state.table, stream)
             # One of them may have been restated since, and others have let it be forgotten again.
-            state = ledger.remembering(lake, stream.hours_table, state, [b.hour for b in built])
+            state = Ledger(lake, stream.hours_table).remembering(state, [b.hour for b in built])
             around = self._surroundings(built, state, unread)
             for b in built:
                 verdict = check_publish(state, b.hour, b.cut, b.before, b.rows.wap_id, around, surroundings)

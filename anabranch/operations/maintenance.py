@@ -31,6 +31,7 @@ from anabranch.iceberg.orphans import list_table, plan_orphans, references
 from anabranch.iceberg.snapshots import content_by_hour, expired_tags, heads, plan_expiry, plan_plain_expiry, total
 from anabranch.offsets.hours import Timeline, end_of, shift
 from anabranch.protocol import dead_letters, ledger, merge
+from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable, MaintenanceRun, Size, record_run
 from anabranch.protocol.publish import Again, Decision, Publish, new_id, run
 from anabranch.protocol.publisher import Publisher
@@ -231,7 +232,7 @@ def _drop_some(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tupl
             return Again.AGAIN
         have = content_by_hour(state.table, "speed")
         served_since: dict[str, datetime] = {}
-        for row in ledger.history(lake, stream.hours_table, have.keys(), ledger.BULKY):
+        for row in Ledger(lake, stream.hours_table).history(have.keys(), ledger.BULKY):
             if row.decision in ("accepted", "served"):
                 served_since[row.hour] = row.recorded_at
         at_most = None if dry_run else _HOURS_A_COMMIT

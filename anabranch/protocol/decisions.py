@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from anabranch.common.remote_errors import lake_errors
 from anabranch.config import Stream
 from anabranch.iceberg.lake import Lake
-from anabranch.protocol import ledger
 from anabranch.protocol.counts import COUNTS, Counts
+from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
 from anabranch.protocol.state import load_state
 
@@ -60,7 +60,7 @@ def decisions(lake: Lake, stream: Stream, hour: str | None) -> list[DecisionFact
     """Every decision about one hour or all, by hour, oldest first, with what it changed and how to read what it
     replaced. Raises Transient when the lake does not answer."""
     wanted_hours = [hour] if hour is not None else None
-    rows = ledger.history(lake, stream.hours_table, wanted_hours, ("partitions", "quality", "diff"))
+    rows = Ledger(lake, stream.hours_table).history(wanted_hours, ("partitions", "quality", "diff"))
     state = load_state(lake, stream.table)
     wanted = [row for row in with_waiting(rows, state.decisions) if hour is None or row.hour == hour]
     tags = tagged(state.table, [(row.hour, row.revision) for row in wanted if row.decision == "accepted"])

@@ -116,25 +116,120 @@ def decision(
     )
 
 
-def record_waiting(
-    lake: Lake, table_name: str, state: State, confirmed: frozenset[str] = frozenset()
-) -> frozenset[str]:
-    """Write the decisions that wait on the branches, each with its publish's snapshot; returns those that are there.
-    Those `confirmed` were read back already."""
-    waiting = [row for row in state.decisions if row.decision_id not in confirmed]
-    made = snapshots_by_commit(state.table) if waiting else {}
-    written = record(lake, table_name, [replace(row, snapshot_id=made.get(row.publish or "")) for row in waiting])
-    return confirmed | written
+class Ledger:
+    """The ledger's table of one stream. Each method loads it; each raises Transient when the lake does not answer."""
 
+    def __init__(self, lake: Lake, name: str) -> None:
+        self._lake, self._name = lake, name
 
-def record(lake: Lake, table_name: str, waiting: Iterable[LedgerRow]) -> frozenset[str]:
-    """Write the decisions that the ledger does not hold yet; returns the ids that it was read back to hold.
+    def record_waiting(self, state: State, confirmed: frozenset[str] = frozenset()) -> frozenset[str]:
+        """Write the decisions that wait on the branches, each with the snapshot of its publish.
 
-    A writer that finds many files afterwards merges some of them.
-    """
-    wanted = sorted({row.decision_id: row for row in waiting}.values(), key=attrgetter("hour"))
-    parts = [wanted[i : i + _AT_ONCE] for i in range(0, len(wanted), _AT_ONCE)]
-    return frozenset[str]().union(*(_record(lake, table_name, {r.decision_id: r for r in part}) for part in parts))
+        Returns the ids that the ledger contains; those `confirmed` were read back before.
+        """
+        waiting = [row for row in state.decisions if row.decision_id not in confirmed]
+        made = snapshots_by_commit(state.table) if waiting else {}
+        written = self.record([replace(row, snapshot_id=made.get(row.publish or "")) for row in waiting])
+        return confirmed | written
+
+    def record(self, waiting: Iterable[LedgerRow]) -> frozenset[str]:
+        """Write the decisions that the ledger does not contain yet; returns the ids that were read back from it.
+
+        A writer that finds many files afterwards compacts some of them.
+        """
+        wanted = sorted({row.decision_id: row for row in waiting}.values(), key=attrgetter("hour"))
+        parts = [wanted[i : i + _AT_ONCE] for i in range(0, len(wanted), _AT_ONCE)]
+        return frozenset[str]().union(*(self._record({r.decision_id: r for r in part}) for part in parts))
+
+    def _record(self, wanted: Mapping[str, LedgerRow]) -> frozenset[str]:
+        known: set[str] = set()
+
+        def missing(table: Table) -> pa.Table | None:
+            # Asked again by every attempt: another process may have restored the same rows.
+            known.update(_known(table, wanted))
+            rows = plan_missing(wanted, known)
+            for row in rows:
+                LOG.debug("ledger %s: %s %s revision %s", self._name, row.hour, row.decision, row.revision)
+            return _to_arrow(rows, table.metadata.next_sequence_number()) if rows else None
+
+        table = self._lake.append(self._name, missing)
+        recorded = frozenset(wanted if known >= set(wanted) else _known(table, wanted))
+        if has_many(table):
+            try:
+                self._lake.merge_files(self._name)
+            except Transient as error:
+                LOG.warning("ledger %s: compaction postponed: %s", self._name, error)
+        return recorded
+
+    def history(self, hours: Span | Collection[str] | None = None, without: Collection[str] = ()) -> list[LedgerRow]:
+        """The decisions about `hours`, or all, oldest first. Of columns `without` nothing is read, and they are None.
+
+        Only files that may hold one of the hours are opened: name the hours that are needed. Raises Transient.
+        """
+        if hours is not None and not isinstance(hours, Span) and not hours:
+            return []
+        table = self._lake.load(self._name)
+        with lake_errors(f"read ledger {self._name}"):
+            return _in_order(read(table, hours, _columns(table, without)))
+
+    def history_since(self, sequence: int, without: Collection[str] = ()) -> list[LedgerRow]:
+        """The decisions that were recorded with this sequence or later, oldest first; as `history` otherwise."""
+        table = self._lake.load(self._name)
+        with lake_errors(f"read ledger {self._name}"):
+            return _in_order(read_since(table, sequence, _columns(table, without)))
+
+    def known_hours(self) -> frozenset[str]:
+        """The hours that the ledger has a decision about. Raises Transient."""
+        with lake_errors(f"read ledger {self._name}"):
+            return _together(_HOURS.ask(self._lake.load(self._name)))
+
+    def remarkable_hours(self) -> frozenset[str]:
+        """The hours with offsets lost to retention, or with a difference between the layers that unread offsets of the
+        speed layer do not explain. Raises Transient."""
+        with lake_errors(f"read ledger {self._name}"):
+            return _together(_REMARKABLE.ask(self._lake.load(self._name)))
+
+    def hours_refused_last(self) -> frozenset[str]:
+        """The hours whose newest decision is a refusal, as far as the ledger has it. Raises Transient."""
+        with lake_errors(f"read ledger {self._name}"):
+            answers = _DECIDED_LAST.ask(self._lake.load(self._name)).values()
+        last: dict[str, tuple[datetime, str]] = {}
+        for answer in answers:
+            for hour, decided in answer.items():
+                last[hour] = max(last.get(hour, decided), decided)
+        return frozenset(hour for hour, (_, decision) in last.items() if decision == "refused")
+
+    def acceptances(self) -> frozenset[Acceptance]:
+        """Every acceptance of any hour that the ledger has. Raises Transient."""
+        with lake_errors(f"read ledger {self._name}"):
+            return frozenset[Acceptance]().union(*_ACCEPTANCES.ask(self._lake.load(self._name)).values())
+
+    def accepted(self, state: State, hour: str) -> Accepted | None:
+        """What is accepted of an hour; of one that is no longer remembered one by one, as the ledger has it.
+
+        Raises Refused when the ledger has not.
+        """
+        if not state.is_accepted(hour) or hour in state.accepted:
+            return state.accepted.get(hour)
+        last = last_accepted(self.history([hour]))
+        if last is None:
+            raise Refused(
+                f"hour {hour}: expected its cut in the ledger {self._name}, found none; the hour stays as it is: set "
+                "the ledger back to a snapshot that has it"
+            )
+        return last
+
+    def remembering(self, state: State, hours: Iterable[str]) -> State:
+        """The state with each accepted hour of `hours` remembered one by one; forgotten ones are read from the ledger.
+
+        Raises Refused when the ledger does not have one.
+        """
+        return plan_remembering(state, hours, lambda hour: self.accepted(state, hour))
+
+    def accepted_partitions(self, hour: str) -> Mapping[int, Account]:
+        """The account of each partition in the accepted revision of an hour; nothing when the ledger does not say."""
+        row = newest(self.history([hour])).get(hour)
+        return (row.partitions if row is not None else None) or {}
 
 
 def plan_missing(wanted: Mapping[str, LedgerRow], known: Collection[str]) -> list[LedgerRow]:
@@ -142,53 +237,11 @@ def plan_missing(wanted: Mapping[str, LedgerRow], known: Collection[str]) -> lis
     return [row for id, row in wanted.items() if id not in known]
 
 
-def _record(lake: Lake, table_name: str, wanted: Mapping[str, LedgerRow]) -> frozenset[str]:
-    known: set[str] = set()
-
-    def missing(table: Table) -> pa.Table | None:
-        # Asked again by every attempt: another process may have restored the same rows.
-        known.update(_known(table, wanted))
-        rows = plan_missing(wanted, known)
-        for row in rows:
-            LOG.debug("ledger %s: %s %s revision %s", table_name, row.hour, row.decision, row.revision)
-        return _to_arrow(rows, table.metadata.next_sequence_number()) if rows else None
-
-    table = lake.append(table_name, missing)
-    recorded = frozenset(wanted if known >= set(wanted) else _known(table, wanted))
-    if has_many(table):
-        try:
-            lake.merge_files(table_name)
-        except Transient as error:
-            LOG.warning("ledger %s: files are merged another time: %s", table_name, error)
-    return recorded
-
-
 def _known(table: Table, wanted: Mapping[str, LedgerRow]) -> set[str]:
-    """Which of the decisions the ledger holds; a decision can only be among the rows of its hour."""
+    """The ids, of these decisions, that the ledger contains; a decision is always among the rows of its hour."""
     with lake_errors(f"read ledger {'.'.join(table.name())}"):
         rows = read(table, {row.hour for row in wanted.values()}, ("decision_id", "hour"))
     return set(rows["decision_id"].to_pylist()) & set(wanted)
-
-
-def history(
-    lake: Lake, table_name: str, hours: Span | Collection[str] | None = None, without: Collection[str] = ()
-) -> list[LedgerRow]:
-    """The decisions about `hours`, or all, oldest first. Of columns `without` nothing is read, and they are None.
-
-    Only files that may hold one of the hours are opened: name the hours that are needed. Raises Transient.
-    """
-    if hours is not None and not isinstance(hours, Span) and not hours:
-        return []
-    table = lake.load(table_name)
-    with lake_errors(f"read ledger {table_name}"):
-        return _in_order(read(table, hours, _columns(table, without)))
-
-
-def history_since(lake: Lake, table_name: str, sequence: int, without: Collection[str] = ()) -> list[LedgerRow]:
-    """The decisions that were recorded with this sequence or later, oldest first; as `history` otherwise."""
-    table = lake.load(table_name)
-    with lake_errors(f"read ledger {table_name}"):
-        return _in_order(read_since(table, sequence, _columns(table, without)))
 
 
 def _columns(table: Table, without: Collection[str]) -> tuple[str, ...]:
@@ -199,30 +252,6 @@ def _columns(table: Table, without: Collection[str]) -> tuple[str, ...]:
 def _in_order(rows: pa.Table) -> list[LedgerRow]:
     # Rows of one commit that are of one moment: by their hours, in whatever files they are.
     return sorted(_from_arrow(rows), key=attrgetter("sequence", "recorded_at", "hour", "decision_id"))
-
-
-def known_hours(lake: Lake, table_name: str) -> frozenset[str]:
-    """The hours that the ledger has a decision about. Raises Transient."""
-    with lake_errors(f"read ledger {table_name}"):
-        return _together(_HOURS.ask(lake.load(table_name)))
-
-
-def remarkable_hours(lake: Lake, table_name: str) -> frozenset[str]:
-    """The hours of which a decision tells of offsets that retention took, or of a difference of the layers that is not
-    explained by what the speed layer had not read. Raises Transient."""
-    with lake_errors(f"read ledger {table_name}"):
-        return _together(_REMARKABLE.ask(lake.load(table_name)))
-
-
-def hours_refused_last(lake: Lake, table_name: str) -> frozenset[str]:
-    """The hours whose newest decision is a refusal, as far as the ledger has it. Raises Transient."""
-    with lake_errors(f"read ledger {table_name}"):
-        answers = _DECIDED_LAST.ask(lake.load(table_name)).values()
-    last: dict[str, tuple[datetime, str]] = {}
-    for answer in answers:
-        for hour, decided in answer.items():
-            last[hour] = max(last.get(hour, decided), decided)
-    return frozenset(hour for hour, (_, decision) in last.items() if decision == "refused")
 
 
 def standing_refusals(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
@@ -259,12 +288,6 @@ class Acceptance:
     decision_id: str
 
 
-def acceptances(lake: Lake, table_name: str) -> frozenset[Acceptance]:
-    """Every acceptance of any hour that the ledger has. Raises Transient."""
-    with lake_errors(f"read ledger {table_name}"):
-        return frozenset[Acceptance]().union(*_ACCEPTANCES.ask(lake.load(table_name)).values())
-
-
 def _acceptances(rows: pa.Table) -> frozenset[Acceptance]:
     accepted = rows.filter(pc.equal(rows["decision"], "accepted"))
     columns = (accepted[name].to_pylist() for name in ("hour", "revision", "decision_id"))
@@ -297,22 +320,6 @@ _DECIDED_LAST = PerFile(("hour", "decision", "recorded_at"), _decided_last)
 _ACCEPTANCES = PerFile(("hour", "decision", "revision", "decision_id"), _acceptances)
 
 
-def accepted(lake: Lake, table_name: str, state: State, hour: str) -> Accepted | None:
-    """What is accepted of an hour; of one that is no longer remembered one by one, as the ledger has it.
-
-    Raises Refused when the ledger has not.
-    """
-    if not state.is_accepted(hour) or hour in state.accepted:
-        return state.accepted.get(hour)
-    last = last_accepted(history(lake, table_name, [hour]))
-    if last is None:
-        raise Refused(
-            f"hour {hour}: expected its cut in the ledger {table_name}, found none; the hour stays as it is: set the "
-            "ledger back to a snapshot that has it"
-        )
-    return last
-
-
 def last_accepted(rows: Iterable[LedgerRow]) -> Accepted | None:
     """The newest accepted revision that rows of one hour tell of, with its cut. Pure."""
     revisions = [
@@ -323,25 +330,11 @@ def last_accepted(rows: Iterable[LedgerRow]) -> Accepted | None:
     return max(revisions, key=attrgetter("revision"), default=None)
 
 
-def remembering(lake: Lake, table_name: str, state: State, hours: Iterable[str]) -> State:
-    """The state in which each accepted one of `hours` is remembered one by one, forgotten ones as the ledger has them.
-
-    Raises Refused when the ledger has not.
-    """
-    return plan_remembering(state, hours, lambda hour: accepted(lake, table_name, state, hour))
-
-
 def plan_remembering(state: State, hours: Iterable[str], read: Callable[[str], Accepted | None]) -> State:
     """The state in which each accepted one of `hours` is remembered: `read` is asked for those that are forgotten."""
     forgotten = [h for h in hours if h not in state.accepted and state.is_accepted(h)]
     recalled = {h: a for h in forgotten if (a := read(h)) is not None}
     return replace(state, accepted=state.accepted | recalled) if recalled else state
-
-
-def accepted_partitions(lake: Lake, table_name: str, hour: str) -> Mapping[int, Account]:
-    """The account of each partition in the accepted revision of an hour; nothing when the ledger does not say."""
-    row = newest(history(lake, table_name, [hour])).get(hour)
-    return (row.partitions if row is not None else None) or {}
 
 
 def newest(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:

@@ -89,7 +89,7 @@ def serve_hour(publisher: Publisher, hour: str, choice: Choice, why: str) -> Ser
         if merge.needs_merge(state):
             merge.merge(lake, stream)
             return Again.AGAIN
-        accepted = ledger.accepted(lake, stream.hours_table, state, hour)
+        accepted = publisher.ledger.accepted(state, hour)
         now = datetime.now(UTC)
         publish = plan_served(state, hour, overrides, layer, accepted, new_id(), now, why)
         return Decision(state, publish, served)

@@ -13,7 +13,8 @@ from typing import TypeVar
 
 from anabranch.config import Stream
 from anabranch.iceberg.lake import Lake
-from anabranch.protocol import dead_letters, ledger, merge, publish
+from anabranch.protocol import dead_letters, merge, publish
+from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.publish import Again, Decision, Landed, Publish, Published
 from anabranch.protocol.state import State
 
@@ -25,6 +26,7 @@ class Publisher:
 
     def __init__(self, lake: Lake, stream: Stream) -> None:
         self.lake, self.stream = lake, stream
+        self.ledger = Ledger(lake, stream.hours_table)
         self._confirmed: frozenset[str] = frozenset()
 
     @property
@@ -71,7 +73,7 @@ class Publisher:
 
     def record_decisions(self, state: State) -> None:
         """Write the decisions that wait in `state` to the ledger. Raises Transient."""
-        self._confirmed |= ledger.record_waiting(self.lake, self.stream.hours_table, state, self._confirmed)
+        self._confirmed |= self.ledger.record_waiting(state, self._confirmed)
 
     def publish_dead_letters(self, state: State) -> None:
         """Publish the dead letters that wait in `state`. Raises Transient."""

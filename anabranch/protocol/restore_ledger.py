@@ -11,6 +11,7 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import content_by_hour
 from anabranch.offsets.hours import hours_between
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import HourAccount, Kind, LedgerRow
 from anabranch.protocol.state import State, load_state
 
@@ -51,8 +52,8 @@ def restore_ledger(lake: Lake, stream: Stream) -> int:
     state = load_state(lake, stream.table)
     if state.timeline.open == state.timeline.first:
         return 0
-    ledger.record_waiting(lake, stream.hours_table, state)
-    known = ledger.known_hours(lake, stream.hours_table)
+    Ledger(lake, stream.hours_table).record_waiting(state)
+    known = Ledger(lake, stream.hours_table).known_hours()
     if all(h in known for h in hours_between(state.timeline.first, state.timeline.open)):
         return 0
     good, dead = (
@@ -60,6 +61,6 @@ def restore_ledger(lake: Lake, stream: Stream) -> int:
         for t in (stream.table, stream.dead_letters_table)
     )
     rows = plan_rows(state, known, good, dead, datetime.now(UTC))
-    ledger.record(lake, stream.hours_table, rows)
+    Ledger(lake, stream.hours_table).record(rows)
     LOG.warning("stream %s: wrote %d rows of the ledger from what the branches say", stream.name, len(rows))
     return len(rows)

@@ -22,7 +22,7 @@ from anabranch.common.temporary import temporary_folder
 from anabranch.iceberg.ledger_files import Span
 from anabranch.iceberg.s3 import ObjectStore, bucket_and_key
 from anabranch.offsets.hours import shift
-from anabranch.protocol import ledger
+from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import LedgerRow, QualityResult
 from batch_layer.quality import suite
 from batch_layer.quality.suite import Expectation, configuration, context, great_expectations
@@ -69,11 +69,11 @@ def find_pages(lake: Lake, table: str, timeline: Timeline, hour: str | None) -> 
     """The same, from the ledger `table`: back in time from the newest hour, as far as there are judged ones to find.
     Raises Transient."""
     if hour is not None:
-        return plan_pages(ledger.history(lake, table, [hour]), hour)
+        return plan_pages(Ledger(lake, table).history([hour]), hour)
     back = NEWEST
     while True:
         first = shift(timeline.open, -back)
-        rows = plan_pages(ledger.history(lake, table, Span(first, _LAST)), None)
+        rows = plan_pages(Ledger(lake, table).history(Span(first, _LAST)), None)
         if len(rows) >= NEWEST or first <= timeline.first:
             return rows
         back *= 4

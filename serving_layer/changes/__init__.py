@@ -24,6 +24,7 @@ from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.iceberg.snapshots import files_at, head
 from anabranch.job import Job, open_job
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Layer, LedgerRow
 from anabranch.protocol.state import State, load_state
 from serving_layer.changes.plan import (
@@ -112,7 +113,7 @@ def start_from(job: Job, since: str | None) -> Token:
     table = job.lake.load(job.stream.table)
     snapshot = table.metadata.snapshot_by_id(snapshot_as_of(job.lake, job.stream, table, since))
     assert snapshot is not None
-    rows = ledger.history(job.lake, job.stream.hours_table, without=ledger.BULKY)
+    rows = job.ledger.history(without=ledger.BULKY)
     return token_at(stream, rows, datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC))
 
 
@@ -137,7 +138,7 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
             "stream %s: the ledger that the token is of was made again; all its hours are given anew", job.stream.name
         )
         token = replace(token, cursor=None, ahead={})
-        new = ledger.history(job.lake, job.stream.hours_table, without=ledger.BULKY)
+        new = job.ledger.history(without=ledger.BULKY)
     ids = {row.decision_id for row in new}
     todo = newest_of_each(new, token.first)
     while True:
@@ -159,14 +160,14 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
 
 def _rows_behind(job: Job, token: Token) -> list[LedgerRow] | None:
     name, cursor = job.stream.hours_table, token.cursor
-    rows = ledger.history_since(job.lake, name, cursor.sequence if cursor is not None else 0, ledger.BULKY)
+    rows = Ledger(job.lake, name).history_since(cursor.sequence if cursor is not None else 0, ledger.BULKY)
     return rows_after(rows, cursor)
 
 
 def _recorded(job: Job, state: State, token: Token) -> set[str]:
     """The ids that the ledger has of hours about which decisions wait on a branch."""
     hours = {row.hour for row in waiting_changes(state, token.first)}
-    rows = ledger.history(job.lake, job.stream.hours_table, hours, ledger.BULKY)
+    rows = job.ledger.history(hours, ledger.BULKY)
     return {row.decision_id for row in rows}
 
 
@@ -176,7 +177,7 @@ def _changes(job: Job, state: State, token: Token, given: Sequence[Given], new: 
     hours = {g.hour for g in given}
     before: dict[str, tuple[Content, LedgerRow | None]] = {}
     if token.cursor is not None or token.ahead:
-        rows = ledger.history(job.lake, job.stream.hours_table, hours, ledger.BULKY)
+        rows = job.ledger.history(hours, ledger.BULKY)
         before = replaced(token, rows, new)
     main = head(state.table, "main")
     files = files_at(state.table, main, hours)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from anabranch.offsets.hours import Cut
-from anabranch.protocol import ledger
+from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.state import load_state
 from serving_layer.egress.hour import Hour
 from serving_layer.egress.records import Identity
@@ -22,7 +22,7 @@ def cut_of(job: Job, hour: Hour) -> tuple[Cut, Identity]:
     cut any more."""
     lake, stream = job.lake, job.stream
     state = load_state(lake, stream.table)
-    accepted = ledger.accepted(lake, stream.hours_table, state, hour.name)
+    accepted = Ledger(lake, stream.hours_table).accepted(state, hour.name)
     cut = accepted.cut if accepted is not None else Cut("", {})
     return cut, Identity(cut.topic_id, state.timeline.replaced_before(hour.name, cut.topic_id))
 

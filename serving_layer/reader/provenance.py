@@ -15,6 +15,7 @@ from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.snapshots import made_at
 from anabranch.offsets.hours import hour_of, hours_between, shift
 from anabranch.protocol import coverage, ledger
+from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Layer, LedgerRow
 from serving_layer.query.datasets import TableFiles
 from serving_layer.reader.selection import Selection, Shown, shown
@@ -121,7 +122,7 @@ def accepted_revisions(
     accepted = [h for h in hours if seen.is_accepted(h)]
     revisions = {h: seen.state.accepted[h].revision for h in accepted if h in seen.state.accepted}
     forgotten = [h for h in accepted if h not in revisions]
-    rows: list[LedgerRow] = ledger.history(lake, stream.hours_table, forgotten, ledger.BULKY)
+    rows: list[LedgerRow] = Ledger(lake, stream.hours_table).history(forgotten, ledger.BULKY)
     for row in rows:
         if row.decision == "accepted" and row.recorded_at <= until:
             revisions[row.hour] = row.revision

@@ -12,6 +12,7 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import find_snapshot, heads
 from anabranch.offsets.hours import hours_between, is_hour, start_of
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.sealing import SEALED_TAG
 from anabranch.protocol.state import State, read_state, state_of
@@ -82,7 +83,7 @@ def _tag_of_hour(lake: Lake, stream: Stream, table: Table, name: str) -> str | N
     later = sorted(h for ref in refs if is_hour(h := ref.removeprefix(SEALED_TAG)) and h > hour)
     if not later:
         return None
-    rows = ledger.history(lake, stream.hours_table, (hour, later[0]), without=ledger.BULKY)
+    rows = Ledger(lake, stream.hours_table).history((hour, later[0]), without=ledger.BULKY)
     seals = {row.hour: row.decision_id.removesuffix(row.hour) for row in rows if row.decision == "sealed"}
     return f"{SEALED_TAG}{later[0]}" if seals.keys() == {hour, later[0]} and len({*seals.values()}) == 1 else None
 

@@ -19,8 +19,7 @@ from anabranch.config import Stream, View
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import files_by_hour
 from anabranch.offsets.hours import hours_between
-from anabranch.protocol import ledger
-from anabranch.protocol.ledger import Acceptance
+from anabranch.protocol.ledger import Acceptance, Ledger
 from anabranch.protocol.state import State
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def partial_hours(lake: Lake, stream: Stream, view: View, state: State) -> Parti
         return PartialHours(partials, {}, (), {})
     timeline = state.timeline
     served = [h for h in hours_between(timeline.first, timeline.open) if serves_accepted(state, h)]
-    known = plan_known(state, ledger.acceptances(lake, stream.hours_table), served)
+    known = plan_known(state, Ledger(lake, stream.hours_table).acceptances(), served)
     definition = stream.definition(view)
     files_of = files_by_hour(partials, "main")
     filled = {h: f for h, f in filled_hours(partials, files_of).items() if f.definition == definition}

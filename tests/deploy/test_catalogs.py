@@ -27,7 +27,6 @@ from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.files import delete_files
 from anabranch.iceberg.lake import Lake
 from anabranch.operations import maintenance
-from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish, new_id, to_commit
 
 if TYPE_CHECKING:
@@ -183,7 +182,7 @@ def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Told:
     state, topic = one.state, one.kafka.describe(one.name)
     assert topic is not None
     own = {**hours, one.name: "STREAM", topic.id: "TOPIC"}
-    decisions = ledger.history(one.lake, one.job.stream.hours_table)
+    decisions = one.job.ledger.history()
     unlike = ("decision_id", "recorded_at", "snapshot_id", "sequence")
     contents = {
         "branches": sorted(name for name in state.table.metadata.refs if not name.startswith("main-")),

@@ -103,7 +103,7 @@ def end(one: World) -> None:
     assert [r.decision for r in results] == ["accepted"]
     assert one.contents() == one.contents("speed") == acknowledged(one)
     assert [(d["kafka_partition"], bytes(d["value"])) for d in one.dead()] == [(0, BAD)]
-    newest = ledger.newest(ledger.history(one.lake, one.job.stream.hours_table))
+    newest = ledger.newest(one.job.ledger.history())
     assert {past_hour(ago): newest[past_hour(ago)].decision for ago in (4, 3, 2, 1)} == {
         past_hour(ago): "accepted" for ago in (4, 3, 2, 1)
     }

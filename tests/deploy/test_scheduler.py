@@ -12,8 +12,6 @@ from postgres import running_postgres
 from scheduler import Scheduler, running_airflow
 from world import World, past_hour, spread
 
-from anabranch.protocol import ledger
-
 PATIENCE = 600
 
 
@@ -69,11 +67,7 @@ def test_three_hours_catch_up_oldest_first_and_a_refused_one_is_restated_by_clea
         refused = airflow.xcom(dag, "rebuild", hours[1], "refused")
         assert (refused["hour"], refused["revision"]) == (hours[1], 1)
         assert refused["reason"].startswith("quality: expect_column_values_to_be_between(level)")
-        accepted = [
-            row.hour
-            for row in ledger.history(one.lake, one.job.stream.hours_table)
-            if row.decision == "accepted" and row.hour in hours
-        ]
+        accepted = [row.hour for row in one.job.ledger.history() if row.decision == "accepted" and row.hour in hours]
         assert accepted == [hours[0], hours[2]]
         assert one.contents() == one.acknowledged()
         # What an operator does: mend the suite, and clear the task.

@@ -15,7 +15,6 @@ from world import World, event, past_hour
 from anabranch.common.output import plain
 from anabranch.offsets.hours import start_of
 from anabranch.operations.reports import status as views
-from anabranch.protocol import ledger
 from speed_layer.job import SpeedJob
 
 Make = Callable[..., World]
@@ -66,7 +65,7 @@ def test_hours_accepted_in_any_order_hold_an_event_once_and_in_its_first_hour(
     # The hazard: out of order, an hour that was accepted already had to give events back, and says so.
     if order != (A, B, C):
         assert max(revisions(one).values()) > 1
-        rows = ledger.history(one.lake, one.job.stream.hours_table)
+        rows = one.job.ledger.history()
         assert any((row.reason or "").startswith("decided again after") for row in rows)
     else:
         assert revisions(one) == {A: 1, B: 1, C: 1}

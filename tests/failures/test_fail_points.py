@@ -26,6 +26,7 @@ from anabranch.iceberg.snapshots import files_by_hour
 from anabranch.offsets.hours import start_of
 from anabranch.operations.reports import status as views
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from serving_layer.reader import Reader
 from serving_layer.reader.selection import Selection
@@ -187,7 +188,7 @@ def assert_exact(one: World, duplicates: bool) -> None:
 
 
 def decisions(one: World) -> Counter[tuple[str, str]]:
-    return Counter((row.hour, row.decision) for row in ledger.history(one.lake, one.job.stream.hours_table))
+    return Counter((row.hour, row.decision) for row in one.job.ledger.history())
 
 
 @pytest.fixture
@@ -413,14 +414,14 @@ def test_merging_the_ledger(stream: World, case: Case) -> None:
     for ago in range(40, 40 - ledger_files.MANY, -1):
         row = ledger.decision(past_hour(ago), "sealed", 0, None, datetime.now(UTC))
         one.lake.append(name, lambda table, row=row: ledger._to_arrow([row], table.metadata.next_sequence_number()))
-    before = ledger.history(one.lake, name)
+    before = Ledger(one.lake, name).history()
     run_into(one, case.fail_at, "batch", one.name, "--seal-only")
     # The hazard: what was to be one file is, or is not; no row changed.
     files = list(one.lake.load(name).scan().plan_files())
     assert (len(files) < ledger_files.MANY) == case.lands
     run(one, "batch", one.name, "--seal-only")
     run(one, "maintain", one.name)
-    after = ledger.history(one.lake, name)
+    after = Ledger(one.lake, name).history()
     assert after[: len(before)] == before
     assert [(row.hour, row.decision) for row in after[len(before) :]] == [(past_hour(1), "sealed")]
 

@@ -206,7 +206,7 @@ def test_records_that_compaction_takes_after_they_were_served_stay_rows(world: M
     [result] = one.batch(hour)
     assert (result.decision, result.reason) == ("accepted", None)
     assert one.contents() == served
-    row = ledger.newest(ledger.history(one.lake, one.job.stream.hours_table))[hour]
+    row = ledger.newest(one.job.ledger.history())[hour]
     # The hazard: what Kafka no longer gives would pass for control records, of which it says itself how many there are.
     assert row.sources is not None
     assert row.sources["speed"] == 7 - row.sources["kafka"] > 0

@@ -30,7 +30,6 @@ from anabranch.common.fail_points import Step
 from anabranch.iceberg import catalog_settings
 from anabranch.iceberg.lake import Lake
 from anabranch.kafka import source
-from anabranch.protocol import ledger
 from anabranch.protocol.measured import MEASURED, read_measured
 from batch_layer import build as hours_of_batch
 from batch_layer import rebuild
@@ -280,7 +279,7 @@ def test_s3_cut_between_a_restatement_and_its_ledger_row_makes_one_revision(
         results = one.batch(hour, restate=True)
     assert [(r.decision, r.revision) for r in results] == [("accepted", 2)]
     assert one.state.accepted[hour].revision == 2
-    rows = ledger.history(one.lake, one.job.stream.hours_table)
+    rows = one.job.ledger.history()
     assert [r.revision for r in rows if r.decision == "accepted" and r.hour == hour] == [1, 2]
     assert one.contents("batch") == one.contents() == one.acknowledged()
 

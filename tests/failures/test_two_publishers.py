@@ -14,7 +14,6 @@ from commands import paused_at, run, started
 from world import World, past_hour, spread
 
 from anabranch.common.fail_points import Step
-from anabranch.protocol import ledger
 
 Make = Callable[..., World]
 
@@ -124,7 +123,7 @@ def test_two_batch_runs_of_one_hour_make_one_revision(stream: World) -> None:
         assert hung.wait() == 0
         assert "another run was first" in hung.log
     assert one.state.heads == heads
-    rows = ledger.history(one.lake, one.job.stream.hours_table)
+    rows = one.job.ledger.history()
     assert Counter(r.decision for r in rows if r.hour == hour) == {"sealed": 1, "accepted": 1}
     assert one.contents() == one.acknowledged()
 

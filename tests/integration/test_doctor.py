@@ -29,7 +29,6 @@ from anabranch.cli import main
 from anabranch.operations.doctor import registry as of_registry
 from anabranch.operations.doctor import s3 as store
 from anabranch.operations.doctor.finding import Check, Finding
-from anabranch.protocol import ledger
 from anabranch.spark import jars
 from anabranch.spark.java import require_java
 
@@ -212,9 +211,9 @@ def test_a_column_that_is_not_applied(patient: Patient) -> None:
 
 def test_a_ledger_that_differs_from_the_table(patient: Patient) -> None:
     one, hour = patient.one, past_hour(1)
-    [row] = [r for r in ledger.history(one.lake, one.job.stream.hours_table, {hour}) if r.decision == "accepted"][-1:]
+    [row] = [r for r in one.job.ledger.history({hour}) if r.decision == "accepted"][-1:]
     wrong = replace(row, decision_id=uuid.uuid4().hex, good=(row.good or 0) + 1)
-    ledger.record(one.lake, one.job.stream.hours_table, [wrong])
+    one.job.ledger.record([wrong])
     finding = patient.finding(Check.LEDGER)
     assert (finding["severity"], finding["subject"]) == ("error", f"{one.name} {hour}")
     assert finding["remedy"] == printed("anabranch batch STREAM --hour HOUR --restate", STREAM=one.name, HOUR=hour)

@@ -31,7 +31,7 @@ def drifted(hour: str) -> list[tuple[int, Any, bytes | None]]:
 
 
 def unknown_of(one: World, hour: str) -> UnknownFields | None:
-    return ledger.newest(ledger.history(one.lake, one.job.stream.hours_table, [hour]))[hour].unknown
+    return ledger.newest(one.job.ledger.history([hour]))[hour].unknown
 
 
 def test_unknown_fields_are_counted_and_taken_up_as_drift_says(world: Callable[..., World]) -> None:

@@ -30,7 +30,7 @@ def send_hour(one: World, hour: str) -> None:
 
 
 def accepted_row(one: World, hour: str) -> LedgerRow:
-    return ledger.newest(ledger.history(one.lake, one.job.stream.hours_table))[hour]
+    return ledger.newest(one.job.ledger.history())[hour]
 
 
 def content(one: World) -> list[dict[str, Any]]:

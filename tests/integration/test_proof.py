@@ -196,7 +196,7 @@ def test_what_is_spoiled_shows_and_what_was_replaced_stays_readable(known: World
     accepted = one.state.accepted[hour]
     account = HourAccount(diff=Diff(missing=1, extra=0, changed=2, duplicate=2, unread=0, sample=()))
     lie = ledger.decision(hour, "accepted", 2, accepted.cut, datetime.now(UTC), served="batch", account=account)
-    ledger.record(one.lake, one.job.stream.hours_table, [lie])
+    one.job.ledger.record([lie])
     assert shown(one, "status", one.name, expect=1)["unexplained"] == {hour: {"missing": 1, "changed": 2}}
     assert f"hour {hour}: the layers differ and nothing explains it: 1 missing, 2 changed" in run(
         one, "status", one.name, expect=1

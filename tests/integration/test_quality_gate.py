@@ -15,7 +15,6 @@ from world import World, past_hour, spread
 
 from anabranch.cli import main
 from anabranch.iceberg.s3 import ObjectStore
-from anabranch.protocol import ledger
 from batch_layer.quality.row_counts import PREVIOUS, SPEED
 
 Make = Callable[..., World]
@@ -41,7 +40,7 @@ def three_days(world: Make) -> World:
 
 
 def quality(one: World, hour: str) -> dict[str, Any]:
-    rows = ledger.history(one.lake, one.job.stream.hours_table)
+    rows = one.job.ledger.history()
     results = [row.quality for row in rows if row.hour == hour and row.quality is not None]
     return results[-1].as_dict()
 

@@ -8,11 +8,10 @@ from world import World, past_hour, spread
 
 from anabranch.common.output import plain
 from anabranch.operations.reports import status as views
-from anabranch.protocol import ledger
 
 
 def refusals(one: World) -> int:
-    rows = ledger.history(one.lake, one.job.stream.hours_table)
+    rows = one.job.ledger.history()
     return sum(row.decision == "refused" for row in rows)
 
 

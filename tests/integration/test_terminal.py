@@ -15,7 +15,6 @@ from world import World, past_hour, spread
 from anabranch import job as session
 from anabranch import records
 from anabranch.common.errors import JvmGone, Unexpected, Unexplained
-from anabranch.protocol import ledger
 from anabranch.spark.session import explain_spark, explained
 from speed_layer import micro_batch
 
@@ -64,7 +63,7 @@ def test_an_arithmetic_exception_in_a_task_ends_both_jobs_and_nothing_is_lost(
             assert one.state.heads["speed"] == speed
     # The hour that broke the batch job held back no other.
     assert set(one.state.accepted) == {past_hour(1)}
-    assert not [r for r in ledger.history(one.lake, one.job.stream.hours_table) if r.decision == "refused"]
+    assert not [r for r in one.job.ledger.history() if r.decision == "refused"]
     overflowing.undo()
     one.speed()
     one.batch()

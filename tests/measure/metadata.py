@@ -18,7 +18,7 @@ from scale import Cost, ScaledStream, measured, median_of
 from anabranch.common.output import print_table
 from anabranch.iceberg.snapshots import files_of
 from anabranch.offsets.hours import hour_of, shift
-from anabranch.protocol import ledger
+from anabranch.protocol.ledger import Ledger
 
 matplotlib.use("svg")
 PARTITIONS = 12
@@ -78,7 +78,7 @@ def by_hours(folder: Path, marks: list[int]) -> list[Row]:
             stream.accept(last)
         name = stream.lake.stream.hours_table
         with measured() as recorded:
-            ledger.record_waiting(stream.lake.lake, name, stream.lake.state())
+            Ledger(stream.lake.lake, name).record_waiting(stream.lake.state())
         values |= {"accept CPU s": accepted.cpu, "accept requests": accepted.requests, "ledger CPU s": recorded.cpu}
         rows.append((mark, values))
         print(f"{mark} hours: {values}", flush=True)

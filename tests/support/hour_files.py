@@ -23,7 +23,7 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import Staged
 from anabranch.offsets.hours import Timeline, shift, start_of
 from anabranch.offsets.position import Position
-from anabranch.protocol import apply, ledger
+from anabranch.protocol import apply
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.state import POSITION, TIMELINE, Accepted
 from batch_layer.plan import Rebuilt, plan_publish
@@ -86,7 +86,7 @@ class HourFiles(ScaledStream):
             hours = [shift(first, i) for i in range(start, min(count, start + at_once))]
             self.seal(hours)
             self.accept_many(hours)
-            ledger.record_waiting(self.lake.lake, self.lake.stream.hours_table, self.lake.state())
+            self.lake.ledger.record_waiting(self.lake.state())
 
     def accept_many(self, hours: Sequence[str], files: int = FILES) -> None:
         state = self.lake.state()

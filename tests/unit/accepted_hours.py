@@ -51,13 +51,13 @@ def accept(lake: StreamLake, hour: str, rows: int, record: bool = True) -> None:
         publish = replace(publish, changes=(batch, Change("main")), decisions=(replace(decided, served="speed"),))
     assert lake.publish(publish, state) is Outcome.LANDED
     if record:
-        ledger.record_waiting(lake.lake, lake.stream.hours_table, lake.state())
+        lake.ledger.record_waiting(lake.state())
 
 
 def confirm(lake: StreamLake) -> None:
     """The next publish drops what the ledger was read back to hold."""
     state = lake.state()
-    known = ledger.record_waiting(lake.lake, lake.stream.hours_table, state)
+    known = lake.ledger.record_waiting(state)
     changes = tuple(Change(b) for b in ("speed", "batch", "main"))
     assert lake.publish(Publish(new_id(), changes, state.timeline, confirmed=known), state) is Outcome.LANDED
 

@@ -25,6 +25,7 @@ from anabranch.iceberg.snapshots import WAP_ID, Staged, find_staged, heads
 from anabranch.offsets.hours import Cut, Timeline
 from anabranch.offsets.position import Position
 from anabranch.protocol import apply, ledger
+from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Kind, LedgerRow
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.state import POSITION, TIMELINE, Accepted, State, accepted_properties, load_state
@@ -61,6 +62,10 @@ class StreamLake:
     @property
     def name(self) -> str:
         return self.stream.table
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.lake, self.stream.hours_table)
 
     def again(self) -> Lake:
         """A second publisher: its own catalog, the same tables."""

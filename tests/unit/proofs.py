@@ -16,7 +16,6 @@ from anabranch.iceberg.snapshots import Staged, files_of, heads
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import Cut, Timeline, shift
-from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.state import Accepted
@@ -84,7 +83,7 @@ def bury(one: StreamLake, letters: Iterable[tuple[str, int, int]], branches: Ite
 
 
 def record(one: StreamLake, *rows: LedgerRow) -> None:
-    ledger.record(one.lake, one.stream.hours_table, rows)
+    one.ledger.record(rows)
 
 
 def spoil(

@@ -68,7 +68,7 @@ def _load(job: Job, hours: tuple[str, str] | None) -> _Lake:
     # The ledger first: what is accepted meanwhile still waits on its branch, and is read there. An hour is compared
     # with the one before it.
     span = Span(shift(hours[0], -1), hours[1]) if hours is not None else None
-    rows = ledger.history(job.lake, job.stream.hours_table, span)
+    rows = job.ledger.history(span)
     state = load_state(job.lake, job.stream.table)
     letters = job.lake.load(job.stream.dead_letters_table)
     newest = ledger.newest(with_waiting(rows, state.decisions))

@@ -193,7 +193,7 @@ def print_duplicates(view: HourDuplicates, output: str) -> None:
 
 def _accepted_row(job: Job, state: State, hour: str) -> LedgerRow | None:
     """The ledger's newest word on an hour that the batch layer has accepted. Raises Refused for any other."""
-    rows = ledger.newest(ledger.history(job.lake, job.stream.hours_table, [hour]))
+    rows = ledger.newest(job.ledger.history([hour]))
     if not state.is_accepted(hour):
         raise Refused(
             f"hour {hour}: expected it to be accepted, found that the batch layer has no rows of it; "

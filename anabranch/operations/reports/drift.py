@@ -57,7 +57,7 @@ class Drift:
 
 def drift(job: Job) -> Drift:
     """The drift that the ledger tells of. Raises Transient when Kafka or the lake does not answer."""
-    rows = ledger.newest(ledger.history(job.lake, job.stream.hours_table, without=_WITHOUT))
+    rows = ledger.newest(job.ledger.history(without=_WITHOUT))
     topic = job.kafka.describe(job.stream.topic)
     starts = job.kafka.log_starts(topic) if topic is not None else {}
     return drift_of(job.stream, rows.values(), topic.id if topic is not None else None, starts)

@@ -17,7 +17,6 @@ from anabranch.offsets import hours as hour_words
 from anabranch.offsets.hours import Cut, end_of
 from anabranch.offsets.position import Ranges
 from anabranch.operations.reports.diff import speed_rows_reason
-from anabranch.protocol import ledger
 from anabranch.protocol.counts import Counts, ranges_of
 from anabranch.protocol.decisions import DecisionFacts, Tagged, history_rows, tagged, with_waiting
 from anabranch.protocol.ledger_row import (
@@ -120,7 +119,7 @@ class HourFacts:
 
 def explain(job: Job, hour: str, now: datetime) -> HourFacts:
     """The facts of an hour. Raises Transient when the lake does not answer."""
-    rows = ledger.history(job.lake, job.stream.hours_table, [hour])
+    rows = job.ledger.history([hour])
     state = load_state(job.lake, job.stream.table)
     of_hour = [row for row in with_waiting(rows, state.decisions) if row.hour == hour]
     by_branch = {b: {f.file_path: f.record_count for f in files_of(state.table, b, hour)} for b in snapshots.BRANCHES}

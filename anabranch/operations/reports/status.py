@@ -16,6 +16,7 @@ from anabranch.offsets import hours as hour_words
 from anabranch.offsets.position import Offsets, Ranges, Topic, size
 from anabranch.protocol import coverage, ledger, watermarks
 from anabranch.protocol.counts import COUNTS, Counts, ranges_of
+from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Diff, Entries, HourAccount, Layer, LedgerRow, UnknownFields
 from anabranch.protocol.state import POSITION, State, load_state
 from serving_layer.layer_diff.kinds import unexplained_counts
@@ -115,7 +116,7 @@ def hours(job: Job, since: str | None = None) -> list[HourSummary]:
     state = load_state(job.lake, job.stream.table)
     now = datetime.now(UTC)
     span = Span(since, _running(state, now)) if since is not None else None
-    rows = ledger.history(job.lake, job.stream.hours_table, span, without=("partitions", "sources"))
+    rows = job.ledger.history(span, without=("partitions", "sources"))
     return hour_rows(state, rows, now, since or "")
 
 
@@ -204,9 +205,9 @@ def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
     name = job.stream.hours_table
     # All that is shown of the ledger: other rows, however many, are not read.
     newest = newest_accepted(state)
-    wanted = {*backlog, *ledger.remarkable_hours(job.lake, name), *([newest] if newest is not None else [])}
-    wanted |= ledger.hours_refused_last(job.lake, name)
-    decisions = ledger.history(job.lake, name, wanted)
+    wanted = {*backlog, *Ledger(job.lake, name).remarkable_hours(), *([newest] if newest is not None else [])}
+    wanted |= Ledger(job.lake, name).hours_refused_last()
+    decisions = Ledger(job.lake, name).history(wanted)
     rows = ledger.newest(decisions)
     unread = {p: (s, e) for p, (s, e) in lag.items() if s < e}
     since = published_since(state.table, "speed", POSITION)

@@ -79,10 +79,10 @@ def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -
     ]
     Receiver(settings).send([task_started(parent)])
     with telling(job) as teller:
-        ledger.record(lake.lake, lake.stream.hours_table, rows)
+        lake.ledger.record(rows)
     assert teller.missed == set()
 
-    recorded = [r for r in ledger.history(lake.lake, lake.stream.hours_table) if r.decision != "sealed"]
+    recorded = [r for r in lake.ledger.history() if r.decision != "sealed"]
     runs = [run_events(subject_of(job), row)[0] for row in recorded]
     # Marquez shows a job under the name of its parent.
     path = f"namespaces/{namespace}/jobs/{TASK}.{lake.stream.name}.batch"

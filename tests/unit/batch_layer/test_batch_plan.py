@@ -14,7 +14,6 @@ from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.snapshots import Staged
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
-from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.state import Accepted
 from batch_layer.plan import (
@@ -112,7 +111,7 @@ def test_a_long_run_of_hours_without_records_is_accepted_so_many_at_a_time(tmp_p
     state = lake.state()
     assert waiting_hours(state) == []
     assert len(state.decisions) == 1, "expected those of the last commit alone to wait"
-    rows = ledger.history(lake.lake, lake.stream.hours_table)
+    rows = lake.ledger.history()
     assert [(r.hour, r.decision, r.revision) for r in rows] == [(h, "accepted", 1) for h in run]
 
 

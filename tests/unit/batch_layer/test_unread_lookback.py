@@ -111,7 +111,7 @@ def test_a_refused_restatement_of_it_is_not_tried_by_every_run(lake: StreamLake)
     made.rebuild(H1)
     read(lake, 10)
     row = ledger.decision(H1, "refused", 2, CUTS[H1], NOW, "id", reason="no")
-    ledger.record(lake.lake, lake.stream.hours_table, [row])
+    lake.ledger.record([row])
     assert made.again(lake.state()) == {}
 
 

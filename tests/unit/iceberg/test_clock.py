@@ -18,6 +18,7 @@ from anabranch.iceberg import admin
 from anabranch.iceberg.clock import COMPARED_FOR, MAX_CLOCK_SKEW, Clock, Compared, should_compare
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.publish import Decision, Publish, new_id, run
 from anabranch.protocol.sealing import check_clock
 
@@ -203,7 +204,7 @@ def test_no_commit_of_any_kind_is_stamped_by_a_clock_that_jumped(
     for doing in (
         lambda: lake.publish(publish, state, publisher),
         lambda: run(publisher, lake.name, lambda: Decision(state, publish, None), "publish"),
-        lambda: ledger.record(publisher, lake.stream.hours_table, [decided]),
+        lambda: Ledger(publisher, lake.stream.hours_table).record([decided]),
         lambda: admin.change_schema(
             publisher, lake.name, lambda _, change: change.add_column("m", StringType()) and None
         ),

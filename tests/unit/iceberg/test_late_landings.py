@@ -33,6 +33,7 @@ from anabranch.offsets.hours import Cut, Timeline, hour_of, shift
 from anabranch.offsets.position import Position, Topic
 from anabranch.protocol import ledger
 from anabranch.protocol.dead_letters import roll_forward, waiting_speed
+from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.publisher import Publisher
@@ -370,11 +371,11 @@ def test_a_ledger_row_that_lands_late_is_there_once(lake: StreamLake, looks: int
     name = lake.stream.hours_table
     row = ledger.decision(FIRST, "sealed", 0, None, NOW)
     if begun:
-        ledger.record(lake.lake, name, [ledger.decision(FIRST, "refused", 1, None, NOW)])
+        Ledger(lake.lake, name).record([ledger.decision(FIRST, "refused", 1, None, NOW)])
     with cut_off(lake, name, looks) as late:
-        assert ledger.record(lake.lake, name, [row]) == {row.decision_id}
+        assert Ledger(lake.lake, name).record([row]) == {row.decision_id}
     assert late.landed + late.refused == 1, "the hazard did not happen"
-    ids = [r.decision_id for r in ledger.history(lake.lake, name)]
+    ids = [r.decision_id for r in Ledger(lake.lake, name).history()]
     assert ids.count(row.decision_id) == 1
     assert len(ids) == 1 + begun
 

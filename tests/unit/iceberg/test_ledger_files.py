@@ -25,6 +25,7 @@ from anabranch.iceberg.ledger_files import File, MergeStep, Span, plan_fold, pla
 from anabranch.iceberg.snapshots import PUBLISH_ID
 from anabranch.offsets.hours import Cut, shift
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import new_id
 
@@ -92,7 +93,7 @@ def manifests(lake: StreamLake) -> int:
 
 
 def history(lake: StreamLake, *arguments: Any) -> list[LedgerRow]:
-    return ledger.history(lake.again(), lake.stream.hours_table, *arguments)
+    return Ledger(lake.again(), lake.stream.hours_table).history(*arguments)
 
 
 def merge(lake: StreamLake, idle: bool = False) -> MergeStep:
@@ -133,14 +134,14 @@ def years(lake: StreamLake) -> StreamLake:
 def test_a_record_opens_only_files_that_may_hold_its_hour(years: StreamLake, opened: list[str]) -> None:
     name = years.stream.hours_table
     new, late = sealed(at(731), at(100, 5))
-    assert ledger.record(years.lake, name, [new]) == {new.decision_id}
+    assert Ledger(years.lake, name).record([new]) == {new.decision_id}
     # What it wrote itself, to read it back.
     assert len(set(opened)) == 1
     opened.clear()
-    assert ledger.record(years.lake, name, [late]) == {late.decision_id}
+    assert Ledger(years.lake, name).record([late]) == {late.decision_id}
     assert len(set(opened)) == 2
     opened.clear()
-    assert ledger.record(years.lake, name, [new, late]) == {new.decision_id, late.decision_id}
+    assert Ledger(years.lake, name).record([new, late]) == {new.decision_id, late.decision_id}
     assert len(set(opened)) == 3
     assert len(history(years)) == 732
 
@@ -180,12 +181,12 @@ def test_of_old_hours_only_what_tells_of_losses_and_differences_is_read(lake: St
     ]  # fmt: skip
     append_as_now(lake, rows[:4])
     append_as_now(lake, rows[4:])
-    assert ledger.remarkable_hours(lake.lake, name) == {at(day) for day in (1, 2, 3, 4, 5)}
-    assert ledger.known_hours(lake.lake, name) == {at(day) for day in range(8)}
+    assert Ledger(lake.lake, name).remarkable_hours() == {at(day) for day in (1, 2, 3, 4, 5)}
+    assert Ledger(lake.lake, name).known_hours() == {at(day) for day in range(8)}
     append_as_now(lake, sealed(at(8)))
     opened.clear()
-    assert ledger.remarkable_hours(lake.lake, name) == {at(day) for day in (1, 2, 3, 4, 5)}
-    assert ledger.known_hours(lake.lake, name) == {at(day) for day in range(9)}
+    assert Ledger(lake.lake, name).remarkable_hours() == {at(day) for day in (1, 2, 3, 4, 5)}
+    assert Ledger(lake.lake, name).known_hours() == {at(day) for day in range(9)}
     assert len(set(opened)) == 1, "a file that was read before was read again"
 
 
@@ -195,7 +196,7 @@ def test_of_old_hours_only_what_tells_of_losses_and_differences_is_read(lake: St
 def test_records_leave_few_files_manifests_and_snapshots(lake: StreamLake) -> None:
     rows = sealed(*(at(0, i) for i in range(40)))
     for i, row in enumerate(rows):
-        assert ledger.record(lake.lake, lake.stream.hours_table, [row]) == {row.decision_id}
+        assert lake.ledger.record([row]) == {row.decision_id}
         if i % 10 == 9:
             assert len(files(lake)) <= ledger_files.MANY + 3
             assert manifests(lake) <= ledger_files.MANY_MANIFESTS + 2
@@ -259,7 +260,7 @@ def test_a_merge_that_an_append_was_before_is_refused_and_loses_no_row(many: Str
     before, row = history(many), sealed(at(1))[0]
 
     def first(commit: Callable[[], Any]) -> Any:
-        assert ledger.record(many.again(), many.stream.hours_table, [row]) == {row.decision_id}
+        assert Ledger(many.again(), many.stream.hours_table).record([row]) == {row.decision_id}
         return commit()
 
     before_the_commit(many, first)
@@ -279,7 +280,7 @@ def test_an_append_that_a_merge_was_before_is_made_again(many: StreamLake) -> No
         return commit()
 
     before_the_commit(many, first)
-    assert ledger.record(many.lake, many.stream.hours_table, [row]) == {row.decision_id}
+    assert many.ledger.record([row]) == {row.decision_id}
     assert [r.decision_id for r in history(many)] == [*(r.decision_id for r in before), row.decision_id]
     assert len(files(many)) <= 2
 
@@ -326,13 +327,13 @@ def test_a_merge_that_fails_fails_no_record(many: StreamLake, monkeypatch: pytes
 
     monkeypatch.setattr(many.lake, "merge_files", merge_files)
     row = sealed(at(1))[0]
-    assert ledger.record(many.lake, many.stream.hours_table, [row]) == {row.decision_id}
+    assert many.ledger.record([row]) == {row.decision_id}
 
 
 def test_very_many_decisions_are_written_in_commits_of_some(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "_AT_ONCE", 10)
     rows = sealed(*(at(day) for day in range(25)))
-    assert ledger.record(lake.lake, lake.stream.hours_table, rows) == {row.decision_id for row in rows}
+    assert lake.ledger.record(rows) == {row.decision_id for row in rows}
     assert len(files(lake)) == 3
     assert [row.decision_id for row in history(lake)] == [row.decision_id for row in rows]
 

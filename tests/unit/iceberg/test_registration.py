@@ -94,10 +94,10 @@ def test_dead_letters_that_the_catalog_lost_are_not_begun_anew_either(lake: Stre
 
 def test_a_ledger_that_was_dropped_is_registered_with_all_that_it_said(lake: StreamLake) -> None:
     row = ledger.decision(FIRST, "refused", 0, None, datetime.now(UTC), reason="only the ledger knows")
-    ledger.record(lake.lake, lake.stream.hours_table, [row])
+    lake.ledger.record([row])
     admin.forget(lake.lake, lake.stream.hours_table)
     assert len(apply(lake, register=True)) == 1
-    assert [r.reason for r in ledger.history(lake.lake, lake.stream.hours_table)] == ["only the ledger knows"]
+    assert [r.reason for r in lake.ledger.history()] == ["only the ledger knows"]
 
 
 def test_a_bucket_older_than_the_catalog_says_so_and_is_registered_by_the_newest_file_there_is(

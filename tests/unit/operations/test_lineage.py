@@ -33,6 +33,7 @@ from anabranch.operations.notifications.lineage.names import Name, catalog_addre
 from anabranch.operations.notifications.lineage.receiver import Receiver
 from anabranch.operations.notifications.lineage.reporting import telling
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow, QualityResult, RunFacts
 
 TASK = "team/a/anabranch_hourly__events.rebuild/019aa2f0-0000-7000-8000-000000000001"
@@ -69,7 +70,7 @@ def job_of(lake: StreamLake, url: str, **settings: Any) -> Job:
 
 
 def record(lake: StreamLake, *rows: LedgerRow) -> None:
-    ledger.record(lake.lake, lake.stream.hours_table, rows)
+    lake.ledger.record(rows)
 
 
 def accepted(hour: str, revision: int = 1, account: HourAccount = ACCOUNT, **values: Any) -> LedgerRow:
@@ -275,7 +276,7 @@ def test_of_many_hours_at_once_those_are_told_that_fit_into_the_time(
 def test_what_the_client_or_the_lake_throws_fails_no_hour(
     lake: StreamLake, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "history_since", lambda *_: 1 / 0)
+    monkeypatch.setattr(Ledger, "history_since", lambda *_: 1 / 0)
     with telling(job_of(lake, receiver.url)) as teller:
         accept(lake, HOURS[0], 8)
         teller.tell()

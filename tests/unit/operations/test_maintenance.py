@@ -66,7 +66,7 @@ def accept(lake: StreamLake, i: int, at: datetime = LONG_AGO) -> None:
     row = ledger.decision(H[i], "accepted", 1, CUTS[i], at, served="batch")
     publish = lake.accept(lake.stage(SPEED[i]), H[i], Accepted(1, CUTS[i]), timeline=rest, decisions=(row,))
     assert lake.publish(publish) is Outcome.LANDED
-    ledger.record(lake.lake, lake.stream.hours_table, [row])
+    lake.ledger.record([row])
 
 
 def job(lake: StreamLake) -> Job:
@@ -176,15 +176,13 @@ def test_who_was_paused_before_a_commit_to_the_other_tables_names_no_file_that_i
     monkeypatch.setattr(lakes_module, "reach", reached)
     if paused_at is Step.LEDGER_PREPARED:
         row = ledger.decision(H[3], "sealed", 0, CUTS[3], NOW, "late")
-        assert ledger.record(lake.lake, lake.stream.hours_table, [row]) == {"late"}
+        assert lake.ledger.record([row]) == {"late"}
     else:
         roll_forward(lake.lake, lake.stream.dead_letters_table, lake.state())
         assert (H[3], 0, 9) in lake.dead("main")
     assert paused[1:] and paused[1] > 0, "the hazard did not happen"
     assert all_readable(lake)
-    assert {r.decision_id for r in ledger.history(lake.lake, lake.stream.hours_table)} >= (
-        {"late"} if paused_at is Step.LEDGER_PREPARED else set()
-    )
+    assert {r.decision_id for r in lake.ledger.history()} >= ({"late"} if paused_at is Step.LEDGER_PREPARED else set())
 
 
 def test_who_was_paused_before_orphans_of_dead_letters_are_deleted_names_none_of_them(lake: StreamLake) -> None:
@@ -414,14 +412,14 @@ def test_snapshots_of_the_ledger_and_the_dead_letters_are_expired_too(
     monkeypatch.setattr(maintenance, "SNAPSHOTS_KEPT", 5)
     monkeypatch.setattr(ledger_files, "SNAPSHOTS_KEPT", 5)
     for _ in range(8):
-        ledger.record(lake.lake, lake.stream.hours_table, [ledger.decision(H[2], "refused", 1, CUTS[2], NOW)])
-    rows = len(ledger.history(lake.lake, lake.stream.hours_table))
+        lake.ledger.record([ledger.decision(H[2], "refused", 1, CUTS[2], NOW)])
+    rows = len(lake.ledger.history())
     assert len(lake.lake.load(lake.stream.hours_table).snapshots()) == 10
     expired = maintain(lake, dry_run=True).expired
     assert maintain(lake).expired == expired
     assert expired[lake.stream.hours_table] == 5
     assert len(lake.lake.load(lake.stream.hours_table).snapshots()) == 5
-    assert len(ledger.history(lake.lake, lake.stream.hours_table)) == rows
+    assert len(lake.ledger.history()) == rows
     assert lake.dead("main") == [(H[0], 0, 2)]
 
 

@@ -280,7 +280,7 @@ def test_an_accepted_hour_that_lacks_files_is_to_be_restated(
     orders = Rebuilder(job, None).lost(lake.state())  # type: ignore[arg-type]
     assert orders == {FIRST: RebuildRequest(restate=True, accept=False, why="the dead letters of revision 1 were lost")}
     refused = ledger.decision(FIRST, "refused", 2, CUT, NOW, reason="no")
-    ledger.record(lake.lake, lake.stream.hours_table, [refused])
+    lake.ledger.record([refused])
     assert Rebuilder(job, None).lost(lake.state()) == {}, "tried once"  # type: ignore[arg-type]
     roll(lake, batch_said(lake, lake.stage_dead(D, "batch"), 2, NOW + timedelta(minutes=1)))
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {}

@@ -73,11 +73,11 @@ def accept(
     state = lake.state()
     letters = (waiting_batch(staged, H[i], revision, NOW),)
     rebuilt = Rebuilt(H[i], Accepted(revision, CUTS[H[i]]), rows, letters, HourAccount(), reason)
-    confirmed = ledger.record_waiting(lake.lake, lake.stream.hours_table, state)
+    confirmed = lake.ledger.record_waiting(state)
     confirmed |= roll(lake)
     publish = replace(plan_publish(state, [rebuilt], NOW), confirmed=confirmed)
     assert lake.publish(publish, state) is Outcome.LANDED
-    ledger.record_waiting(lake.lake, lake.stream.hours_table, lake.state())
+    lake.ledger.record_waiting(lake.state())
 
 
 def roll(lake: StreamLake) -> frozenset[str]:
@@ -86,7 +86,7 @@ def roll(lake: StreamLake) -> frozenset[str]:
 
 def settle(lake: StreamLake) -> None:
     """A publish of somebody who has seen all that waited through."""
-    confirmed = ledger.record_waiting(lake.lake, lake.stream.hours_table, lake.state()) | roll(lake)
+    confirmed = lake.ledger.record_waiting(lake.state()) | roll(lake)
     state = lake.state()
     changes = (Change("batch", properties=state_said(state)), Change("main"))
     assert lake.publish(Publish(new_id(), changes, state.timeline, confirmed=confirmed), state) is Outcome.LANDED
@@ -173,7 +173,7 @@ def test_the_hour_after_a_forgotten_one_is_decided_again(lake: StreamLake) -> No
     assert known.accepted[H[1]] == Accepted(1, CUTS[H[1]])
     result = restate(ours, 0)
     assert (result.decision, result.revision) == ("accepted", 2)
-    newest = ledger.newest(ledger.history(lake.lake, lake.stream.hours_table))
+    newest = ledger.newest(lake.ledger.history())
     assert [newest[h].revision for h in H[:2]] == [2, 2]
     assert newest[H[1]].reason == f"decided again after {H[0]}"
 
@@ -223,5 +223,5 @@ def test_that_an_operator_accepted_a_forgotten_hour_is_known_from_the_ledger(lak
         accept(lake, i, [10 * i], [])
     settle(lake)
     settle(lake)
-    state = ledger.remembering(lake.lake, lake.stream.hours_table, lake.state(), H[:2])
+    state = lake.ledger.remembering(lake.state(), H[:2])
     assert [state.accepted[h].by_choice for h in H[:2]] == [True, False]

@@ -17,6 +17,7 @@ from anabranch.common.errors import Transient
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.offsets.hours import Cut, shift
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Kind, LedgerRow, QualityResult
 from anabranch.protocol.publish import Publish, new_id
 
@@ -30,11 +31,11 @@ def lake(tmp_path: Path) -> StreamLake:
 
 
 def record(lake: StreamLake, *items: LedgerRow) -> frozenset[str]:
-    return ledger.record(lake.lake, lake.stream.hours_table, items)
+    return lake.ledger.record(items)
 
 
 def history(lake: StreamLake) -> list[LedgerRow]:
-    return ledger.history(lake.lake, lake.stream.hours_table)
+    return lake.ledger.history()
 
 
 def test_a_decision_comes_back_as_it_was_said(lake: StreamLake) -> None:
@@ -70,7 +71,7 @@ def test_a_row_that_two_restore_at_once_is_there_once(lake: StreamLake) -> None:
 
     def commit_table(*args: Any) -> Any:
         lake.lake.catalog.commit_table = real  # type: ignore[method-assign]
-        assert ledger.record(lake.again(), lake.stream.hours_table, [row]) == {row.decision_id}
+        assert Ledger(lake.again(), lake.stream.hours_table).record([row]) == {row.decision_id}
         return real(*args)
 
     lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
@@ -103,7 +104,7 @@ def test_concurrent_appends_keep_a_strict_order_that_is_nobodys_clock(lake: Stre
             at = NOW + timedelta(seconds=i) if who == 0 else NOW - timedelta(hours=1, seconds=i)
             try:
                 row = ledger.decision(shift(FIRST, i), "sealed", who, CUT, at)
-                ledger.record(lakes[who], lake.stream.hours_table, [row])
+                Ledger(lakes[who], lake.stream.hours_table).record([row])
             except Exception as error:
                 failures.append(error)
 
@@ -124,7 +125,7 @@ def test_an_append_that_never_comes_first_is_transient(lake: StreamLake) -> None
     rival = lake.again()
 
     def rows(table: Table) -> pa.Table:
-        ledger.record(rival, lake.stream.hours_table, [ledger.decision(FIRST, "sealed", 0, CUT, NOW)])
+        Ledger(rival, lake.stream.hours_table).record([ledger.decision(FIRST, "sealed", 0, CUT, NOW)])
         return ledger._to_arrow([ledger.decision(FIRST, "refused", 1, CUT, NOW)], table.metadata.next_sequence_number())
 
     with pytest.raises(Transient, match="expected to be first once in ten attempts"):

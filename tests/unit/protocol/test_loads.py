@@ -82,9 +82,9 @@ def test_a_decision_is_written_down_and_read_back_by_one_load(lake: StreamLake) 
     row = ledger.decision(FIRST, "sealed", 0, None, NOW)
     for _ in ("written", "known"):
         with counted() as loads:
-            assert ledger.record(lake.lake, lake.stream.hours_table, [row]) == {row.decision_id}
+            assert lake.ledger.record([row]) == {row.decision_id}
         assert loads == {lake.stream.hours_table: 1}
-    assert len(ledger.history(lake.lake, lake.stream.hours_table)) == 1
+    assert len(lake.ledger.history()) == 1
 
 
 def test_nothing_that_waits_is_one_load(lake: StreamLake) -> None:

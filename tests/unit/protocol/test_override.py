@@ -72,7 +72,7 @@ def choose(lake: StreamLake, choice: Any, i: int = 0, why: str = "the gate was w
 
 
 def history(lake: StreamLake) -> list[LedgerRow]:
-    return ledger.history(lake.lake, lake.stream.hours_table)
+    return lake.ledger.history()
 
 
 def test_an_hour_is_given_to_the_speed_layer_and_back_in_one_swap_each(lake: StreamLake) -> None:
@@ -198,7 +198,7 @@ def test_dead_letters_of_a_swap_that_a_crash_left_behind_are_rolled_forward(lake
 def test_an_hour_long_past_is_remembered_again_while_the_speed_layer_is_chosen(lake: StreamLake) -> None:
     """The hazard: a batch branch that is lost afterwards could not tell that it does not hold the hour."""
     row = ledger.decision(H[0], "accepted", 3, CUTS[0], datetime.now(UTC))
-    ledger.record(lake.lake, lake.stream.hours_table, [row])
+    lake.ledger.record([row])
     forgotten = Change("batch", properties={"anabranch.accepted": "{}", "anabranch.settled-before": H[1]})
     publish = Publish(new_id(), (forgotten, Change("main")), lake.state().timeline)
     assert lake.publish(publish) is Outcome.LANDED

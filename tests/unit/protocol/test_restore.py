@@ -16,6 +16,7 @@ from anabranch.iceberg.commits import Change, Outcome
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import apply as tables
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.merge import merge
 from anabranch.protocol.publish import Publish, new_id
@@ -178,7 +179,7 @@ def test_an_hour_given_to_the_speed_layer_is_never_forgotten() -> None:
 
 
 def history(lake: StreamLake) -> list[LedgerRow]:
-    return ledger.history(lake.lake, lake.stream.hours_table)
+    return lake.ledger.history()
 
 
 def test_a_dropped_ledger_is_written_again_from_what_the_branches_say(lake: StreamLake) -> None:
@@ -211,8 +212,8 @@ def test_a_decision_that_waits_says_more_than_what_is_restored(lake: StreamLake)
 def test_two_who_restore_at_once_write_each_row_once(lake: StreamLake) -> None:
     state, other = lake.state(), lake.again()
     first, second = (plan_rows(state, (), {}, {}, NOW) for _ in range(2))
-    ledger.record(lake.lake, lake.stream.hours_table, first)
-    ledger.record(other, lake.stream.hours_table, second)
+    lake.ledger.record(first)
+    Ledger(other, lake.stream.hours_table).record(second)
     assert len(history(lake)) == 3
 
 

@@ -18,7 +18,7 @@ from anabranch.job import Job
 from anabranch.offsets.hour_ends import Window
 from anabranch.offsets.hours import Cut, Timeline, hour_of, shift
 from anabranch.offsets.position import Offsets, Position, Stamped, Topic
-from anabranch.protocol import ledger, sealing
+from anabranch.protocol import sealing
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import KafkaOffsets, ask, plan_sealing, resolve_state
 from anabranch.protocol.state import State
@@ -112,7 +112,7 @@ def test_a_long_backlog_is_sealed_in_commits_of_bounded_size_and_written_down_be
     assert sealed[0] == shift(first, 6)
     assert waited[:2] == [3, 3]
     assert max(waited) <= 3
-    rows = ledger.history(lake.lake, lake.stream.hours_table)
+    rows = lake.ledger.history()
     assert [r.hour for r in rows] == [shift(first, i) for i in range(6 + len(sealed))]
 
 

@@ -247,7 +247,7 @@ def test_adopting_writes_the_ledger_and_adopting_again_does_nothing(lake: Stream
     heads = lake.state().heads
     assert run(lake, broker) is None
     assert lake.state().heads == heads
-    (row,) = ledger.history(lake.lake, lake.stream.hours_table)
+    (row,) = lake.ledger.history()
     assert (row.hour, row.decision, row.cut) == (NOW_HOUR, "sealed", Cut(OLD, {0: (1, 3)}))
     assert row.reason == f"sealed by adopting topic id {NEW} from 0=0"
 
@@ -314,11 +314,11 @@ def test_an_adoption_that_is_killed_is_done_once_by_the_next_one(lake: StreamLak
     assert process.exitcode == -signal.SIGKILL
     landed = step is Step.ADOPT_PUBLISHED
     assert (lake.state().position.topic_id == NEW) is landed
-    assert ledger.history(lake.lake, lake.stream.hours_table) == [], "the hazard did not happen"
+    assert lake.ledger.history() == [], "the hazard did not happen"
     Publisher(lake.lake, lake.stream).recover()
     assert (run(lake, Broker(id=NEW)) is None) is landed
     assert len(lake.state().timeline.adoptions) == 1
-    assert [row.hour for row in ledger.history(lake.lake, lake.stream.hours_table)] == [NOW_HOUR]
+    assert [row.hour for row in lake.ledger.history()] == [NOW_HOUR]
     # And back.
     back = run(lake, Broker(log={0: [0] * 5}))
     assert back is not None and back.position == Position(OLD, {0: 3})
@@ -407,7 +407,7 @@ def test_hours_that_kafka_lost_are_refused_with_their_reason_and_hold_back_no_ot
     ]  # fmt: skip
     assert f"Kafka no longer holds it: the log of topic id {OLD} ended with hour {NOW_HOUR}" in str(results[0].reason)
     assert lake.rows("main") == ROWS
-    rows = ledger.newest(ledger.history(lake.lake, lake.stream.hours_table))
+    rows = ledger.newest(lake.ledger.history())
     assert [(rows[h].decision, rows[h].served) for h in (BEFORE, NOW_HOUR)] == [("refused", "speed")] * 2
     # Trying again changes nothing, so they are refused once; asked for by name they say so again.
     assert rebuild_hours(job, rebuilder, None, RebuildRequest()) == []

@@ -45,7 +45,7 @@ from anabranch.iceberg.snapshots import head, heads
 from anabranch.offsets.hours import Cut, Timeline, hours_between, shift, start_of
 from anabranch.offsets.position import Position
 from anabranch.operations.maintenance import maintain
-from anabranch.protocol import apply, ledger, override
+from anabranch.protocol import apply, override
 from anabranch.protocol import state as state_module
 from anabranch.protocol.completeness import plan_hours, plan_open_spans
 from anabranch.protocol.ledger import Acceptance
@@ -181,11 +181,11 @@ class Story:
         state = self.one.state()
         confirmed = frozenset(row.decision_id for row in state.decisions) if self.dice.random() < 0.5 else frozenset()
         if confirmed:
-            ledger.record_waiting(self.one.lake, self.one.stream.hours_table, state)
+            self.one.ledger.record_waiting(state)
         publish = replace(plan_publish(state, [built], datetime.now(UTC)), confirmed=confirmed)
         assert self.one.publish(publish, state) is Outcome.LANDED
         if self.dice.random() < 0.7:
-            ledger.record_waiting(self.one.lake, self.one.stream.hours_table, self.one.state())
+            self.one.ledger.record_waiting(self.one.state())
         else:
             self.happened["killed before the ledger"] += 1
         return True
@@ -318,7 +318,7 @@ def new_story(folder: Path, **views: Any) -> Story:
         story.receive()
         story.seal()
         story.accept()
-    ledger.record_waiting(story.one.lake, story.one.stream.hours_table, story.one.state())
+    story.one.ledger.record_waiting(story.one.state())
     story.receive()
     return story
 
@@ -423,7 +423,7 @@ def test_a_branch_that_was_set_back_and_restated_again_is_not_taken_for_what_it_
     story.cuts = {FIRST: story.cuts[FIRST]}
     before = heads(one.table())["batch"]
     story.restate()
-    ledger.record_waiting(one.lake, one.stream.hours_table, one.state())
+    one.ledger.record_waiting(one.state())
     fill(one.lake, one.stream, view)
     assert FIRST in taken(one)
     table = one.table()
@@ -436,7 +436,7 @@ def test_a_branch_that_was_set_back_and_restated_again_is_not_taken_for_what_it_
     story.revisions[FIRST] = 1
     story.rows[FIRST] *= 2
     story.restate()
-    ledger.record_waiting(one.lake, one.stream.hours_table, one.state())
+    one.ledger.record_waiting(one.state())
     assert one.state().accepted[FIRST].revision == 2
     assert taken(one) == {shift(FIRST, 1), shift(FIRST, 2)}
     assert read(one, view) == grouped(one, view)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.iceberg.ledger_files import Span
-from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import LedgerRow
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ _LAST = "9999-12-31T23"
 def decisions_since(job: Job, hour: str | None) -> list[LedgerRow]:
     """The decisions about an hour and all after it, or about all, that are runs, oldest first. Raises Transient."""
     hours = Span(hour, _LAST) if hour is not None else None
-    return _runs(ledger.history(job.lake, job.stream.hours_table, hours))
+    return _runs(job.ledger.history(hours))
 
 
 def subject_of(job: Job) -> Subject:
@@ -98,7 +97,7 @@ class Teller:
         if self._subject is None:
             return
         try:
-            rows = ledger.history_since(self._job.lake, self._job.stream.hours_table, self._since)
+            rows = self._job.ledger.history_since(self._since)
             self._since = max([self._since, *((row.sequence or 0) + 1 for row in rows)])
             rows = _runs(rows)
             self.missed |= {row.hour for row in rows}

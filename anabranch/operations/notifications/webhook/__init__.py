@@ -28,6 +28,7 @@ from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.iceberg import admin
 from anabranch.operations.notifications.webhook.message import Message, messages
 from anabranch.protocol import ledger
+from anabranch.protocol.ledger import Ledger
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction
@@ -106,14 +107,14 @@ class Notifier:
 
     def _waiting(self, position: int | None) -> list[Message]:
         lake, name = self._job.lake, self._job.stream.hours_table
-        new = ledger.history_since(lake, name, position or 0, ledger.BULKY)
+        new = Ledger(lake, name).history_since(position or 0, ledger.BULKY)
         if position is None:
             since = lake.clock.now() - FIRST_LOOK
             new = [row for row in new if row.recorded_at >= since]
         if not new:
             return []
         first = min(row.sequence or 0 for row in new)
-        rows = ledger.history(lake, name, {row.hour for row in new}, ("partitions", "sources", "cut"))
+        rows = Ledger(lake, name).history({row.hour for row in new}, ("partitions", "sources", "cut"))
         return list(messages(rows, first))
 
     def _keep(self, position: int) -> None:
