@@ -28,7 +28,7 @@ from pyiceberg.table.update import (
     TableRequirement,
 )
 
-from anabranch.common.attempts import attempts, doubling
+from anabranch.common.attempts import attempts, doubling, jitter
 from anabranch.common.errors import MetadataGone, Terminal, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import note
@@ -59,6 +59,7 @@ _OVERTAKEN = ("Cannot add snapshot with sequence number", "Snapshot with snapsho
 PREPARED_WITHIN = timedelta(minutes=20)
 
 # How long the table is asked what became of a commit whose answer was lost.
+_LANDS_WITHIN_SECONDS = 15.0
 _PATIENCE_SECONDS = 30.0
 
 
@@ -203,6 +204,22 @@ class Lake:
         # the files are left to maintenance.
         delete_quietly(table, prepared.written)
         return None
+
+    def commit_until_landed(self, name: str, what: str, plan: Callable[[Table], Commit | None]) -> Commit | None:
+        """Commit what `plan` decides on a fresh load of a table, and decide again after each refusal.
+
+        Returns the commit that landed, None when `plan` found nothing left to do. Raises Transient, naming `what`, when
+        other commits come first for a quarter of a minute.
+        """
+        for _ in attempts(jitter(0.1), _LANDS_WITHIN_SECONDS):
+            table = self.load(name)
+            commit = plan(table)
+            if commit is None or self.commit(table, commit) is Outcome.LANDED:
+                return commit
+        raise Transient(
+            f"{what}: expected a commit of {name} to land within {_LANDS_WITHIN_SECONDS:.0f} s, found that other "
+            "commits were first each time; try again"
+        )
 
     def _settle(self, table: Table, commit: Commit, refused: bool = False) -> Table | None:
         """What became of a commit that may have landed, or may still land: the table with it, or None. `refused`: the

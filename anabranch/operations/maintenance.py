@@ -24,7 +24,7 @@ from anabranch.common.errors import AnabranchError, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.progress import Progress
 from anabranch.common.temporary import clear_abandoned
-from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.files import Stored, delete_files
 from anabranch.iceberg.ledger_files import SNAPSHOTS_KEPT, MergeStep
 from anabranch.iceberg.orphans import list_table, plan_orphans, references
@@ -265,26 +265,33 @@ def plan_dead_letters(table: Table, state: State, hours: Iterable[str], id: str,
 def _maintain_dead_letters(job: Job, now: datetime, dry_run: bool) -> int:
     """Drop the speed layer's dead letters of hours whose rows it dropped, and expire snapshots; returns how many."""
     lake, stream = job.lake, job.stream
-    for _ in range(_ATTEMPTS):
-        table, state = lake.load(stream.dead_letters_table), load_state(lake, stream.table)
-        commit = plan_dead_letters(table, state, content_by_hour(table, "speed"), new_id(), now)
-        if dry_run or not (commit.changes[0].clear or commit.expire):
-            return len(commit.expire)
-        if lake.commit(table, commit) is Outcome.LANDED:
-            return len(commit.expire)
-    raise Transient(f"maintain {stream.dead_letters_table}: expected to land in {_ATTEMPTS} attempts; try again")
+    name = stream.dead_letters_table
+
+    def plan(table: Table) -> Commit:
+        state = load_state(lake, stream.table)
+        return plan_dead_letters(table, state, content_by_hour(table, "speed"), new_id(), now)
+
+    def plan_needed(table: Table) -> Commit | None:
+        commit = plan(table)
+        return commit if commit.changes[0].clear or commit.expire else None
+
+    if dry_run:
+        return len(plan(lake.load(name)).expire)
+    landed = lake.commit_until_landed(name, f"maintain {name}", plan_needed)
+    return len(landed.expire) if landed is not None else 0
 
 
 def _expire_partials(job: Job, name: str, now: datetime, dry_run: bool) -> int:
     """Expire snapshots of a view's partials; returns how many. Nothing is ever staged there."""
-    for _ in range(_ATTEMPTS):
-        table = job.lake.load(name)
+
+    def plan(table: Table) -> Commit | None:
         expire = plan_expiry(table, None, now)
-        if dry_run or not expire:
-            return len(expire)
-        if job.lake.commit(table, Commit(new_id(), heads(table), (Change("main"),), expire=expire)) is Outcome.LANDED:
-            return len(expire)
-    raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
+        return Commit(new_id(), heads(table), (Change("main"),), expire=expire) if expire else None
+
+    if dry_run:
+        return len(plan_expiry(job.lake.load(name), None, now))
+    landed = job.lake.commit_until_landed(name, f"maintain {name}", plan)
+    return len(landed.expire) if landed is not None else 0
 
 
 def _expire_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:
@@ -326,20 +333,10 @@ def _move_heads(job: Job, names: Collection[str]) -> None:
         run(lake, stream.table, decide, f"maintain {stream.name}", take_turns=True)
     # The dead letters, and views' partials.
     for name in sorted(set(names) - {stream.table, *stream.plain_tables}):
-        _until_landed(name, partial(_move_head, job, name))
+        lake.commit_until_landed(name, f"maintain {name}", lambda t: Commit(new_id(), heads(t), (Change("speed"),)))
     for name in stream.plain_tables:
-        if name in names:
-            _until_landed(name, partial(lake.touch, name))
-
-
-def _move_head(job: Job, name: str) -> bool:
-    table = job.lake.load(name)
-    return job.lake.commit(table, Commit(new_id(), heads(table), (Change("speed"),))) is Outcome.LANDED
-
-
-def _until_landed(name: str, attempt: Callable[[], bool]) -> None:
-    if not any(attempt() for _ in range(_ATTEMPTS)):
-        raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
+        if name in names and not any(lake.touch(name) for _ in range(_ATTEMPTS)):
+            raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
 
 
 def _unreferenced(job: Job, before: datetime) -> _Unreferenced:

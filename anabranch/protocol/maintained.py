@@ -12,12 +12,13 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from anabranch.common.attempts import attempts, jitter
-from anabranch.common.errors import Transient
-from anabranch.iceberg.commits import Commit, Outcome
+from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.lake import Lake
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
 MAINTAINED = "anabranch.maintained"
 
@@ -26,7 +27,6 @@ KEPT = 8
 
 _PREFIX = f"{MAINTAINED}."
 _LONGEST_REASON = 400
-_PATIENCE_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -144,17 +144,14 @@ def plan_record(properties: Mapping[str, str], id: str, run: MaintenanceRun) -> 
 
 
 def record_run(lake: Lake, table_name: str, run: MaintenanceRun) -> None:
-    """Tell of a run that has ended. Raises Transient when others' commits come first for a quarter of a minute, or the
-    lake does not answer."""
+    """Record a run that has ended in the table's properties. Raises Transient."""
     id = uuid.uuid4().hex
-    for _ in attempts(jitter(0.1), _PATIENCE_SECONDS):
-        table = lake.load(table_name)
+
+    def plan(table: Table) -> Commit | None:
         # The answer of the attempt before may have been lost.
-        if _PREFIX + id in table.properties:
-            return
-        if lake.commit(table, plan_record(table.properties, id, run)) is Outcome.LANDED:
-            return
-    raise Transient(f"tell of the maintenance of {table_name}: expected to be first once, found others were; try again")
+        return None if _PREFIX + id in table.properties else plan_record(table.properties, id, run)
+
+    lake.commit_until_landed(table_name, f"record the maintenance of {table_name}", plan)
 
 
 def _by_key(properties: Mapping[str, str]) -> list[tuple[str, MaintenanceRun]]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from anabranch.common.errors import Refused, Transient
-from anabranch.iceberg.commits import Commit, Outcome
+from anabranch.common.errors import Refused
+from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.schema_evolution import Columns, plan_evolution, type_words
 from anabranch.protocol.publish import new_id
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from anabranch.iceberg.lake import Lake
 
 ROLLED_BACK = "anabranch.rolled-back"
-_ATTEMPTS = 10
 
 
 def column_words(f: NestedField | None) -> str:
@@ -61,7 +60,7 @@ def roll_back(lake: Lake, name: str, wanted: Columns) -> list[str]:
             f"table {name}, {wanted.source}: expected columns that the table has too, found more; run "
             "`anabranch apply` without --rolled-back"
         )
-    _say(lake, name, Commit(new_id(), {}, (), set_properties={ROLLED_BACK: columns_said(wanted.schema)}))
+    _change(lake, name, Commit(new_id(), {}, (), set_properties={ROLLED_BACK: columns_said(wanted.schema)}))
     have = {f.name: column_words(f) for f in table.schema().fields}
     older = {f.name: column_words(f) for f in wanted.schema.fields}
     newer = ", ".join(column for column, words in have.items() if older.get(column) != words)
@@ -72,12 +71,9 @@ def roll_forward(lake: Lake, name: str) -> list[str]:
     """Forget that a file was rolled back; returns what was changed, in words. Raises Transient."""
     if ROLLED_BACK not in lake.load(name).properties:
         return []
-    _say(lake, name, Commit(new_id(), {}, (), remove_properties=(ROLLED_BACK,)))
+    _change(lake, name, Commit(new_id(), {}, (), remove_properties=(ROLLED_BACK,)))
     return [f"the stream's file is that of {name} again"]
 
 
-def _say(lake: Lake, name: str, commit: Commit) -> None:
-    for _ in range(_ATTEMPTS):
-        if lake.commit(lake.load(name), commit) is Outcome.LANDED:
-            return
-    raise Transient(f"change the properties of {name}: expected to be first once in {_ATTEMPTS} attempts; run it again")
+def _change(lake: Lake, name: str, commit: Commit) -> None:
+    lake.commit_until_landed(name, f"change the properties of {name}", lambda _: commit)
