@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from brokers import Broker
 from lakes import FIRST, StreamLake, new_lake, waiting
 
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.snapshots import Staged, files_of, find_staged, staged_snapshot
+from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import dead_letters, ledger
 from anabranch.protocol.dead_letters import (
@@ -276,7 +276,7 @@ def test_an_accepted_hour_that_lacks_files_is_to_be_restated(
     [message] = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     assert f"restates hour {FIRST} at its next run" in message
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {FIRST: 1}
-    job: Any = SimpleNamespace(lake=lake.lake, stream=lake.stream, environment=lake.environment, kafka=None)
+    job = Job(lake.environment, lake.stream, lake.lake, Broker().adapter)
     orders = Rebuilder(job, None).lost(lake.state())  # type: ignore[arg-type]
     assert orders == {FIRST: RebuildRequest(restate=True, accept=False, why="the dead letters of revision 1 were lost")}
     refused = ledger.decision(FIRST, "refused", 2, CUT, NOW, reason="no")
