@@ -94,11 +94,11 @@ def test_a_seal_that_went_with_the_speed_branch_is_noticed(tmp_path: Path) -> No
 def test_hours_without_records_are_accepted_together_and_once(lake: StreamLake) -> None:
     state = lake.state()
     assert empty_hours(state, [H0, H1]) == [H1]
-    publish = plan_acceptance_of_empty(state, [H1], "id", NOW, frozenset())
+    publish = plan_acceptance_of_empty(state, [H1], "id", NOW)
     assert publish is not None
     assert lake.publish(publish, state) is Outcome.LANDED
     assert lake.state().accepted == {H1: Accepted(1, EMPTY)}
-    assert plan_acceptance_of_empty(lake.state(), [H1], "id", NOW, frozenset()) is None
+    assert plan_acceptance_of_empty(lake.state(), [H1], "id", NOW) is None
 
 
 def test_a_long_run_of_hours_without_records_is_accepted_so_many_at_a_time(tmp_path: Path) -> None:

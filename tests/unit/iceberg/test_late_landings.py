@@ -337,8 +337,6 @@ def test_an_hour_that_lands_late_keeps_its_dead_letters(tmp_path: Path, looks: i
     one = new_lake(tmp_path, timeline=Timeline(FIRST, shift(FIRST, 1), {0: 10}, sealed={FIRST: cut}))
     values = {"lake": one.lake, "stream": one.stream, "environment": one.environment, "ledger": one.ledger}
     job = SimpleNamespace(**values, kafka=Kafka())
-        lake=one.lake, stream=one.stream, environment=one.environment, kafka=Kafka(), ledger=one.ledger
-    )
     rebuilder = cast(Any, Rebuilder(cast(Any, job), cast(Any, None)))
     rebuilder._hours = SimpleNamespace(lookback=lambda hour: [])
     rows = one.stage([(FIRST, 0, o) for o in range(9)])
