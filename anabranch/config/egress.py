@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
+
+from anabranch.config.base import Frozen
 
 _S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]+/[^\s?#*]+")
 HDFS = "hdfs://"
@@ -22,10 +24,8 @@ def _root(value: str) -> str:
     return value.rstrip("/")
 
 
-class FolderTarget(BaseModel):
+class FolderTarget(Frozen):
     """Folders of Parquet files, `ROOT/date=…/hour=…/`. `file_rows`: how many rows a file has at most."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=_NAME)
     type: Literal["folder"]
@@ -38,10 +38,8 @@ class FolderTarget(BaseModel):
         return self.root
 
 
-class TopicTarget(BaseModel):
+class TopicTarget(Frozen):
     """Another topic of the same Kafka. `transaction_rows`: how many records a transaction has at most."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=_NAME)
     type: Literal["topic"]
@@ -54,10 +52,8 @@ class TopicTarget(BaseModel):
         return self.topic
 
 
-class SearchTarget(BaseModel):
+class SearchTarget(Frozen):
     """An index of the environment's `search:`. `bulk_documents`: how many documents a bulk request has at most."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=_NAME)
     type: Literal["search"]

@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from anabranch.config.base import Frozen
 from anabranch.config.columns import Column
 
 FormatType = Literal["json", "avro", "json_schema", "csv", "raw"]
@@ -18,13 +19,11 @@ UNKNOWN_NAME_LENGTH = 100
 """So many characters are told of the name of a field that the schema does not know."""
 
 
-class FormatSettings(BaseModel):
+class FormatSettings(Frozen):
     """`format` of a stream's file: `format: avro`, or `format: {type: avro, subject: events-value}`.
 
     `subject`: the one that every schema id must belong to. `delimiter`: what separates a CSV line's fields.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     type: FormatType = "json"
     subject: str | None = Field(default=None, min_length=1)

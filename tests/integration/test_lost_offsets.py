@@ -43,7 +43,7 @@ def test_what_kafka_lost_of_an_hour_is_filled_from_the_speed_layer(world: Make, 
     one.topic(1)
     send_hour(one, hour)
     one.apply()
-    seal(one.job.stream, one.lake, one.kafka)
+    seal(Publisher(one.lake, one.job.stream), one.kafka)
     before = one.state.heads["speed"]
     one.speed()
     if set_back:

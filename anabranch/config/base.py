@@ -1,0 +1,86 @@
+"""What the models of the configuration share: the base class, and types of values."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+
+from anabranch.config.durations import parse_duration
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Frozen(BaseModel):
+    """A model that cannot change, and that refuses keys it does not have."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+def parse_retry_for(value: object) -> timedelta | None:
+    """`"15 minutes"` … or `"for ever"`, which is None. Raises ValueError for anything else."""
+    if value is None or value == "for ever":
+        return None
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or 'for ever'") from None
+
+
+def parse_name(value: object) -> object:
+    """A name of letters, digits and underscores. Raises ValueError for anything else."""
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise ValueError("expected a name of letters, digits and underscores")
+    return value
+
+
+def one_or_many(value: object) -> object:
+    """A text as a tuple of one."""
+    return (value,) if isinstance(value, str) else value
+
+
+def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(value)) < len(value):
+        raise ValueError("expected each column once")
+    return value
+
+
+def between(least: timedelta, most: timedelta, expected: str) -> AfterValidator:
+    """Refuse durations outside these bounds, both included, with this message."""
+
+    def check(value: timedelta) -> timedelta:
+        if not least <= value <= most:
+            raise ValueError(expected)
+        return value
+
+    return AfterValidator(check)
+
+
+def more_than_nothing(expected: str) -> AfterValidator:
+    """Refuse a duration of nothing, with this message."""
+    return between(timedelta.resolution, timedelta.max, expected)
+
+
+def web_address(example: str, secrets: str, optional: bool = False) -> AfterValidator:
+    """Refuse what is no URL such as `example`, and secrets in one; `secrets` names the keys that they belong to."""
+
+    def check(value: str) -> str:
+        if optional and not value:
+            return value
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"expected a URL such as '{example}'")
+        if "@" in value or parts.query or parts.fragment:
+            raise ValueError(f"expected a URL without user, query or fragment ({secrets})")
+        return value.rstrip("/")
+
+    return AfterValidator(check)
+
+
+Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
+RetryFor = Annotated[timedelta | None, BeforeValidator(parse_retry_for)]
+Name = Annotated[str, BeforeValidator(parse_name)]
+Names = Annotated[tuple[Name, ...], BeforeValidator(one_or_many), AfterValidator(_each_once)]

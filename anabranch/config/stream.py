@@ -1,0 +1,342 @@
+"""`conf/streams/NAME.yaml`: one Kafka topic, its schema, its rules and its tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError, model_validator
+
+from anabranch.config.base import (
+    Duration,
+    Frozen,
+    Name,
+    Names,
+    RetryFor,
+    between,
+    more_than_nothing,
+    one_or_many,
+    parse_name,
+)
+from anabranch.config.columns import Column
+from anabranch.config.egress import Target, check_targets
+from anabranch.config.environment import Webhook
+from anabranch.config.format_settings import FormatSettings, check_columns, parse_format
+from anabranch.config.mistakes import unknown_key
+from anabranch.config.views import (
+    PARTIALS,
+    Aggregate,
+    Partial,
+    check_view,
+    definition_digest,
+    parse_aggregate,
+    partials_of,
+)
+
+# Parquet has none for BOOLEAN. Of FLOAT and DOUBLE, 0.0 equals -0.0, and a filter tells them apart.
+_BLOOM_TYPES = ("string", "int", "bigint", "decimal", "date", "timestamp", "binary")
+
+RESERVED_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date")
+
+
+class EventTime(Frozen):
+    """The event's own time; `past` and `future` bound it, measured from the record's ingest hour."""
+
+    column: Name
+    past: Duration | None = None
+    future: Duration | None = None
+
+
+class PublishWhen(Frozen):
+    """When the speed layer publishes: as soon as `records` offsets wait, and `within` this time of the micro-batch
+    before if any wait. While none wait, it publishes nothing."""
+
+    records: int = Field(default=50_000, gt=0)
+    within: Duration = timedelta(seconds=30)
+
+
+class Speed(Frozen):
+    """How the speed layer runs. `lost_offsets`: what to do when retention has overtaken the position.
+
+    `retry_for`: how long a transient error is tried again while nothing is published; None is for ever. `roll_up`:
+    whether the small files of an hour are put together while it runs.
+    """
+
+    trigger: Duration = timedelta(seconds=2)
+    max_offsets_per_trigger: int = Field(default=250_000, gt=0)
+    lost_offsets: Literal["stop", "continue"] = "stop"
+    retry_for: RetryFor = None
+    roll_up: bool = True
+    publish: PublishWhen | None = None
+
+    @model_validator(mode="after")
+    def _check_publish(self) -> Speed:
+        if self.publish is not None and self.publish.records > self.max_offsets_per_trigger:
+            raise ValueError(
+                f"publish.records: expected at most max_offsets_per_trigger ({self.max_offsets_per_trigger}), found "
+                f"{self.publish.records}"
+            )
+        return self
+
+
+Gap = Literal["control", "aborted", "compacted", "retention"]
+
+
+class Batch(Frozen):
+    """How the batch layer decides. `allow_gaps`: the classes of offsets that an hour may lack, of which
+    neither Kafka nor the table has a record.
+
+    `retry_for`: how long a transient error of one hour is tried again before the job ends; None is for ever.
+    """
+
+    grace: Duration = timedelta(minutes=2)
+    lookback_hours: int = Field(default=1, ge=0, le=168)
+    allow_gaps: tuple[Gap, ...] = ("control", "aborted")
+    retry_for: RetryFor = timedelta(minutes=15)
+
+
+class Files(Frozen):
+    """How an hour's files are written. `target`: the bytes that a file of the batch layer is to have at most.
+
+    Physical design, by columns of the schema: `sort` keeps equal values together, within a file and among an hour's;
+    `bloom` gives files Bloom filters; `statistics` says of which the manifests hold bounds (None: as Iceberg does).
+    """
+
+    target: Annotated[ByteSize, Field(ge=1_000_000)] = ByteSize(256_000_000)
+    sort: Names = ()
+    bloom: Names = ()
+    statistics: Names | None = None
+
+
+class Maintain(Frozen):
+    """What `anabranch maintain` clears away. `orphans_after`: files that nothing refers to, older than the longest that
+    a writer takes or pauses before it stages them. `speed_hours`: the speed layer's rows of hours that the batch layer
+    has served for so long."""
+
+    orphans_after: Annotated[
+        Duration,
+        between(
+            timedelta(days=1),
+            timedelta.max,
+            "expected 1 day or more: what is staged may wait so long to be published",
+        ),
+    ] = timedelta(days=3)
+    speed_hours: Duration = timedelta(days=1)
+
+
+def _an_hour(value: object) -> object:
+    if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d", value):
+        raise ValueError("expected an hour such as 2026-11-21T03")
+    return value
+
+
+class Airflow(Frozen):
+    """What the DAG files read. `start`: the first hour that Airflow catches up; without it, only hours that end from
+    now on. `speed_restart`: the command that starts a speed layer that is late, where Airflow owns it; without it, the
+    watching DAG fails."""
+
+    owner: str = "anabranch"
+    start: Annotated[str, BeforeValidator(_an_hour)] | None = None
+    speed_late_after: Duration = timedelta(minutes=10)
+    speed_restart: str | None = None
+
+
+def _aggregates(value: object) -> object:
+    if not isinstance(value, dict) or not value:
+        raise ValueError("expected names with what each is, such as {events: count, spent: sum(amount)}")
+    found = []
+    for name, text in value.items():
+        try:
+            found.append(parse_aggregate(str(parse_name(name)), text))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return tuple(found)
+
+
+Promised = Annotated[Duration, more_than_nothing("expected a duration longer than nothing")]
+
+
+class Slo(Frozen):
+    """What readers of the stream are promised, and alerts go by; None: no promise. `fresh`: the longest that `main`
+    lacks a record that Kafka acknowledged. `complete`: the longest from an hour's end until it and all before it are
+    accepted."""
+
+    fresh: Promised | None = None
+    complete: Promised | None = None
+
+
+class View(Frozen):
+    """A windowed aggregate over a stream's rows: one row for each window of event time and each group.
+
+    Windows are aligned to 1970-01-01 00:00 UTC. `late_after`: a record counts as late when its ingest hour began so
+    long after its window's end.
+    """
+
+    name: Name
+    window: Annotated[Duration, more_than_nothing("expected a window longer than nothing")]
+    group: Annotated[tuple[Name, ...], BeforeValidator(one_or_many)] = ()
+    aggregates: Annotated[tuple[Aggregate, ...], BeforeValidator(_aggregates)]
+    late_after: Duration = timedelta(0)
+
+
+def _views(value: object) -> object:
+    if not isinstance(value, dict):
+        raise ValueError("expected a mapping of names to views")
+    views, known = [], sorted(View.model_fields.keys() - {"name"})
+    for name, given in value.items():
+        if not isinstance(given, dict):
+            raise ValueError(f"{name}: expected {', '.join(known)}, found {type(given).__name__}")
+        if unknown := sorted(given.keys() - set(known)):
+            raise ValueError(unknown_key(str(unknown[0]), known, f"{name}.{unknown[0]}"))
+        try:
+            views.append(View.model_validate(given | {"name": name}))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            key = ".".join(map(str, (name, *problem["loc"])))
+            raise ValueError(f"{key}: {problem['msg'].removeprefix('Value error, ')}") from None
+    return tuple(views)
+
+
+class Stream(Frozen):
+    """One Kafka topic, its schema, its rules and its tables: one file under `conf/streams/`.
+
+    `unknown`: what is done about fields that the schema does not know. The batch layer counts them, unless they are
+    ignored; both layers keep them in a column of their own, or refuse the records that have any.
+    """
+
+    name: Name
+    topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")
+    table: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*$")
+    format: Annotated[FormatSettings, BeforeValidator(parse_format)] = FormatSettings()
+    ddl: str = Field(alias="schema")
+    columns: tuple[Column, ...]
+    key: Annotated[tuple[Name, ...], BeforeValidator(one_or_many), Field(min_length=1)]
+    event_time: EventTime | None = None
+    start: Literal["earliest", "latest"] = "earliest"
+    unknown: Literal["ignore", "count", "rescue", "refuse"] = "count"
+    speed: Speed = Speed()
+    batch: Batch = Batch()
+    files: Files = Files()
+    maintain: Maintain = Maintain()
+    airflow: Airflow = Airflow()
+    slo: Slo = Slo()
+    egress: Annotated[tuple[Target, ...], AfterValidator(check_targets)] = ()
+    webhook: Webhook | None = None
+    expectations: Path | None = None
+    views: Annotated[tuple[View, ...], BeforeValidator(_views)] = ()
+
+    @property
+    def dead_letters_table(self) -> str:
+        return f"{self.table}_dead_letters"
+
+    @property
+    def hours_table(self) -> str:
+        return f"{self.table}_hours"
+
+    def view_table(self, view: View) -> str:
+        """The name by which a view is read."""
+        return f"{self.table}_{view.name}"
+
+    def partials_table(self, view: View) -> str:
+        """Where a view's partials are."""
+        return f"{self.view_table(view)}{PARTIALS}"
+
+    def partials(self, view: View) -> tuple[Partial, ...]:
+        """Of what a view's aggregates are made."""
+        return partials_of(view.aggregates, self.columns)
+
+    def definition(self, view: View) -> str:
+        """A digest of what a view's partials are of."""
+        return definition_digest(view.window, self.window_column, view.group, view.aggregates, self.columns)
+
+    @property
+    def window_column(self) -> str:
+        """The column whose time windows are of: of a stream with views."""
+        assert self.event_time is not None
+        return self.event_time.column
+
+    def column_type(self, name: str) -> str:
+        """The type of a column of the schema."""
+        return next(c.type for c in self.columns if c.name == name)
+
+    @property
+    def egress_table(self) -> str:
+        return f"{self.table}_egress"
+
+    @property
+    def plain_tables(self) -> tuple[str, ...]:
+        """The tables that are appended to and have no branch but `main`: the ledger, and what was delivered where."""
+        return (self.hours_table, self.egress_table) if self.egress else (self.hours_table,)
+
+    @property
+    def most_event_dates(self) -> int | None:
+        """On how many dates the events of one ingest hour can lie; None when nothing bounds it: where a record has no
+        event time, its date is what its producer stamped."""
+        bounds = self.event_time
+        if bounds is None or bounds.past is None or bounds.future is None:
+            return None
+        if any(c.nullable for c in self.columns if c.name == bounds.column):
+            return None
+        return (bounds.past + bounds.future + timedelta(hours=1)) // timedelta(days=1) + 2
+
+    @model_validator(mode="after")
+    def _columns_exist(self) -> Stream:
+        by_name = {column.name: column for column in self.columns}
+        if taken := [name for name in by_name if name.lower() in RESERVED_COLUMNS]:
+            raise ValueError(f"schema: expected names other than {', '.join(RESERVED_COLUMNS)}, found {taken[0]}")
+        if self.unknown in ("rescue", "refuse") and not self.format.names_fields:
+            raise ValueError(
+                f"unknown: expected count or ignore with format {self.format.type}, whose values name no fields, "
+                f"found {self.unknown}"
+            )
+        check_columns(self.format, self.columns)
+        for name in self.key:
+            if name not in by_name or by_name[name].rescues:
+                raise ValueError(f"key: expected a column of the schema, found {name!r}")
+            if "map<" in by_name[name].type:
+                # Neither Spark nor DuckDB compares maps.
+                raise ValueError(
+                    f"key: expected columns that can be compared, found {name} {by_name[name].type.upper()}"
+                )
+        if taken := [t.name for t in self.egress if t.place == self.topic]:
+            raise ValueError(f"egress: expected other topics than the stream's own, found {self.topic!r} of {taken[0]}")
+        if self.event_time is not None:
+            column = by_name.get(self.event_time.column)
+            if column is None or column.type != "timestamp":
+                raise ValueError(
+                    f"event_time.column: expected a TIMESTAMP column of the schema, found {self.event_time.column!r}"
+                )
+        self._check_physical_design(by_name)
+        return self
+
+    def _check_physical_design(self, by_name: Mapping[str, Column]) -> None:
+        for key in ("sort", "bloom", "statistics"):
+            for name in getattr(self.files, key) or ():
+                column = by_name.get(name)
+                if column is None:
+                    raise ValueError(f"files.{key}: expected a column of the schema, found {name!r}")
+                kind = column.type.partition("(")[0]
+                if "<" in kind:
+                    raise ValueError(
+                        f"files.{key}: expected a column that is no array, map or struct, found {name} {kind.upper()}"
+                    )
+                if key == "bloom" and kind not in _BLOOM_TYPES:
+                    known = ", ".join(t.upper() for t in _BLOOM_TYPES)
+                    raise ValueError(f"files.bloom: expected a column of type {known}, found {name} {kind.upper()}")
+
+    @model_validator(mode="after")
+    def _views_are_of_columns(self) -> Stream:
+        if self.views and self.event_time is None:
+            raise ValueError("views: expected event_time beside them, whose column windows are of, found none")
+        names = [view.name.lower() for view in self.views]
+        if repeated := next((n for n in names if names.count(n) > 1), None):
+            raise ValueError(f"views: expected each name once (case does not count), found {repeated!r} twice")
+        for view in self.views:
+            try:
+                check_view(view.name, view.group, view.aggregates, self.columns)
+            except ValueError as error:
+                raise ValueError(f"views.{view.name}: {error}") from None
+        return self
