@@ -30,6 +30,7 @@ from anabranch.operations.audit import audit
 from anabranch.operations.reports import status as views
 from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish, new_id, to_commit
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import seal
 from anabranch.protocol.state import LOST, TIMELINE
 
@@ -482,7 +483,7 @@ def test_a_seal_of_hours_that_speed_has_not_seen_is_used_by_it_afterwards(world:
         one.send(spread(past_hour(ago), 20, f"h{ago}"))
     one.apply()
     job: Any = one.job
-    assert seal(job.stream, job.lake, job.kafka).hours == (past_hour(2), past_hour(1))
+    assert seal(Publisher(job.lake, job.stream), job.kafka).hours == (past_hour(2), past_hour(1))
     one.speed()
     for hour, cut in one.state.timeline.sealed.items():
         rows = [r for r in one.rows() if r["ingest_hour"] == hour]
