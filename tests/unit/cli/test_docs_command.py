@@ -21,6 +21,12 @@ def named() -> set[str]:
     return {name for file in files if file.is_file() for name in _NAMED.findall(file.read_text(encoding="utf-8"))}
 
 
+def commands() -> set[str]:
+    """Every page that the README of a new folder prints by a command."""
+    text = (ROOT / "anabranch" / "starter_files" / "README.md").read_text(encoding="utf-8")
+    return {name for name in re.findall(r"`anabranch docs ([\w/-]+)`", text) if name != "PAGE"}
+
+
 def docs(*arguments: str, expect: int = 0) -> str:
     done = CliRunner().invoke(main, ["docs", *arguments])
     assert done.exit_code == expect, done.output
@@ -38,6 +44,11 @@ def test_what_comments_and_alerts_name_is_printed(name: str) -> None:
     text = docs(name)
     whole = (ROOT / page).read_text(encoding="utf-8")
     assert text in whole and (len(text) < len(whole) / 2 if section else text == whole)
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_what_the_readme_of_a_new_folder_prints_is_a_page(name: str) -> None:
+    assert docs(name).startswith("# ")
 
 
 def test_a_section_ends_with_the_next_of_its_rank_and_code_has_no_headings() -> None:
