@@ -134,11 +134,12 @@ bench-driver: $(READY) ## whether the speed layer's memory stays level: MICRO_BA
 bench-freshness: $(READY) ## from acknowledged to readable under a steady producer: MINUTES=10 RATE=10000
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/freshness.py --minutes $(or $(MINUTES),10) --rate $(or $(RATE),10000)
 
-lint: $(READY) ## formatting, lint, direction of imports, declared dependencies; changes nothing
+lint: $(READY) ## formatting, lint, direction of imports, declared dependencies, words; changes nothing
 	@$(BIN)/ruff format --check $(CODE)
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/lint-imports
 	@$(BIN)/deptry --no-ansi .
+	@$(BIN)/python scripts/check_words.py
 
 format: $(READY) ## format, and fix what lint can fix
 	@$(BIN)/ruff format $(CODE)

@@ -1,0 +1,156 @@
+"""Find words that the documentation of Kafka, Spark, Iceberg and Airflow would not use, in code and docs.
+
+`python scripts/check_words.py [PATH...]` checks the clean packages and pages, or the given paths. A finding is one line,
+`FILE:LINE: expected WORDS, found ...`, and exit code 1. Add a package or page to CLEAN once it has no finding.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+
+CLEAN = (
+    "speed_layer",
+    "docs/explanation/architecture.md",
+    "docs/explanation/glossary.md",
+    "docs/explanation/hours.md",
+    "docs/how-to/change-a-schema.md",
+    "docs/how-to/deploy/airflow.md",
+    "docs/how-to/deploy/jobs.md",
+    "docs/how-to/deploy/kubernetes.md",
+    "docs/how-to/deploy/monitoring.md",
+    "docs/how-to/deploy/services.md",
+    "docs/how-to/restate-and-replay.md",
+    "docs/how-to/views.md",
+    "docs/how-to/webhook.md",
+    "docs/reference/exit-codes.md",
+    "docs/reference/metrics.md",
+    "docs/reference/quality-gate.md",
+    "docs/reference/tables.md",
+)
+"""Packages and pages without a finding. The list grows."""
+
+
+class Rule(NamedTuple):
+    pattern: re.Pattern[str]
+    expected: str
+
+
+def _rule(pattern: str, expected: str) -> Rule:
+    return Rule(re.compile(pattern, re.IGNORECASE), expected)
+
+
+PROSE = (
+    _rule(r"\b(un)?told\b|\btells?\b", "report, log, return, distinguish"),
+    _rule(r"\b(whoever|nobody|somebody)\b", "a subject: a process, a publisher, an operator, no process"),
+    _rule(r"\banew\b", "again, from the start"),
+    _rule(r"\bstands? (in|for|under|above|beside|behind)\b", "is, replaces, contains"),
+    _rule(r"\bfound wanting\b", "a check failed"),
+    _rule(r"\bof before\b", "earlier, previous"),
+    _rule(r"\b(mends?|mended)\b", "fix"),
+    _rule(r"\b(is|are|was) away\b", "is down, is unreachable"),
+    _rule(r"(^|[.:;]\s+)What (is|was|are|were)\b(?![^.]*\?)", "a noun: the rows, the offsets, files that ..."),
+)
+"""For comments, docstrings, messages and pages."""
+
+MESSAGES = (_rule(r"\b(holds?|held)\b", "contains, has"),)
+"""For messages: texts that a program prints, logs or raises."""
+
+IDENTIFIERS = (
+    _rule(r"(^|_)(told|untold|tells?)(_|$)", "report, read, returned"),
+    _rule(r"(^|_)(whoever|nobody|somebody|anew)(_|$)", "a noun of the field"),
+    _rule(r"(^|_)(standing|stands)(_|$)", "valid, current, status"),
+)
+
+# Names and fixed terms of libraries.
+ALLOWED = re.compile(r"\.tell\(|\b(held_snapshots)\b")
+
+
+class Finding(NamedTuple):
+    path: str
+    line: int
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: expected {self.expected}, found {self.found!r}"
+
+
+def _apply(rules: Sequence[Rule], path: str, line: int, text: str) -> Iterator[Finding]:
+    """Match each rule once a paragraph; a finding has the line of its match."""
+    for rule in rules:
+        for match in rule.pattern.finditer(text):
+            at = line + text.count("\n", 0, match.start())
+            yield Finding(path, at, rule.expected, " ".join(match.group().split()))
+
+
+def check_python(path: str, source: str) -> list[Finding]:
+    """The findings in comments, docstrings, messages and names that a module defines."""
+    found: list[Finding] = []
+    tree = ast.parse(source)
+    docstrings: set[int] = set()
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else ():
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                docstrings.add(id(statement.value))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            is_message = id(node) not in docstrings and " " in node.value
+            rules = (*PROSE, *MESSAGES) if is_message else PROSE if id(node) in docstrings else ()
+            found += _apply(rules, path, node.lineno, node.value)
+        for name in _defined(node):
+            found += _apply(IDENTIFIERS, path, getattr(node, "lineno", 1), name)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and not ALLOWED.search(token.string):
+            found += _apply(PROSE, path, token.start[0], token.string.lstrip("# "))
+    return sorted(set(found))
+
+
+def _defined(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case ast.Name(id=name, ctx=ast.Store()):
+            yield name
+        case ast.arg(arg=name):
+            yield name
+
+
+def check_page(path: str, text: str) -> list[Finding]:
+    """The findings in a page of Markdown, outside of code."""
+    without_code = re.sub(r"```.*?```|`[^`\n]*`", lambda m: "\n" * m.group().count("\n"), text, flags=re.DOTALL)
+    return sorted(set(_apply(PROSE, path, 1, without_code)))
+
+
+def check(paths: Sequence[str], root: Path = ROOT) -> list[Finding]:
+    """The findings in these files and folders, below `root`."""
+    found: list[Finding] = []
+    for given in paths:
+        place = root / given
+        if not place.exists():
+            found.append(Finding(given, 0, "a file or folder", "none"))
+        files = [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.suffix in (".py", ".md"))
+        for file in files:
+            text, name = file.read_text(encoding="utf-8"), str(file.relative_to(root))
+            found += check_python(name, text) if file.suffix == ".py" else check_page(name, text)
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    found = check(arguments or CLEAN)
+    for finding in found:
+        print(finding)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

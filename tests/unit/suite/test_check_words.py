@@ -1,0 +1,66 @@
+"""The word list of `make lint` finds what it lists, in names, comments, docstrings, messages and pages."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def words() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("check_words", ROOT / "scripts/check_words.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["check_words"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "found"),
+    [
+        ('"""Readers are told."""', 1, "told"),
+        ('"""One.\n\nWhoever asks waits."""', 3, "Whoever"),
+        ('"""What is left is deleted."""', 1, "What is"),
+        ("a = 1  # Nobody reads it anew.", 1, "Nobody"),
+        ("a = 1  # Nobody reads it anew.", 1, "anew"),
+        ('raise ValueError(f"file {name} holds no rows")', 1, "holds"),
+        ("def tell(text: str) -> None: ...", 1, "tell"),
+        ("def f() -> None:\n    is_told = True", 2, "_told"),
+        ("def f(standing: int) -> None: ...", 1, "standing"),
+    ],
+)
+def test_a_word_of_the_list_is_found_where_it_is(words: ModuleType, source: str, line: int, found: str) -> None:
+    assert (line, found) in [(f.line, f.found) for f in words.check_python("a.py", source)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""Readers are notified. What is a duplicate? See the glossary."""',
+        "size = sink.tell()",
+        '"""A lock that a process holds."""',
+        "raise ValueError('expected a standalone cluster, found none')",
+    ],
+)
+def test_other_words_are_not_found(words: ModuleType, source: str) -> None:
+    assert words.check_python("a.py", source) == []
+
+
+def test_a_page_is_checked_outside_of_its_code(words: ModuleType) -> None:
+    page = "# Title\n\n```\nnobody\n```\n\n`told` is a name.\nThe table is read anew.\n"
+    assert [(f.line, f.found) for f in words.check_page("a.md", page)] == [(8, "anew")]
+
+
+def test_a_path_without_a_file_is_a_finding(words: ModuleType, tmp_path: Path) -> None:
+    assert [f.found for f in words.check(["moved.md"], tmp_path)] == ["none"]
+
+
+def test_the_clean_packages_and_pages_are_clean(words: ModuleType) -> None:
+    assert words.check(words.CLEAN) == []
