@@ -1,4 +1,4 @@
-"""The product against other ways to write the same topic: `make bench`; three minutes of it: `make bench-smoke`.
+"""The product against other ways to write the same topic: `make bench`; three minutes of it: `make bench WHAT=smoke`.
 
 Every way writes the same topic from its beginning to its end, in turn, several rounds, on a real Kafka, local files or
 a real S3 server. What is told are medians, and ratios within a round: machines differ, and other programs come and go.

@@ -1,4 +1,4 @@
-"""Whether the speed layer's memory stays level: `make bench-driver MICRO_BATCHES=20000`.
+"""Whether the speed layer's memory stays level: `make bench WHAT=driver MICRO_BATCHES=20000`.
 
 A topic that is read ten records at a time, as fast as micro-batches can follow each other, by one process. Resident
 memory of the Python driver, of Java and of the workers, by thousands of micro-batches; beside it the seconds of one.

@@ -1,4 +1,4 @@
-"""How fresh the table is under a steady producer: `make bench-freshness MINUTES=10 RATE=10000`.
+"""How fresh the table is under a steady producer: `make bench WHAT=freshness MINUTES=10 RATE=10000`.
 
 From a record's acknowledgement by Kafka to the moment at which an independent reader has loaded a table whose `main`
 holds it. Producer, speed layer, Kafka, S3 and reader share this machine. Percentiles by minute, also of the first, in

@@ -1,4 +1,4 @@
-"""Whose CPU a record takes, by thread, of Spark's file sink and of the speed layer: `make bench-threads`.
+"""Whose CPU a record takes, by thread, of Spark's file sink and of the speed layer: `make bench WHAT=threads`.
 
 Microseconds of CPU a record, as the kernel counts them (`/proc/PID/task/*/stat`, every half second), between ends of
 micro-batches; the first ones are those of a Java that compiles. Both ways read one topic, one after the other. Small

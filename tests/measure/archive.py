@@ -1,5 +1,5 @@
-"""What the archive of Java's classes gives: `make bench-archive`. Both jobs of a thousand records, with it and without,
-in turn, as the command and as all of its processes: seconds, and CPU seconds.
+"""What the archive of Java's classes gives: `make bench WHAT=archive`. Both jobs of a thousand records, with it and
+without, in turn, as the command and as all of its processes: seconds, and CPU seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What it costs to decode a JSON record, against Spark's own `from_json` of the same columns: `make bench-decode`.
+"""What it costs to decode a JSON record, against Spark's own `from_json` of the same columns: `make bench WHAT=decode`.
 
 CPU microseconds a record of one task, as Spark counts them in its event log; values are cached, the rows go nowhere.
 Then of what a Python worker does with the same values: `anabranch.records.fast_json` reads them, also where some are

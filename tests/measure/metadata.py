@@ -1,8 +1,8 @@
 """What a publish reads, writes and costs, by how many micro-batches an hour has and how many hours there are.
 
-`make bench-metadata` prints figures and draws benchmarks/metadata.svg. The product's own publishes on a local SQLite
-catalog and a local folder, over files that are only named: no Spark, no Kafka, no S3. Times are CPU seconds, which
-another program on the machine changes least; requests are what S3 would be asked at least.
+`make bench WHAT=metadata` prints figures and draws benchmarks/metadata.svg. The product's own publishes on a local
+SQLite catalog and a local folder, over files that are only named: no Spark, no Kafka, no S3. Times are CPU seconds,
+which another program on the machine changes least; requests are what S3 would be asked at least.
 """
 
 from __future__ import annotations

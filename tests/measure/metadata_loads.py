@@ -1,7 +1,7 @@
 """How often metadata is loaded for one hour, by step: seal, rebuild, merge, verify, status; and for a micro-batch.
 
-`make bench-loads` runs what each task of the hourly DAG runs, with connections of its own as a process has them, on a
-real Kafka, a real S3 server and Spark. Loads are those that the product asks of the catalog, by table; GETs are all
+`make bench WHAT=loads` runs what each task of the hourly DAG runs, with its own connections as a process has them, on
+a real Kafka, a real S3 server and Spark. Loads are those that the product asks of the catalog, by table; GETs are all
 requests for a `metadata.json` as they pass a front of the S3 server, Spark's and the catalog's own included.
 """
 

@@ -1,4 +1,4 @@
-"""How long the status page takes to its first byte, with 50 streams of five years of hours: `make bench-page`.
+"""How long the status page takes to its first byte, with 50 streams of five years of hours: `make bench WHAT=page`.
 
 The streams' own threads read meanwhile, each from a lake in a folder, and Kafka is a stand-in.
 """

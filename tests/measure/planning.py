@@ -1,4 +1,4 @@
-"""What it takes to plan a query of one hour, in a table of a year of hours beside one of a day: `make bench-planning`.
+"""Planning a query of one hour, in a table of a year of hours beside one of a day: `make bench WHAT=planning`.
 
 Real small Parquet files and the product's own commits, on a local SQLite catalog and a local folder, so that what a
 reader computes is all that it costs. All readers take turns on both tables, at the oldest hour, the one in the middle

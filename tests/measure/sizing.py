@@ -1,4 +1,4 @@
-"""What a record, a micro-batch and an hour cost: CPU seconds, S3 requests, bytes. `make sizing`.
+"""What a record, a micro-batch and an hour cost: CPU seconds, S3 requests, bytes. `make bench WHAT=sizing`.
 
 From differences between runs, so that what a job spends on its start is apart: CPU seconds of all processes of a job,
 as the kernel counts them, and requests as they pass a front of the S3 server. The figures and

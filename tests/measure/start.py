@@ -1,4 +1,4 @@
-"""How long a command takes that needs no Spark: `make bench-start`.
+"""How long a command takes that needs no Spark: `make bench WHAT=start`.
 
 Each command runs as a process of its own against a real Kafka and a real S3 server that hold some rows, all of them
 in turn, several rounds. Seconds are medians, the slowest beside them; CPU seconds are of all the process's

@@ -50,7 +50,7 @@ FROM games.game_events WHERE event_type = 'purchase' GROUP BY game ORDER BY reve
 def tell(story: Story, elsewhere: Elsewhere) -> None:
     """The whole story. Raises Refused if `main` is not exact at its end."""
     story.title("Events leave Kafka through two arms, speed and batch, and meet again in one exact Iceberg table.")
-    story.say("Four minutes or so. Everything is real and in a temporary folder; Ctrl-C stops all of it.")
+    story.say("About four minutes, in a temporary folder; Ctrl-C stops it. `make demo VERBOSE=1` prints every command.")
     story.step("A Kafka broker, an S3 server, and three hours of events that wait")
     with open_workspace(story, [STREAM], elsewhere) as space:
         if elsewhere.master is not None:
@@ -87,7 +87,7 @@ class _Demo:
     # Step 1.
     def _begin(self) -> None:
         say, services = self._story.say, self._space.services
-        say(
+        self._story.detail(
             f"Kafka answers at {services.bootstrap_servers}, S3 at {services.s3_endpoint}; the folder is "
             f"{self._space.folder}"
         )
@@ -115,16 +115,16 @@ class _Demo:
         _require_all_acknowledged(sent)
         kinds = ", ".join(f"{number:,} {kind}" for kind, number in sent.sent.items())
         say(f"Kafka acknowledged {sent.acknowledged:,} records in {time.monotonic() - began:.1f} s: {kinds}")
-        say(f"Their Kafka timestamps lie in the hours {', '.join(sent.by_hour())} (UTC)")
+        self._story.detail(f"Their Kafka timestamps lie in the hours {', '.join(sent.by_hour())} (UTC)")
         made = self._space.run("apply", STREAM, show=False).splitlines()
-        self._story.output("\n".join(line for line in made if "created branch" not in line))
-        say("Each table has the branches speed, batch, and main, which is what everybody queries")
+        if not self._story.is_brief:
+            self._story.output("\n".join(line for line in made if "created branch" not in line))
+        self._story.detail("Each table has the branches speed, batch, and main, which analysts query")
 
     # Step 2.
     def _start_speed(self) -> Running:
-        self._story.step("The speed layer reads the past hours, and new events come in")
-        self._story.say(f"Live from now on: {RATE} events a second into the running hour")
-        self._story.say(
+        self._story.step(f"The speed layer reads the past hours, beside {RATE} live events a second")
+        self._story.detail(
             f"Held back to {THROTTLED['max_offsets_per_trigger']} offsets every {THROTTLED['trigger']}, "
             "or it would be done before we can break it"
         )
@@ -147,7 +147,7 @@ class _Demo:
                     return None
                 if not started:
                     started = True
-                    self._story.say(
+                    self._story.detail(
                         f"First rows in main {time.monotonic() - began:.0f} s after its start, JVM included"
                     )
                 tell(_progress(parts, state.position.offsets))
@@ -163,7 +163,7 @@ class _Demo:
     # Step 3.
     def _accept(self, oldest: str) -> None:
         self._story.step(f"Beside it the batch layer proves the oldest hour, {oldest}, and takes it over")
-        self._space.run("batch", STREAM, "--hour", oldest)
+        self._space.run("batch", STREAM, "--hour", oldest, show=not self._story.is_brief)
         view = self._hours()[oldest]
         if view.served != "batch" or view.diff is None:
             raise Terminal(f"hour {oldest}: expected main to serve it from batch, found {view.served}")
@@ -197,25 +197,26 @@ class _Demo:
                 words = f"{published:,} of its {size(whole):,} offsets are in main, the rest is not"
             else:
                 words = f"none of its {size(whole):,} offsets is in main"
-            self._story.say(f"Hour {hour}: {words}")
+            self._story.detail(f"Hour {hour}: {words}")
 
     def _kill(self, speed: Running) -> None:
         killed = speed.kill()
         self._story.say(f"Killed its processes {', '.join(map(str, killed))}: the JVM and its Python", "red")
         # Only now, since its last publish may have landed until the end.
         position = self._state().position.offsets
-        self._story.say(f"The table's position is {_words(position)}: that, and nothing else, is where it stands")
+        self._story.say(f"The table's position is {_words(position)}: that is the only state")
         checkpoints = self._space.checkpoints()
         for checkpoint in checkpoints:
             shutil.rmtree(checkpoint)
         self._story.say(f"Deleted every checkpoint: {', '.join(c.name for c in checkpoints) or 'there was none'}")
-        self._story.say(f"Events go on: {self._live.count():,} acknowledged in the running hour so far")
+        self._story.detail(f"Events go on: {self._live.count():,} acknowledged in the running hour so far")
 
     # Step 5.
     def _rebuild_alone(self) -> None:
         self._story.step("No speed layer is alive; the batch layer rebuilds the hours that are left, from Kafka")
         self._space.run("batch", STREAM, show=False)
-        self._space.run("hours", STREAM)
+        if not self._story.is_brief:
+            self._space.run("hours", STREAM)
         if waiting := self._state().timeline.sealed:
             raise Terminal(f"hours {', '.join(sorted(waiting))}: expected them to be accepted, found them waiting")
         self._story.say("Every hour that has ended is whole in main, served by batch")
@@ -231,7 +232,7 @@ class _Demo:
         age = self._await_head(speed)
         for event in speed.events():
             if event.endswith("covered by the batch layer"):
-                self._story.say(f"Its log says: {event.split('}: ')[-1]}; so it skipped them")
+                self._story.detail(f"Its log: {event.split('}: ')[-1]}; so it skipped them")
         self._story.say(
             f"{behind:,} offsets behind at its start, {time.monotonic() - began:.0f} s later at the head: the newest "
             f"event in main is {age:.1f} s old"
@@ -262,7 +263,7 @@ class _Demo:
 
     def _drain(self, speed: Running) -> None:
         _require_all_acknowledged(self._live.sent)
-        self._story.say(f"The events end: {self._live.sent.acknowledged:,} were sent live")
+        self._story.detail(f"The events end: {self._live.sent.acknowledged:,} were sent live")
         with self._story.awaiting("the last events") as tell:
 
             def drained() -> bool | None:
@@ -275,7 +276,7 @@ class _Demo:
         if code != 0:
             raise Terminal(f"speed: expected exit code 0 after SIGTERM, found {code}:\n{speed.log_tail(15)}")
         left = self._space.checkpoints()
-        self._story.say(
+        self._story.detail(
             f"Lag 0. SIGTERM: it ended between two micro-batches, exit code 0, {len(left)} checkpoints left"
         )
 
@@ -283,10 +284,11 @@ class _Demo:
     def _end(self, hour: str) -> None:
         self._story.step("What is served, and by whom")
         self._served_by_hour()
-        self._story.say("")
+        self._story.detail("")
         self._space.run("query", QUESTION)
         self._story.step("Is an hour complete, and how do you know?")
-        self._space.run("explain", STREAM, hour)
+        if not self._story.is_brief:
+            self._space.run("explain", STREAM, hour)
         self._space.run("audit", STREAM)
         self._story.step("Every record that Kafka acknowledged against main, by partition, offset and content")
         assert self._past is not None
@@ -372,8 +374,9 @@ def _count(values: Iterable[str]) -> dict[str, int]:
 
 
 @click.command()
+@click.option("--verbose", is_flag=True, help="Print the output of every command; without it, one screen.")
 @click.option("--master", metavar="URL", help="A Spark cluster's, whose workers are on this machine: Kafka and S3 are.")
 @click.option("--catalog", metavar="URI", help="As catalog.uri. What the demo puts there is gone at its end.")
-def command(master: str | None, catalog: str | None) -> None:
-    """Tell the story, and compare exactly."""
-    sys.exit(main(functools.partial(tell, elsewhere=Elsewhere(master or None, catalog or None))))
+def command(verbose: bool, master: str | None, catalog: str | None) -> None:
+    """Run both layers through kills on real services, and compare every record at the end."""
+    sys.exit(main(functools.partial(tell, elsewhere=Elsewhere(master or None, catalog or None)), is_brief=not verbose))

@@ -1,6 +1,6 @@
-"""A story on the terminal: numbered steps with the time gone by, a spinner while something is awaited.
+"""A story on the terminal: numbered steps with the elapsed time, a spinner while something is awaited.
 
-Where there is no terminal, what is awaited is said every few seconds instead.
+Without a terminal, progress is printed every few seconds instead. A brief story is one screen: no details, no progress.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _SAY_EVERY_SECONDS = 10.0
 
 
 class Story:
-    """Tells what happens as it happens, on standard output."""
+    """Prints what happens as it happens, on standard output."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_brief: bool = False) -> None:
+        self.is_brief = is_brief
         self._console = Console(highlight=False, soft_wrap=True)
         self._began = time.monotonic()
         self._steps = 0
@@ -41,10 +42,16 @@ class Story:
 
     def step(self, text: str) -> None:
         self._steps += 1
-        self._print(f"\n[bold cyan]{self._clock()}  {self._steps}. {escape(text)}[/]")
+        gap = "" if self.is_brief else "\n"
+        self._print(f"{gap}[bold cyan]{self._clock()}  {self._steps}. {escape(text)}[/]")
 
     def say(self, text: str, style: str = "none") -> None:
         self._print(f"      [{style}]{escape(text)}[/]")
+
+    def detail(self, text: str) -> None:
+        """A line that a brief story leaves out."""
+        if not self.is_brief:
+            self.say(text)
 
     def command(self, arguments: Sequence[str]) -> None:
         self.say("$ anabranch " + " ".join(f'"{a}"' if " " in a else a for a in arguments), "bold green")
@@ -68,7 +75,7 @@ class Story:
             nonlocal printed_at
             if self._console.is_terminal:
                 status.update(escape(f"{what}: {detail}"))
-            elif time.monotonic() - printed_at >= _SAY_EVERY_SECONDS:
+            elif not self.is_brief and time.monotonic() - printed_at >= _SAY_EVERY_SECONDS:
                 printed_at = time.monotonic()
                 self.say(f"… {what}: {detail}")
 

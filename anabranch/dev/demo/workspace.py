@@ -298,13 +298,13 @@ def open_workspace(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def main(tell: Callable[[Story], None]) -> int:
+def main(tell: Callable[[Story], None], is_brief: bool = False) -> int:
     """Tell a story and return the exit code: 0 as it should be, the error's own, or 130 after Ctrl-C."""
     # Also where a shell started this in the background, with Ctrl-C's signal ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in _SIGNALS[1:]:
         signal.signal(number, _interrupt)
-    story = Story()
+    story = Story(is_brief)
     try:
         tell(story)
         return 0

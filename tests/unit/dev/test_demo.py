@@ -14,7 +14,7 @@ from anabranch.common.errors import Transient
 from anabranch.config import load_stream
 from anabranch.dev import audit, demo
 from anabranch.dev.demo import flights
-from anabranch.dev.demo.story import poll
+from anabranch.dev.demo.story import Story, poll
 from anabranch.dev.producers import flights_data
 from anabranch.dev.producers.events import generate
 
@@ -58,3 +58,19 @@ def test_poll_asks_until_there_is_an_answer() -> None:
 def test_poll_says_what_was_awaited() -> None:
     with pytest.raises(Transient, match="expected the sun to rise within 0 s"):
         poll(lambda: None, "the sun to rise", 0)
+
+
+def test_a_brief_story_leaves_out_details_and_progress(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.dev.demo.story._SAY_EVERY_SECONDS", 0.0)
+    for is_brief in (False, True):
+        story = Story(is_brief)
+        story.step("A step")
+        story.say("a result")
+        story.detail("a detail")
+        with story.awaiting("a service") as tell:
+            tell("1 s")
+    full, brief = capsys.readouterr().out.split("A step")[1:]
+    assert "a result" in full and "a detail" in full and "a service: 1 s" in full
+    assert "a result" in brief and "a detail" not in brief and "a service" not in brief
