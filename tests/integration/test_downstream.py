@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 from page_consumer import code_of_page, consumed, consumer
 from pyiceberg.table.snapshots import Snapshot
@@ -29,6 +30,7 @@ def promised(one: World) -> Watermarks:
     return Watermarks.from_properties(one.lake.load(one.job.stream.table).properties)
 
 
+@pytest.mark.full
 def test_a_consumer_that_is_killed_equals_the_table_through_restatements_and_overrides(
     world: Make, tmp_path: Path
 ) -> None:

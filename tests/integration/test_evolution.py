@@ -162,6 +162,7 @@ def test_an_hour_built_while_apply_evolves_its_table_is_not_published_without_th
     assert [r["colour"] for r in one.rows()] == ["red"]
 
 
+@pytest.mark.full
 def test_a_key_that_widens_goes_on_dropping_what_an_hour_before_it_holds(world: Make) -> None:
     schema = "n INT NOT NULL, event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL"
     one = world(schema=schema, key="n")

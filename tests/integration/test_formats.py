@@ -258,7 +258,7 @@ def csv_cases(start: datetime) -> dict[str, Case]:
 RAW_DDL = "key STRING, value BINARY NOT NULL"
 
 
-@pytest.fixture(params=[True, False], ids=["ansi", "no-ansi"])
+@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.full)], ids=["ansi", "no-ansi"])
 def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     """The shared session with settings that must not matter."""
     settings = {

@@ -149,6 +149,7 @@ def test_a_producer_does_not_create_a_deleted_topic(super_user: config.Kafka, to
     assert topic.name not in _topics(super_user)
 
 
+@pytest.mark.full
 def test_spark_does_not_create_a_topic_that_is_deleted_before_it_is_read(
     super_user: config.Kafka, topic: Topic, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import duckdb
 import pyarrow.parquet as pq
+import pytest
 from pyiceberg.manifest import DataFile
 from world import World, event, past_hour
 
@@ -41,6 +42,7 @@ def copies(one: World, files: tuple[DataFile, ...], folder: Path) -> list[Path]:
     return paths
 
 
+@pytest.mark.full
 def test_a_look_up_opens_fewer_files_of_the_same_rows(world: Make, tmp_path: Path) -> None:
     hour, chance = past_hour(1), random.Random(5)
     plain = world(files={"target": "1 MB"})

@@ -219,6 +219,7 @@ def verdicts(frame: DataFrame, entries: list[dict[str, Any]]) -> dict[int, bool 
     return {i: _exception(result) or result.success for i, result in results.items()}
 
 
+@pytest.mark.full
 def test_every_type_has_great_expectations_own_verdicts_on_hostile_values(
     rows: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -329,6 +329,7 @@ def test_trim_keeps_half_open_ranges(spark: SparkSession) -> None:
     assert trim(offsets(spark), {}).count() == 0
 
 
+@pytest.mark.full
 def test_a_stream_of_two_hundred_columns_is_read(spark: SparkSession) -> None:
     """The hazard: an expression over all columns, of which Spark's optimizer derives a constraint for each subset."""
     types = ("STRING", "INT", "DOUBLE", "TIMESTAMP", "BOOLEAN", "DATE")

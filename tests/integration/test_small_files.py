@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+import pytest
 from world import World, event, past_hour, spread
 
 from anabranch.common.output import plain
@@ -66,6 +67,7 @@ def test_many_micro_batches_leave_few_files_that_the_batch_layer_accepts(world: 
     assert one.contents() == one.acknowledged()
 
 
+@pytest.mark.full
 def test_rolled_up_files_are_read_by_spark_and_pyiceberg_as_those_that_spark_wrote(world: Make) -> None:
     one = world(schema=SCHEMA, speed={"trigger": "1 second", "max_offsets_per_trigger": 1, "roll_up": False})
     one.topic(1)

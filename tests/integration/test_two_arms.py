@@ -326,6 +326,7 @@ def _files(one: World, hour: str) -> tuple[object, ...]:
     return files_of(one.state.table, "main", hour)
 
 
+@pytest.mark.full
 def test_a_restatement_is_a_new_revision_and_the_old_one_stays_readable(three_hours: World) -> None:
     one = three_hours
     one.batch()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, ClassVar
 
 from small_world import MINUTE, TOPIC, File, Kafka, Lake, Request, World, ledger_row, millis
+from values import replace
 
 from anabranch.common.errors import PositionError, Refused, Transient
 from anabranch.iceberg import commit_status

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ import account
 from actors import Actor, Publisher, Step, decide
 from layers import Speed, lookback
 from small_world import Lake, Violation, World, ledger_row, millis
+from values import replace
 
 from anabranch.iceberg import state_properties
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
 
 from actors import NOW, Publisher, Step, is_stopped, is_waiting
 from rebuilt import given, read_hour
 from small_world import TOPIC, File, Lake, Row, World, ledger_row, new_files, rolled_up
+from values import replace
 
 from anabranch.common.errors import PositionError
 from anabranch.iceberg.snapshots import Staged

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from actors import Actor, Broker, Maintenance, Merger, Network, Nights, Operator
 from layers import Batch, RollUp, Speed
 from small_world import BEGIN, World, new_world
+from values import replace
 
 from anabranch.offsets.hours import hour_of, shift
 

@@ -5,7 +5,7 @@ Each setting says what its exploration must have seen, so that the hazard is kno
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -32,6 +32,7 @@ from settings import (
     broker,
 )
 from small_world import MINUTE, new_world
+from values import replace
 
 
 @dataclass(frozen=True)
@@ -616,6 +617,9 @@ LARGE = (
     "files that nothing refers to and dead letters, of a process that sleeps",
     "files that nothing refers to, of an hour that is accepted while a process sleeps",
     "files that nothing refers to, of two speed layers that sleep",
+    "an answer lost, and a process killed, staged as a snapshot",
+    "expiry and orphan removal around both layers, staged as a snapshot",
+    "micro-batches staged ahead while what is old is expired and removed, staged as a snapshot",
 )
 
 

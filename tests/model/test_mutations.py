@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -29,6 +29,7 @@ from settings import (
     broker,
 )
 from small_world import Violation, World, new_world
+from values import replace
 
 from anabranch.iceberg import clock, commit_status, prepare, snapshots, state_properties
 from anabranch.iceberg.commits import Change, Commit

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
+from budget import budget
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakes import new_state
@@ -103,7 +104,9 @@ def expected(stamps: list[int], partition: int = 0) -> dict[tuple[int, int], str
 
 
 @pytest.mark.parametrize("lie", [*LIES, millis(NOW - 2 * HOUR), millis(NOW - timedelta(days=900))])
-@pytest.mark.parametrize("back", [5 * HOUR, timedelta(days=10)], ids=["down for five hours", "ten days of history"])
+@pytest.mark.parametrize(
+    "back", [5 * HOUR, timedelta(days=budget(3, 10))], ids=["down for five hours", "days of history"]
+)
 def test_one_record_stamped_wrongly_hides_no_hour(lie: int, back: timedelta) -> None:
     """The hazard: the time index answers for every hour behind a record of the future with that record."""
     log = a_record_a_minute(back)
@@ -140,7 +143,7 @@ def test_hours_without_a_record_cost_no_question() -> None:
     assert kafka.questions < 40
 
 
-@pytest.mark.parametrize("days", [20, 90, 200])
+@pytest.mark.parametrize("days", [20, 90, pytest.param(200, marks=pytest.mark.full)])
 def test_a_long_history_is_cut_into_all_its_hours(days: int) -> None:
     kafka = Kafka({0: a_record_a_minute(timedelta(days=days), HOUR)})
     assert hours_of(kafka) == expected(kafka.log[0])

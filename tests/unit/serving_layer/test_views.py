@@ -344,7 +344,8 @@ def test_accepted_hours_are_read_from_partials_and_no_others(tmp_path: Path) -> 
 
 FILLING = [
     *(step for step in Step if step.label.startswith("view.")),
-    Step.COMMIT_PREPARED, Step.COMMIT_REQUEST_LOST, Step.COMMIT_ANSWER_LOST, Step.COMMIT_LANDED,
+    Step.COMMIT_ANSWER_LOST, Step.COMMIT_LANDED,
+    *(pytest.param(step, marks=pytest.mark.full) for step in (Step.COMMIT_PREPARED, Step.COMMIT_REQUEST_LOST)),
 ]  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from pyiceberg.manifest import DataFile
 from anabranch.common.errors import Terminal, Transient
 from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin
+from anabranch.iceberg import lake as iceberg_lake
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.schema_evolution import evolve
 from anabranch.iceberg.snapshots import files_of
@@ -393,6 +394,7 @@ def test_a_file_that_a_commit_was_asked_for_is_never_deleted(
             raise Transient("the lake does not answer")
 
         patch.setattr(lake.lake.catalog, "commit_table", lose)
+        patch.setattr(iceberg_lake, "_PATIENCE_SECONDS", 1.0)
         if not is_found:
             patch.setattr(lake.lake, "_settle", away)
         rolling.published(0)
