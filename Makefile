@@ -71,7 +71,7 @@ test-full-status: $(READY) #: which shards and suites passed last at which commi
 	@$(BIN)/python tests/support/full_run.py --status
 
 test-mutations: $(READY) #: ten faults put into the product: make test catches each; ONLY=gate for some
-	@$(BIN)/python tests/mutations.py $(if $(ONLY),--only '$(ONLY)')
+	@$(BIN)/python tests/support/mutations.py $(if $(ONLY),--only '$(ONLY)')
 
 unit: $(READY) #: unit tests alone: no JVM
 	@$(BIN)/python -m pytest tests/unit

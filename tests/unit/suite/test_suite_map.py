@@ -61,6 +61,14 @@ def test_each_folder_of_tests_has_its_own_target_and_each_test_is_run_by_one_of_
     assert re.findall(r"tests/(\w+)", recipe[1]) == list(suite_map.QUICK_FOLDERS)
 
 
+@pytest.mark.parametrize("name", ["Makefile", ".github/workflows/ci.yml", ".github/workflows/nightly.yml", ".ci/run"])
+def test_what_a_target_runs_is_there(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    named = re.findall(r"\b[\w/-]+/[\w-]+\.py\b", text)
+    gone = [path for path in named if not (ROOT / path).exists()]
+    assert gone == [], f"{name}: expected files that exist, found {', '.join(gone)}"
+
+
 def test_each_file_of_tests_has_its_own_name() -> None:
     """pytest imports a file by its name alone, and so are files named in tables."""
     names = [file.name for file in (ROOT / "tests").glob("**/test_*.py")]
