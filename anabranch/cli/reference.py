@@ -7,6 +7,7 @@ configuration.md (every key of the configuration).
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,7 +123,9 @@ def _paragraphs(value: str | None) -> str:
         if paragraph.strip().startswith("\b"):
             shown.append("```\n" + paragraph.replace("\b", "").strip("\n") + "\n```")
         elif paragraph.strip():
-            shown.append(" ".join(paragraph.split()))
+            shown.append(
+                textwrap.fill(" ".join(paragraph.split()), 120, break_long_words=False, break_on_hyphens=False)
+            )
     return "\n\n".join(shown)
 
 
