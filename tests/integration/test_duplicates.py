@@ -107,7 +107,7 @@ def test_zeros_of_both_signs_and_every_nan_are_one_key(spark: SparkSession) -> N
 
 @pytest.mark.parametrize("sent", [0, 500_000], ids=["shuffled", "sent"])
 @pytest.mark.parametrize("hashes", [None, three_hashes, every_hash_alike])
-@pytest.mark.parametrize("slices", [1, 5])
+@pytest.mark.parametrize("slices", [pytest.param(1, marks=pytest.mark.full), 5])
 def test_same_result_whatever_the_partitioning_the_hashes_and_how_many_repeat(
     spark: SparkSession, slices: int, hashes: Any, sent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

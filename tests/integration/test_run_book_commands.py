@@ -131,6 +131,7 @@ def test_a_deployment_that_is_rolled_back_and_a_catalog_that_lost_its_tables(nig
     assert len(one.contents()) == len(before) + 2
 
 
+@pytest.mark.full
 def test_a_branch_whose_state_is_gone_is_made_again_from_main(night: World) -> None:
     one, sql = night, night.spark.sql
     one.batch(PROVEN)
