@@ -18,6 +18,7 @@ from threading import Thread
 from typing import Any
 
 import docker_compose
+import installation
 import pytest
 import yaml
 from docker_compose import Project, docker
@@ -25,7 +26,6 @@ from waiting import wait_for
 from world import past_hour
 
 ROOT = Path(__file__).resolve().parents[2]
-UV = Path(sys.executable).parent / "uv"
 SOURCES = ROOT / "deploy" / "grafana" / "provisioning" / "datasources" / "prometheus.yml"
 WITHOUT = os.environ.get("CONTAINERS_WITHOUT", "").split()
 NAME = f"anabranch-test-{os.getpid()}"
@@ -88,90 +88,142 @@ def test_the_image_is_small_and_its_user_owns_nothing_that_it_runs(project: Proj
 
 
 def test_a_change_of_conf_dags_or_code_downloads_nothing(project: Project, checkout: Path) -> None:
-    for name in ("conf/anabranch.yaml", "dags/anabranch_hourly.py", "anabranch/common/health.py"):
-        with (checkout / name).open("a", encoding="utf-8") as file:
-            file.write("\n# changed\n")
-    tag = f"{NAME}:changed"
-    done = docker_compose.run(
-        "buildx", "build", "--progress", "plain", "--load", "--tag", tag, str(checkout), seconds=900
-    )
+    change(checkout, "conf/anabranch.yaml", "dags/anabranch_hourly.py", "anabranch/common/health.py")
+    ran = rebuilt_steps(checkout)
     subprocess.run(["git", "checkout", "--quiet", "."], cwd=checkout, check=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    steps = dict(re.findall(r"^#(\d+) (\[.*)$", done.stderr, re.MULTILINE))
-    cached = set(re.findall(r"^#(\d+) CACHED$", done.stderr, re.MULTILINE))
-    ran = [step for number, step in steps.items() if number not in cached and "internal" not in step]
-    docker("image", "rm", "--force", tag)
     # The base image is looked up, the package installed, the folders copied; no dependency, no jar.
     assert ran and all(re.search(r"FROM|uv pip install|COPY (dags|conf) |WORKDIR|load", step) for step in ran), ran
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(5400)
 def test_every_service_works_and_kills_and_new_containers_lose_and_repeat_nothing(
     project: Project, checkout: Path
 ) -> None:
     # Events first: Airflow begins with the hour that ended last, and skips it when the stream begins after it.
     project.compose("up", "--detach", "topic", seconds=300)
     until(lambda: project.states()["topic"] == [("exited", 0)], "the topic")
-    sent = produce(project, 1.5)
-    project.compose("up", "--detach", *project.services, seconds=600)
-    until(lambda: not unhealthy(project), "every service to be healthy", 600, lambda: str(unhealthy(project)))
+    sent = produce(project, 2.5)
+    before_last = past_hour(2)
+    # Kills of both layers, and of a worker with their executors, while records flow.
+    with Flow(project) as flow:
+        start(project)
+        until(lambda: runs(project, "airflow-scheduler", "batch_layer"), "Airflow to rebuild an hour", 600)
+        kill(project, "airflow-scheduler")
+        start(project)
+        until(lambda: not unhealthy(project), "every service to be healthy", 600, lambda: str(unhealthy(project)))
+        require_batch_survives_a_kill(project, before_last)
+        for service in ("speed", "spark-worker"):
+            kill(project, service)
+            start(project)
+    sent += flow.acknowledged
     require_exact(project, sent)
     require_least_rights(project)
-    # The job that hangs, and the one that is killed.
-    project.execute("speed", "pkill", "-STOP", "java")
-    until(lambda: health(project, "--within", "10") == 1, "a job that hangs to be unhealthy")
-    project.execute("speed", "pkill", "-CONT", "java")
-    until(lambda: health(project, "--within", "10") == 0, "it to be healthy again")
-    for service in ("speed", "kafka", "s3", "postgres", "spark-worker"):
-        docker("kill", *project.compose("ps", "--quiet", service).split())
-        sent += produce(project, 0.01) if service in ("speed", "spark-worker") else 0
-        project.compose("up", "--detach", *project.services, seconds=600)
-    until(lambda: not unhealthy(project), "every service to be healthy again", 600, lambda: str(unhealthy(project)))
-    require_exact(project, sent)
-    # A process that dies by itself is started again by the engine, which a later check finds.
-    before = project.container("speed")["RestartCount"]
-    project.execute("speed", "pkill", "-KILL", "java")
-    until(lambda: project.container("speed")["RestartCount"] > before, "the engine to start it again")
+    # Kills of what both layers need.
+    for service in ("kafka", "s3", "postgres"):
+        kill(project, service)
+        start(project)
     sent += produce(project, 0.01)
     require_exact(project, sent)
+    # A stop is no restart: the speed layer is healthy again, however often it was restarted above.
+    stop_and_start(project, "speed")
+    until(lambda: not unhealthy(project), "every service to be healthy again", 600, lambda: str(unhealthy(project)))
+    # The job that hangs.
+    project.execute("speed", "pkill", "-STOP", "java")
+    until(lambda: "within 10 s" in fault(project, "--within", "10"), "a job that hangs to be unhealthy")
+    project.execute("speed", "pkill", "-CONT", "java")
+    until(lambda: fault(project, "--within", "10") == "", "it to be healthy again")
+    # The job that ends again and again: the engine starts it again, it makes progress, and is unhealthy.
+    for times in (1, 2):
+        project.execute("speed", "pkill", "-KILL", "java")
+        until(lambda times=times: restarts(project) >= times, "the engine to start it again")
+        until(lambda: fault(project, "--liveness") == "", "it to make progress")
+    assert "found 2" in fault(project), "expected two restarts to make it unhealthy"
+    sent += produce(project, 0.01)
+    require_exact(project, sent)
+    stop_and_start(project, "speed")
     require_airflow(project, checkout)
     if "prometheus" not in WITHOUT:
         require_metrics(project)
+    # Every container at once, as when the machine loses its power, with records that no layer has read.
+    sent += produce(project, 0.01)
+    kill(project, *project.services)
+    start(project)
+    until(lambda: not unhealthy(project), "every service to be healthy after a kill of all", 600)
+    require_exact(project, sent)
     # Each ends within its time, and the volumes have it all.
     project.compose("stop", seconds=300)
     assert [states for states in project.states().values() if any(code == 137 for _, code in states)] == []
     project.compose("down", seconds=300)
-    project.compose("up", "--detach", *project.services, seconds=600)
+    start(project)
     until(lambda: not unhealthy(project), "every service to be healthy after down and up", 600)
     sent += produce(project, 0.01)
     require_exact(project, sent)
     project.execute("speed", "anabranch", "audit", "game_events", seconds=300)
 
 
-def test_the_image_of_a_new_user_is_built_from_the_wheel_alone(project: Project, tmp_path: Path) -> None:
-    wheels = tmp_path / "wheels"
-    subprocess.run([UV, "build", "--wheel", "--out-dir", wheels], cwd=project.folder, check=True, timeout=300)
-    [wheel] = wheels.glob("*.whl")
-    subprocess.run([sys.executable, "-m", "anabranch.cli", "init", tmp_path / "mine"], check=True, timeout=60)
+@pytest.mark.timeout(3600)
+def test_the_image_of_a_new_user_is_built_from_the_wheel_alone_and_runs_both_layers(
+    project: Project, tmp_path: Path
+) -> None:
+    project.compose("down", "--volumes", "--timeout", "10", seconds=300)  # two projects at once need much memory
+    wheel = installation.build_wheel(tmp_path / "wheels", project.folder)
+    folder = tmp_path / "mine"
+    subprocess.run([sys.executable, "-m", "anabranch.cli", "init", folder], check=True, timeout=60)
+    subprocess.run(["sh", "deploy/dotenv.sh"], cwd=folder, check=True, timeout=60)
+    mine = Project(folder, f"{NAME}-mine", WITHOUT)
     [network] = json.loads(docker("network", "inspect", "bridge"))
     host = network["IPAM"]["Config"][0]["Gateway"]
-    tag = f"{NAME}:new-user"
-    with ThreadingHTTPServer((host, 0), functools.partial(SimpleHTTPRequestHandler, directory=wheels)) as server:
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=wheel.parent)
+    with ThreadingHTTPServer((host, 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         given = f"ANABRANCH=anabranch[airflow,lineage] @ http://{host}:{server.server_port}/{wheel.name}"
-        docker(
-            "buildx", "build", "--load", "--tag", tag, "--build-arg", given, str(tmp_path / "mine"), seconds=2400
-        )  # fmt: skip
+        mine.compose("build", "--build-arg", given, seconds=2400)
         server.shutdown()
+    change(folder, "conf/anabranch.yaml", "dags/anabranch_hourly.py")
+    ran = rebuilt_steps(folder, "--build-arg", given)
+    assert ran and all(re.search(r"FROM|COPY (dags|conf) |WORKDIR|load", step) for step in ran), ran
+    try:
+        require_complete_image(mine.image)
+        mine.compose("up", "--detach", "speed", seconds=600)
+        sent = produce(mine, 1.5)
+        require_exact(mine, sent)
+        mine.compose("run", "--rm", "--no-deps", "-T", "speed", "anabranch", "batch", "game_events", seconds=600)
+        states = {h["hour"]: h["state"] for h in mine.printed_json("hours", "game_events")}
+        assert list(states.values()).count("accepted") >= 1, states
+        require_exact(mine, sent)
+    finally:
+        mine.compose("down", "--volumes", "--timeout", "10", seconds=300)
+        docker("image", "rm", "--force", mine.image)
+
+
+def change(folder: Path, *names: str) -> None:
+    for name in names:
+        with (folder / name).open("a", encoding="utf-8") as file:
+            file.write("\n# changed\n")
+
+
+def rebuilt_steps(folder: Path, *options: str) -> list[str]:
+    """Build the folder's image once more; returns the steps that BuildKit did not find in its cache."""
+    tag = f"{NAME}:changed"
+    command = ("buildx", "build", "--progress", "plain", "--load", "--tag", tag, *options, str(folder))
+    done = docker_compose.run(*command, seconds=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    docker("image", "rm", "--force", tag)
+    steps = dict(re.findall(r"^#(\d+) (\[.*)$", done.stderr, re.MULTILINE))
+    cached = set(re.findall(r"^#(\d+) CACHED$", done.stderr, re.MULTILINE))
+    return [step for number, step in steps.items() if number not in cached and "internal" not in step]
+
+
+def require_complete_image(image: str) -> None:
+    """The package, its commands, Airflow, DAGs, configuration and all jars, in at most MOST_BYTES."""
+    [found] = json.loads(docker("image", "inspect", image))
+    assert found["Size"] <= MOST_BYTES, f"expected {MOST_BYTES} bytes at most, found {found['Size']}"
     script = (
         "import anabranch, os, shutil; from anabranch import config; from anabranch.spark import jars; "
         "print(anabranch.__file__, *map(shutil.which, ('anabranch', 'airflow', 'spark-class', 'spark-submit')), "
         "config.stream_names(None), len(os.listdir('/opt/anabranch/dags')), jars.cached()[1])"
     )
-    [image] = json.loads(docker("image", "inspect", tag))
-    words = docker("run", "--rm", "--read-only", "--network", "none", tag, "python", "-c", script).split(maxsplit=5)
-    docker("image", "rm", "--force", tag)
-    assert image["Size"] <= MOST_BYTES, f"expected {MOST_BYTES} bytes at most, found {image['Size']}"
+    words = docker("run", "--rm", "--read-only", "--network", "none", image, "python", "-c", script).split(maxsplit=5)
     assert words[0].startswith("/opt/anabranch/.venv/lib/")
     assert [Path(file).parent for file in words[1:5]] == [Path("/opt/anabranch/.venv/bin")] * 4
     assert words[5].strip() == "('game_events',) 6 []"
@@ -186,12 +238,81 @@ def until(
         raise AssertionError(f"{error}, found {found()}") from None
 
 
+def start(project: Project) -> None:
+    project.compose("up", "--detach", *project.services, seconds=600)
+
+
+def stop_and_start(project: Project, service: str) -> None:
+    project.compose("stop", service)
+    start(project)
+
+
+def kill(project: Project, *services: str) -> None:
+    """Send SIGKILL to the services' containers, all at once."""
+    docker("kill", *(one["ID"] for one in project.containers(*services) if one["State"] == "running"))
+    until(lambda: all(one["State"] == "exited" for one in project.containers(*services)), "the containers to end")
+
+
+def runs(project: Project, service: str, name: str) -> bool:
+    """Whether the service's container is up and has a process with this name in its command line."""
+    running = [one["ID"] for one in project.containers(service) if one["State"] == "running"]
+    return any(docker_compose.run("exec", one, "pgrep", "--full", name).returncode == 0 for one in running)
+
+
+def require_batch_survives_a_kill(project: Project, hour: str) -> None:
+    """The batch layer in a container of its own: killed while it rebuilds the hour, and run again."""
+    # The speed layer's service, since its temporary files are on the disk.
+    job = ("speed", "anabranch", "batch", "game_events", "--hour", hour)
+    container = project.compose("run", "--detach", "--no-deps", *job).strip()
+    try:
+        logs = functools.partial(docker_compose.run, "logs", container)
+        until(
+            lambda: "rebuilding hour" in logs().stderr + logs().stdout, "the batch layer to rebuild", 300,
+            lambda: logs().stderr[-3000:],
+        )  # fmt: skip
+        docker("kill", container)
+    finally:
+        docker("rm", "--force", "--volumes", container)
+    states = {h["hour"]: h["state"] for h in project.printed_json("hours", "game_events")}
+    assert states[hour] != "accepted", f"expected the kill before the publish of {hour}, found {states}"
+    project.compose("run", "--rm", "--no-deps", "-T", *job, seconds=600)
+    [state] = [h["state"] for h in project.printed_json("hours", "game_events") if h["hour"] == hour]
+    assert state == "accepted"
+
+
 def produce(project: Project, hours: float) -> int:
     """Send events from a container of ours beside the others; returns how many Kafka has acknowledged."""
     command = ["anabranch", "dev", "produce", "game_events", "--events", str(EVENTS), "--hours", str(hours), "--dirty"]
     printed = project.compose("run", "--rm", "--no-deps", "-T", "apply", *command, "--output", "json", seconds=300)
     acknowledged: int = json.loads(printed)["acknowledged"]
     return acknowledged
+
+
+class Flow:
+    """Events that are sent without end, from a container of ours; `acknowledged` says how many, once it has ended."""
+
+    acknowledged = 0
+
+    def __init__(self, project: Project) -> None:
+        command = ["anabranch", "dev", "produce", "game_events", "--events", "100000000", "--rate", "50", "--dirty"]
+        self._container = project.compose(
+            "run", "--detach", "--no-deps", "apply", *command, "--output", "json"
+        ).strip()  # fmt: skip
+
+    def __enter__(self) -> Flow:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            docker("kill", "--signal", "INT", self._container)
+            docker("wait", self._container)
+            done = docker_compose.run("logs", self._container)
+            assert done.stdout, f"expected how many were acknowledged, found {done.stderr[-3000:]}"
+            printed = json.loads(done.stdout)
+        finally:
+            docker("rm", "--force", "--volumes", self._container)
+        self.acknowledged = printed["acknowledged"]
+        assert self.acknowledged > 0 and printed["failed"] == 0, printed
 
 
 def unhealthy(project: Project) -> dict[str, list[tuple[str, int]]]:
@@ -201,15 +322,19 @@ def unhealthy(project: Project) -> dict[str, list[tuple[str, int]]]:
     return {name: states.get(name, []) for name, state in wanted.items() if set(states.get(name, [])) != {state}}
 
 
-def health(project: Project, *options: str) -> int:
-    """The exit code of the speed layer's check."""
+def fault(project: Project, *options: str) -> str:
+    """What the speed layer's check finds; empty when it is healthy."""
     try:
         project.execute("speed", "anabranch", "health", "/tmp/speed.health", *options)
     except AssertionError as error:
-        if "unhealthy: " in str(error):
-            return 1
-        raise
-    return 0
+        return str(error)
+    return ""
+
+
+def restarts(project: Project) -> int:
+    """How often the engine has started the speed layer again since it was last stopped."""
+    [container] = project.inspect("speed")
+    return int(container["RestartCount"])
 
 
 def require_exact(project: Project, acknowledged: int) -> None:
@@ -243,14 +368,13 @@ def require_exact(project: Project, acknowledged: int) -> None:
         )
 
     seen: dict[str, int] = {}
-    until(is_exact, f"{acknowledged} records", 300, lambda: str(seen))
+    until(is_exact, f"{acknowledged} records", 600, lambda: str(seen))
 
 
 def require_least_rights(project: Project) -> None:
     for service in project.services:
-        for identity in project.compose("ps", "--all", "--quiet", service).split():
-            [found] = json.loads(docker("inspect", identity))
-            host = found["HostConfig"]
+        for container in project.inspect(service):
+            host = container["HostConfig"]
             assert host["CapDrop"] == ["ALL"] and not host["CapAdd"], service
             assert host["SecurityOpt"] == ["no-new-privileges:true"], service
             assert host["ReadonlyRootfs"] is (service not in ("kafka", "topic")), service

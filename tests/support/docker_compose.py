@@ -73,19 +73,22 @@ class Project:
         return self.compose("exec", "-T", service, *command, seconds=seconds)
 
     def printed_json(self, *arguments: str) -> Any:
-        """What a command of ours prints as JSON, in the speed layer's container."""
-        return json.loads(self.execute("speed", "anabranch", *arguments, "--output", "json"))
+        """What a command of ours prints as JSON, in a container of its own, which no kill of a service reaches."""
+        command = ("anabranch", *arguments, "--output", "json")
+        return json.loads(self.compose("run", "--rm", "--no-deps", "-T", "apply", *command, seconds=300))
+
+    def containers(self, *services: str) -> list[dict[str, Any]]:
+        """What `docker compose ps` lists of the services, running or not; nothing of `docker compose run`."""
+        lines = self.compose("ps", "--all", "--format", "json", *services).splitlines()
+        return [one for one in map(json.loads, lines) if "com.docker.compose.oneoff=True" not in one["Labels"]]
 
     def states(self) -> dict[str, list[tuple[str, int]]]:
         """By service, of each container: its health, or its state where it has no check, and its exit code."""
         found: dict[str, list[tuple[str, int]]] = {}
-        for line in self.compose("ps", "--all", "--format", "json").splitlines():
-            one = json.loads(line)
+        for one in self.containers():
             found.setdefault(one["Service"], []).append((one["Health"] or one["State"], one["ExitCode"]))
         return found
 
-    def container(self, service: str) -> dict[str, Any]:
-        """What the daemon says of the service's container."""
-        [identity] = self.compose("ps", "--all", "--quiet", service).split()
-        [found] = json.loads(docker("inspect", identity))
-        return dict(found)
+    def inspect(self, *services: str) -> list[dict[str, Any]]:
+        """What the daemon returns for each container of the services."""
+        return list(json.loads(docker("inspect", *(one["ID"] for one in self.containers(*services)))))
