@@ -48,7 +48,7 @@ def test_the_story_is_told_on_a_cluster_and_in_postgresql(tmp_path: Path) -> Non
         assert tables(postgres) == 0
     assert output.count("the JVM and its Python") == 2
     # What the README shows: one screen.
-    assert len(output.splitlines()) <= 55
+    assert len(output.splitlines()) <= 65
     assert not list(tmp_path.glob("anabranch-demo-*"))
 
 
