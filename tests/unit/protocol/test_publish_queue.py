@@ -484,7 +484,7 @@ def test_a_publish_whose_try_takes_seconds_lands_against_a_speed_layer_that_publ
     def decide() -> Decision[None]:
         decision = move(lake, "batch", own)
         tries.append(line(lake))
-        work.wait(6)
+        work.wait(3)
         return decision
 
     with speeding(lake) as speed:
