@@ -67,3 +67,10 @@ def test_every_page_that_code_names_is_there() -> None:
     named = {name for file in files for name in _NAMED.findall(file.read_text("utf-8"))}
     assert len(named) > 10
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
+def test_the_index_links_to_every_page() -> None:
+    docs = ROOT / "docs"
+    linked = {(docs / link).resolve() for link in _LINK.findall((docs / "index.md").read_text("utf-8"))}
+    pages = {page for page in docs.rglob("*.md") if "decisions" not in page.parts and page.name != "index.md"}
+    assert sorted(str(page) for page in pages - linked) == []
