@@ -1,9 +1,9 @@
 """The balance: an hour's closing account, `offsets = good + dead + duplicate + gaps` in every partition. Pure.
 
-Each term is a count of distinct offsets inside the cut: good and dead from the staged files themselves, duplicates from
-what the rule names, gaps from what nobody holds. None is derived from the others, so what is missing or there
-twice shows. Only of what Kafka no longer holds, a restatement takes over what the accepted revision accounted for.
-A gap has the class that the log's record batches show; what they do not explain keeps the account from closing.
+Each term counts distinct offsets inside the cut: good and dead from the staged files, duplicates from the rule, gaps
+from offsets that neither Kafka nor the table has. No term is derived from the others, so missing or repeated offsets
+show. A restatement takes over the accepted revision's account only for records that Kafka has deleted. A gap's class is
+what the log's record batches show; without an explanation the account does not close.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from anabranch.protocol.ledger_row import Account, HourAccount
 Gaps = dict[str, Offsets]
 EXPLAINED = ("control", "aborted", "compacted", "retention")
 UNEXPLAINED = "unexplained"
-"""Of this class are offsets that nothing explains. No stream allows them, and no operator overrules them."""
+"""Offsets without an explanation. No stream allows them, and no operator can accept them."""
 
 
 @dataclass(frozen=True)
 class Counted:
-    """What staged files hold: distinct offsets inside the cut by partition, all rows, rows outside the cut."""
+    """Content of staged files: distinct offsets inside the cut by partition, all rows, rows outside the cut."""
 
     distinct: Offsets = field(default_factory=dict)
     rows: int = 0
@@ -57,7 +57,7 @@ class Balance:
 
     @property
     def counts(self) -> HourAccount:
-        """Of all partitions together."""
+        """The account of all partitions together."""
         by_class = {name: sum(offsets.values()) for name, offsets in sorted(self.gaps.items()) if sum(offsets.values())}
         return HourAccount(
             offsets=self.cut.offsets,
@@ -81,8 +81,8 @@ class Balance:
         for p, count in sorted(self.gaps.get(UNEXPLAINED, {}).items()):
             at = ", ".join(str(s) if e == s + 1 else f"{s} to {e - 1}" for s, e in self.unexplained_at.get(p, ()))
             problems.append(
-                f"partition {p}: expected every offset that was not read to be explained by Kafka's log, found {count} "
-                + (f"of which the log holds the record, from offset {at} on" if at else "of which it shows nothing")
+                f"partition {p}: expected Kafka's log to explain every offset that was not read, found {count} "
+                + (f"whose record the log contains, from offset {at} on" if at else "without an explanation")
             )
         for name, counted in (("rows", self.good), ("dead letters", self.dead)):
             if counted.outside:
@@ -102,16 +102,15 @@ class Balance:
 
 
 def has_missing(ranges: Ranges, held: Mapping[int, int]) -> bool:
-    """Whether offsets of the ranges are missing, of which so many are `held` by partition: then the table may store
-    records that Kafka did not give."""
+    """Whether offsets of the ranges are missing, given how many were read by partition; the table may have them."""
     return any(end - start > held.get(p, 0) for p, (start, end) in ranges.items())
 
 
 def classify_gaps(missing: Mapping[int, int], seen: Mapping[str, Mapping[int, int]]) -> Gaps:
-    """Give every offset that neither Kafka gave nor the table stores a class, by partition.
+    """Classify every offset that neither Kafka nor the table has, by partition.
 
-    A class is what the log shows (`seen`): a control record, a record of an aborted transaction, one that was compacted
-    away, one that retention took meanwhile. Nothing is concluded from what is left: that is `unexplained`.
+    The class is what the log shows (`seen`): a control record, a record of an aborted transaction, a compacted record,
+    or one deleted by retention meanwhile. The rest is `unexplained`; nothing is inferred.
     """
     explained = {name: dict(counts) for name, counts in seen.items() if name in EXPLAINED}
     rest = {p: n - sum(counts.get(p, 0) for counts in explained.values()) for p, n in missing.items()}
@@ -125,14 +124,13 @@ def classify_unheld(
     stored: Mapping[int, int],
     duplicate: Mapping[int, int],
 ) -> tuple[Offsets, Gaps]:
-    """Duplicates and gaps among the offsets that nobody holds, by partition: `lost` are those before the log's start,
-    `gaps_in_kafka` those behind it, by class.
+    """Duplicates and gaps among the offsets that neither Kafka nor the table has, by partition.
 
-    What an accepted revision accounted for is no loss: `before` is its account, `stored` how many of its rows and dead
-    letters are still there, `duplicate` how many duplicates were found again. Where all of its rows and dead letters
-    are there, an offset that is not one of them was a duplicate or in a gap. Before the log's start it stays what it
-    was, else it is a `retention` gap. Behind it the log has been looked at, so only what was compacted away may have
-    been a duplicate.
+    `lost`: offsets before the log's start. `gaps_in_kafka`: offsets after it, by class. `before`: the accepted
+    revision's account. `stored`: how many of its rows and dead letters still exist. `duplicate`: duplicates found
+    again. If all rows and dead letters of the accepted revision exist, any other offset was a duplicate or in a gap.
+    Before the log's start it stays what it was; otherwise it is a `retention` gap. After the log's start the log was
+    read, so only a compacted record can have been a duplicate.
     """
     repeated: Offsets = {}
     gaps = {name: dict(counts) for name, counts in gaps_in_kafka.items()} | {"retention": {}}
@@ -157,7 +155,7 @@ def classify_unheld(
 
 
 def plus(one: Mapping[int, int], other: Mapping[int, int]) -> Offsets:
-    """Both, added up by partition."""
+    """The sums by partition."""
     return {p: one.get(p, 0) + other.get(p, 0) for p in sorted({*one, *other})}
 
 

@@ -1,7 +1,7 @@
 """One hour, from Kafka to staged and checked: read its cut, decode, drop duplicates, stage, and prove the account.
 
-Nothing here publishes. Duplicates are dropped against what `main` will serve in the look-back, so hours that are
-rebuilt together see each other's staged rows in place of those that `main` still serves.
+Nothing here publishes. Duplicates are dropped against what `main` will serve in the look-back. Hours rebuilt together
+therefore see each other's staged rows instead of the rows that `main` still serves.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from anabranch.protocol.apply import rows_columns
 from anabranch.protocol.ledger_row import Account, HourAccount, UnknownFields
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State
+from anabranch.records.reshape import fit_to_table
 from batch_layer.balance import (
     EXPLAINED,
     Balance,
@@ -45,11 +46,11 @@ from batch_layer.passes import Passes
 from batch_layer.quality.gate import run_suite
 from batch_layer.quality.row_counts import RowCountBaseline
 from batch_layer.sizes import shuffle_partitions, write_tasks
-from batch_layer.sources import AT, SOURCES, HourReader, Read, release_kept
+from batch_layer.sources import AT, SOURCES, HourReader, HourRecords, release_cached
 from batch_layer.unknown_fields import count_unknown
 from serving_layer.layer_diff import kinds
 from serving_layer.layer_diff.kinds import Difference
-from serving_layer.layer_diff.spark import alike, fitted
+from serving_layer.layer_diff.spark import to_common_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,10 +62,10 @@ _SHUFFLES = "spark.sql.shuffle.partitions"
 
 @dataclass(frozen=True)
 class Built:
-    """An hour's staged rows and dead letters, what is known of them, and why they may not be published, if so.
+    """An hour's staged rows and dead letters, its account, and why it may not be published, if so.
 
-    `problems` are an account that does not close; `objections` what the stream's rules do not allow, which an operator
-    may accept. `seconds`: how long that took.
+    `problems`: the account does not close. `objections`: what the stream's rules do not allow; an operator may accept
+    it. `seconds`: time to build.
     """
 
     hour: str
@@ -78,15 +79,15 @@ class Built:
     seconds: float = 0.0
 
 
-Together = Mapping[str, Built]
+RebuiltHours = Mapping[str, Built]
 
 
 @dataclass(frozen=True)
 class _Frames:
-    """An hour's records in Spark: all that were read and how many, and of the good ones those kept and those that
-    repeat another."""
+    """An hour's records in Spark: all that were read, their counts, and of the good ones those kept and the
+    duplicates."""
 
-    read: Read
+    read: HourRecords
     counts: ReadCounts
     kept: DataFrame
     duplicates: DataFrame
@@ -94,8 +95,8 @@ class _Frames:
 
 @dataclass(frozen=True)
 class _Unheld:
-    """Of the offsets whose record nobody holds: duplicates of the accepted revision, gaps by class, and where Kafka's
-    log does hold a record."""
+    """Offsets whose record neither Kafka nor the table has: duplicates of the accepted revision, gaps by class, and
+    ranges where Kafka's log does contain a record."""
 
     duplicate: Offsets
     gaps: Gaps
@@ -113,14 +114,14 @@ class HourBuilder:
         self.passes = Passes(spark)
 
     def repairable(self) -> dict[str, int]:
-        """By hour, how many of the dead letters that `main` has would be rows by the stream as it is now."""
+        """By hour, how many dead letters of `main` decode now."""
         return self._reader.repairable()
 
     def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
         """Stage and check an hour over its revision `before`. Raises PositionError for a recreated topic."""
         began = time.monotonic()
-        # Nothing refers to what the hour before kept.
-        release_kept(self._spark)
+        # Release the previous hour's cached records; nothing refers to them.
+        release_cached(self._spark)
         with self.passes.of(hour):
             # Step 1: read and decode.
             frames = self._frames(hour, cut, state, {})
@@ -129,8 +130,10 @@ class HourBuilder:
             built = self._checked(frames, self._stage(frames, hour, cut, before, state), state)
         return replace(built, seconds=time.monotonic() - began)
 
-    def decide_again(self, hour: str, cut: Cut, before: int, state: State, together: Together) -> Built | None:
-        """An accepted hour once more, after hours of its look-back were rebuilt; None when it keeps the same rows."""
+    def recheck_duplicates(
+        self, hour: str, cut: Cut, before: int, state: State, together: RebuiltHours
+    ) -> Built | None:
+        """Rebuild an accepted hour after hours of its look-back were rebuilt; None if it keeps the same rows."""
         began = time.monotonic()
         with self.passes.of(hour):
             frames = self._frames(hour, cut, state, together)
@@ -142,7 +145,7 @@ class HourBuilder:
         return replace(built, seconds=time.monotonic() - began)
 
     def changes_events(self, built: Built, state: State) -> bool:
-        """Whether the hour will hold other events, by the stream's key, than `main` serves of it."""
+        """Whether the hour's events, by the stream's key, differ from those that `main` serves."""
         key = self._stream.key
         new = read_staged(self._spark, self._catalog, self._stream.table, built.rows)
         old = self._at(state.heads["main"]).where(F.col("ingest_hour") == built.hour)
@@ -150,10 +153,10 @@ class HourBuilder:
         return not (new.subtract(old).isEmpty() and old.subtract(new).isEmpty())
 
     def lookback(self, hour: str) -> list[str]:
-        """The hours before it that duplicates are looked for in, oldest first."""
+        """The hours in which duplicates are looked for, oldest first."""
         return [hours.shift(hour, -i) for i in range(self._stream.batch.lookback_hours, 0, -1)]
 
-    def _frames(self, hour: str, cut: Cut, state: State, together: Together) -> _Frames:
+    def _frames(self, hour: str, cut: Cut, state: State, together: RebuiltHours) -> _Frames:
         if _SHUFFLES not in self._job.environment.spark.conf:
             at_once = self._spark.sparkContext.defaultParallelism
             self._spark.conf.set(_SHUFFLES, str(shuffle_partitions(cut.offsets, at_once)))
@@ -174,7 +177,7 @@ class HourBuilder:
         duplicates = find_duplicates(good, self._stream.key, self._served(hour, state, together))
         return _Frames(read, counts, leave_out(good, duplicates), duplicates)
 
-    def _served(self, hour: str, state: State, together: Together) -> DataFrame | None:
+    def _served(self, hour: str, state: State, together: RebuiltHours) -> DataFrame | None:
         lookback = self.lookback(hour)
         if not lookback:
             return None
@@ -194,14 +197,14 @@ class HourBuilder:
         order = list(dict.fromkeys(("event_date", *sort, *times, "kafka_partition", "kafka_offset")))
         at_once = self._spark.sparkContext.defaultParallelism
         files = write_tasks(frames.counts.good, files_of(state.table, "speed", hour), at_once, stream.files.target)
-        kept = fitted(frames.kept, self._catalog, state.table, rows_columns(stream))
-        # The records of whole partitions of the topic go into a file where that makes enough files: none is moved.
-        # Unless the stream asks for an order: then all are, so that no two files have the same values of it.
+        kept = fit_to_table(frames.kept, self._catalog, state.table, rows_columns(stream))
+        # If whole partitions of the topic make enough files, write them without a shuffle. A stream's sort order needs
+        # a shuffle, so that files do not overlap.
         enough = files <= frames.read.decoded.rdd.getNumPartitions()
         is_unmoved = files == 1 or (enough and not sort)
         rows = kept.coalesce(files) if is_unmoved else kept.repartitionByRange(files, *order)
-        # They come by date, all of one hour: so a task has one file open at a time, however many dates there are. Asked
-        # for nothing, or Iceberg would sort them by date alone.
+        # Rows are sorted by date within one hour, so a task has one open file at a time. Without these settings Iceberg
+        # would sort by date alone.
         write = {
             "use-table-distribution-and-ordering": "false",
             "fanout-enabled": "false",
@@ -232,7 +235,7 @@ class HourBuilder:
         speed = self._at(state.heads["speed"]).where(F.col("ingest_hour") == built.hour)
         unread = coverage.unread_ranges(state, built.hour, built.cut)
         files = files_of(state.table, "speed", built.hour)
-        differing = kinds.compare(*alike(speed, rows, state.table, files), frames.duplicates, unread)
+        differing = kinds.compare(*to_common_schema(speed, rows, state.table, files), frames.duplicates, unread)
         self.passes.begin("judge the quality")
         quality = run_suite(rows, self._stream.expectations, self._known(built.hour, balance, differing, state))
         objections += [f"quality: {failed.message}" for failed in quality.failed]
@@ -256,7 +259,7 @@ class HourBuilder:
         return count_unknown(frames.read.decoded, frames.counts.drifting)
 
     def _known(self, hour: str, balance: Balance, differing: Difference, state: State) -> RowCountBaseline:
-        """What the hour's row count is compared with, where the quality gate asks for it."""
+        """The baseline of the hour's row count, for the quality gate."""
 
         def previous(days: int) -> list[int]:
             before = [hours.shift(hour, -24 * day) for day in range(1, days + 1)]
@@ -266,7 +269,7 @@ class HourBuilder:
 
         if why := coverage.uncovered_reason(state, "speed", hour):
             return RowCountBaseline(why=why, previous=previous)
-        # Without those that the batch layer drops as duplicates: they are no difference.
+        # Leave out rows that the batch layer drops as duplicates: they are no difference.
         good = sum(balance.good.distinct.values())
         return RowCountBaseline(good - differing.missing + differing.extra, previous=previous)
 
@@ -282,8 +285,8 @@ class HourBuilder:
         return Balance(cut, good, dead, plus(duplicate, unheld.duplicate), unheld.gaps, unheld.present_at)
 
     def _unheld(self, frames: _Frames, built: Built, duplicate: Offsets) -> _Unheld:
-        """What is known of the offsets that neither Kafka gave nor the table stores: by what Kafka's log shows there,
-        and by what the accepted revision accounted for."""
+        """Classify the offsets that neither Kafka nor the table has, by Kafka's log and the accepted revision's
+        account."""
         cut, read = built.cut, frames.read
         incomplete = {p: (s, e) for p, (s, e) in cut.ranges.items() if e - s > frames.counts.held.get(p, 0)}
         if not incomplete:

@@ -1,12 +1,12 @@
-"""Duplicates: of the records that a stream's key makes the same event, the earliest is kept. DataFrame -> DataFrame.
+"""Duplicates: of the records with the same key, keep the earliest. DataFrame -> DataFrame.
 
-Within the hour the record with the smallest (offset, partition) wins; an event that `main` serves in the look-back was
-earlier still, so every record of it goes. Null parts of a key equal each other; a record whose key is null in every
-part names no event, so it repeats none. Everything is a shuffle that spills, so memory does not grow with the hour.
+Within the hour the record with the smallest (offset, partition) is kept. An event that `main` serves in the look-back
+is earlier, so every record of it is dropped. Null parts of a key equal each other; a record with a key of nulls only
+names no event, so it is no duplicate. All steps are shuffles that spill, so memory does not grow with the hour.
 
-Of a usual hour few records repeat an event. So hashes of the keys tell first which may, and the rule is applied to
-those alone: what is shuffled of the others is one number. The look-back's rows are read once, their key alone, and what
-a Bloom filter of the hour's hashes excludes is not shuffled at all.
+Few records of a usual hour are duplicates. So hashes of the keys select candidates first, and the rule is applied to
+these alone: of the others, one number is shuffled. Only the key of the look-back's rows is read, and rows that a Bloom
+filter of the hour's hashes excludes are not shuffled.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from batch_layer.sources import AT
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# How many rows are sent to every task in place of a shuffle: some tens of megabytes.
+# Up to this many rows are broadcast instead of shuffled: some tens of megabytes.
 _SENT = 500_000
 
 
 def drop_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> DataFrame:
-    """The rows to keep, in the same columns. `served` holds the key's columns of what `main` serves in the look-back.
+    """The rows to keep, in the same columns. `served`: the key columns of what `main` serves in the look-back.
 
-    Deterministic: the same rows give the same result, whatever the partitioning.
+    Deterministic: the same rows give the same result with any partitioning.
     """
     alone = F.when(~names_event(key), F.struct("kafka_partition", "kafka_offset"))
     first = Window.partitionBy(*key, alone).orderBy("kafka_offset", "kafka_partition")
@@ -42,15 +42,15 @@ def drop_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | Non
 
 
 def find_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> DataFrame:
-    """Where the rows are that `drop_duplicates` leaves out: partition and offset. Computed once, and kept."""
-    # Equal values of an old type and a wider one have different hashes.
+    """Partition and offset of the rows that `drop_duplicates` drops. Computed once and cached."""
+    # Equal values of an old and a wider type have different hashes.
     kinds = (rows if served is None else rows.select(*key).union(served.select(*key))).schema
     hashed = _hash([F.col(f"`{c}`").cast(kinds[c].dataType) for c in key]).alias("_hash")
     named = rows.where(names_event(key)).select(*key, *AT, hashed)
     several = named.groupBy("_hash").count().where("count > 1").select("_hash")
     known = None
     if served is not None:
-        found = alike(served.where(names_event(key)).select(*key, hashed), named).localCheckpoint()
+        found = hash_candidates(served.where(names_event(key)).select(*key, hashed), named).localCheckpoint()
         several, known = several.union(found.select("_hash")).distinct(), found.select(*key)
     several = several.localCheckpoint()
     if several.isEmpty():
@@ -61,13 +61,15 @@ def find_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | Non
 
 
 def leave_out(rows: DataFrame, duplicates: DataFrame) -> DataFrame:
-    """The rows without those that `find_duplicates` found."""
+    """The rows without those found by `find_duplicates`."""
     return rows if duplicates.isEmpty() else _matching(rows, duplicates, "left_anti", *AT)
 
 
 def bloom_filter_settings(records: int) -> dict[str, str]:
-    """Spark's settings for an hour of so many records, by which it filters a look-back of any size before a shuffle:
-    ten bits a record are wrong about one of a hundred others, in at most 32 MB."""
+    """Spark settings for an hour of `records` records, so that a Bloom filter filters any look-back before the shuffle.
+
+    Ten bits a record give one false positive in a hundred, in at most 32 MB.
+    """
     settings = {
         "enabled": "true",
         "applicationSideScanSizeThreshold": "0",
@@ -80,15 +82,15 @@ def bloom_filter_settings(records: int) -> dict[str, str]:
     return {f"spark.sql.optimizer.runtime.bloomFilter.{name}": value for name, value in settings.items()}
 
 
-def alike(known: DataFrame, named: DataFrame) -> DataFrame:
-    """The rows of the look-back with the hash of one of the hour's."""
-    # Every offset is: Spark makes a Bloom filter only of what a comparison has chosen.
+def hash_candidates(known: DataFrame, named: DataFrame) -> DataFrame:
+    """The rows of the look-back whose hash is one of the hour's hashes."""
+    # True for every offset: Spark builds a Bloom filter only from a filtered side.
     chosen = named.where("kafka_offset >= 0").select("_hash")
     return known.join(chosen, "_hash", "left_semi")
 
 
 def _matching(rows: DataFrame, few: DataFrame, how: str, *on: str) -> DataFrame:
-    """A join with rows that are few as a rule, and then sent to every task: none of `rows` is moved."""
+    """A join with `few` rows, broadcast if few enough: none of `rows` is shuffled."""
     return rows.join(F.broadcast(few) if few.count() <= _SENT else few, list(on), how)
 
 
@@ -97,7 +99,7 @@ def _hash(key: Sequence[Column]) -> Column:
 
 
 def names_event(key: Sequence[str]) -> Column:
-    """Whether a row's key says which event it is: not where it is null in every part."""
+    """Whether a row's key names an event: at least one part is not null."""
     return reduce(lambda one, other: one | other, (F.col(f"`{c}`").isNotNull() for c in key))
 
 

@@ -1,7 +1,7 @@
-"""Counting an hour: which offsets of its ranges are there, in the staged files and in what was read.
+"""Count an hour: which offsets of its ranges are in the staged files and in what was read.
 
-Offsets are told apart by bits: one number for 64 neighbours, joined by OR. So an offset that is there twice counts
-once, exactly, and what is shuffled is a sixtieth of the rows and less, since neighbours are read together.
+Offsets are counted as bits: one number for 64 neighbours, combined by OR. An offset that occurs twice counts once,
+exactly. At most a sixtieth of the rows is shuffled, since neighbours are read together.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 DRIFTS = f"size({UNKNOWN}) > 0 AND (NOT is_dead OR error_code = '{REFUSED_FIELD}')"
-"""Whether a decoded record has fields that the schema does not know, and is a row, or would be one without them."""
+"""Whether a decoded record has fields unknown to the schema, and is a row, or would be one without them."""
 
 
 def within_log(ranges: Ranges, log_starts: Offsets) -> Ranges:
-    """The part of the ranges that Kafka still holds."""
+    """The part of the ranges that is still in Kafka's log."""
     kept = {p: (max(s, log_starts.get(p, 0)), e) for p, (s, e) in ranges.items()}
     return {p: (s, e) for p, (s, e) in kept.items() if s < e}
 
@@ -46,8 +46,8 @@ def count(rows: DataFrame, ranges: Ranges) -> Counted:
 
 @dataclass(frozen=True)
 class ReadCounts:
-    """What was read of an hour: distinct offsets inside its cut by partition; the good, the dead, and all by source;
-    and those that hold unknown fields."""
+    """Counts of what was read: distinct offsets inside the cut by partition; good, dead, and all by source; and records
+    with unknown fields."""
 
     held: Offsets
     good: int
@@ -57,7 +57,7 @@ class ReadCounts:
 
 
 def count_read(decoded: DataFrame, ranges: Ranges, sources: Sequence[str]) -> ReadCounts:
-    """Count decoded records, which come from `sources`, in one pass."""
+    """Count decoded records from `sources`, in one pass."""
     of_source = {source: f"count_if(source = '{source}')" for source in sources}
     of_rows = {"good": "count_if(NOT is_dead)", "dead": "count_if(is_dead)", **of_source}
     of_rows |= {"drifting": f"count_if({DRIFTS})"}
@@ -73,7 +73,7 @@ def count_read(decoded: DataFrame, ranges: Ranges, sources: Sequence[str]) -> Re
 
 
 def _counts(rows: DataFrame, ranges: Ranges, of_rows: Mapping[str, str]) -> list[Row]:
-    """By partition and whether they are inside the ranges: how many distinct `offsets`, and sums `of_rows`."""
+    """By partition, and whether inside the ranges: the number of distinct `offsets`, and the sums `of_rows`."""
     by_neighbours = (
         rows.withColumn("within", F.expr(inside(ranges)))
         .groupBy("kafka_partition", "within", F.expr("shiftright(kafka_offset, 6)").alias("neighbours"))
@@ -90,7 +90,7 @@ def _counts(rows: DataFrame, ranges: Ranges, of_rows: Mapping[str, str]) -> list
 
 
 def missing_offsets(held: DataFrame, ranges: Ranges) -> dict[int, Missing]:
-    """By partition of the ranges, the offsets that `held` lacks; a byte of the driver's memory for each offset."""
+    """By partition of the ranges, the offsets missing in `held`. Takes a byte of driver memory for each offset."""
     words = (
         held.where(inside(ranges))
         .groupBy("kafka_partition", F.expr("shiftright(kafka_offset, 6)").alias("word"))
@@ -112,7 +112,7 @@ def missing_offsets(held: DataFrame, ranges: Ranges) -> dict[int, Missing]:
 
 
 def split_missing(missing: Mapping[int, Missing], in_kafka: Ranges) -> tuple[Offsets, dict[int, Missing]]:
-    """How many of the missing offsets Kafka no longer holds, by partition, and those of the part that it holds."""
+    """Missing offsets before Kafka's log start, counted by partition, and those after it."""
     lost, rest = {}, {}
     for p, of in missing.items():
         begins = in_kafka.get(p, (of.start + len(of.mask), 0))[0]

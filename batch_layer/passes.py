@@ -1,6 +1,6 @@
-"""What a rebuild is at: the pass over its hour, and how many tasks of what Spark runs for it are done.
+"""A rebuild's progress: the pass over its hour, and how many tasks of the running Spark job are done.
 
-It stands beside the job's progress, and names Spark's jobs in its user interface and its event log.
+Shown with the job's progress, and as the description of Spark's jobs in its UI and event log.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-_LOOKED_AT_EVERY_S = 1.0
+_UPDATE_SECONDS = 1.0
 
 
 class Passes:
-    """The passes over a job's hours, one hour at a time; they are begun by the thread that asks Spark for them."""
+    """The passes over a job's hours, one hour at a time. `begin` is called by the thread that runs Spark jobs."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -30,7 +30,7 @@ class Passes:
 
     @contextmanager
     def of(self, hour: str) -> Iterator[None]:
-        """The passes that are begun inside are this hour's, and are over with it."""
+        """Passes begun inside belong to this hour, and end with it."""
         self._hour = hour
         try:
             yield
@@ -39,34 +39,34 @@ class Passes:
             self._spark.sparkContext.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
 
     def begin(self, doing: str) -> None:
-        """What this thread asks Spark for is, from here on, this pass's."""
+        """Name the Spark jobs that this thread starts from now on."""
         self._now = f"hour {self._hour}: {doing}"
         self._spark.sparkContext.setJobDescription(self._now)
 
     @contextmanager
-    def beside(self, progress: Progress) -> Iterator[None]:
-        """`progress` says the pass, as it is each second."""
+    def show_on(self, progress: Progress) -> Iterator[None]:
+        """Show the current pass on `progress`, updated each second."""
         ended = threading.Event()
 
-        def look() -> None:
-            while not ended.wait(_LOOKED_AT_EVERY_S):
+        def update() -> None:
+            while not ended.wait(_UPDATE_SECONDS):
                 try:
                     progress.beside(self.text())
                 except Exception:
-                    # Spark is being stopped, perhaps; telling of work ends no work.
-                    LOG.debug("the pass is not told any longer", exc_info=True)
+                    # Spark may be stopping. A failed progress update must not end the job.
+                    LOG.debug("progress updates of the pass ended", exc_info=True)
                     return
 
-        watch = threading.Thread(target=look, name="passes", daemon=True)
+        watch = threading.Thread(target=update, name="passes", daemon=True)
         watch.start()
         try:
             yield
         finally:
             ended.set()
-            watch.join(_LOOKED_AT_EVERY_S)
+            watch.join(_UPDATE_SECONDS)
 
     def text(self) -> str:
-        """The pass, with the tasks of the oldest stage that runs and has several; empty between hours."""
+        """The pass, with the task count of the oldest running stage of several tasks; empty between hours."""
         now = self._now
         if not now:
             return ""

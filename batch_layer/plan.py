@@ -1,4 +1,4 @@
-"""What the batch layer decides, pure: which hours wait, whether a staged hour may be published, and its publish."""
+"""The batch layer's decisions, pure: which hours wait, whether a staged hour may be published, and its publish."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 # The account of an hour without records.
 EMPTY = replace(Balance(Cut("", {}), Counted(), Counted(), {}, {}).counts, speed_rows=0)
 
-# Gaps of these classes were records once.
+# Offsets of gaps of these classes were records once.
 _GONE = ("compacted", "retention")
-# Of a long run of empty hours each commit accepts so many, so that what waits for the ledger stays small.
+# Each commit accepts at most this many empty hours, so that few rows wait for the ledger.
 ACCEPTED_AT_ONCE = 48
 
 
 class PublishCheck(Enum):
-    """What is to be done with a staged hour, by the state as it is now."""
+    """What to do with a staged hour, by the current state."""
 
-    OVERTAKEN = "another run was first"
-    UNSEALED = "its seal is gone"
-    GONE = "its staged snapshot is gone"
-    MERGE = "main has to be made right first"
+    OVERTAKEN = "another run published first"
+    UNSEALED = "its seal is missing"
+    GONE = "its staged snapshot is missing"
+    MERGE = "main needs a merge first"
     MOVED = "what main serves in the look-back is not what duplicates were dropped against"
     PUBLISH = "it can be published"
 
@@ -48,7 +48,7 @@ def waiting_hours(state: State) -> list[str]:
 
 
 def empty_hours(state: State, candidates: Sequence[str]) -> list[str]:
-    """Those of `candidates` whose cut holds no offset."""
+    """The hours of `candidates` with an empty cut."""
     cuts = state.cuts
     return [h for h in candidates if h in cuts and cuts[h].offsets == 0]
 
@@ -60,8 +60,10 @@ def plan_acceptance_of_empty(
     now: datetime,
     run: RunFacts | None = None,
 ) -> Publish | None:
-    """The publish that accepts those of `candidates`, hours without records, that wait, ACCEPTED_AT_ONCE at most; None
-    when none does."""
+    """The publish that accepts the waiting hours of `candidates`, which are empty, at most ACCEPTED_AT_ONCE.
+
+    None when none waits.
+    """
     waiting = set(waiting_hours(state))
     todo = {h: state.timeline.sealed[h] for h in [h for h in candidates if h in waiting][:ACCEPTED_AT_ONCE]}
     if not todo:
@@ -78,22 +80,24 @@ def plan_acceptance_of_empty(
 
 
 def acceptance_reason(objections: Sequence[str], accept: bool, why: str | None) -> str | None:
-    """What the ledger says of why an hour is accepted; nothing for one that passed by itself."""
+    """The ledger's reason for accepting an hour; None for one that passed by itself."""
     if accept and objections:
         return f"{ledger.BY_CHOICE}: {why}; in spite of: {'; '.join(objections)}"
     return why
 
 
 def revision_now(state: State, hour: str, before: int) -> int:
-    """The accepted revision of an hour, 0 for none; of one that is no longer remembered one by one, `before`."""
+    """The accepted revision of an hour, 0 for none; `before` for one that the state no longer lists."""
     if hour in state.accepted:
         return state.accepted[hour].revision
     return before if state.is_accepted(hour) else 0
 
 
-def plan_again(state: State) -> dict[str, tuple[str, ...]]:
-    """The accepted hours whose duplicates were dropped before `main` had all of their look-back, and of whose look-back
-    nothing more is awaited: by hour, what it has not seen. Pure."""
+def plan_recheck(state: State) -> dict[str, tuple[str, ...]]:
+    """The accepted hours whose duplicates were dropped against an incomplete look-back that is complete now. Pure.
+
+    By hour, the hours of the look-back that were incomplete.
+    """
     waiting = {h: a.unread for h, a in sorted(state.accepted.items()) if a.unread}
     return {h: unread for h, unread in waiting.items() if not coverage.unread_hours(state, unread)}
 
@@ -105,13 +109,11 @@ def fingerprint(
     rows: Mapping[str, int],
     unread: Collection[str] = (),
 ) -> frozenset[str]:
-    """What tells whether the rows that `main` serves of some hours are still those that duplicates are dropped against.
-    Pure.
+    """A value that changes when the rows change that `main` serves of the hours duplicates were dropped against. Pure.
 
-    Of an hour that the batch layer serves, its files: `files` are needed of such hours alone. Of one that the speed
-    layer serves, how many rows there are: it only ever adds to them, and may put many small files into one. Of one that
-    was `unread` when duplicates were dropped, only that the speed layer still serves it: the hours behind it are
-    decided again once it is read, so it may grow meanwhile.
+    For an hour that batch serves: its files (`files` has these hours alone). For an hour that speed serves: its number
+    of rows, which only grows, while compaction may change its files. For an hour in `unread`: only that speed still
+    serves it. It may grow, since the later hours are rechecked once it has been read.
     """
     served = set()
     for hour in hours:
@@ -125,10 +127,10 @@ def fingerprint(
 
 
 def may_yet_be_served(state: State, hours: Mapping[str, tuple[Cut, Mapping[str, int] | None]]) -> frozenset[str]:
-    """What tells whether the speed layer has read on in hours, of which the cut and the gaps by class are given. Pure.
+    """A value that changes when the speed layer reads on in `hours`, given by cut and gaps by class. Pure.
 
-    What Kafka no longer gives and the table does not store yet, the speed layer may have staged before: of an hour with
-    such gaps, the parts that it had yet to read are to be the same when the hour is published.
+    The speed layer may have staged records that Kafka has deleted and the table does not contain yet. In an hour with
+    such gaps, the parts that it had not read must be the same when the hour is published.
     """
     gone = {h: cut for h, (cut, gaps) in hours.items() if any((gaps or {}).get(name) for name in _GONE)}
     return frozenset(f"{h} unread {sorted(coverage.unread_ranges(state, h, cut).items())}" for h, cut in gone.items())
@@ -143,11 +145,11 @@ def check_publish(
     lookback: frozenset[str],
     staged_lookback: frozenset[str],
 ) -> PublishCheck:
-    """Whether an hour that was staged over revision `before` and the look-back as `fingerprint` saw it may be
-    published now."""
+    """Whether an hour may be published now that was staged over revision `before`, with the look-back's fingerprint
+    `staged_lookback`."""
     if revision_now(state, hour, before) != before or state.cuts.get(hour, cut) != cut:
         return PublishCheck.OVERTAKEN
-    # A speed branch that was set back takes its newest seals with it.
+    # A speed branch that was set back loses its newest seals.
     if not state.is_sealed(hour):
         return PublishCheck.UNSEALED
     if staged_snapshot(state.table, wap_id) is None:
@@ -159,7 +161,7 @@ def check_publish(
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A staged hour that may be published: as what, its account, and why."""
+    """A staged hour to publish: its acceptance, its account, and the reason."""
 
     hour: str
     accepted: Accepted
@@ -175,10 +177,11 @@ def plan_publish(
     now: datetime,
     measured: Mapping[str, str] | None = None,
 ) -> Publish:
-    """One publish of an hour, first, and of those that had to be decided again because of it: in place of all that
-    `batch` and, unless an operator gave an hour to the speed layer, `main` held of them. The revisions that it replaces
-    are tagged. The hours after it that keep their rows were looked at too: they wait for it no more. `main` says
-    what was `measured`."""
+    """One publish of an hour, listed first, and of the hours rechecked because of it.
+
+    It replaces their files on `batch`, and on `main` unless an operator gave an hour to the speed layer. Replaced
+    revisions are tagged. Later hours that keep their rows no longer wait for it. `measured`: properties for `main`.
+    """
     by_batch = {r.hour for r in rebuilt if state.overrides.get(r.hour, "batch") == "batch"}
     looked_at = {
         h: replace(a, unread=tuple(u for u in a.unread if u not in by_batch))
@@ -192,7 +195,7 @@ def plan_publish(
         Change(
             "main",
             _files(r for r in rebuilt if r.hour in by_batch),
-            # In the place of these hours' files, whatever a merge kept of them is gone.
+            # Clearing these hours also removes rows that a merge retained.
             properties=kept | dict(measured or {}),
             clear=tuple(r.hour for r in rebuilt if r.hour in by_batch),
         ),
@@ -211,7 +214,7 @@ def plan_publish(
         )
         for r in rebuilt
     )
-    # The revision that is replaced is on `main`, unless an operator gave the hour to the speed layer.
+    # The replaced revision is on `main`, unless an operator gave the hour to the speed layer.
     tags = [
         new_tag(state, f"{r.hour}-r{r.accepted.revision - 1}", "main" if r.hour in by_batch else "batch", now)
         for r in rebuilt

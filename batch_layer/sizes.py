@@ -1,4 +1,4 @@
-"""How much work an hour is cut into: its shuffles and its files follow its size, whatever the machine. Pure."""
+"""How an hour's work is divided: shuffle partitions and files follow its size, not the machine. Pure."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
 
-# Of this size a file is written by a task of its own where there are cores for it.
+# From this size on, a file gets a task of its own, while cores are free.
 _SMALL_FILE_BYTES = 16 * 2**20
-# What a row takes where nobody has written any of the hour yet.
+# Bytes of a row, while no file of the hour exists.
 _ROW_BYTES = 128
 _RECORDS_PER_SHUFFLE = 250_000
 
 
 def shuffle_partitions(offsets: int, at_once: int) -> int:
-    """Into how many parts an hour's shuffles are cut, of which `at_once` run at once."""
+    """The number of shuffle partitions of an hour; `at_once` tasks run in parallel."""
     return max(at_once, math.ceil(offsets / _RECORDS_PER_SHUFFLE))
 
 
 def write_tasks(rows: int, of_speed: Sequence[DataFile], at_once: int, file_bytes: int) -> int:
-    """How many tasks write an hour's rows, a file each for every event date: none larger than `file_bytes`, by what the
-    speed layer's files of the hour say that a row takes, and as many as run at once while they are not small."""
+    """The number of tasks that write an hour's rows, each one file for every event date.
+
+    No file is larger than `file_bytes`, estimated by the bytes of a row in the speed layer's files. Up to `at_once`
+    tasks while files are not small.
+    """
     known = sum(f.record_count for f in of_speed)
     row_bytes = sum(f.file_size_in_bytes for f in of_speed) / known if known else _ROW_BYTES
     size = rows * row_bytes

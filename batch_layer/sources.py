@@ -39,9 +39,9 @@ SOURCES = KAFKA, ACCEPTED, DEAD_LETTERS, SPEED = ("kafka", "accepted", "dead_let
 
 
 @dataclass(frozen=True)
-class Read:
-    """An hour's records. `decoded` has the columns of `records.decode`, and `source`; `in_kafka` is the part of the cut
-    that Kafka's log holds. Once filled, `accepted` are the offsets of the accepted revision, if there is one."""
+class HourRecords:
+    """An hour's records. `decoded`: the columns of `records.decode`, and `source`. `in_kafka`: the part of the cut in
+    Kafka's log. `accepted`: once filled, the accepted revision's offsets, if any."""
 
     decoded: DataFrame
     in_kafka: Ranges
@@ -57,43 +57,45 @@ class HourReader:
         self._catalog = job.environment.catalog.name
         self._format = open_format(job.environment, job.stream)
 
-    def read(self, hour: str, cut: Cut, state: State) -> Read:
-        """Every record of the cut that Kafka gives. Read and decoded once: what follows looks at it many times.
+    def read(self, hour: str, cut: Cut, state: State) -> HourRecords:
+        """Read and decode every record of the cut that Kafka has, once, and cache them.
 
         Raises PositionError for a topic that was recreated and not adopted.
         """
-        # Of a large hour, the values of few records that drift.
+        # Keep sample values from about 1 in `one_in` records with unknown fields.
         one_in = max(1, size(cut.ranges) // SAMPLES)
         gone = gone_from_kafka(state.timeline, state.position.topic_id, hour, cut) is not None
         ranges: Ranges = {} if gone else within_log(cut.ranges, self._job.kafka.log_starts(self.require_topic(cut)))
         kafka, topic = self._job.environment.kafka, self._stream.topic
 
         def decode(raw: DataFrame) -> DataFrame:
-            return _kept(self._decode(raw.withColumn("ingest_hour", F.lit(hour)), KAFKA, one_in))
+            return _cached(self._decode(raw.withColumn("ingest_hour", F.lit(hour)), KAFKA, one_in))
 
         decoded = (
             using(self._spark, kafka, self._job.kafka, topic, ranges, decode)
             if ranges
             else decode(no_records(self._spark))
         )
-        # Asked again after the read: retention may have gone on while it ran.
+        # Read the log starts again: retention may have deleted records during the read.
         ranges = {} if gone else within_log(cut.ranges, self._job.kafka.log_starts(self.require_topic(cut)))
-        return Read(decoded, ranges)
+        return HourRecords(decoded, ranges)
 
-    def fill(self, read: Read, hour: str, cut: Cut, state: State) -> Read:
-        """The same with every other record of the cut that the table stores, from the first place that has it: an
-        offset that Kafka does not give is no gap while the table has its record."""
-        # Dead letters that a publish of rows named are the table's, also before their own table has them.
+    def fill(self, read: HourRecords, hour: str, cut: Cut, state: State) -> HourRecords:
+        """Add every other record of the cut that the table has, from the first source that has it.
+
+        An offset that Kafka does not give is no gap if the table has its record.
+        """
+        # Dead letters named by a publish belong to the table even before their own table has them.
         dead_letters.roll_forward(self._job.lake, self._stream.dead_letters_table, state)
         letters = heads(self._job.lake.load(self._stream.dead_letters_table))
         batch = (state.heads["batch"], letters["batch"])
         accepted = self._of_branch(batch, hour, (ACCEPTED, DEAD_LETTERS)) if state.is_accepted(hour) else []
         stored = [*accepted, *self._of_branch((state.heads["speed"], letters["speed"]), hour, (SPEED, SPEED))]
         if hour in state.retained_hours:
-            # Rows that the speed layer published, and that only `main` still has.
+            # Rows of the speed layer that only `main` still has.
             stored += self._of_branch((state.heads["main"], letters["main"]), hour, (SPEED, SPEED))
         ranked = [frame.where(inside(cut.ranges)).withColumn("_rank", F.lit(i)) for i, frame in enumerate(stored)]
-        # The places first, two narrow columns: mostly, the table stores nothing that Kafka does not give.
+        # Compare positions first, two narrow columns: usually the table has nothing that Kafka lacks.
         places = reduce(DataFrame.unionByName, (frame.select(*AT, "_rank") for frame in ranked))
         found = places.join(read.decoded.select(*AT), AT, "left_anti").groupBy(*AT).agg(F.min("_rank").alias("_rank"))
         found = found.localCheckpoint(storageLevel=StorageLevel.DISK_ONLY)
@@ -101,10 +103,10 @@ class HourReader:
         if found.isEmpty():
             return replace(read, accepted=offsets)
         filled = reduce(DataFrame.unionByName, ranked).join(found, [*AT, "_rank"], "left_semi").drop("_rank")
-        return replace(read, decoded=_kept(read.decoded.unionByName(filled)), accepted=offsets)
+        return replace(read, decoded=_cached(read.decoded.unionByName(filled)), accepted=offsets)
 
     def require_topic(self, cut: Cut) -> Topic:
-        """The topic that the cut was decided in. Raises PositionError for another one, or none."""
+        """The topic of the cut. Raises PositionError for another one, or none."""
         topic = self._job.kafka.describe(self._stream.topic, Position(cut.topic_id, dict(cut.ends)))
         if topic is None or topic.id != cut.topic_id:
             raise PositionError(
@@ -115,7 +117,7 @@ class HourReader:
         return topic
 
     def repairable(self) -> dict[str, int]:
-        """By hour, how many of the dead letters that `main` has would be rows by the stream as it is now."""
+        """By hour, how many dead letters of `main` decode now."""
         letters = self._job.lake.load(self._stream.dead_letters_table)
         rows = (
             self._decode(self._bytes(heads(letters)["main"]), DEAD_LETTERS)
@@ -135,7 +137,7 @@ class HourReader:
         ]
 
     def _bytes(self, snapshot_id: int) -> DataFrame:
-        """Dead letters as Kafka gave them."""
+        """Dead letters as raw Kafka records."""
         letters = read_snapshot(self._spark, self._catalog, self._stream.dead_letters_table, snapshot_id)
         return letters.selectExpr(
             "kafka_partition AS partition",
@@ -149,8 +151,8 @@ class HourReader:
 
     def _decode(self, raw: DataFrame, source: str, one_in: int = 1) -> DataFrame:
         decoded = records.decode(raw, self._stream, self._format, with_unknown=True).withColumn("source", F.lit(source))
-        # A good record's bytes are of no more use, and would be kept beside its row; but one in so many that drift
-        # gives samples. By a hash: markers of transactions may take every other offset.
+        # Drop a good record's bytes, except samples of records with unknown fields. Sample by a hash: transaction
+        # markers may take every other offset.
         kept = {name: F.when(F.col("is_dead"), F.col(name)) for name in records.BYTES}
         sample = f"{DRIFTS} AND pmod(xxhash64(kafka_partition, kafka_offset), {one_in}) = 0"
         sample += f" AND octet_length(kafka_value) <= {MOST_BYTES}"
@@ -158,17 +160,17 @@ class HourReader:
         return decoded.withColumns(kept)
 
     def _as_decoded(self, rows: DataFrame, source: str) -> DataFrame:
-        """Rows of the table in the columns of `records.decode`: they were judged when they were accepted."""
+        """Rows of the table in the columns of `records.decode`. They were checked when they were accepted."""
         return records.as_decoded(rows, self._stream).withColumn("source", F.lit(source))
 
 
-def _kept(decoded: DataFrame) -> DataFrame:
-    """The same records, read and decoded now. On disk: an hour is no matter of memory, however large it is."""
+def _cached(decoded: DataFrame) -> DataFrame:
+    """The same records, computed now and cached on disk, so that an hour of any size needs no more memory."""
     return decoded.localCheckpoint(storageLevel=StorageLevel.DISK_ONLY)
 
 
-def release_kept(spark: SparkSession) -> None:
-    """Give back the disk that the records of earlier hours take; Spark itself waits until Java collects garbage."""
+def release_cached(spark: SparkSession) -> None:
+    """Free the disk space of earlier hours' cached records; Spark itself waits for Java's garbage collection."""
     context: Any = spark.sparkContext._jsc
     for kept in context.getPersistentRDDs().values():
         kept.unpersist(False)

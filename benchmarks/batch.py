@@ -37,7 +37,7 @@ from anabranch.offsets.hours import hour_of, shift
 
 FEW = 1_000
 SHAPE = SHAPES["json_440"]
-_BETWEEN = re.compile(r"rebuilding hour|accepted as revision")
+_BETWEEN = re.compile(r"rebuilding hour|accepted hour=")
 _TIMES = ("seconds", "cpu")
 _SUITE = {
     "name": "bench",

@@ -45,8 +45,8 @@ from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
 from anabranch.protocol.state import State
 from anabranch.records.formats import open_format
 from anabranch.records.formats.wire import is_unlisted_schema_id
+from anabranch.records.reshape import fit_to_table
 from anabranch.spark.settings import runs_here
-from serving_layer.layer_diff.spark import fitted
 from speed_layer.compaction import Compaction
 from speed_layer.fast_staging import at_offsets, stage_certain, stage_rows, task_spec, warm_up_decoder
 from speed_layer.plan import (
@@ -379,7 +379,7 @@ class MicroBatches:
         counts = Observation()
         counted = frame.observe(counts, F.count(F.lit(1)).alias("records"))
         good = records.good(self._decode(counted, plan, with_errors=False), stream)
-        good = fitted(good, catalog, decided.state.table, rows_columns(stream))
+        good = fit_to_table(good, catalog, decided.state.table, rows_columns(stream))
         write = plan_write(stream.most_event_dates, len(plan.by_hour))
         with self._staging:
             rows = stage(good, self._lake, catalog, stream.table, new_id(), write)

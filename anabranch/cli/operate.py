@@ -86,7 +86,7 @@ def adopt(stream: str, begin: str | None, conf: str | None, output: str) -> None
         publisher = Publisher(job.lake, job.stream)
         publisher.recover()
         adopted = topic_change.adopt(publisher, job.kafka, choice)
-        webhook.tell(job)
+        webhook.notify(job)
     finally:
         job.kafka.close()
     if output == "json":
@@ -163,7 +163,7 @@ def serve_hour(
     publisher = Publisher(job.lake, job.stream)
     publisher.recover()
     served = override.serve_hour(publisher, hour, layer, why)
-    webhook.tell(job)
+    webhook.notify(job)
     if output == "json":
         view = {"hour": hour, "served": served.layer, "override": served.override, "changed": served.changed}
         print_json({"stream": stream, **view})

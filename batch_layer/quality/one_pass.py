@@ -71,7 +71,7 @@ def source_type() -> Any:
     from great_expectations.datasource.fluent import SparkDatasource
     from great_expectations.execution_engine import SparkDFExecutionEngine
 
-    class ToldEngine(SparkDFExecutionEngine):  # type: ignore[misc]
+    class PrecomputedEngine(SparkDFExecutionEngine):  # type: ignore[misc]
         """Computes the metrics whose values it was not told."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -90,16 +90,16 @@ def source_type() -> Any:
         """A stream's staged rows."""
 
         type: Literal["staged_rows"] = "staged_rows"
-        execution_engine_override: ClassVar[Any] = ToldEngine
+        execution_engine_override: ClassVar[Any] = PrecomputedEngine
 
     return StagedRows
 
 
-def tell(batch: Any, configurations: Iterable[Any], result_format: Mapping[str, Any]) -> None:
-    """Tell the execution engine of `batch`, one of StagedRows, what the expectations of TYPES count in its rows.
+def precompute_counts(batch: Any, configurations: Iterable[Any], result_format: Mapping[str, Any]) -> None:
+    """Compute in one query what the expectations of TYPES count in `batch`, one of StagedRows, for its engine.
 
-    No row is read when there is nothing to count. Raises what Spark does when the one query fails: the engine is told
-    no count then, and makes all of them itself.
+    Reads no row if there is nothing to count. Raises Spark errors when the query fails; the engine then gets
+    no counts and computes all of them itself.
     """
     great_expectations()
     from great_expectations.execution_engine.execution_engine import MetricComputationConfiguration

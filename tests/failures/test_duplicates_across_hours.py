@@ -175,7 +175,7 @@ def test_an_hour_is_accepted_while_the_speed_layer_works_off_its_look_back_and_d
     again, current = one.batch(C)
     assert (current.hour, current.decision) == (C, "accepted")
     assert (again.hour, again.decision, again.revision) == (B, "accepted", 2)
-    assert again.reason == f"decided again: the speed layer has read {A} to its end since"
+    assert again.reason == f"duplicates rechecked: the speed layer has now read {A} completely"
     assert where(one) == {"x": A, "b": B} | {f"a{i}": A for i in range(1, 300)}
     assert one.state.accepted[B].unread == ()
     assert [r.decision for r in one.batch()] == ["refused"], "nothing else is left to do"

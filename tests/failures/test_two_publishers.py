@@ -101,7 +101,7 @@ def test_a_publisher_paused_across_an_expiry_is_refused_and_stages_again(
             publish, "plan_expiry", lambda t, p, n: real(t, p, datetime.fromtimestamp(tomorrow, UTC)), raising=True
         )
         one.speed()
-        # The hazard: its staged snapshot is gone.
+        # The hazard: its staged snapshot is missing.
         assert one.state.table.metadata.snapshot_by_id(staged[0].snapshot_id) is None
         monkeypatch.undo()
         hung.resume()
@@ -121,7 +121,7 @@ def test_two_batch_runs_of_one_hour_make_one_revision(stream: World) -> None:
         # The hazard: the first has staged and checked the same hour, and goes on to publish it.
         hung.resume()
         assert hung.wait() == 0
-        assert "another run was first" in hung.log
+        assert "another run published first" in hung.log
     assert one.state.heads == heads
     rows = one.job.ledger.history()
     assert Counter(r.decision for r in rows if r.hour == hour) == {"sealed": 1, "accepted": 1}

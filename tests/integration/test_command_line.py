@@ -123,7 +123,7 @@ def test_where_no_dead_letter_can_be_read_nothing_is_replayed(world: Callable[..
     one = world()
     one.topic()
     one.apply()
-    assert "no hour holds dead letters that could be read by now" in _run(one, "dead-letters", one.name, "--replay")
+    assert "no hour has dead letters that decode now" in _run(one, "dead-letters", one.name, "--replay")
 
 
 def test_wrong_usage_is_2_and_transient_is_75(world: Callable[..., World]) -> None:

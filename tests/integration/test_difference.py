@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from anabranch.records.reshape import to_schema
 from serving_layer.layer_diff.kinds import compare
-from serving_layer.layer_diff.spark import shaped
 
 SCHEMA = (
     "kafka_partition INT, kafka_offset BIGINT, a INT, b INT, tags ARRAY<STRING>, scores MAP<STRING, DOUBLE>, "
@@ -107,7 +107,7 @@ def test_rows_of_an_earlier_schema_differ_by_what_they_hold_and_not_by_their_typ
     now = (0.1, (1, "b"), [1], {"k": 1}, 7)
     batch = [(0, 1, 1, *now), (0, 2, 2, *now), (0, 3, None, *now), (0, 4, 1, None, None, None, None, 7)]
     ours, theirs = spark.createDataFrame(speed, earlier), spark.createDataFrame(batch, later)
-    diff = compare(shaped(ours, common), shaped(theirs, common), nobody, {})
+    diff = compare(to_schema(ours, common), to_schema(theirs, common), nobody, {})
     assert (diff.missing, diff.extra, diff.changed) == (0, 0, 1)
     assert diff.sample == ({"kind": "changed", "partition": 0, "offset": 2},)
     # Without it, every row that the widened number is in would be called another.

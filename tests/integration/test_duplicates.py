@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from batch_layer import duplicates
-from batch_layer.duplicates import alike, bloom_filter_settings, drop_duplicates, find_duplicates, leave_out
+from batch_layer.duplicates import bloom_filter_settings, drop_duplicates, find_duplicates, hash_candidates, leave_out
 
 SCHEMA = "id STRING, part INT, kafka_partition INT, kafka_offset BIGINT, payload STRING"
 Rows = list[tuple[str | None, int | None, int, int, str]]
@@ -149,7 +149,7 @@ def test_what_a_bloom_filter_of_the_hour_excludes_is_not_shuffled(spark: SparkSe
     try:
         for key, value in settings.items():
             spark.conf.set(key, value)
-        found = alike(served, named)
+        found = hash_candidates(served, named)
         assert re.search(r"might_contain.*\n(.*\n)*.*bloom_filter_agg\(.*, 50, 500", plan(found)), plan(found)
         assert sorted(row.id for row in found.collect()) == sorted(f"e{i}" for i in range(10, 50))
     finally:

@@ -24,7 +24,7 @@ from anabranch.iceberg.snapshots import BRANCHES, WAP_ID, plan_expiry
 from anabranch.offsets.hours import hour_of, hours_between, shift, start_of
 from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.watermarks import Watermarks
-from batch_layer.plan import plan_again
+from batch_layer.plan import plan_recheck
 
 T = TypeVar("T")
 _ONE: dict[object, Any] = {}
@@ -249,7 +249,7 @@ def check_rest(world: World) -> None:
         raise Violation(f"at rest, {waiting} are not accepted")
     if left := {t.id for t in world.lake.line} - world.abandoned:
         raise Violation(f"at rest, {sorted(left)} were not taken back")
-    if again := [h for h in plan_again(state) if h not in world.bad]:
+    if again := [h for h in plan_recheck(state) if h not in world.bad]:
         raise Violation(f"at rest, {again} have yet to be decided again")
     if needs_merge(state):
         raise Violation("at rest, main is not made from the other branches as they are")

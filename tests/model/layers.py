@@ -485,7 +485,7 @@ class Batch(Publisher):
         due = hour_of(world.kafka.now + self.skew - self.grace) > state.timeline.open
         if due or self.waiting(world) or is_waiting(world):
             yield "starts", world, replace(fresh, at="ask")
-        for hour in batch_plan.plan_again(state):
+        for hour in batch_plan.plan_recheck(state):
             if hour not in self.given_up & world.bad:
                 yield f"decides {hour} again", world, replace(fresh, at="rebuild", todo=(hour,), restating=True)
         if self.restates:

@@ -134,11 +134,11 @@ SETTINGS = {
     ),
     "two batch runs of an hour, and its restatement": Setting(
         (broker(*ONE_HOUR), Speed("speed"), Batch("batch", restates=1), Batch("backlog")),
-        ("batch restates 2026-11-21T00", "another run was first", "backlog is refused"),
+        ("batch restates 2026-11-21T00", "another run published first", "backlog is refused"),
     ),
     "two batch runs of two hours, out of order": Setting(
         (broker(*TWO_HOURS), Batch("batch", restates=1), Batch("backlog")),
-        ("what main serves in the look-back is not what", "another run was first"),
+        ("what main serves in the look-back is not what", "another run published first"),
     ),
     "an hour given to the speed layer, and taken back": Setting(
         (
@@ -167,13 +167,13 @@ SETTINGS = {
     ),
     "expiry and orphan removal around what the batch layer stages": Setting(
         (Batch("batch"), Maintenance("maintenance")),
-        ("its staged snapshot is gone", "maintenance removes ['batch-", "batch is killed at accept"),
+        ("its staged snapshot is missing", "maintenance removes ['batch-", "batch is killed at accept"),
         before=(broker(*ONE_HOUR),),
         world={"crashes": 1, "orphans": True},
     ),
     "expiry and orphan removal around both layers": Setting(
         (Speed("speed"), Batch("batch"), Maintenance("maintenance")),
-        ("its staged snapshot is gone", "maintenance removes ['speed-0/T00']", "maintenance removes ['batch-"),
+        ("its staged snapshot is missing", "maintenance removes ['speed-0/T00']", "maintenance removes ['batch-"),
         before=(broker(*ONE_HOUR),),
         world={"orphans": True},
     ),
@@ -389,7 +389,7 @@ SETTINGS = {
     ),
     "dead letters that become rows, by two restatements at once": Setting(
         (broker(("widen",)), Batch("batch", restates=1), Batch("rival", restates=1)),
-        ("another run was first", "rival is refused with the dead letters", "not due", "stages [batch-2/T00[(0, 0)"),
+        ("another run published first", "rival is refused with the dead letters", "not due", "stages [batch-2/T00[(0, 0)"),
         before=(broker(*DEAD_AND_GOOD), Speed("before", at_most=2), Batch("accepts")),
         world={"accounts": True},
     ),
@@ -408,7 +408,7 @@ SETTINGS = {
         (Batch("batch", restates=1), Batch("rival", restates=1)),
         (
             "batch restates 2026-11-21T00",
-            "batch 2026-11-21T00: another run was first",
+            "batch 2026-11-21T00: another run published first",
             "batch stages [batch-4/T00[(0, 0)]]",
             "rival publishes the dead letters rival-",
         ),

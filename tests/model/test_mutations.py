@@ -413,7 +413,7 @@ MUTANTS = [
         before=REFUSED_AND_UNREAD, bad=frozenset({H0}),
     ),
     mutant(
-        batch_plan, "plan_again", always({}), Speed("speed"), Batch("batch"), finds="have yet to be decided again",
+        batch_plan, "plan_recheck", always({}), Speed("speed"), Batch("batch"), finds="have yet to be decided again",
         name="deciding an hour again once its look-back is read", before=REFUSED_AND_UNREAD, bad=frozenset({H0}),
     ),
     mutant(

@@ -21,7 +21,7 @@ from anabranch.iceberg.lake import Lake
 from anabranch.job import Job, open_job
 from anabranch.kafka.client import KafkaAdapter, create_topic, new_producer
 from anabranch.offsets.hours import start_of
-from anabranch.operations.notifications.lineage.reporting import telling
+from anabranch.operations.notifications.lineage.reporting import report_lineage
 from anabranch.protocol import apply
 from anabranch.protocol.state import State, load_state
 from anabranch.spark.settings import session_settings
@@ -161,9 +161,9 @@ class World:
 
     def batch(self, *hours: str, restate: bool = False, accept: bool = False, why: str | None = None) -> list[Result]:
         """Run the batch job's work: of all hours that wait, or of these."""
-        with telling(self.job) as teller:
+        with report_lineage(self.job) as reporter:
             order = RebuildRequest(restate, accept, why)
-            return rebuild_hours(self.job, Rebuilder(self.job, self.spark), hours or None, order, teller=teller)
+            return rebuild_hours(self.job, Rebuilder(self.job, self.spark), hours or None, order, reporter=reporter)
 
     def replay(self, *hours: str) -> list[Result]:
         """Restate the hours, all or of these, whose dead letters can be read by now."""

@@ -25,7 +25,7 @@ from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.operations.notifications.lineage.names import table_name
 from anabranch.operations.notifications.lineage.receiver import Receiver
-from anabranch.operations.notifications.lineage.reporting import run_events, subject_of, telling
+from anabranch.operations.notifications.lineage.reporting import run_events, subject_of, report_lineage
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import HourAccount, QualityResult, RunFacts
 from anabranch.protocol.publish import new_id
@@ -78,9 +78,9 @@ def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -
         ledger.decision(HOURS[0], "accepted", 2, cut(HOURS[0]), NOW, served="batch", account=account(parent)),
     ]
     Receiver(settings).send([task_started(parent)])
-    with telling(job) as teller:
+    with report_lineage(job) as reporter:
         lake.ledger.record(rows)
-    assert teller.missed == set()
+    assert reporter.missed == set()
 
     recorded = [r for r in lake.ledger.history() if r.decision != "sealed"]
     runs = [run_events(subject_of(job), row)[0] for row in recorded]

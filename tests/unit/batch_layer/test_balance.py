@@ -117,10 +117,9 @@ def test_what_the_log_does_not_explain_is_not_taken_for_a_control_record() -> No
     )
     assert balance.counts.gap == 4
     assert balance.problems() == [
-        "partition 0: expected every offset that was not read to be explained by Kafka's log, found 2 of which the log "
-        "holds the record, from offset 2, 4 on",
-        "partition 1: expected every offset that was not read to be explained by Kafka's log, found 1 of which it "
-        "shows nothing",
+        "partition 0: expected Kafka's log to explain every offset that was not read, found 2 whose record the log "
+        "contains, from offset 2, 4 on",
+        "partition 1: expected Kafka's log to explain every offset that was not read, found 1 without an explanation",
     ]
     # No class of a stream's file stands for it, and no operator overrules it.
     assert balance.disallowed(("control",)) == []

@@ -17,9 +17,10 @@ from lakes import decide, new_environment, new_stream
 from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.protocol.ledger_row import Kind, LedgerRow
 from batch_layer.quality.data_docs import NEWEST, build, plan_pages, publish
-from batch_layer.quality.gate import Quality, _failed
+from batch_layer.quality.gate import Quality
 from batch_layer.quality.row_counts import PREVIOUS, SPEED
 from batch_layer.quality.suite import Expectation
+from batch_layer.quality.wording import describe_failure
 
 AT = datetime(2026, 11, 21, 4, 5, tzinfo=UTC)
 BETWEEN = Expectation("expect_column_values_to_be_between", {"column": "amount", "min_value": 0, "max_value": 10000})
@@ -48,11 +49,11 @@ def verdict() -> dict[str, Any]:
         "partial_unexpected_index_list": [{"a": 3, "b": "x"} | at(9)],
     }  # fmt: skip
     failed = (
-        _failed(BETWEEN, values, None),
-        _failed(UNIQUE, pairs, None),
-        _failed(COUNT, {"observed_value": 50}, None, "the speed layer has 100"),
+        describe_failure(BETWEEN, values, None),
+        describe_failure(UNIQUE, pairs, None),
+        describe_failure(COUNT, {"observed_value": 50}, None, "the speed layer has 100"),
     )
-    warning = _failed(REGEX, {}, "java.util.regex.PatternSyntaxException: Unclosed group")
+    warning = describe_failure(REGEX, {}, "java.util.regex.PatternSyntaxException: Unclosed group")
     without = ((MET[2], "of 7 days before, 0 are known, 3 are needed"),)
     quality = Quality(False, failed, (warning,), 7, "game_events", MET, without)
     fields: dict[str, Any] = json.loads(json.dumps(quality.recorded().as_dict()))
@@ -137,11 +138,13 @@ def evil(plain: bool) -> dict[str, Any]:
     some = Expectation("expect_column_values_to_not_be_null", condition)
     without_rows = values | {"partial_unexpected_index_list": []}
     failed = (
-        _failed(in_set, values, None),
-        _failed(regex, without_rows, None),
-        _failed(listed, {"observed_value": [text(12)], "details": {"value_counts": [{"value": text(13)}]}}, None),
-        _failed(null, {}, text(14)),
-        _failed(some, without_rows, None),
+        describe_failure(in_set, values, None),
+        describe_failure(regex, without_rows, None),
+        describe_failure(
+            listed, {"observed_value": [text(12)], "details": {"value_counts": [{"value": text(13)}]}}, None
+        ),
+        describe_failure(null, {}, text(14)),
+        describe_failure(some, without_rows, None),
     )
     quality = Quality(False, failed, (), 7, text(15), (in_set, regex, listed), ((MET[2], text(16)),))
     fields: dict[str, Any] = json.loads(json.dumps(quality.recorded().as_dict()))

@@ -15,9 +15,10 @@ import pytest
 import yaml
 
 from anabranch.common.errors import ConfigurationError
-from batch_layer.quality.gate import FailedExpectation, Quality, _exception, _failed, run_suite
+from batch_layer.quality.gate import Quality, _exception, run_suite
 from batch_layer.quality.row_counts import PREVIOUS, SPEED, RowCountBaseline, plan_bounds
 from batch_layer.quality.suite import Expectation, load_suite
+from batch_layer.quality.wording import FailedExpectation, describe_failure
 
 STREAMS = Path(__file__).parents[3] / "conf" / "streams"
 UNIQUE = {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "event_id"}}
@@ -192,7 +193,7 @@ def test_an_exception_is_read_flat_and_by_metric(info: Any, expected: str | None
 def test_a_failed_expectation_is_one_sentence(
     type_: str, kwargs: dict[str, Any], result: dict[str, Any], expected: str
 ) -> None:
-    failed = _failed(Expectation(type_, kwargs), result, None)
+    failed = describe_failure(Expectation(type_, kwargs), result, None)
     assert failed.message == expected
     assert failed.unexpected_count == result.get("unexpected_count")
 
@@ -225,7 +226,7 @@ def test_a_failed_expectation_names_rows_and_is_short_in_the_ledger() -> None:
         "partial_unexpected_index_list": index,
     }
     kwargs = {"column": "amount", "value_set": list(range(1000))}
-    failed = _failed(Expectation("expect_column_values_to_be_in_set", kwargs, "warning"), result, None)
+    failed = describe_failure(Expectation("expect_column_values_to_be_in_set", kwargs, "warning"), result, None)
     assert failed.message.endswith("found 9 of 1000 rows otherwise, such as -5.0 (partition 1, offset 0)")
     entry = failed.as_dict()
     assert entry["rows"] == [{"partition": 1, "offset": i, "values": {"amount": -5.0}} for i in range(5)]

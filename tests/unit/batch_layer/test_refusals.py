@@ -15,7 +15,7 @@ from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Kind, LedgerRow
 from anabranch.protocol.state import Accepted, State
 from batch_layer import refusals
-from batch_layer.refusals import AGAIN_AFTER, last_refusal, refusal_basis, should_record, stands
+from batch_layer.refusals import REBUILD_AFTER, is_still_valid, last_refusal, refusal_basis, should_record
 
 HOUR, BEFORE, AFTER = "2026-11-21T03", "2026-11-21T02", "2026-11-21T04"
 FAR = "2026-11-20T20"
@@ -70,12 +70,12 @@ def row(kind: Kind, id: str | None = None) -> LedgerRow:
 
 def test_a_refusal_stands_while_what_it_rests_on_does_and_for_a_day() -> None:
     refusal = row("refused")
-    assert stands(refusal, basis(), NOW + AGAIN_AFTER - timedelta(seconds=1))
-    assert not stands(refusal, basis(), NOW + AGAIN_AFTER)
-    assert not stands(refusal, basis(suite=b"another"), NOW)
-    assert not stands(None, basis(), NOW)
+    assert is_still_valid(refusal, basis(), NOW + REBUILD_AFTER - timedelta(seconds=1))
+    assert not is_still_valid(refusal, basis(), NOW + REBUILD_AFTER)
+    assert not is_still_valid(refusal, basis(suite=b"another"), NOW)
+    assert not is_still_valid(None, basis(), NOW)
     # Written before refusals said what they rest on.
-    assert not stands(row("refused", "0f"), basis(), NOW)
+    assert not is_still_valid(row("refused", "0f"), basis(), NOW)
 
 
 def test_a_refusal_is_written_again_only_when_it_says_something_new() -> None:
@@ -84,7 +84,7 @@ def test_a_refusal_is_written_again_only_when_it_says_something_new() -> None:
     assert should_record(refusal, basis(), 1, "another reason", NOW)
     assert should_record(refusal, basis(), 2, "no", NOW)
     assert should_record(refusal, basis(suite=b"another"), 1, "no", NOW)
-    assert should_record(refusal, basis(), 1, "no", NOW + AGAIN_AFTER)
+    assert should_record(refusal, basis(), 1, "no", NOW + REBUILD_AFTER)
     assert should_record(None, basis(), 1, "no", NOW)
 
 

@@ -19,8 +19,9 @@ from anabranch.protocol import ledger, state
 from anabranch.protocol.coverage import unread_hours
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.state import Accepted, State, accepted_properties
+from batch_layer import todo
 from batch_layer.build import Built
-from batch_layer.plan import fingerprint, plan_again
+from batch_layer.plan import fingerprint, plan_recheck
 from batch_layer.rebuild import Rebuilder, RebuildRequest
 
 H0, H1, H2 = (shift(FIRST, i) for i in range(3))
@@ -46,7 +47,7 @@ class Hours:
     def changes_events(self, built: Built, state: State) -> bool:
         return False
 
-    def decide_again(
+    def recheck_duplicates(
         self, hour: str, cut: Cut, before: int, state: State, together: Mapping[str, Built]
     ) -> Built | None:
         self.again.append(hour)
@@ -95,15 +96,15 @@ def test_an_hour_is_accepted_while_the_speed_layer_works_off_its_look_back(lake:
 def test_it_is_decided_again_by_the_next_run_once_its_look_back_is_read(lake: StreamLake) -> None:
     made, hours = rebuilder(lake)
     made.rebuild(H1)
-    assert made.again(lake.state()) == {}, "not before"
+    assert todo.to_recheck(made._job, lake.state()) == {}, "not before"
     read(lake, 10)
-    why = f"decided again: the speed layer has read {H0} to its end since"
-    assert made.again(lake.state()) == {H1: RebuildRequest(restate=True, why=why)}
+    why = f"duplicates rechecked: the speed layer has now read {H0} completely"
+    assert todo.to_recheck(made._job, lake.state()) == {H1: RebuildRequest(restate=True, why=why)}
     hours.built.clear()
-    result = made.rebuild(H1, made.again(lake.state())[H1])
+    result = made.rebuild(H1, todo.to_recheck(made._job, lake.state())[H1])
     assert (result.decision, result.revision, result.reason, hours.built) == ("accepted", 2, why, [H1])
     assert lake.state().accepted[H1] == Accepted(2, CUTS[H1])
-    assert made.again(lake.state()) == {}
+    assert todo.to_recheck(made._job, lake.state()) == {}
 
 
 def test_a_refused_restatement_of_it_is_not_tried_by_every_run(lake: StreamLake) -> None:
@@ -112,7 +113,7 @@ def test_a_refused_restatement_of_it_is_not_tried_by_every_run(lake: StreamLake)
     read(lake, 10)
     row = ledger.decision(H1, "refused", 2, CUTS[H1], NOW, "id", reason="no")
     lake.ledger.record([row])
-    assert made.again(lake.state()) == {}
+    assert todo.to_recheck(made._job, lake.state()) == {}
 
 
 def test_an_hour_accepted_by_choice_stays_so(lake: StreamLake) -> None:
@@ -121,7 +122,7 @@ def test_an_hour_accepted_by_choice_stays_so(lake: StreamLake) -> None:
     hours.build = lambda *given: replace(real(*given), objections=("too few",))  # type: ignore[method-assign]
     made.rebuild(H1, RebuildRequest(accept=True, why="known"))
     read(lake, 10)
-    assert made.again(lake.state())[H1].accept
+    assert todo.to_recheck(made._job, lake.state())[H1].accept
 
 
 def test_accepting_the_hour_before_decides_it_again_in_the_same_publish(lake: StreamLake) -> None:
@@ -133,7 +134,7 @@ def test_accepting_the_hour_before_decides_it_again_in_the_same_publish(lake: St
     assert hours.again == [H1]
     # It keeps the same rows, and rests on all of its look-back now.
     assert lake.state().accepted == {H0: Accepted(1, CUTS[H0]), H1: Accepted(1, CUTS[H1])}
-    assert made.again(lake.state()) == {}
+    assert todo.to_recheck(made._job, lake.state()) == {}
 
 
 def test_a_look_back_that_was_read_whole_still_has_to_hold_still(lake: StreamLake) -> None:
@@ -200,9 +201,9 @@ def test_a_fingerprint_leaves_out_how_many_rows_there_are_of_what_is_unread() ->
 
 def test_an_hour_waits_for_all_that_it_has_not_seen() -> None:
     accepted = {H2: Accepted(1, CUTS[H2], unread=(H0, H1))}
-    assert plan_again(of(4, accepted=accepted)) == {}
-    assert plan_again(of(10, accepted=accepted)) == {}
-    assert plan_again(of(20, accepted=accepted)) == {H2: (H0, H1)}
+    assert plan_recheck(of(4, accepted=accepted)) == {}
+    assert plan_recheck(of(10, accepted=accepted)) == {}
+    assert plan_recheck(of(20, accepted=accepted)) == {H2: (H0, H1)}
 
 
 def test_an_hour_that_waits_to_be_decided_again_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

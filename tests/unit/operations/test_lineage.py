@@ -28,10 +28,10 @@ from anabranch.config import Catalog, Kafka
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
-from anabranch.operations.notifications.lineage import reporting as telling_module
+from anabranch.operations.notifications.lineage import reporting as reporting_module
 from anabranch.operations.notifications.lineage.names import Name, catalog_address, catalog_name, table_name, topic_name
 from anabranch.operations.notifications.lineage.receiver import Receiver
-from anabranch.operations.notifications.lineage.reporting import telling
+from anabranch.operations.notifications.lineage.reporting import report_lineage
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow, QualityResult, RunFacts
@@ -101,9 +101,9 @@ def send(lake: StreamLake, url: str, *arguments: str) -> Result:
 
 def test_an_accepted_hour_is_a_run_that_official_schemas_allow(lake: StreamLake, receiver: LineageReceiver) -> None:
     snapshot = lake.state().heads["main"]
-    with telling(job_of(lake, receiver.url)) as teller:
+    with report_lineage(job_of(lake, receiver.url)) as reporter:
         record(lake, accepted(HOURS[0], snapshot_id=snapshot))
-        teller.tell()
+        reporter.report()
         start, end = receiver.events
     assert receiver.problems == []
     assert (start["eventType"], start["eventTime"]) == ("START", BEGAN.isoformat())
@@ -159,19 +159,19 @@ def test_an_accepted_hour_is_a_run_that_official_schemas_allow(lake: StreamLake,
 
 def test_told_again_it_is_the_same_run_and_restated_it_is_another(lake: StreamLake, receiver: LineageReceiver) -> None:
     job = job_of(lake, receiver.url)
-    with telling(job):
+    with report_lineage(job):
         record(lake, accepted(HOURS[0]), accepted(HOURS[1]))
     first = list(receiver.events)
     assert send(lake, receiver.url).exit_code == 0
     assert [e | {"producer": ""} for e in receiver.events[4:]] == [e | {"producer": ""} for e in first]
     assert len(receiver.runs()) == 2
-    with telling(job):
+    with report_lineage(job):
         record(lake, accepted(HOURS[0], 2, recorded_at=NOW + timedelta(hours=1)))
     assert len(receiver.runs()) == 3
     assert len({e["job"]["name"] for e in receiver.events}) == 1
     # The id is of table, hour and revision, and of nothing else: it is written down where it was told.
     again = four_hours(lake.folder / "other")
-    with telling(job_of(again, receiver.url)):
+    with report_lineage(job_of(again, receiver.url)):
         record(again, accepted(HOURS[0]))
     assert len(receiver.runs()) == 4
 
@@ -179,7 +179,7 @@ def test_told_again_it_is_the_same_run_and_restated_it_is_another(lake: StreamLa
 def test_refused_and_then_accepted_as_the_same_revision_are_two_runs(
     lake: StreamLake, receiver: LineageReceiver
 ) -> None:
-    with telling(job_of(lake, receiver.url)):
+    with report_lineage(job_of(lake, receiver.url)):
         record(lake, refused(HOURS[0], "quality: expect_column_values_to_be_unique(id): found 2 of 8 rows otherwise"))
         record(lake, accepted(HOURS[0]))
     assert receiver.problems == []
@@ -195,8 +195,8 @@ def test_refused_and_then_accepted_as_the_same_revision_are_two_runs(
 def test_an_hour_that_broke_is_told_though_the_ledger_knows_nothing_of_it(
     lake: StreamLake, receiver: LineageReceiver
 ) -> None:
-    with telling(job_of(lake, receiver.url), TASK, DAG) as teller:
-        teller.failed(HOURS[1], BEGAN, Unexpected("rebuild hour: an overflow"))
+    with report_lineage(job_of(lake, receiver.url), TASK, DAG) as reporter:
+        reporter.failed(HOURS[1], BEGAN, Unexpected("rebuild hour: an overflow"))
     start, fail = receiver.events
     assert (start["eventType"], fail["eventType"]) == ("START", "FAIL")
     assert fail["run"]["facets"]["errorMessage"]["message"] == "rebuild hour: an overflow"
@@ -209,7 +209,7 @@ def test_hours_without_records_and_of_before_runs_were_recorded_are_told_with_wh
 ) -> None:
     before = replace(ACCOUNT, run=None, quality=None, diff=None, sources=None)
     nothing = HourAccount(offsets=0, good=0, dead=0, duplicate=0, gap=0, gaps={}, speed_rows=0)
-    with telling(job_of(lake, receiver.url)):
+    with report_lineage(job_of(lake, receiver.url)):
         record(lake, accepted(HOURS[0], account=before), accepted(HOURS[1], account=nothing))
     assert receiver.problems == []
     assert {e["eventTime"] for e in receiver.events} == {NOW.isoformat()}
@@ -225,11 +225,11 @@ def test_a_receiver_that_takes_nothing_fails_no_hour_and_is_told_once_it_does(
     lake: StreamLake, receiver: LineageReceiver, caplog: pytest.LogCaptureFixture, status: int, message: str
 ) -> None:
     receiver.status = status
-    with caplog.at_level(logging.WARNING), telling(job_of(lake, receiver.url)) as teller:
+    with caplog.at_level(logging.WARNING), report_lineage(job_of(lake, receiver.url)) as reporter:
         for hour in HOURS[1:]:
             accept(lake, hour, 8)
-            teller.tell()
-        teller.failed(HOURS[0], BEGAN, Unexpected("broken"))
+            reporter.report()
+        reporter.failed(HOURS[0], BEGAN, Unexpected("broken"))
     assert receiver.asked == 1
     assert [r for r in caplog.messages if "not sent from here on" in r and message in r]
     assert caplog.messages[-1].endswith(f"anabranch lineage events --since {HOURS[1]}")
@@ -246,16 +246,16 @@ def test_a_receiver_that_hangs_or_is_not_there_is_waited_for_once(
     lake: StreamLake, receiver: LineageReceiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver.hang()
-    with telling(job_of(lake, receiver.url, timeout=timedelta(milliseconds=300))) as teller:
+    with report_lineage(job_of(lake, receiver.url, timeout=timedelta(milliseconds=300))) as reporter:
         for hour in HOURS[:3]:
             accept(lake, hour, 8)
-            teller.tell()
-    assert teller.missed == set(HOURS[:3])
+            reporter.report()
+    assert reporter.missed == set(HOURS[:3])
     assert receiver.asked <= 1 and receiver.events == []
-    with telling(job_of(lake, "http://127.0.0.1:1")) as teller:
+    with report_lineage(job_of(lake, "http://127.0.0.1:1")) as reporter:
         accept(lake, HOURS[3], 8)
-        teller.tell()
-    assert teller.missed == {HOURS[3]}
+        reporter.report()
+    assert reporter.missed == {HOURS[3]}
     assert "anabranch lineage events --since" in caplog.messages[-1]
 
 
@@ -263,11 +263,11 @@ def test_of_many_hours_at_once_those_are_told_that_fit_into_the_time(
     lake: StreamLake, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = iter(range(0, 1000, 15))
-    monkeypatch.setattr(telling_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    with telling(job_of(lake, receiver.url)) as teller:  # of 20 s
+    monkeypatch.setattr(reporting_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with report_lineage(job_of(lake, receiver.url)) as reporter:  # of 20 s
         record(lake, *(accepted(hour) for hour in HOURS))
-        teller.tell()
-        assert teller.missed == set(HOURS[2:])
+        reporter.report()
+        assert reporter.missed == set(HOURS[2:])
         record(lake, accepted(HOURS[0], 2))
     assert [e["run"]["facets"]["anabranch_hour"]["hour"] for e in receiver.ended()] == [*HOURS[:2], HOURS[0]]
     assert caplog.messages[-1].endswith(f"anabranch lineage events --since {HOURS[2]}")
@@ -277,9 +277,9 @@ def test_what_the_client_or_the_lake_throws_fails_no_hour(
     lake: StreamLake, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Ledger, "history_since", lambda *_: 1 / 0)
-    with telling(job_of(lake, receiver.url)) as teller:
+    with report_lineage(job_of(lake, receiver.url)) as reporter:
         accept(lake, HOURS[0], 8)
-        teller.tell()
+        reporter.report()
     assert receiver.asked == 0
 
 
@@ -291,9 +291,9 @@ def test_an_environment_without_the_client_says_what_to_install_and_fails_no_hou
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "openlineage", None)
-    with telling(job_of(lake, receiver.url)) as teller:
+    with report_lineage(job_of(lake, receiver.url)) as reporter:
         accept(lake, HOURS[0], 8)
-        teller.tell()
+        reporter.report()
     remedy = "; run `pip install 'anabranch[lineage]'`"
     assert caplog.messages[-1].startswith("stream events: no lineage is sent: ") and caplog.messages[-1].endswith(
         remedy
@@ -304,16 +304,16 @@ def test_an_environment_without_the_client_says_what_to_install_and_fails_no_hou
 
 def test_without_an_address_nothing_is_asked(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lake, "load", lambda *_: pytest.fail("expected no load for lineage that is not wanted"))
-    with telling(job_of(lake, "")) as teller:
-        teller.tell()
-        teller.failed(HOURS[0], NOW, Transient("away"))
+    with report_lineage(job_of(lake, "")) as reporter:
+        reporter.report()
+        reporter.failed(HOURS[0], NOW, Transient("away"))
     done = send(lake, "")
     assert isinstance(done.exception, ConfigurationError)
     assert "lineage.url: expected the address of a receiver" in str(done.exception)
 
 
 def test_printed_events_are_those_that_would_be_sent(lake: StreamLake, receiver: LineageReceiver) -> None:
-    with telling(job_of(lake, receiver.url)):
+    with report_lineage(job_of(lake, receiver.url)):
         accept(lake, HOURS[0], 8)
     done = send(lake, "", "--print")
     printed = [json.loads(line) for line in done.output.splitlines()]

@@ -43,7 +43,7 @@ class Hours:
     def changes_events(self, built: Built, state: State) -> bool:
         return True
 
-    def decide_again(self, hour: str, cut: Cut, before: int, state: State, together: Mapping[str, Built]) -> Built:
+    def recheck_duplicates(self, hour: str, cut: Cut, before: int, state: State, rebuilt: Mapping[str, Built]) -> Built:
         self.again.append(hour)
         return self.build(hour, cut, before, state)
 

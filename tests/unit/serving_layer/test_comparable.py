@@ -16,7 +16,7 @@ from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin
 from anabranch.iceberg.schema_evolution import evolve
 from anabranch.protocol.apply import rows_columns, rows_schema
-from serving_layer.layer_diff.spark import comparable
+from serving_layer.layer_diff.spark import common_schema
 
 BEFORE = "id STRING NOT NULL, n INT, f FLOAT, s STRUCT<a: INT>, items ARRAY<STRUCT<a: FLOAT>>, m MAP<STRING, INT>"
 AFTER = (
@@ -43,7 +43,9 @@ def files(table: Table) -> list[DataFile]:
 
 def shape(table: Table, data_files: list[DataFile]) -> str:
     schemas = list(table.schemas().values())
-    return comparable(from_arrow_schema(table.schema().as_arrow()), schemas, table.schema(), data_files).simpleString()
+    return common_schema(
+        from_arrow_schema(table.schema().as_arrow()), schemas, table.schema(), data_files
+    ).simpleString()
 
 
 def test_a_column_is_compared_where_every_file_of_the_hour_holds_it(tmp_path: Path) -> None:

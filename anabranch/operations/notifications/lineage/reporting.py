@@ -64,7 +64,7 @@ def _runs(rows: list[LedgerRow]) -> list[LedgerRow]:
     return [row for row in rows if row.decision in ("accepted", "refused")]
 
 
-class Teller:
+class LineageReporter:
     """What a job tells of while it works. Without `lineage.url` it tells nothing and asks nothing; nothing here raises.
 
     A receiver that does not take what it is sent is not asked again; `missed` are the hours that it was not told of.
@@ -92,7 +92,7 @@ class Teller:
             self._subject = None
             LOG.warning("stream %s: no lineage is sent: %s", self._job.stream.name, error)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Tell of the decisions since."""
         if self._subject is None:
             return
@@ -148,12 +148,12 @@ class Teller:
 
 
 @contextmanager
-def telling(job: Job, parent: str | None = None, root: str | None = None) -> Iterator[Teller]:
-    """A teller for the length of a job's work; `parent` and `root` are the scheduler's runs that it is part of."""
-    teller = Teller(job, parent, root)
-    teller.begin()
+def report_lineage(job: Job, parent: str | None = None, root: str | None = None) -> Iterator[LineageReporter]:
+    """A reporter for the length of a job's work; `parent` and `root` are the scheduler's runs that it is part of."""
+    reporter = LineageReporter(job, parent, root)
+    reporter.begin()
     try:
-        yield teller
-        teller.tell()
+        yield reporter
+        reporter.report()
     finally:
-        teller.end()
+        reporter.end()

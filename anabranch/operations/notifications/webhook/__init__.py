@@ -142,7 +142,7 @@ def webhook_of(job: Job) -> Webhook | None:
     return job.stream.webhook or job.environment.webhook
 
 
-def tell(job: Job, within: timedelta = JOBS_WAIT) -> bool:
+def notify(job: Job, within: timedelta = JOBS_WAIT) -> bool:
     """Post what waits, from within a job: for a bounded time, and whatever happens the job goes on. False when the
     receiver did not take it all."""
     if webhook_of(job) is None:

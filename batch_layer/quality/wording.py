@@ -1,0 +1,146 @@
+"""How the quality gate describes an expectation that failed: for messages, and for the ledger. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from batch_layer.quality.suite import Expectation
+
+SAMPLE = 5  # values and rows kept of a failed expectation
+_LONGEST = 200  # characters of a value or of an exception in a message or in the ledger
+_MOST = 20  # items of a list in the ledger
+POSITION = ("kafka_partition", "kafka_offset")
+
+Rows = tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class FailedExpectation:
+    """An expectation that the rows did not meet, or that could not be evaluated.
+
+    `observed`: an aggregate's value, or up to SAMPLE unexpected values. `unexpected_count`: of `element_count` rows.
+    Each is None if Great Expectations gives none. `rows`: up to SAMPLE unexpected rows, with position and values.
+    `message`: one sentence for an operator. `raised`: why it could not be evaluated.
+    """
+
+    type: str
+    kwargs: Mapping[str, Any]
+    observed: Any
+    unexpected_count: int | None
+    message: str
+    severity: str = "critical"
+    element_count: int | None = None
+    rows: Rows = ()
+    raised: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "type": self.type,
+            "kwargs": json_safe(self.kwargs),
+            "severity": self.severity,
+            "observed": json_safe(self.observed),
+            "unexpected_count": self.unexpected_count,
+            "element_count": self.element_count,
+            "rows": json_safe(self.rows),
+            "message": self.message,
+        } | ({"raised": self.raised} if self.raised else {})
+
+
+def describe_failure(
+    expectation: Expectation, result: Mapping[str, Any], raised: str | None, why: str | None = None
+) -> FailedExpectation:
+    """Describe an unmet expectation for an operator. `why`: where its bounds come from. Pure."""
+    kwargs = expectation.kwargs
+    count, sample = result.get("unexpected_count"), list(result.get("partial_unexpected_list") or [])
+    observed = result.get("observed_value", sample or None)
+    rows = _rows(result)
+    if rows:
+        # Values and rows come from two reads and may differ, so show the first row's own value.
+        values = rows[0]["values"]
+        sample = [next(iter(values.values())) if len(values) == 1 else values or None]
+    outcome = _outcome(result, raised, sample, rows, observed)
+    columns = (
+        kwargs.get("column_list")
+        or kwargs.get("column_set")
+        or [kwargs[k] for k in ("column", "column_A", "column_B") if k in kwargs]
+    )
+    subject = f"({', '.join(str(c) for c in columns)})" if columns else ""
+    message = f"{expectation.type}{subject}: expected {_expected(expectation)}, {outcome}{f' ({why})' if why else ''}"
+    elements = result.get("element_count")
+    return FailedExpectation(
+        expectation.type, kwargs, observed, count, message, expectation.severity, elements, rows, raised
+    )
+
+
+def _outcome(result: Mapping[str, Any], raised: str | None, sample: Sequence[Any], rows: Rows, observed: Any) -> str:
+    """What was found instead."""
+    count = result.get("unexpected_count")
+    if raised:
+        return f"could not be evaluated: {raised}"
+    if count is not None and "element_count" in result:
+        such_as = f", such as {shorten(_words(sample[0]))}" if sample and sample[0] is not None else ""
+        at = f" (partition {rows[0]['partition']}, offset {rows[0]['offset']})" if rows else ""
+        return f"found {count} of {result['element_count']} rows otherwise{such_as}{at}"
+    if observed is not None:
+        return f"found {shorten(_words(observed))}"
+    if count is not None:
+        return f"found {count} otherwise"
+    return "found no value" if "observed_value" in result else "found otherwise"
+
+
+def _rows(result: Mapping[str, Any]) -> Rows:
+    """The unexpected rows in Great Expectations' result: position, and values of the columns concerned."""
+    return tuple(
+        {
+            "partition": row[POSITION[0]],
+            "offset": row[POSITION[1]],
+            "values": {k: v for k, v in row.items() if k not in POSITION},
+        }
+        for row in list(result.get("partial_unexpected_index_list") or [])[:SAMPLE]
+    )
+
+
+def _expected(expectation: Expectation) -> str:
+    kwargs = {k: v for k, v in expectation.kwargs.items() if not k.startswith("column") and v is not None}
+    low, high, mostly = kwargs.pop("min_value", None), kwargs.pop("max_value", None), kwargs.pop("mostly", None)
+    if low is not None and high is not None:
+        text = f"{_words(low)} to {_words(high)}"
+    elif low is not None or high is not None:
+        text = f"at least {_words(low)}" if low is not None else f"at most {_words(high)}"
+    elif "value_set" in kwargs and "_not_be_in_set" not in expectation.type:
+        text = f"one of {_words(kwargs.pop('value_set'))}"
+    else:  # expect_column_values_to_not_be_null
+        text = "to " + (expectation.type.partition("_to_")[2] or "pass").replace("_", " ")
+    for key, value in kwargs.items():
+        name = key.replace("_", " ").strip()
+        text += f" {_words(value)}" if text.endswith(f" {name}") else f", {name} {_words(value)}"
+    return shorten(text) + (f", mostly {mostly}" if mostly is not None else "")
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "(" + ", ".join(f"{k} {_words(v)}" for k, v in value.items()) + ")"
+    if isinstance(value, list | tuple | set):
+        return ", ".join(_words(v) for v in value)
+    return str(value)
+
+
+def shorten(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+
+
+def json_safe(value: Any) -> Any:
+    """The value in JSON's types, with long texts and lists shortened; other types (time, decimal, NaN) as text."""
+    if isinstance(value, Mapping):
+        return {str(k): json_safe(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set):
+        items = [json_safe(v) for v in list(value)[:_MOST]]
+        return items if len(value) <= _MOST else [*items, f"… {len(value)} in all"]
+    if isinstance(value, str):
+        return shorten(value)
+    if value is None or isinstance(value, bool | int):
+        return value
+    return value if isinstance(value, float) and math.isfinite(value) else shorten(str(value))
