@@ -1,4 +1,4 @@
-"""The commands that become Spark jobs, and what those need."""
+"""Commands that run Spark jobs, and prepare for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anabranch.cli.options import master_option, open_stream, options, stream_ar
 
 @click.command()
 @stream_argument()
-@click.option("--available-now", is_flag=True, help="Publish what is there, then end.")
+@click.option("--available-now", is_flag=True, help="Publish the records present, then exit.")
 @click.option("--health", metavar="FILE", help="Write progress to this file, for `anabranch health`.")
 @master_option
 @options
@@ -21,7 +21,7 @@ def speed(
 ) -> None:
     """Run the speed layer: publish records within seconds.
 
-    It runs until it is stopped (SIGTERM, Ctrl-C). With --output json its log is JSON, one event a line.
+    Runs until stopped (SIGTERM, Ctrl-C). --output json writes a JSON log, one event a line.
     """
     from anabranch.spark.submit import submit_job
 
@@ -33,13 +33,13 @@ def speed(
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--within", type=click.FloatRange(min=0), metavar="SECONDS", help="Longest time without progress.")
 @click.option("--liveness", is_flag=True, help="Ignore restarts, for a liveness probe.")
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", help="Output format.")
 def health(file: Path, within: float | None, liveness: bool, output: str) -> None:
     """Check a speed job by its health file.
 
-    The job writes it with `anabranch speed STREAM --health FILE`. Healthy is a running job that published something, or
-    found nothing to read, within five minutes and two triggers, and was restarted less than twice within 15 minutes.
-    The exit code is 1 for an unhealthy job.
+    The job writes the file with `anabranch speed STREAM --health FILE`. A healthy job runs, has published or found
+    nothing to read within five minutes and two triggers, and restarted less than twice in 15 minutes. The exit code is
+    1 for an unhealthy job.
     """
     import json
     import time
@@ -57,23 +57,23 @@ def health(file: Path, within: float | None, liveness: bool, output: str) -> Non
 @click.command()
 @stream_argument()
 @click.option(
-    "--hour", metavar="HOUR", help="One hour, such as 2026-11-21T03 (UTC), or A..B for some; default: all that wait."
+    "--hour", metavar="HOUR", help="An hour such as 2026-11-21T03 (UTC), or A..B; default: all waiting hours."
 )
-@click.option("--restate", is_flag=True, help="Publish a new revision of an accepted hour.")
-@click.option("--accept", is_flag=True, help="Publish an hour in spite of its gaps or its quality gate; needs --why.")
-@click.option("--why", metavar="TEXT", help="Why it is restated or accepted, for the ledger.")
-@click.option("--seal-only", is_flag=True, help="Only seal the hours that have ended; needs no Spark.")
+@click.option("--restate", is_flag=True, help="Publish a new revision of accepted hours.")
+@click.option("--accept", is_flag=True, help="Publish an hour despite gaps or a failed quality gate; needs --why.")
+@click.option("--why", metavar="TEXT", help="Reason for --restate or --accept, for the ledger.")
+@click.option("--seal-only", is_flag=True, help="Only seal ended hours; needs no Spark.")
 @click.option(
     "--parent-run",
     envvar="OPENLINEAGE_PARENT_ID",
     metavar="NAMESPACE/JOB/ID",
-    help="The scheduler's run that this is part of, for the ledger and for lineage. [env: OPENLINEAGE_PARENT_ID]",
+    help="Scheduler's run, for the ledger and lineage. [env: OPENLINEAGE_PARENT_ID]",
 )
 @click.option(
     "--root-run",
     envvar="OPENLINEAGE_ROOT_PARENT_ID",
     metavar="NAMESPACE/JOB/ID",
-    help="The outermost run that that one is part of. [env: OPENLINEAGE_ROOT_PARENT_ID]",
+    help="Outermost run that contains it. [env: OPENLINEAGE_ROOT_PARENT_ID]",
 )
 @master_option
 @options
@@ -92,9 +92,8 @@ def batch(
 ) -> None:
     """Run the batch layer: seal and rebuild ended hours.
 
-    Seals every hour that has ended and rebuilds each that is not accepted, oldest first. A refused hour is left staged
-    and its reason is in `anabranch hours`. What the stream's rules object to may be accepted with --accept; an account
-    that does not close never is.
+    Seals every hour that has ended, and rebuilds each that is not accepted, oldest first. `anabranch hours` shows the
+    reason of a refused hour. --accept overrules the stream's rules, but never an account that does not close.
     """
     from anabranch.offsets.hours import span_of
     from anabranch.operations.notifications.lineage.parents import parse_run
@@ -107,9 +106,7 @@ def batch(
     if accept and not why:
         raise click.UsageError("--accept: expected --why TEXT with it, found none")
     if accept and span is not None and span[0] != span[1]:
-        raise click.UsageError(
-            f"--accept: expected one hour, which was looked at, found {hour}: accept them one by one"
-        )
+        raise click.UsageError(f"--accept: expected one hour, found {hour}; accept hours one by one")
     if seal_only:
         _seal(stream, span, conf, output)
         return
@@ -128,7 +125,7 @@ def batch(
 
 
 def _require_ended(stream: str, span: tuple[str, str], conf: str | None) -> None:
-    """Refuse an open hour here: the job would say the same after Spark has started."""
+    """Refuse an open hour before Spark starts."""
     from anabranch.protocol import sealing
 
     job = open_stream(stream, conf)
@@ -151,21 +148,21 @@ def _seal(stream: str, span: tuple[str, str] | None, conf: str | None, output: s
     if output == "json":
         print_json({"stream": stream, "sealed": list(sealed.hours)})
     else:
-        click.echo(f"{stream}: sealed {', '.join(sealed.hours) or 'nothing: no hour has ended since'}")
+        click.echo(f"{stream}: sealed {', '.join(sealed.hours) or 'nothing: no other hour has ended'}")
 
 
 @click.command()
-@click.option("--verify", is_flag=True, help="Compute every checksum again, also of a cached folder.")
-@click.option("--spark-submit", is_flag=True, help="Let this environment's spark-submit find the jars.")
-@click.option("--archive", is_flag=True, help="Let jobs start sooner, by an archive of classes (a minute, 250 MB).")
-@click.option("--jobs-only", is_flag=True, help="Leave out the jars of the services of `anabranch dev up`.")
-@click.option("--write-sums", is_flag=True, help="After a change of ivy.xml: write jars.sha256 anew.")
+@click.option("--verify", is_flag=True, help="Verify every checksum, also in a cached folder.")
+@click.option("--spark-submit", is_flag=True, help="Link the jars into this environment's Spark.")
+@click.option("--archive", is_flag=True, help="Archive classes so that jobs start faster (one minute, 250 MB).")
+@click.option("--jobs-only", is_flag=True, help="Leave out the jars for `anabranch dev up`.")
+@click.option("--write-sums", is_flag=True, help="Write jars.sha256, after a change to ivy.xml.")
 def jars(verify: bool, spark_submit: bool, archive: bool, jobs_only: bool, write_sums: bool) -> None:
     """Download the jars of the jobs and print their folder.
 
-    Each is compared with its checksum, and none that is there is downloaded again. With --archive, Java's classes are
-    archived once for jobs that run on this machine (spark.master: local[...]): they start in three quarters of the
-    time. To be run again after an upgrade of Java or of Anabranch.
+    Verifies each checksum, and downloads only missing jars. --archive archives Java's classes once for jobs on this
+    machine (spark.master: local[...]), which then start in three quarters of the time. Run it again after an upgrade of
+    Java or of Anabranch.
     """
     from anabranch.spark import jars as resolved
     from anabranch.spark.archive import make_archive

@@ -1,4 +1,4 @@
-"""The commands with which an operator steers a stream: what no layer decides by itself."""
+"""Commands that change a stream or its tables on request."""
 
 from __future__ import annotations
 
@@ -17,22 +17,20 @@ if TYPE_CHECKING:
 
 @click.command()
 @stream_argument(required=False)
-@click.option("--register", is_flag=True, help="First make the catalog know again the tables that storage holds.")
-@click.option(
-    "--rolled-back", is_flag=True, help="The stream's file is an older one on purpose: leave its table ahead of it."
-)
-@click.option("--renamed-from", metavar="OLD", help="Take over the table of OLD, whose file STREAM's was.")
+@click.option("--register", is_flag=True, help="First register the tables found in storage with the catalog.")
+@click.option("--rolled-back", is_flag=True, help="Accept that the table has columns which the stream's file lacks.")
+@click.option("--renamed-from", metavar="OLD", help="Take over the table of OLD, the stream's former name.")
 @options
 def apply(
     stream: str | None, register: bool, rolled_back: bool, renamed_from: str | None, conf: str | None, output: str
 ) -> None:
     """Create or change tables, branches and bucket.
 
-    Without STREAM: of all streams. It prints what it changed. A table that storage holds and the catalog does not know
-    is not made anew: a lost or restored catalog, or a restored bucket, is mended by --register, with the stream's jobs
-    stopped. Columns are never taken away: with --rolled-back the jobs of a file that lacks some go on, and their rows
-    have null there, until its table's own file is applied. A table belongs to one stream: after its file was renamed,
-    --renamed-from gives the table to the new name.
+    Without STREAM: for all streams. Prints each change. A table that storage has and the catalog lacks is not created
+    again: after a lost or restored catalog, or a restored bucket, stop the stream's jobs and use --register. Columns
+    are never dropped. With --rolled-back, jobs run with a file that lacks some columns and write null there, until a
+    file with these columns is applied. A table belongs to one stream; after its file was renamed, --renamed-from gives
+    the table to the new name.
     """
     from anabranch.common.output import print_json
     from anabranch.iceberg.owner import open_lake
@@ -64,15 +62,15 @@ def apply(
     "--from",
     "begin",
     metavar="earliest|latest|TIME|OFFSETS",
-    help="Where to begin in a topic that was never read; offsets as 0=120,1=98.",
+    help="Start position in a topic that was never read; offsets such as 0=120,1=98.",
 )
 @options
 def adopt(stream: str, begin: str | None, conf: str | None, output: str) -> None:
     """Continue with another topic, or with a truncated one.
 
-    Seals the hour at hand by what is published, so that no hour mixes two topics; the next hour begins in the topic
-    that the configuration names now. All rows stay served. A topic id that was read before goes on where it was left.
-    A new one that holds records needs --from: without it nothing is changed, and the exit code is 1.
+    Seals the open hour at the published position, so that no hour mixes two topics. The next hour starts in the topic
+    that the configuration names now. All rows stay served. A topic id that was read before continues at its last
+    position. A new topic with records needs --from; without it nothing changes, and the exit code is 1.
     """
     from anabranch.common.output import print_json
     from anabranch.operations.notifications import webhook
@@ -92,7 +90,7 @@ def adopt(stream: str, begin: str | None, conf: str | None, output: str) -> None
     if output == "json":
         print_json(_adopted_view(stream, adopted))
     elif adopted is None:
-        click.echo(f"{stream}: nothing to adopt: topic {job.stream.topic} is the one that the position belongs to")
+        click.echo(f"{stream}: nothing to adopt: the position belongs to topic {job.stream.topic}")
     else:
         _print_adopted(stream, adopted)
 
@@ -120,17 +118,17 @@ def _print_adopted(stream: str, adopted: Adopted) -> None:
     position = ", ".join(f"{p}: {o}" for p, o in to_keys(adopted.position.offsets).items())
     again = "the same topic" if adopted.former_id == adopted.position.topic_id else f"in place of {adopted.former_id}"
     click.echo(f"{stream}: adopted topic id {adopted.position.topic_id} ({again})")
-    click.echo(f"{stream}: sealed {', '.join(adopted.sealed)} by what is published; all of it stays served")
+    click.echo(f"{stream}: sealed {', '.join(adopted.sealed)} at the published position; all rows stay served")
     for hour, part in adopted.lost.items():
         click.echo(f"{stream}: hour {hour}: {size(part)} offsets were never read")
     if again == "the same topic":
-        click.echo(f"{stream}: what its log held beyond its end is lost")
+        click.echo(f"{stream}: records after the end of its log are lost")
     else:
         click.echo(
-            f"{stream}: what {adopted.former_id} holds beyond its position is not read; `anabranch adopt` goes on "
+            f"{stream}: records of {adopted.former_id} after its position are not read; `anabranch adopt` continues "
             "there when the configuration names that topic again"
         )
-    click.echo(f"{stream}: goes on with hour {adopted.timeline.open} from the position {position}")
+    click.echo(f"{stream}: continues with hour {adopted.timeline.open} from position {position}")
 
 
 @click.command("serve-hour")
@@ -140,7 +138,7 @@ def _print_adopted(stream: str, adopted: Adopted) -> None:
     "--layer",
     type=click.Choice(["speed", "batch", "auto"]),
     required=True,
-    help="Who serves it; auto lifts the choice.",
+    help="The layer to serve the hour; auto removes the choice.",
 )
 @click.option("--why", metavar="TEXT", required=True, help="The reason, for the ledger.")
 @options
@@ -149,8 +147,8 @@ def serve_hour(
 ) -> None:
     """Choose the layer that serves an hour.
 
-    The hour must be sealed; the choice holds against the rule until it is lifted. Refused, with exit code 1 and nothing
-    changed, when that layer's rows do not cover the hour's cut.
+    The hour must be sealed. The choice overrides the rule until it is removed. Refused, with exit code 1 and without a
+    change, when that layer's rows do not cover the hour's cut.
     """
     from anabranch.common.output import print_json
     from anabranch.offsets import hours
@@ -174,12 +172,12 @@ def serve_hour(
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", default=".")
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", help="Output format.")
 def init(folder: str, output: str) -> None:
     """Write a starter folder: configuration, DAGs, containers.
 
-    Into DIR, or without it into the current folder: README.md, conf/, dags/, deploy/, a compose file with its
-    Dockerfile. Overwrites nothing.
+    Writes to DIR, by default the current folder: README.md, conf/, dags/, deploy/, a compose file with its Dockerfile.
+    Overwrites nothing.
     """
     from pathlib import Path
 
@@ -201,15 +199,15 @@ def init(folder: str, output: str) -> None:
 
 @click.command()
 @stream_argument()
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
 @options
 def maintain(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
     """Delete old speed rows, snapshots and orphan files.
 
-    No row of main is deleted. The ages are the stream's: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. What
-    killed jobs left in this machine's temporary folder goes too. To be run once a day, or more often; whatever else
-    runs meanwhile goes on. With --dry-run it says what would go, how the last run ended, and what waits and grows by
-    table; `anabranch metrics` and `anabranch serve` say that too.
+    Deletes no row of main. The stream sets the ages: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. Also
+    deletes what killed jobs left in this machine's temporary folder. Run it at least once a day; other jobs may run
+    meanwhile. --dry-run shows what would be deleted, how the last run ended, and what is waiting for each table;
+    `anabranch metrics` and `anabranch serve` show that too.
     """
     from datetime import UTC, datetime
 
@@ -229,7 +227,7 @@ def maintain(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
         return
     would = "would be " if dry_run else ""
     hours = ", ".join(done["speed_hours"]) or "none"
-    click.echo(f"{stream}: hours whose rows of the speed layer {would or 'were '}dropped: {hours}")
+    click.echo(f"{stream}: speed rows {would}dropped of hours: {hours}")
     for table, orphans in done["orphans"].items():
         click.echo(
             f"{stream}: {table}: {done['expired'][table]} snapshots {would}expired, "
@@ -243,12 +241,12 @@ def maintain(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
 
 @click.command()
 @stream_argument()
-@click.option("--dry-run", is_flag=True, help="Only say what would change.")
+@click.option("--dry-run", is_flag=True, help="Only show what would change.")
 @options
 def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
-    """Make main hold each hour from the layer that serves it.
+    """Give main each hour's files from its serving layer.
 
-    Files are added and removed; none is copied.
+    Adds and removes files by reference; copies none.
     """
     from anabranch.common.output import print_json
     from anabranch.protocol import merge
@@ -267,7 +265,7 @@ def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
             outcome = row["reason"] or f"served by {row['served']}: {row['added']} files in, {row['removed']} out"
             click.echo(f"{stream}: {row['hour']} {outcome}")
         if not rows:
-            click.echo(f"{stream}: main is right, nothing to swap")
+            click.echo(f"{stream}: nothing to merge")
         for hour, layer in sorted(overrides.items()):
             click.echo(f"{stream}: {hour} is served by {layer} by choice (`anabranch serve-hour`)")
     if any(s.refused for s in swaps):

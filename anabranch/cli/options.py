@@ -1,4 +1,4 @@
-"""What the commands of a stream share: their options, and the job that they work on."""
+"""What a stream's commands share: options, and opening the stream."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ if TYPE_CHECKING:
 
 
 def _streams(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The streams that a configuration folder has files of, as a shell completes their names."""
+    """Complete stream names from the configuration folder, for a shell."""
     from anabranch.config import stream_names
 
     return [name for name in stream_names(context.params.get("conf")) if name.startswith(incomplete)]
 
 
 def stream_argument(required: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """STREAM, which a shell completes."""
+    """STREAM, with shell completion."""
     return click.argument("stream", required=required, shell_complete=_streams)
 
 
 def all_streams(conf: str | None) -> list[str]:
-    """The streams that a configuration folder has files of. Raises ConfigurationError for none, and for two files that
-    name one table."""
+    """The streams of a configuration folder. Raises ConfigurationError if there are none, or if two name one table."""
     from anabranch import config
     from anabranch.common.errors import ConfigurationError
 
@@ -33,21 +32,20 @@ def all_streams(conf: str | None) -> list[str]:
         config.require_different_tables(conf)
         return names
     raise ConfigurationError(
-        f"{config.resolve_folder(conf)}/streams: expected at least one stream's file, found none; `anabranch init` "
-        "writes some to begin with"
+        f"{config.resolve_folder(conf)}/streams: expected a stream's file, found none; `anabranch init` writes examples"
     )
 
 
 def options(command: Callable[..., None]) -> Callable[..., None]:
     """`--output` and `--conf`."""
-    command = click.option("--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")(
+    command = click.option("--output", type=click.Choice(["text", "json"]), default="text", help="Output format.")(
         command
     )
     return click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")(command)
 
 
 def open_stream(stream: str, conf: str | None) -> Job:
-    """The job of a stream, with its log on standard error. Raises ConfigurationError."""
+    """Open a stream's job, and log to standard error. Raises ConfigurationError."""
     from anabranch.common.logs import configure_logging
     from anabranch.job import open_job
 
@@ -56,6 +54,6 @@ def open_stream(stream: str, conf: str | None) -> Job:
 
 
 def master_option(command: Callable[..., None]) -> Callable[..., None]:
-    """`--master`, of the commands that become a Spark job."""
-    text = "Where Spark runs, such as spark://host:7077 (default: spark.master of the configuration)."
+    """`--master`, for commands that run a Spark job."""
+    text = "Spark master, such as spark://host:7077 (default: spark.master of the configuration)."
     return click.option("--master", metavar="URL", help=text)(command)

@@ -1,4 +1,4 @@
-"""The commands that say what is there: of a stream, an hour, its tables. All but a replay of dead letters only read."""
+"""Commands that report on a stream, an hour or its tables. All but `dead-letters --replay` only read."""
 
 from __future__ import annotations
 
@@ -33,15 +33,13 @@ hours_option = click.option("--hours", metavar="A..B", callback=_hours, help="Fr
 @click.command()
 @stream_argument()
 @hours_option
-@click.option(
-    "--no-kafka", is_flag=True, help="Only ledger and files: reading Kafka takes a minute for a million records."
-)
+@click.option("--no-kafka", is_flag=True, help="Skip Kafka, which takes a minute for a million records.")
 @options
 def audit(stream: str, hours: tuple[str, str] | None, no_kafka: bool, conf: str | None, output: str) -> None:
     """Count accepted hours again, in files and in Kafka.
 
-    Compares them with the ledger; with Kafka as far as it still has them. Without --hours: all of them. Says, one
-    sentence each, where ledger, files and Kafka disagree; the exit code is then 1.
+    Compares the counts with the ledger, and with Kafka as far as it still has the records. Without --hours: all hours.
+    Prints one sentence for each disagreement of ledger, files and Kafka; the exit code is then 1.
     """
     from anabranch.operations.audit import audit as count_again
     from anabranch.operations.audit import checks as views
@@ -58,17 +56,17 @@ def audit(stream: str, hours: tuple[str, str] | None, no_kafka: bool, conf: str 
 
 @click.command()
 @stream_argument()
-@click.option("--since", metavar="HOUR|SNAPSHOT|TOKEN", help="What the consumer holds; without it, nothing.")
-@click.option("--follow", is_flag=True, help="Wait for more, until stopped.")
-@click.option("--every", metavar="DURATION", default="5 seconds", show_default=True, help="How often --follow looks.")
+@click.option("--since", metavar="HOUR|SNAPSHOT|TOKEN", help="Where to continue; default: from the beginning.")
+@click.option("--follow", is_flag=True, help="Keep waiting for changes until stopped.")
+@click.option("--every", metavar="DURATION", default="5 seconds", show_default=True, help="Interval of --follow.")
 @options
 def changes(stream: str, since: str | None, follow: bool, every: str, conf: str | None, output: str) -> None:
     """List hours completed or restated, in order.
 
-    For consumers that follow the table. One line each (with --output json one object): hour, revision, layer, snapshot,
-    rows, files that came and left, and the token to go on from. SINCE is such a token; an hour, from which on hours are
-    wanted; or a snapshot of main, by its id or tag, that the consumer has copied. An hour's rows take the place of all
-    that is held of it.
+    For consumers that follow the table. Prints one line for each change (one object with --output json): hour,
+    revision, layer, snapshot, rows, added and removed files, and a token to continue from. SINCE is such a token; or an
+    hour to start from; or a snapshot of main, by id or tag, that the consumer has copied. An hour's rows replace all
+    rows that the consumer has of it.
     """
     from contextlib import suppress
 
@@ -82,7 +80,7 @@ def changes(stream: str, since: str | None, follow: bool, every: str, conf: str 
         raise click.BadParameter(str(error), param_hint="--every") from error
     job = open_stream(stream, conf)
     token = feed.start_from(job, since)
-    # To be interrupted is how a follower ends.
+    # A follower ends by an interrupt.
     with suppress(KeyboardInterrupt):
         for change in feed.follow(job, token, pause) if follow else feed.poll(job, token):
             print_change(change, output)
@@ -95,8 +93,8 @@ def changes(stream: str, since: str | None, follow: bool, every: str, conf: str 
 def complete(stream: str, event_time: str, conf: str | None, output: str) -> None:
     """Check whether every event of a day is there.
 
-    Names the ingest hours that can hold some, and those that are not accepted yet. By the bounds of `event_time:` in
-    the stream's file, as it is now. The exit code is 1 while the day is not complete.
+    Prints the ingest hours that can contain events of it, and those that are not accepted yet, by the bounds of
+    `event_time:` in the stream's file. The exit code is 1 while the day is not complete.
     """
     from anabranch.protocol import completeness
     from anabranch.protocol.state import load_state
@@ -111,12 +109,12 @@ def complete(stream: str, event_time: str, conf: str | None, output: str) -> Non
 @click.command()
 @stream_argument()
 @hour_argument
-@click.option("--samples", type=click.IntRange(0), default=5, show_default=True, help="Rows to show of each kind.")
+@click.option("--samples", type=click.IntRange(0), default=5, show_default=True, help="Rows to show for each kind.")
 @options
 def diff(stream: str, hour: str, samples: int, conf: str | None, output: str) -> None:
     """Compare the layers' rows of an accepted hour.
 
-    Prints counts, and rows side by side. The exit code is 1 when nothing explains a difference.
+    Prints counts, and rows side by side. The exit code is 1 when a difference has no explanation.
     """
     from anabranch.operations.reports import diff
 
@@ -132,9 +130,9 @@ def diff(stream: str, hour: str, samples: int, conf: str | None, output: str) ->
 def drift(stream: str, conf: str | None, output: str) -> None:
     """List the records' fields that the schema lacks.
 
-    Each by its name, as the batch layer counted them with each hour (`unknown:
-    count` in the stream's file). Says how many records hold each, with samples and a type guessed from them, the
-    stream's new `schema:`, and what to run then: `apply`, and the restatement of each hour that Kafka still holds.
+    The batch layer counts them by name with each hour (`unknown: count` in the stream's file). Prints the number of
+    records with each field, samples, a guessed type, the stream's new `schema:`, and the commands to run: `apply`, and
+    the restatement of each hour that Kafka still has.
     """
     from anabranch.operations.reports import drift
 
@@ -149,13 +147,13 @@ def drift(stream: str, conf: str | None, output: str) -> None:
 @click.command()
 @stream_argument()
 @hour_argument
-@click.option("--limit", type=click.IntRange(0), default=100, show_default=True, help="How many to list.")
+@click.option("--limit", type=click.IntRange(0), default=100, show_default=True, help="Number of duplicates to list.")
 @options
 def duplicates(stream: str, hour: str, limit: int, conf: str | None, output: str) -> None:
     """List the duplicates removed from an accepted hour.
 
-    With the row that each repeats. Told from the speed layer's rows, which keep duplicates; says how many of those that
-    were counted it can tell.
+    Prints each with the row that it repeats. Found in the speed layer's rows, which keep duplicates; says how many of
+    the counted duplicates could be found.
     """
     from anabranch.operations.reports import diff
 
@@ -165,17 +163,17 @@ def duplicates(stream: str, hour: str, limit: int, conf: str | None, output: str
 @click.command("dead-letters")
 @stream_argument()
 @hours_option
-@click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="Records to show of each reason.")
-@click.option("--replay", is_flag=True, help="Restate the accepted hours of which some can be read by now.")
+@click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="Samples for each reason.")
+@click.option("--replay", is_flag=True, help="Rebuild accepted hours with dead letters that decode now.")
 @options
 def dead_letters(
     stream: str, hours: tuple[str, str] | None, samples: int, replay: bool, conf: str | None, output: str
 ) -> None:
     """List the records that could not become rows.
 
-    How many for which reason, and some of each, decoded for display. With --replay, after the schema or the bounds were
-    widened (`anabranch apply`), the accepted hours of whose dead letters some can be read by now are restated: from
-    Kafka, else from what the table kept.
+    Prints the number for each reason, and samples, decoded for display. With --replay, after the schema or the bounds
+    were widened (`anabranch apply`), rebuilds the accepted hours with dead letters that decode now, from Kafka, else
+    from the table.
     """
     from anabranch.operations.reports import dead_letters
 
@@ -196,16 +194,16 @@ def dead_letters(
     type=click.FloatRange(min=1),
     default=40,
     show_default=True,
-    help="How long one examination may take; the others go on.",
+    help="Longest time for one check; the others continue.",
 )
 @options
 def doctor(stream: str | None, limit: float, conf: str | None, output: str) -> None:
     """Examine the installation; name what to run or set.
 
-    Java, jars, Kafka, S3, catalog, tables and streams: each finding has its remedy. The first thing to run, and the
-    first when something does not run. Without STREAM: all streams. It only reads, but for one small object that it
-    writes under the warehouse and deletes. Ends with `ready` and what to run next, or with exit code 1 and the first
-    remedy when there is an error; warnings leave the exit code 0.
+    Checks Java, jars, Kafka, S3, catalog, tables and streams; each finding has its remedy. Run it first, and when
+    something fails. Without STREAM: all streams. It only reads, except for a small test object under the warehouse,
+    which it deletes. Ends with `ready` and the next command, or with exit code 1 and the first remedy when there is an
+    error; warnings leave the exit code 0.
     """
     from anabranch import config
     from anabranch.common.logs import configure_logging
@@ -223,13 +221,13 @@ def doctor(stream: str | None, limit: float, conf: str | None, output: str) -> N
 
 @click.command()
 @stream_argument(required=False)
-@click.option("--listen", metavar="PORT", type=click.IntRange(1, 65535), help="Serve them at /metrics until stopped.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--listen", metavar="PORT", type=click.IntRange(1, 65535), help="Serve /metrics at this port.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
 def metrics(stream: str | None, listen: int | None, host: str, conf: str | None) -> None:
     """Print or serve metrics for Prometheus.
 
-    Without STREAM: of all streams; files that are added, changed or removed while they are served are taken up.
+    Without STREAM: all streams; follows stream files that are added, changed or removed.
     """
     import threading
 
@@ -272,8 +270,8 @@ def metrics(stream: str | None, listen: int | None, host: str, conf: str | None)
 def explain(stream: str, hour: str, conf: str | None, output: str) -> None:
     """Explain one hour, and what to run next.
 
-    Its cut, layers, account, checks and who serves it, in sentences. From the ledger and the snapshots alone; any hour
-    may be asked for.
+    Prints its cut, layers, account, checks and serving layer in sentences, for any hour, from the ledger and the
+    snapshots alone.
     """
     from datetime import UTC, datetime
 
@@ -285,17 +283,17 @@ def explain(stream: str, hour: str, conf: str | None, output: str) -> None:
 @click.command("data-docs")
 @stream_argument()
 @click.argument("hour", required=False)
-@click.option("--to", metavar="DIR|S3URL", required=True, help="A folder, or s3://bucket/prefix.")
+@click.option("--to", metavar="DIR|S3URL", required=True, help="Folder or s3://bucket/prefix to write to.")
 @click.option(
-    "--keep", metavar="DURATION", default="30 days", help="Delete older pages of earlier runs; default: 30 days."
+    "--keep", metavar="DURATION", default="30 days", help="Delete pages of earlier runs after it; default: 30 days."
 )
 @options
 def data_docs(stream: str, hour: str | None, to: str, keep: str, conf: str | None, output: str) -> None:
     """Build Great Expectations' Data Docs of hours.
 
-    They show what the quality gate decided about HOUR, or without it about the newest 48 hours. From the ledger alone:
-    no row is read again, and no Spark is needed. Each decision about a named HOUR gets a page; without one, the newest
-    of each hour does. Pages that earlier runs wrote there stay for --keep; no other file is ever deleted.
+    Shows the quality gate's decisions on HOUR, or on the newest 48 hours. Reads the ledger alone: no rows, no Spark.
+    Each decision on a named HOUR gets a page; without one, the newest of each hour. Deletes pages of earlier runs after
+    --keep, and no other file.
     """
     from datetime import UTC, datetime
 
@@ -317,8 +315,8 @@ def data_docs(stream: str, hour: str | None, to: str, keep: str, conf: str | Non
     rows = docs.find_pages(job.lake, job.stream.hours_table, timeline, hour)
     if not rows:
         raise Refused(
-            f"{hour or stream}: expected a decision that the quality gate was asked for, found none in the ledger; "
-            "name an `expectations:` file in the stream's file, and run `anabranch batch`"
+            f"{hour or stream}: expected a decision of the quality gate in the ledger, found none; name an "
+            "`expectations:` file in the stream's file, and run `anabranch batch`"
         )
     index = docs.publish(job.environment, job.stream, rows, to, datetime.now(UTC), age)
     if output == "json":
@@ -334,14 +332,14 @@ def data_docs(stream: str, hour: str | None, to: str, keep: str, conf: str | Non
     metavar="[HOUR]",
     is_flag=False,
     flag_value="",
-    help="Every decision about one hour, or all: what changed, why, and how to read what was replaced.",
+    help="Decisions on one hour, or all: changes, reasons, and how to read replaced rows.",
 )
 @watch_options
 @options
 def hours(stream: str, history: str | None, watch: bool, every: float, conf: str | None, output: str) -> None:
-    """List each hour: who serves it, counts and checks.
+    """List each hour: serving layer, counts and checks.
 
-    Up to the running one, by the ledger's newest row.
+    Up to the open hour, by the ledger's newest row.
     """
     from anabranch.offsets.hours import start_of
     from anabranch.operations.reports import history as decisions
@@ -364,14 +362,14 @@ def hours(stream: str, history: str | None, watch: bool, every: float, conf: str
 
 @click.command()
 @stream_argument()
-@click.option("--late-after", metavar="DURATION", help="Such as '10 minutes': how long the position may stand still.")
+@click.option("--late-after", metavar="DURATION", help="Longest time without progress, such as '10 minutes'.")
 @watch_options
 @options
 def status(stream: str, late_after: str | None, watch: bool, every: float, conf: str | None, output: str) -> None:
     """Show position, lag, backlog and the serving layers.
 
-    The exit code is 1 when the layers differ in an hour and nothing explains it; with --late-after also when
-    a record waits and the speed layer's position has not moved, each for so long.
+    The exit code is 1 when the layers differ in an hour without an explanation; with --late-after also when a record
+    has waited and the position has not moved for that long.
     """
     from anabranch.config.durations import parse_duration
     from anabranch.operations.reports import status as views
@@ -395,25 +393,25 @@ def status(stream: str, late_after: str | None, watch: bool, every: float, conf:
     "--output",
     type=click.Choice(["table", "csv", "spreadsheet", "json", "parquet"]),
     default="table",
-    help="How to print; spreadsheet: CSV without formulas.",
+    help="Output format; spreadsheet: CSV without formulas.",
 )
-@click.option("--out", metavar="FILE", help="Write to a file.")
+@click.option("--out", metavar="FILE", help="Write to this file.")
 @click.option(
     "--limit",
     metavar="N",
     type=click.IntRange(0),
-    help="How many rows a table shows; 0: all.  [default: 200 on a terminal, else all]",
+    help="Most rows of a table; 0: all.  [default: 200 on a terminal, else all]",
 )
 @click.option(
     "--as-of",
     metavar="NAME|TIME",
-    help="As of a tag, a branch, a snapshot id or a time (UTC), which every table named must have.",
+    help="Read as of a tag, branch, snapshot id or time (UTC) of every table.",
 )
-@click.option("--only-accepted", is_flag=True, help="Only rows of hours that are served from the batch layer.")
-@click.option("--revision", metavar="N", type=click.IntRange(1), help="Only the rows of this revision of --hour.")
-@click.option("--hour", metavar="HOUR", help="The hour of --revision.")
-@click.option("--explain", is_flag=True, help="Say which columns, files and bytes were opened, of all that there are.")
-@click.option("--provenance", is_flag=True, help="Say which hours and event dates it rests on, and if more may come.")
+@click.option("--only-accepted", is_flag=True, help="Only rows of hours served by the batch layer.")
+@click.option("--revision", metavar="N", type=click.IntRange(1), help="Only rows of this revision of --hour.")
+@click.option("--hour", metavar="HOUR", help="Hour of --revision.")
+@click.option("--explain", is_flag=True, help="Print the columns, files and bytes that were read.")
+@click.option("--provenance", is_flag=True, help="Print the hours and event dates read, and whether they are complete.")
 @click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
 def query(
     sql: str | None,
@@ -430,12 +428,11 @@ def query(
 ) -> None:
     """Run SQL (DuckDB) over the tables and their views.
 
-    By their plain names. Without SQL, on a terminal: a shell with history.
+    Without SQL, on a terminal: a shell with history.
 
-    --as-of reads them as they were: for as long as a snapshot is kept, and by tags for a week (`main-<hour>` is the
-    table as it was when that hour was sealed, alone or with others). --revision reads one accepted revision of an hour,
-    the newest or one that was replaced: `anabranch hours STREAM --history` lists them. What --explain and --provenance
-    say is printed under a table, and to standard error otherwise.
+    --as-of reads the tables as they were: while a snapshot is kept, and by tags for a week (`main-<hour>` is the table
+    when that hour was sealed). --revision reads one accepted revision of an hour, also a replaced one; `anabranch hours
+    STREAM --history` lists them. --explain and --provenance print under a table, and to standard error otherwise.
     """
     from contextlib import ExitStack, redirect_stdout
     from pathlib import Path
@@ -443,13 +440,13 @@ def query(
     from anabranch.common.logs import configure_logging
     from anabranch.common.output import write_result
     from serving_layer.query.opened import opened, print_opened
-    from serving_layer.query.reading import Reading, noted
+    from serving_layer.query.reading import QueryProgress, counting
     from serving_layer.reader import open_reader
     from serving_layer.reader.provenance import print_provenance
     from serving_layer.reader.selection import Revision, Selection
 
     if (revision is None) != (hour is None):
-        raise click.UsageError("expected --revision N and --hour HOUR, one beside the other")
+        raise click.UsageError("expected --revision N and --hour HOUR together")
     chosen = Revision(hour, revision) if hour is not None and revision is not None else None
     selection = Selection(as_of, only_accepted, chosen)
     configure_logging()
@@ -458,14 +455,14 @@ def query(
     shown = (limit if limit is not None else _SHOWN_ROWS if sys.stdout.isatty() else 0) or None
 
     def run(statement: str) -> None:
-        reading = Reading()
-        with ExitStack() as told:
-            told.enter_context(reading.told("query"))
+        reading = QueryProgress()
+        with ExitStack() as progress:
+            progress.enter_context(reading.show_progress("query"))
             with reader.query(statement, selection, reading) as answer:
                 rows = answer.rows
                 if out is None and sys.stdout.isatty():
-                    # What is told of their reading is gone before they stand there.
-                    rows = noted(rows, told.close, at_end=output == "table")
+                    # The progress display is cleared before the rows are printed.
+                    rows = counting(rows, progress.close, at_end=output == "table")
                 if write_result(rows, output, Path(out) if out else None, shown):
                     click.echo(f"the first {shown} rows; --limit 0 shows all, --out FILE writes all", err=True)
         with redirect_stdout(sys.stdout if output == "table" else sys.stderr):
@@ -481,18 +478,18 @@ def query(
 
         interact(run, Path(click.get_app_dir("anabranch")) / "query_history")
     else:
-        raise click.UsageError("expected SQL, or a terminal to ask for it")
+        raise click.UsageError("expected SQL, or a terminal for the shell")
 
 
 @click.command()
 @stream_argument()
-@click.option("--fill", is_flag=True, help="First compute what accepted hours lack.")
+@click.option("--fill", is_flag=True, help="First compute the missing hours.")
 @options
 def views(stream: str, fill: bool, conf: str | None, output: str) -> None:
     """Show how far a stream's views are precomputed.
 
-    How many accepted hours are read from partials, and which are computed from their rows. Either way a view says the
-    same; the batch layer fills them after it has accepted hours, --fill does so at once.
+    Prints how many accepted hours are read from partials, and which are computed from their rows. The result of a view
+    is the same. The batch layer computes partials after it accepted hours; --fill does so at once.
     """
     from anabranch.common.output import print_json, print_table
     from serving_layer.views import fill as filling
@@ -501,9 +498,9 @@ def views(stream: str, fill: bool, conf: str | None, output: str) -> None:
     if fill:
         for view in job.stream.views:
             filling.fill(job.lake, job.stream, view)
-    found = filling.standing(job.lake, job.stream)
+    found = filling.fill_status(job.lake, job.stream)
     if output == "json":
         print_json({"stream": stream, "views": found})
     else:
         rows = [(v.view, v.table, v.filled, len(v.lacking), ", ".join(v.lacking[:3])) for v in found]
-        print_table(("view", "table", "hours filled", "hours lacking", "the first of them"), rows)
+        print_table(("view", "table", "hours filled", "hours missing", "first missing"), rows)

@@ -24,7 +24,7 @@ from anabranch.offsets.position import Ranges
 from serving_layer.layer_diff.columns import held_fields, once_floats
 from serving_layer.layer_diff.kinds import KIND, Difference, to_difference
 from serving_layer.query.datasets import connected, is_reading_failure, plan_files, quoted
-from serving_layer.query.reading import Reading
+from serving_layer.query.reading import QueryProgress
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -195,8 +195,8 @@ def open_comparison(table: Table, hour: str, key: Sequence[str], lookback: int) 
     """
     at, name = heads(table), ".".join(table.name())
     earlier = [shift(hour, -i) for i in range(1, lookback + 1)]
-    reading = Reading()
-    with reading.told(f"compare hour {hour}"), connected(_MEMORY) as connection:
+    reading = QueryProgress()
+    with reading.show_progress(f"compare hour {hour}"), connected(_MEMORY) as connection:
         for view, branch, hours in (
             ("speed", "speed", [hour]),
             ("batch", "batch", [hour]),
@@ -213,8 +213,8 @@ def has_same_rows(table: Table, hour: str, one: str, other: str) -> bool:
 
     Raises Refused for a table that has delete files, Transient when a file could not be read.
     """
-    at, name, reading = heads(table), ".".join(table.name()), Reading()
-    with reading.told(f"compare hour {hour}"), connected(_MEMORY) as connection:
+    at, name, reading = heads(table), ".".join(table.name()), QueryProgress()
+    with reading.show_progress(f"compare hour {hour}"), connected(_MEMORY) as connection:
         for view, branch in (("one", one), ("other", other)):
             connection.register(view, plan_files(name, table, at[branch], [hour]).dataset(reading))
         try:

@@ -29,7 +29,7 @@ from serving_layer.query.datasets import (
     plan_files,
     quoted,
 )
-from serving_layer.query.reading import Reading
+from serving_layer.query.reading import QueryProgress
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -68,7 +68,7 @@ class Derived:
         self.register(connection)
         return ds.dataset(connection.sql(f"SELECT * FROM ({self.sql}) LIMIT 0").to_arrow_table())
 
-    def register(self, connection: duckdb.DuckDBPyConnection, reading: Reading | None = None) -> None:
+    def register(self, connection: duckdb.DuckDBPyConnection, reading: QueryProgress | None = None) -> None:
         """Make a connection know what the SQL names."""
         for name, planned in self.files.items():
             connection.register(name, planned.dataset(reading))
@@ -108,7 +108,7 @@ def open_query(
     select: Select = everything,
     derived: Mapping[str, Derive] | None = None,
     unlisted: Collection[str] = (),
-    reading: Reading | None = None,
+    reading: QueryProgress | None = None,
 ) -> Iterator[Answer]:
     """Run one reading statement over `tables` (`schema.table` -> table), and over what is `derived`, likewise by name.
     Of its result no more is in memory than a batch of rows.

@@ -24,7 +24,7 @@ from anabranch.common.errors import Refused, Transient
 from anabranch.common.temporary import temporary_folder
 from anabranch.iceberg.manifests import HOUR, HourManifest, hour_of_file, list_manifests, read_entries
 from serving_layer.query.pruning import all_of, known_of_file, known_of_manifest, null_cases
-from serving_layer.query.reading import Reading
+from serving_layer.query.reading import QueryProgress
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -135,7 +135,7 @@ class TableFiles:
             files = [file for file in files if hour_of_file(self.table, file) not in self.without]
         return files
 
-    def dataset(self, reading: Reading | None = None) -> ds.Dataset:
+    def dataset(self, reading: QueryProgress | None = None) -> ds.Dataset:
         """The rows: a column that a file lacks is null, types widen. What it is asked for is in `scans`; DuckDB's
         reading of it is followed in `reading`. Raises Transient."""
         if not self.manifests:
@@ -205,7 +205,7 @@ class _PlannedDataset(ds.FileSystemDataset):  # type: ignore[misc]
     chosen."""
 
     planned: TableFiles
-    reading: Reading | None
+    reading: QueryProgress | None
 
     def scanner(self, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> Any:
         files = self.planned.select(filter)

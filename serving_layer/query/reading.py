@@ -1,4 +1,4 @@
-"""How far the files are that a query reads, told while it runs."""
+"""The progress of a query: how many files it has read."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from anabranch.common.progress import Progress
 
 LOG = logging.getLogger(__name__)
 
-_LOOKED_AT_EVERY_S = 0.5
+_UPDATE_SECONDS = 0.5
 
 
-def noted(rows: pa.RecordBatchReader, note: Callable[[], object], at_end: bool) -> pa.RecordBatchReader:
-    """The same rows; `note` is called before the first of them, or behind the last."""
+def counting(rows: pa.RecordBatchReader, note: Callable[[], object], at_end: bool) -> pa.RecordBatchReader:
+    """The same rows; calls `note` before the first, or after the last."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(rows):
@@ -32,8 +32,8 @@ def noted(rows: pa.RecordBatchReader, note: Callable[[], object], at_end: bool) 
 
 
 @dataclass
-class Followed:
-    """One reading of files: what DuckDB is given in place of a scanner."""
+class FollowedScan:
+    """One scan of files, given to DuckDB instead of a scanner."""
 
     scanner: ds.Scanner
     files: int
@@ -44,7 +44,7 @@ class Followed:
         return self.scanner.projected_schema
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """The scanner's batches, of which the file is noted; they come file by file."""
+        """The scanner's batches, file by file; counts the files."""
         return pa.RecordBatchReader.from_batches(self.scanner.projected_schema, self._batches())
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
@@ -59,35 +59,35 @@ class Followed:
 
 
 @dataclass
-class Reading:
-    """The readings of a query: each is followed from its beginning, by whatever thread it runs in."""
+class QueryProgress:
+    """The scans of a query, which may run in any thread."""
 
-    followed: list[Followed] = field(default_factory=list)
+    followed: list[FollowedScan] = field(default_factory=list)
 
-    def follow(self, scanner: ds.Scanner, files: int) -> Followed:
-        followed = Followed(scanner, files)
+    def follow(self, scanner: ds.Scanner, files: int) -> FollowedScan:
+        followed = FollowedScan(scanner, files)
         self.followed.append(followed)
         return followed
 
     @contextmanager
-    def told(self, doing: str) -> Iterator[None]:
-        """While it is entered, it is told how many files were read, of those that are known to be."""
+    def show_progress(self, doing: str) -> Iterator[None]:
+        """Show how many files were read so far, of those planned."""
         ended = threading.Event()
 
-        def look() -> None:
-            told = 0
-            while not ended.wait(_LOOKED_AT_EVERY_S):
+        def update() -> None:
+            shown = 0
+            while not ended.wait(_UPDATE_SECONDS):
                 begun = list(self.followed)
                 progress.expect(sum(one.files for one in begun))
                 done = sum(one.done for one in begun)
-                progress.step(done - told)
-                told = done
+                progress.step(done - shown)
+                shown = done
 
         with Progress(LOG, doing, "files") as progress:
-            watch = threading.Thread(target=look, name="reading", daemon=True)
+            watch = threading.Thread(target=update, name="reading", daemon=True)
             watch.start()
             try:
                 yield
             finally:
                 ended.set()
-                watch.join(_LOOKED_AT_EVERY_S)
+                watch.join(_UPDATE_SECONDS)

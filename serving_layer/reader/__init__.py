@@ -13,7 +13,7 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream, View
 from anabranch.iceberg.lake import Lake
 from serving_layer.query import Answer, Derived, open_query
-from serving_layer.query.reading import Reading
+from serving_layer.query.reading import QueryProgress
 from serving_layer.reader.provenance import Provenance, provenance
 from serving_layer.reader.selection import Selection, Selector, shown
 from serving_layer.views.read import derive
@@ -28,7 +28,7 @@ class Reader:
     streams: Mapping[str, Stream]
 
     @contextmanager
-    def query(self, sql: str, selection: Selection, reading: Reading | None = None) -> Iterator[Answer]:
+    def query(self, sql: str, selection: Selection, reading: QueryProgress | None = None) -> Iterator[Answer]:
         """The answer to one reading statement (`open_query`) over the rows that are selected, of tables as they are
         now; how far it is can be followed in `reading`."""
         tables, select = self.lake.tables(self.streams), Selector(self.lake, self.streams, selection)

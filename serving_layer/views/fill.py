@@ -1,10 +1,10 @@
-"""Filling: the partials of hours that were accepted, or restated, since a view was filled last.
+"""Fill views: compute the partials of hours accepted or restated since a view was last filled.
 
-1. Look: which accepted hours have no partials of the rows that `main` serves; oldest first, some at a time.
-2. Compute them by DuckDB from the hours' files in that snapshot.
-3. Put them in the place of what the view's table has of these hours, in one commit over its head.
+1. Find accepted hours without partials of the rows that `main` serves; oldest first, some at a time.
+2. Compute them with DuckDB from the hours' files in that snapshot.
+3. Replace these hours' partials in the view's table, in one commit over its head.
 
-Nothing rests on it: until an hour is filled, and whatever is killed on the way, readers compute it from its rows.
+Filling is optional: readers compute an hour without partials from its rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from anabranch.iceberg.snapshots import files_by_hour, heads, plan_expiry
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State, load_state
 from serving_layer.query.datasets import connected, is_reading_failure, plan_files, quoted
-from serving_layer.views.hours import SAYING, PartialHours, digest_of, partial_hours
+from serving_layer.views.hours import PROVENANCE_COLUMNS, PartialHours, digest_of, partial_hours
 from serving_layer.views.read import functions_of
 from serving_layer.views.sql import DUCKDB, HOUR, RECORDS, partials_sql
 
@@ -39,13 +39,13 @@ _HOURS_A_COMMIT = 24
 _REFUSALS = 20
 _UNKNOWN = "unknown"
 _ROWS = "rows of the hours"
-# Readers learn from a file's bounds of what its partials were computed.
-_WRITE = {f"write.metadata.metrics.column.{name}": "full" for name in SAYING}
+# A file's bounds tell readers from what its partials were computed.
+_WRITE = {f"write.metadata.metrics.column.{name}": "full" for name in PROVENANCE_COLUMNS}
 
 
 @dataclass(frozen=True)
 class FilledView:
-    """How many accepted hours of a view are read from partials, and which are computed from their rows."""
+    """How many accepted hours of a view are read from partials, and which are computed from rows."""
 
     view: str
     table: str
@@ -53,22 +53,22 @@ class FilledView:
     lacking: tuple[str, ...]
 
 
-def standing(lake: Lake, stream: Stream) -> list[FilledView]:
-    """Of each view of a stream, how far it is filled. Raises Terminal, Transient."""
+def fill_status(lake: Lake, stream: Stream) -> list[FilledView]:
+    """How far each view of a stream is filled. Raises Terminal, Transient."""
     state = load_state(lake, stream.table)
     hours = {view: partial_hours(lake, stream, view, state) for view in stream.views}
     return [FilledView(v.name, stream.view_table(v), len(h.taken), h.lacking) for v, h in hours.items()]
 
 
 def try_fill(lake: Lake, stream: Stream) -> None:
-    """Fill every view, as a step of a job whose work is done: what fails is said, and left to the next run."""
+    """Fill every view at the end of a job; log a failure, and leave it to the next run."""
     for view in stream.views:
         try:
             fill(lake, stream, view)
         except AnabranchError as error:
             LOG.warning(
-                "view %s: not filled, so that hours are read from their rows; the next batch run, or `anabranch views "
-                "%s --fill`, fills it: %s",
+                "view %s: not filled, hours are read from rows until the next batch run or `anabranch views "
+                "%s --fill`: %s",
                 stream.view_table(view),
                 stream.name,
                 error,
@@ -76,10 +76,10 @@ def try_fill(lake: Lake, stream: Stream) -> None:
 
 
 def fill(lake: Lake, stream: Stream, view: View) -> int:
-    """Fill a view until no accepted hour lacks partials; returns how many hours were filled.
+    """Fill a view until every accepted hour has partials; returns the number of hours filled.
 
-    Any number of processes may do so at once. Raises Terminal for values that cannot be aggregated, and when `apply`
-    has not made the view's table as its definition needs it; Transient.
+    Several processes may do so at once. Raises Terminal for values that cannot be aggregated, and when `apply` has not
+    created the view's table for its definition; Transient.
     """
     with Progress(LOG, f"view {stream.view_table(view)}", "hours") as progress:
         return _fill(lake, stream, view, progress)
@@ -95,23 +95,30 @@ def _fill(lake: Lake, stream: Stream, view: View, progress: Progress) -> int:
         progress.expect(done + len(hours.lacking))
         partials = compute(stream, view, state, hours, some)
         reach(Step.VIEW_COMPUTED)
-        if _put(lake, stream, view, hours, partials):
+        if _replace(lake, stream, view, hours, partials):
             reach(Step.VIEW_FILLED)
             done, refusals = done + len(some), 0
-            LOG.info("view %s: hours %s to %s filled", stream.view_table(view), some[0], some[-1])
+            LOG.info("view %s: filled hours first=%s last=%s", stream.view_table(view), some[0], some[-1])
             progress.step(len(some))
             continue
         refusals += 1
         if refusals == _REFUSALS:
-            raise Transient(f"fill view {stream.view_table(view)}: expected to land in {_REFUSALS} attempts; try again")
+            raise Transient(
+                f"fill view {stream.view_table(view)}: expected to commit in {_REFUSALS} attempts, found each refused; "
+                "run it again"
+            )
 
 
 def compute(stream: Stream, view: View, state: State, hours: PartialHours, some: tuple[str, ...]) -> pa.Table:
-    """The partials of some hours, in the columns of the view's table; of an hour without records, a row that says that
-    it was computed. Raises Terminal, Transient."""
+    """The partials of some hours, in the columns of the view's table. Raises Terminal, Transient.
+
+    An hour without records gets one row, which records that it was computed.
+    """
     table = hours.partials
     files = files_by_hour(state.table, "main", some)
-    said = [(h, hours.decisions.get(h, _UNKNOWN), digest_of(files.get(h, ())), stream.definition(view)) for h in some]
+    provenance = [
+        (h, hours.decisions.get(h, _UNKNOWN), digest_of(files.get(h, ())), stream.definition(view)) for h in some
+    ]
     schema = schema_to_pyarrow(table.schema(), include_field_ids=False)
     rows = plan_files(stream.table, state.table, heads(state.table)["main"], some)
     doing = f"compute the partials of view {stream.view_table(view)} of hours {some[0]} to {some[-1]}"
@@ -119,11 +126,14 @@ def compute(stream: Stream, view: View, state: State, hours: PartialHours, some:
         connection.register(_ROWS, rows.dataset())
         if (add_functions := functions_of(stream, view)) is not None:
             add_functions(connection)
-        connection.register("said", pa.table(dict(zip((HOUR, *SAYING), zip(*said, strict=True), strict=True))))
+        connection.register(
+            "provenance", pa.table(dict(zip((HOUR, *PROVENANCE_COLUMNS), zip(*provenance, strict=True), strict=True)))
+        )
         partials = partials_sql(DUCKDB, stream, view, quoted(_ROWS))
         sql = (
-            f"SELECT said.*, p.* EXCLUDE ({HOUR}, {RECORDS}), coalesce(p.{RECORDS}, 0) AS {RECORDS} "
-            f"FROM said LEFT JOIN ({partials}) p ON p.{HOUR} = said.{HOUR} ORDER BY said.{HOUR}, {WINDOW_START}"
+            f"SELECT provenance.*, p.* EXCLUDE ({HOUR}, {RECORDS}), coalesce(p.{RECORDS}, 0) AS {RECORDS} "
+            f"FROM provenance LEFT JOIN ({partials}) p ON p.{HOUR} = provenance.{HOUR} "
+            f"ORDER BY provenance.{HOUR}, {WINDOW_START}"
         )
         try:
             computed = connection.sql(sql).to_arrow_table()
@@ -137,7 +147,7 @@ def compute(stream: Stream, view: View, state: State, hours: PartialHours, some:
     if lacking := [name for name in computed.column_names if name not in schema.names]:
         name = ".".join(table.name())
         raise Terminal(f"table {name}: expected column {lacking[0]}, found none; run `anabranch apply {stream.name}`")
-    # Columns of an older definition stay, and are of no use.
+    # Columns of an older definition stay unused.
     columns = [
         computed[f.name].cast(f.type) if f.name in computed.column_names else pa.nulls(len(computed), f.type)
         for f in schema
@@ -145,8 +155,8 @@ def compute(stream: Stream, view: View, state: State, hours: PartialHours, some:
     return pa.table(columns, schema=schema)
 
 
-def _put(lake: Lake, stream: Stream, view: View, hours: PartialHours, partials: pa.Table) -> bool:
-    """Put partials in the place of what there is of their hours; False when another process was first."""
+def _replace(lake: Lake, stream: Stream, view: View, hours: PartialHours, partials: pa.Table) -> bool:
+    """Replace the partials of their hours; False when another process was first."""
     table, id = hours.partials, new_id()
     some = tuple(partials[HOUR].unique().to_pylist())
     now = lake.clock.now(table.metadata.last_updated_ms)

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
 
-SAYING = ("decision", "files", "definition")
-"""The columns that say of what partials were computed: one value in each file, which its bounds tell."""
+PROVENANCE_COLUMNS = ("decision", "files", "definition")
+"""The columns that record from what partials were computed: one value in each file, found in its bounds."""
 
 
 @dataclass(frozen=True)
 class Filled:
-    """Of what the partials of an hour were computed."""
+    """From what the partials of an hour were computed."""
 
     decision: str
     files: str
@@ -41,10 +41,10 @@ class Filled:
 
 @dataclass(frozen=True)
 class PartialHours:
-    """A view as one load of both tables shows it: the hours to read from partials, with the partials' files, and those
-    accepted that lack them.
+    """A view in one load of both tables: the hours to read from partials, with their files, and the accepted hours
+    without partials.
 
-    `decisions`: of hours that lack them, the one acceptance that is known.
+    `decisions`: for hours without partials, the one known acceptance.
     """
 
     partials: Table
@@ -54,24 +54,24 @@ class PartialHours:
 
 
 def digest_of(files: Iterable[str]) -> str:
-    """An hour's files as a digest of their names, which are unique wherever the table is."""
+    """A digest of the names of an hour's files, which are unique in any location."""
     names = sorted(path.rpartition("/")[2] for path in files)
     return hashlib.sha256("\n".join(names).encode()).hexdigest()[:32]
 
 
 def filled_hours(table: Table, files_of: Mapping[str, Mapping[str, DataFile]]) -> dict[str, Filled]:
-    """By hour, of what its partials are, as their files' bounds tell. Pure."""
-    ids = {name: table.schema().find_field(name).field_id for name in SAYING}
+    """By hour, from what its partials were computed, by their files' bounds. Pure."""
+    ids = {name: table.schema().find_field(name).field_id for name in PROVENANCE_COLUMNS}
     filled = {}
     for hour, files in files_of.items():
-        said = {tuple(_only_value(file, ids[name]) for name in SAYING) for file in files.values()}
-        if len(said) == 1 and None not in (values := said.pop()):
-            filled[hour] = Filled(*map(str, values))
+        values = {tuple(_only_value(file, ids[name]) for name in PROVENANCE_COLUMNS) for file in files.values()}
+        if len(values) == 1 and None not in (only := values.pop()):
+            filled[hour] = Filled(*map(str, only))
     return filled
 
 
 def _only_value(file: DataFile, id: int) -> str | None:
-    """The value of a text column that has one in all of a file; None where its bounds do not say."""
+    """The only value of a text column in a file; None if its bounds differ or are missing."""
     least, most = (bounds.get(id) if bounds else None for bounds in (file.lower_bounds, file.upper_bounds))
     return least.decode() if least is not None and least == most else None
 

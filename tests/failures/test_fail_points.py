@@ -30,7 +30,7 @@ from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from serving_layer.reader import Reader
 from serving_layer.reader.selection import Selection
-from serving_layer.views.fill import standing
+from serving_layer.views.fill import fill_status
 
 Make = Callable[..., World]
 
@@ -336,10 +336,10 @@ def test_filling_views(stream: World, case: Case) -> None:
         run_into(one, case.fail_at, "batch", one.name, *restate)
         # The hazard: the hour is accepted, and its partials are there or not.
         assert one.state.is_accepted(past_hour(1))
-        assert (past_hour(1) in standing(one.lake, one.job.stream)[0].lacking) != case.lands
+        assert (past_hour(1) in fill_status(one.lake, one.job.stream)[0].lacking) != case.lands
         assert_view(one)
     run(one, "batch", one.name)
-    assert standing(one.lake, one.job.stream)[0].lacking == ()
+    assert fill_status(one.lake, one.job.stream)[0].lacking == ()
     assert_view(one)
 
 

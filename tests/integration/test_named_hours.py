@@ -64,7 +64,7 @@ def test_what_the_rules_object_to_is_accepted_hour_by_hour(world: Callable[..., 
     accepted.topic()
     accepted.apply()
     command = ("batch", accepted.name, "--hour", f"{OLDEST}..{MIDDLE}", "--restate", "--accept", "--why", "known")
-    assert "accept them one by one" in call(accepted, *command, expect=2)
+    assert "accept hours one by one" in call(accepted, *command, expect=2)
     assert "expected the earlier hour first" in call(
         accepted, "batch", accepted.name, "--hour", f"{MIDDLE}..{OLDEST}", expect=2
     )

@@ -31,7 +31,7 @@ from pyiceberg.types import (
 from anabranch.common.errors import ConfigurationError, Terminal, Transient
 from anabranch.dev import services
 from serving_layer.query import open_query, run_query
-from serving_layer.query.reading import Reading
+from serving_layer.query.reading import QueryProgress
 
 START = datetime(2026, 11, 21, tzinfo=UTC)
 NAME = "games.game_events"
@@ -186,7 +186,7 @@ def test_a_filter_opens_no_file_of_another_partition(catalog: SqlCatalog, where:
         run_query(f"SELECT event_id FROM {NAME}", {NAME: table})
     with (
         pytest.raises(Transient, match="run it again"),
-        open_query(f"SELECT event_id FROM {NAME}", {NAME: table}, reading=Reading()) as answer,
+        open_query(f"SELECT event_id FROM {NAME}", {NAME: table}, reading=QueryProgress()) as answer,
     ):
         answer.rows.read_all()
 

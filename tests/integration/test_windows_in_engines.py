@@ -14,7 +14,7 @@ from world import World, event, past_hour
 import anabranch
 from anabranch.cli import main
 from anabranch.offsets.hours import start_of
-from serving_layer.views.fill import standing
+from serving_layer.views.fill import fill_status
 
 SCHEMA = "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL, level INT, price DECIMAL(12,2)"
 VIEWS = {
@@ -63,7 +63,7 @@ def test_a_view_is_the_same_in_every_engine_and_equal_to_a_direct_group_by(world
     assert f"created table {one.job.stream.table}_per_minute_partials" in changes
     one.speed()
     assert [r.decision for r in one.batch()] == ["accepted"] * 2
-    [view] = standing(one.lake, one.job.stream)
+    [view] = fill_status(one.lake, one.job.stream)
     assert (view.filled, view.lacking) == (2, ())
     one.send_now(20, "now")
     one.speed()

@@ -515,7 +515,7 @@ def test_the_command_says_what_goes(lake: StreamLake, monkeypatch: pytest.Monkey
     assert report["tables"]["games.events"]["rows"] == 9
     done = CliRunner().invoke(main, ["maintain", "events"])
     assert done.exit_code == 0
-    assert f"events: hours whose rows of the speed layer were dropped: {H[0]}, {H[1]}" in done.stdout
+    assert f"events: speed rows dropped of hours: {H[0]}, {H[1]}" in done.stdout
     assert "orphan files deleted" in done.stdout
     assert all_readable(lake)
     told = CliRunner().invoke(main, ["maintain", "events", "--dry-run"]).stdout

@@ -34,7 +34,7 @@ from pyiceberg.types import (
 
 from anabranch.common.errors import Transient
 from serving_layer.query import Answer, open_query
-from serving_layer.query.reading import Reading
+from serving_layer.query.reading import QueryProgress
 
 NAME = "games.events"
 DAY = datetime(2026, 11, 21)
@@ -104,7 +104,7 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
 
 
 def _ids(beside: Beside, where: str) -> tuple[list[int], Answer]:
-    reading, sql = Reading(), f"SELECT id FROM {NAME} WHERE {where} ORDER BY id"
+    reading, sql = QueryProgress(), f"SELECT id FROM {NAME} WHERE {where} ORDER BY id"
     with open_query(sql, {NAME: beside.table}, reading=reading) as answer:
         found: list[int] = answer.rows.read_all()["id"].to_pylist()
     # How far it is was followed to its end, whatever files that were.

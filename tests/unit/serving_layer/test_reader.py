@@ -209,7 +209,7 @@ def test_a_revision_of_an_hour(one: StreamLake) -> None:
     for arguments, message in (
         (["--hour", HOUR, "--revision", "4"], "found 4 (known: 1, 2, 3)"),
         (["--hour", NEXT, "--revision", "1"], "found 1 (known: none)"),
-        (["--hour", HOUR], "one beside the other"),
+        (["--hour", HOUR], "--hour HOUR together"),
         (["--hour", "x", "--revision", "1"], "expected a UTC hour"),
         (["--hour", HOUR, "--revision", "1", "--only-accepted"], "expected no as-of, no only-accepted"),
     ):

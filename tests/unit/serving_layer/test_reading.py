@@ -13,7 +13,7 @@ import pytest
 
 from anabranch.common.progress import Progress
 from serving_layer.query import reading as module
-from serving_layer.query.reading import Reading, noted
+from serving_layer.query.reading import QueryProgress, counting
 
 FILES, ROWS = 4, 1000
 
@@ -28,7 +28,7 @@ def files(tmp_path: Path) -> ds.Dataset:
 
 
 def test_a_file_is_done_when_the_next_one_begins(files: ds.Dataset) -> None:
-    followed = Reading().follow(files.scanner(), FILES)
+    followed = QueryProgress().follow(files.scanner(), FILES)
     seen = [(batch["file"][0].as_py(), followed.done) for batch in followed.to_reader()]
     assert seen == [(number, number) for number in range(FILES) for _ in range(2)]
     assert followed.done == FILES
@@ -36,7 +36,7 @@ def test_a_file_is_done_when_the_next_one_begins(files: ds.Dataset) -> None:
 
 def test_what_a_condition_leaves_is_read_as_the_scanner_reads_it(files: ds.Dataset) -> None:
     condition = (ds.field("file") == 2) & (ds.field("n") < 3)
-    followed = Reading().follow(files.scanner(columns=["n"], filter=condition), FILES)
+    followed = QueryProgress().follow(files.scanner(columns=["n"], filter=condition), FILES)
     assert followed.to_reader().read_all().to_pydict() == {"n": [0, 1, 2]}
     assert followed.projected_schema.names == ["n"]
     assert followed.done == FILES
@@ -54,9 +54,9 @@ def test_all_that_is_being_read_is_told(files: ds.Dataset, monkeypatch: pytest.M
 
     step = Progress.step
     monkeypatch.setattr(Progress, "step", tell)
-    monkeypatch.setattr(module, "_LOOKED_AT_EVERY_S", 0.01)
-    reading = Reading()
-    with reading.told("query"):
+    monkeypatch.setattr(module, "_UPDATE_SECONDS", 0.01)
+    reading = QueryProgress()
+    with reading.show_progress("query"):
         for _ in range(2):
             reading.follow(files.scanner(), FILES).to_reader().read_all()
         assert complete.wait(20), told[-1:]
@@ -68,6 +68,6 @@ def test_it_is_noted_before_the_first_row_or_behind_the_last(at_end: bool, marks
     seen = io.StringIO()
     batches = [pa.record_batch({"n": [n]}) for n in (1, 2, 3)]
     rows = pa.RecordBatchReader.from_batches(batches[0].schema, batches)
-    for batch in noted(rows, lambda: "!" in seen.getvalue() or seen.write("!"), at_end):
+    for batch in counting(rows, lambda: "!" in seen.getvalue() or seen.write("!"), at_end):
         seen.write(str(batch["n"][0]))
     assert seen.getvalue() == marks

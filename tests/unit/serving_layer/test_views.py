@@ -208,9 +208,9 @@ class Story:
         self.restate()
         if self.dice.random() < 0.5:
             fill(lake, stream, view)
-            assert not filling._put(lake, stream, view, hours, partials)
+            assert not filling._replace(lake, stream, view, hours, partials)
         else:
-            assert filling._put(lake, stream, view, hours, partials)
+            assert filling._replace(lake, stream, view, hours, partials)
         return True
 
     def give(self) -> bool | None:
@@ -645,7 +645,7 @@ def test_a_filler_that_waited_over_orphan_removal_is_refused(tmp_path: Path) -> 
     write_files(hours.partials, compute(one.stream, view, one.state(), hours, hours.lacking), {})
     maintain(job(one), datetime.now(UTC) + timedelta(days=4))
     partials = compute(one.stream, view, one.state(), hours, hours.lacking)
-    assert not filling._put(one.lake, one.stream, view, hours, partials)
+    assert not filling._replace(one.lake, one.stream, view, hours, partials)
 
 
 def test_the_command_says_how_far_views_are_filled_and_fills_them(tmp_path: Path) -> None:
