@@ -41,16 +41,16 @@ def audit(stream: str, hours: tuple[str, str] | None, no_kafka: bool, conf: str 
     Compares the counts with the ledger, and with Kafka as far as it still has the records. Without --hours: all hours.
     Prints one sentence for each disagreement of ledger, files and Kafka; the exit code is then 1.
     """
-    from anabranch.operations.audit import audit as count_again
-    from anabranch.operations.audit import checks as views
+    from anabranch.cli.render.audit import print_audit
+    from anabranch.operations.audit import audit as run_audit
 
     job = open_stream(stream, conf)
     try:
-        view = count_again(job, hours, with_kafka=not no_kafka)
+        report = run_audit(job, hours, with_kafka=not no_kafka)
     finally:
         job.kafka.close()
-    views.print_audit(view, output)
-    if not view["agrees"]:
+    print_audit(report, output)
+    if not report.agrees:
         sys.exit(1)
 
 

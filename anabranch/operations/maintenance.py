@@ -1,12 +1,12 @@
-"""Maintenance: what is not needed any more goes, in steps of which each is safe alone and may be cut short anywhere.
+"""Maintenance: delete what is no longer needed, in steps that are each safe alone and may be interrupted anywhere.
 
-1. The speed layer's files of hours that the batch layer has served for long leave the `speed` branch, some hours in a
-   commit; `main` is as it was. The publish expires snapshots and tags, as every publish does.
-2. The same for the dead letters; the snapshots of the ledger and of the views' partials are expired.
-3. Files that nothing refers to are deleted, after their age.
-4. So is what killed processes of ours left in this machine's temporary folder.
+1. Remove the speed layer's files from the `speed` branch, in hours that the batch layer has served for long, some hours
+   in a commit; `main` does not change. The publish expires snapshots and tags, as every publish does.
+2. Do the same for dead letters; expire snapshots of the ledger and of the views' partials.
+3. Delete files without a reference, after their minimum age.
+4. Delete what killed processes left in this machine's temporary folder.
 
-A step that fails does not keep the next from its work. At its end a run tells the table what it did
+A failed step does not stop the next. At its end a run records its result in the table
 (`anabranch.protocol.maintained`).
 """
 
@@ -109,12 +109,11 @@ def plan_drop(
 
 
 def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publisher | None = None) -> Maintained:
-    """Clear away what is not needed, and tell the table what was done; with `dry_run` only say what would be. Run
-    again, there is nothing left to do.
+    """Delete what is no longer needed, and record the run in the table; with `dry_run` only report. Idempotent.
 
-    Every step is tried, whatever became of those before it. Raises the first step's error, if any: Transient when a
-    service does not answer or others are always first, Refused when paths are not what they seem; what is done by then
-    is done, and told.
+    Runs every step, even after one failed. Raises the first step's error, if any: Transient when a service does not
+    answer or other commits always land first, Refused when paths are not what they seem. Completed steps stay done and
+    recorded.
     """
     lake, stream = job.lake, job.stream
     check_clock(lake, load_state(lake, stream.table))
@@ -151,7 +150,7 @@ def size_of(files: Sequence[Stored]) -> Size:
 def plan_run(
     done: Maintained, began: datetime, ended: datetime, seconds: Mapping[str, float], failed: Mapping[str, str]
 ) -> MaintenanceRun:
-    """What the table is told of a run. Pure."""
+    """The record of a run, for the table. Pure."""
     tables = {
         name: MaintainedTable(
             expired,
@@ -165,7 +164,7 @@ def plan_run(
 
 
 class _Steps:
-    """Runs steps of which none needs the one before it, and remembers how long each took and what failed."""
+    """Runs independent steps, and records their durations and failures."""
 
     def __init__(self) -> None:
         self.failed: list[AnabranchError] = []
@@ -295,8 +294,10 @@ def _expire_partials(job: Job, name: str, now: datetime, dry_run: bool) -> int:
 
 
 def _expire_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:
-    """Merge a plain table's (the ledger's) files and expire its snapshots, in steps; returns how many snapshots, and by
-    how many files it has become fewer. Nothing is ever staged there, so nobody waits for one of them."""
+    """Merge a plain table's (the ledger's) files and expire its snapshots, in steps.
+
+    Returns the number of snapshots expired, and of files saved. Nothing is ever staged there, so no publisher waits.
+    """
     lake = job.lake
     before = lake.load(name)
     if dry_run:

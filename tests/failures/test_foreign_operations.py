@@ -70,9 +70,9 @@ class Stream:
         serve_hour(Publisher(one.lake, one.job.stream), self.overridden, None, "a test")
         self.arrive("last")
         self.check()
-        view = audit(one.job, None, with_kafka=True)
-        assert view["agrees"], json.dumps(view, indent=1, default=str)
-        assert len(view["hours"]) >= 3
+        report = audit(one.job, None, with_kafka=True)
+        assert report.agrees, json.dumps(report.as_dict(), indent=1, default=str)
+        assert len(report.hours) >= 3
 
     @property
     def tables(self) -> list[str]:

@@ -215,7 +215,7 @@ def test_records_that_compaction_takes_after_they_were_served_stay_rows(world: M
     assert (row.gaps or {})["control"] == 8
     assert row.diff is not None
     assert (row.diff.missing, row.diff.extra, row.diff.changed) == (0, 0, 0)
-    assert audit(one.job, (hour, hour), with_kafka=True)["agrees"]
+    assert audit(one.job, (hour, hour), with_kafka=True).agrees
     # What a topic was is not what it is: its policy says nothing of the log.
     one.set_topic(**{"cleanup.policy": "delete"})
     [again] = one.batch(hour, restate=True, why="its policy was changed")
@@ -225,7 +225,7 @@ def test_records_that_compaction_takes_after_they_were_served_stay_rows(world: M
     [again] = one.batch(hour, restate=True, why="its beginning was deleted")
     assert (again.decision, again.account.good, again.account.gap) == ("accepted", 7, 9)
     assert one.contents() == served
-    assert audit(one.job, (hour, hour), with_kafka=True)["agrees"]
+    assert audit(one.job, (hour, hour), with_kafka=True).agrees
 
 
 def send_transactions(

@@ -186,7 +186,7 @@ def test_what_is_spoiled_shows_and_what_was_replaced_stays_readable(known: World
     damage = Publish(new_id(), (Change("main", remove=files_of(state.table, "main", hour)),), state.timeline)
     assert one.lake.commit(state.table, to_commit(state, damage, datetime.now(UTC))) is Outcome.LANDED
     output = run(one, "audit", one.name, "--hours", hour, expect=1)
-    assert f"hour {hour}: rows of main: expected {GOOD}, as the ledger says, found 0 offsets" in output
+    assert f"hour {hour}: rows of main: expected {GOOD}, as in the ledger, found 0 offsets" in output
     assert f"the duplicates, found {GOOD + DUPLICATE} (partition 0: offsets 4 to 8, 16 to 17)" in output
     run(one, "merge", one.name)
     assert one.contents() == rows

@@ -61,8 +61,8 @@ def test_many_micro_batches_leave_few_files_that_the_batch_layer_accepts(world: 
     assert [(r.decision, r.revision) for r in one.batch()] == [("accepted", 1)]
     assert plain(views.hours(one.job))[0]["diff"] == {"missing": 0, "extra": 0, "changed": 0}
     counted = audit(one.job, None, with_kafka=True)
-    assert counted["hours"]
-    assert counted["agrees"]
+    assert counted.hours
+    assert counted.agrees
     assert one.batch() == []
     assert one.contents() == one.acknowledged()
 

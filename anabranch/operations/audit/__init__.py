@@ -1,11 +1,11 @@
-"""The auditor: counts accepted hours again, one after the other, in the data files and in Kafka."""
+"""The auditor: counts accepted hours again, one by one, in data files and Kafka."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anabranch.common.progress import Progress
 from anabranch.iceberg.ledger_files import Span
@@ -13,7 +13,13 @@ from anabranch.iceberg.snapshots import files_by_hour
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, shift
 from anabranch.offsets.position import Offsets, Ranges, Topic, clip
-from anabranch.operations.audit.checks import Audited, Disagreement, check_adjacent_cuts, to_view
+from anabranch.operations.audit.checks import (
+    Audited,
+    AuditReport,
+    Disagreement,
+    build_report,
+    check_adjacent_cuts,
+)
 from anabranch.operations.audit.count import Counted, OffsetCounts, count_files, explained, mark_given, recount
 from anabranch.protocol import ledger
 from anabranch.protocol.decisions import with_waiting
@@ -33,7 +39,7 @@ _Files = Mapping[str, Mapping[str, "DataFile"]]
 
 @dataclass(frozen=True)
 class _Lake:
-    """What one load of the two tables says, and the ledger."""
+    """One load of the two tables and the ledger."""
 
     state: State
     letters: Table
@@ -44,13 +50,11 @@ class _Lake:
     dead: _Files
 
 
-def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> dict[str, Any]:
-    """Audit the accepted hours from the first to the second, or all, as JSON shows it.
-
-    Raises Transient when lake or Kafka do not answer.
-    """
+def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> AuditReport:
+    """Audit the accepted hours from the first to the second, or all. Raises Transient when lake or Kafka do not
+    answer."""
     lake = _load(job, hours)
-    known = {h for h in lake.rows if _is_said_accepted(lake, h)} | set(lake.state.accepted)
+    known = {h for h in lake.rows if _is_accepted(lake, h)} | set(lake.state.accepted)
     chosen = sorted(h for h in known if hours is None or hours[0] <= h <= hours[1])
     topic = job.kafka.describe(job.stream.topic, lake.state.position) if with_kafka else None
     sizes = tuple(cut.offsets if (cut := _cut(lake, hour)) is not None else 0 for hour in chosen)
@@ -61,12 +65,12 @@ def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> dict[str
             progress.step()
     more = check_adjacent_cuts({h: c for h in known if (c := _cut(lake, h)) is not None}, lake.state.timeline)
     more = [d for d in more if hours is None or hours[0] <= d.hour <= hours[1]]
-    return to_view(job.stream.name, audited, [*more, *(_unknown(lake) if hours is None else [])])
+    return build_report(job.stream.name, audited, [*more, *(_unknown(lake) if hours is None else [])])
 
 
 def _load(job: Job, hours: tuple[str, str] | None) -> _Lake:
-    # The ledger first: what is accepted meanwhile still waits on its branch, and is read there. An hour is compared
-    # with the one before it.
+    # Read the ledger first: hours accepted meanwhile wait on their branch and are read there. Start one hour earlier,
+    # since each cut is compared with the cut before it.
     span = Span(shift(hours[0], -1), hours[1]) if hours is not None else None
     rows = job.ledger.history(span)
     state = load_state(job.lake, job.stream.table)
@@ -76,12 +80,12 @@ def _load(job: Job, hours: tuple[str, str] | None) -> _Lake:
     return _Lake(state, letters, newest, main, batch, speed, files_by_hour(letters, "main"))
 
 
-def _is_said_accepted(lake: _Lake, hour: str) -> bool:
+def _is_accepted(lake: _Lake, hour: str) -> bool:
     return lake.rows[hour].decision == "accepted" or lake.state.is_accepted(hour)
 
 
 def _cut(lake: _Lake, hour: str) -> Cut | None:
-    """The table's word on the cut, else the ledger's."""
+    """The table's cut of the hour, else the ledger's."""
     return lake.state.cuts.get(hour) or (lake.rows[hour].cut if hour in lake.rows else None)
 
 
@@ -97,11 +101,11 @@ def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bo
     given, there = None, Ranges()
     if reason is None and topic is not None:
         given, there = _read(job, topic, cut, progress)
-        reason = None if there or not cut.offsets else "Kafka's retention took all of it"
+        reason = None if there or not cut.offsets else "Kafka's retention deleted all of it"
     partitions = recount(cut.ranges, counted, given, there)
     if given is not None:
         partitions = explained(partitions, lambda missing: job.kafka.explain_missing(job.stream.topic, missing))
-    # Step 3: what the batch layer removed, against what it is said to repeat.
+    # Step 3: compare rows that the batch layer removed with the rows that they repeat.
     served = state.served_by(hour)
     wanted = (lake.batch if served == "batch" else lake.speed).get(hour, {})
     have = lake.main.get(hour, {})
@@ -109,7 +113,7 @@ def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bo
     gone = tuple(sorted({path for c in counted.values() for path in c.gone}))
     if strange and lacking and not gone and has_same_rows(state.table, hour, "main", served):
         LOG.info(
-            "hour %s: another program put %d files in the place of %d on main, with the same rows",
+            "audit: another program replaced files on main with the same rows hour=%s files=%d replaced=%d",
             hour,
             strange,
             lacking,
@@ -134,37 +138,38 @@ def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bo
 
 
 def kafka_unavailable_reason(state: State, hour: str, cut: Cut, topic: Topic | None) -> str | None:
-    """Why Kafka cannot be asked for the hour, or None. Pure."""
+    """Why Kafka cannot be read for the hour, or None. Pure."""
     if topic is None:
-        return "the topic is gone"
+        return "the topic does not exist"
     if topic.id != cut.topic_id and cut.offsets:
-        return "the topic was made again since"
-    return "its log began anew since" if gone_from_kafka(state.timeline, state.position.topic_id, hour, cut) else None
+        return "the topic was recreated since"
+    gone = gone_from_kafka(state.timeline, state.position.topic_id, hour, cut)
+    return "its log was restarted since" if gone else None
 
 
 def _read(job: Job, topic: Topic, cut: Cut, progress: Progress) -> tuple[OffsetCounts, Ranges]:
-    """What Kafka gives of the cut, and the part that it held all the while."""
+    """The offsets that Kafka gives of the cut, and the part that it had throughout."""
     before = read_accepted(cut.ranges, job.kafka.log_starts(topic), job.kafka.stable_ends(topic))
-    given = mark_given(before, _told(job.kafka.read_offsets(topic.name, before), progress) if before else ())
-    # Asked again: retention may have gone on while it was read.
+    given = mark_given(before, _with_progress(job.kafka.read_offsets(topic.name, before), progress) if before else ())
+    # Read the log starts again: retention may have deleted records meanwhile.
     return given, read_accepted(before, job.kafka.log_starts(topic), {p: e for p, (_, e) in before.items()})
 
 
-def _told(read: Iterator[tuple[int, list[int]]], progress: Progress) -> Iterator[tuple[int, list[int]]]:
+def _with_progress(read: Iterator[tuple[int, list[int]]], progress: Progress) -> Iterator[tuple[int, list[int]]]:
     for partition, offsets in read:
         yield partition, offsets
         progress.part(len(offsets))
 
 
 def read_accepted(ranges: Ranges, starts: Offsets, ends: Offsets) -> Ranges:
-    """The part of the ranges that the log holds; what is left with nothing drops out. Pure."""
+    """The part of the ranges in the log; empty ranges are dropped. Pure."""
     return clip(ranges, {p: (s, ends.get(p, 0)) for p, s in starts.items()})
 
 
 def _unrepeated(job: Job, lake: _Lake, hour: str, row: LedgerRow | None, counted: Mapping[str, Counted]) -> int | None:
-    """How many of the rows that batch is said to have removed repeat nothing, but for those that Kafka did not give it.
+    """How many rows removed by batch repeat nothing, without those that Kafka did not give it.
 
-    Asked only where duplicates are counted: they are where a lost row could hide.
+    Checked only in hours with duplicates, where a lost row could go unnoticed.
     """
     if row is None or not row.duplicate or counted["batch"].gone or hour not in lake.speed:
         return None
@@ -175,7 +180,7 @@ def _unrepeated(job: Job, lake: _Lake, hour: str, row: LedgerRow | None, counted
 
 
 def _unknown(lake: _Lake) -> Sequence[Disagreement]:
-    """Hours that `main` has rows of and that are none of the stream's."""
+    """Hours of `main` from before the stream began."""
     timeline = lake.state.timeline
     return [
         Disagreement(h, None, "main", f"rows of hours from {timeline.first} on", f"{len(files)} files of this one")

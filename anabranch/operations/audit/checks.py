@@ -1,8 +1,7 @@
-"""The audit: an hour's account, counted again from the data files and from Kafka, against what the ledger says.
+"""The audit: an hour's account, counted again in data files and Kafka, against the ledger.
 
-Nothing here trusts a count that was stored: rows and dead letters are counted in the files that `main` and `batch`
-name, and Kafka is read again as far as it still holds the hour. What disagrees is one sentence with hour, partition,
-what was expected and what was found.
+No stored count is trusted: rows and dead letters are counted in the files of `main` and `batch`, and Kafka is read
+again as far as it still has the hour. Each disagreement is one sentence with hour, partition, expected and found.
 """
 
 from __future__ import annotations
@@ -11,19 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anabranch.common.output import print_json, print_table
 from anabranch.kafka.batches import ABORTED, CONTROL, PRESENT
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.operations.audit.count import GONE, Recount
 from anabranch.protocol.ledger_row import HourAccount, Layer, LedgerRow
 
 _WORDS = {"rows": "rows of main", "batch": "rows of branch batch", "dead": "dead letters of main"}
-_CLOSES = ("good", "dead", "duplicate", "gap")
+CLOSES = ("good", "dead", "duplicate", "gap")
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Something about an hour that is not as it has to be. `partition` is None for what concerns the whole hour."""
+    """A disagreement about an hour. `partition` is None if it concerns the whole hour."""
 
     hour: str
     partition: int | None
@@ -48,12 +46,12 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class Audited:
-    """One hour: what table and ledger say, and what was counted.
+    """One hour: its state in table and ledger, and what was counted.
 
-    `cut` and `revision` are the table's own, None and 0 where it no longer remembers the hour by itself; `row` is the
-    ledger's newest. `strange` are files of `main` that the serving layer does not have, `lacking` files of that
-    layer that `main` does not, `gone` files that storage does not have. `unrepeated` are rows that batch removed and
-    that repeat nothing, None when that was not asked. `kafka` says why it was not read, or None.
+    `cut` and `revision` are the table's, None and 0 if it no longer lists the hour. `row` is the ledger's newest.
+    `strange`: files of `main` that its serving layer lacks. `lacking`: files of that layer that `main` lacks. `gone`:
+    files missing in storage. `unrepeated`: rows that batch removed and that repeat nothing; None if not checked.
+    `kafka`: why Kafka was not read, or None.
     """
 
     hour: str
@@ -72,7 +70,7 @@ class Audited:
 
     @property
     def account(self) -> HourAccount:
-        """What the ledger counted."""
+        """The ledger's account."""
         return self.row or HourAccount()
 
     @property
@@ -82,146 +80,140 @@ class Audited:
 
     @property
     def is_held(self) -> bool:
-        """Whether Kafka still holds all of the hour."""
+        """Whether Kafka still has all of the hour."""
         live = [r for r in self.partitions.values() if r.cut[0] < r.cut[1]]
         return self.kafka is None and all(r.kafka is not None and r.kafka.in_kafka == r.cut for r in live)
 
 
 def find_disagreements(audited: Audited) -> list[Disagreement]:
-    """All that disagrees about one hour, the ledger first, then files, then Kafka. Pure."""
-    disagreements = [*_of_ledger(audited), *_of_files(audited)]
-    disagreements += [
-        d for p, counted in sorted(audited.partitions.items()) for d in _of_partition(audited, p, counted)
-    ]
-    return [*disagreements, *_of_totals(audited), *_of_kafka(audited)]
+    """All disagreements about one hour: ledger, files, Kafka. Pure."""
+    findings = _Findings(audited.hour)
+    _check_ledger(audited, findings)
+    _check_files(audited, findings)
+    for p, counted in sorted(audited.partitions.items()):
+        _check_partition(audited, p, counted, findings)
+    _check_totals(audited, findings)
+    _check_kafka(audited, findings)
+    return findings.found
 
 
-def _of_ledger(a: Audited) -> list[Disagreement]:
-    row, account, disagreements = a.row, a.account, list[Disagreement]()
+class _Findings:
+    """Collects the disagreements of one hour."""
 
-    def differs(what: str, expected: object, is_found: object) -> None:
-        disagreements.append(Disagreement(a.hour, None, what, str(expected), str(is_found)))
+    def __init__(self, hour: str) -> None:
+        self._hour = hour
+        self.found: list[Disagreement] = []
 
+    def differs(self, what: str, expected: object, found: object, partition: int | None = None) -> None:
+        self.found.append(Disagreement(self._hour, partition, what, str(expected), str(found)))
+
+
+def _check_ledger(a: Audited, findings: _Findings) -> None:
+    row, account = a.row, a.account
     if a.accepted and (row is None or row.decision != "accepted"):
         again = "a restatement" if row is not None else "`anabranch apply`"
-        differs("ledger", "a row that accepts it, as branch batch does", f"none ({again} writes it again)")
-        return disagreements
+        findings.differs("ledger", "a row that accepts it, as branch batch does", f"none ({again} writes it again)")
+        return
     if not a.accepted:
-        differs(
-            "table",
-            "branch batch to hold it as accepted, as the ledger says",
-            "that it does not (the next batch run rebuilds it)",
-        )
+        expected = "branch batch to have it as accepted, as the ledger does"
+        findings.differs("table", expected, "that it does not (the next batch run rebuilds it)")
     revision = row.revision if row is not None else None
     if a.revision and revision != a.revision:
-        differs("revision", f"{a.revision}, as branch batch says", f"{revision} in the ledger")
+        findings.differs("revision", f"{a.revision}, as on branch batch", f"{revision} in the ledger")
     cut = row.cut if row is not None else None
     if a.cut is not None and cut is not None and cut != a.cut:
-        differs("cut", f"{a.cut.as_dict()}, as the table says", f"{cut.as_dict()} in the ledger")
-    ranges = {p: r.cut for p, r in a.partitions.items()}
-    size = sum(e - s for s, e in ranges.values())
+        findings.differs("cut", f"{a.cut.as_dict()}, as in the table", f"{cut.as_dict()} in the ledger")
+    size = sum(r.cut[1] - r.cut[0] for r in a.partitions.values())
     if account.offsets is not None and account.offsets != size:
-        differs("ledger", f"{size} offsets, the size of its cut", account.offsets)
-    counts = [getattr(account, name) for name in _CLOSES]
-    if None not in counts and sum(n or 0 for n in counts) != size:
-        words = " + ".join(f"{n} {name}" for name, n in zip(_CLOSES, counts, strict=True))
-        differs("balance of the ledger", f"{size} offsets", f"{sum(n or 0 for n in counts)}: {words}")
+        findings.differs("ledger", f"{size} offsets, the size of its cut", account.offsets)
+    counts = [getattr(account, name) for name in CLOSES]
+    if None not in counts and sum(counts) != size:
+        words = " + ".join(f"{n} {name}" for name, n in zip(CLOSES, counts, strict=True))
+        findings.differs("balance of the ledger", f"{size} offsets", f"{sum(counts)}: {words}")
     gaps = account.gaps
     if gaps is not None and account.gap is not None and sum(gaps.values()) != account.gap:
-        differs("gaps of the ledger", f"{account.gap} in all classes", f"{sum(gaps.values())}: {gaps}")
-    return disagreements
+        findings.differs("gaps of the ledger", f"{account.gap} in all classes", f"{sum(gaps.values())}: {gaps}")
 
 
-def _of_files(a: Audited) -> list[Disagreement]:
-    disagreements = [Disagreement(a.hour, None, "storage", f"the data file {path}", "none") for path in a.gone]
+def _check_files(a: Audited, findings: _Findings) -> None:
+    for path in a.gone:
+        findings.differs("storage", f"the data file {path}", "none")
     if a.strange or a.lacking:
-        actual = (
-            f"{a.lacking} of its files missing and {a.strange} others in their place (`anabranch merge` puts it right)"
-        )
-        disagreements.append(
-            Disagreement(a.hour, None, "main", f"the files of the {a.served} layer, which serves it", actual)
-        )
-    return disagreements
+        found = f"{a.lacking} of its files missing and {a.strange} other files instead (`anabranch merge` repairs it)"
+        findings.differs("main", f"the files of the {a.served} layer, which serves it", found)
 
 
-def _of_partition(a: Audited, p: int, counted: Recount) -> list[Disagreement]:
-    disagreements = []
+def _check_partition(a: Audited, p: int, counted: Recount, findings: _Findings) -> None:
     start, end = counted.cut
     for source, n in counted.outside.items():
-        disagreements.append(Disagreement(a.hour, p, _WORDS[source], f"none outside the cut [{start}, {end})", f"{n}"))
+        findings.differs(_WORDS[source], f"none outside the cut [{start}, {end})", n, p)
     for source, n in counted.twice.items():
-        disagreements.append(Disagreement(a.hour, p, _WORDS[source], "each offset once", f"{n} rows more"))
+        findings.differs(_WORDS[source], "each offset once", f"{n} rows more", p)
     for source, n in counted.misplaced.items():
-        disagreements.append(
-            Disagreement(a.hour, p, _WORDS[source], "rows of this hour alone", f"{n} that name another")
-        )
+        findings.differs(_WORDS[source], "rows of this hour alone", f"{n} that name another", p)
     if counted.both:
-        actual = f"{counted.both} that are both"
-        disagreements.append(Disagreement(a.hour, p, "rows and dead letters", "each offset to be one of them", actual))
-    if counted.kafka is not None and counted.kafka.not_explained:
-        actual = f"{counted.kafka.not_explained} kept that it does not give: {_spans(counted.kafka.not_given_at)}"
-        actual += _classes(counted.kafka.classes)
-        disagreements.append(Disagreement(a.hour, p, "Kafka", "all offsets that are kept", actual))
-    if counted.kafka is not None and (hidden := counted.kafka.silent_classes.get(PRESENT)):
-        expected = "to be given every record of its log"
-        disagreements.append(Disagreement(a.hour, p, "Kafka", expected, f"{hidden} in its log that it did not give"))
-    return disagreements
+        findings.differs("rows and dead letters", "each offset to be one of them", f"{counted.both} that are both", p)
+    if (kafka := counted.kafka) is None:
+        return
+    if kafka.not_explained:
+        found = f"{kafka.not_explained} stored that it does not give: {_spans(kafka.not_given_at)}"
+        findings.differs("Kafka", "all stored offsets", found + _classes(kafka.classes), p)
+    if hidden := kafka.silent_classes.get(PRESENT):
+        findings.differs("Kafka", "every record of its log to be read", f"{hidden} in its log that it did not give", p)
 
 
-def _of_totals(a: Audited) -> list[Disagreement]:
+def _check_totals(a: Audited, findings: _Findings) -> None:
     """The ledger's counts against the files'."""
-    account, disagreements = a.account, []
-    counted = list(a.partitions.values())
+    account, counted = a.account, list(a.partitions.values())
     good, duplicate = account.good, account.duplicate
     # The speed layer keeps duplicates.
     rows = good if a.served == "batch" or good is None or duplicate is None else good + duplicate
-    expected = (
+    totals = (
         ("rows", rows, sum(r.rows for r in counted)),
         ("batch", good, sum(r.batch for r in counted)),
         ("dead", account.dead, sum(r.dead for r in counted)),
     )
-    for source, wanted, n in expected:
-        if wanted is not None and wanted != n and a.accepted:
-            disagreements.append(
-                Disagreement(a.hour, None, _WORDS[source], f"{wanted}, as the ledger says", f"{n} offsets")
-            )
+    for source, expected, n in totals:
+        if expected is not None and expected != n and a.accepted:
+            findings.differs(_WORDS[source], f"{expected}, as in the ledger", f"{n} offsets")
     if a.unrepeated:
-        words = f"a row of the hour or of the {a.lookback} before it"
-        actual = f"{a.unrepeated} that repeat nothing"
-        disagreements.append(Disagreement(a.hour, None, "rows that batch removed", f"each to repeat {words}", actual))
-    return disagreements
+        expected_repeat = f"each to repeat a row of the hour or of the {a.lookback} before it"
+        findings.differs("rows that batch removed", expected_repeat, f"{a.unrepeated} that repeat nothing")
 
 
-def _of_kafka(a: Audited) -> list[Disagreement]:
-    """What Kafka gives against what is kept: nothing may be in neither but duplicates, and nothing be gone but gaps."""
+def _check_kafka(a: Audited, findings: _Findings) -> None:
+    """What Kafka gives against what is stored: only duplicates may be missing in the table, only gaps in Kafka."""
     if a.kafka is not None or not a.accepted:
-        return []
-    account, disagreements = a.account, []
-    given = {p: r.kafka for p, r in a.partitions.items() if r.kafka is not None}
+        return
+    account = a.account
+    given = {p: r.kafka for p, r in sorted(a.partitions.items()) if r.kafka is not None}
     nowhere = sum(k.kept_nowhere for k in given.values())
     duplicate = account.duplicate if a.served == "batch" else 0
     exact = a.is_held and not a.is_compacted
-    if duplicate is not None and (nowhere != duplicate if exact else nowhere > duplicate):
-        at = "; ".join(
-            f"partition {p}: {_spans(k.kept_nowhere_at)}" for p, k in sorted(given.items()) if k.kept_nowhere
-        )
-        expected = (
-            f"{'' if exact else 'at most '}{duplicate} offsets of it in neither rows nor dead letters, the duplicates"
-        )
-        disagreements.append(Disagreement(a.hour, None, "Kafka", expected, f"{nowhere}" + (f" ({at})" if at else "")))
+    if duplicate is not None and _is_off(nowhere, duplicate, exact):
+        expected = f"{_at_most(exact)}{duplicate} of its offsets neither rows nor dead letters, the duplicates"
+        at = "; ".join(f"partition {p}: {_spans(k.kept_nowhere_at)}" for p, k in given.items() if k.kept_nowhere)
+        findings.differs("Kafka", expected, f"{nowhere} ({at})" if at else nowhere)
     silent = sum(k.in_kafka[1] - k.in_kafka[0] - k.offsets for k in given.values())
     gap = account.gap
-    kept = any(k.not_given for k in given.values())
-    if gap is not None and not a.is_compacted and not kept and (silent != gap if a.is_held else silent > gap):
-        expected = f"{'' if a.is_held else 'at most '}{gap} offsets that it does not give, the gaps"
-        disagreements.append(Disagreement(a.hour, None, "Kafka", expected, f"{silent}"))
-    shown = {name: sum(k.silent_classes.get(name, 0) for k in given.values()) for name in (CONTROL, ABORTED)}
-    for name, number in shown.items():
-        told = (account.gaps or {}).get(name, 0)
-        if exact and account.gaps is not None and told != number:
-            expected = f"{told} offsets of class {name}, as the ledger says"
-            disagreements.append(Disagreement(a.hour, None, "Kafka", expected, f"{number} in its log"))
-    return disagreements
+    stored = any(k.not_given for k in given.values())
+    if gap is not None and not a.is_compacted and not stored and _is_off(silent, gap, a.is_held):
+        findings.differs("Kafka", f"{_at_most(a.is_held)}{gap} offsets that it does not give, the gaps", silent)
+    if not exact or account.gaps is None:
+        return
+    for name in (CONTROL, ABORTED):
+        number = sum(k.silent_classes.get(name, 0) for k in given.values())
+        recorded = account.gaps.get(name, 0)
+        if recorded != number:
+            findings.differs("Kafka", f"{recorded} offsets of class {name}, as in the ledger", f"{number} in its log")
+
+
+def _is_off(found: int, expected: int, exact: bool) -> bool:
+    return found != expected if exact else found > expected
+
+
+def _at_most(exact: bool) -> str:
+    return "" if exact else "at most "
 
 
 def _classes(classes: Mapping[str, int]) -> str:
@@ -230,13 +222,12 @@ def _classes(classes: Mapping[str, int]) -> str:
 
 
 def _spans(spans: Sequence[tuple[int, int]]) -> str:
-    return (
-        "offsets " + ", ".join(str(s) if e == s + 1 else f"{s} to {e - 1}" for s, e in spans) + ", …" * (len(spans) > 2)
-    )
+    words = [str(s) if e == s + 1 else f"{s} to {e - 1}" for s, e in spans]
+    return f"offsets {', '.join(words)}" + (", …" if len(spans) > 2 else "")
 
 
 def check_adjacent_cuts(cuts: Mapping[str, Cut], timeline: Timeline) -> list[Disagreement]:
-    """Where an hour does not begin at the end of the hour before it, in the same log. Pure."""
+    """Hours that do not begin at the end of the hour before, in the same log. Pure."""
     adopted = {adoption.hour for adoption in timeline.adoptions}
     disagreements = []
     for hour, cut in sorted(cuts.items()):
@@ -250,31 +241,76 @@ def check_adjacent_cuts(cuts: Mapping[str, Cut], timeline: Timeline) -> list[Dis
     return disagreements
 
 
-def to_view(stream: str, audited: Sequence[Audited], more: Sequence[Disagreement]) -> dict[str, Any]:
-    """As JSON shows it. `more` are disagreements that were found beside the hours' own. Pure."""
+@dataclass(frozen=True)
+class AuditedHour:
+    """An audited hour with its disagreements."""
+
+    audited: Audited
+    disagreements: tuple[Disagreement, ...]
+
+    @property
+    def read_of_kafka(self) -> str:
+        """How much of the hour was read from Kafka: `whole`, `part` or `not read`."""
+        if self.audited.kafka:
+            return "not read"
+        return "whole" if self.audited.is_held else "part"
+
+    def as_dict(self) -> dict[str, Any]:
+        a = self.audited
+        return {
+            "hour": a.hour,
+            "served": a.served,
+            "revision": a.revision or (a.row.revision if a.row is not None else 0),
+            "ledger": {name: getattr(a.account, name) for name in ("offsets", *CLOSES)},
+            "partitions": {str(p): _partition_dict(r) for p, r in a.partitions.items()},
+            "kafka": self.read_of_kafka,
+            "kafka_reason": a.kafka,
+            "disagreements": [d.as_dict() for d in self.disagreements],
+        }
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """The audited hours of a stream. `others` are disagreements about hours that were not audited."""
+
+    stream: str
+    hours: tuple[AuditedHour, ...]
+    others: tuple[Disagreement, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        return not self.disagreements
+
+    @property
+    def disagreements(self) -> list[Disagreement]:
+        """All disagreements: of the audited hours, then of others."""
+        return [d for hour in self.hours for d in hour.disagreements] + list(self.others)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "stream": self.stream,
+            "agrees": self.agrees,
+            "hours": [hour.as_dict() for hour in self.hours],
+            "other_disagreements": [d.as_dict() | {"hour": d.hour} for d in self.others],
+        }
+
+
+def build_report(stream: str, audited: Sequence[Audited], more: Sequence[Disagreement]) -> AuditReport:
+    """The report; `more` are disagreements found apart from the hours' own. Pure."""
     known = {a.hour for a in audited}
-    hours = []
-    for a in audited:
-        disagreements = [*find_disagreements(a), *(d for d in more if d.hour == a.hour)]
-        hours.append(
-            {
-                "hour": a.hour,
-                "served": a.served,
-                "revision": a.revision or (a.row.revision if a.row is not None else 0),
-                "ledger": {name: getattr(a.account, name) for name in ("offsets", *_CLOSES)},
-                "partitions": {str(p): _partition_view(r) for p, r in a.partitions.items()},
-                "kafka": "not read" if a.kafka else "whole" if a.is_held else "part",
-                "kafka_reason": a.kafka,
-                "disagreements": [d.as_dict() for d in disagreements],
-            }
-        )
-    others = [d.as_dict() | {"hour": d.hour} for d in more if d.hour not in known]
-    agrees = not others and not any(h["disagreements"] for h in hours)
-    return {"stream": stream, "agrees": agrees, "hours": hours, "other_disagreements": others}
+    hours = [AuditedHour(a, (*find_disagreements(a), *(d for d in more if d.hour == a.hour))) for a in audited]
+    return AuditReport(stream, tuple(hours), tuple(d for d in more if d.hour not in known))
 
 
-def _partition_view(counted: Recount) -> dict[str, Any]:
-    kafka = counted.kafka
+def _partition_dict(counted: Recount) -> dict[str, Any]:
+    kafka = None
+    if counted.kafka is not None:
+        kafka = {
+            "held": list(counted.kafka.in_kafka),
+            "given": counted.kafka.offsets,
+            "kept_nowhere": counted.kafka.kept_nowhere,
+            "not_given": counted.kafka.not_given,
+        }
     return {
         "cut": list(counted.cut),
         "rows": counted.rows,
@@ -283,62 +319,5 @@ def _partition_view(counted: Recount) -> dict[str, Any]:
         "twice": sum(counted.twice.values()),
         "outside": sum(counted.outside.values()),
         "misplaced": sum(counted.misplaced.values()),
-        "kafka": None
-        if kafka is None
-        else {
-            "held": list(kafka.in_kafka),
-            "given": kafka.offsets,
-            "kept_nowhere": kafka.kept_nowhere,
-            "not_given": kafka.not_given,
-        },
+        "kafka": kafka,
     }
-
-
-def print_audit(view: Mapping[str, Any], output: str) -> None:
-    if output == "json":
-        print_json(view)
-        return
-    if not view["hours"] and view["agrees"]:
-        print(f"{view['stream']}: no accepted hour to audit")
-        return
-    names = ("hour", "served", "offsets", "rows", "dead", "duplicate", "gap", "batch", "kafka", "")
-    print_table(names, [_cells(hour) for hour in view["hours"]])
-    for hour in view["hours"]:
-        for disagreement in hour["disagreements"]:
-            print(disagreement["message"])
-    for disagreement in view["other_disagreements"]:
-        print(disagreement["message"])
-    offsets = sum(p["cut"][1] - p["cut"][0] for hour in view["hours"] for p in hour["partitions"].values())
-    of = f"{view['stream']}: {len(view['hours'])} accepted hours, {offsets} offsets"
-    number = sum(len(h["disagreements"]) for h in view["hours"]) + len(view["other_disagreements"])
-    unread = [hour for hour in view["hours"] if hour["kafka"] != "whole"]
-    if number:
-        print(f"{of}: {number} disagreements")
-    elif unread:
-        whole = len(view["hours"]) - len(unread)
-        print(f"{of}: ledger and files agree, and Kafka as far as it was read ({whole} hours whole)")
-    else:
-        print(f"{of}: ledger, files and Kafka agree")
-
-
-def _cells(hour: Mapping[str, Any]) -> list[object]:
-    """Counted from the files; duplicates and gaps are what Kafka tells, else the ledger's."""
-    partitions = hour["partitions"].values()
-    total = {name: sum(p[name] for p in partitions) for name in ("rows", "dead", "batch")}
-    kafka = [p["kafka"] for p in partitions if p["kafka"] is not None]
-    in_kafka, given = sum(k["held"][1] - k["held"][0] for k in kafka), sum(k["given"] for k in kafka)
-    ledger = {name: "" if n is None else n for name, n in hour["ledger"].items()}
-    read = f"{given} of {in_kafka} given" if hour["kafka"] != "not read" else hour["kafka_reason"]
-    verdict = f"{len(hour['disagreements'])} disagree" if hour["disagreements"] else "agrees"
-    return [
-        hour["hour"],
-        hour["served"],
-        sum(p["cut"][1] - p["cut"][0] for p in partitions),
-        total["rows"],
-        total["dead"],
-        ledger["duplicate"],
-        ledger["gap"],
-        total["batch"],
-        read,
-        verdict,
-    ]

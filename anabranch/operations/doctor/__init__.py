@@ -1,8 +1,8 @@
-"""The doctor: examines all that a stream needs, and says of each thing that is wrong what to run or to set.
+"""The doctor: checks everything that a stream needs, and gives each fault a remedy: a command or a setting.
 
-Each examination has a reader, which asks one service, and deciders over what was read, which are pure. The readers run
-beside each other, each for a bounded time: a service that is away is a finding, and the others are examined. Nothing is
-changed but one small object under the warehouse, which is written, listed, read and deleted.
+Each check has a reader, which calls one service, and pure deciders over the result. The readers run in parallel, each
+with a time limit, so an unreachable service is a finding and the others are still checked. Nothing is changed except
+one small object under the warehouse, which is written, listed, read and deleted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from anabranch.operations.doctor.reading import Reading, T
 
 LOG = logging.getLogger(__name__)
 
-# Longer than a client waits for a service that is away; so what it says of that is heard.
+# Longer than a client waits for an unreachable service, so that its error is received.
 _LIMIT = 40.0
 
 
@@ -186,7 +186,7 @@ def _timed_out(failure: AnabranchError, reading: Reading[T]) -> Finding | None:
 
 
 def _unread(subject: str, failure: AnabranchError) -> Finding:
-    remedy = "what the message says; other findings may say more"
+    remedy = "see the message, and the other findings"
     return error(Check.NO_ANSWER, subject, "the examination to end", str(failure), remedy)
 
 

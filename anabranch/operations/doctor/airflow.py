@@ -1,4 +1,4 @@
-"""Airflow, where this machine has one (AIRFLOW_HOME is set): what its own command line says of it."""
+"""Airflow, if this machine has one (AIRFLOW_HOME is set), by its own command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POOL, _SLOTS = "default_pool", 128
 _DAGS = {
     "anabranch_hourly": "hours are not rebuilt",
     "anabranch_maintenance": "nothing is maintained",
-    "anabranch_speed_watch": "nobody watches the speed layer",
+    "anabranch_speed_watch": "the speed layer is not monitored",
 }
 
 
@@ -79,7 +79,7 @@ def _listed(question: list[str]) -> list[dict[str, Any]]:
 
 
 def failed(why: str) -> Finding:
-    """The finding where Airflow says nothing of itself."""
+    """The finding when Airflow reports nothing about itself."""
     expected = "an Airflow that can be asked, since AIRFLOW_HOME is set"
     return error(Check.AIRFLOW_AWAY, "airflow", expected, why, "airflow db migrate")
 

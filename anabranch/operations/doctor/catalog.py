@@ -33,7 +33,7 @@ def read(environment: Environment) -> CatalogFacts:
 
 
 def failed(catalog: Catalog, failure: AnabranchError) -> Finding:
-    """What a question that was not answered says. Pure."""
+    """The finding of a failed request. Pure."""
     subject = f"{catalog.name} ({catalog.type})"
     if "database is locked" in str(failure):
         expected = "to be let in to write within seconds"

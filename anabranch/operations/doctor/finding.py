@@ -1,4 +1,4 @@
-"""What the doctor says: a finding, how much it weighs, and the room that it is of."""
+"""A finding of the doctor, its severity, and its area."""
 
 from __future__ import annotations
 

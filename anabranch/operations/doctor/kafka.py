@@ -29,7 +29,7 @@ _WEEK = timedelta(days=7)
 
 @dataclass(frozen=True)
 class KafkaFacts:
-    """None for `settings` says that there is no such topic. `partition_bytes` is None where it may not be asked."""
+    """`settings` is None if the topic does not exist. `partition_bytes` is None if the user may not read it."""
 
     settings: TopicSettings | None
     starts: Offsets
@@ -76,7 +76,7 @@ def read(environment: Environment, stream: Stream) -> KafkaFacts:
 
 
 def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
-    """What a question that was not answered says. Pure."""
+    """The finding of a failed request. Pure."""
     if isinstance(failure, CodecMissing):
         expected = "the packages that decompress the topic's records"
         return error(Check.KAFKA_CODEC, stream.topic, expected, str(failure), "pip install --force-reinstall anabranch")
@@ -84,7 +84,7 @@ def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
         expected = "leave to describe and read the topic"
         return error(Check.KAFKA_RIGHTS, stream.topic, expected, str(failure), failure.command)
     if isinstance(failure, NoTopicIds):
-        expected = "brokers that give each topic an id: a recreated topic is told by it"
+        expected = "brokers with topic ids, which identify a recreated topic"
         return error(Check.TOPIC_IDS, stream.topic, expected, str(failure), "Kafka 2.8 or newer")
     if isinstance(failure, ConfigurationError):
         return error(
@@ -180,7 +180,7 @@ def _of_bytes(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | 
     remedy = alter(kafka, stream.topic, "retention.bytes=-1")
     expected = "retention.bytes=-1, or twice the bytes of what the batch layer has yet to read of each partition"
     if facts.partition_bytes is None or unread is None:
-        found = f"{limit} bytes a partition, and no way to tell how many wait"
+        found = f"{limit} bytes a partition, and an unknown number of waiting bytes"
         return info(Check.RETENTION_BYTES, stream.topic, expected, found, remedy)
     waiting = unread_bytes(facts, facts.partition_bytes, unread.starts)
     partition = max(waiting, key=lambda p: waiting[p], default=None)

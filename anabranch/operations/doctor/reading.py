@@ -1,4 +1,4 @@
-"""A reader beside the others, for a bounded time: what one service does not say keeps nothing from being examined."""
+"""A reader that runs in parallel with the others, with a time limit, so that one service does not block the checks."""
 
 from __future__ import annotations
 

@@ -22,13 +22,13 @@ def read(environment: Environment, stream: Stream) -> RegistryFacts:
     registry = open_registry(environment, stream)
     if stream.format.subject is not None:
         return RegistryFacts(registry.has_subject(stream.format.subject))
-    # Whatever it says of an id, it has answered.
+    # Any answer about an id shows that it is reachable.
     registry.schema(1)
     return RegistryFacts(True)
 
 
 def failed(stream: Stream, failure: AnabranchError) -> Finding:
-    """What a question that was not answered says. Pure."""
+    """The finding of a failed request. Pure."""
     if isinstance(failure, ConfigurationError):
         remedy = "registry.url, registry.user and registry.password in anabranch.yaml"
         return error(Check.REGISTRY_RIGHTS, stream.name, "leave to read schemas", str(failure), remedy)

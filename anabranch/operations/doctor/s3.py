@@ -120,7 +120,7 @@ def _is_away(failure: AnabranchError) -> bool:
 
 
 def _asked(unasked: list[tuple[Check, str]], check: Check, ask: Callable[[], T]) -> T | None:
-    """What the bucket says; None, and why, when it does not."""
+    """The bucket's settings; None, and why, if they cannot be read."""
     try:
         return ask()
     except AnabranchError as refused:
@@ -131,7 +131,7 @@ def _asked(unasked: list[tuple[Check, str]], check: Check, ask: Callable[[], T])
 
 
 def failed(environment: Environment, where: Place, failure: AnabranchError) -> Finding:
-    """What a question that was not answered says. Pure."""
+    """The finding of a failed request. Pure."""
     subject = f"s3://{where.bucket}/{where.prefix}"
     if isinstance(failure, ConfigurationError):
         remedy = "s3.access_key and s3.secret_key in anabranch.yaml, and a policy such as deploy/s3/jobs.json"

@@ -1,10 +1,9 @@
-"""Where a stream stands, as `status` says it, and its newest accepted hours, as `audit` counts them."""
+"""A stream's state, as `status` reports it, and its newest accepted hours, as `audit` counts them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from anabranch.config import Environment, Stream
 from anabranch.iceberg.owner import open_lake
@@ -12,6 +11,7 @@ from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import shift
 from anabranch.operations.audit import audit
+from anabranch.operations.audit.checks import AuditReport
 from anabranch.operations.doctor.finding import Check, Finding, error, warning
 from anabranch.operations.reports.status import MAY_WAIT, StreamStatus, late_after, status, unexplained_words
 
@@ -37,12 +37,12 @@ def read(environment: Environment, stream: Stream) -> StreamFacts:
     return StreamFacts(view, _disagreements(counted) if counted is not None else {})
 
 
-def _disagreements(view: Mapping[str, Any]) -> dict[str, list[str]]:
-    """By hour, of the audit's JSON."""
-    by_hour = {h["hour"]: [d["message"] for d in h["disagreements"]] for h in view["hours"]}
-    for other in view["other_disagreements"]:
-        by_hour.setdefault(other["hour"], []).append(other["message"])
-    return {hour: messages for hour, messages in by_hour.items() if messages}
+def _disagreements(report: AuditReport) -> dict[str, list[str]]:
+    """The audit's messages by hour."""
+    by_hour: dict[str, list[str]] = {}
+    for disagreement in report.disagreements:
+        by_hour.setdefault(disagreement.hour, []).append(disagreement.message)
+    return by_hour
 
 
 def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
@@ -51,7 +51,7 @@ def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
     if view.topic_recreated:
         expected = f"topic {view.topic} with the id {view.topic_id}"
         made.append(
-            error(Check.TOPIC_RECREATED, name, expected, "another: it was made anew", f"anabranch adopt {name}")
+            error(Check.TOPIC_RECREATED, name, expected, "another, so it was recreated", f"anabranch adopt {name}")
         )
     for hour, messages in facts.disagreements.items():
         remedy = f"anabranch batch {name} --hour {hour} --restate"

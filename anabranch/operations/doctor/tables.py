@@ -116,9 +116,9 @@ def find_unread(state: State) -> Unread:
 
 
 def failed(stream: Stream, failure: AnabranchError) -> Finding | None:
-    """What a question that was not answered says; None where it is the catalog's finding or S3's. Pure."""
+    """The finding of a failed request; None if it belongs to the catalog's or S3's check. Pure."""
     if isinstance(failure, AnotherStreamsTable):
-        # No command: whatever is run for this stream would be refused.
+        # No command: every command for this stream would be refused.
         remedy = f"another `table:` in streams/{stream.name}.yaml"
         return error(
             Check.ANOTHER_STREAMS_TABLE, stream.table, f"a table of stream {stream.name}", str(failure), remedy

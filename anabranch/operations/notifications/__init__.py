@@ -1,1 +1,1 @@
-"""What other systems are told of hours: webhooks and OpenLineage events."""
+"""Notifications about hours to other systems: webhooks and OpenLineage events."""

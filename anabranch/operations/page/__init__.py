@@ -1,1 +1,1 @@
-"""The status page (`anabranch serve`): what the views say of all streams, as HTML that asks nothing of elsewhere."""
+"""The status page (`anabranch serve`): reports of all streams as HTML without external resources."""

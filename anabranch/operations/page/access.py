@@ -46,7 +46,7 @@ class Access:
     over_tls: bool = False
 
     def is_host_known(self, host: str) -> bool:
-        """Whether a request's Host is one of ours. An address is: only a name can be bound anew. Pure."""
+        """Whether a request's Host is ours. Addresses are: only a name can be rebound. Pure."""
         name = _without_port(host)
         return name == "localhost" or name in self.names or _is_address(name)
 
@@ -92,7 +92,7 @@ def access_of(host: str, names: Sequence[str], token_file: Path | None, behind_p
     """Who may read a page that listens at `host`. Raises ConfigurationError for one that would be open to everybody."""
     if not is_loopback(host) and token_file is None and not behind_proxy:
         raise ConfigurationError(
-            f"--host {host}: expected --token-file, or --behind-proxy for a proxy that asks who it is, found neither; "
+            f"--host {host}: expected --token-file, or --behind-proxy for an authenticating proxy, found neither; "
             "without one the page is for this machine alone"
         )
     own = set() if _is_address(host) else {host.lower()}

@@ -254,7 +254,7 @@ class Page:
         return answer
 
     async def _failed(self, request: Request, error: Exception) -> Response:
-        message = "The page failed; its log says why."
+        message = "The page failed; see its log."
         return self._answer(request, "error.html", self._now(), 500, message=message, summary=message)
 
     def _answer(self, request: Request, template: str, now: datetime, status: int = 200, **context: Any) -> Response:
@@ -289,5 +289,5 @@ def _templates() -> Environment:
 
 
 def split_commands(text: str) -> list[tuple[str, bool]]:
-    """Text in parts, and whether each stood between backticks. Pure."""
+    """Split text into parts, and whether each was between backticks. Pure."""
     return [(part, i % 2 == 1) for i, part in enumerate(text.split("`")) if part]

@@ -1,4 +1,4 @@
-"""Charts of the last day, as SVG without styles or scripts of its own; the numbers stand beside them as a table."""
+"""Charts of the last day, as SVG without styles or scripts; a table shows the same numbers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Line:
-    """A line in steps; its name tells its class too."""
+    """A step line; its name is also its CSS class."""
 
     name: str
     path: str
@@ -53,7 +53,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Box:
-    """A part of a bar, with what it says."""
+    """A part of a bar, with its label."""
 
     part: str
     title: str
@@ -65,7 +65,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table beside a chart."""
+    """A row of a chart's table."""
 
     since: datetime
     until: datetime

@@ -16,7 +16,7 @@ from anabranch.offsets.hours import end_of, hour_of, start_of
 from anabranch.operations.reports.status import StreamStatus, unexplained_words
 from anabranch.protocol.ledger_row import Layer
 
-# By state: the letter that stands for it. States are those of `anabranch explain`.
+# The letter for each state. The states are those of `anabranch explain`.
 LETTERS = {"accepted": "A", "refused": "R", "sealed": "S", "ended": "E", "open": "O"}
 MARKS: dict[Layer, str] = {"batch": "■", "speed": "△"}
 _MONTH = "%Y-%m"
@@ -24,7 +24,7 @@ _MONTH = "%Y-%m"
 
 @dataclass(frozen=True)
 class Cell:
-    """An hour of the calendar; `label` says in words what letter, mark and colour do."""
+    """An hour of the calendar; `label` spells out its letter, mark and colour."""
 
     hour: str
     state: str

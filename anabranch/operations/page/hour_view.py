@@ -28,7 +28,7 @@ _LONGEST = 300  # characters of a value
 
 @dataclass(frozen=True)
 class HourRecord:
-    """What ledger and snapshots tell of an hour."""
+    """An hour by ledger and snapshots."""
 
     facts: HourFacts
     decisions: Sequence[DecisionFacts]
@@ -36,12 +36,13 @@ class HourRecord:
 
 @dataclass(frozen=True)
 class HourRows:
-    """What the hour's data files tell. `untold` is why there is no difference and no duplicate to be told of, if so."""
+    """An hour by its data files. `comparison_unavailable`: why there is no difference and no duplicate to show, if
+    so."""
 
     letters: DeadLetters
     difference: HourDifference | None
     duplicates: HourDuplicates | None
-    untold: str | None
+    comparison_unavailable: str | None
 
 
 def read_record(job: Job, hour: str, now: datetime) -> HourRecord:
@@ -78,7 +79,7 @@ class BalanceLine:
 
 @dataclass(frozen=True)
 class Balance:
-    """The hour's account; `closes` is None where the ledger does not tell all of it."""
+    """The hour's account; `closes` is None if the ledger lacks a part of it."""
 
     partitions: Sequence[int]
     lines: Sequence[BalanceLine]
@@ -110,7 +111,7 @@ class SampleLine:
 
 @dataclass(frozen=True)
 class HourPage:
-    """All that the hour's template says of its record."""
+    """The values of the hour's template."""
 
     facts: HourFacts
     sentences: Sequence[tuple[str, str]]
@@ -152,7 +153,7 @@ def balance_of(facts: HourFacts) -> Balance | None:
 
 
 def expectation_lines(facts: HourFacts) -> list[ExpectationLine]:
-    """What the gate said, failures first. Pure."""
+    """The gate's result, failures first. Pure."""
     quality = facts.quality
     if quality is None:
         return []
@@ -191,7 +192,7 @@ def _short(value: object) -> str:
 
 
 def hour_commands(facts: HourFacts) -> list[Command]:
-    """What one may do about the hour as it is, each as one types it; WHY stands for the operator's reason. Pure."""
+    """Commands for the hour in its state, as typed; WHY stands for the operator's reason. Pure."""
     stream, hour = shlex.quote(facts.stream), facts.hour
     commands = []
     if facts.query is not None:
@@ -200,7 +201,7 @@ def hour_commands(facts: HourFacts) -> list[Command]:
         if revision.tag is not None and revision.query is not None:
             commands.append(Command(f"read its rows as revision {revision.revision} had them", revision.query))
     if facts.rebuild is not None:
-        what = {"accepted": "build it anew from Kafka, as another revision", "ended": "seal it and build it"}
+        what = {"accepted": "rebuild it from Kafka as a new revision", "ended": "seal and build it"}
         commands.append(Command(what.get(facts.state, "build it (again)"), facts.rebuild))
     if facts.state == "refused" and facts.rebuild is not None:
         why = f"{facts.rebuild} --accept --why WHY"
@@ -226,6 +227,6 @@ def hour_commands(facts: HourFacts) -> list[Command]:
         commands.append(Command("give it to the speed layer", line))
     if facts.quality is not None:
         commands.append(
-            Command("make pages of what the quality gate said", f"anabranch data-docs {stream} {hour} --to DIR")
+            Command("build pages of the quality gate's results", f"anabranch data-docs {stream} {hour} --to DIR")
         )
     return commands

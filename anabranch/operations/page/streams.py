@@ -1,4 +1,4 @@
-"""The table of streams: a line of each, and the word for how it stands."""
+"""The table of streams: one row and one state for each."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read_stream(job: Job, late_after: timedelta, now: datetime) -> StreamView:
 
 @dataclass(frozen=True)
 class Condition:
-    """How a stream stands: a word, a mark that tells it without colour, and whether an operator should look."""
+    """A stream's state: a word, a mark that shows it without colour, and whether an operator should look."""
 
     word: str
     mark: str
@@ -66,9 +66,9 @@ class StreamLine:
 
 
 def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
-    """How a stream stands, by what matters most. Pure."""
+    """A stream's state, the most important first. Pure."""
     if view.topic_recreated:
-        note = f"the topic was made anew: `anabranch adopt {view.stream}`"
+        note = f"the topic was recreated: `anabranch adopt {view.stream}`"
         return Condition("recreated", "✕", True, note)
     if view.unexplained:
         hour, left = next(iter(view.unexplained.items()))
@@ -135,7 +135,7 @@ def stream_line(
 
 
 def summary_words(lines: Sequence[StreamLine]) -> str:
-    """All streams in a sentence, which a screen reader is told when it changes. Pure."""
+    """All streams in a sentence, which a screen reader announces when it changes. Pure."""
     wrong = [line for line in lines if line.condition.is_wrong]
     old = [line for line in lines if line.why_old is not None]
     text = f"{len(lines)} streams, {len(wrong)} to look at" if len(lines) != 1 else f"1 stream, {len(wrong)} to look at"

@@ -126,7 +126,7 @@ def shown(data: bytes | None, longest: int) -> str | None:
     """Bytes as text for display: bytes that are no UTF-8 as `\\xff`, and no more than `longest` characters. Pure."""
     if data is None:
         return None
-    # A character takes four bytes at most, so one that this splits lies behind the last that is shown.
+    # A character has at most four bytes, so a split one lies after the last that is shown.
     line = data[: 4 * longest + 4].decode("utf-8", errors="backslashreplace")
     return line if len(line) <= longest else line[:longest] + "…"
 

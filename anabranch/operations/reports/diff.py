@@ -45,7 +45,7 @@ class HourDifference:
 @dataclass(frozen=True)
 class HourDuplicates:
     """The records of an hour that the batch layer removed: as many as the ledger `counted`, as were `found` now, and
-    those that are `listed`. `untold` is why not all can be told, if so."""
+    those that are `listed`. `untold` is why some cannot be found, if so."""
 
     stream: str
     hour: str
@@ -150,9 +150,9 @@ def duplicates(job: Job, hour: str, limit: int) -> HourDuplicates:
 
 
 def untold_reason(state: State, hour: str, counted: int | None, number: int) -> str | None:
-    """Why not all duplicates that the ledger counts can be told, or None when they can. Pure."""
+    """Why some duplicates counted in the ledger cannot be found, or None. Pure."""
     if counted is None:
-        return "the ledger does not say how many there were; its row was written again from the branches"
+        return "the ledger has no count; its row was written again from the branches"
     if counted == number:
         return None
     if number > counted:
@@ -160,9 +160,9 @@ def untold_reason(state: State, hour: str, counted: int | None, number: int) -> 
             f"{number - counted} more than the ledger counts: rows that batch lacks although it never had to remove "
             "them"
         )
-    left = f"{counted - number} cannot be told"
+    left = f"{counted - number} cannot be found"
     if (uncovered := speed_rows_reason(state, hour)) is not None:
-        return f"{left}: they are told from the speed layer's rows, and {uncovered}"
+        return f"{left}: they are found in the speed layer's rows, and {uncovered}"
     return f"{left}: the rows that they repeat are not in the hour or its look-back any more"
 
 
@@ -197,7 +197,7 @@ def _accepted_row(job: Job, state: State, hour: str) -> LedgerRow | None:
     if not state.is_accepted(hour):
         raise Refused(
             f"hour {hour}: expected it to be accepted, found that the batch layer has no rows of it; "
-            f"`anabranch explain {job.stream.name} {hour}` says why"
+            f"`anabranch explain {job.stream.name} {hour}` explains it"
         )
     return rows.get(hour)
 

@@ -56,7 +56,7 @@ class Drift:
 
 
 def drift(job: Job) -> Drift:
-    """The drift that the ledger tells of. Raises Transient when Kafka or the lake does not answer."""
+    """The drift recorded in the ledger. Raises Transient when Kafka or the lake does not answer."""
     rows = ledger.newest(job.ledger.history(without=_WITHOUT))
     topic = job.kafka.describe(job.stream.topic)
     starts = job.kafka.log_starts(topic) if topic is not None else {}
@@ -122,7 +122,7 @@ def _obstacle(name: str, columns: Sequence[str], ours: Collection[str]) -> str |
     if name in columns:
         return None
     if len(name) >= UNKNOWN_NAME_LENGTH:
-        return "the name is too long to be told whole"
+        return "the name is too long to be stored whole"
     if not _COLUMN.fullmatch(name):
         return "a column's name has letters, digits and underscores alone"
     if name.lower() in ours:
@@ -133,7 +133,7 @@ def _obstacle(name: str, columns: Sequence[str], ours: Collection[str]) -> str |
 
 
 def _one_of_each_spelling(fields: Sequence[DriftedField]) -> list[DriftedField]:
-    """The same fields; case does not tell columns apart, so of those that could be taken up only the first can."""
+    """The same fields; columns ignore case, so of names that differ in case only the first can become a column."""
     spellings: set[str] = set()
     result = []
     for field in fields:
@@ -153,7 +153,7 @@ def _is_held(row: LedgerRow, topic_id: str | None, log_starts: Mapping[int, int]
 
 
 def print_drift(view: Drift, output: str) -> None:
-    """For people: names and samples on one line each, whatever they hold, and what to change and to run."""
+    """Print for people: names and samples on one line each, and what to change and to run."""
     if output == "json":
         print_json(view)
         return
@@ -168,7 +168,7 @@ def print_drift(view: Drift, output: str) -> None:
         ],
     )
     if view.others:
-        print(f"\nand in an hour up to {view.others} more names, which are not told apart")
+        print(f"\nand in an hour up to {view.others} more names, which are not counted by name")
     if view.schema is not None:
         print(f"\nIn the file of stream {view.stream}, to take the fields up (the types are guesses):\n")
         print(f"schema: {json.dumps(view.schema)}")

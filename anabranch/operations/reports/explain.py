@@ -64,7 +64,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Override:
-    """The layer that an operator gave an hour to; since when and why, as far as the ledger tells."""
+    """The layer that an operator chose for an hour, since when and why, as far as the ledger has it."""
 
     layer: Layer
     at: datetime | None

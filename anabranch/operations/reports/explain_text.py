@@ -16,7 +16,7 @@ _FIELDS = 8  # of the unknown ones
 
 
 def explain_sentences(facts: HourFacts) -> list[tuple[str, str]]:
-    """What there is to say of an hour: a subject and a sentence or two of each. Pure."""
+    """An explanation of an hour: subjects, with a sentence or two each. Pure."""
     sentences = [("hour", _headline(facts))]
     if facts.state in ("before the first", "not begun"):
         return sentences
@@ -57,7 +57,7 @@ def _seal_from(facts: HourFacts) -> str:
 
 
 def _sealed(facts: HourFacts) -> str:
-    at = f"at {_time(facts.sealed_at)}" if facts.sealed_at is not None else "the ledger does not say when"
+    at = f"at {_time(facts.sealed_at)}" if facts.sealed_at is not None else "at a time that the ledger lacks"
     reason = f" ({facts.sealed_reason})" if facts.sealed_reason else ""
     if facts.cut is None:
         return f"{at}{reason}; neither table nor ledger know its cut any more"
@@ -84,7 +84,7 @@ def _rows(rows: BranchRows) -> str:
 def _account(facts: HourFacts) -> str | None:
     counts, stream, hour = facts.counts, facts.stream, facts.hour
     if counts.good is None:
-        return None if facts.state != "accepted" else "the ledger does not say what was counted"
+        return None if facts.state != "accepted" else "the ledger has no counts"
     parts = [f"{counts.good} became rows"]
     if counts.dead:
         parts.append(f"{counts.dead} are dead letters (`anabranch dead-letters {stream} --hours {hour}`)")
@@ -107,7 +107,7 @@ _FROM = {
 
 
 def _sources(sources: Mapping[str, int] | None) -> str:
-    """Where the records came from, as far as the ledger says."""
+    """The sources of the records, as far as the ledger has them."""
     counted = {name: n for name, n in (sources or {}).items() if n}
     if set(counted) <= {"kafka"}:
         return "; all read from Kafka" if counted else ""
@@ -131,7 +131,7 @@ def _checks(facts: HourFacts) -> str | None:
 
 
 def _quality(quality: QualityResult) -> str:
-    """The gate's verdict. Rows of before `evaluated` and `warnings` were told say only whether it passed."""
+    """The gate's verdict. Rows written before `evaluated` and `warnings` existed only have whether it passed."""
     evaluated = quality.evaluated
     if evaluated == 0:
         return "the stream has no expectations"
@@ -208,7 +208,7 @@ def _commands(facts: HourFacts) -> list[tuple[str, str]]:
     if facts.query is not None:
         commands.append(("query", f"`{facts.query}`"))
     if facts.rebuild is not None:
-        mend = "mend what the refusal says, then " if facts.state == "refused" else ""
+        mend = "fix the cause of the refusal, then " if facts.state == "refused" else ""
         kept = f", from what the table keeps of it: {facts.gone}" if facts.gone is not None else ""
         commands.append(("rebuild", f"{mend}`{facts.rebuild}`{kept}"))
     elif facts.gone is not None:

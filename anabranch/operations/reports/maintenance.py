@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 HOURS_SHOWN = 24
-"""So many hours, those with the most files, are told one by one."""
+"""At most this many hours, those with the most files, are listed."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def speed_hours(state: State, running: str) -> list[str]:
 
 
 def last_run_words(view: Maintenance) -> str:
-    """How the last run ended, in a sentence; the page, and the command, say it. Pure."""
+    """The last run's end in a sentence, for the page and the command. Pure."""
     last, complete = view.last, view.complete
     if last is None:
         return "no run is known"

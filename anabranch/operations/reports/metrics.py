@@ -36,10 +36,10 @@ ANSWER_WITHIN = timedelta(seconds=15)
 """Below the 25 s that `deploy/prometheus/prometheus.yml` gives a scrape."""
 
 NAMES = 20
-"""So many fields that the schema does not know are told by name."""
+"""At most this many fields unknown to the schema get a metric of their own."""
 
 Values = Mapping[tuple[str, ...], float]
-"""Of one stream, by the labels beside the stream's."""
+"""One stream's values, by their labels apart from the stream's."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def metrics_of(answers: Mapping[str, Answer], now: datetime) -> Iterator[Metric]
         ("last_publish_timestamp_seconds", "When a branch was last published to.", ("branch",), _publishes),
         (
             "position_age_seconds",
-            "How long the speed layer's position has stood still.",
+            "How long the speed layer's position has not moved.",
             (),
             lambda v: {(): (now - v.position_since).total_seconds()},
         ),
@@ -240,7 +240,7 @@ def metrics_of(answers: Mapping[str, Answer], now: datetime) -> Iterator[Metric]
             lambda v: {(): v.retention.total_seconds()} if v.retention is not None else {},
         ),
         ("dead_letters", "Dead letters that main serves.", (), lambda v: {(): v.dead_letters}),
-        ("lost_offsets", "Offsets that retention took and nobody holds.", (), lambda v: {(): sum(v.lost.values())}),
+        ("lost_offsets", "Offsets that retention deleted and no table has.", (), lambda v: {(): sum(v.lost.values())}),
         (
             "difference_unexplained_rows",
             "Rows in which the layers differ and nothing explains it.",

@@ -121,7 +121,7 @@ class Background(Generic[T]):
             dropped.set()
 
     def stop(self) -> None:
-        """No reader begins anew; one that is under way is left alone."""
+        """Start no new reader; a running one continues."""
         self._stopped.set()
         for reader in list(self._dropped):
             self.drop(reader)
@@ -180,7 +180,7 @@ class OnDemand(Generic[T]):
         return reader.reading
 
     def forget(self, stream: str) -> None:
-        """Read anew what is of a stream, when it is asked for again."""
+        """Read the stream's values again at the next request."""
         with self._alone:
             for key in [key for key in self._readers if key[0] == stream]:
                 del self._readers[key]
@@ -193,5 +193,5 @@ class OnDemand(Generic[T]):
                 self._waiting.discard(key)
 
     def stop(self) -> None:
-        """Nothing begins anew."""
+        """Start no new reader."""
         self._workers.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""What operators look at: the hours and where the stream stands, as values first and as text or JSON after."""
+"""Status of hours and streams: values, and their text or JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAY_WAIT = 2
 
 @dataclass(frozen=True)
 class GateSummary:
-    """What the quality gate said of an hour; None before it was asked."""
+    """The quality gate's result of an hour; None before it ran."""
 
     passed: bool | None = None
     failed: Entries = ()
@@ -203,7 +203,7 @@ def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
     backlog = sorted(h for h in state.timeline.sealed if not state.is_accepted(h))
     ended = hour_words.hours_between(state.timeline.open, hour_words.hour_of(now))
     name = job.stream.hours_table
-    # All that is shown of the ledger: other rows, however many, are not read.
+    # Read only the ledger rows that are shown.
     newest = newest_accepted(state)
     wanted = {*backlog, *Ledger(job.lake, name).remarkable_hours(), *([newest] if newest is not None else [])}
     wanted |= Ledger(job.lake, name).hours_refused_last()
@@ -307,7 +307,7 @@ def unexplained(state: State, rows: Mapping[str, LedgerRow]) -> dict[str, dict[s
 
 
 def _why(stream: str, hour: str) -> str:
-    return f"`anabranch explain {stream} {hour}` says why"
+    return f"`anabranch explain {stream} {hour}` explains it"
 
 
 def unexplained_words(left: Mapping[str, int]) -> str:

@@ -18,13 +18,14 @@ import pytest
 from lakes import StreamLake, decide, new_state
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, job, new_proof, read, record, spoil, stage_rows
 
+from anabranch.cli.render.audit import print_audit
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.snapshots import files_of
 from anabranch.kafka.batches import Missing, Seen
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
 from anabranch.offsets.position import Topic
 from anabranch.operations.audit import audit as count_again
-from anabranch.operations.audit import checks, kafka_unavailable_reason, read_accepted
+from anabranch.operations.audit import kafka_unavailable_reason, read_accepted
 from anabranch.operations.audit.checks import Audited, check_adjacent_cuts, find_disagreements
 from anabranch.operations.audit.count import Counted as OfFiles
 from anabranch.operations.audit.count import OffsetCounts, explained, mark_given, recount, spans
@@ -46,30 +47,33 @@ def one(tmp_path: Path) -> StreamLake:
 
 
 def sentences(one: StreamLake, hours: tuple[str, str] | None = None) -> list[str]:
-    view = count_again(job(one), hours, with_kafka=False)
+    report = count_again(job(one), hours, with_kafka=False)
+    view = report.as_dict()
     messages = [d["message"] for hour in view["hours"] for d in hour["disagreements"]]
     messages += [d["message"] for d in view["other_disagreements"]]
     assert view["agrees"] is (not messages)
+    assert [d.message for d in report.disagreements] == messages
     return messages
 
 
 def test_an_hour_that_is_as_the_ledger_says_agrees(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
-    view = count_again(job(one), None, with_kafka=False)
+    report = count_again(job(one), None, with_kafka=False)
+    view = report.as_dict()
     assert view["agrees"]
     second = view["hours"][1]
     assert second["partitions"]["0"] == {
         "cut": [4, 10], "rows": 3, "batch": 3, "dead": 1, "twice": 0, "outside": 0, "misplaced": 0, "kafka": None,
     }  # fmt: skip
     assert (second["kafka"], second["kafka_reason"]) == ("not read", "not asked")
-    checks.print_audit(view, "text")
+    print_audit(report, "text")
     assert "2 accepted hours, 10 offsets: ledger and files agree" in capsys.readouterr().out
-    checks.print_audit(view, "json")
+    print_audit(report, "json")
     assert json.loads(capsys.readouterr().out)["agrees"] is True
-    assert [h["hour"] for h in count_again(job(one), (HOUR, HOUR), with_kafka=False)["hours"]] == [HOUR]
+    assert [h.audited.hour for h in count_again(job(one), (HOUR, HOUR), with_kafka=False).hours] == [HOUR]
 
 
 def test_hours_that_are_not_accepted_are_not_audited(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
-    checks.print_audit(count_again(job(one), (shift(NEXT, 1), shift(NEXT, 9)), with_kafka=False), "text")
+    print_audit(count_again(job(one), (shift(NEXT, 1), shift(NEXT, 9)), with_kafka=False), "text")
     assert capsys.readouterr().out == "events: no accepted hour to audit\n"
 
 
@@ -77,8 +81,8 @@ def test_a_file_taken_out_of_main(one: StreamLake) -> None:
     spoil(one, remove_hour=NEXT)
     assert sentences(one) == [
         f"hour {NEXT}: main: expected the files of the batch layer, which serves it, found 1 of its files missing "
-        "and 0 others in their place (`anabranch merge` puts it right)",
-        f"hour {NEXT}: rows of main: expected 3, as the ledger says, found 0 offsets",
+        "and 0 other files instead (`anabranch merge` repairs it)",
+        f"hour {NEXT}: rows of main: expected 3, as in the ledger, found 0 offsets",
     ]
 
 
@@ -132,7 +136,7 @@ def test_an_offset_that_is_a_row_and_a_dead_letter(one: StreamLake) -> None:
         f"hour {NEXT}, partition 0: rows and dead letters: expected each offset to be one of them, found 1 that are "
         "both"
     ) in messages
-    assert f"hour {NEXT}: dead letters of main: expected 1, as the ledger says, found 2 offsets" in messages
+    assert f"hour {NEXT}: dead letters of main: expected 1, as in the ledger, found 2 offsets" in messages
 
 
 def test_a_ledger_that_lies_about_its_counts(one: StreamLake) -> None:
@@ -140,8 +144,8 @@ def test_a_ledger_that_lies_about_its_counts(one: StreamLake) -> None:
     record(one, decide(NEXT, "accepted", 1, CUT, NOW, served="batch", **lie))
     assert sentences(one) == [
         f"hour {NEXT}: gaps of the ledger: expected 1 in all classes, found 2: {{'control': 2}}",
-        f"hour {NEXT}: rows of main: expected 4, as the ledger says, found 3 offsets",
-        f"hour {NEXT}: rows of branch batch: expected 4, as the ledger says, found 3 offsets",
+        f"hour {NEXT}: rows of main: expected 4, as in the ledger, found 3 offsets",
+        f"hour {NEXT}: rows of branch batch: expected 4, as in the ledger, found 3 offsets",
     ]
 
 
@@ -158,7 +162,7 @@ def test_a_ledger_that_says_another_cut_or_revision(one: StreamLake) -> None:
     other = Cut("t", {0: (4, 11), 1: (0, 0)})
     record(one, decide(NEXT, "accepted", 2, other, NOW, served="batch", **counts))
     messages = sentences(one, (NEXT, NEXT))
-    assert messages[0] == f"hour {NEXT}: revision: expected 1, as branch batch says, found 2 in the ledger"
+    assert messages[0] == f"hour {NEXT}: revision: expected 1, as on branch batch, found 2 in the ledger"
     assert messages[1].startswith(f"hour {NEXT}: cut: expected ")
     assert messages[2] == f"hour {NEXT}: ledger: expected 6 offsets, the size of its cut, found 7"
 
@@ -181,7 +185,7 @@ def test_an_hour_that_the_ledger_accepts_and_the_table_does_not(tmp_path: Path) 
     one = new_proof(tmp_path)
     record(one, decide(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, dead=0, duplicate=0, gap=0))
     assert sentences(one) == [
-        f"hour {HOUR}: table: expected branch batch to hold it as accepted, as the ledger says, found that it does not "
+        f"hour {HOUR}: table: expected branch batch to have it as accepted, as the ledger does, found that it does not "
         "(the next batch run rebuilds it)"
     ]
 
@@ -224,7 +228,7 @@ def test_an_hour_served_by_the_speed_layer_holds_its_duplicates(one: StreamLake)
     bury_speed(one)
     assert sentences(one) == []
     spoil(one, add=[event(0, 9)])
-    assert f"hour {NEXT}: rows of main: expected 4, as the ledger says, found 5 offsets" in sentences(one)
+    assert f"hour {NEXT}: rows of main: expected 4, as in the ledger, found 5 offsets" in sentences(one)
 
 
 def bury_speed(one: StreamLake) -> None:
@@ -284,20 +288,20 @@ def test_kafka_agrees() -> None:
 
 def test_an_offset_that_kafka_gives_and_nobody_keeps() -> None:
     assert kafka([4, 5, 6, 7, 8, 9]) == [
-        f"hour {NEXT}: Kafka: expected 1 offsets of it in neither rows nor dead letters, the duplicates, found 2 "
+        f"hour {NEXT}: Kafka: expected 1 of its offsets neither rows nor dead letters, the duplicates, found 2 "
         "(partition 0: offsets 7, 9)",
         f"hour {NEXT}: Kafka: expected 1 offsets that it does not give, the gaps, found 0",
-        f"hour {NEXT}: Kafka: expected 1 offsets of class control, as the ledger says, found 0 in its log",
+        f"hour {NEXT}: Kafka: expected 1 offsets of class control, as in the ledger, found 0 in its log",
     ]
 
 
 def test_an_offset_that_is_kept_and_kafka_does_not_give() -> None:
     assert kafka([4, 6, 7, 8], shown={5: "control", 9: "control"}) == [
-        f"hour {NEXT}, partition 0: Kafka: expected all offsets that are kept, found 1 kept that it does not "
+        f"hour {NEXT}, partition 0: Kafka: expected all stored offsets, found 1 stored that it does not "
         "give: offsets 5 (its log shows 1 control)"
     ]
     assert kafka([4, 6, 7, 8], shown={5: "present", 9: "control"}) == [
-        f"hour {NEXT}, partition 0: Kafka: expected all offsets that are kept, found 1 kept that it does not "
+        f"hour {NEXT}, partition 0: Kafka: expected all stored offsets, found 1 stored that it does not "
         "give: offsets 5 (its log shows 1 present)"
     ]
     # A log that was compacted gives less from day to day, whatever the topic's policy is by now.
@@ -306,14 +310,14 @@ def test_an_offset_that_is_kept_and_kafka_does_not_give() -> None:
 
 def test_a_gap_of_another_class_than_the_log_shows() -> None:
     assert kafka([4, 5, 6, 7, 8], shown={9: "aborted"}) == [
-        f"hour {NEXT}: Kafka: expected 1 offsets of class control, as the ledger says, found 0 in its log",
-        f"hour {NEXT}: Kafka: expected 0 offsets of class aborted, as the ledger says, found 1 in its log",
+        f"hour {NEXT}: Kafka: expected 1 offsets of class control, as in the ledger, found 0 in its log",
+        f"hour {NEXT}: Kafka: expected 0 offsets of class aborted, as in the ledger, found 1 in its log",
     ]
 
 
 def test_a_record_of_the_log_that_no_reader_is_given() -> None:
     assert (
-        f"hour {NEXT}, partition 0: Kafka: expected to be given every record of its log, found 1 in its log that it "
+        f"hour {NEXT}, partition 0: Kafka: expected every record of its log to be read, found 1 in its log that it "
         "did not give"
     ) in kafka([4, 5, 6, 7, 8], shown={9: "present"})
 
@@ -322,11 +326,11 @@ def test_a_part_that_kafka_still_holds_is_compared_as_far_as_it_goes() -> None:
     assert kafka([6, 7, 8], log=(6, 10)) == []
     assert kafka([8], log=(8, 10)) == []
     assert kafka([6, 7, 8, 9], log=(6, 10)) == [
-        f"hour {NEXT}: Kafka: expected at most 1 offsets of it in neither rows nor dead letters, the duplicates, "
+        f"hour {NEXT}: Kafka: expected at most 1 of its offsets neither rows nor dead letters, the duplicates, "
         "found 2 (partition 0: offsets 7, 9)"
     ]
     assert kafka([], log=(8, 10), rows=(4, 5, 6), shown={8: "present", 9: "control"}) == [
-        f"hour {NEXT}, partition 0: Kafka: expected all offsets that are kept, found 1 kept that it does not "
+        f"hour {NEXT}, partition 0: Kafka: expected all stored offsets, found 1 stored that it does not "
         "give: offsets 8 (its log shows 1 present)"
     ]
     assert kafka([], log=None, kafka="retention took all of it") == []
@@ -342,10 +346,10 @@ def test_an_hour_of_a_log_that_is_gone_is_not_asked_of_another() -> None:
     timeline = Timeline(HOUR, shift(HOUR, 3), {0: 10})
     state = new_state(timeline)
     assert kafka_unavailable_reason(state, NEXT, CUT, Topic("events", "t", (0, 1))) is None
-    assert kafka_unavailable_reason(state, NEXT, CUT, None) == "the topic is gone"
-    assert kafka_unavailable_reason(state, NEXT, CUT, Topic("events", "u", (0, 1))) == "the topic was made again since"
+    assert kafka_unavailable_reason(state, NEXT, CUT, None) == "the topic does not exist"
+    assert kafka_unavailable_reason(state, NEXT, CUT, Topic("events", "u", (0, 1))) == "the topic was recreated since"
     again = new_state(replace(timeline, adoptions=(Adoption(NEXT, "t", {0: 6}),)))
-    assert kafka_unavailable_reason(again, NEXT, CUT, Topic("events", "t", (0, 1))) == "its log began anew since"
+    assert kafka_unavailable_reason(again, NEXT, CUT, Topic("events", "t", (0, 1))) == "its log was restarted since"
     assert kafka_unavailable_reason(again, shift(NEXT, 1), CUT, Topic("events", "t", (0, 1))) is None
 
 
@@ -378,7 +382,7 @@ def test_files_that_another_program_put_in_the_place_of_an_hours_with_the_same_r
     publish = Publish(new_id(), (Change("main", rewritten.files, old, rewrites=True),), state.timeline)
     assert one.publish(publish, state) is Outcome.LANDED
     assert sentences(one) == []
-    assert f"hour {NEXT}: another program put 1 files in the place of 1 on main, with the same rows" in caplog.text
+    assert f"audit: another program replaced files on main with the same rows hour={NEXT} files=1 replaced=1" in caplog.text
 
 
 def test_files_in_the_place_of_an_hours_with_another_value(one: StreamLake) -> None:

@@ -98,7 +98,7 @@ def test_a_refused_hour(one: StreamLake) -> None:
     assert sentences["refused"] == "at 2026-11-22 02:00:00 UTC, for the 2. time: quality: no"
     assert sentences["account"] == "in the build that was refused, of 6 offsets 6 became rows"
     assert "the quality gate failed, critical: x" in sentences["checks"]
-    assert sentences["rebuild"].startswith("mend what the refusal says, then `anabranch batch events --hour ")
+    assert sentences["rebuild"].startswith("fix the cause of the refusal, then `anabranch batch events --hour ")
 
 
 def test_an_hour_that_was_refused_first_and_is_accepted_now(one: StreamLake) -> None:
@@ -198,7 +198,7 @@ def test_an_empty_hour() -> None:
     row = decide(HOUR, "accepted", 1, cut, NOW, served="batch", good=0, dead=0, duplicate=0, gap=0, gaps={})
     facts = _facts([row], accepted={HOUR: Accepted(1, cut)}, timeline=replace(TIMELINE, sealed={}))
     sentences = dict(explain_sentences(facts))
-    assert sentences["sealed"] == "the ledger does not say when, without a record"
+    assert sentences["sealed"] == "at a time that the ledger lacks, without a record"
     assert sentences["rebuild"] == "there is nothing to rebuild: it holds no records"
     assert not {"account", "checks"} & set(sentences)
 
@@ -223,8 +223,8 @@ def test_an_accepted_hour_that_kafka_lost_is_rebuilt_from_what_the_table_keeps()
 def test_an_hour_that_the_ledger_lost() -> None:
     sentences = dict(explain_sentences(_facts([])))
     assert sentences["hour"].endswith("is accepted as revision 1; the batch layer serves it")
-    assert sentences["sealed"].startswith("the ledger does not say when: 4 offsets")
-    assert sentences["account"] == "the ledger does not say what was counted"
+    assert sentences["sealed"].startswith("at a time that the ledger lacks: 4 offsets")
+    assert sentences["account"] == "the ledger has no counts"
     assert sentences["served"] == "by batch, by the rule: the batch layer has accepted it"
 
 

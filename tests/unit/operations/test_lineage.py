@@ -219,7 +219,7 @@ def test_hours_without_records_and_of_before_runs_were_recorded_are_told_with_wh
 
 @pytest.mark.parametrize(
     ("status", "message"),
-    [(503, "transient"), (422, "its own log may say why")],
+    [(503, "transient"), (422, "see its log")],
 )
 def test_a_receiver_that_takes_nothing_fails_no_hour_and_is_told_once_it_does(
     lake: StreamLake, receiver: LineageReceiver, caplog: pytest.LogCaptureFixture, status: int, message: str

@@ -475,7 +475,7 @@ def test_what_fails_says_nothing_of_itself_and_has_the_headers_too(page: Page) -
     page.readers["events"].reading = "secret of the page"  # type: ignore[assignment]
     answer = browser(page).get("/")
     assert (answer.status_code, answer.headers["x-content-type-options"]) == (500, "nosniff")
-    assert "The page failed; its log says why." in answer.text and "secret" not in answer.text
+    assert "The page failed; see its log." in answer.text and "secret" not in answer.text
 
 
 def test_values_of_records_cannot_become_markup(page: Page, full: Job) -> None:

@@ -20,9 +20,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from proofs import HOUR, NEXT, job, new_proof
 from report_hours import LATER, a_full_hour, an_old_hour, kafka, nothing_yet
 
+from anabranch.cli.render.audit import print_audit
 from anabranch.job import Job
 from anabranch.operations.audit import audit
-from anabranch.operations.audit.checks import print_audit
 from anabranch.operations.reports import dead_letters, diff, explain, history, metrics, status
 from anabranch.operations.reports.explain_text import print_explanation
 from anabranch.protocol.state import load_state

@@ -87,7 +87,7 @@ class Subject:
 
 
 def events_of(subject: Subject, run: HourRun) -> tuple[RunEvent, RunEvent]:
-    """Its START, which says what it reads and writes, and its end, which says what came of it."""
+    """Its START event, with inputs and outputs, and its end event, with the result."""
     ended = RunState.COMPLETE if run.error is None else RunState.FAIL
     start = _event(subject, run, RunState.START, run.began.isoformat(), _common_facets(run))
     start.inputs = [_dataset(InputDataset, subject.topic, _topic_facets(subject))]

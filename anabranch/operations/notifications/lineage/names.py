@@ -23,7 +23,7 @@ def topic_name(kafka: Kafka, topic: str) -> Name:
 
 
 def table_name(location: str) -> Name:
-    """A table is where its files are, whatever catalogs it is in. Pure."""
+    """A table's name is the location of its files, in any catalog. Pure."""
     parts = urlsplit(location)
     if parts.scheme == "file":
         return Name("file", parts.path.rstrip("/"))

@@ -41,7 +41,7 @@ class Receiver:
             except Exception as error:
                 failed.append(error)
 
-        # The client's own timeout begins anew with every byte, and is none for a name that is being looked up.
+        # The client's own timeout restarts with every byte, and does not cover name resolution.
         thread = threading.Thread(target=work, name="lineage", daemon=True)
         thread.start()
         thread.join(self._settings.timeout.total_seconds())
@@ -67,4 +67,4 @@ class Receiver:
             return ConfigurationError(f"{found}; check lineage.api_key")
         if response.status_code in (404, 405):
             return ConfigurationError(f"{found}; check lineage.url and lineage.endpoint")
-        return Refused(f"{found}; its own log may say why")
+        return Refused(f"{found}; see its log")

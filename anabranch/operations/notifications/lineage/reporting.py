@@ -78,7 +78,7 @@ class LineageReporter:
         self.missed: set[str] = set()
 
     def begin(self) -> None:
-        """From here on decisions are told of."""
+        """Report decisions from now on."""
         if not self._job.environment.lineage.url:
             return
         try:
@@ -115,7 +115,7 @@ class LineageReporter:
             self._give_up(error)
 
     def failed(self, hour: str, began: datetime, error: Exception) -> None:
-        """Tell of a try of an hour that ended with an error, of which the ledger knows nothing."""
+        """Report a failed attempt of an hour, which the ledger does not record."""
         if self._subject is None or self._receiver is None:
             return
         try:

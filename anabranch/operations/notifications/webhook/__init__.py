@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 FIRST_LOOK = timedelta(days=1)
-"""A receiver that was told of nothing yet is told of what was recorded in this time."""
+"""A receiver without a position gets what was recorded in this time."""
 JOBS_WAIT = timedelta(seconds=10)
-"""How long a job goes on posting, beside the one request that is under way by then."""
+"""Longest time that a job posts, in addition to the last request."""
 
 _POSITION = "anabranch.webhook."
 # Messages after which the position is written, while there are more.
@@ -59,7 +59,7 @@ class Posted:
 
 
 class Notifier:
-    """Posts what a stream's receiver was not told of yet. Raises ConfigurationError where none is configured."""
+    """Posts what a stream's receiver has not received yet. Raises ConfigurationError if none is configured."""
 
     def __init__(self, job: Job) -> None:
         webhook = webhook_of(job)
@@ -97,7 +97,7 @@ class Notifier:
                 self._keep(done)
 
     def skip(self) -> None:
-        """Move the position behind all that was recorded, and post nothing of it."""
+        """Move the position past all that was recorded, without posting it."""
         table = self._job.lake.load(self._job.stream.hours_table)
         self._keep(table.metadata.next_sequence_number())
 
@@ -157,7 +157,7 @@ def notify(job: Job, within: timedelta = JOBS_WAIT) -> bool:
 
 
 def send(webhook: Webhook, body: dict[str, Any]) -> str | None:
-    """Post one message; why it was not taken, or None. Answers within `webhook.within`, whatever the receiver does."""
+    """Post one message; returns why it failed, or None. Returns within `webhook.within` in any case."""
     answers: SimpleQueue[str | None] = SimpleQueue()
 
     def post() -> None:

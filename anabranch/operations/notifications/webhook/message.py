@@ -15,7 +15,7 @@ ADOPTING = "sealed by adopting"
 
 @dataclass(frozen=True)
 class Standing:
-    """How an hour stood: `revision` is the accepted one, 0 for none."""
+    """An hour's state: `revision` is the accepted one, 0 for none."""
 
     state: str
     revision: int
@@ -24,7 +24,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Message:
-    """A decision, and how its hour stood before it and after."""
+    """A decision, and its hour's state before and after."""
 
     event: str
     row: LedgerRow
@@ -91,7 +91,7 @@ def _after(before: Standing, row: LedgerRow) -> Standing:
 
 
 def _event(before: Standing, row: LedgerRow) -> str | None:
-    """What happened, in a word; None for what nobody is told."""
+    """The event's name; None for decisions that are not sent."""
     match row.decision:
         case "accepted":
             return "restated" if before.revision else "accepted"

@@ -1,0 +1,1 @@
+"""Print reports, as text or JSON."""
