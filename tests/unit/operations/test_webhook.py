@@ -25,7 +25,7 @@ from anabranch.config import Webhook
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, shift
 from anabranch.operations.notifications import webhook
-from anabranch.operations.notifications.webhook import Notifier, tell
+from anabranch.operations.notifications.webhook import Notifier, notify
 from anabranch.protocol.ledger_row import Kind
 
 NEXT = shift(FIRST, 1)
@@ -115,7 +115,7 @@ def test_what_a_receiver_does_not_take_waits_and_holds_up_no_job(
         # Within the test's time: it would hang for as long as the receiver does.
         of = hooked(lake, receiver.url, within=timedelta(seconds=0.5))
     with caplog.at_level(logging.WARNING):
-        assert tell(of) is False
+        assert notify(of) is False
     assert not receiver.over.is_set()
     [line] = [r.getMessage() for r in caplog.records]
     assert f"expected it to take {NEXT} refused, found" in line
@@ -123,16 +123,16 @@ def test_what_a_receiver_does_not_take_waits_and_holds_up_no_job(
     with pytest.raises(Transient):
         list(Notifier(of).post())
     receiver.mode = "takes"
-    assert tell(of) is True
+    assert notify(of) is True
     # None is missing, and none was taken twice.
     assert [m["event"] for m in receiver.taken] == EVENTS
 
 
 def test_a_receiver_that_is_not_there_changes_nothing(lake: StreamLake, caplog: pytest.LogCaptureFixture) -> None:
     a_days_decisions(lake)
-    assert tell(hooked(lake, f"http://127.0.0.1:{closed_port()}/")) is False
+    assert notify(hooked(lake, f"http://127.0.0.1:{closed_port()}/")) is False
     assert "found ConnectionError" in caplog.text
-    assert tell(job(lake)) is True
+    assert notify(job(lake)) is True
 
 
 def test_a_process_that_ends_between_the_answer_and_the_position_posts_the_same_ids_again(
@@ -161,9 +161,9 @@ def test_decisions_of_one_commit_are_passed_together(
     monkeypatch.setattr(webhook, "_AT_ONCE", 2)
     receiver.mode, receiver.after = 500, 2
     of = hooked(lake, receiver.url)
-    assert tell(of) is False
+    assert notify(of) is False
     receiver.mode = "takes"
-    assert tell(of) is True
+    assert notify(of) is True
     assert [m["id"] for m in receiver.taken] == [f"empty-{n}" for n in (0, 1, 0, 1, 2, 3)] + ["later"]
 
 
