@@ -1,8 +1,8 @@
-"""Where an hour's records come from: Kafka, and for what Kafka does not give, what the table stores of them.
+"""Sources of an hour's records: Kafka, and for records that Kafka does not give, the table.
 
-The accepted rows first, then the dead letters' bytes, decoded anew, then what the speed layer has of the hour: its rows
-and its dead letters. Each offset comes from the first that holds it, wherever in the hour it is: a log that begins
-later, a log that was compacted, and a log that gives something else for a reason that nobody knows are alike here.
+The table's accepted rows come first, then the dead letters' bytes, decoded again, then the speed layer's rows and dead
+letters of the hour. Each offset comes from the first source that has it, for any reason: a log that begins later, a
+compacted log, or a log that omits records for an unknown reason.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class HourReader:
         if topic is None or topic.id != cut.topic_id:
             raise PositionError(
                 f"topic {self._stream.topic}: expected id {cut.topic_id}, found {topic.id if topic else 'no topic'}: "
-                "Kafka no longer holds this hour; the speed layer's rows stay served: to go on with the topic as it "
+                "Kafka no longer has this hour; the speed layer's rows stay served; to continue with the topic as it "
                 "is, run `anabranch adopt`"
             )
         return topic

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MOST_NAMES, MOST_OF_RECORD = 50, 200
-"""How many names are told apart of an hour, and looked at of one record."""
+"""Most names counted for an hour, and most names read of one record."""
 SAMPLES, MOST_BYTES = 10_000, 65_536
-"""Of how many of an hour's offsets at most the values are kept for samples, and how long such a value is at most."""
+"""Most offsets of an hour whose values are cached for samples, and the longest such value in bytes."""
 
 _SAMPLE = 80  # characters
 
@@ -36,15 +36,15 @@ At = tuple[int, int]
 def count_unknown(decoded: DataFrame, drifting: int) -> UnknownFields:
     """Count the unknown fields of an hour's `drifting` records by name, the most frequent names first.
 
-    Exact for each name that is told, of the first names of each record. Samples are of the first and the last record
-    whose value was kept; a rare field of a large hour may have none.
+    Exact for each listed name, among the first names of each record. Samples come from the first and the last record
+    whose value was cached; a rare field of a large hour may have none.
     """
     if not drifting:
         return UnknownFields(0)
     names = f"transform(slice({UNKNOWN}, 1, {MOST_OF_RECORD}), name -> substring(name, 1, {UNKNOWN_NAME_LENGTH}))"
     places = {"first": "min({})", "last": "max({})", "first_kept": "min({}) FILTER (WHERE kept)"}
     places["last_kept"] = "max({}) FILTER (WHERE kept)"
-    # By partition first: what is aggregated by a hash table has no structs.
+    # Group by partition first: columns of a hash aggregation must not be structs.
     by_partition = (
         decoded.where(DRIFTS)
         .selectExpr(

@@ -18,6 +18,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 
 CLEAN = (
+    "anabranch/cli",
+    "batch_layer",
     "speed_layer",
     "CONTRIBUTING.md",
     "README.md",

@@ -79,7 +79,7 @@ class _Commands(click.Group):
 
 
 def _explained(error: Exception) -> AnabranchError:
-    """The error of ours for one that no command turned into one itself; what nobody meant to happen is shown whole."""
+    """Convert any exception to an error of ours; print the traceback of an unexpected one."""
     import traceback
 
     from anabranch.common.remote_errors import classify_unexpected

@@ -56,19 +56,19 @@ _OURS = frozenset({"name", "columns"})
 """Fields of a stream that no file has."""
 
 
-def told() -> tuple[dict[str, Told], dict[str, Told]]:
+def documented_keys() -> tuple[dict[str, KeyDocumentation], dict[str, KeyDocumentation]]:
     """By key of the environment's file and of a stream's: what it means, and an example of it in YAML, if any."""
     text = Path(__file__).with_name("configuration_keys.yaml").read_text(encoding="utf-8")
     files = yaml.safe_load(text)
     environment, stream = (
-        {key: Told(said["means"], said.get("example", "")) for key, said in files[file].items()}
+        {key: KeyDocumentation(said["means"], said.get("example", "")) for key, said in files[file].items()}
         for file in ("environment", "stream")
     )
     return environment, stream
 
 
-class Told(NamedTuple):
-    """What the models do not say of a key."""
+class KeyDocumentation(NamedTuple):
+    """Documentation of a key that the models lack."""
 
     means: str
     example: str
@@ -86,7 +86,7 @@ class Key:
 
 def page() -> str:
     """The whole page."""
-    environment, stream = told()
+    environment, stream = documented_keys()
     parts = [HEAD]
     for title, keys, of_key in (
         ("conf/anabranch.yaml", environment_keys(), environment),

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @stream_argument()
-@click.option("--target", metavar="NAME", help="Only this one of the stream's targets.")
+@click.option("--target", metavar="NAME", help="Deliver to this target only.")
 @options
 def egress(stream: str, target: str | None, conf: str | None, output: str) -> None:
     """Deliver accepted hours to a stream's targets.
 
-    Ends when each target of the stream's file (`egress:`) has them all. One line (with --output json one object) for
-    each hour that was delivered, at once. Again, it delivers what was accepted or stated anew since. Ended anywhere,
-    the next run goes on. A target that fails keeps no other from its hours; the exit code is then the first failure's.
+    Ends when each target of the stream's file (`egress:`) has all hours. Prints one line (one object with --output
+    json) for each delivered hour. The next run delivers hours accepted or restated since, and continues after an
+    interruption. A failed target does not block the others; the exit code is then that of the first failure.
     """
     from serving_layer import egress as room
 

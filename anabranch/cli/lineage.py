@@ -13,14 +13,14 @@ from anabranch.cli.options import open_stream, options, stream_argument
 @click.command()
 @stream_argument()
 @click.option("--since", metavar="HOUR", help="Of this hour (UTC) and all after it; default: of all.")
-@click.option("--print", "as_events", is_flag=True, help="Print the events, one a line, and send nothing.")
+@click.option("--print", "as_events", is_flag=True, help="Print the events, one a line, without sending.")
 @options
 def lineage(stream: str, since: str | None, as_events: bool, conf: str | None, output: str) -> None:
     """Send OpenLineage events of the ledger again.
 
-    Sends every accepted and refused revision that the ledger has to `lineage.url`.
+    Sends every accepted and refused revision in the ledger to `lineage.url`.
 
-    The batch job sends them as it goes; this sends what was missed. What was sent before is the same run again.
+    The batch job sends events as it goes; this command sends what was missed. An event sent again is of the same run.
     """
     from anabranch.common.errors import ConfigurationError
     from anabranch.offsets import hours
@@ -41,10 +41,10 @@ def lineage(stream: str, since: str | None, as_events: bool, conf: str | None, o
     from anabranch.operations.notifications.lineage.receiver import Receiver
 
     receiver = Receiver(settings) if not as_events else None
-    told = 0
+    sent = 0
     for row in reporting.decisions_since(job, since):
         run, events = reporting.run_events(subject, row)
-        told += 1
+        sent += 1
         if receiver is not None:
             receiver.send(events)
             state = {"hour": row.hour, "revision": row.revision, "decision": row.decision, "run": run.id}
@@ -55,5 +55,5 @@ def lineage(stream: str, since: str | None, as_events: bool, conf: str | None, o
         for line in lines:
             click.echo(line)
         sys.stdout.flush()
-    if not told and output == "text" and not as_events:
-        click.echo(f"{stream}: nothing to tell: no hour has been accepted or refused{' since' if since else ''}")
+    if not sent and output == "text" and not as_events:
+        click.echo(f"{stream}: nothing to send: no hour was accepted or refused{' since' if since else ''}")

@@ -27,7 +27,7 @@ _HEAD = """\
 | 0 | done |
 | 1 | refused, or a check failed |
 | 2 | wrong usage or configuration |
-| 70 | unexpected: an error that no other try mends, or that nothing explains; its cause is in the last lines |
+| 70 | unexpected: an error that a retry does not fix, or without explanation; its cause is in the last lines |
 | 75 | transient: the same command may succeed later |
 """
 
@@ -70,7 +70,7 @@ def markdown(command: click.Command, name: str = "anabranch") -> str:
 
 
 def _contexts(command: click.Command, name: str, parent: click.Context | None) -> Iterator[click.Context]:
-    """Depth first, in the order in which the group lists them; what is hidden stays out."""
+    """Depth first, in the group's order, without hidden commands."""
     # Parsing nothing: a context only knows the command's path and how it is used.
     context = click.Context(command, info_name=name, parent=parent)
     yield context
@@ -97,7 +97,7 @@ def _section(context: click.Context) -> str:
     records: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
-        # An argument without help of its own stands in the usage line and needs no row.
+        # An argument without help is in the usage line and needs no row.
         if record is not None and (record[1] or parameter.param_type_name == "option"):
             records[parameter.param_type_name].append(record)
     parts += [_table(kind, rows) for kind, rows in records.items() if rows]

@@ -35,10 +35,10 @@ def watch_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def watched(watch: bool, every: float, read: Callable[[], Any], show: Callable[[Any], None]) -> Any:
-    """Read and show once and return what was read, or do so every so many seconds until interrupted.
+    """Read and show once and return the value, or repeat at an interval until interrupted.
 
-    On a terminal each takes the place of the one before, once it has been read. What does not answer meanwhile is told
-    in its place, and asked again: while a service is away is when somebody watches.
+    On a terminal each report replaces the previous one, once it has been read. An unreachable service is reported in
+    its place and read again: watching is most useful during an outage.
     """
     from anabranch.common.errors import Transient
 

@@ -203,7 +203,7 @@ def build(stream: str, table: str, rows: Sequence[LedgerRow], folder: Path) -> N
     docs.add_data_docs_site(stream, site)
     judged = [(row, _without_html(row.quality)) for row in rows if row.quality is not None]
     for name, quality in {quality.suite or stream: quality for _, quality in judged}.items():
-        # As the newest of its rows knows it; each page links to it. What was cut short may not load again.
+        # Use the newest row's suite; each page links to it. Shortened values may not load again.
         docs.suites.add(suite.build(name, dict(enumerate(e for e, _ in _expectations(quality) if _loads(e)))))
     for row, quality in judged:
         docs.validation_results_store.set(*_page(stream, table, row, quality))
@@ -307,7 +307,7 @@ def _loads(expectation: Expectation) -> bool:
 
 
 def _failed_result(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What was observed, in the words of Great Expectations' result format."""
+    """The observed values, in Great Expectations' result format."""
     observed, count, elements = entry["observed"], entry["unexpected_count"], entry.get("element_count")
     if count is None or not elements:
         return {"observed_value": observed}
@@ -318,7 +318,7 @@ def _failed_result(entry: Mapping[str, Any]) -> dict[str, Any]:
         "partial_unexpected_list": observed or [],
     }
     if rows := entry.get("rows"):
-        # Its pages show the values alone, each once, so where a row is stands beside its value.
+        # Its pages show only the values, each once, so put a row's position next to its value.
         result["partial_unexpected_list"] = [_row(row) for row in rows]
     return result
 

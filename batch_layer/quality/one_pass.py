@@ -1,10 +1,10 @@
-"""What a suite's expectations count, in one pass over the rows.
+"""Compute the counts of a suite's expectations in one pass over the rows.
 
-Great Expectations judges by metrics. It queries the rows for their number, for the aggregates of single columns, for
-the unexpected values of single columns, and twice for each expectation of several columns. Here the expressions are its
-own, but all of them are one query, and its execution engine is told the values before it evaluates the suite. What it
-was not told it computes as ever: for the types that are not in TYPES, for rows chosen by `row_condition`, for columns
-that are not there, and whatever Spark does not accept.
+Great Expectations evaluates metrics. It queries the rows for their number, for the aggregates of single columns, for
+the unexpected values of single columns, and twice for each expectation of several columns. Here its own expressions run
+in one query, and its execution engine gets the values before it evaluates the suite. The engine computes all other
+metrics itself: types outside TYPES, rows chosen by `row_condition`, missing columns, and expressions that Spark
+rejects.
 """
 
 from __future__ import annotations
@@ -66,25 +66,25 @@ _DOMAIN = {"batch_id", "ignore_row_if"}
 
 @cache
 def source_type() -> Any:
-    """Great Expectations' source of Spark frames, with an execution engine that can be told the values of metrics."""
+    """Great Expectations' source of Spark frames, with an execution engine that accepts precomputed metrics."""
     great_expectations()
     from great_expectations.datasource.fluent import SparkDatasource
     from great_expectations.execution_engine import SparkDFExecutionEngine
 
     class PrecomputedEngine(SparkDFExecutionEngine):  # type: ignore[misc]
-        """Computes the metrics whose values it was not told."""
+        """Computes the metrics that were not precomputed."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.told: dict[Any, Any] = {}
+            self.precomputed: dict[Any, Any] = {}
 
         def resolve_metrics(
             self, metrics_to_resolve: Iterable[Any], metrics: Any = None, runtime_configuration: Any = None
         ) -> dict[Any, Any]:
             metrics_to_resolve = list(metrics_to_resolve)
-            told = {m.id: self.told[m.id] for m in metrics_to_resolve if m.id in self.told}
-            rest = [m for m in metrics_to_resolve if m.id not in told]
-            return dict(super().resolve_metrics(rest, metrics, runtime_configuration)) | told
+            precomputed = {m.id: self.precomputed[m.id] for m in metrics_to_resolve if m.id in self.precomputed}
+            rest = [m for m in metrics_to_resolve if m.id not in precomputed]
+            return dict(super().resolve_metrics(rest, metrics, runtime_configuration)) | precomputed
 
     class StagedRows(SparkDatasource):  # type: ignore[misc]
         """A stream's staged rows."""
@@ -114,11 +114,11 @@ def precompute_counts(batch: Any, configurations: Iterable[Any], result_format: 
             counts = {m.id: (m, column) for m, column in _counts(engine, batch.id, configuration, result_format)}
             if counts:
                 batch.data.dataframe.agg(*(column for _, column in counts.values()))  # analysed, not run
-        except Exception:  # its own and Spark's: evaluating it the engine raises the same, and says so
+        except Exception:  # the engine's evaluation raises and reports it again
             continue
         for key, (metric, column) in counts.items():
             bundle[key] = MetricComputationConfiguration(metric, column, {}, domain, {})
-    engine.told |= engine.resolve_metric_bundle(list(bundle.values()))
+    engine.precomputed |= engine.resolve_metric_bundle(list(bundle.values()))
 
 
 def _counts(
@@ -157,16 +157,16 @@ def _expression(engine: Any, metric: Any) -> tuple[Column, Mapping[str, Any], Ma
 
 
 def _without_rows(engine: Any, metric: Any) -> Any:
-    """A metric's value, which the engine is told too, so that it makes no expression twice."""
+    """A metric's value, also given to the engine, so that it builds no expression twice."""
     if not metric.metric_name.endswith(_READ_NO_ROW):
         raise ValueError(f"{metric.metric_name}: expected a metric that reads no row")
-    if metric.id not in engine.told:
+    if metric.id not in engine.precomputed:
         # Each of them waits for the row count, and none uses it.
         needs = {k: m for k, m in metric.metric_dependencies.items() if m.metric_name != _ROW_COUNT}
         metric.metric_dependencies = needs
         values = {m.id: _without_rows(engine, m) for m in needs.values()}
-        engine.told |= engine.resolve_metrics([metric], values)
-    return engine.told[metric.id]
+        engine.precomputed |= engine.resolve_metrics([metric], values)
+    return engine.precomputed[metric.id]
 
 
 def _count_of_columns(

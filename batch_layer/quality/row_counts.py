@@ -32,10 +32,10 @@ def _none(days: int) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class RowCountBaseline:
-    """What is known elsewhere of an hour's row count.
+    """The expected row count of an hour, from other sources.
 
-    `speed_rows` is None, and `why` says the reason, when the speed layer does not cover the hour. `previous` gives the
-    accepted row counts of the same hour of so many days before, as far as the ledger has them; asked only when needed.
+    `speed_rows` is None, for the reason `why`, if the speed layer does not cover the hour. `previous` gives the
+    accepted row counts of the same hour on so many days before, as far as the ledger has them; called only when needed.
     """
 
     speed_rows: int | None = None
@@ -45,7 +45,7 @@ class RowCountBaseline:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The row counts that pass (None: any), and a clause that says where they come from or why there are none."""
+    """The row counts that pass (None: any), and a clause for where they come from or why there are none."""
 
     min_value: int | None
     max_value: int | None
@@ -58,7 +58,7 @@ class Bounds:
 
 
 def plan_bounds(type: str, kwargs: Mapping[str, Any], known: RowCountBaseline) -> Bounds:
-    """The bounds that an expectation of ours means for an hour. Pure but for what `known` asks."""
+    """The bounds that an expectation of ours has for an hour. Pure, except for calls of `known`."""
     if type == SPEED:
         if known.speed_rows is None:
             return Bounds(None, None, known.why, applies=False)

@@ -76,7 +76,7 @@ def describe_failure(
 
 
 def _outcome(result: Mapping[str, Any], raised: str | None, sample: Sequence[Any], rows: Rows, observed: Any) -> str:
-    """What was found instead."""
+    """The outcome instead of the expected one."""
     count = result.get("unexpected_count")
     if raised:
         return f"could not be evaluated: {raised}"
