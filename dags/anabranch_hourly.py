@@ -1,6 +1,6 @@
 """One DAG a stream: each hour, once it has ended, is sealed, rebuilt by the batch layer, merged and verified.
 
-Wiring only: every task is one `anabranch` command, so that whatever a task does can be run by hand.
+Wiring only: every task is one `anabranch` command that an operator can run by hand.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def stream_dag(stream: str) -> DAG:
         doc_md=DOC.format(stream=stream),
         schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC"),
         start_date=start or datetime(2026, 1, 1, tzinfo=UTC),
-        # With `airflow.start` a backlog closes by itself, oldest first; without, `anabranch batch` closes it.
+        # With `airflow.start`, Airflow runs a backlog, oldest first; without it, `anabranch batch` does.
         catchup=start is not None,
         max_active_runs=1,
         default_args=default_args(stream),
@@ -73,7 +73,7 @@ def stream_dag(stream: str) -> DAG:
             stream=stream,
         )
         merge = AnabranchOperator(task_id="merge", arguments=["merge", stream], trigger_rule="all_done")
-        # A run's state is its last task's: this one is left out, and the run fails, when any before it failed.
+        # A run's state is its last task's. Without this task, the run fails when any earlier task failed.
         verify = VerifyOperator(task_id="verify", stream=stream)
         wait >> seal >> rebuild >> merge >> verify
         [seal, rebuild] >> verify
@@ -87,7 +87,7 @@ def _start(hour: object) -> datetime | None:
     try:
         return datetime.strptime(str(hour), "%Y-%m-%dT%H").replace(tzinfo=UTC) if hour is not None else None
     except ValueError:
-        return None  # each task says what is wrong with the file
+        return None  # each task reports the fault of the file
 
 
 for _stream in streams():

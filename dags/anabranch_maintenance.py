@@ -1,4 +1,4 @@
-"""One DAG a stream: once a day, what is unreferenced is cleared away, beside whatever else runs. Wiring only."""
+"""One DAG a stream: once a day, maintenance deletes what nothing refers to. Wiring only."""
 
 from __future__ import annotations
 

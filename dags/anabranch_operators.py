@@ -1,5 +1,5 @@
-"""What the DAG files share: the streams, one operator that runs one `anabranch` command, and what a stream's file says
-to Airflow. No DAG is made here.
+"""Shared by the DAG files: the streams, an operator for one `anabranch` command, and a stream's settings for Airflow.
+Defines no DAG.
 
 `ANABRANCH_CONF` names the configuration folder (default: `conf` beside `dags`), whose files under `streams/` are the
 streams. `ANABRANCH_COMMAND` is how the command is called (default `anabranch`), for one that lives in an environment of
@@ -32,24 +32,24 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 REFUSED, UNEXPECTED, TRANSIENT = 1, 70, 75
 LAST_LINES = 20
 CONF = Path(os.environ.get("ANABRANCH_CONF") or Path(__file__).resolve().parents[1] / "conf")
-# The hour of a run: the one that an operator names, else the run's data interval.
+# The hour of a run: given by an operator, else the run's data interval.
 HOUR = "{{ params.hour or data_interval_start.strftime('%Y-%m-%dT%H') }}"
 
 
 def streams() -> list[str]:
-    """The streams that the configuration folder holds, sorted."""
+    """The streams of the configuration folder, sorted."""
     return sorted(f.stem for f in (CONF / "streams").glob("*.yaml") if not f.stem.endswith(".expectations"))
 
 
 def settings(stream: str) -> dict[str, Any]:
-    """What the stream's file says under `airflow` and `batch`; nothing of a file that cannot be read, since each task
-    says what is wrong with it."""
+    """The sections `airflow` and `batch` of the stream's file; empty if it cannot be read, since each task reports
+    that."""
     sections = {key: _document(stream).get(key) for key in ("airflow", "batch")}
     return {key: value for key, value in sections.items() if isinstance(value, dict)}
 
 
 def targets(stream: str) -> list[str]:
-    """The names of the targets that the stream's file has under `egress`; none of a file that cannot be read."""
+    """The names of the stream's `egress` targets; none if its file cannot be read."""
     listed = _document(stream).get("egress")
     names = [target.get("name") for target in listed if isinstance(target, dict)] if isinstance(listed, list) else []
     return [name for name in names if isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name)]
@@ -64,13 +64,13 @@ def _document(stream: str) -> dict[str, Any]:
 
 
 def duration(value: object, otherwise: timedelta) -> timedelta:
-    """`2 minutes` and the like; `otherwise` for anything else, which the commands refuse."""
+    """Parse `2 minutes` and the like; `otherwise` for other text, which the commands refuse."""
     match = re.fullmatch(r"\s*(\d+)\s*(second|minute|hour|day|week)s?\s*", str(value))
     return timedelta(**{f"{match[2]}s": int(match[1])}) if match else otherwise
 
 
 def default_args(stream: str) -> dict[str, Any]:
-    """What every task of a stream has."""
+    """Settings of every task of a stream."""
     callback = os.environ.get("ANABRANCH_ON_FAILURE")
     return {
         "owner": settings(stream).get("airflow", {}).get("owner", "anabranch"),
@@ -84,7 +84,7 @@ def default_args(stream: str) -> dict[str, Any]:
 
 
 def hours_asset(stream: str) -> Asset:
-    """An event of it is an hour of the stream that is authoritative: accepted, served by batch, and counted again."""
+    """Its event is an authoritative hour of the stream: accepted, served by batch, and verified."""
     return Asset(name=f"anabranch_hours__{stream}", uri=f"anabranch://hours/{stream}", group="anabranch")
 
 
@@ -95,19 +95,19 @@ def _imported(name: str) -> Callable[..., None]:
 
 
 class Refused(AirflowFailException):
-    """A command ended with exit code 1: it worked, and what it found is not as it has to be."""
+    """A command ended with exit code 1: refused, or a check failed."""
 
 
 class Unexpected(AirflowFailException):
-    """A command ended with exit code 70: nobody meant this to happen, and nothing was refused."""
+    """A command ended with exit code 70: an unexpected error, not a refusal."""
 
 
 class AnabranchOperator(BaseOperator):
     """Runs one `anabranch` command and streams its output into the task's log.
 
-    Arguments that render empty are left out. Exit code 0 is success; 75 is transient, so the task fails and may be
-    tried again; with any other code it fails for good, and with 70 says that it was not refused but broke. The error
-    holds the last lines of the output.
+    Arguments that render empty are left out. Exit code 0 is success. 75 is transient: the task fails and may be
+    retried. Any other code fails the task for good; 70 is reported as unexpected, not as refused. The error has the
+    last lines of the output.
     """
 
     template_fields: Sequence[str] = ("arguments",)
@@ -121,7 +121,7 @@ class AnabranchOperator(BaseOperator):
         self.run_command([argument for argument in self.arguments if argument])
 
     def run_command(self, arguments: Sequence[str]) -> None:
-        """Runs a command to its end, its output line by line in the log."""
+        """Run a command to its end, and log its output line by line."""
         command = _command(arguments)
         self.log.info("running %s", shlex.join(command))
         last: deque[str] = deque(maxlen=LAST_LINES)
@@ -133,7 +133,7 @@ class AnabranchOperator(BaseOperator):
         _require_success(command, self._process.returncode, last)
 
     def ask(self, arguments: Sequence[str]) -> Any:
-        """What a command that only reads prints as JSON."""
+        """The JSON output of a command that only reads."""
         command = _command([*arguments, "--output", "json"])
         with _started(command, subprocess.PIPE) as self._process:
             printed, logged = self._process.communicate()
@@ -170,7 +170,7 @@ def _require_success(command: Sequence[str], code: int, last: Iterable[str]) -> 
     if code == 0:
         return
     message = "\n".join([f"{shlex.join(command)}: expected exit code 0, found {code}", *last])
-    # A negative code is a signal (the machine ran out of memory, the task was stopped): as good as transient.
+    # A negative code is a signal (out of memory, or the task was stopped): treat it as transient.
     if code == TRANSIENT or code < 0:
         raise AirflowException(message)
     if code == UNEXPECTED:
@@ -179,7 +179,7 @@ def _require_success(command: Sequence[str], code: int, last: Iterable[str]) -> 
 
 
 class HourOperator(AnabranchOperator):
-    """Runs one command about the hour of its run, and can ask what is known of that hour."""
+    """Runs one command on its run's hour, and can read the hour's state."""
 
     template_fields: Sequence[str] = ("arguments", "hour")
 
@@ -193,7 +193,7 @@ class HourOperator(AnabranchOperator):
 
 
 class SealOperator(HourOperator):
-    """Seals an hour. One before the stream's first is skipped, with what follows: there is nothing to do for it."""
+    """Seals an hour. An hour before the stream's first is skipped, with the following tasks."""
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
         super().__init__(stream=stream, arguments=["batch", stream, "--hour", HOUR, "--seal-only"], **kwargs)
@@ -212,12 +212,12 @@ class SealOperator(HourOperator):
         try:
             facts = self.explain()
         except AirflowException:
-            return None  # what is wrong is in the log, and is raised
+            return None  # the error is logged and raised
         return str(facts["first_hour"]) if facts["state"] == "before the first" else None
 
 
 def rebuild_options(params: Mapping[str, Any], run_id: str, run_type: str, cleared: int) -> list[str]:
-    """How an hour is rebuilt: as the run's params say; one that was cleared, and a backfill, restate. Pure."""
+    """Options of a rebuild, by the run's params; a cleared run and a backfill restate. Pure."""
     again = cleared > 0 or run_type == "backfill"
     why = params.get("why") or (f"Airflow run {run_id}" if again else "")
     flags = {"--restate": params.get("restate") or again, "--accept": params.get("accept")}
@@ -238,7 +238,7 @@ def lineage_parents(instance: Any, run: Any) -> tuple[str, str]:
 
 
 def derived_parents(namespace: str, instance: Any, run: Any) -> tuple[str, str]:
-    """The same, as the provider derives it. Pure."""
+    """The same ids as the provider derives them. Pure."""
     dag, task, at = instance.dag_id, instance.task_id, run.logical_date or run.run_after
     of_try = _static_uuid(at, f"{namespace}.{dag}.{task}.{instance.try_number}.{instance.map_index}")
     of_run = _static_uuid(at, f"{namespace}.{dag}.{run.clear_number}")
@@ -254,8 +254,8 @@ def _static_uuid(instant: datetime, name: str) -> uuid.UUID:
 
 
 class RebuildOperator(HourOperator):
-    """Rebuilds an hour, as `rebuild_options` says of its run, as part of this task's run in lineage. Why it was refused
-    stays on the run: the XCom `refused` of this task, with `hour`, `revision`, `reason` and `at`."""
+    """Rebuilds an hour, by `rebuild_options`, as a child of this task's run in lineage. The reason of a refusal stays
+    on the run: the XCom `refused` of this task, with `hour`, `revision`, `reason` and `at`."""
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
         super().__init__(stream=stream, arguments=["batch", stream, "--hour", HOUR], **kwargs)
@@ -288,9 +288,9 @@ class RebuildOperator(HourOperator):
 
 
 class VerifyOperator(HourOperator):
-    """Counts an hour again, and tells downstream DAGs of it.
+    """Verifies an hour, and notifies downstream DAGs.
 
-    The asset event's extra holds `hour`, `revision`, `rows` and `snapshot_id`.
+    The asset event's extra has `hour`, `revision`, `rows` and `snapshot_id`.
     """
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:

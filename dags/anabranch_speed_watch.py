@@ -1,7 +1,7 @@
 """One DAG a stream: every five minutes, whether the speed layer keeps up. Wiring only.
 
-Where the stream's file gives `airflow.speed_restart`, a command, a speed layer that is late is started again by it; two
-at once do no harm, since only one of them publishes. Else the run fails, and with it whatever alerts hang on it.
+If the stream's file has `airflow.speed_restart`, a command, it restarts a late speed layer; two at once are safe, since
+only one of them publishes. Otherwise the run fails, and triggers its alerts.
 """
 
 from __future__ import annotations

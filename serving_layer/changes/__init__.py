@@ -47,7 +47,7 @@ LOG = logging.getLogger(__name__)
 
 __all__ = ["HourChange", "changes", "follow", "poll", "start_from"]
 
-# So many hours are looked up in one load of the table: what is given of them is of that load's snapshot.
+# Read this many hours in one load of the table; all of them are of that load's snapshot.
 _AT_ONCE = 240
 _HOUR = re.compile(r"\d{4}-\d\d-\d\dT\d\d")
 EVERY = timedelta(seconds=5)
@@ -55,11 +55,10 @@ EVERY = timedelta(seconds=5)
 
 @dataclass(frozen=True)
 class HourChange:
-    """An hour as `main` serves it in `snapshot`, all of whose rows take the place of what the consumer holds of it.
+    """An hour as `main` serves it in `snapshot`. Its rows replace all rows that the consumer has of it.
 
-    `replaces` is the revision that the consumer was given before, None for none. `removed` are the files of that one
-    that `main` does not serve any more; None when the snapshots that tell have expired. `token` is to be stored with
-    the hour's rows: to go on from it gives what came after.
+    `replaces`: the revision that the consumer got before, or None. `removed`: that revision's files that `main` no
+    longer serves; None if its snapshots have expired. `token`: to be stored with the hour's rows; continues after it.
     """
 
     hour: str
@@ -73,7 +72,7 @@ class HourChange:
     token: str
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The JSON form."""
         values = {k: v for k, v in vars(self).items() if k not in ("added", "removed", "token")}
         return values | {"files": {"added": self.added, "removed": self.removed}, "token": self.token}
 
@@ -86,12 +85,12 @@ def changes(
     following: bool = False,
     every: timedelta = EVERY,
 ) -> Iterator[HourChange]:
-    """The changes of a stream behind `since`: a token; an hour, from which on hours are wanted; a snapshot of `main`,
-    by its id or tag, that the consumer holds; or nothing, for all hours. `conf` is the configuration's folder.
+    """The changes of a stream after `since`: a token; an hour to start from; a snapshot of `main` that the consumer
+    has, by id or tag; or None, for all hours. `conf`: the configuration folder.
 
-    Ends with the last one, and every hour that is complete is then as `main` serves it; `following`, waits for more and
-    looks `every` so often. Raises ConfigurationError for a `since` that is none of this stream's, Transient when the
-    lake does not answer and nobody is following.
+    Ends with the last change; every complete hour is then as `main` serves it. With `following`, waits for more and
+    polls at the interval `every`. Raises ConfigurationError if `since` is not of this stream, Transient when the lake
+    does not answer, unless following.
     """
     job = open_job(stream, conf)
     token = start_from(job, since)
@@ -99,7 +98,7 @@ def changes(
 
 
 def start_from(job: Job, since: str | None) -> Token:
-    """The token that `since` means, as `changes` says."""
+    """The token for `since`, as in `changes`."""
     stream = job.stream.name
     if since is None:
         return Token(stream)
@@ -118,7 +117,7 @@ def start_from(job: Job, since: str | None) -> Token:
 
 
 def follow(job: Job, token: Token, every: timedelta = EVERY) -> Iterator[HourChange]:
-    """Poll for ever. A lake that does not answer is asked again."""
+    """Poll without end. Retries when the lake does not answer."""
     while True:
         try:
             for change in poll(job, token):
@@ -130,8 +129,8 @@ def follow(job: Job, token: Token, every: timedelta = EVERY) -> Iterator[HourCha
 
 
 def poll(job: Job, token: Token) -> Iterator[HourChange]:
-    """What there is to be given behind a token now. Raises Transient."""
-    # Step 1: the ledger, then the table: what the table serves is never older than the rows that were read.
+    """The changes after a token now. Raises Transient."""
+    # Step 1: read the ledger, then the table, so that the table is never older than the rows.
     new = _rows_behind(job, token)
     if new is None:
         LOG.warning(
@@ -144,12 +143,12 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
     while True:
         state = load_state(job.lake, job.stream.table)
         if not state.is_merged:
-            # Rows of `main` may be of another branch's past: the next publisher makes it right first.
+            # Rows of `main` may come from another branch's past; the next publisher merges first.
             LOG.info("stream %s: waiting for main to be merged", job.stream.name)
             return
-        # Step 2: what of them is complete and was not given yet.
+        # Step 2: select what is complete and was not given yet.
         given = plan_given(state, token, todo, ids | _recorded(job, state, token), _AT_ONCE)
-        # Step 3: their files, and those that they take the place of.
+        # Step 3: read their files, and the files that they replace.
         for change in _changes(job, state, token, given, ids):
             yield change
             token = Token.decode(change.token)
@@ -165,7 +164,7 @@ def _rows_behind(job: Job, token: Token) -> list[LedgerRow] | None:
 
 
 def _recorded(job: Job, state: State, token: Token) -> set[str]:
-    """The ids that the ledger has of hours about which decisions wait on a branch."""
+    """The decision ids in the ledger, for hours with decisions waiting on a branch."""
     hours = {row.hour for row in waiting_changes(state, token.first)}
     rows = job.ledger.history(hours, ledger.BULKY)
     return {row.decision_id for row in rows}
@@ -199,7 +198,7 @@ def _changes(job: Job, state: State, token: Token, given: Sequence[Given], new: 
 
 
 def _old_files(table: Table, before: dict[str, tuple[Content, LedgerRow | None]]) -> dict[str, dict[str, DataFile]]:
-    """By hour, the files that it had in its content `before`; hours whose snapshots have expired are not there."""
+    """By hour, the files of its content `before`; without hours whose snapshots have expired."""
     hours_of: dict[int, list[str]] = {}
     for hour, (content, row) in before.items():
         tag = table.metadata.refs.get(f"{hour}-r{content.revision}")

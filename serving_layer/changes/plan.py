@@ -1,7 +1,7 @@
-"""What a consumer is to be given next, decided from the ledger's rows and what `main` serves. Pure.
+"""The next changes for a consumer, from the ledger's rows and what `main` serves. Pure.
 
-The ledger's order is the feed's: an hour is given at its newest row. What is given is what `main` serves by then, which
-is never older than the row; a decision whose row is still to be written is given too, and remembered in the token.
+The feed has the ledger's order: an hour is given at its newest row. Its content is what `main` serves at that time,
+which is never older than the row. A decision whose row is not written yet is given too, and recorded in the token.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import State
 from serving_layer.changes.token import Content, Cursor, Token
 
-# A decision is stamped after the load that it rests on, by a clock that is so far from the true time at most; what
-# landed before that load was stamped by another such clock, and as much ahead of it at most.
+# Largest clock error. A decision is stamped after its load, by a clock that is wrong by at most this; a commit before
+# that load was stamped by another such clock.
 _DOUBT = 4 * MAX_CLOCK_SKEW
 
 
 @dataclass(frozen=True)
 class Given:
-    """An hour to be given: its content, and the token once it is consumed."""
+    """An hour to give: its content, and the token once it is consumed."""
 
     hour: str
     content: Content
@@ -30,8 +30,8 @@ class Given:
 
 
 def rows_after(rows: Sequence[LedgerRow], cursor: Cursor | None) -> list[LedgerRow] | None:
-    """The rows behind the cursor, of `rows` that are in the ledger's order and hold its row; None when they do not, so
-    that they are of another ledger."""
+    """The rows after the cursor; None if `rows`, in the ledger's order, lack its row and so belong to another
+    ledger."""
     if cursor is None:
         return list(rows)
     at = next((i for i, row in enumerate(rows) if row.sequence == cursor.sequence and Cursor.at(row) == cursor), None)
@@ -39,7 +39,7 @@ def rows_after(rows: Sequence[LedgerRow], cursor: Cursor | None) -> list[LedgerR
 
 
 def newest_of_each(rows: Iterable[LedgerRow], first: str) -> list[LedgerRow]:
-    """Of each hour from `first` on, the newest row that may have changed what is served of it, in the rows' order."""
+    """The newest row of each hour from `first` on that may have changed what is served, in the rows' order."""
     newest = {row.hour: row for row in rows if is_change(row) and row.hour >= first}
     kept = {row.decision_id for row in newest.values()}
     return [row for row in rows if row.decision_id in kept]
@@ -51,13 +51,13 @@ def is_change(row: LedgerRow) -> bool:
 
 
 def waiting_changes(state: State, first: str) -> list[LedgerRow]:
-    """The decisions about hours from `first` on that wait on a branch, and may change what `main` serves."""
+    """The waiting decisions about hours from `first` on that may change what `main` serves."""
     return [row for row in state.decisions if is_change(row) and row.hour >= first]
 
 
 def content_of(state: State, hour: str, row: LedgerRow) -> Content:
-    """What `main` serves of an accepted hour; of one that is no longer remembered, which no decision waits for, as its
-    newest row says."""
+    """What `main` serves of an accepted hour; by its newest row if the state no longer lists it. No decision waits
+    then."""
     accepted = state.accepted.get(hour)
     return Content(accepted.revision if accepted is not None else row.revision, state.served_by(hour))
 

@@ -1,4 +1,4 @@
-"""A change as a line: for people, or as a JSON object for programs that read one line after the other."""
+"""A change as one line of text or one JSON object."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from serving_layer.changes import HourChange
 
 
 def print_change(change: HourChange, output: str) -> None:
-    """Print a change as one line to standard output, at once."""
+    """Print a change as one line to standard output, and flush."""
     sys.stdout.write((json.dumps(plain(change)) if output == "json" else _words(change)) + "\n")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""A token: what a consumer of the changes has been given, in a few printable characters that outlive any snapshot."""
+"""A token: what a consumer has received, in a few printable characters that stay valid when snapshots expire."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREFIX = "ab1."
 
 @dataclass(frozen=True)
 class Content:
-    """What `main` serves of an hour: a revision, from a layer."""
+    """The content of an hour in `main`: a revision, from a layer."""
 
     revision: int
     layer: Layer
@@ -24,8 +24,8 @@ class Content:
 
 @dataclass(frozen=True)
 class Cursor:
-    """The newest row of the ledger that was consumed, and all before it. A row never leaves the ledger or changes its
-    sequence; `digest` is of its decision's id, and tells another ledger from the one that was consumed."""
+    """The newest ledger row that was consumed. A row never leaves the ledger or changes its sequence. `digest`: of its
+    decision's id; it differs in another ledger."""
 
     sequence: int
     digest: str
@@ -47,7 +47,7 @@ class Token:
     ahead: Mapping[str, Content] = field(default_factory=dict)
 
     def encode(self) -> str:
-        """Printable without blanks or quotes; opaque to everybody else."""
+        """Printable, without blanks or quotes; opaque to consumers."""
         data: dict[str, object] = {"s": self.stream}
         if self.first:
             data["f"] = self.first
@@ -60,7 +60,7 @@ class Token:
 
     @staticmethod
     def decode(text: str) -> Token:
-        """Raises ConfigurationError for what `encode` did not write."""
+        """Raises ConfigurationError for text that `encode` did not write."""
         try:
             packed = text.removeprefix(PREFIX)
             data = json.loads(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)))

@@ -1,4 +1,4 @@
-"""Reader: the serving tables as people and notebooks read them: which rows, and what a result rests on."""
+"""Reader: the serving tables for people and notebooks, with the provenance of results."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from serving_layer.views.read import derive
 
 @dataclass(frozen=True)
 class Reader:
-    """The tables of a configuration's streams, and their views. `streams` has a stream by the name of each of its
-    tables."""
+    """The tables and views of a configuration's streams. `streams`: the stream of each table name."""
 
     lake: Lake
     streams: Mapping[str, Stream]
@@ -42,14 +41,14 @@ class Reader:
             catalog=self.lake.catalog_name,
             select=select,
             derived=derived,
-            # Only views read them.
+            # Needed only for views.
             unlisted=frozenset(stream.partials_table(view) for stream, view in views),
             reading=reading,
         ) as answer:
             yield answer
 
     def derived(self, stream: Stream, view: View, selection: Selection) -> Derived:
-        """A view over the rows that are selected. Raises ConfigurationError for one revision of one hour, Terminal,
+        """A view over the selected rows. Raises ConfigurationError for one revision of one hour, Terminal,
         Transient."""
         if selection.revision is not None:
             raise ConfigurationError(
@@ -61,12 +60,12 @@ class Reader:
         return derive(self.lake, stream, view, state, selected.snapshot_id, selected.hours)
 
     def provenance(self, answer: Answer, selection: Selection) -> list[Provenance]:
-        """What an answer rests on, once its rows were read."""
+        """The provenance of an answer whose rows were read."""
         return provenance(self.lake, self.streams, selection, answer.files)
 
 
 def open_reader(conf: str | Path | None = None) -> Reader:
-    """Read the configuration; nothing else is opened. Raises ConfigurationError."""
+    """Read the configuration, and nothing else. Raises ConfigurationError."""
     config.require_different_tables(conf)
     streams = [config.load_stream(name, conf) for name in config.stream_names(conf)]
     by_table = {

@@ -1,4 +1,4 @@
-"""A plugin of dbt-duckdb: a stream's table, and through what it is complete and fresh, as sources of a dbt project.
+"""A dbt-duckdb plugin: a stream's table, and its watermarks, as sources of a dbt project.
 
 A profile names this module among its `plugins`. A source's `config` says `plugin` and, unless they are its name and
 `rows`, `stream` and `read` (`rows` or `watermarks`). docs/how-to/follow-changes.md has a whole project.
@@ -28,7 +28,7 @@ _WATERMARKS = pa.schema(
 
 
 class Plugin(BasePlugin):  # type: ignore[misc]
-    """Looks the table up each time that a model names the source: what it reads then is one snapshot."""
+    """Loads the table whenever a model uses the source, so that each read is of one snapshot."""
 
     def initialize(self, plugin_config: dict[str, Any]) -> None:
         """`conf`: the configuration folder (default: ANABRANCH_CONF, else conf)."""
@@ -47,7 +47,7 @@ class Plugin(BasePlugin):  # type: ignore[misc]
         )
 
     def default_materialization(self) -> str:
-        """Nothing is copied: each statement opens the files that it needs."""
+        """Nothing is copied: each statement opens the files it needs."""
         return "view"
 
 

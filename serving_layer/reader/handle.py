@@ -1,6 +1,6 @@
 """A stream's table for Python: `anabranch.open("game_events").arrow(columns=[…], hours=…)`.
 
-Columns that are not asked for are not read, and files are passed over that cannot hold a row of what is asked for.
+Reads only the given columns, and skips files that cannot contain a matching row.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rows:
-    """Which rows and columns are wanted: all, unless said otherwise.
+    """The wanted rows and columns; all by default.
 
-    `columns`: by name. `hours`: one ingest hour, or the first and the last. `since` and `until`: the event's own time,
-    the latter not included; without an offset UTC. `where`: a condition in DuckDB's SQL.
+    `columns`: by name. `hours`: one ingest hour, or the first and the last. `since` and `until`: event time, the
+    latter exclusive; UTC without an offset. `where`: a condition in DuckDB's SQL.
     """
 
     columns: Sequence[str] | None = None
@@ -53,10 +53,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class StreamTable:
-    """A stream's table, each time it is read as it is then, or as of what it was opened for.
+    """A stream's table: read as it is at each call, or as of what it was opened for.
 
-    Each way to read takes the fields of `Rows`. Raises ConfigurationError for columns, hours or times that are not what
-    they have to be, Transient when the lake does not answer.
+    Each method takes the fields of `Rows`. Raises ConfigurationError for wrong columns, hours or times, Transient when
+    the lake does not answer.
     """
 
     reader: Reader
@@ -73,7 +73,7 @@ class StreamTable:
         return self.arrow(**rows).to_pandas()
 
     def polars(self, **rows: Any) -> Any:
-        """The rows as a data frame of polars. Raises ConfigurationError where polars is not installed."""
+        """The rows as a polars data frame. Raises ConfigurationError if polars is not installed."""
         try:
             import polars
         except ImportError as error:
@@ -83,8 +83,7 @@ class StreamTable:
         return polars.from_arrow(self.arrow(**rows))
 
     def duckdb(self, **rows: Any) -> duckdb.DuckDBPyRelation:
-        """The rows as a relation of a DuckDB connection of its own: nothing is read before it is asked, and then only
-        what the whole question needs."""
+        """The rows as a relation of a new DuckDB connection: read lazily, and only what the whole query needs."""
         table, selected = self._selected()
         relation = open_relation(self.stream.table, table, selected)
         wanted = Rows(**rows)
@@ -99,7 +98,7 @@ class StreamTable:
         return dataset(self.stream.table, table, selected.snapshot_id, selected.hours)
 
     def watermarks(self) -> Watermarks:
-        """Through which hour `main` is complete and through which moment it is fresh, or was. Raises Transient."""
+        """The hour through which `main` is complete and the time through which it is fresh. Raises Transient."""
         table, as_of = self.reader.lake.load(self.stream.table), self.selection.as_of
         if as_of is None:
             return Watermarks.from_properties(table.properties)
@@ -107,7 +106,7 @@ class StreamTable:
         return Watermarks.from_properties(snapshot_properties(table, at))
 
     def provenance(self, **rows: Any) -> Provenance:
-        """What the rows rest on: ingest hours and event dates, by whom they are served, and whether more may come."""
+        """Provenance of the rows: ingest hours and event dates, serving layers, and whether more rows may come."""
         with self._answer(Rows(**(rows | {"columns": ("kafka_offset",)}))) as answer:
             for _ in answer.rows:
                 pass
@@ -119,7 +118,7 @@ class StreamTable:
         return table, Selector(self.reader.lake, self.reader.streams, self.selection)(self.stream.table, table)
 
     def view(self, name: str) -> StreamView:
-        """One of the stream's views. Raises ConfigurationError for one that its file does not have."""
+        """One of the stream's views. Raises ConfigurationError for an unknown name."""
         for view in self.stream.views:
             if view.name == name:
                 return StreamView(self.reader, self.stream, view, self.selection)
@@ -181,7 +180,7 @@ class StreamView:
         return self.arrow(where).to_pandas()
 
     def duckdb(self) -> duckdb.DuckDBPyRelation:
-        """The rows as a relation of a DuckDB connection of its own, of what there is now, whenever it is asked."""
+        """The rows as a relation of a new DuckDB connection, as of each read."""
         return open_derived(self.reader.derived(self.stream, self.definition, self.selection))
 
     def spark(self, session: SparkSession) -> DataFrame:

@@ -1,5 +1,5 @@
-"""Provenance of a result: the hours and event dates of the files that were opened for it, who serves them, in which
-revision, and whether more may come."""
+"""Provenance of a result: the hours and event dates of its files, their serving layers and revisions, and whether more
+rows may come."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class HourProvenance:
 
 @dataclass(frozen=True)
 class DateProvenance:
-    """An event date of which files were opened, of how many hours; complete once every hour that can hold records of it
+    """An event date in the files read, and its number of hours; complete once every hour that can contain records of it
     is accepted."""
 
     event_date: date
@@ -56,7 +56,7 @@ class DateProvenance:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a result rests on of one table: the snapshot, and its hours and event dates in their order."""
+    """Provenance of a result in one table: the snapshot, and its hours and event dates in order."""
 
     table: str
     snapshot_id: int
@@ -68,8 +68,8 @@ class Provenance:
 def provenance(
     lake: Lake, streams: Mapping[str, Stream], selection: Selection, read: Iterable[TableFiles]
 ) -> list[Provenance]:
-    """What a result rests on, of those tables that hold a stream's rows. Raises Terminal for a snapshot that does not
-    say what `main` serves, Transient."""
+    """Provenance of a result in each stream's table. Raises Terminal for a snapshot without the state of `main`,
+    Transient."""
     return [
         _provenance(lake, streams[planned.name], selection, planned)
         for planned in read
@@ -136,7 +136,7 @@ def _hour(seen: Shown, hour: str, revisions: Mapping[str, int], files: Sequence[
 
 
 def hour_completeness(seen: Shown, hour: str) -> tuple[bool, str | None]:
-    """Whether all of an hour's records are shown, and why not, or what else is to know of it. Pure."""
+    """Whether all of an hour's records are in the result, and why not, or another remark. Pure."""
     state, layer = seen.state, seen.layer(hour)
     if hour >= state.timeline.open:
         return False, "the hour is not sealed: more may come"
@@ -158,14 +158,14 @@ def _date(stream: Stream, seen: Shown, day: date, table: Table, files: Sequence[
 
 
 def date_completeness(stream: Stream, seen: Shown, day: date) -> tuple[bool, str | None]:
-    """Whether all hours that can hold records of an event date are accepted, and why not. Pure."""
+    """Whether all hours that can contain records of an event date are accepted, and why not. Pure."""
     bounds = stream.event_time
     if bounds is None or bounds.past is None or bounds.future is None or stream.most_event_dates is None:
         return False, "nothing bounds how late its records come (event_time.past, event_time.future)"
     begin = datetime.combine(day, time(), UTC)
     end = begin + timedelta(days=1)
     timeline = seen.state.timeline
-    # Bounds are measured from an ingest hour.
+    # Bounds are relative to the ingest hour.
     first, last = hour_of(begin - bounds.future - timedelta(hours=1)), hour_of(end + bounds.past)
     if last >= timeline.open:
         return False, f"records of it may come until {last}"
@@ -176,7 +176,7 @@ def date_completeness(stream: Stream, seen: Shown, day: date) -> tuple[bool, str
 
 
 def print_provenance(found: Sequence[Provenance]) -> None:
-    """To standard output."""
+    """Print to standard output."""
     if not found:
         print("no rows of a stream were read")
     for one in found:

@@ -1,4 +1,4 @@
-"""Selection: which rows of a stream's tables a reader asked for, and what the table said of the hours then."""
+"""Selection: the rows that a reader asked for, and the state of the hours at that snapshot."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ class Revision:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a reader asked for: the rows as of a tag, a branch, a snapshot's id or a time; those of accepted hours
-    alone; or one revision of one hour. Raises ConfigurationError for what excludes each other."""
+    """The selected rows: as of a tag, branch, snapshot id or time; of accepted hours only; or one revision of one hour.
+
+    Raises ConfigurationError for options that exclude each other.
+    """
 
     as_of: str | None = None
     only_accepted: bool = False
@@ -49,8 +51,8 @@ class Selection:
 
 @dataclass(frozen=True)
 class Shown:
-    """What a snapshot shows: the hours as the table said of them, and the layer that the rows are of, where it is one
-    layer's branch. `main` shows each hour from the layer that serves it."""
+    """The content of a snapshot: the hours' state, and the layer, if it is one layer's branch. `main` has each hour
+    from the layer that serves it."""
 
     state: State
     branch: Layer | None = None
@@ -59,7 +61,7 @@ class Shown:
         return self.branch or self.state.served_by(hour)
 
     def is_accepted(self, hour: str) -> bool:
-        """Whether the hour's rows are those of its accepted revision."""
+        """Whether the hour's rows are of its accepted revision."""
         kept = self.branch is None and hour in self.state.retained_hours
         return self.layer(hour) == "batch" and self.state.is_accepted(hour) and not kept
 
@@ -69,13 +71,16 @@ class Shown:
 
 
 def snapshot_as_of(lake: Lake, stream: Stream, table: Table, as_of: str) -> int:
-    """What `find_snapshot` finds. Of hours that were sealed together only the last has a tag, to which `main-<hour>` of
-    each of them leads. Raises ConfigurationError, Transient."""
+    """The snapshot of `find_snapshot`. Of hours sealed together only the last has a tag, used for `main-<hour>` of
+    each.
+
+    Raises ConfigurationError, Transient.
+    """
     return find_snapshot(table, _tag_of_hour(lake, stream, table, as_of) or as_of)
 
 
 def _tag_of_hour(lake: Lake, stream: Stream, table: Table, name: str) -> str | None:
-    """The tag of the seal that sealed the hour of `main-<hour>` too, where that has no tag of its own."""
+    """The tag of the seal that included the hour of `main-<hour>`, if the hour has no tag of its own."""
     refs = table.metadata.refs
     hour = name.removeprefix(SEALED_TAG)
     if name in refs or hour == name or not is_hour(hour):
@@ -89,7 +94,7 @@ def _tag_of_hour(lake: Lake, stream: Stream, table: Table, name: str) -> str | N
 
 
 def shown(table: Table, snapshot_id: int | None) -> Shown:
-    """What a stream's table shows, now or in a snapshot. Raises Terminal."""
+    """The content of a stream's table, now or in a snapshot. Raises Terminal."""
     at = heads(table)
     snapshot_id = snapshot_id if snapshot_id is not None else at["main"]
     if snapshot_id == at["main"]:
@@ -103,11 +108,11 @@ def shown(table: Table, snapshot_id: int | None) -> Shown:
 
 @dataclass(frozen=True)
 class Selector:
-    """Says which rows of which table a query sees (`serving_layer.query.Select`)."""
+    """Selects the rows of each table for a query (`serving_layer.query.Select`)."""
 
     lake: Lake
     streams: Mapping[str, Stream]
-    """By each name of a table of theirs."""
+    """By each name of the streams' tables."""
     selection: Selection
 
     def __call__(self, name: str, table: Table) -> Selected:

@@ -1,4 +1,4 @@
-"""A view for DuckDB and Spark: SQL over the partials of some hours and the rows of all others, of one snapshot each."""
+"""A view for DuckDB and Spark: SQL over the partials of some hours and the rows of the others, each of one snapshot."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def derive(
     snapshot_id: int | None = None,
     hours: Collection[str] | None = None,
 ) -> Derived:
-    """A view of `main` as `state` has it, of all hours or of `hours` alone; of another snapshot from its rows alone.
+    """A view of `main` in `state`, of all hours or of `hours`; of another snapshot from rows only.
 
     Raises Terminal when `apply` has not made the table of its partials, Refused, Transient.
     """
@@ -50,7 +50,7 @@ def derive(
 
 
 def functions_of(stream: Stream, view: View) -> Callable[[duckdb.DuckDBPyConnection], None] | None:
-    """What makes DuckDB know the functions that a view's SQL names beside DuckDB's own, if it names any."""
+    """Register the functions that a view's SQL needs beside DuckDB's own, if any."""
     if all(partial.kind != "sketch" for partial in stream.partials(view)):
         return None
     from serving_layer.views.sketches import add_functions

@@ -1,4 +1,4 @@
-"""Sketches of distinct values (HLL of Apache DataSketches, which Spark has too) as functions of a DuckDB connection."""
+"""Sketches of distinct values (HLL of Apache DataSketches, as in Spark) as DuckDB functions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from serving_layer.views.sql import ESTIMATE, LG_K, SKETCH_TEXT, SKETCH_WHOLE
 
 
 def sketch(values: Sequence[str] | Sequence[int]) -> bytes:
-    """A sketch of values, in the bytes that Spark's `hll_union_agg` reads: text by its UTF-8 bytes, whole numbers by
-    64 bits."""
+    """A sketch of values, in the bytes that Spark's `hll_union_agg` reads: text as UTF-8, integers as 64 bits."""
     made = hll_sketch(LG_K, tgt_hll_type.HLL_8)
     for value in values:
         made.update(value)
@@ -20,7 +19,7 @@ def sketch(values: Sequence[str] | Sequence[int]) -> bytes:
 
 
 def estimate(sketches: Sequence[bytes]) -> int:
-    """How many distinct values several sketches are of, by their union."""
+    """The number of distinct values in several sketches, by their union."""
     union = hll_union(LG_K)
     for one in sketches:
         union.update(hll_sketch.deserialize(bytes(one)))
@@ -29,7 +28,7 @@ def estimate(sketches: Sequence[bytes]) -> int:
 
 
 def add_functions(connection: duckdb.DuckDBPyConnection) -> None:
-    """Make a connection know the functions that `serving_layer.views.sql` names."""
+    """Register the functions of `serving_layer.views.sql` with a connection."""
     connection.create_function(SKETCH_TEXT, sketch, ["VARCHAR[]"], "BLOB")
     connection.create_function(SKETCH_WHOLE, sketch, ["BIGINT[]"], "BLOB")
     connection.create_function(ESTIMATE, estimate, ["BLOB[]"], "BIGINT")

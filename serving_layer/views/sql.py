@@ -1,4 +1,4 @@
-"""A view in SQL: what an hour's partials are of its rows, and how partials are merged. Pure, for DuckDB and Spark.
+"""A view in SQL: computing an hour's partials from rows, and merging partials. Pure, for DuckDB and Spark.
 
 Partials are computed once, by `partials_sql`, whether they are stored or read from rows; `view_sql` merges both.
 """
@@ -19,14 +19,14 @@ _MICROSECOND = timedelta(microseconds=1)
 HOUR, RECORDS = "ingest_hour", "records"
 
 LG_K = 12
-"""Of a sketch: 4,096 registers of a byte, so that an estimate is off by 1.6 per cent (one standard error)."""
+"""Registers of a sketch: 4,096 of one byte, for estimates within 1.6 per cent (one standard error)."""
 SKETCH_TEXT, SKETCH_WHOLE, ESTIMATE = "sketch_text", "sketch_whole", "sketch_estimate"
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """What an engine writes otherwise than another: quotes, the type of a moment, moments as microseconds, and sketches
-    of distinct values: of text, of whole numbers, and what their union says."""
+    """Differences between the engines' SQL: quotes, timestamp types, timestamps as microseconds, and sketches of
+    distinct values: of text, of integers, and their union."""
 
     quote: str
     moment: str
@@ -44,9 +44,9 @@ class Dialect:
         return self.to_micros.format(moment)
 
     def start_of_window(self, moment: str, width: int) -> str:
-        """The start of the window that holds a moment, of windows that are aligned to 1970."""
+        """The start of a timestamp's window; windows are aligned to 1970."""
         at = self.micros(moment)
-        # The remainder of what lies before 1970 is negative.
+        # The remainder is negative before 1970.
         return self.from_micros.format(f"{at} - (({at} % {width}) + {width}) % {width}")
 
     def typed(self, expression: str, kind: str) -> str:
@@ -78,12 +78,12 @@ SPARK = Dialect(
 
 
 def partial_columns(stream: Stream, view: View) -> tuple[str, ...]:
-    """The columns of a view's partials, but for those that say what they were computed of."""
+    """The columns of a view's partials, without the provenance columns."""
     return (HOUR, WINDOW_START, *map(group_column, view.group), RECORDS, *(p.name for p in stream.partials(view)))
 
 
 def partials_sql(dialect: Dialect, stream: Stream, view: View, rows: str) -> str:
-    """What each ingest hour of `rows` (a table, with or without a condition) adds to each window and group."""
+    """The partial of each ingest hour in `rows` (a table, with or without a condition), by window and group."""
     q = dialect.quoted
     width = view.window // _MICROSECOND
     keys = [q(HOUR), dialect.start_of_window(q(stream.window_column), width), *(q(name) for name in view.group)]
@@ -118,7 +118,7 @@ def view_sql(dialect: Dialect, stream: Stream, view: View, state: State, stored:
     columns = ", ".join(map(q, partial_columns(stream, view)))
     sources = [f"SELECT {columns} FROM ({partials_sql(dialect, stream, view, rows)})"]
     if stored is not None:
-        # Every accepted hour has a row that says so, also one without records.
+        # Every accepted hour has a row with its provenance, even without records.
         sources.insert(0, f"SELECT {columns} FROM (SELECT * FROM {stored}) WHERE {q(RECORDS)} > 0")
     start = dialect.micros(q(WINDOW_START))
     keys = [q(WINDOW_START), *(q(group_column(name)) for name in view.group)]
@@ -155,7 +155,7 @@ def _total(dialect: Dialect, name: str) -> str:
 
 
 def _complete(stream: Stream, view: View, state: State, start: str) -> str:
-    """Whether every hour that can hold events of the window is accepted."""
+    """Whether every hour that can contain events of the window is accepted."""
     assert stream.event_time is not None
     spans = plan_open_spans(stream.event_time, state)
     if spans is None:
@@ -169,7 +169,7 @@ def _complete(stream: Stream, view: View, state: State, start: str) -> str:
 
 
 def _late(dialect: Dialect, view: View, start: str) -> str:
-    """How many records were received in hours that began after the window, and what it waits for, had ended."""
+    """The number of records received after the window and its delay had ended."""
     begin = dialect.micros(dialect.typed(f"concat({dialect.quoted(HOUR)}, ':00:00Z')", "timestamp"))
     after = (view.window + view.late_after) // _MICROSECOND
     counted = f"CASE WHEN {begin} >= {start} + {after} THEN {dialect.quoted(RECORDS)} ELSE 0 END"

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from anabranch import config
-from anabranch.cli.configuration import Told, environment_keys, page, stream_keys, told
+from anabranch.cli.configuration import KeyDocumentation, documented_keys, environment_keys, page, stream_keys
 
-ENVIRONMENT, STREAM = told()
+ENVIRONMENT, STREAM = documented_keys()
 _ENVIRONMENT = {
     "kafka": {"bootstrap_servers": "127.0.0.1:1"},
     "catalog": {"name": "lake", "uri": "sqlite:///c.db", "warehouse": "file:///w"},
@@ -38,11 +38,11 @@ def _put(data: dict[str, Any], path: list[str], value: Any) -> dict[str, Any]:
     return data | {first: _put(before or {}, rest, value) if rest else value}
 
 
-def _examples(of_keys: dict[str, Told]) -> list[str]:
+def _examples(of_keys: dict[str, KeyDocumentation]) -> list[str]:
     return [key for key, (_, example) in of_keys.items() if example]
 
 
-def _example(of_keys: dict[str, Told], key: str) -> Any:
+def _example(of_keys: dict[str, KeyDocumentation], key: str) -> Any:
     return yaml.safe_load(of_keys[key].example)
 
 
