@@ -1,7 +1,7 @@
 """Find words that the documentation of Kafka, Spark, Iceberg and Airflow would not use, in code and docs.
 
-`python scripts/check_words.py [PATH...]` checks the clean packages and pages, or the given paths. A finding is one line,
-`FILE:LINE: expected WORDS, found ...`, and exit code 1. Add a package or page to CLEAN once it has no finding.
+`python scripts/check_words.py [PATH...]` checks the clean packages and pages, or the given paths. A finding is one
+line, `FILE:LINE: expected WORDS, found ...`, and exit code 1. Add a package or page to CLEAN once it has no finding.
 """
 
 from __future__ import annotations

@@ -389,7 +389,12 @@ SETTINGS = {
     ),
     "dead letters that become rows, by two restatements at once": Setting(
         (broker(("widen",)), Batch("batch", restates=1), Batch("rival", restates=1)),
-        ("another run published first", "rival is refused with the dead letters", "not due", "stages [batch-2/T00[(0, 0)"),
+        (
+            "another run published first",
+            "rival is refused with the dead letters",
+            "not due",
+            "stages [batch-2/T00[(0, 0)",
+        ),
         before=(broker(*DEAD_AND_GOOD), Speed("before", at_most=2), Batch("accepts")),
         world={"accounts": True},
     ),

@@ -25,7 +25,7 @@ from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.operations.notifications.lineage.names import table_name
 from anabranch.operations.notifications.lineage.receiver import Receiver
-from anabranch.operations.notifications.lineage.reporting import run_events, subject_of, report_lineage
+from anabranch.operations.notifications.lineage.reporting import report_lineage, run_events, subject_of
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import HourAccount, QualityResult, RunFacts
 from anabranch.protocol.publish import new_id

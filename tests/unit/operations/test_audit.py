@@ -382,7 +382,8 @@ def test_files_that_another_program_put_in_the_place_of_an_hours_with_the_same_r
     publish = Publish(new_id(), (Change("main", rewritten.files, old, rewrites=True),), state.timeline)
     assert one.publish(publish, state) is Outcome.LANDED
     assert sentences(one) == []
-    assert f"audit: another program replaced files on main with the same rows hour={NEXT} files=1 replaced=1" in caplog.text
+    expected = f"audit: another program replaced files on main with the same rows hour={NEXT} files=1 replaced=1"
+    assert expected in caplog.text
 
 
 def test_files_in_the_place_of_an_hours_with_another_value(one: StreamLake) -> None:
