@@ -321,7 +321,7 @@ class Rebuilder:
                 for b in built
             ]
             seconds = [*((STAGE, b.seconds) for b in built), (PUBLISH, time.monotonic() - ready)]
-            measured = self._meter.tell(state.branch_properties["main"], seconds)
+            measured = self._meter.to_properties(state.branch_properties["main"], seconds)
             return Decision(state, plan_publish(state, rebuilt, now, measured), built[0].before + 1)
 
         result = Result(hour, "accepted", built[0].before + 1, reasons[hour], built[0].account)

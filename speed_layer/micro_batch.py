@@ -39,7 +39,7 @@ from anabranch.protocol.apply import require_columns, rows_columns
 from anabranch.protocol.measured import PUBLISH, READABLE, STAGE, Meter
 from anabranch.protocol.merge import Merged
 from anabranch.protocol.publish import Again, Decision, Landed, Publish, new_id
-from anabranch.protocol.publish_queue import Holding
+from anabranch.protocol.publish_queue import YieldToQueue
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
 from anabranch.protocol.state import State
@@ -91,7 +91,7 @@ class MicroBatches:
         self._clock = BoundaryResolver(stream, lake, kafka)
         self._format = open_format(environment, stream, cache_schema_ids=True)
         self._publisher = Publisher(lake, stream)
-        self._queue = Holding(lake, stream.table, stop)
+        self._queue = YieldToQueue(lake, stream.table, stop)
         self._meter = Meter("speed")
         # The last decision.
         self._decided: ResolvedState | None = None
@@ -227,7 +227,7 @@ class MicroBatches:
             if plan.next is Next.DECIDE:
                 return Decision(state, plan_boundary_publish(decided, new_id()), (decided, plan))
             # A publisher at the head of the queue goes first. Staged rows stay valid meanwhile.
-            if self._queue.holds(state.table.properties):
+            if self._queue.wait_if_first(state.table.properties):
                 return Again.AGAIN
             # Step 2: stage, unless the staged rows are still valid.
             if staged is None or plan.next is Next.STAGE:
@@ -347,7 +347,7 @@ class MicroBatches:
         seconds = [(STAGE, staged.seconds), (PUBLISH, publishing)]
         if (waited := readable_after(state, staged, hours, self._lake.clock.now())) is not None:
             seconds.append((READABLE, waited))
-        return self._meter.tell(state.branch_properties["main"], seconds)
+        return self._meter.to_properties(state.branch_properties["main"], seconds)
 
     def _stage(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:
         """Stage a plan's rows and dead letters, for the topic and columns of the decision."""

@@ -78,7 +78,9 @@ def plan_split(records: Sequence[Stamped], moment: int, now: int) -> int | None:
     return split if best is not None and best <= (wrong, -distance) else None
 
 
-def find_standing(answers: Mapping[int, Stamped], ends: Offsets, now: int, first_later: FirstLater) -> dict[int, int]:
+def find_confirmed_ends(
+    answers: Mapping[int, Stamped], ends: Offsets, now: int, first_later: FirstLater
+) -> dict[int, int]:
     """By partition, the answer of the time index for a moment, where the index alone tells that it stands: `find_end`
     would give the same offset. No record is fetched.
 

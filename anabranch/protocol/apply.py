@@ -246,7 +246,7 @@ def guard_state(lake: Lake, stream: Stream) -> list[str]:
 
 
 def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
-    """Have the stream's table belong to it; what was changed, in words. Raises AnotherStreamsTable."""
+    """Record the stream as the owner of its table; returns the changes, in words. Raises AnotherStreamsTable."""
     table = lake.load(stream.table)
     if not set(BRANCHES) <= table.metadata.refs.keys():
         return []  # by the next run, or by a job

@@ -11,7 +11,7 @@ from anabranch.protocol.ledger_row import HourAccount
 
 @dataclass(frozen=True)
 class Counts:
-    """An hour's account in numbers; None where the ledger does not tell."""
+    """An hour's account in numbers; None where the ledger has no value."""
 
     offsets: int | None
     good: int | None

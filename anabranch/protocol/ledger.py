@@ -1,7 +1,7 @@
-"""The ledger: every decision about every hour, append-only, in the order of the table's own sequence.
+"""The ledger: every decision about every hour, append-only, ordered by the table's sequence numbers.
 
-A decision stays in the properties of the branch that it was published on until its row has been read back, so
-the next process restores a row that a crash kept from being written.
+A decision stays in the properties of its branch until its row has been read back from the ledger. So the next process
+writes a row that a crash prevented.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-# How the reason of an hour begins that an operator accepted in spite of its rules.
+# The prefix of the reason of an hour that an operator accepted although rules objected.
 BY_CHOICE = "accepted by choice"
 
 LEDGER_SCHEMA = Schema(
@@ -79,7 +79,7 @@ LEDGER_SCHEMA = Schema(
 
 _JSON = ("cut", "gaps", "diff", "quality", "partitions", "sources", "run", "unknown")
 BULKY = ("partitions", "sources", "quality", "diff", "cut", "run", "unknown")
-"""Columns that are long, for readers that need none of them."""
+"""The long columns, for readers that need none of them."""
 
 _AT_ONCE = 1_000  # decisions in one commit
 _NOTHING = HourAccount()
@@ -98,7 +98,7 @@ def decision(
     reason: str | None = None,
     account: HourAccount = _NOTHING,
 ) -> LedgerRow:
-    """A decision that is taken now. It counts the offsets of its cut, unless `account` says otherwise."""
+    """A decision made now, with the offsets of its cut unless `account` has its own count."""
     counted = {name: getattr(account, name) for name in ACCOUNT_COLUMNS}
     if cut is not None and account.offsets is None:
         counted["offsets"] = cut.offsets
@@ -205,9 +205,9 @@ class Ledger:
             return frozenset[Acceptance]().union(*_ACCEPTANCES.ask(self._lake.load(self._name)).values())
 
     def accepted(self, state: State, hour: str) -> Accepted | None:
-        """What is accepted of an hour; of one that is no longer remembered one by one, as the ledger has it.
+        """The accepted revision of an hour; read from the ledger if the state no longer remembers the hour.
 
-        Raises Refused when the ledger has not.
+        Raises Refused when the ledger does not have it.
         """
         if not state.is_accepted(hour) or hour in state.accepted:
             return state.accepted.get(hour)
@@ -233,7 +233,7 @@ class Ledger:
 
 
 def plan_missing(wanted: Mapping[str, LedgerRow], known: Collection[str]) -> list[LedgerRow]:
-    """The decisions, of `wanted` by id, that a ledger which knows these ids lacks. Pure."""
+    """The decisions, of `wanted` by id, whose ids are not among `known`. Pure."""
     return [row for id, row in wanted.items() if id not in known]
 
 
@@ -254,20 +254,20 @@ def _in_order(rows: pa.Table) -> list[LedgerRow]:
     return sorted(_from_arrow(rows), key=attrgetter("sequence", "recorded_at", "hour", "decision_id"))
 
 
-def standing_refusals(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
-    """By hour, the refusal that nothing was decided after, neither by a build nor by an operator. Pure."""
-    standing: dict[str, LedgerRow] = {}
+def open_refusals(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
+    """By hour, the refusal that no later decision, by a build or an operator, has replaced. Pure."""
+    refusals: dict[str, LedgerRow] = {}
     for row in rows:
         if row.decision == "refused":
-            standing[row.hour] = row
+            refusals[row.hour] = row
         elif row.decision in ("accepted", "served"):
-            standing.pop(row.hour, None)
-    return standing
+            refusals.pop(row.hour, None)
+    return refusals
 
 
 def refusals_since_acceptance(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
     """By hour, the newest refusal behind the newest acceptance. Pure."""
-    return standing_refusals(row for row in rows if row.decision != "served")
+    return open_refusals(row for row in rows if row.decision != "served")
 
 
 def _decided_last(rows: pa.Table) -> dict[str, tuple[datetime, str]]:
@@ -303,7 +303,7 @@ def _all_hours(rows: pa.Table) -> frozenset[str]:
 
 
 def _remarkable(rows: pa.Table) -> frozenset[str]:
-    # Most rows say one of few things.
+    # Most rows have one of few values.
     diffs = {text for text in rows["diff"].unique().to_pylist() if text and _differs(Diff.from_dict(json.loads(text)))}
     gaps = {text for text in rows["gaps"].unique().to_pylist() if text and json.loads(text).get("retention")}
     columns = (rows[name].to_pylist() for name in ("hour", "diff", "gaps"))
@@ -321,7 +321,7 @@ _ACCEPTANCES = PerFile(("hour", "decision", "revision", "decision_id"), _accepta
 
 
 def last_accepted(rows: Iterable[LedgerRow]) -> Accepted | None:
-    """The newest accepted revision that rows of one hour tell of, with its cut. Pure."""
+    """The newest accepted revision in the rows of one hour, with its cut. Pure."""
     revisions = [
         Accepted(row.revision, row.cut, by_choice=(row.reason or "").startswith(BY_CHOICE))
         for row in rows
@@ -338,11 +338,11 @@ def plan_remembering(state: State, hours: Iterable[str], read: Callable[[str], A
 
 
 def newest(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
-    """By hour, what the ledger says of it now.
+    """By hour, its current row in the ledger.
 
-    The newest decision of an hour decides; what it does not speak of (counts, quality) is of the newest that does. A
-    refusal after an acceptance changes nothing about what is accepted, so only its reason is taken over; who serves an
-    hour changes nothing else about it.
+    The newest decision of an hour counts; fields that it lacks (counts, quality) come from the newest decision that has
+    them. A refusal after an acceptance changes only the reason, since the accepted revision stays; a change of the
+    serving layer changes only that.
     """
     by_hour: dict[str, LedgerRow] = {}
     for row in rows:
@@ -371,7 +371,7 @@ def _from_arrow(table: pa.Table) -> list[LedgerRow]:
     topic_ids = columns.pop("topic_id")
     for name in (c for c in _JSON if c in columns and c != "cut"):
         parse = PARSED.get(name, _as_it_is)
-        # Most rows say one of few things.
+        # Most rows have one of few values.
         values = {text: parse(json.loads(text)) for text in table[name].unique().to_pylist() if text}
         columns[name] = [values.get(text) for text in columns[name]]
     if "cut" in columns:

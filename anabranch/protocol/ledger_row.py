@@ -1,7 +1,7 @@
 """A row of the ledger: one decision about one hour, and the account that it rests on.
 
 It has two forms beside this one: the ledger's columns, and the JSON that waits in a branch's properties until the row
-has been read back. What a decision does not tell of is None here, null there, and not in the JSON.
+has been read back. A field without a value is None here, null in the ledger, and absent from the JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Layer = Literal["speed", "batch"]
 Kind = Literal["sealed", "accepted", "refused", "served"]
 
 Entries = tuple[Mapping[str, Any], ...]
-"""What is carried through as JSON: expectations, and rows by where they are."""
+"""Values stored as JSON: expectations, and rows by their position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """Speed against batch, counted as `serving_layer.layer_diff.kinds.Difference` says. Rows of before `duplicate` and
-    `unread` were told have None there."""
+    """Speed compared with batch, counted as in `serving_layer.layer_diff.kinds.Difference`. `duplicate` and `unread`
+    are None in rows written before these fields existed."""
 
     missing: int
     extra: int
@@ -67,7 +67,7 @@ class Diff:
 
 @dataclass(frozen=True, slots=True)
 class QualityResult:
-    """What the quality gate said; its expectations are JSON. Rows of before a field was told have None there."""
+    """The quality gate's result; its expectations are JSON. A field is None in rows written before it existed."""
 
     passed: bool
     failed: Entries = ()
@@ -131,7 +131,7 @@ class UnknownField:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> UnknownField:
         (p, first), (q, last) = data["first"], data["last"]
-        # Ledgers of before held the values themselves.
+        # Earlier versions stored the values themselves.
         sample = shape_of(data["sample"]) if data.get("sample") is not None else None
         return UnknownField(data["name"], data["records"], (p, first), (q, last), sample, data.get("type"))
 
@@ -156,7 +156,7 @@ class UnknownFields:
 
 @dataclass(frozen=True, kw_only=True)
 class HourAccount:
-    """What was counted of an hour, where its records came from, what its checks found, and how that came about."""
+    """The counts of an hour, the sources of its records, the results of its checks, and the run that produced them."""
 
     offsets: int | None = None
     good: int | None = None
@@ -221,7 +221,7 @@ class LedgerRow(HourAccount):
             "offsets": account.pop("offsets", None), "served": self.served, **account, "reason": self.reason,
             "publish": self.publish,
         }  # fmt: skip
-        # A build always tells its reason, also that there is none.
+        # A build always has a reason, which may be null.
         return {k: v for k, v in row.items() if v is not None or (k == "reason" and self.quality is not None)}
 
     @staticmethod
@@ -286,6 +286,6 @@ PARSED = {
 
 
 def _present_fields(value: Any) -> dict[str, Any]:
-    """By field, what a flat dataclass tells of, as JSON has it."""
+    """The fields of a flat dataclass that have a value, as JSON."""
     values = {f.name: v for f in fields(value) if (v := getattr(value, f.name)) is not None}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}

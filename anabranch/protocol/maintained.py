@@ -1,8 +1,8 @@
-"""What runs of maintenance did: each is a property of the stream's table, `anabranch.maintained.<id>`.
+"""Runs of maintenance: each is a property of the stream's table, `anabranch.maintained.<id>`.
 
-A run is told when it ends, whatever became of its steps, in a commit that moves no head; so two that end together undo
-nothing of each other, and nobody's publish rests on it. The newest runs are kept, and the newest that did all its
-steps. A run that was killed, or whose lake is away at its end, is not told.
+A run is recorded when it ends, whether or not its steps succeeded, in a commit that moves no head. So two runs that
+end at once do not overwrite each other, and no publish is refused because of one. The table keeps the newest runs, and
+the newest complete one. A run that was killed, or that cannot reach the lake at its end, is not recorded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAINTAINED = "anabranch.maintained"
 
 KEPT = 8
-"""So many runs are remembered, and one more if none of them did all its steps."""
+"""The number of runs to keep; one more if none of them is complete."""
 
 _PREFIX = f"{MAINTAINED}."
 _LONGEST_REASON = 400
@@ -120,7 +120,7 @@ def _table(values: Mapping[str, Any]) -> MaintainedTable:
 
 
 def read_runs(properties: Mapping[str, str]) -> tuple[MaintenanceRun, ...]:
-    """The runs that a table's properties tell of, newest first. Pure."""
+    """The runs recorded in a table's properties, newest first. Pure."""
     return tuple(run for _, run in _by_key(properties))
 
 
@@ -130,17 +130,17 @@ def newest_complete(runs: Iterable[MaintenanceRun]) -> MaintenanceRun | None:
 
 
 def plan_record(properties: Mapping[str, str], id: str, run: MaintenanceRun) -> Commit:
-    """The commit that tells of a run, and forgets those that are not kept. Pure.
+    """The commit that records a run and removes the runs that are not kept. Pure.
 
-    What is forgotten is set before it is removed: PyIceberg fails to remove what another process removed meanwhile.
+    It sets a key before it removes it: PyIceberg fails to remove a key that another process has removed meanwhile.
     """
     key = _PREFIX + id
     runs = [(key, run), *_by_key(properties)]
     runs.sort(key=lambda pair: pair[1].ended, reverse=True)
     kept = {k for k, _ in [*runs[:KEPT], *[pair for pair in runs if pair[1].is_complete][:1]]}
     gone = [k for k in properties if k.startswith(_PREFIX) and k not in kept]
-    told = {key: run.to_json()} if key in kept else {}
-    return Commit(uuid.uuid4().hex, {}, (), set_properties=dict.fromkeys(gone, "") | told, remove_properties=(*gone,))
+    added = {key: run.to_json()} if key in kept else {}
+    return Commit(uuid.uuid4().hex, {}, (), set_properties=dict.fromkeys(gone, "") | added, remove_properties=(*gone,))
 
 
 def record_run(lake: Lake, table_name: str, run: MaintenanceRun) -> None:
@@ -155,7 +155,7 @@ def record_run(lake: Lake, table_name: str, run: MaintenanceRun) -> None:
 
 
 def _by_key(properties: Mapping[str, str]) -> list[tuple[str, MaintenanceRun]]:
-    """The runs by their keys, newest first; what is written by hand, or by a version to come, is none."""
+    """The runs by key, newest first. Skips values that do not parse: edited by hand, or of a later version."""
     runs = []
     for key, text in properties.items():
         if key.startswith(_PREFIX):

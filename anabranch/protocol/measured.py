@@ -1,8 +1,8 @@
 """What the jobs measured, as totals by layer, in a property of `main`'s snapshots that every publish carries on.
 
-A publish tells what it took in its own commit: so the totals count each publish that landed once, no process has to
-live until they are read, and a snapshot that expires takes nothing with it. They begin at nothing where the table does,
-or a `main` that was made anew.
+A publish records its durations in its own commit. So the totals count each publish that landed once, outlive the
+process, and do not depend on snapshots that expire. They start at zero with the table, or with a `main` that was
+recreated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STAGE = "stage"
 PUBLISH = "publish"
 """From when rows were staged until the commit that names them: turns of others, and refusals."""
 COMMIT = "commit"
-"""The commit itself; the next publish of the same process tells of it."""
+"""The commit itself; the next publish of the same process records it."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Durations:
         return Durations(self.sum + seconds, dict(self.counts) | {bound: self.counts.get(bound, 0) + 1})
 
     def since(self, before: Durations) -> Durations:
-        """What came after `before`; all of it where that is not what it grew from, as of a `main` made anew."""
+        """The durations since `before`; all of them if `before` is not their past: `main` was recreated."""
         left = {b: n - before.counts.get(b, 0) for b, n in self.counts.items() if n != before.counts.get(b, 0)}
         if before.counts.keys() - self.counts.keys() or any(n < 0 for n in left.values()):
             return self
@@ -110,25 +110,24 @@ def read_measured(text: str | None) -> dict[Layer, Measured]:
 
 
 class Meter:
-    """Tells, with each publish of a job, what was measured since its last one that landed, or since the job began. For
-    one thread."""
+    """Adds to each publish of a job the measurements since its last publish that landed. For one thread."""
 
     def __init__(self, layer: Layer, tally: Tally = TALLY) -> None:
         self._layer, self._tally = layer, tally
-        self._told = self._telling = tally.totals()
+        self._published = self._pending = tally.totals()
         self._commit: float | None = None
 
-    def tell(self, main: Mapping[str, str], seconds: Iterable[tuple[str, float]]) -> dict[str, str]:
-        """What a publish says on `main`, over what that says by now: these durations, and all that was not told yet."""
-        self._telling = self._tally.totals()
+    def to_properties(self, main: Mapping[str, str], seconds: Iterable[tuple[str, float]]) -> dict[str, str]:
+        """The properties of a publish on `main`: the totals so far, these durations, and all not published yet."""
+        self._pending = self._tally.totals()
         totals = read_measured(main.get(MEASURED))
         last = [(COMMIT, self._commit)] if self._commit is not None else []
         totals[self._layer] = totals.get(self._layer, Measured()).plus(
-            [*last, *((name, max(0.0, value)) for name, value in seconds)], self._telling - self._told
+            [*last, *((name, max(0.0, value)) for name, value in seconds)], self._pending - self._published
         )
         said = {layer: measured.as_json() for layer, measured in sorted(totals.items())}
         return {MEASURED: json.dumps(said, separators=(",", ":"))}
 
     def landed(self, commit_seconds: float) -> None:
-        """What was told last has landed, by a commit of so many seconds."""
-        self._told, self._commit = self._telling, commit_seconds
+        """The last measurements have landed, in a commit that took so many seconds."""
+        self._published, self._commit = self._pending, commit_seconds

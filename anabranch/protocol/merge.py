@@ -1,7 +1,7 @@
-"""The merger: `main` holds, for each hour, the files of the layer that serves it. Deterministic and idempotent.
+"""The merge: `main` has, for each hour, the files of the layer that serves it. Deterministic and idempotent.
 
-Speed and batch publish `main` in their own commits, so there is seldom anything to do; run alone, the merger repairs
-what a crash, an override or a restored branch left. A swap copies no data.
+Speed and batch publish `main` in their own commits, so a merge seldom has anything to do; it repairs what a crash, an
+override or a restored branch left. A swap copies no data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Files = Mapping[str, Mapping[str, "DataFile"]]
 
 @dataclass(frozen=True)
 class Swap:
-    """One hour whose files in `main` are not those of the layer that should serve it."""
+    """An hour whose files in `main` are not those of the layer that should serve it."""
 
     hour: str
     layer: Layer
@@ -43,7 +43,7 @@ class Swap:
 
 @dataclass(frozen=True)
 class Merged:
-    """What a merge ended with: what it swapped, or refused to, and the state in which `main` is right."""
+    """The result of a merge: the swaps that it made or refused, and the state after it."""
 
     swaps: list[Swap]
     state: State
@@ -64,7 +64,7 @@ def plan_merge(state: State, main: Files, speed: Files, batch: Files) -> list[Sw
         add = tuple(f for path, f in wanted.items() if path not in have)
         remove = tuple(f for path, f in have.items() if path not in wanted)
         reason = coverage.uncovered_reason(state, layer, hour)
-        # Rows that main already has are never given up for a layer that has fewer offsets.
+        # Never replace rows of `main` by a layer that has fewer offsets.
         refused = f"not swapped to {layer}: {reason}" if reason is not None and remove else None
         swaps.append(Swap(hour, layer, add, remove, refused))
     return swaps
@@ -94,18 +94,17 @@ def _hours_to_compare(state: State) -> set[str]:
 
 
 def needs_merge(state: State) -> bool:
-    """Whether there is something for a merge to do: a branch that `main` was not made from as it is now, or an hour
-    that was kept and is covered by now. Pure."""
+    """Whether a merge has something to do: a branch moved without `main`, or a retained hour is covered. Pure."""
     return not state.is_merged or any(
         coverage.uncovered_reason(state, state.served_by(h), h) is None for h in state.retained_hours
     )
 
 
 def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = False) -> Merged:
-    """Make `main` right in one zero-copy publish; returns what was (or, with `dry_run`, would be) swapped or refused,
+    """Correct `main` in one zero-copy publish; returns the swaps that were (with `dry_run`: would be) made or refused,
     and the state after it.
 
-    Without `everything` nothing is compared when `main` says that it was made from the other branches as they are.
+    Without `everything`, nothing is compared when `main` is recorded as merged from the branches as they are.
     """
 
     def decide() -> Decision[list[Swap]]:

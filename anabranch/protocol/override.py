@@ -1,4 +1,4 @@
-"""Overrides: an operator gives an hour to one layer, says why, and the swap and the word land in one commit."""
+"""Overrides: an operator assigns an hour to one layer with a reason; swap and override land in one commit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Choice = Literal["speed", "batch", "auto"]
 
 @dataclass(frozen=True)
 class Served:
-    """Who serves the hour now. `changed` is False when it was so already."""
+    """The layer that serves the hour now. `changed` is False when it already did."""
 
     hour: str
     layer: Layer
@@ -44,7 +44,7 @@ def plan_override(state: State, hour: str, choice: Choice) -> tuple[dict[str, La
     if overrides != state.overrides and (reason := coverage.uncovered_reason(state, layer, hour)) is not None:
         raise Refused(
             f"hour {hour}: expected the {layer} layer's rows to cover its cut, found that {reason}; "
-            f"{state.served_by(hour)} goes on serving it: `anabranch explain` says what may be done with it"
+            f"{state.served_by(hour)} keeps serving it: `anabranch explain` shows the options"
         )
     return overrides, layer
 
@@ -53,7 +53,7 @@ def plan_served(
     state: State, hour: str, overrides: dict[str, Layer], layer: Layer, accepted: Accepted | None, id: str,
     now: datetime, why: str,
 ) -> Publish:  # fmt: skip
-    """The publish of an override that `plan_override` let pass: the word and the swap in one. Pure.
+    """The publish of an override that `plan_override` allows: override and swap in one. Pure.
 
     `accepted` is what is accepted of the hour.
     """
@@ -61,7 +61,7 @@ def plan_served(
     properties = {OVERRIDES: json.dumps(overrides, sort_keys=True), KEPT: json.dumps(kept)}
     changes = [Change("main", properties=properties, copy={hour: layer})]
     if accepted is not None and layer == "speed":
-        # Remembered one by one from now on: a batch branch that is lost could not tell it from the others.
+        # Remembered one by one from now on: a recreated batch branch could not distinguish it from other hours.
         changes.append(Change("batch", properties=accepted_properties(state, {hour: accepted})))
     revision = accepted.revision if accepted is not None else 0
     cut = accepted.cut if accepted is not None else state.cuts.get(hour)
@@ -71,9 +71,9 @@ def plan_served(
 
 
 def serve_hour(publisher: Publisher, hour: str, choice: Choice, why: str) -> Served:
-    """Give a sealed hour to a layer, or lift that (`auto`), for good: later publishes and merges honour it.
+    """Assign a sealed hour to a layer, or remove that override (`auto`); later publishes and merges respect it.
 
-    One zero-copy swap that carries the override; the ledger's row and the hour's dead letters follow. Raises Refused
+    One zero-copy swap with the override; the ledger's row and the hour's dead letters follow. Raises Refused
     when the layer's rows do not cover the hour, ConfigurationError for an hour before the first, Transient for one
     that is not sealed.
     """

@@ -23,7 +23,7 @@ def take_over(lake: Lake, stream: Stream, kafka: KafkaAdapter, position: Positio
     """Write the stream into its table when no stream, or its former name, is there; True if it was written.
 
     `position` is the table's. A table is only taken over by a stream that reads its position's topic: raises
-    AnotherStreamsTable when that is another topic id, since nothing tells then whose table it is.
+    AnotherStreamsTable for another topic id, since the owner is then unknown.
     """
     owner = read_owner(lake.load(stream.table))
     if owner is not None and owner.stream == stream.name:

@@ -1,13 +1,13 @@
-"""The publish protocol: decide on a fresh load, commit, and decide again when refused. `run` is its one loop.
+"""The publish protocol: decide on a fresh load, commit, and decide again after a refusal. `run` is the only loop.
 
 1. Stage: rows become files and one snapshot that no branch points to (`anabranch.iceberg.staging`). The batch layer
-   stages before the loop, the speed layer inside its first decision, which tells the hours that it stages by.
-2. Check: `decide` looks at the state and the staged rows and says what to commit, that nothing is left to do, or that
-   it did something first.
-3. Publish: one commit (`land`) moves every branch concerned and requires the heads that step 2 saw.
+   stages before the loop, the speed layer inside its first decision, which has the hours to stage by.
+2. Check: `decide` reads the state and the staged rows. It returns a publish, or that nothing is left to do, or that it
+   did something first (`Again`).
+3. Publish: one commit (`land`) moves every branch concerned and requires the heads that step 2 read.
 
-What is not worth a second attempt at once (a roll-up, a position moved behind hours of the batch layer) is decided once
-and landed; its caller loads and decides anew.
+A publish that is not worth an immediate second attempt (a compaction, a position moved past hours of the batch layer)
+is decided once and landed; its caller loads and decides again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from anabranch.iceberg.snapshots import expired_tags, head, plan_expiry
 from anabranch.offsets.hours import Timeline
 from anabranch.offsets.position import Position
 from anabranch.protocol.ledger_row import LedgerRow
-from anabranch.protocol.publish_queue import Place, in_line
+from anabranch.protocol.publish_queue import QueueEntry, queue_entry
 from anabranch.protocol.state import (
     ACCEPTED,
     CONTENT,
@@ -55,13 +55,13 @@ LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A tag of a replaced revision and the hourly tag of `main` end after a week.
+# Tags of replaced revisions and the hourly tags of `main` expire after a week.
 TAG_AGE = timedelta(days=7)
 
 
 @dataclass(frozen=True)
 class Publish:
-    """What a decision wants committed. `changes` carry the decision's own properties; the rest is filled in here.
+    """The contents of a commit. `changes` have the properties of the decision; `to_commit` adds the rest.
 
     `confirmed` are the ids of waiting decisions and dead letters that were read back; the publish drops them from its
     branches. `anabranch.protocol.publisher` fills them in. `read_until`: `position` was the log's end then, or lies
@@ -84,7 +84,7 @@ class Publish:
 
 @dataclass(frozen=True)
 class Landed:
-    """A publish that landed, the table as the catalog has it with it, and how long its commit took."""
+    """A publish that landed, the table as the catalog returned it, and how long the commit took."""
 
     publish: Publish
     table: Table
@@ -92,13 +92,12 @@ class Landed:
 
     @cached_property
     def state(self) -> State:
-        """What the table says with it: for what follows the publish, without another load. The next decision rests on
-        a load of its own."""
+        """The state after the publish, without another load. The next decision loads its own."""
         return read_state(self.table)
 
 
 class Again(Enum):
-    """A decision that did something first (staged, merged, waited for a turn): load and decide again."""
+    """The decision did something first (staged, merged, waited in the queue): load and decide again."""
 
     AGAIN = 0
 
@@ -135,15 +134,15 @@ def new_id() -> str:
 
 
 def new_tag(state: State, name: str, branch: str, now: datetime) -> Tag:
-    """A tag of a branch's head that is kept for TAG_AGE from now on; Iceberg counts from when the snapshot was made."""
+    """A tag of a branch's head that expires TAG_AGE from now; Iceberg counts from when the snapshot was made."""
     made = head(state.table, branch)
     age = int(now.timestamp() * 1000) - made.timestamp_ms + int(TAG_AGE.total_seconds() * 1000)
     return Tag(name, made.snapshot_id, age)
 
 
 def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
-    """The commit of a publish: properties carried on each branch, what `main` promises with it, expiry, and the three
-    heads it rests on. Pure."""
+    """The commit of a publish: the properties of each branch, the watermarks of `main`, expiry, and the three heads
+    that it requires. Pure."""
     content = dict(state.content)
     content |= {c.branch: publish.id for c in publish.changes if c.branch != "main" and c.changes_rows}
     merged = any(c.branch == "main" for c in publish.changes)
@@ -157,7 +156,7 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
             # A batch branch that is lost begins again there, and what it had accepted stays accepted.
             properties |= {SETTLED: by_batch[SETTLED]} if SETTLED in by_batch else {}
             properties |= {ACCEPTED: by_batch[ACCEPTED]} if ACCEPTED in by_batch else {}
-        # A branch that moved without `main` is not merged by a publish that knows nothing of it.
+        # This publish does not merge a branch that moved without `main`.
         if change.branch == "main" and (publish.merges or state.is_merged):
             properties[MERGED] = json.dumps(content, sort_keys=True)
         if change.branch != "main":
@@ -187,22 +186,22 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
 
 
 def _watermarks(state: State, publish: Publish) -> dict[str, str]:
-    """What `main` promises once the publish has landed; what it promises no more is empty."""
+    """The watermarks of `main` after the publish; those that no longer apply are empty."""
     after = plan_after(state, publish.changes, publish.timeline, publish.position)
     before = Watermarks.from_properties(state.branch_properties["main"])
     promised = plan_watermarks(after, before, publish.merges or state.is_merged, publish.read_until)
     return dict.fromkeys(before.to_properties(), "") | promised.to_properties()
 
 
-def land(lake: Lake, state: State, publish: Publish, now: datetime, place: Place | None = None) -> Landed | None:
-    """Step 3 of every publish: one commit over the heads of `state`, which also takes back the turn of `place`.
+def land(lake: Lake, state: State, publish: Publish, now: datetime, entry: QueueEntry | None = None) -> Landed | None:
+    """Step 3 of every publish: one commit over the heads of `state`, which also removes `entry` from the queue.
 
     None when it is refused: a head moved, and the caller has to load and decide again. Raises Transient when
-    nothing tells whether it landed.
+    the outcome stays unknown.
     """
     commit = to_commit(state, publish, now)
-    if place is not None:
-        commit = place.taking_back(state.table.properties, commit)
+    if entry is not None:
+        commit = entry.with_removal(state.table.properties, commit)
     began = time.monotonic()
     table = lake.land(state.table, commit)
     return Landed(publish, table, time.monotonic() - began) if table is not None else None
@@ -218,14 +217,13 @@ def run(
 ) -> Published[T]:
     """Publish what `decide` decides on a state that it loads itself; after each refusal it decides again.
 
-    With `take_turns` it asks for the right of way when it would go on being refused, and waits for those who asked
-    before it (`anabranch.protocol.publish_queue`); it pauses after a refusal, and raises Transient after `timeout`,
-    with nothing published. Without, as the speed layer, which waits for others' turns inside its decision, it goes on
-    at once, until it lands.
+    With `take_turns` it joins the publish queue when refusals repeat, and waits for the publishers before it
+    (`anabranch.protocol.publish_queue`); it pauses after a refusal, and raises Transient after `timeout`, with nothing
+    published. Without, it retries at once until it lands: the speed layer waits for the queue inside its decision.
     """
     deadline = time.monotonic() + timeout.total_seconds()
     refusals = 0
-    with in_line(lake, table_name, what, take_turns) as place:
+    with queue_entry(lake, table_name, what, take_turns) as entry:
         began = time.monotonic()
         while True:
             if take_turns and time.monotonic() > deadline:
@@ -236,21 +234,21 @@ def run(
             state, publish = decision.state, decision.publish
             if publish is None:
                 return Published(decision, None)
-            if place.waits(state.table.properties, deadline):
+            if entry.wait_for_others(state.table.properties, deadline):
                 began = time.monotonic()
                 continue
-            if (landed := land(lake, state, publish, lake.clock.now(), place)) is not None:
-                place.landed()
+            if (landed := land(lake, state, publish, lake.clock.now(), entry)) is not None:
+                entry.landed()
                 return Published(decision, landed)
             refusals += 1
             TALLY.count(REFUSED)
             LOG.info(
-                "%s: publish refused because a head of %s moved; deciding again (refusal %d)",
+                "%s: publish refused because a head of %s moved; deciding again refusals=%d",
                 what,
                 table_name,
                 refusals,
             )
-            place.refused(time.monotonic() - began)
+            entry.refused(time.monotonic() - began)
             if take_turns:
                 time.sleep(random.uniform(0, min(0.5, 0.02 * 2**refusals)))
             began = time.monotonic()

@@ -1,14 +1,14 @@
-"""Turns: a right of way over other publishes, for a publisher that would be refused again and again.
+"""The publish queue: a publisher whose commits would be refused repeatedly gets a turn before other publishers.
 
-Each turn is a table property of its own, `anabranch.turn.<id>`, so that asking for one and taking one back never undo
-what another process asks at the same time. The turns that a table holds are a line: the first has the way, every other
-waits until it is gone or its bound has passed, and a publisher that saw that happen takes it out.
+Each turn is a table property of its own, `anabranch.turn.<id>`, so concurrent processes never overwrite each other's
+turns. The turns of a table are a queue: the first publishes, the others wait until it is removed or its timeout has
+passed. A publisher that sees a timeout pass removes that turn.
 
-1. Ask: a publisher that was refused, or that finds others before it, puts its turn at the end of the line.
-2. Wait: a publisher that is about to commit and finds a turn before its own waits for that one, then decides again.
-3. Take back: the publish that lands takes its turn with it, or its end does.
+1. Join: a publisher that was refused, or that finds others before it, adds its turn at the end of the queue.
+2. Wait: a publisher that is about to commit and finds a turn before its own waits for that turn, then decides again.
+3. Leave: the publish that lands removes the turn in the same commit; otherwise the publisher removes it at its end.
 
-A bound is measured by the waiter's clock, from when it saw the turn first in line: no two clocks are compared.
+A waiter measures a timeout by its own clock, from when it first saw that turn at the head: no clocks are compared.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from anabranch.protocol.state import TURN
 LOG = logging.getLogger(__name__)
 
 _PREFIX = f"{TURN}."
-# A turn's bound, in seconds: several of its owner's tries, within what a reader of fresh rows can bear.
+# A turn's timeout, in seconds: several attempts of its owner, short enough for readers of fresh rows.
 TRIES, LEAST, MOST = 4.0, 10.0, 60.0
-# Where a single try takes that long, a shorter turn would be in vain: one try and a half, within minutes.
+# A longer attempt needs a longer turn: one attempt and a half, at most LIMIT.
 TRY_AND_A_HALF, LIMIT = 1.5, 300.0
-# How long a turn of an older version holds others: its property is an id and nothing else.
+# The timeout of a turn of an older version, whose property is only an id.
 BARE_BOUND = 5.0
-# So many refusals in a row ask for a turn; a try that took so many seconds asks at once.
+# A publisher joins after this many refusals in a row, or after one refusal of an attempt this long (seconds).
 REFUSALS, LONG_TRY = 3, 0.3
-# More askers than this go on without a turn.
+# The longest queue; further publishers continue without a turn.
 LONGEST_LINE = 16
-# Asking is a commit too, and others' may come first: for so many seconds it is tried again.
+# Joining is a commit, which others may precede: retry for this many seconds.
 ASKING = 15.0
-# What others had begun to commit when they could not know of the turn yet lands within so many seconds.
+# Commits that began before their publishers could see the turn land within this many seconds.
 SETTLING = 2.0
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One asker's place in line. `bound` is how many seconds it may hold others; the rest is for people."""
+    """An entry of the queue. `bound`: its timeout in seconds; `what`, `by` and `asked_at` are for operators."""
 
     id: str
     number: int
@@ -63,7 +63,7 @@ class Turn:
     asked_at: str = ""
 
     def to_properties(self) -> dict[str, str]:
-        """As the table carries it. The bare id is what older versions wait for."""
+        """The table properties of the turn. Older versions wait for the bare id."""
         values = {
             "number": self.number, "bound": self.bound, "what": self.what, "by": self.by, "asked_at": self.asked_at,
         }  # fmt: skip
@@ -79,14 +79,14 @@ Line = tuple[Turn, ...]
 
 
 def read_line(properties: Mapping[str, str]) -> Line:
-    """The turns that a table's properties hold, in the order in which they have the way."""
+    """The turns in a table's properties, in queue order."""
     turns = []
     for key, text in properties.items():
         if key.startswith(_PREFIX):
             turns.append(_read(key.removeprefix(_PREFIX), text))
     bare = properties.get(TURN)
     if bare and _PREFIX + bare not in properties:
-        # Its asker is of a version that knows no other form.
+        # Written by an older version.
         turns.append(Turn(bare, 0, BARE_BOUND))
     return tuple(sorted(turns, key=lambda t: (t.number, t.id)))
 
@@ -97,56 +97,56 @@ def _read(id: str, text: str) -> Turn:
         bound = min(LIMIT, float(values["bound"]))
         return Turn(id, int(values["number"]), bound, *(str(values.get(k, "")) for k in ("what", "by", "asked_at")))
     except (ValueError, KeyError, TypeError, AttributeError):
-        # Written by hand, or by a version to come: it holds nobody for long.
+        # Edited by hand, or of a later version: others wait for it only briefly.
         return Turn(id, 0, BARE_BOUND)
 
 
 def turn_bound(longest: float) -> float:
-    """The bound of a turn whose owner's longest try took so many seconds. Pure."""
+    """The timeout of a turn, from its owner's longest attempt in seconds. Pure."""
     return min(LIMIT, max(LEAST, min(MOST, TRIES * longest), TRY_AND_A_HALF * longest))
 
 
 def plan_turn(line: Line, turn: Turn) -> Turn | None:
-    """`turn` at the end of the line; None when the line is full. Pure."""
+    """`turn` at the end of the queue; None when the queue is full. Pure."""
     if len(line) >= LONGEST_LINE:
         return None
     return replace(turn, number=max((t.number for t in line), default=0) + 1)
 
 
 def should_ask(refusals: int, longest: float) -> bool:
-    """Whether a publisher asks for a turn after so many refusals, the longest try having taken so many seconds. Pure.
+    """Whether a publisher joins the queue after this many refusals, with its longest attempt in seconds. Pure.
 
-    A try that takes a second loses against a publisher that lands every second, however often it is repeated.
+    An attempt of one second always loses against a publisher that commits every second.
     """
     return refusals >= REFUSALS or (refusals > 0 and longest >= LONG_TRY)
 
 
 def turn_before(line: Line, mine: str | None, over: str | None = None) -> Turn | None:
-    """The turn that one whose own is `mine` has to wait for before it commits; None when it has the way. Pure.
+    """The turn to wait for before a publisher with turn `mine` commits; None when it is first. Pure.
 
-    `over` was waited for already. Who is not in line is behind all of it.
+    `over` was waited for already. A publisher that is not in the queue comes after all turns.
     """
     first = next((t for t in line if t.id != over), None)
     return None if first is None or first.id == mine else first
 
 
-def turn_to_hold_for(line: Line, waited: str | None, has_held: bool) -> Turn | None:
+def turn_to_yield_to(line: Line, waited: str | None, has_yielded: bool) -> Turn | None:
     """The turn that the speed layer waits for before it stages or commits a micro-batch. Pure.
 
-    Each is waited for once, and at most one for each micro-batch: between any two turns it publishes.
+    It waits once for each turn, and for at most one turn in each micro-batch, so it publishes between any two turns.
     """
-    return None if has_held else turn_before(line, None, waited)
+    return None if has_yielded else turn_before(line, None, waited)
 
 
 def is_over(turn: Turn, seconds: float) -> bool:
-    """Whether a turn that was seen first in line so many seconds ago holds nobody any more. Pure."""
+    """Whether a turn that has been at the head for so many seconds has timed out. Pure."""
     return seconds >= turn.bound
 
 
 def plan_taking_back(properties: Mapping[str, str], id: str, commit: Commit) -> Commit:
-    """`commit`, which also takes a turn out of the line. Pure.
+    """`commit`, which also removes a turn from the queue. Pure.
 
-    The key is set before it is removed: PyIceberg fails to remove one that another process took out meanwhile.
+    It sets a key before it removes it: PyIceberg fails to remove a key that another process has removed meanwhile.
     """
     keys = (_PREFIX + id, *((TURN,) if properties.get(TURN) == id else ()))
     if not any(key in properties for key in keys):
@@ -159,9 +159,9 @@ def plan_taking_back(properties: Mapping[str, str], id: str, commit: Commit) -> 
 
 
 def ask_for_turn(lake: Lake, table_name: str, what: str, longest: float = 0.0) -> Turn | None:
-    """Put a new turn at the end of the line, with a bound that follows from the longest try so far.
+    """Add a new turn at the end of the queue, with a timeout that follows from the longest attempt so far.
 
-    None when the line is full, or when others' commits came first for a quarter of a minute. Raises Transient.
+    None when the queue is full, or when other commits come first for ASKING seconds. Raises Transient.
     """
     by, at = f"{socket.gethostname()}:{os.getpid()}", datetime.now(UTC).isoformat(timespec="seconds")
     wanted = Turn(uuid.uuid4().hex, 0, turn_bound(longest), what, by, at)
@@ -180,9 +180,9 @@ def ask_for_turn(lake: Lake, table_name: str, what: str, longest: float = 0.0) -
 
 
 def take_back_turn(lake: Lake, table_name: str, id: str) -> None:
-    """Take a turn out of the line: one's own that no publish took back, or another's whose bound has passed.
+    """Remove a turn from the queue: one's own that no publish removed, or another's that timed out.
 
-    What others' commits don't let it take out within a quarter of a minute stays, until its bound is seen to pass.
+    When other commits come first for ASKING seconds, the turn stays until a waiter sees its timeout pass.
     """
     for _ in attempts(jitter(0.1), ASKING):
         table = lake.load(table_name)
@@ -196,21 +196,26 @@ def take_back_turn(lake: Lake, table_name: str, id: str) -> None:
 def wait_for_turn(
     lake: Lake, table_name: str, turn: str | None, waited: str | None, stop: threading.Event | None = None
 ) -> str | None:
-    """Hold back until `turn` is taken back or its bound has passed, counted from now; then it is taken out of the line.
+    """Wait until `turn` is removed or its timeout has passed, counted from now; a turn that timed out is removed.
 
-    A turn that was `waited` for before is not waited for again. `stop` ends the wait at once. Returns the turn waited
-    for, to be passed as `waited` to the next call.
+    Does not wait for `waited`, the turn of an earlier call, again. `stop` ends the wait at once. Returns the turn to
+    pass as `waited` to the next call.
     """
     if turn is None or turn == waited:
         return turn
     began, pause, stop = time.monotonic(), 0.05, stop or threading.Event()
     ahead = _find(lake, table_name, turn)
     if ahead is not None:
-        LOG.info("table %s: %s has the way; waiting at most %.0f s", table_name, ahead.who, ahead.bound)
+        LOG.info(
+            "table %s: waiting up to %.0f s for %s, first in the publish queue", table_name, ahead.bound, ahead.who
+        )
     while ahead is not None and not stop.is_set():
         if is_over(ahead, time.monotonic() - began):
             LOG.warning(
-                "table %s: %s was not taken back within its %.0f s; going on", table_name, ahead.who, ahead.bound
+                "table %s: removed %s from the publish queue after its timeout of %.0f s; continuing",
+                table_name,
+                ahead.who,
+                ahead.bound,
             )
             take_back_turn(lake, table_name, turn)
             break
@@ -224,17 +229,17 @@ def _find(lake: Lake, table_name: str, id: str) -> Turn | None:
     return next((t for t in read_line(lake.load(table_name).properties) if t.id == id), None)
 
 
-class Holding:
-    """The speed layer's side: it waits for each turn once, and publishes between any two."""
+class YieldToQueue:
+    """The speed layer's side of the queue: it waits once for each turn, and publishes between any two."""
 
     def __init__(self, lake: Lake, table_name: str, stop: threading.Event | None = None) -> None:
         self._lake, self._table_name, self._stop = lake, table_name, stop
         self._waited: str | None = None
         self._has_held = False
 
-    def holds(self, properties: Mapping[str, str]) -> bool:
-        """Wait for a turn that the properties, as loaded, hold; False when there is none to wait for."""
-        turn = turn_to_hold_for(read_line(properties), self._waited, self._has_held)
+    def wait_if_first(self, properties: Mapping[str, str]) -> bool:
+        """Wait for a turn in the loaded properties; False when there is none to wait for."""
+        turn = turn_to_yield_to(read_line(properties), self._waited, self._has_held)
         if turn is None:
             return False
         self._waited = wait_for_turn(self._lake, self._table_name, turn.id, self._waited, self._stop)
@@ -242,12 +247,12 @@ class Holding:
         return True
 
     def published(self) -> None:
-        """It published: the next turn may hold it."""
+        """Record a publish: the layer waits for the next turn again."""
         self._has_held = False
 
 
-class Place:
-    """A publisher's place in line, from its first try until it landed or gave up; without `takes_turns`, none."""
+class QueueEntry:
+    """A publisher's entry in the queue, until it landed or gave up; without `takes_turns` it never joins."""
 
     def __init__(self, lake: Lake, table_name: str, what: str, takes_turns: bool) -> None:
         self._lake, self._table_name, self._what, self._takes_turns = lake, table_name, what, takes_turns
@@ -257,11 +262,11 @@ class Place:
         self._refusals = 0
         self._inner = 0
 
-    def waits(self, properties: Mapping[str, str], deadline: float) -> bool:
-        """Wait for all that are before it, as the properties that were loaded say; False when it has the way.
+    def wait_for_others(self, properties: Mapping[str, str], deadline: float) -> bool:
+        """Wait for the turns before this one, according to the loaded properties; False when there are none.
 
-        Who was not in line is from then on, so that askers land in their order. Waits for nobody once `deadline`, of
-        the monotonic clock, has passed.
+        Joins the queue if it is not in it yet, so publishes land in request order. Does not wait after `deadline`, of
+        the monotonic clock.
         """
         first = self._before(properties)
         if first is None:
@@ -275,27 +280,27 @@ class Place:
         return True
 
     def refused(self, seconds: float) -> None:
-        """Count a try that was refused after so many seconds, and ask for a turn when it is time to."""
+        """Record a refused attempt and its seconds; join the queue when `should_ask`."""
         self._refusals, self._longest = self._refusals + 1, max(self._longest, seconds)
         if self._takes_turns and self._turn is None and should_ask(self._refusals, self._longest):
             self._ask()
             self._settle()
 
-    def taking_back(self, properties: Mapping[str, str], commit: Commit) -> Commit:
-        """The commit, which also takes its turn back; not yet in a publish inside another's decision."""
+    def with_removal(self, properties: Mapping[str, str], commit: Commit) -> Commit:
+        """The commit, which also removes its turn; unchanged in a publish inside another publish's decision."""
         if self._turn is None or self._inner:
             return commit
         return plan_taking_back(properties, self._turn.id, commit)
 
     def landed(self) -> None:
-        """Its publish landed, and took the turn back."""
+        """Record that the publish landed, and removed the turn."""
         if not self._inner:
             self._turn = None
 
     @contextmanager
-    def inside(self) -> Iterator[Place]:
-        """Itself for a publish inside this one's decision (a merge that has to come first), which goes by this turn:
-        it would wait for its own otherwise."""
+    def inside(self) -> Iterator[QueueEntry]:
+        """This entry, for a publish inside this one's decision (a merge that has to come first): it must not wait for
+        this turn."""
         self._inner += 1
         try:
             yield self
@@ -303,14 +308,13 @@ class Place:
             self._inner -= 1
 
     def leave(self) -> None:
-        """Take back a turn that no publish took back. What a lake that is away does not let it take back ends by its
-        bound."""
+        """Remove a turn that no publish removed. If the lake does not answer, the turn ends by its timeout."""
         if self._turn is None:
             return
         try:
             take_back_turn(self._lake, self._table_name, self._turn.id)
         except Transient as error:
-            LOG.warning("%s: its turn is not taken back: %s", self._what, error)
+            LOG.warning("%s: turn not removed from the publish queue: %s", self._what, error)
         self._turn = None
 
     def is_for(self, table_name: str) -> bool:
@@ -321,35 +325,35 @@ class Place:
             return None
         line = read_line(properties)
         if self._turn is not None and self._turn.id not in {t.id for t in line}:
-            LOG.info("%s: its turn was over before its publish landed", self._what)
+            LOG.info("%s: turn timed out before the publish landed", self._what)
             self._turn = None
         return turn_before(line, self._turn.id if self._turn else None, self._over)
 
     def _ask(self) -> None:
         self._turn = ask_for_turn(self._lake, self._table_name, self._what, self._longest)
         if self._turn is not None:
-            LOG.info("%s: asked for a turn (%s) of at most %.0f s", self._what, self._turn.id, self._turn.bound)
+            LOG.info("%s: joined the publish queue turn=%s timeout=%.0f s", self._what, self._turn.id, self._turn.bound)
 
     def _settle(self) -> None:
-        # A try that takes long would be wasted on a commit that was under way before the turn was seen.
+        # A long attempt would be lost to a commit that began before its publisher could see the turn.
         time.sleep(min(SETTLING, self._longest / 4))
 
 
-_PLACE: ContextVar[Place | None] = ContextVar("place", default=None)
+_ENTRY: ContextVar[QueueEntry | None] = ContextVar("queue_entry", default=None)
 
 
 @contextmanager
-def in_line(lake: Lake, table_name: str, what: str, takes_turns: bool) -> Iterator[Place]:
-    """The place of a publish, until it landed or gave up."""
-    outer = _PLACE.get()
+def queue_entry(lake: Lake, table_name: str, what: str, takes_turns: bool) -> Iterator[QueueEntry]:
+    """The entry of a publish, until it landed or gave up."""
+    outer = _ENTRY.get()
     if outer is not None and takes_turns and outer.is_for(table_name):
         with outer.inside():
             yield outer
         return
-    place = Place(lake, table_name, what, takes_turns)
-    token = _PLACE.set(place)
+    entry = QueueEntry(lake, table_name, what, takes_turns)
+    token = _ENTRY.set(entry)
     try:
-        yield place
+        yield entry
     finally:
-        _PLACE.reset(token)
-        place.leave()
+        _ENTRY.reset(token)
+        entry.leave()

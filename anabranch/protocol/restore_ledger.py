@@ -1,4 +1,4 @@
-"""A ledger made again: the rows that it lacks, from what the branches say of their hours."""
+"""Restore a ledger: write the rows that it lacks, from the state on the branches."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from anabranch.protocol.state import State, load_state
 
 LOG = logging.getLogger(__name__)
 
-WHY = "restored from what the branches say; what is not shown here was in the ledger alone"
+WHY = "restored from the state on the branches; other fields were in the ledger only"
 
 
 def plan_rows(
     state: State, known: Collection[str], good: Mapping[str, int], dead: Mapping[str, int], now: datetime
 ) -> list[LedgerRow]:
-    """Rows for the sealed hours that the ledger does not know, oldest first: cut, revision and counts as far as the
-    branches tell (`good` and `dead` are what the batch branches hold, by hour). Their ids repeat, so that two who write
-    them write them once.
+    """Rows for the sealed hours that the ledger lacks, oldest first: cut, revision, and the counts that the branches
+    have (`good` and `dead`: the rows of the batch branches, by hour). The ids are deterministic, so two processes that
+    restore at once write each row once.
     """
     rows = []
     for hour in hours_between(state.timeline.first, state.timeline.open):
@@ -45,9 +45,9 @@ def plan_rows(
 
 
 def restore_ledger(lake: Lake, stream: Stream) -> int:
-    """Write what the ledger lacks of the hours that the table knows; returns how many rows. Idempotent.
+    """Write the ledger rows that are missing for hours of the table; returns how many. Idempotent.
 
-    Decisions that wait on a branch are written first, since they say more. Raises Transient.
+    Decisions that wait on a branch are written first, since they have more fields. Raises Transient.
     """
     state = load_state(lake, stream.table)
     if state.timeline.open == state.timeline.first:
@@ -62,5 +62,5 @@ def restore_ledger(lake: Lake, stream: Stream) -> int:
     )
     rows = plan_rows(state, known, good, dead, datetime.now(UTC))
     Ledger(lake, stream.hours_table).record(rows)
-    LOG.warning("stream %s: wrote %d rows of the ledger from what the branches say", stream.name, len(rows))
+    LOG.warning("stream %s: restored ledger rows from the state on the branches rows=%d", stream.name, len(rows))
     return len(rows)

@@ -36,7 +36,7 @@ def columns_said(schema: Schema) -> str:
 
 
 def is_ahead(name: str, have: Schema, wanted: Columns) -> bool:
-    """Whether a table has what the wanted columns may become, and more: what is written by them fits. Pure."""
+    """Whether a table has all wanted columns, or wider ones, and more: rows of the wanted columns fit. Pure."""
     try:
         return bool(plan_evolution(name, wanted.schema, Columns(have, wanted.source, wanted.key, complete=True)))
     except Refused:
@@ -49,8 +49,8 @@ def is_rolled_back(table: Table, wanted: Columns) -> bool:
 
 
 def roll_back(lake: Lake, name: str, wanted: Columns) -> list[str]:
-    """Write down that the wanted columns are an older file's; returns what was changed, in words. Raises Refused for
-    columns that are not the table's own of before, Transient."""
+    """Record that the wanted columns are those of an older stream file; returns the changes, in words. Raises Refused
+    for columns that the table never had, Transient."""
     table = lake.load(name)
     if is_rolled_back(table, wanted) or columns_said(table.schema()) == columns_said(wanted.schema):
         return []

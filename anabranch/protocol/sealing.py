@@ -27,8 +27,8 @@ from anabranch.protocol.state import State, check_log_end, check_topic, load_sta
 LOG = logging.getLogger(__name__)
 
 SEALED_TAG = "main-"
-"""What the tag of a seal begins with; the last hour that it sealed follows."""
-# Of a long backlog each commit seals so many hours, so that what waits for the ledger stays small.
+"""The prefix of a seal's tag; the last sealed hour follows."""
+# The most hours that one commit seals, so that few decisions wait for the ledger.
 SEALED_AT_ONCE = 48
 
 
@@ -44,7 +44,7 @@ def check_clock(lake: Lake, state: State) -> None:
 
 @dataclass(frozen=True)
 class KafkaOffsets:
-    """What Kafka said to a publisher whose clock said `now`, about the hours that ended by `until`.
+    """Kafka's answers to a publisher at `now` by its clock, about the hours that ended by `until`.
 
     `answers` are of the hours that were wanted (`hours.plan_wanted`) for offsets up to `needed`: by partition the
     record that begins the next hour.
@@ -70,7 +70,7 @@ class ResolvedState:
 
 
 class OffsetSource(Protocol):
-    """What a decision asks of Kafka; `anabranch.kafka.client.KafkaAdapter` answers."""
+    """The questions of a decision to Kafka; `anabranch.kafka.client.KafkaAdapter` implements them."""
 
     def describe(self, topic: str, expected: Position | None = None) -> Topic | None: ...
     def stable_ends(self, topic: Topic, reached: Offsets | None = None) -> dict[int, int]: ...
@@ -80,7 +80,7 @@ class OffsetSource(Protocol):
 
 
 Seen = dict[tuple[str, int], dict[int, hour_ends.Window]]
-"""By topic id and partition, the windows of the log that were looked at and cannot change any more."""
+"""By topic id and partition, the windows of the log that were read and cannot change any more."""
 
 _SEEN_AT_MOST = 20_000
 
@@ -115,7 +115,7 @@ def ask(
         return offsets
     ends = kafka.stable_ends(topic, position.offsets)
     check_log_end(position, ends, topic_name)
-    # What is published, and the hours before, end below.
+    # Published offsets, and the hours before, end below.
     before = [e.ends or {} for e in hours.decided_ends(timeline, position.offsets, offsets.until) if e.hour < wanted[0]]
     start = before[-1] if before else timeline.start
     lows = {p: max(o, start.get(p, 0)) for p, o in position.offsets.items()}
@@ -154,10 +154,10 @@ def _look_behind(
     starts = {p: max(s.offset, lows.get(p, 0)) for p, s in stamps.items() if s is not None}
     at, clock = hour_ends.millis(moment), hour_ends.millis(now)
     open_ = {p: o for p, o in starts.items() if o < ends.get(p, 0)}
-    told = {p: s for p, s in stamps.items() if s is not None and open_.get(p) == s.offset}
-    standing = hour_ends.find_standing(told, ends, clock, lambda wants: kafka.first_later(topic, wants))
-    searches = {p: hour_ends.find_end(at, o, ends[p], clock, known[p]) for p, o in open_.items() if p not in standing}
-    offsets = standing | hour_ends.find_ends(
+    exact = {p: s for p, s in stamps.items() if s is not None and open_.get(p) == s.offset}
+    confirmed = hour_ends.find_confirmed_ends(exact, ends, clock, lambda wants: kafka.first_later(topic, wants))
+    searches = {p: hour_ends.find_end(at, o, ends[p], clock, known[p]) for p, o in open_.items() if p not in confirmed}
+    offsets = confirmed | hour_ends.find_ends(
         searches,
         lambda wants: kafka.stamps_from(topic, wants, ends, hour_ends.WINDOW),
         lambda p, offset, window: known[p].setdefault(offset, window),
@@ -180,9 +180,8 @@ def resolve_state(state: State, offsets: KafkaOffsets) -> ResolvedState | None:
     None when the table moved on so far that it needs answers which were not asked for.
     """
     if not _fits(state.position, offsets.topic):
-        return (
-            None  # Another process published what is newer than the answers: `ask` tells whether Kafka contradicts it.
-        )
+        # Another process published offsets newer than the answers; `ask` checks whether Kafka contradicts them.
+        return None
     position = check_topic(state.position, offsets.topic, offsets.topic.name, _read_from(state))
     timeline = _with_first_hour(state, position, offsets)
     wanted = hours.plan_wanted(timeline, position.offsets, offsets.until, offsets.needed, len(offsets.answers) or 1)
@@ -209,7 +208,7 @@ class BoundaryResolver:
         self._seen: Seen = {}
 
     def start_from(self, state: State) -> None:
-        """Ask Kafka next for what a state needs that was loaded already; what is decided rests on a fresh one."""
+        """Use a state that is already loaded for the next questions to Kafka; the decision loads a fresh one."""
         self._last = state
 
     def decide(self, grace: timedelta = timedelta(0), needed: Offsets | None = None) -> ResolvedState:
@@ -225,7 +224,7 @@ class BoundaryResolver:
                 now = self._lake.clock.now()
                 offsets = ask(self._kafka, self._stream.topic, state, now, grace, needed, self._seen)
             except PositionError:
-                # The state may be older than an adoption: only a topic described after a fresh load contradicts it.
+                # The state may be older than an adoption: only a description after a fresh load contradicts it.
                 if fresh:
                     raise
                 state, fresh = load_state(self._lake, self._stream.table), True

@@ -124,7 +124,7 @@ def plan_after(state: State, changes: Iterable[Change], timeline: Timeline, posi
 
 
 def load_state(lake_: Lake, table_name: str) -> State:
-    """Load and read a stream's table. Raises Terminal when it carries no position, Transient when the lake is away."""
+    """Load and read a stream's table. Raises Terminal for a table without a position, Transient."""
     return read_state(lake_.load(table_name))
 
 
@@ -217,7 +217,7 @@ REMEMBERED_HOURS = 48
 
 
 def accepted_properties(state: State, hours: Mapping[str, Accepted]) -> dict[str, str]:
-    """The batch branch's properties after it accepted `hours`: what is accepted, and before which hour it is forgotten.
+    """The batch branch's properties after it accepted `hours`: the remembered hours, and how far they are forgotten.
 
     An hour is forgotten once it is two days behind, and the speed layer is past it; not by the publish that accepts or
     restates it, nor while dead letters or decisions of it wait, which follow that publish: asking for a forgotten
@@ -241,7 +241,7 @@ def accepted_properties(state: State, hours: Mapping[str, Accepted]) -> dict[str
     return {ACCEPTED: json.dumps(written, separators=(",", ":")), SETTLED: settled}
 
 
-# How many losses a branch tells one by one.
+# The most losses that a branch lists one by one.
 REMEMBERED_LOSSES = 200
 
 
@@ -296,15 +296,15 @@ def check_topic(position: Position, topic: Topic | None, name: str, read_from: s
 
 
 def _another_log(position: Position, topic: Topic, name: str, read_from: str) -> str:
-    holds = f", which holds {topic.records} records" if topic.records is not None else ""
+    records = f", which has {topic.records} records" if topic.records is not None else ""
     moved = topic.cluster_id and read_from and topic.cluster_id != read_from
     cluster, former = (f" in cluster {topic.cluster_id}", f" in cluster {read_from}") if moved else ("", "")
     return (
         f"topic {name}: expected id {position.topic_id}{former}, read up to {sum(position.offsets.values())} offsets "
-        f"in {len(position.offsets)} partitions, found id {topic.id}{cluster}{holds}: it was deleted and made again, "
-        "or `topic:` or kafka.bootstrap_servers name the wrong topic or cluster; nothing of it is read, and what is "
-        "published stays served. If the wrong one is named: correct the configuration and start the job again. Else: "
-        "run `anabranch adopt`, which shows what the topic holds and asks where to begin"
+        f"in {len(position.offsets)} partitions, found id {topic.id}{cluster}{records}: it was deleted and made again, "
+        "or `topic:` or kafka.bootstrap_servers name the wrong topic or cluster; nothing of it is read, and "
+        "published rows stay served. If the wrong one is named: correct the configuration and start the job again. "
+        "Else: run `anabranch adopt`, which shows the topic's offsets and asks where to begin"
     )
 
 

@@ -1,8 +1,8 @@
 """Adoption: going on in another log than the position's, or in the same log after it lost its end.
 
-The hour at hand is sealed at the position, so that no hour mixes two logs; the next one begins in the new log. What is
-published stays served. Where the log that is left ends is remembered: when its topic id comes back, the stream goes on
-there. A topic id that was never read, and whose log holds records, is adopted only from where the operator says.
+The current hour is sealed at the position, so that no hour mixes two logs; the next one begins in the new log.
+Published rows stay served. The table remembers where the old log ends: when its topic id comes back, the stream
+continues there. A topic id that was never read and has records is adopted only from where the operator chooses.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def plan_adopt(
     offsets can no longer be compared with the position. The log that is left is remembered by where its sealed hours
     end, and by when it was published from last (`read_ms`); of the log that it goes on in, `begins_ms` says that.
     """
-    # What is published stands under the first hour without an end, or before it.
+    # Published offsets belong to the first hour without an end, or to one before it.
     at_hand = shift(max(timeline.boundaries), 1) if timeline.boundaries else timeline.open
     until = end_of(at_hand)
     nothing: dict[str, dict[int, Stamped | None]] = {h: {} for h in hours_between(timeline.open, shift(at_hand, 1))}
@@ -141,8 +141,8 @@ def plan_adopt(
 
 
 def gone_from_kafka(timeline: Timeline, topic_id: str, hour: str, cut: Cut) -> str | None:
-    """Why Kafka cannot give an hour's cut to a stream that reads `topic_id`, or None: its log is another one, or began
-    anew below one of the cut's ends."""
+    """Why Kafka cannot give an hour's cut to a stream that reads `topic_id`, or None: its log is another one, or
+    restarted below one of the cut's ends."""
     if not cut.offsets:
         return None
     if cut.topic_id != topic_id:
@@ -159,7 +159,7 @@ def gone_from_kafka(timeline: Timeline, topic_id: str, hour: str, cut: Cut) -> s
 
 def _gone(adoption: Adoption) -> str:
     return (
-        f"Kafka no longer holds it: the log of topic id {adoption.topic_id} ended with hour {adoption.hour} "
+        f"Kafka no longer has it: the log of topic id {adoption.topic_id} ended with hour {adoption.hour} "
         "(`anabranch adopt`)"
     )
 

@@ -33,8 +33,8 @@ class Watermarks:
     fresh_through: datetime | None = None
 
     def to_properties(self) -> dict[str, str]:
-        """As snapshots and the table carry them: the hour as hours are written, the moment as
-        `2026-11-21T03:12:45.123Z`, rounded down; what is None is not there."""
+        """As snapshots and the table carry them: hours as everywhere, the time as
+        `2026-11-21T03:12:45.123Z`, rounded down. None is left out."""
         said = {}
         if self.complete_through is not None:
             said[COMPLETE_THROUGH] = self.complete_through
@@ -85,7 +85,7 @@ def waiting_since(stamps: Collection[int], fresh_through: datetime | None, now: 
     producer stamped them with, and not before what `main` is fresh through; None of no record. Pure."""
     if not stamps:
         return None
-    # Below 0 stands for a record without a timestamp.
+    # A stamp below 0 means a record without a timestamp.
     oldest = datetime.fromtimestamp(min(max(0, min(stamps)) / 1000, now.timestamp()), UTC)
     return max(oldest, fresh_through) if fresh_through is not None else oldest
 

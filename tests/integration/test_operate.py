@@ -89,7 +89,7 @@ def test_a_recreated_topic_is_adopted_and_every_record_of_both_is_there_once(two
     assert one.batch() == []
     hours = {h["hour"]: h for h in plain(views.hours(one.job))}
     assert [hours[past_hour(ago)]["served"] for ago in (2, 1, 0)] == ["batch", "speed", "speed"]
-    assert "Kafka no longer holds it" in hours[past_hour(1)]["reason"]
+    assert "Kafka no longer has it" in hours[past_hour(1)]["reason"]
     assert merge.merge(one.lake, one.job.stream, everything=True).swaps == []
     assert ids(one) == sorted([*before, *(f"new-{i}" for i in range(9))])
 

@@ -174,7 +174,7 @@ class Speed(Publisher):
             yield from loaded.act(world, loaded.plan(decided))
 
     def act(self, world: World, plan: Plan) -> Iterator[Step]:
-        turn = publish_queue.turn_to_hold_for(world.lake.line, self.waited, self.holds > 0)
+        turn = publish_queue.turn_to_yield_to(world.lake.line, self.waited, self.holds > 0)
         if plan.next not in (Next.DONE, Next.RESTART) and turn is not None:
             holding = replace(self, at="hold", waits=turn.id, last=self.lake, lake=None)
             yield f"finds that {turn.id} has the way", world, holding

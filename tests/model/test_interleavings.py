@@ -505,7 +505,7 @@ SETTINGS = {
             "speed finds records of {0: (0, 1)} gone",
             "finds the log shorter",
             "adopter is refused",
-            "Kafka no longer holds it",
+            "Kafka no longer has it",
         ),
         world={"accounts": True, "stamped": True},
     ),

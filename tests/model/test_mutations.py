@@ -190,7 +190,7 @@ def speeds(one: int = 1, other: int = 1) -> tuple[Actor, ...]:
 
 
 def holding_again(real: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda line, waited, has_held: real(line, waited, False)
+    return lambda line, waited, has_yielded: real(line, waited, False)
 
 
 def writing_all(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -387,13 +387,13 @@ MUTANTS = [
         late=True, answers_to_lose=1,
     ),
     mutant(
-        publish_queue, "turn_to_hold_for", always(None), broker(*[RECORD] * 4), Speed("speed"),
+        publish_queue, "turn_to_yield_to", always(None), broker(*[RECORD] * 4), Speed("speed"),
         Batch("batch", restates=1),
         finds="has the way, and was refused 2 times", name="the speed layer's wait for a turn", before=ACCEPTED,
         turns=1,
     ),
     mutant(
-        publish_queue, "turn_to_hold_for", holding_again, broker(RECORD, RECORD), Speed("speed"),
+        publish_queue, "turn_to_yield_to", holding_again, broker(RECORD, RECORD), Speed("speed"),
         Batch("batch", restates=1),
         Maintenance("maintenance"), finds="waited for 2 turns and published nothing in between",
         name="the speed layer's publish between two turns", before=ACCEPTED, turns=2,

@@ -233,7 +233,7 @@ def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
         to_seal=ended,
         backlog=backlog,
         refused=[h for h in backlog if h in rows and rows[h].decision == "refused"],
-        refused_restatements=sorted(h for h in ledger.standing_refusals(decisions) if state.is_accepted(h)),
+        refused_restatements=sorted(h for h in ledger.open_refusals(decisions) if state.is_accepted(h)),
         hours={h: state.served_by(h) for h in sorted({*state.accepted, *state.timeline.sealed})},
         unexplained=unexplained(state, rows),
         dead_letters=total(head(job.lake.load(job.stream.dead_letters_table), "main"), "records"),

@@ -312,7 +312,7 @@ def standing(log: list[int], moment: int, now: int) -> dict[int, int]:
     kafka, topic = Kafka({0: log}), Topic("events", "t", (0,))
     first = next((Stamped(o, ts) for o, ts in enumerate(log) if ts >= moment), None)
     answers = {0: first} if first is not None else {}
-    return hour_ends.find_standing(answers, {0: len(log)}, now, lambda records: kafka.first_later(topic, records))
+    return hour_ends.find_confirmed_ends(answers, {0: len(log)}, now, lambda records: kafka.first_later(topic, records))
 
 
 STEPS = st.lists(st.sampled_from([1, 1, 1, 1, 1, 1, 5, 0, -3, -40, 10**7]), max_size=40)

@@ -70,7 +70,7 @@ def test_what_was_measured_hours_ago_is_read_of_tagged_snapshots_when_the_others
 
 def publish_measured(one: StreamLake, meter: Meter, tagged: str | None) -> None:
     state = one.state()
-    said = meter.tell(state.branch_properties["main"], [(READABLE, 1.5), (STAGE, 0.4)])
+    said = meter.to_properties(state.branch_properties["main"], [(READABLE, 1.5), (STAGE, 0.4)])
     changes = (Change("speed"), Change("main", properties=said))
     publish = Publish(new_id(), changes, state.timeline, state.position)
     assert one.publish(publish, state) is Outcome.LANDED

@@ -207,7 +207,7 @@ def test_an_hour_that_kafka_lost_is_said_to_stay_as_it_is() -> None:
     adopted = replace(TIMELINE, adoptions=(Adoption(NEXT, "former", {0: 0}),))
     facts = _facts([], NEXT, timeline=adopted)
     sentences = dict(explain_sentences(facts))
-    assert sentences["rebuild"].startswith("it cannot be rebuilt: Kafka no longer holds it: the log of topic id former")
+    assert sentences["rebuild"].startswith("it cannot be rebuilt: Kafka no longer has it: the log of topic id former")
     assert facts.rebuild is None
 
 
@@ -216,7 +216,7 @@ def test_an_accepted_hour_that_kafka_lost_is_rebuilt_from_what_the_table_keeps()
     former = Cut("former", {0: (0, 4)})
     sentences = dict(explain_sentences(_facts([], timeline=adopted, accepted={HOUR: Accepted(1, former)})))
     assert sentences["rebuild"].startswith(
-        f"`anabranch batch events --hour {HOUR} --restate`, from what the table keeps of it: Kafka no longer holds it"
+        f"`anabranch batch events --hour {HOUR} --restate`, from what the table keeps of it: Kafka no longer has it"
     )
 
 

@@ -38,7 +38,7 @@ NOW = start_of(FIRST) + timedelta(minutes=1)
 
 
 def told(meter: Meter, main: dict[str, str], *seconds: tuple[str, float]) -> dict[str, Measured]:
-    main |= meter.tell(main, seconds)
+    main |= meter.to_properties(main, seconds)
     return dict(read_measured(main[MEASURED]))
 
 
@@ -154,7 +154,7 @@ def test_an_hour_of_more_dead_letters_than_one_reading_opens_is_left_to_the_next
 def test_every_publish_carries_what_was_measured(tmp_path: Path) -> None:
     one = four_hours(tmp_path)
     state = one.state()
-    said = Meter("speed", Tally()).tell(state.branch_properties["main"], [(READABLE, 1.5)])
+    said = Meter("speed", Tally()).to_properties(state.branch_properties["main"], [(READABLE, 1.5)])
     publish = Publish(new_id(), (Change("speed"), Change("main", properties=said)), state.timeline, state.position)
     assert one.publish(publish, state) is Outcome.LANDED
     accept(one, HOURS[0], 10)

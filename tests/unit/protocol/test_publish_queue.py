@@ -27,8 +27,8 @@ from anabranch.iceberg.snapshots import PUBLISH_ID
 from anabranch.protocol import publish_queue
 from anabranch.protocol.publish import Decision, Landed, Publish, land, new_id, run
 from anabranch.protocol.publish_queue import (
-    Holding,
     Turn,
+    YieldToQueue,
     ask_for_turn,
     is_over,
     plan_turn,
@@ -37,7 +37,7 @@ from anabranch.protocol.publish_queue import (
     take_back_turn,
     turn_before,
     turn_bound,
-    turn_to_hold_for,
+    turn_to_yield_to,
     wait_for_turn,
 )
 from anabranch.protocol.state import TURN, load_state
@@ -97,7 +97,7 @@ class SpeedLoop:
 
     def __init__(self, lake: StreamLake, period: float = 0.2) -> None:
         self._lake, self._own, self._period = lake, lake.again(), period
-        self._holding = Holding(self._own, lake.name)
+        self._queue = YieldToQueue(self._own, lake.name)
         self.stop = threading.Event()
         self.published = 0
 
@@ -105,12 +105,12 @@ class SpeedLoop:
         is_staged = False
         while not self.stop.is_set():
             decision = move(self._lake, "speed", self._own)
-            if self._holding.holds(decision.state.table.properties):
+            if self._queue.wait_if_first(decision.state.table.properties):
                 continue
             if not is_staged:
                 is_staged = self.stop.wait(self._period / 2) or True
             elif decision.publish is not None and land(self._own, decision.state, decision.publish, datetime.now(UTC)):
-                self._holding.published()
+                self._queue.published()
                 self.published += 1
                 return
 
@@ -167,10 +167,10 @@ def test_who_waits_for_whom() -> None:
     assert plan_turn(queue, Turn("d", 0, 10.0)) == Turn("d", 4, 10.0)
     assert plan_turn(queue * 6, Turn("d", 0, 10.0)) is None
     # The speed layer: each turn once, and a publish between two.
-    assert turn_to_hold_for(queue, None, has_held=False) == first
-    assert turn_to_hold_for(queue, "a", has_held=False) == second
-    assert turn_to_hold_for(queue, "a", has_held=True) is None
-    assert turn_to_hold_for((first,), "a", has_held=False) is None
+    assert turn_to_yield_to(queue, None, has_yielded=False) == first
+    assert turn_to_yield_to(queue, "a", has_yielded=False) == second
+    assert turn_to_yield_to(queue, "a", has_yielded=True) is None
+    assert turn_to_yield_to((first,), "a", has_yielded=False) is None
 
 
 # What the table says
@@ -283,20 +283,20 @@ def test_a_turn_that_nobody_takes_back_is_taken_out_after_its_bound(
     turn = new_turn(lake)
     assert wait_for_turn(lake.lake, lake.name, turn, None) == turn
     assert line(lake) == []
-    assert "was not taken back within its 0 s; going on" in caplog.text
+    assert "from the publish queue after its timeout of 0 s; continuing" in caplog.text
 
 
 def test_an_older_versions_turn_is_waited_for_and_taken_out(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish_queue, "BARE_BOUND", 0.3)
     lake.lake.commit(lake.table(), Commit(new_id(), {}, (), set_properties={TURN: "old"}))
-    assert Holding(lake.lake, lake.name).holds(lake.table().properties)
+    assert YieldToQueue(lake.lake, lake.name).wait_if_first(lake.table().properties)
     assert TURN not in lake.table().properties
 
 
 def test_a_speed_layer_that_is_told_to_stop_waits_no_longer(lake: StreamLake) -> None:
     turn, stop = new_turn(lake), threading.Event()
     stop.set()
-    assert Holding(lake.lake, lake.name, stop).holds(lake.table().properties)
+    assert YieldToQueue(lake.lake, lake.name, stop).wait_if_first(lake.table().properties)
     assert line(lake) == [turn]
 
 
@@ -437,7 +437,7 @@ def test_a_publish_inside_anothers_decision_goes_by_the_outer_ones_turn(
 
     assert run(lake.lake, lake.name, decide, "test", take_turns=True).landed is not None
     assert [len(t) for t in tries] == [0, 1], "the merge left the outer publish its turn"
-    assert "has the way" not in caplog.text
+    assert "first in the publish queue" not in caplog.text
     assert published(lake) == ["merge", "batch"]
     assert line(lake) == []
 

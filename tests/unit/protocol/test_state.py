@@ -142,7 +142,7 @@ def test_another_topic_is_described_so_that_a_wrong_name_is_seen() -> None:
     with pytest.raises(PositionError) as stopped:
         check_topic(Position("t", {0: 4}), topic, "events", read_from="c1")
     expected, found = (
-        "id t in cluster c1, read up to 4 offsets in 1 partitions", "id other in cluster c2, which holds 12 records",
+        "id t in cluster c1, read up to 4 offsets in 1 partitions", "id other in cluster c2, which has 12 records",
     )  # fmt: skip
     mistake = "`topic:` or kafka.bootstrap_servers name the wrong topic or cluster"
     for words in (expected, found, mistake, "correct the configuration"):

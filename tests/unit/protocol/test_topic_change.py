@@ -405,7 +405,7 @@ def test_hours_that_kafka_lost_are_refused_with_their_reason_and_hold_back_no_ot
     assert [(r.hour, r.decision) for r in results] == [
         (BEFORE, "refused"), (NOW_HOUR, "refused"), (shift(NOW_HOUR, 1), "accepted"),
     ]  # fmt: skip
-    assert f"Kafka no longer holds it: the log of topic id {OLD} ended with hour {NOW_HOUR}" in str(results[0].reason)
+    assert f"Kafka no longer has it: the log of topic id {OLD} ended with hour {NOW_HOUR}" in str(results[0].reason)
     assert lake.rows("main") == ROWS
     rows = ledger.newest(lake.ledger.history())
     assert [(rows[h].decision, rows[h].served) for h in (BEFORE, NOW_HOUR)] == [("refused", "speed")] * 2
