@@ -1,4 +1,4 @@
-"""What every job of ours needs at its start: arguments, logging, and the exit code at its end."""
+"""The start and end of every job: arguments, connections, logging, and the exit code."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ class StreamFolder:
         try:
             stream = config.load_stream(name, self._conf)
         except ConfigurationError as error:
-            LOG.warning("stream %s: its file is not taken up: %s", name, error)
+            LOG.warning("stream %s: file ignored: %s", name, error)
             return stamp, error
-        LOG.info("stream %s: its file is read", name)
+        LOG.info("stream %s: file loaded", name)
         lake = open_lake(self._environment, stream)
         return stamp, Job(self._environment, stream, lake, KafkaAdapter(self._environment.kafka))
 
@@ -90,8 +90,8 @@ def parser(description: str) -> argparse.ArgumentParser:
 def main(run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> None:
     """Run a job and end the process with its exit code; an error of ours is one line, not a traceback.
 
-    Any other is classified as it would be anywhere else, and shown whole when nobody meant it to happen: it never ends
-    the process with exit code 1, which says that something was refused.
+    Other errors are classified as everywhere, and unexpected ones are logged with their traceback. They never end the
+    process with exit code 1, which means *refused*.
     """
     configure_logging(as_json="json" in arguments)
     try:

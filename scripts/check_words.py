@@ -19,6 +19,13 @@ ROOT = Path(__file__).parent.parent
 
 CLEAN = (
     "anabranch/cli",
+    "anabranch/common",
+    "anabranch/config",
+    "anabranch/job.py",
+    "anabranch/kafka",
+    "anabranch/offsets",
+    "anabranch/records",
+    "anabranch/spark",
     "batch_layer",
     "speed_layer",
     "CONTRIBUTING.md",

@@ -1,4 +1,4 @@
-"""Attempts: trying again within seconds, where one thing is asked. A job as a whole: `anabranch.common.retry`."""
+"""Attempts: retry one request within seconds. `anabranch.common.retry` retries a whole job."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from itertools import count
 def attempts(pauses: Iterable[float], seconds: float = math.inf, at_most: int | None = None) -> Iterator[int]:
     """Number the attempts of a loop, from 1 on, and pause between two of them; the loop is left when one succeeds.
 
-    None follows the attempt that is the `at_most`th, or that ends so many `seconds` after the first began: what is
-    behind the loop, or in its `else`, says that it failed.
+    The last attempt is the `at_most`th, or one that ends `seconds` after the first began. The code after the loop, or
+    in its `else`, raises the failure.
     """
     deadline, pause = time.monotonic() + seconds, iter(pauses)
     for number in count(1):
@@ -24,13 +24,13 @@ def attempts(pauses: Iterable[float], seconds: float = math.inf, at_most: int | 
 
 
 def doubling(first: float, longest: float = math.inf) -> Iterator[float]:
-    """Pauses of which each is twice the one before it."""
+    """Pauses that double, up to the longest."""
     while True:
         yield first
         first = min(longest, first * 2)
 
 
 def jitter(longest: float) -> Iterator[float]:
-    """Pauses anywhere between nothing and the longest, so that those who were refused together part."""
+    """Random pauses up to the longest, so that processes refused together do not collide again."""
     while True:
         yield random.uniform(0, longest)

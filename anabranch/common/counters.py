@@ -1,4 +1,4 @@
-"""What a process counts while it works: requests, failed tries, refusals. Its publishes tell of it
+"""Counters of a process: requests, failed attempts, refusals. Its publishes record them
 (`anabranch.protocol.measured`)."""
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class MissingRight(ConfigurationError):
 
 
 class NoTopicIds(ConfigurationError):
-    """The brokers give topics no ids, so a topic that was recreated cannot be told from the one before it."""
+    """The brokers give topics no ids, so a recreated topic cannot be distinguished from the previous one."""
 
 
 class MetadataGone(ConfigurationError):
@@ -49,7 +49,7 @@ class MetadataGone(ConfigurationError):
 
 
 class Refused(Terminal):
-    """A decision of the protocol: what was asked would break the table's promise, so nothing was changed."""
+    """A decision of the protocol: the request would break a guarantee of the table, so nothing was changed."""
 
 
 class PositionError(Terminal):
@@ -57,7 +57,7 @@ class PositionError(Terminal):
 
 
 class Unexpected(Terminal):
-    """What nobody meant to happen: by its type no other try mends it, or several tries ended alike."""
+    """An unexpected error: by its type a retry does not help, or several attempts ended alike."""
 
     exit_code = 70
 
@@ -79,7 +79,7 @@ class NoAnswer(Transient):
 
 
 class NotYet(Transient):
-    """Only time will tell: what was asked for has yet to come, so trying again at once is of no use."""
+    """The condition holds only later, so an immediate retry does not help."""
 
 
 class Unexplained(Transient):

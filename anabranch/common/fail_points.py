@@ -33,8 +33,14 @@ class Step(Enum):
     SPEED_ROWS_STAGED = "speed.rows-staged", "its rows are staged, its dead letters are not"
     SPEED_STAGED = "speed.staged", "rows and dead letters are staged, nothing is published"
     SPEED_PUBLISHED = "speed.published", "rows and position are published, the dead letters are not"
-    SPEED_DEAD_LETTERS = "speed.dead-letters", "the dead letters are published, the consumer group is not told"
-    SPEED_OFFSETS_COMMITTED = "speed.offsets-committed", "the consumer group is told, Spark does not know yet"
+    SPEED_DEAD_LETTERS = (
+        "speed.dead-letters",
+        "the dead letters are published, the group's offsets are not committed",
+    )
+    SPEED_OFFSETS_COMMITTED = (
+        "speed.offsets-committed",
+        "the group's offsets are committed, Spark's checkpoint is not written",
+    )
     ROLLUP_WRITTEN = "rollup.written", "an hour's files are written again as few, nothing of that is published"
     ROLLUP_PUBLISHED = "rollup.published", "the few are published in the place of the many"
     # Sealing.
@@ -55,7 +61,7 @@ class Step(Enum):
     # Filling the views, behind the batch job's work.
     VIEW_COMPUTED = "view.computed", "the partials of some hours are computed, nothing is written"
     VIEW_WRITTEN = "view.written", "their files are written, the view's table does not name them"
-    VIEW_FILLED = "view.filled", "the view's table holds them, the next hours are not looked at"
+    VIEW_FILLED = "view.filled", "the view's table has them, the next hours are not begun"
     # Merger.
     MERGE_PLANNED = "merge.planned", "the swap is decided, nothing is published"
     MERGE_PUBLISHED = "merge.published", "the swap is published"
@@ -83,10 +89,10 @@ class Step(Enum):
     COMMIT_ANSWER_LOST = "commit.answer-lost", "the publish landed, the connection breaks before the answer"
     COMMIT_DOUBTED = "commit.doubted", "an answer was lost, and the publish may still land"
     COMMIT_FENCED = "commit.fenced", "a head has moved, so that it cannot land any more; its publisher does not know"
-    COMMIT_LANDED = "commit.landed", "the publish landed, nobody acted on it"
+    COMMIT_LANDED = "commit.landed", "the publish landed, no later step has begun"
     # Ledger.
-    LEDGER_PREPARED = "ledger.prepared", "rows are written to storage, the ledger does not hold them"
-    LEDGER_APPENDED = "ledger.appended", "the ledger holds the rows, nobody read them back"
+    LEDGER_PREPARED = "ledger.prepared", "rows are written to storage, the ledger does not have them"
+    LEDGER_APPENDED = "ledger.appended", "the ledger has the rows, they were not read back"
     LEDGER_MERGE_PREPARED = (
         "ledger.merge-prepared",
         "files of the ledger are merged in storage, it refers to the old ones",

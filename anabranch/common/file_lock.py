@@ -29,7 +29,7 @@ def locked(file: Path, seconds: float, waiting: Callable[[], None] | None = None
                     waiting()
         else:
             raise Transient(
-                f"lock {file}: expected it within {seconds:.0f} s, found that another process holds it; `fuser {file}` "
+                f"lock {file}: expected it within {seconds:.0f} s, found it taken by another process; `fuser {file}` "
                 "names it; try again once it has ended"
             )
         yield

@@ -89,7 +89,7 @@ def plain(value: object) -> Any:
         if (as_dict := getattr(value, "as_dict", None)) is not None:
             return plain(as_dict())
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    raise TypeError(f"output: expected a value that JSON can hold, found {type(value).__name__}")
+    raise TypeError(f"output: expected a value that JSON can represent, found {type(value).__name__}")
 
 
 def text(value: object) -> str:
@@ -160,7 +160,7 @@ def write_result(
 
 @contextmanager
 def _replacing(out: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of `out` once all is written; what is no file, such as a device, is written to."""
+    """A file that replaces `out` once it is complete; a device is written directly."""
     apart = out.with_name(f".{out.name}.part") if out.is_file() or not out.exists() else out
     try:
         with apart.open("wb") as sink:
@@ -267,7 +267,7 @@ def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[object]], title:
     if title:
         console.print(Text(title, style="bold"))
     firsts = [text(row[0]) for row in rows]
-    # What tells each row from the others stands alone above what there is to say of it.
+    # A unique first column becomes the heading of each row's fields.
     headed = len({*firsts}) == len(rows)
     for first, row in zip(firsts, rows, strict=True):
         said = [(text(name), text(value)) for name, value in zip(columns, row, strict=True)]

@@ -1,9 +1,8 @@
 """Progress: how far long work is, how fast, and how long yet, from its third second on.
 
-On a terminal it stands in the last line, in its place, below the log's lines, and is gone with the work. Elsewhere the
-log has a line of it when a part of the work is done, or what is at hand is said: after two seconds, then after four
-more, up to once a minute.
-Where nothing can be written, as on a terminal that went away, the work goes on untold.
+On a terminal it is the last line, below the log's lines, and disappears with the work. Elsewhere it is a line of the
+log when a part of the work is done, or when the current unit changes: after two seconds, then after four more, up to
+once a minute. If nothing can be written, as on a closed terminal, the work continues without progress.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ _SPANS = (("a second", 1), ("a minute", 60), ("an hour", 3600))
 
 @dataclass(frozen=True)
 class HowFar:
-    """So many of `total` (None: nobody knows) `units` done; what they hold, where they differ, so much of `whole`
-    `contents`: by that the time is reckoned."""
+    """So many of `total` (None: unknown) `units` done. For units of different sizes: so much of `whole` `contents`,
+    from which the remaining time is estimated."""
 
     units: str
     total: int | None = None
@@ -43,9 +42,9 @@ class HowFar:
     contained: int = 0
 
     def text(self, seconds: float, since: float = 0.0, brief: bool = False) -> str:
-        """After so many seconds of work, and `since` so many more without news. A rate and a rest are said once there
-        is something to reckon them by, and reckoned anew when it takes longer; `brief` leaves out the counts of
-        contents. Pure."""
+        """After so many seconds of work, and `since` so many more without news. It has a rate and a remaining
+        time once there is something to estimate them from, updated when work takes longer; `brief` leaves out the
+        counts of contents. Pure."""
         of = "" if self.total is None else f" of {self.total:,}"
         parts = [f"{self.done:,}{of} {self.units}"]
         if self.contents and not brief:
@@ -71,10 +70,10 @@ def _rate(a_second: float, contents: str) -> str:
 
 
 class Progress:
-    """Tells how far a piece of work is, while it is entered.
+    """Shows the progress of a piece of work, while it is entered.
 
-    `total` units, or the `sizes` of all of them, in `contents`. Of a piece inside another one, on a terminal, the log's
-    lines tell.
+    `total` units, or the `sizes` of all of them, in `contents`. A piece inside another one
+    is shown, on a terminal, by lines of the log.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Progress:
         self._log, self._doing, self._sizes = log, doing, sizes
         self._at = HowFar(units, len(sizes) if contents else total, contents, sum(sizes) if contents else None)
         self._began = self._news = time.monotonic()
-        self._told, self._pause = self._began, _PATIENCE
+        self._reported, self._pause = self._began, _PATIENCE
         self._in_place = False
         self._beside = ""
         self._open = ExitStack()
@@ -107,22 +106,22 @@ class Progress:
         """So much of the unit at hand is done."""
         before = sum(self._sizes[: self._at.done])
         most = before + (self._sizes[self._at.done] if self._at.done < len(self._sizes) else 0)
-        self._tell(replace(self._at, contained=min(most, self._at.contained + contained)))
+        self._report(replace(self._at, contained=min(most, self._at.contained + contained)))
 
     def step(self, units: int = 1) -> None:
         """So many units are done."""
         done = self._at.done + units
-        self._tell(replace(self._at, done=done, contained=sum(self._sizes[:done])))
+        self._report(replace(self._at, done=done, contained=sum(self._sizes[:done])))
 
     def beside(self, text: str) -> None:
-        """What is being done of the unit at hand, which changes nothing of how far all is; empty for nothing. It may be
-        another thread that says it."""
+        """Set the current step of the current unit, which does not change the progress; empty for none. Callable from
+        another thread."""
         self._beside = text
         if text and self._may_log(time.monotonic()):
             self._log.info("%s", self.line())
 
     def line(self) -> str:
-        """What stands in a terminal's last line now."""
+        """The terminal's last line now."""
         now = time.monotonic()
         if self._at.done or self._at.contained:
             text = self._at.text(self._news - self._began, now - self._news, brief=True)
@@ -130,21 +129,21 @@ class Progress:
             text = f"{self._at.text(0, brief=True)}, {timedelta(seconds=int(now - self._began))} so far"
         return f"{self._doing}: {text}" + (f"; {self._beside}" if self._beside else "")
 
-    def _tell(self, at: HowFar) -> None:
+    def _report(self, at: HowFar) -> None:
         self._at, self._news = at, time.monotonic()
         if at.done != at.total and self._may_log(self._news):
             self._log.info("%s: %s", self._doing, at.text(self._news - self._began))
 
     def _may_log(self, now: float) -> bool:
-        """Whether it is told now, in a line of the log."""
-        if self._in_place or now - self._told < self._pause:
+        """Whether to log a line now."""
+        if self._in_place or now - self._reported < self._pause:
             return False
-        self._told, self._pause = now, min(_SELDOM, 2 * self._pause)
+        self._reported, self._pause = now, min(_SELDOM, 2 * self._pause)
         return True
 
 
 def _goes_back(stream: TextIO) -> bool:
-    """Whether it is a terminal whose last line can be written anew."""
+    """Whether it is a terminal whose last line can be overwritten."""
     if os.environ.get("TERM", "dumb") in ("dumb", ""):
         return False
     with suppress(ValueError):  # It is closed.
@@ -153,7 +152,7 @@ def _goes_back(stream: TextIO) -> bool:
 
 
 class _LastLine:
-    """A terminal's last line, from the third second on; what is logged meanwhile stands above it."""
+    """A terminal's last line, from the third second on; lines logged meanwhile appear above it."""
 
     def __init__(self, handler: logging.StreamHandler[Any], progress: Progress) -> None:
         from rich.console import Console
@@ -197,7 +196,7 @@ class _LastLine:
 
 
 class _Above(io.TextIOBase):
-    """Where lines go that are to stand above a terminal's last one."""
+    """A stream whose lines appear above a terminal's last line."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

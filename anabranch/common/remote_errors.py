@@ -2,8 +2,8 @@
 
 Kafka, S3 and the catalog are reached through clients of two languages, and what Spark's JVM throws arrives as text. So
 the meaning is read from the types of Python's errors, the names of Java's, and the words that the services themselves
-use. What is known to pass is tried again for as long as a job is told to; what by its type no try mends ends it at
-once; what nothing explains is tried again a few times, and ends it too.
+use. A job retries errors that are known to pass until its limit; ends at once for errors that by their type a retry
+does not fix; and retries unexplained errors a few times before it ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WORKER = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\
 # By what they concern: the words of S3's error codes (as botocore and the AWS SDKs for Java and C++ spell them), of
 # Kafka's and PostgreSQL's. S3 answers a HEAD without a body, so wrong keys and missing rights look alike there.
 _DENIED = {
-    # Before S3: AWS says both alike, but for what it was that may not be done.
+    # Before S3: AWS reports both alike, except for the action that is denied.
     "the keys of the standard AWS chain, and what they may do in Glue (docs/how-to/deploy/services.md)": (
         "perform: glue:", "UnrecognizedClientException",
     ),
@@ -67,7 +67,7 @@ _DISK_FULL = re.compile(
     r"(?:No space left on device|Disk quota exceeded|database or disk is full)\)?\s*$", re.MULTILINE
 )
 
-# What no wait mends, at the end of a line as the system says it: where, and what there is to do.
+# Errors that no wait fixes, at the end of a line: the place, and the remedy.
 _READ_ONLY = re.compile(r"(?:Read-only file system|attempt to write a readonly database)(?:\)|: .*)?\s*$", re.MULTILINE)
 _ADDRESS_TAKEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
 # Of a path that a command was given, beside what `_of_a_path` names for all.
@@ -93,7 +93,7 @@ _JAVA_TERMINAL = (
     "NoSuchFieldError", "AbstractMethodError", "ClassNotFoundException", "UnsupportedClassVersionError",
 )  # fmt: skip
 
-# These look like a service that is away, and may as well stay as they are: a memory that is too small, a file that is
+# These look like an unreachable service, and may be permanent: a memory that is too small, a file that is
 # gone, a broker that does not know a request, bytes that a disk lost.
 _JAVA_DOUBTFUL = (
     "OutOfMemoryError", "Location does not exist", "FileNotFoundException", "NoSuchFileException", "NoSuchKeyException",
@@ -132,9 +132,9 @@ _TERMINAL_BY_TYPE = (
     SyntaxError, RecursionError,
 )  # fmt: skip
 
-# What Spark's analysis says of a plan stays, since plans are made of our code and the stream's file; but for these: a
-# table that changed between two looks at it, or that a catalog did not have for a moment. The next try looks anew, and
-# says by name what is wrong if that is so still.
+# Spark's analysis errors repeat, since plans are built from our code and the stream's file; except these: a table that
+# changed between two reads, or that a catalog did not have for a moment. The next attempt reads again, and names a
+# lasting cause.
 _ANALYSIS = re.compile(r"(?:AnalysisException|\bParseException):\s+\[(\w+)")
 _CHANGED_MEANWHILE = frozenset({
     "UNRESOLVED_COLUMN", "UNRESOLVED_FIELD", "UNRESOLVED_USING_COLUMN_FOR_JOIN", "COLUMN_NOT_FOUND", "FIELD_NOT_FOUND",
@@ -163,7 +163,7 @@ class Meaning(Enum):
 
     PASSES = "it may pass"
     STAYS = "the same again"
-    UNKNOWN = "nobody knows"
+    UNKNOWN = "unknown"
 
 
 def classify_text(text: str) -> Meaning:
@@ -211,7 +211,7 @@ def explain(doing: str, error: BaseException, reason: str | None = None) -> Anab
     repeats of it. Pure.
 
     ConfigurationError when keys, rights or a bucket are what is wrong; Transient for what is known to pass; Unexpected
-    for what no other try mends; Unexplained for all else.
+    for errors that a retry does not fix; Unexplained for all else.
     """
     if isinstance(error, AnabranchError):
         return error
@@ -256,7 +256,7 @@ def classify_unexpected(doing: str, error: BaseException) -> AnabranchError:
 
 def explain_text(doing: str, text: str, reason: str | None = None) -> AnabranchError:
     """The same for an error that is only text. `reason` is the part of it for the message."""
-    return _explained(doing, text, reason or telling_line(text), classify_text(text))
+    return _explained(doing, text, reason or cause_line(text), classify_text(text))
 
 
 def _explained(doing: str, text: str, reason: str, meaning: Meaning) -> AnabranchError:
@@ -274,7 +274,7 @@ def _explained(doing: str, text: str, reason: str, meaning: Meaning) -> Anabranc
         return Transient(f"{failed} (transient, try again)")
     if meaning is Meaning.STAYS:
         return Unexpected(
-            f"{failed}; trying again does not help; nothing half done is visible; mend what it names or report it, "
+            f"{failed}; trying again does not help; no partial data is visible; fix the cause above, or report it, "
             "then start it again"
         )
     return Unexplained(f"{failed} (of unknown cause; try again, a few times only)")
@@ -299,7 +299,7 @@ def is_away(text: str) -> bool:
 
 @contextmanager
 def lake_errors(doing: str) -> Iterator[None]:
-    """Turn what reading the lake's files throws when the object store is away into an error of ours."""
+    """Turn errors of reading the lake's files, such as an unreachable object store, into errors of ours."""
     try:
         yield
     except OSError as error:
@@ -308,14 +308,14 @@ def lake_errors(doing: str) -> Iterator[None]:
 
 def one_line(error: BaseException) -> str:
     """An error in one line, with its type unless that is in the line."""
-    line = telling_line(str(error))
+    line = cause_line(str(error))
     name = type(error).__name__
     return line if name in line or _JAVA.match(line) else f"{name}: {line}"
 
 
-def telling_line(text: str) -> str:
-    """The line of an error's text that tells: a Python worker's error, else the innermost cause of a JVM's stack trace,
-    else the first."""
+def cause_line(text: str) -> str:
+    """The line of an error's text with the cause: a Python worker's error, else the innermost cause of a JVM's
+    stack trace, else the first."""
     lines = [line.strip() for line in _WORKER.findall(text)[-1:] or text.splitlines() if line.strip()] or ["no message"]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     if not causes and lines[0].startswith("An error occurred while calling") and len(lines) > 1:

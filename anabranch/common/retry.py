@@ -55,9 +55,9 @@ class Retry:
         """The result of `action`, called again after each Transient; any other error of ours passes at once, NotYet
         too. An error that is not ours is what `anabranch.common.remote_errors.explain` makes of it.
 
-        When `progress` has grown since the failure before, that one is forgotten: pauses and limit begin anew. Raises
+        When `progress` has grown since the failure before, the failure is forgotten: pauses and limit restart. Raises
         the last Transient once `stop` is set, or when the next try would come after the limit; Unexpected after
-        UNEXPLAINED_TRIES failures that nothing explains, whatever else failed between them.
+        UNEXPLAINED_TRIES unexplained failures, whatever else failed between them.
         """
         seen, unexplained = progress(), 0
 
@@ -75,17 +75,17 @@ class Retry:
         def before_sleep(state: RetryCallState) -> None:
             assert state.outcome is not None
             pause = state.upcoming_sleep
-            until = "for ever"
+            until = "no time limit"
             if self.limit is not None and state.outcome_timestamp is not None:
                 left = self.limit.total_seconds() - (state.outcome_timestamp - state.start_time)
                 until = f"until {datetime.now(UTC) + timedelta(seconds=left):%T} UTC"
             if _is_unexplained(state):
-                until = f"{UNEXPLAINED_TRIES} times at most, {unexplained} so far, and at most {until}"
+                until = f"unexplained {unexplained} of {UNEXPLAINED_TRIES}, {until}"
             error, number = state.outcome.exception(), state.attempt_number
             assert error is not None
             TALLY.count(RETRIES, asked_service(error))
             LOG.warning(
-                "%s: try %d failed: %s; try %d in %.1f s, tried again %s (%s)", what, number, error, number + 1, pause,
+                "%s: try %d failed: %s; try %d in %.1f s (%s; %s)", what, number, error, number + 1, pause,
                 until, self.setting,
             )  # fmt: skip
 
@@ -130,8 +130,8 @@ class Retry:
                 raise error
             if isinstance(error, Unexplained):
                 raise Unexpected(
-                    f"{what}: given up after {state.attempt_number} tries, of unknown cause; what "
-                    f"is published stays as it is; the cause: {error}"
+                    f"{what}: given up after {state.attempt_number} tries, of unknown cause; "
+                    f"published rows stay as they are; the cause: {error}"
                 ) from error
             raise Transient(
                 f"{what}: given up after {state.attempt_number} tries within {self.limit} ({self.setting}): {error}"

@@ -1,5 +1,5 @@
-"""Folders for a while: each is held by a lock while its process lives, so that what a killed one left can be told from
-what is at work, by whoever clears it away on the same machine.
+"""Temporary folders: a process locks each of its folders while it lives, so that a clean-up on the same machine
+recognises the folders of killed processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def temporary_folder(kind: str) -> Iterator[Path]:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX)
             except OSError:
-                # Where a file system knows no locks nobody can tell, and nobody clears.
+                # Without file locks a folder in use is not recognised, so no clean-up removes it.
                 (made / _HELD).unlink()
             content = made / _CONTENT
             content.mkdir()

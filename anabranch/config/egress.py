@@ -1,4 +1,4 @@
-"""What a stream's file says of egress: where its accepted hours are delivered to."""
+"""`egress` of a stream's file: the destinations of its accepted hours."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FolderTarget(Frozen):
 
     @property
     def place(self) -> str:
-        """Where that is, so that two targets of one place can be told."""
+        """The identity of the destination, to find two targets of one."""
         return self.root
 
 
@@ -48,7 +48,7 @@ class TopicTarget(Frozen):
 
     @property
     def place(self) -> str:
-        """Where that is, so that two targets of one place can be told."""
+        """The identity of the destination, to find two targets of one."""
         return self.topic
 
 
@@ -62,7 +62,7 @@ class SearchTarget(Frozen):
 
     @property
     def place(self) -> str:
-        """Where that is, so that two targets of one place can be told; no topic's name has a colon."""
+        """The identity of the destination, to find two targets of one; topic names have no colon."""
         return f"index:{self.index}"
 
 
@@ -70,7 +70,7 @@ Target = Annotated[FolderTarget | TopicTarget | SearchTarget, Field(discriminato
 
 
 def check_targets(targets: tuple[Target, ...]) -> tuple[Target, ...]:
-    """That no two targets have one name, or one place. Raises ValueError."""
+    """Check that no two targets have one name, or one place. Raises ValueError."""
     for what, values in (("name", [t.name for t in targets]), ("place", [t.place for t in targets])):
         if twice := next((value for value in values if values.count(value) > 1), None):
             raise ValueError(f"expected each {what} once, found {twice!r} twice")

@@ -105,7 +105,7 @@ class S3(Frozen):
 
 
 class Spark(Frozen):
-    """Where Spark runs and what it is told, key by key."""
+    """Where Spark runs, and its properties."""
 
     master: str = "local[*]"
     conf: dict[str, str] = Field(default={})

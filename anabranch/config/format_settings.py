@@ -1,4 +1,4 @@
-"""What a stream's file says of its format, and which columns each format can fill. Needs no Spark."""
+"""`format` of a stream's file, and the columns that each format can fill. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WITH_REGISTRY = ("avro", "json_schema")
 _RAW = {"key": ("binary", "string"), "value": ("binary", "string")}
 
 UNKNOWN_NAME_LENGTH = 100
-"""So many characters are told of the name of a field that the schema does not know."""
+"""The most characters to keep of an unknown field's name."""
 
 
 class FormatSettings(Frozen):

@@ -1,4 +1,4 @@
-"""What a mistaken configuration file is told: key, what was expected, and what was found unless that may be a secret.
+"""Messages for mistakes in configuration files: key, expected, and found unless that may be a secret.
 
 A value is repeated only if it is a single one, no secret by its key, and written in the file itself: what came from the
 environment is named by its variable.
@@ -19,7 +19,7 @@ from anabranch.config.columns import NO_COLUMNS
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 """`${NAME}` or `${NAME:-default}`."""
 
-# What is under these keys is never repeated in a message.
+# Values under these keys never appear in a message.
 _SECRETS = frozenset({"security", "properties", "webhook", "headers", "conf"})
 _SECRET = re.compile(r"pass|secret|token|credential|access.?key|api.?key|private|jaas", re.IGNORECASE)
 _LONGEST = 200
@@ -28,7 +28,7 @@ _USER = re.compile(r"//.*@", re.DOTALL)
 # What YAML's parser repeats of a file; a character that it expected is none.
 _QUOTED = re.compile(r"'(?!<)[^']{2,}'|\"[^\"]*\"")
 _SEVERAL = frozenset({"dict_type", "model_type", "model_attributes_type", "tuple_type", "list_type"})
-# In place of Pydantic's words; what is not here is said as it says it.
+# Messages that replace Pydantic's; all others stay as they are.
 _WORDS = {
     "missing": "required key, found none",
     "string_type": "expected a text",
@@ -131,7 +131,7 @@ def _found(loc: Sequence[Any], kind: str, value: Any, written: Any) -> str:
 
 
 def _written(raw: Any, loc: Sequence[Any]) -> Any:
-    """What the file has at a place, of which some parts are no keys but tell one model from another."""
+    """The file's value at a location; parts of the location that only select a model are no keys."""
     for part in loc:
         has_it = part in raw if isinstance(raw, Mapping) else isinstance(raw, list) and part in range(len(raw))
         raw = raw[part] if has_it else raw

@@ -36,7 +36,7 @@ from anabranch.config.views import (
     partials_of,
 )
 
-# Parquet has none for BOOLEAN. Of FLOAT and DOUBLE, 0.0 equals -0.0, and a filter tells them apart.
+# Parquet has none for BOOLEAN. Of FLOAT and DOUBLE, 0.0 equals -0.0, and a filter distinguishes them.
 _BLOOM_TYPES = ("string", "int", "bigint", "decimal", "date", "timestamp", "binary")
 
 RESERVED_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date")
@@ -121,7 +121,7 @@ class Maintain(Frozen):
         between(
             timedelta(days=1),
             timedelta.max,
-            "expected 1 day or more: what is staged may wait so long to be published",
+            "expected 1 day or more: staged files may wait so long to be published",
         ),
     ] = timedelta(days=3)
     speed_hours: Duration = timedelta(days=1)
@@ -203,7 +203,7 @@ def _views(value: object) -> object:
 class Stream(Frozen):
     """One Kafka topic, its schema, its rules and its tables: one file under `conf/streams/`.
 
-    `unknown`: what is done about fields that the schema does not know. The batch layer counts them, unless they are
+    `unknown`: the treatment of fields that the schema does not have. The batch layer counts them, unless they are
     ignored; both layers keep them in a column of their own, or refuse the records that have any.
     """
 

@@ -37,7 +37,7 @@ _TAKES = {
     "sum": _NUMBERS, "average": _NUMBERS, "min": _ORDERED, "max": _ORDERED, "approx_distinct": (*_WHOLE, "string"),
 }  # fmt: skip
 
-# Of how partials are computed: another one has all of them computed anew.
+# The version of the computation of partials: a new version recomputes all of them.
 _VERSION = 1
 
 

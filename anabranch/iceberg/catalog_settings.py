@@ -27,8 +27,8 @@ _PSYCOPG2_ALONE = {
 
 
 def catalog_properties(environment: Environment) -> dict[str, str]:
-    """What PyIceberg is told of the catalog and of S3; `catalog.properties` win. Makes the folder of an SQLite file,
-    and limits the waits of psycopg2 and of the REST client."""
+    """PyIceberg's properties for the catalog and S3; `catalog.properties` take precedence. Makes the folder of an
+    SQLite file, and limits the waits of psycopg2 and of the REST client."""
     catalog, s3 = environment.catalog, environment.s3
     properties = {
         "type": catalog.type,
@@ -71,7 +71,7 @@ def given_properties(catalog: Catalog) -> dict[str, str]:
 
 
 def spark_properties(catalog: Catalog, region: str) -> dict[str, str]:
-    """What Iceberg's Java client is told of the catalog itself. Raises ConfigurationError for an unknown database."""
+    """The properties of Iceberg's Java client for the catalog. Raises ConfigurationError for an unknown database."""
     if catalog.type == "sql":
         return {"type": "jdbc", "jdbc.schema-version": "V1", **jdbc_properties(catalog.uri)}
     if catalog.type == "rest":

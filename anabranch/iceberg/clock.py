@@ -1,8 +1,8 @@
 """The clock that hours and commits go by: this machine's, for as long as another one bears it out.
 
 A machine's clock may be set while a job runs: a machine that was resumed, a time server that was wrong. So it is
-compared with the object store's, and between two comparisons with a clock that nobody sets, which costs nothing. Time
-that was not compared is given to nobody.
+compared with the object store's, and between two comparisons with the monotonic clock, which costs nothing. A time
+that was not compared is never returned.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from anabranch.config import Environment
 from anabranch.iceberg.s3 import bucket_of, open_store
 
 MAX_CLOCK_SKEW = timedelta(seconds=30)
-# A machine without a time server drifts, and so does the clock that nobody sets.
+# A machine without a time server drifts, and so does the monotonic clock.
 COMPARED_FOR = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What the other clock said, and the one that nobody sets, in seconds, at that moment."""
+    """One comparison: the other clock's time, and the monotonic clock in seconds at that moment."""
 
     time: datetime
     elapsed: float
@@ -46,8 +46,8 @@ def should_compare(last: Compared | None, wall: datetime, elapsed: float) -> boo
 
 
 class Clock:
-    """Tells the time, or raises Transient. `ask` is the other clock; without one, this machine's is believed as it was
-    at first, and a change of it while the process runs never is. Not safe for use by several threads at once."""
+    """Returns the time, or raises Transient. `ask` is the other clock; without one, this machine's clock is trusted as
+    it was at first, and later changes of it are not. Not safe for use by several threads at once."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Clock:
         return wall
 
     def elapsed(self) -> float:
-        """Seconds by a clock that nobody sets, and that is compared with none."""
+        """Seconds of the monotonic clock."""
         return self._elapsed()
 
     def time_of(self, elapsed: float) -> datetime:

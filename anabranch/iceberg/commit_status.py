@@ -1,7 +1,7 @@
-"""What became of a commit whose answer was lost, by the table as it is now: it landed, it never will, or it still may.
+"""The outcome of a commit whose answer was lost, by the table as it is now: landed, never will, or still may.
 
-A request that nobody answered may be carried out at any later time: by a catalog behind a gateway that gave up waiting,
-by a client that repeats it. It cannot land any more once a head that it requires has moved, and not before.
+A request without an answer may still be executed at any later time: by a catalog behind a gateway that gave up waiting,
+or by a client that repeats it. It cannot land any more once a head that it requires has moved, and not before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CommitFate(Enum):
 
 
 def classify_commit(table: Table, commit: Commit) -> CommitFate:
-    """How a commit whose answer was lost stands in the table as it is now. Pure."""
+    """The status, in the table as it is now, of a commit whose answer was lost. Pure."""
     if has_landed(table, commit.id):
         return CommitFate.LANDED
     refs = table.metadata.refs
@@ -44,8 +44,8 @@ def classify_commit(table: Table, commit: Commit) -> CommitFate:
 def plan_fence(table: Table, commit: Commit) -> Commit:
     """An empty commit after which an `OPEN` one cannot land: it requires the same heads, and moves one of them.
 
-    It repeats what the newest publish said, on that publish's branch: what is newest in the table stays so. Pure but
-    for its id.
+    It repeats the properties of the newest publish on that publish's branch, so they stay the newest. Pure but for its
+    id.
     """
 
     def age(branch: str) -> int:

@@ -1,6 +1,6 @@
 """How PyIceberg reaches the files of a warehouse: by PyArrow, with as few requests of S3 as it can be brought to.
 
-What PyArrow would do otherwise, for each file of some kilobytes: open connections anew with each load of a table, ask
+PyArrow alone would, for each file of some kilobytes: open new connections with each load of a table, ask
 for a file's length before it is read and whether it is there before it is written, write it in parts (three requests),
 and make a marker of its folder when it deletes one.
 """
@@ -49,7 +49,7 @@ class _WholeFile(PyArrowFile):
     already.
 
     Whatever comes in between, PyArrow is asked as ever: it tries again, and its errors are the ones that are known. Not
-    so after silence, which is a TimeoutError: PyArrow would wait anew for most of the half a minute that a command has.
+    so after silence, which is a TimeoutError: PyArrow would wait again for most of a command's half a minute.
     """
 
     on_s3: tuple[ObjectStore, str, str] | None = None
@@ -61,7 +61,7 @@ class _WholeFile(PyArrowFile):
             try:
                 return BytesIO(store.get(bucket, key))
             except NoAnswer as error:
-                # The client's own words: what was being done, and what to do next, is said by who asked for the file.
+                # The client's own message: the caller adds the operation and the remedy.
                 raise TimeoutError(str(error.__cause__)) from error
             except AnabranchError as error:
                 LOG.debug("%s", error)
@@ -71,7 +71,7 @@ class _WholeFile(PyArrowFile):
 
 
 class _Counted(OutputStream):
-    """A stream that tells its file how much was written, once it is closed."""
+    """A stream that sets its file's length when it is closed."""
 
     def __init__(self, stream: OutputStream, file: _NewFile) -> None:
         self._stream, self._file, self._length, self._open = stream, file, 0, True
@@ -140,7 +140,7 @@ class LakeFileIO(PyArrowFileIO):
 
     def _on_s3(self, location: str) -> tuple[ObjectStore, str, str] | None:
         """The store, the bucket and the key, for requests of our own; None for a file elsewhere, and where only PyArrow
-        is told how to reach S3."""
+        has the settings of S3."""
         found = bucket_and_key(location)
         if found is None or self.properties.keys() & _NOT_OURS:
             return None
@@ -164,7 +164,7 @@ _STORE = {
     "access_key": "access-key-id",
     "secret_key": "secret-access-key",
 }
-# Properties of S3 that only PyArrow is told: keys that a catalog hands out, a role, a proxy.
+# Properties of S3 that only PyArrow gets: keys that a catalog hands out, a role, a proxy.
 _NOT_OURS = {
     "s3.session-token",
     "s3.role-arn",

@@ -1,8 +1,8 @@
 """The catalog and its tables: loading them, and landing what the protocol decided. What makes and changes tables
 themselves is in `anabranch.iceberg.admin`.
 
-A commit (`anabranch.iceberg.commits`) lands whole, is refused whole, or its answer is lost; `Lake.commit` tells which,
-and never repeats a decision by itself.
+A commit (`anabranch.iceberg.commits`) lands whole, is refused whole, or its answer is lost; `Lake.commit` returns
+which, and never repeats a decision by itself.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Lake:
 
     @cached_property
     def clock(self) -> Clock:
-        """Tells what time a commit may be stamped with; every commit asks it."""
+        """The clock that stamps commits; every commit asks it."""
         return store_clock(self.environment)
 
     def load(self, name: str) -> Table:
@@ -145,8 +145,8 @@ class Lake:
         """Make `commit` land; returns the table with it. None: refused, because a head or the schema moved. Never
         replays.
 
-        When the answer is lost, or may be one to the client's own repetition, the table tells; None is said only of
-        what cannot land any more. A commit without changes makes no snapshot to be known by: ask for it again.
+        When the answer is lost, or may answer a repetition by the client, the table decides; None means that the commit
+        cannot land any more. A commit without changes leaves no snapshot to recognise: ask for it again.
         Raises Transient when the outcome stays unknown: nothing that the commit names may be discarded then. Raises
         Terminal when another program changed rows of a branch.
         """
@@ -183,7 +183,7 @@ class Lake:
             return _with(table, landed)
         except (CommitFailedException, ValidationException) as error:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
-            # A client over HTTP asks again by itself, and is then told that another was first: that was itself.
+            # A client over HTTP repeats a request by itself; the refusal may then be of its own repetition.
             if self.environment.catalog.type != "sql" and (settled := self._settle(table, commit, refused=True)):
                 return settled
         except ValueError as error:
@@ -194,14 +194,14 @@ class Lake:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
         except Exception as error:
             LOG.warning(
-                "commit %s of %s: the answer was lost (%s); looking at the table",
+                "commit %s of %s: answer lost, checking the table: %s",
                 commit.id,
                 table.name(),
                 one_line(error),
             )
             return self._settle(table, commit)
-        # The catalog said no, and no snapshot refers to what was written nor ever will. Where only the answer was lost,
-        # the files are left to maintenance.
+        # The catalog refused, so no snapshot will ever refer to the written files. If only the answer was lost, the
+        # files are left to maintenance.
         delete_quietly(table, prepared.written)
         return None
 
@@ -222,8 +222,8 @@ class Lake:
         )
 
     def _settle(self, table: Table, commit: Commit, refused: bool = False) -> Table | None:
-        """What became of a commit that may have landed, or may still land: the table with it, or None. `refused`: the
-        catalog said no to it.
+        """The outcome of a commit that may have landed, or may still land: the table with it, or None. `refused`: the
+        catalog refused it.
 
         While it may still land, a head is moved that it requires; then it has landed before or it never will. Raises
         Transient when that is not known after half a minute, or cannot be known any more.
@@ -235,25 +235,25 @@ class Lake:
         for _ in attempts(doubling(0.05, 2.0), _PATIENCE_SECONDS):
             try:
                 fresh = self.load(name)
-                standing = classify_commit(fresh, commit)
-                if standing is CommitFate.FORGOTTEN:
+                fate = classify_commit(fresh, commit)
+                if fate is CommitFate.FORGOTTEN:
                     raise _Unknown(
                         f"commit {commit.id} of {name}: expected to learn whether it landed, found that later "
                         "publishes have removed the snapshots that say so; nothing is deleted, start again from the "
                         "table"
                     )
                 # Glue compares a version that has moved on: no repetition of this request can land.
-                if standing is CommitFate.OPEN and refused and self.environment.catalog.type == "glue":
-                    standing = CommitFate.NEVER
-                if standing is CommitFate.OPEN and self._fence(fresh, plan_fence(fresh, commit)):
-                    standing = CommitFate.NEVER
-                if standing is not CommitFate.OPEN:
-                    landed = standing is CommitFate.LANDED
+                if fate is CommitFate.OPEN and refused and self.environment.catalog.type == "glue":
+                    fate = CommitFate.NEVER
+                if fate is CommitFate.OPEN and self._fence(fresh, plan_fence(fresh, commit)):
+                    fate = CommitFate.NEVER
+                if fate is not CommitFate.OPEN:
+                    landed = fate is CommitFate.LANDED
                     (LOG.debug if refused and not landed else LOG.warning)(
                         "commit %s of %s %s",
                         commit.id,
                         table.name(),
-                        "had landed" if landed else "had not landed, and cannot any more",
+                        "had landed" if landed else "had not landed, and cannot land any more",
                     )
                     return fresh if landed else None
             except _Unknown:
@@ -312,11 +312,13 @@ class Lake:
             except CommitFailedException as error:
                 LOG.debug("append to %s refused: %s", name, error)
             except Exception as error:
-                LOG.warning("append to %s: the answer was lost (%s)", name, one_line(error))
+                LOG.warning("append to %s: answer lost, checking the table: %s", name, one_line(error))
                 # If it still lands, the next attempt is refused, or finds its rows there: both require one head.
                 if has_landed(fresh := self._look(name), commit_id):
                     return fresh
-        raise Transient(f"append to {name}: expected to be first once in ten attempts, found others were; try again")
+        raise Transient(
+            f"append to {name}: expected to be first once in ten attempts, found other commits first; try again"
+        )
 
     def merge_files(self, name: str, idle: bool = False) -> MergeStep:
         """Merge some of a plain table's (the ledger's) files, one bounded step that changes no row. Refused, or with
@@ -335,7 +337,7 @@ class Lake:
             reach(Step.LEDGER_MERGED)
             delete_old_metadata(table, landed)
         except Exception as error:
-            LOG.debug("merging files of %s: left for the next time (%s)", name, one_line(error))
+            LOG.debug("ledger %s: compaction postponed: %s", name, one_line(error))
             return MergeStep.REFUSED
         return MergeStep.LANDED
 
@@ -379,7 +381,7 @@ def _with(table: Table, landed: CommitTableResponse) -> Table:
 
 
 def _require_main(table: Table) -> tuple[TableRequirement, ...]:
-    """That a plain table is the one that was loaded, and nobody has changed it since."""
+    """The requirements that a plain table is the loaded one, and unchanged since."""
     current = table.current_snapshot()
     return (
         AssertTableUUID(uuid=table.metadata.table_uuid),
@@ -389,7 +391,7 @@ def _require_main(table: Table) -> tuple[TableRequirement, ...]:
 
 def delete_old_metadata(before: Table, landed: CommitTableResponse) -> None:
     """Delete the metadata files that a commit dropped from the log, as `write.metadata.delete-after-commit.enabled`
-    promises: the catalog alone does not. What is left over by a failure is an orphan."""
+    promises: the catalog alone does not. Files that a failure leaves are orphans."""
     kept = {entry.metadata_file for entry in landed.metadata.metadata_log}
     delete_quietly(before, [e.metadata_file for e in before.metadata.metadata_log if e.metadata_file not in kept])
 

@@ -4,8 +4,7 @@ Every append writes a file and a manifest. Files of one quarter of a year are me
 size, so a row is written again a logarithmic number of times, and the bounds of a file's column `hour` stay narrow: a
 reader of an hour opens few files of a ledger of any age. Manifests are merged by the same rule, entry by entry.
 
-Merging changes no row. It rests on the head of `main`: refused, it is left for the next time; what was written for
-nothing becomes an orphan.
+Merging changes no row. It requires the head of `main`: a refused merge is postponed, and its files become orphans.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _LARGEST = 50_000  # entries of a manifest
 _MOST_MANIFESTS = 256  # merged in one commit
 _MOST_EXPIRED = 256  # in one commit
 _SOME = 4  # small files of a quarter that is over
-_ENOUGH = 32  # what is merged into the file of a quarter that is over is so much smaller at most
+_ENOUGH = 32  # files up to this many times smaller are merged into the file of a past quarter
 _SMALL = 32  # rows; files below are of one size
 
 # Merged files are read by hour: small row groups, and bounds of that column alone.
@@ -185,7 +184,7 @@ def read(table: Table, hours: Span | Collection[str] | None, columns: Sequence[s
 
 
 def read_since(table: Table, sequence: int, columns: Sequence[str]) -> pa.Table:
-    """The rows of a sequence and of those after it; what is older is not read. Raises OSError."""
+    """The rows from a sequence on; older files are not read. Raises OSError."""
     newest = _NEWEST.ask(table)
     rows = _read(table, [f for p, f in _live(table).items() if newest[p] >= sequence], columns)
     return rows.filter(pc.greater_equal(rows["sequence"], sequence))

@@ -55,9 +55,9 @@ def references(table: Table) -> Iterator[str]:
 def plan_orphans(
     listed: Iterable[Stored], referenced: Collection[str], before: datetime
 ) -> tuple[list[Stored], list[Stored]]:
-    """What of `listed` nobody refers to: what was written before the moment given, and what was not. Pure.
+    """The files of `listed` without a reference: those written before the moment given, and the others. Pure.
 
-    List first and read what is referenced afterwards, so that what was published meanwhile is spared. Raises Refused
+    List first and read the references afterwards, so that files published meanwhile are kept. Raises Refused
     when nothing listed is referenced: then paths are not what they seem, and everything would look like an orphan.
     """
     listed, named = list(listed), {same_file(path) for path in referenced}

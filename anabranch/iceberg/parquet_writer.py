@@ -118,8 +118,8 @@ class _Open:
 
 
 class FileWriter:
-    """Writes rows into a file for each partition of the table. Its files are whole once `close` has returned; what is
-    written after that goes to others."""
+    """Writes rows into a file for each partition of the table. Its files are complete once `close` has returned; later
+    rows go to new files."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -145,7 +145,7 @@ class FileWriter:
         return left
 
     def close(self) -> list[Output]:
-        """End all files; what was written. Raises OSError."""
+        """End all files; returns them. Raises OSError."""
         outputs = []
         for to in self._open.values():
             _flush(to)

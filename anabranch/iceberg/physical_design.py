@@ -53,7 +53,7 @@ class PhysicalDesign:
             said[f"{_BLOOM}-adaptive-enabled"] = "true"
         said |= {f"{_BLOOM}-enabled.column.{name}": "true" for name in self.bloom}
         if self.bounded is not None:
-            # Counts stay: they tell which columns a file holds.
+            # Counts stay: they show which columns a file has.
             said[f"{_METRICS}.default"] = "counts"
         return said | {f"{_METRICS}.column.{name}": _BOUNDS for name in (*self.sort, *(self.bounded or ()))}
 

@@ -1,7 +1,7 @@
 """Snapshots that a long reading keeps: each publish expires all but the newest hundred, also those that another process
 still reads.
 
-Spark looks a snapshot up anew each time that it plans a query, so a head that a rebuild began from has to stay until
+Spark loads a snapshot again each time that it plans a query, so a head that a rebuild began from has to stay until
 the rebuild ends. A tag keeps it, and has an age, so that what a killed process kept goes too.
 """
 
@@ -28,7 +28,7 @@ _PATIENCE_SECONDS = 15.0
 def held_snapshots(lake: Lake, table_name: str, snapshots: Iterable[int]) -> Iterator[None]:
     """While it is entered no commit of others expires these snapshots; for half a day at most.
 
-    Moves no head, so that nobody's publish rests on it. Raises Transient when a snapshot is gone already, or others'
+    Moves no head, so no publish is refused because of it. Raises Transient when a snapshot is gone already, or other
     commits come first for a quarter of a minute.
     """
     tags = {f"{READING}{uuid.uuid4().hex}": snapshot for snapshot in dict.fromkeys(snapshots)}

@@ -1,4 +1,4 @@
-"""Tables that storage holds and the catalog has lost: noticed before they would be made anew, and registered again.
+"""Tables that storage holds and the catalog has lost: detected before they would be recreated, and registered again.
 
 Which metadata file is the table's newest, and why that is safe: docs/decisions/0006.
 """
@@ -63,7 +63,7 @@ def newest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
 def require_unknown(environment: Environment, lake: Lake, name: str, schema: Schema, stream: str) -> None:
     """That a table which the catalog does not know has no files where it would be created. Raises ConfigurationError.
 
-    A catalog that was lost would else begin anew beside them, with what Kafka still holds.
+    Otherwise a lost catalog would start a second table beside them, with the records that Kafka still has.
     """
     location = admin.new_location(lake, name, schema)
     metadata_files = _metadata_files(
@@ -76,7 +76,7 @@ def require_unknown(environment: Environment, lake: Lake, name: str, schema: Sch
     raise ConfigurationError(
         f"table {name}: expected nothing below {location}, since the catalog {environment.catalog.name} does not know "
         f"the table, found its files up to {newest.path}; has the catalog been lost? `anabranch apply {stream} "
-        "--register` makes it know the table again; to begin anew, move that folder away first"
+        "--register` registers the table again; to start a new table, move that folder away first"
     )
 
 
@@ -112,8 +112,8 @@ def register(environment: Environment, lake: Lake, name: str, schema: Schema) ->
             break
     if passed:
         raise ConfigurationError(
-            f"table {name}: expected a metadata file below {location} whose files are all there, found none that may "
-            f"stand for the table; {'; '.join(passed)}; restore the bucket to a time at which all of it is there"
+            f"table {name}: expected a metadata file below {location} whose files are all there, found none that fits "
+            f"the table; {'; '.join(passed)}; restore the bucket to a time at which all of it is there"
         )
     return []
 

@@ -176,7 +176,7 @@ class ObjectStore:
         try:
             self._client.put_object(Bucket=bucket, Key=key, Body=body, ContentType=content_type, **condition)
         except (ClientError, BotoCoreError) as error:
-            # 404: what was to be replaced is gone; 409: another write of it is under way.
+            # 404: the object to replace is gone; 409: another write of it is in progress.
             if isinstance(error, ClientError) and error.response["ResponseMetadata"]["HTTPStatusCode"] in (409, 412):
                 return False
             if isinstance(error, ClientError) and error.response["Error"]["Code"] == "NoSuchKey":

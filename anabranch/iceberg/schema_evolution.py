@@ -65,8 +65,8 @@ class SchemaChange:
 class Columns:
     """The columns that a table should have, and what they are to it.
 
-    `key`: columns that tell events apart. `complete`: a column that the table has beyond them is an error; otherwise it
-    is one of another version of the code, and stays. `before`: new columns go before this one.
+    `key`: columns that distinguish events. `complete`: an additional column of the table is an error; otherwise
+    it is one of another version of the code, and stays. `before`: new columns go before this one.
     """
 
     schema: Schema
@@ -141,7 +141,7 @@ def _fields(
             continue
         if f.required and not existing.required:
             raise Refused(
-                f"{column}: expected it to stay nullable, found NOT NULL; leave out NOT NULL: rows may hold null there "
+                f"{column}: expected it to stay nullable, found NOT NULL; leave out NOT NULL: rows may have null there "
                 "(to refuse hours for it: expect_column_values_to_not_be_null in the quality gate)"
             )
         is_key = f.name in columns.key and not path
@@ -187,7 +187,7 @@ def is_wider(wide: IcebergType, narrow: IcebergType) -> bool:
 
 
 def _or_wider(kind: IcebergType, is_key: bool) -> str:
-    """What a column of a type may become. A key's FLOAT stays: as DOUBLE it no longer equals what is read anew."""
+    """The types that a column may become. A key's FLOAT stays: as DOUBLE it differs from the value when read again."""
     if isinstance(kind, DecimalType):
         return f"{type_words(kind)} or more digits before the point (decimal(N,{kind.scale}))"
     wider = "bigint" if isinstance(kind, IntegerType) else "double" if isinstance(kind, FloatType) else None

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 SUFFIX = ".anabranch"
 _SIDE_FILE = "anabranch.side-file"
-# Stands in the place of the timeline too, so that a program that does not know such a reference stops instead of taking
-# the timeline of another branch for the newest.
+# Also replaces the timeline, so that a program that does not know such a reference stops instead of taking the timeline
+# of another branch for the newest.
 TIMELINE = "anabranch.timeline"
 REFERENCE = "side-file:"
 
@@ -33,12 +33,12 @@ class SideFileGone(Terminal):
 
 
 def reference(name: str, has_timeline: bool) -> dict[str, str]:
-    """How a snapshot refers to the rest of what it says. Pure."""
+    """The property by which a snapshot refers to its side file. Pure."""
     return {TIMELINE if has_timeline else _SIDE_FILE: REFERENCE + name}
 
 
 def named(properties: Mapping[str, str]) -> str | None:
-    """What a snapshot's properties refer to. Pure."""
+    """The side file that a snapshot's properties name. Pure."""
     for key in (TIMELINE, _SIDE_FILE):
         if (value := properties.get(key, "")).startswith(REFERENCE):
             return value.removeprefix(REFERENCE)
@@ -46,7 +46,7 @@ def named(properties: Mapping[str, str]) -> str | None:
 
 
 def path_of(table: Table, name: str) -> str:
-    """Where a side file is: relative to the table, so that it is found wherever the table is registered."""
+    """The path of a side file: relative to the table, so that it is found wherever the table is registered."""
     return f"{table.location().rstrip('/')}/metadata/{name}"
 
 
@@ -56,7 +56,7 @@ _REMEMBERED = 12
 
 
 def read(table: Table, name: str) -> Mapping[str, str]:
-    """What a side file says. Raises SideFileGone, Terminal, Transient."""
+    """The contents of a side file. Raises SideFileGone, Terminal, Transient."""
     path = path_of(table, name)
     if (known := _READ.get(path)) is not None:
         return known

@@ -72,7 +72,7 @@ class SnapshotWriter:
         )
         self._sequence = table.metadata.next_sequence_number() - 1
         self._snapshot_id = 0
-        # What was written for one branch, by what it was made of: the other branch may need the same.
+        # Manifests written for one branch, by their contents: the other branch may need the same.
         self._made: dict[tuple[object, ...], HourManifest | None] = {}
         self.written: list[str] = []
 
@@ -109,7 +109,7 @@ class SnapshotWriter:
         return snapshot
 
     def _without(self, content: _Content, change: Change) -> _Content:
-        """What is left of a branch without the hours and the files that leave it."""
+        """The content of a branch without the hours and the files that leave it."""
         hours = {*change.clear, *change.copy}
         paths: dict[str, set[str]] = defaultdict(set)
         for data_file in change.remove:
@@ -253,7 +253,7 @@ def _numbered(manifest: ManifestFile, sequence: int) -> ManifestFile:
 
 
 def delete_quietly(table: Table, paths: Iterable[str]) -> None:
-    """Delete files that nothing refers to. What is left over by a failure is an orphan."""
+    """Delete files that nothing refers to. Files that a failure leaves are orphans."""
     for path in paths:
         try:
             table.io.delete(path)
@@ -262,8 +262,8 @@ def delete_quietly(table: Table, paths: Iterable[str]) -> None:
 
 
 def _counts(change: Change, content: _Content) -> dict[str, str]:
-    """The summary's counts, totals over the manifests as they will be. Sizes of what left are not known unread, so
-    none is told."""
+    """The summary's counts, totals over the manifests as they will be. The sizes of removed files are unknown without
+    reading them, so the summary has none."""
     counts = {
         "added-data-files": len(change.add),
         "added-records": sum(f.record_count for f in change.add),

@@ -193,7 +193,7 @@ def snapshot_properties(table: Table, snapshot_id: int) -> dict[str, str]:
 
 def _whole(table: Table, snapshot: Snapshot) -> dict[str, str]:
     try:
-        return state_properties.whole(table, _own_properties(snapshot))
+        return state_properties.load_all(table, _own_properties(snapshot))
     except (StateGone, SideFileGone) as error:
         raise Terminal(f"{error}; {_what_is_left(table, error.remedy)}") from error
 
@@ -204,7 +204,7 @@ def _what_is_left(table: Table, remedy: str) -> str:
     def is_read(snapshot: Snapshot | None) -> bool:
         try:
             if snapshot is not None:
-                state_properties.whole(table, _own_properties(snapshot))
+                state_properties.load_all(table, _own_properties(snapshot))
         except (StateGone, SideFileGone):
             return False
         return snapshot is not None

@@ -61,7 +61,7 @@ def is_young(written: Written, now: datetime) -> bool:
 def stage(
     frame: DataFrame, lake: Lake, catalog: str, table_name: str, wap_id: str, options: Mapping[str, str] | None = None
 ) -> Staged:
-    """Write `frame` (columns of the table, by name) under `wap_id`; nobody sees the rows.
+    """Write `frame` (columns of the table, by name) under `wap_id`; no reader sees the rows.
 
     `wap_id` must be new: exactly one snapshot carries it. Nullability is the decoder's promise, not checked again.
     Raises Transient when the snapshot is not there after a successful write (it was expired meanwhile), and when
@@ -105,7 +105,7 @@ def read_staged(session: SparkSession, catalog: str, table_name: str, staged: St
     if staged.parent_id is None:
         raise Terminal(
             f"staged snapshot {staged.wap_id} of {table_name}: expected a parent, found none; start the job again, "
-            "which stages anew"
+            "which stages again"
         )
     return (
         session.read.format("iceberg")

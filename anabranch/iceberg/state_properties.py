@@ -1,6 +1,6 @@
 """What a branch's snapshot says in our words, and where the long part of it is kept: in the table's properties.
 
-Every snapshot that the table remembers stands in each metadata file, and each publish writes one. So a snapshot
+Every snapshot that the table remembers is in each metadata file, and each publish writes one. So a snapshot
 contains only what changes with every publish. The rest is one text, stored once in table properties whose names are
 hashes of their contents (`anabranch.state.<hash>`); the snapshot refers to it by its hash. A publish sets the
 properties that its snapshots need and removes those that no remembered snapshot needs any more, in its own commit:
@@ -154,9 +154,9 @@ def _chunks(text: str) -> Iterable[str]:
         yield chunk
 
 
-def whole(table: Table, properties: Mapping[str, str]) -> dict[str, str]:
-    """All that a snapshot says: what it contains, and what it refers to in table properties, or, of before there were
-    any, in a side file. Raises Terminal, Transient."""
+def load_all(table: Table, properties: Mapping[str, str]) -> dict[str, str]:
+    """All properties of a snapshot: its own, and those that it refers to in table properties or, in snapshots of
+    earlier versions, in a side file. Raises Terminal, Transient."""
     name = side_files.named(properties)
     aside: Mapping[str, str] = {}
     if name is not None and name.startswith(_IN_PROPERTIES):
@@ -171,7 +171,7 @@ def look_up(table: Table, properties: Mapping[str, str], key: str) -> str | None
     value = properties.get(key)
     if value is not None and not value.startswith(REFERENCE):
         return unpack(value)
-    return whole(table, properties).get(key)
+    return load_all(table, properties).get(key)
 
 
 def side_file_of(properties: Mapping[str, str]) -> str | None:
@@ -201,7 +201,7 @@ def _links(value: str) -> tuple[str, ...]:
     return tuple(_LINK.findall(unpack(value)))
 
 
-# A state is loaded with every micro-batch. What a hash stands for is the same in every table.
+# A state is loaded with every micro-batch. The text of a hash is the same in every table.
 _READ: dict[str, Mapping[str, str]] = {}
 _REMEMBERED = 12
 
@@ -217,7 +217,7 @@ def _read(table: Table, root: str) -> Mapping[str, str]:
 
 
 def _text_of(table: Table, digest: str) -> str:
-    """The text that a hash stands for. Raises Terminal when the table lacks a part of it, or has another's."""
+    """The text of a hash. Raises Terminal when the table lacks a part of it, or has another's."""
     value = table.metadata.properties.get(STATE + digest)
     text = _unpacked(value) if value is not None else None
     if text is None or _digest(text) != digest:

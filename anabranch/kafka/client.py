@@ -89,7 +89,7 @@ _WAITS = {
 _CODEC_PACKAGES = {"snappy": "python-snappy", "lz4": "lz4", "zstd": "zstandard"}
 # What kafka-python says of a connection that was still being made when the bootstrap's time was over.
 _CUT_OFF = "Connection timed out"
-# One that is to look at a few records, which are there, is made anew after so long.
+# A consumer that reads a few existing records is replaced after so long.
 _STUCK_S = 3
 # How many bytes of a partition a look at few records fetches at once: at first, and at most.
 _SMALL_FETCH = 16 << 10
@@ -99,9 +99,9 @@ _LONGEST_MS = 10**13
 
 
 class _Failures(logging.Handler):
-    """The failed connections that kafka-python logged: its errors tell nothing but that no broker answered.
+    """The failed connections that kafka-python logged: its errors say only that no broker answered.
 
-    The lines go no further, since the adapter's own error says what they say, once.
+    The lines are not logged, since the adapter's own error contains them once.
     """
 
     def __init__(self) -> None:
@@ -111,12 +111,12 @@ class _Failures(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         values = record.args if isinstance(record.args, tuple) else ()
         failure = next((a for a in values if isinstance(a, Exception)), None)
-        # A time-out is what the error says itself; why nobody answered is what was logged before it.
+        # The error itself says that it timed out; the line logged before it says why no broker answered.
         if failure is not None and not isinstance(failure, errors.KafkaTimeoutError):
             self._failures.append((time.monotonic(), one_line(failure)))
 
     def since(self, began: float) -> str | None:
-        """The failure that tells most: the last that speaks of keys or rights, else the last that a broker or the
+        """The most specific failure: the last about keys or rights, else the last that a broker or the
         network gave, else that of a connection which our own bound cut off."""
         failures = [failure for at, failure in reversed(self._failures) if at >= began]
         heard = (f for f in failures if not f.endswith(_CUT_OFF))
@@ -289,8 +289,8 @@ class KafkaAdapter:
     def stable_ends(self, topic: Topic, reached: Mapping[int, int] | None = None) -> dict[int, int]:
         """The last stable offset of each partition: all before it is decided, no open transaction (KIP-98).
 
-        A leader that was replaced and does not know it yet answers with an end of before. So one below what is known
-        to be `reached` is believed only when brokers go on to give it for some seconds.
+        A leader that was replaced and does not know it yet answers with an earlier end. So an end below `reached` is
+        accepted only when brokers repeat it for some seconds.
         """
 
         def ends() -> dict[int, int]:
@@ -316,7 +316,7 @@ class KafkaAdapter:
         return {p: s if s.offset >= 0 else None for p, s in found.items()}
 
     def _are_large(self, topic: Topic, partition: int, record: Stamped) -> bool:
-        """Whether a topic's records are larger than a small fetch, as one of them tells."""
+        """Whether a topic's records are larger than a small fetch, judged by one record."""
         if topic.id not in self._record_bytes:
             one = {partition: (record.offset, record.offset + 1)}
             for _, given in self._few(topic.name, one, 1):
@@ -361,7 +361,7 @@ class KafkaAdapter:
                         del open_[tp]
                         heard = time.monotonic()
                 if open_ and len(open_) < fetched:
-                    # What is done is not paused: after a pause, kafka-python 3.0.12 may give nothing for the others.
+                    # No pause for finished partitions: kafka-python 3.0.12 may then return nothing for the others.
                     consumer.assign(list(open_))
                 silent = time.monotonic() - heard
                 if silent > _STUCK_S:
@@ -382,7 +382,7 @@ class KafkaAdapter:
     def _at(self, starts: Mapping[Any, int]) -> Any:
         """The consumer for looking at few records, at these positions."""
         if self._consumer is None:
-            # What was deleted meanwhile is passed over: the log's start is asked for where it matters.
+            # Deleted records are skipped: the caller asks for the log's start where it matters.
             self._consumer = KafkaConsumer(
                 **_consumer_settings(self._kafka), group_id=None, auto_offset_reset="earliest",
                 isolation_level="read_committed", max_partition_fetch_bytes=self._fetch_bytes, fetch_max_wait_ms=100,
@@ -450,7 +450,7 @@ class KafkaAdapter:
         )
 
     def group_metadata(self, group: str, topic: str) -> str | None:
-        """What was committed with the offset of a topic's first partition by a group; None for nothing."""
+        """The metadata that a group committed with the offset of a topic's first partition; None for none."""
         place = TopicPartition(topic, 0)
         doing, right = f"read offsets of group {group}", f"--operation Describe --group {group}"
         groups = self._coordinated(
@@ -601,7 +601,7 @@ class KafkaAdapter:
             raise explained(self._kafka, doing, error, began, right) from error
 
     def _open_admin(self, began: float) -> Any:
-        """Connect; brokers that are slow get twice the time of those that refuse, and of an address of nobody."""
+        """Connect; slow brokers get twice the time of those that refuse, and of an address without a broker."""
         settings = kafka_python_settings(self._kafka) | {"request_timeout_ms": _REQUEST_MS}
         try:
             return KafkaAdminClient(**settings, bootstrap_timeout_ms=_BOOTSTRAP_MS)

@@ -1,7 +1,7 @@
 """The schema registry's client: schemas and subjects by id, over the REST API that Confluent's registry made common.
 
 Facts about the API: https://docs.confluent.io/platform/current/schema-registry/develop/api.html. A schema never changes
-under its id, so what was found is kept; what was not found is asked for again, since it may come.
+under its id, so found schemas are cached; missing ones are asked for again, since they may be added.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`kafka.security` of the configuration, which holds the Java client's properties, as each of our clients wants it."""
+"""Translate `kafka.security`, which has the Java client's properties, for each of our clients."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _COLUMNS = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT, "
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
-# Milliseconds that microseconds in 64 bits hold, less a year: what is between is taken through the driver for nothing.
+# Milliseconds that microseconds in 64 bits hold, less a year: values between are read by the driver without need.
 _LAST_MILLIS = (2**63 - 1) // 1000 - 366 * 86_400_000
 # Spark looks for what it cannot read in pieces down to this many offsets; the driver looks through those.
 _PIECE = 20_000
@@ -140,7 +140,7 @@ def read_around(
             odd.setdefault(p, []).extend(r.offset for r in records if abs(r.timestamp) > _LAST_MILLIS)
     taken = plan_stretches(odd, _STRETCHES)
     LOG.warning(
-        "topic %s: %d records have a timestamp that Spark cannot hold, such as nanoseconds; read around offsets %s",
+        "topic %s: skipped timestamps too large for Spark, such as nanoseconds, by the driver records=%d offsets=%s",
         topic, sum(map(len, odd.values())), [ranges_to_keys(part) for part in taken],
     )  # fmt: skip
     rows = [

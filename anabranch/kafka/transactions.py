@@ -48,7 +48,7 @@ class TransactionalProducer:
             raise
 
     def close(self) -> None:
-        """What is not committed is aborted by the next of its name, or by the brokers within a minute."""
+        """Close; the next transaction of its name, or the brokers within a minute, abort an open one."""
         self._producer.close(timeout=0)
 
     def send(self, topic: str, records: Iterable[Outgoing], position: str) -> None:

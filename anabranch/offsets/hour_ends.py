@@ -1,11 +1,11 @@
 """Where an hour ends in a partition's log, though some of its records are stamped wrongly. Pure: windows come in.
 
 Kafka's time index knows the first record stamped at a moment or later, so one record stamped ahead answers for every
-moment up to its own. Its answer is therefore looked at: a *window*, the first records that a consumer is given from an
-offset on, tells whether that part of the log was received before a moment or after it, by most of its stamps. Where the
-answer does not stand, the end is searched behind it, in bisections. Where the index's own further answers tell that it
-stands, no window is fetched, which counts where records are large. A stamp before Kafka's first release, or later than
-the clock that asks, is not usable and tells nothing.
+moment up to its own. Its answer is therefore checked: a *window*, the first records that a consumer receives from an
+offset on, shows by most of its stamps whether that part of the log was received before a moment or after it. If the
+answer is wrong, the end is found after it by bisection. If further answers of the index confirm it, no window is
+fetched, which matters for large records. A stamp before Kafka's first release, or later than the clock of the asking
+process, is not usable.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KAFKA_BEGAN = int(datetime(2011, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 
 class Side(Enum):
-    """What a window tells about a moment."""
+    """The relation of a window to a moment."""
 
     EARLIER = "most of it was received before"
     LATER = "at least half of it was received then or later"
@@ -81,19 +81,19 @@ def plan_split(records: Sequence[Stamped], moment: int, now: int) -> int | None:
 def find_confirmed_ends(
     answers: Mapping[int, Stamped], ends: Offsets, now: int, first_later: FirstLater
 ) -> dict[int, int]:
-    """By partition, the answer of the time index for a moment, where the index alone tells that it stands: `find_end`
-    would give the same offset. No record is fetched.
+    """By partition, the answer of the time index for a moment, if the index alone confirms it: `find_end` would return
+    the same offset. Fetches no record.
 
     The index gives the first record stamped above a stamp. Where that is the next record each time, the records rise
     from the answer on, so all of them are later than the moment. Once they are more than half of a window, no other
     split of the window leaves fewer records on the wrong side.
     """
-    standing: dict[int, int] = {}
+    confirmed: dict[int, int] = {}
     rising = {p: (answer, 1) for p, answer in answers.items() if _usable(answer.timestamp_ms, now)}
     while rising:
         for p, (_, count) in list(rising.items()):
             if 2 * count > min(WINDOW, ends[p] - answers[p].offset):
-                standing[p] = answers[p].offset
+                confirmed[p] = answers[p].offset
                 del rising[p]
         asked, rising = rising, {}
         for p, record in first_later({p: last for p, (last, _) in asked.items()}).items():
@@ -101,7 +101,7 @@ def find_confirmed_ends(
             follows = record is not None and record.offset == last.offset + 1 < ends[p]
             if record is not None and follows and _usable(record.timestamp_ms, now):
                 rising[p] = (record, count + 1)
-    return standing
+    return confirmed
 
 
 def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Window]) -> Search:
@@ -113,7 +113,7 @@ def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Windo
     left = yield low
     if side_of(left, moment, now) is Side.LATER:
         return plan_split(left, moment, now)
-    # What lies from `high` on tells nothing, or is later; `later` is where the later begins to be told.
+    # Windows from `high` on are unusable or later; `later` is where the later ones begin.
     high, later = end, None
     for offset in sorted(o for o in seen if low < o < end):
         side = side_of(seen[offset], moment, now)
@@ -127,7 +127,7 @@ def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Windo
         if len(left) < WINDOW or left[-1].offset >= high - 1:
             break
         middle = (left[-1].offset + high) // 2
-        at, window = yield from _first_telling(middle, high, now)
+        at, window = yield from _first_usable(middle, high, now)
         side = side_of(window, moment, now)
         if side is Side.EARLIER:
             low, left = at, window
@@ -139,24 +139,24 @@ def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Windo
     return later if split is None else split
 
 
-def _first_telling(start: int, high: int, now: int) -> Generator[int, Window, tuple[int, Window]]:
-    """Where, from `start` on, the log begins to tell anything, and the window there; an empty one when it does not
-    below `high`. A stretch that tells nothing is passed in growing steps, and its end is then bisected."""
+def _first_usable(start: int, high: int, now: int) -> Generator[int, Window, tuple[int, Window]]:
+    """The first offset from `start` on with usable stamps, and its window; an empty window when there is none below
+    `high`. Skips unusable stretches in growing steps, then bisects for their end."""
     window = yield start
-    if _telling(window, high, now) or not window:
+    if _is_usable(window, high, now) or not window:
         return start, tuple(r for r in window if r.offset < high)
     silent, step = start, WINDOW
     ahead = window[-1].offset + 1
     while ahead < high:
         window = yield ahead
-        if not window or _telling(window, high, now):
+        if not window or _is_usable(window, high, now):
             break
         silent, ahead, step = ahead, window[-1].offset + step, 2 * step
     telling = min(ahead, high)
     while telling - silent > WINDOW:
         middle = (silent + telling) // 2
         window = yield middle
-        if not window or _telling(window, high, now):
+        if not window or _is_usable(window, high, now):
             telling = middle
         else:
             silent = middle
@@ -164,7 +164,7 @@ def _first_telling(start: int, high: int, now: int) -> Generator[int, Window, tu
     return telling, tuple(r for r in window if r.offset < high)
 
 
-def _telling(window: Window, high: int, now: int) -> bool:
+def _is_usable(window: Window, high: int, now: int) -> bool:
     return any(r.offset < high and _usable(r.timestamp_ms, now) for r in window)
 
 
@@ -175,7 +175,7 @@ def find_ends(
 ) -> dict[int, int | None]:
     """Run the searches of all partitions side by side: one look answers one question of each.
 
-    `keep` is told of each window that cannot change any more: by partition and offset.
+    Calls `keep` with each window that cannot change any more: partition, offset and window.
     """
     wants: Offsets = {p: next(search) for p, search in searches.items()}
     ends: dict[int, int | None] = {}

@@ -158,7 +158,7 @@ class Adoption:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What is decided about the hours.
+    """The decisions about the hours.
 
     `open` is the oldest hour not sealed and begins at `start`. `boundaries` holds, for hours that have ended but are
     not sealed, the ends that the speed layer has already used. `sealed` holds the cuts of sealed hours until the
@@ -354,7 +354,7 @@ def plan_boundaries(
                 if p in known:
                     ends[p] = known[p]
                     continue
-                # What is published stands under the first hour without an end, so that end lies behind it.
+                # Published offsets belong to the first hour without an end, so that end is not below them.
                 low = max(floor[p], position.get(p, 0))
                 ends[p] = plan_boundary(answers[hour].get(p), stable_ends.get(p, 0), low, now)
             boundaries[hour] = ends

@@ -1,8 +1,8 @@
-"""Lookups: what is known of each partition, as Spark SQL that costs the same for one partition and for a thousand.
+"""Lookups: values of each partition as Spark SQL, at the same cost for one partition and for a thousand.
 
-The values stand in one array, by partition, and a row finds its own by index. Spark folds such an array into a single
+The values are one array, by partition, and a row finds its own by index. Spark folds such an array into a single
 literal, which compiled code only refers to. So neither the plan nor the code grows with the partitions, and values
-that change from micro-batch to micro-batch have nothing compiled anew. As text the array is one token to Spark's
+that change from micro-batch to micro-batch cause no new compilation. As text the array is one token to Spark's
 parser, which takes seconds for tens of thousands of them.
 """
 

@@ -6,7 +6,7 @@ the ingest hour alone (with a schema registry also on the schema of the record's
 layer, the present, or a session's settings (ANSI mode, time zone). No bytes make `decode` throw; whatever cannot become
 a row gets a verdict and a sentence.
 
-How each format becomes columns stands in `anabranch.records.formats`, the verdicts in `anabranch.records.checks`.
+`anabranch.records.formats` turns each format into columns, `anabranch.records.checks` has the verdicts.
 """
 
 from __future__ import annotations

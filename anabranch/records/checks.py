@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from anabranch.config import EventTime, Stream
 
 CODES = ("missing_required", "event_time_out_of_bounds")
-"""What any record may be told; each format's module has its own beside these."""
+"""The error codes of any record; each format's module has its own besides."""
 
 FIRST_MICROS, LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
 """The years 1 to 9999 (UTC), which every reader's dates can hold, in microseconds since 1970."""
@@ -116,7 +116,7 @@ def _judge_event_time(bounds: EventTime, shown: Callable[[str], str]) -> Iterato
     at = f"unix_micros(`_row_{bounds.column}`)"
     text = expected_found(f"{bounds.column}: expected a time near the ingest hour", shown(bounds.column))
     verdict = error("event_time_out_of_bounds", text)
-    # A date behind the calendar could be written by Spark, and read or published by nobody else.
+    # Spark could write a date outside the calendar, and no other program could read or publish it.
     yield Check(f"NOT {in_the_calendar(at)}", verdict)
     if bounds.past is not None:
         yield Check(f"{at} < _hour_start - {micros(bounds.past)}L", verdict)

@@ -1,8 +1,8 @@
 """JSON records that are certain to be good, read as Arrow columns: several times as fast as Spark reads them.
 
 For every record that `CertainRows.read` takes, `anabranch.records.decode` has the same row and the verdict "good". What
-it does not take is not judged here at all: it is left to `decode`, which alone tells good from dead. So this module may
-know less JSON than `decode` does, and never more. Why what it takes is right is in docs/decisions/0021.
+it does not take is left to `decode`, which alone separates good records from dead letters. So this module may know less
+JSON than `decode` does, and never more. Why what it takes is right is in docs/decisions/0021.
 
 It runs in Spark's Python workers, and imports no Spark.
 """
@@ -48,7 +48,7 @@ _AT_ONCE, _SMALLEST = 512, 16
 # How often a batch is read, in all, before what could not be read so far is left. A reading costs as much as so many
 # lines, also of none: a few odd records in a hundred are found, and where there are more, `decode` is as fast.
 _MOST_READINGS, _A_READING = 4, 70
-# How PyArrow tells where it failed. A hint: whatever is left by it, `decode` reads.
+# How PyArrow reports the row that failed. A hint only: `decode` reads the lines that it leaves.
 _ROW = re.compile(r" in row (\d+)")
 # How many fields that the stream does not know are read and left out.
 _MOST_OTHERS = 64
@@ -69,7 +69,7 @@ _TYPES: dict[str, tuple[pa.DataType, pa.DataType]] = {
     "timestamp": (pa.string(), _MICROS),
     "date": (pa.string(), pa.date32()),
 }
-"""By Spark's name of a type: what is read, and what it becomes. Streams with other types are left to `decode`."""
+"""By Spark's name of a type: the type to read, and the type that it becomes. `decode` reads other types."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class CertainRows:
     def _pieces(self, lines: pa.Array) -> Iterator[tuple[int, pa.Table]]:
         """Tables of consecutive lines, with the place of the first; without those lines that cannot be read.
 
-        Where a reading tells in which line it failed, that line is left; else what was read is halved.
+        A read that reports the failed line leaves that line; otherwise the lines are halved.
         """
         may_read = _MOST_READINGS * (len(lines) + _A_READING)
         is_first = True
@@ -182,7 +182,7 @@ class CertainRows:
 
     def _table(self, lines: pa.Array) -> tuple[pa.Table | None, int | None]:
         """The objects of lines, a row for each line; None unless each is one object of known fields, none twice. Then
-        also the line at which the reading ended, where that is told."""
+        also the line at which the read ended, if it is reported."""
         data = _buffer(lines)
         schema = pa.schema([*self._known, *self._others.items()])
         try:

@@ -84,7 +84,7 @@ def _make(jars: Jars, file: Path, classes: Path) -> None:
     if done.returncode != 0 or not part.exists():
         raise Terminal(
             f"archive of classes: expected Java to write {part}, found exit code {done.returncode}: "
-            f"{(done.stderr or done.stdout).strip()[-500:]}; jobs start without it: mend that, then run "
+            f"{(done.stderr or done.stdout).strip()[-500:]}; jobs start without it: fix the cause, then run "
             "`anabranch jars --archive`"
         )
     part.rename(file)

@@ -30,7 +30,7 @@ CONFS = ("spark", "broker", "s3")
 JOBS = ("spark",)
 ATTEMPTS = 4
 _FIRST_PAUSE = 2.0
-_WRITE_SUMS = "run `anabranch jars --write-sums` to write the file anew, and review the change"
+_WRITE_SUMS = "run `anabranch jars --write-sums` to rewrite the file, and review the change"
 # Resolving takes minutes on a slow network; another process may wait for all of its attempts.
 _LOCK_SECONDS = 3600.0
 _IVY_EVENT = re.compile(r"^\s*(found|\[SUCCESSFUL \])\s+(\S+)")
@@ -115,8 +115,8 @@ def verify(folder: Path, sums: Path, confs: Sequence[str] = CONFS) -> None:
 
 
 def ensure_jars(cache: Path | None = None, progress: Progress | None = None, confs: Sequence[str] = CONFS) -> Jars:
-    """The jars of `confs`, from the cache, or downloaded into it first (200 MB, minutes; told to `progress`); of other
-    confs those that the cache has.
+    """The jars of `confs`, from the cache, or downloaded into it first (200 MB, minutes; reported to `progress`); of
+    other confs those that the cache has.
 
     Safe to call from several processes at once: one resolves, the others wait. Raises Terminal if Java is missing or
     a jar is not what jars.sha256 says, and Transient if the download failed four times.
@@ -199,7 +199,7 @@ def _retrieve(
             progress(f"download failed: {tail[-1] if tail else 'no message'}; next try in {pause:.0f} s")
     raise Transient(
         f"jars of {ivy_xml}: expected to download them in {ATTEMPTS} attempts, found that the last one failed too; "
-        "check the network, then run `anabranch jars` again: what was downloaded is kept. Ivy's last lines:\n  "
+        "check the network, then run `anabranch jars` again: downloaded files are kept. Ivy's last lines:\n  "
         + "\n  ".join(tail or [])
     )
 

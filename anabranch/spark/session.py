@@ -31,10 +31,10 @@ def open_session(environment: Environment, name: str, settings: Mapping[str, str
     """A session that reaches the lake, with a job's own `settings`. Raises ConfigurationError when our jars are not on
     its class path.
 
-    The master is the one that spark-submit was told, which our commands tell it; without spark-submit, the configured.
+    The master is the one of spark-submit, which our commands set; without spark-submit, the configured one.
     """
     builder = SparkSession.builder.appName(name)
-    # Before its JVM is there, a SparkConf holds nothing that spark-submit was told.
+    # Before its JVM has started, a SparkConf has none of spark-submit's settings.
     SparkContext._ensure_initialized()
     master = SparkConf().get("spark.master", environment.spark.master)
     assert master is not None
@@ -48,7 +48,7 @@ def open_session(environment: Environment, name: str, settings: Mapping[str, str
         spark = builder.getOrCreate()
     except Exception as error:
         explained = explain("start Spark", error)
-        # A master that is away says so in many ways, and nothing has begun that could be in doubt.
+        # An unreachable master causes many errors, and nothing has begun that could be in doubt.
         raise (Transient(str(explained)) if isinstance(explained, Unexplained) else explained) from error
     spark.sparkContext.setLogLevel("ERROR")
     jvm: Any = spark.sparkContext._jvm

@@ -1,4 +1,4 @@
-"""What a Spark session needs to be told to reach the lake. Values only: sessions are built by the jobs."""
+"""The settings with which a Spark session reaches the lake. Values only: sessions are built by the jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ allocates whatever a value announces, and one record of ten bytes ends the JVM. 
 AVRO_OPTIONS = " ".join(f"-D{name}={value}" for name, value in AVRO_LIMITS.items())
 
 REDACTED = re.compile("(?i)secret|password|token|access[.-]?key|credential|authorization|jaas")
-"""The keys whose values Spark shows nobody, as `spark.redaction.regex`: its own words and those of REST catalogs."""
+"""The keys whose values Spark redacts, as `spark.redaction.regex`: its own words and those of REST catalogs."""
 
 
 def runs_here(master: str | None) -> bool:
@@ -72,6 +72,6 @@ def session_settings(environment: Environment) -> dict[str, str]:
             }
     settings |= {f"{prefix}.{key}": value for key, value in given_properties(catalog).items()}
     settings |= environment.spark.conf
-    # What is configured joins it.
+    # Configured options are appended.
     executor = f"{AVRO_OPTIONS} {settings.get('spark.executor.extraJavaOptions', '')}".strip()
     return settings | {"spark.executor.extraJavaOptions": executor}

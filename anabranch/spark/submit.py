@@ -56,7 +56,7 @@ def submit_command(environment: Environment, layer: str, arguments: Sequence[str
     ours = " ".join([f"-Dlog4j2.configurationFile=file:{log4j}", COLLECTOR, AVRO_OPTIONS, *archive])
     command += ["--driver-java-options", f"{ours} {conf.pop('spark.driver.extraJavaOptions', '')}".strip()]
     for key, value in conf.items():
-        # Every process of the machine reads a command line; the session is told all of them, by the job itself.
+        # Every process of the machine can read a command line; the job itself sets the secrets in its session.
         if not REDACTED.search(key):
             command += ["--conf", f"{key}={value}"]
     process = dict(os.environ) | {
@@ -88,7 +88,7 @@ def submit(environment: Environment, layer: str, arguments: Sequence[str]) -> No
 def append_standard_error() -> None:
     """Have what is written to standard error go to its file's end, where it is a file.
 
-    The job opens the file anew for its log (ANABRANCH_STDERR). Without this, what a script writes to the same file
+    The job opens the file itself for its log (ANABRANCH_STDERR). Without this, what a script writes to the same file
     later (`script > log 2>&1`) lies over the job's lines.
     """
     with suppress(OSError):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anabranch.common.errors import Refused
-from anabranch.common.remote_errors import explain_text, is_away, telling_line
+from anabranch.common.remote_errors import explain_text, is_away, cause_line
 from anabranch.protocol.ledger_row import QualityResult
 from batch_layer.quality import one_pass
 from batch_layer.quality.row_counts import TYPES, Bounds, RowCountBaseline, plan_bounds
@@ -170,4 +170,4 @@ def _raised(result: Any) -> list[Mapping[str, Any]]:
 
 def _exception(result: Any) -> str | None:
     messages = [str(i.get("exception_message")) for i in _raised(result)]
-    return "; ".join(dict.fromkeys(shorten(telling_line(m)) for m in messages)) or None
+    return "; ".join(dict.fromkeys(shorten(cause_line(m)) for m in messages)) or None

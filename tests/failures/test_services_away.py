@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 Behind = Callable[..., World]
 
 ROOT = Path(__file__).resolve().parents[2]
-LOST = re.compile(r"commit \w+ of .*: the answer was lost")
+LOST = re.compile(r"commit \w+ of .*: answer lost")
 HAD_LANDED = re.compile(r"commit \w+ of .* had landed")
 HAD_NOT_LANDED = re.compile(r"commit \w+ of .* had not landed")
 

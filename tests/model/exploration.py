@@ -131,7 +131,7 @@ def check_properties(lake: Lake) -> None:
     state_properties._READ.clear()
     for version in lake.versions:
         try:
-            state_properties.whole(lake.table, dict(version.summary))
+            state_properties.load_all(lake.table, dict(version.summary))
         except state_properties.StateGone as error:
             raise Violation(f"snapshot {version.id} refers to a property that is gone: {error}") from error
 

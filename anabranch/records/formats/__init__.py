@@ -34,8 +34,8 @@ class Reading:
     `frame` has gained `_row_<name>` for each column of the stream, of its exact type, null where the value has none or
     an unreadable one; `checks` say which, the first that holds counts. `shown` gives the SQL text of what a value says
     of a column, for a message. `unknown` is the SQL of the names of a value's fields that the stream has no column for,
-    an array: empty or null where there is none, null where the value cannot be read; None for a format that does not
-    tell. `rescued` is the SQL of these fields as JSON, for a value that has any; None likewise.
+    an array: empty or null where there is none, null where the value cannot be read; None for a format without
+    field names. `rescued` is the SQL of these fields as JSON, for a value that has any; None likewise.
     """
 
     frame: DataFrame
@@ -52,8 +52,8 @@ class Format(Protocol):
         """Read the column `value` as columns of `types`. No bytes make the frame throw.
 
         A verdict depends on the bytes, the stream and, with a schema registry, the schema of the value's id: never on a
-        session's settings. Only a format with a registry asks anybody: it raises Transient when the registry is away,
-        ConfigurationError when it refuses.
+        session's settings. Only a format with a registry sends requests: it raises Transient when the registry does not
+        answer, ConfigurationError when it refuses.
         """
         ...
 

@@ -82,7 +82,7 @@ class AvroFormat:
 
 
 def _require_limits(jvm: Any) -> None:
-    """That this JVM bounds what a value may announce; executors are told by `session_settings`. Raises Terminal."""
+    """Limit, in this JVM, the sizes that a value may announce; executors: `session_settings`. Raises Terminal."""
     for name, value in AVRO_LIMITS.items():
         jvm.java.lang.System.setProperty(name, str(value))
     try:

@@ -6,8 +6,8 @@
 - STRING takes a field as it is. Other types take what JSON takes for them (`json_sql`): numbers in JSON's notation,
   with at most 1,000 digits and three of an exponent, `true` and `false`, Base64, ISO 8601.
 
-Spark's own CSV parser passes what is no CSV (text after a closing quote, a quote left open) and does not tell `""` from
-nothing, so the line is taken apart by expressions. Possessive quantifiers: they neither backtrack nor recurse.
+Spark's own CSV parser accepts invalid CSV (text after a closing quote, an open quote) and does not distinguish `""`
+from nothing, so the line is taken apart by expressions. Possessive quantifiers: they neither backtrack nor recurse.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""JSON: one object a record, its fields the stream's columns. How types are read stands in `json_sql`."""
+"""JSON: one object a record, its fields the stream's columns. `json_sql` reads the types."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ CODES = (
 
 # A number that Spark's VARIANT would hold as a DOUBLE, or text that looks like one. Possessive, as all of these are.
 _LOOSE_NUMBER = r"[:,\[]\s*+-?+(?:\d++(?:\.\d++)?+[eE]|[\d.]{39})"
-# Far enough to tell "too deep" from "malformed", near enough to cost no memory.
-_DEPTH_TO_TELL = 10_000
+# Deep enough to distinguish "too deep" from "malformed", small enough to cost no memory.
+_DEPTH_TO_CHECK = 10_000
 
 # Regular expressions of Java; none holds a quote, so that r'...' is their SQL.
 _OTHER_THAN_OBJECT = r"^\s*+(\[|\x22|-?\d|true\b|false\b|null\b)"
@@ -124,7 +124,7 @@ def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:
 
 def _judge_broken(types: Mapping[str, DataType]) -> str:
     """Why a value is not intact. It is read again, twice, which only bad records cost."""
-    deep = parse(StructType([]), _DEPTH_TO_TELL)
+    deep = parse(StructType([]), _DEPTH_TO_CHECK)
     texts = parse(StructType([StructField(name, StringType()) for name in types]))
     culprits = []
     for name, kind in types.items():

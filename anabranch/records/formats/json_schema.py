@@ -2,7 +2,7 @@
 
 The id must be a schema of type JSON in the registry, and of the stream's subject if it names one. The object is read
 as any JSON is, by the stream's columns; it is not validated against the schema, as Confluent's own deserializers do
-not unless they are told to.
+not by default.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""JSON text as typed columns, in Spark SQL: what is read, whether all of it was, and how text becomes times.
+"""JSON text as typed columns, in Spark SQL: values, whether all of the text was read, and times from text.
 
 Writes SQL, not Column objects: building hundreds of those costs a micro-batch a second.
 
@@ -114,7 +114,7 @@ def _decimals(name: str, kind: DataType) -> tuple[set[str], bool]:
 def is_plain() -> str:
     """Whether a value is UTF-8 without escapes that begins with `{` and ends with the only `}` that it has. Never null.
 
-    Nothing can follow an object that is read from such a text, and each of its characters stands for itself. To search
+    Nothing can follow an object that is read from such a text, and none of its characters is escaped. To search
     for a byte costs a tenth of a regular expression.
     """
     parts = (
@@ -133,7 +133,7 @@ def colons(text: str) -> str:
 
 
 def other_colons(names: Iterable[str]) -> str:
-    """How many of a plain value's colons do not stand behind the names of the fields that were read as `_value`.
+    """The number of a plain value's colons that do not follow the names of the fields that were read as `_value`.
 
     By subtractions: Spark takes memory without end to bring a sum of twenty terms into one of its possible orders.
     """

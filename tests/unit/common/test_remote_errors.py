@@ -9,6 +9,7 @@ import pytest
 from anabranch.common.errors import AnabranchError, ConfigurationError, Refused, Transient, Unexpected, Unexplained
 from anabranch.common.remote_errors import (
     Meaning,
+    cause_line,
     classify,
     classify_text,
     classify_unexpected,
@@ -17,7 +18,6 @@ from anabranch.common.remote_errors import (
     is_away,
     lake_errors,
     one_line,
-    telling_line,
 )
 
 DENIED = [
@@ -122,10 +122,10 @@ def test_the_line_that_tells_is_the_innermost_cause() -> None:
         "Caused by: java.io.UncheckedIOException: Failed\n\t... 1 more\n"
         "Caused by: java.net.ConnectException: Connection refused\n\tat java.base/x\n"
     )
-    assert telling_line(trace) == "java.net.ConnectException: Connection refused"
-    assert telling_line(trace.partition("Caused by")[0]) == "org.apache.spark.SparkException: Job aborted"
-    assert telling_line("") == "no message"
-    assert telling_line("KafkaConnectionError: KafkaConnectionError: socket disconnected") == (
+    assert cause_line(trace) == "java.net.ConnectException: Connection refused"
+    assert cause_line(trace.partition("Caused by")[0]) == "org.apache.spark.SparkException: Job aborted"
+    assert cause_line("") == "no message"
+    assert cause_line("KafkaConnectionError: KafkaConnectionError: socket disconnected") == (
         "KafkaConnectionError: socket disconnected"
     )
 

@@ -177,7 +177,7 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
     waited: list[bool] = []
     with locked(tmp_path / "lock", 5):
         second = locked(tmp_path / "lock", 0.2, lambda: waited.append(True))
-        with pytest.raises(Transient, match="another process holds it"), second:
+        with pytest.raises(Transient, match="taken by another process"), second:
             pytest.fail("two hold the lock")
     assert waited == [True]
     with locked(tmp_path / "lock", 0):

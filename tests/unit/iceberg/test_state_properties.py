@@ -105,7 +105,7 @@ def summary_with_a_side_file(
     """What a version before table properties wrote: an immutable file, used again while the branch says the same."""
     before = snapshots.last_publish(table, branch)
     own = snapshots._own_properties(before) if before is not None else {}
-    itself, aside = state_properties.plan_split(properties, state_properties.whole(table, own))
+    itself, aside = state_properties.plan_split(properties, state_properties.load_all(table, own))
     if not aside:
         return itself, {}
     name = state_properties.side_file_of(own)
@@ -333,7 +333,7 @@ def test_whatever_a_branch_says_is_read_as_it_was_said(long: StreamLake, seed: i
     metadata = long.table().metadata.model_copy(update={"properties": needed})
     table = replace_metadata(long.table(), metadata)
     forget_what_was_read()
-    assert state_properties.whole(table, summary) == said
+    assert state_properties.load_all(table, summary) == said
     unused = state_properties.plan_unused({**needed, STATE + "0" * 16: "x"}, {}, [summary])
     assert unused == (STATE + "0" * 16,)
 

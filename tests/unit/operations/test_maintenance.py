@@ -352,7 +352,7 @@ def test_dropped_hours_leave_the_speed_branch_alone_and_count_as_not_covered(lak
     assert uncovered_reason(state, "speed", H[0]) == "the speed layer skipped it, wholly or in part"
     assert uncovered_reason(state, "speed", H[2]) is None
     assert merge(lake.lake, lake.stream, everything=True).swaps == []
-    with pytest.raises(Refused, match="batch goes on serving it"):
+    with pytest.raises(Refused, match="batch keeps serving it"):
         serve_hour(Publisher(lake.lake, lake.stream), H[0], "speed", "why")
     heads = lake.state().heads
     assert maintain(lake).speed_hours == ()

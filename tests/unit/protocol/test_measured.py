@@ -48,8 +48,8 @@ def test_a_publish_tells_what_was_measured_since_the_last_that_landed() -> None:
     # Of a job before it, in the same process.
     speed, batch = Meter("speed", tally), Meter("batch", Tally())
     tally.count(RETRIES, "s3", 2)
-    refused = speed.tell(dict(main), [(STAGE, 0.4)])
-    # Refused: nothing of it is in the table, and the next one tells all of it.
+    refused = speed.to_properties(dict(main), [(STAGE, 0.4)])
+    # Refused: the table has none of it, and the next publish has all of it.
     tally.count(REFUSED)
     measured = told(speed, main, (STAGE, 0.4))["speed"]
     assert (measured.counts, measured.durations) == (

@@ -144,7 +144,7 @@ def test_a_refused_override_leaves_the_hour_whole(lake: StreamLake) -> None:
     skipped = replace(state.timeline, skipped=(H[0],))
     assert lake.publish(Publish(new_id(), (Change("speed"),), skipped)) is Outcome.LANDED
     heads = lake.state().heads
-    with pytest.raises(Refused, match="batch goes on serving it"):
+    with pytest.raises(Refused, match="batch keeps serving it"):
         choose(lake, "speed")
     assert lake.state().heads == heads
     assert lake.rows("main") == BY_BATCH

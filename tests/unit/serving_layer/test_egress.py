@@ -205,7 +205,7 @@ def test_a_second_process_at_one_local_root_is_turned_away(lake: StreamLake) -> 
     accept(lake, FIRST, 3)
     root = lake.folder / "export"
     root.mkdir()
-    with locked(root / ".anabranch.lock", seconds=0), pytest.raises(Transient, match="another process holds it"):
+    with locked(root / ".anabranch.lock", seconds=0), pytest.raises(Transient, match="taken by another process"):
         run(lake.folder)
     assert len(run(lake.folder)) == 1
 
