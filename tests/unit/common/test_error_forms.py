@@ -14,7 +14,7 @@ from anabranch.common import errors
 ROOT = Path(__file__).parents[3]
 _OURS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
 _WHAT_TO_DO = re.compile(
-    r"\bagain\b|`[a-z]|[;:,(] *(?:to |then |only )?[^;:]*?"
+    r"\bagain\b|\brestarting\b|`[a-z]|[;:,(] *(?:to |then |only )?[^;:]*?"
     r"\b(?:run|set|check|put|leave|create|name|choose|install|report|stop|go back|read|record|look|let|compare|keep)\b"
 )
 _PASSING = {name for name in _OURS if issubclass(getattr(errors, name), errors.Transient)}
