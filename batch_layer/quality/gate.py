@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anabranch.common.errors import Refused
-from anabranch.common.remote_errors import explain_text, is_away, cause_line
+from anabranch.common.remote_errors import cause_line, explain_text, is_away
 from anabranch.protocol.ledger_row import QualityResult
 from batch_layer.quality import one_pass
 from batch_layer.quality.row_counts import TYPES, Bounds, RowCountBaseline, plan_bounds
