@@ -229,6 +229,7 @@ def plan_publish(
         decisions=rows,
         dead_letters=tuple(item for r in rebuilt for item in r.letters),
         tags=tuple(tags),
+        staged={r.staged.wap_id: r.staged.snapshot_id for r in rebuilt},
     )
 
 

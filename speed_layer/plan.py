@@ -171,6 +171,7 @@ def plan_publish(
         position=advance(decided.position, plan.todo),
         dead_letters=(waiting_speed(staged.dead, decided.now),) if staged.dead else (),
         read_until=read_until if plan.whole else None,
+        staged={staged.rows.wap_id: staged.rows.snapshot_id} if isinstance(staged.rows, Staged) else {},
     )
 
 

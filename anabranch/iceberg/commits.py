@@ -53,7 +53,11 @@ class Tag:
 
 @dataclass(frozen=True)
 class Commit:
-    """One atomic change of one table, and the heads it rests on. `id` names the attempt in every snapshot it makes."""
+    """One atomic change of one table, and the heads it rests on. `id` names the attempt in every snapshot it makes.
+
+    `staged` has, by attempt, the staged snapshots whose files the commit adds. It is refused when one of them is gone:
+    who expired it deletes these files.
+    """
 
     id: str
     heads: Mapping[str, int]
@@ -61,5 +65,6 @@ class Commit:
     tags: tuple[Tag, ...] = ()
     drop_tags: tuple[str, ...] = ()
     expire: tuple[int, ...] = ()
+    staged: Mapping[str, int] = field(default_factory=dict)
     set_properties: Mapping[str, str] = field(default_factory=dict)
     remove_properties: tuple[str, ...] = ()

@@ -52,7 +52,7 @@ LOG = logging.getLogger(__name__)
 _NO_FILE = "Location does not exist"
 
 # How PyIceberg says, as a plain ValueError, that another process changed the table first.
-_OVERTAKEN = ("Cannot add snapshot with sequence number", "Snapshot with snapshot id")
+_OVERTAKEN = ("Cannot add snapshot with sequence number", "Snapshot with snapshot id", "to unknown snapshot")
 
 # A commit is asked for within this time of its decision, or decided again: what it wrote and names is young then, so
 # that no orphan removal has taken it meanwhile. Other programs' moves no head.
@@ -187,8 +187,8 @@ class Lake:
             if self.environment.catalog.type != "sql" and (settled := self._settle(table, commit, refused=True)):
                 return settled
         except ValueError as error:
-            # Another commit took the sequence number between this decision and its publish, or discarded what this one
-            # would have expired.
+            # Another commit took the sequence number between this decision and its publish, or expired what this one
+            # would have expired, or has staged.
             if not any(text in str(error) for text in _OVERTAKEN):
                 raise
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)

@@ -20,7 +20,7 @@ from pyiceberg.table.update import (
 from anabranch.common.remote_errors import explain
 from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.snapshot_writer import SnapshotWriter, delete_quietly
-from anabranch.iceberg.snapshots import PUBLISHED, carried, summary_of, unused_properties
+from anabranch.iceberg.snapshots import PUBLISHED, carried, staged_ref, staged_refs, summary_of, unused_properties
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,11 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
         updates.append(SetPropertiesUpdate(updates=put))
     if gone := [*commit.remove_properties, *unused_properties(table, commit, state, summaries)]:
         updates.append(RemovePropertiesUpdate(removals=gone))
+    # No requirement of Iceberg's asks for a snapshot. A ref to one that is gone is refused by every catalog.
+    for wap_id, snapshot_id in commit.staged.items():
+        updates.append(set_ref(staged_ref(wap_id), snapshot_id, SnapshotRefType.BRANCH))
+    dropped = {staged_ref(wap_id) for wap_id in commit.staged} | {*staged_refs(table, commit.expire)}
+    updates += [RemoveSnapshotRefUpdate(ref_name=name) for name in sorted(dropped)]
     if commit.expire:
         updates.append(RemoveSnapshotsUpdate(snapshot_ids=list(commit.expire)))
     updates += [set_ref(t.name, t.snapshot_id, SnapshotRefType.TAG, t.max_age_ms) for t in commit.tags]

@@ -75,8 +75,11 @@ another program's snapshots came after it, and `expire_snapshots` kept the newes
 READING = "reading-"
 """What a long reading holds has a tag of a name that begins so (`anabranch.iceberg.reading_tags`)."""
 
-UNNAMED = (PUBLISHED, READING)
-"""Tags that are no names of a table's past to anybody."""
+STAGED = "staged-"
+"""With an attempt's id: the branch whose head is its staged snapshot. No expiry of another program removes it."""
+
+UNNAMED = (PUBLISHED, READING, STAGED)
+"""Refs that are no names of a table's past to anybody."""
 
 
 def last_publish(table: Table, branch: str) -> Snapshot | None:
@@ -267,6 +270,17 @@ def staged_snapshot(table: Table, wap_id: str) -> Snapshot | None:
     return staged[0] if staged else None
 
 
+def staged_ref(wap_id: str) -> str:
+    """The branch of a staged snapshot. Pure."""
+    return STAGED + wap_id
+
+
+def staged_refs(table: Table, expired: Collection[int]) -> tuple[str, ...]:
+    """The branches of staged snapshots that expire. Pure."""
+    refs = table.metadata.refs.items()
+    return tuple(name for name, ref in refs if name.startswith(STAGED) and ref.snapshot_id in expired)
+
+
 def has_landed(table: Table, commit_id: str) -> bool:
     """Whether a snapshot of the table carries the commit's id. Pure."""
     return any(s.summary is not None and s.summary.get(PUBLISH_ID) == commit_id for s in table.snapshots())
@@ -444,7 +458,7 @@ def plan_expiry(
     """
     snapshots = table.snapshots()
     published = {s.summary.get(PUBLISH_ID) for s in snapshots if s.summary is not None} | {publishing}
-    kept = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    kept = {ref.snapshot_id for name, ref in table.metadata.refs.items() if not name.startswith(STAGED)}
     kept |= {s.snapshot_id for b in BRANCHES for s in ancestors_to_last_publish(table, b)}
     day_ago = now.timestamp() * 1000 - 86_400_000
     removed, line = [], []

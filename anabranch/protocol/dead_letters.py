@@ -1,15 +1,17 @@
 """Dead letters: their table follows the rows' publish, which names the staged files.
 
 The two tables cannot move in one commit. The rows' commit is authoritative; the one that follows it is remembered by
-id, and the next process rolls a missing one forward. What it names waits for as long as it takes: it is not expired,
-and should its snapshot be gone all the same, it is published from the files. Files that are gone block nobody: that is
-said once, and the batch layer restates an hour of its own that lacks them.
+id, and the next process rolls a missing one forward. What it names waits for as long as it takes: it is not expired.
+Should the snapshot be gone all the same, copies of its files are published, since whoever expired it deletes the files.
+Files that are gone block nobody: that is logged once, and the batch layer restates an hour of its own that lacks them.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import posixpath
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -31,7 +33,9 @@ from anabranch.iceberg.snapshots import (
     find_staged,
     heads,
     plan_expiry,
+    staged_snapshot,
 )
+from anabranch.iceberg.staging import NAMED_WITHIN
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State, load_state
@@ -46,6 +50,7 @@ LOG = logging.getLogger(__name__)
 DONE = "anabranch.dead-letters-done"
 LOST = "anabranch.dead-letters-lost"
 _REMEMBERED = 200
+_CHUNK = 1 << 20
 
 
 def waiting_speed(staged: Staged, now: datetime) -> dict[str, Any]:
@@ -134,7 +139,7 @@ def plan_commit(
     """The commit of a set's changes; the branches remember it as done. What other sets wait for stays staged, however
     long. `lacks`: files of it are gone. Pure."""
     id, hour = str(item["id"]), item.get("hour")
-    remembered = _remembered(table)
+    remembered, staged = _remembered(table), staged_snapshot(table, id)
     waiting = frozenset(str(other["id"]) for other in state.dead_letters) - {id}
     lost: dict[str, int] = json.loads(branch_properties(table, "batch").get(LOST, "{}"))
     now_lost = {h: r for h, r in lost.items() if h != hour} | ({str(hour): item["revision"]} if hour and lacks else {})
@@ -148,6 +153,7 @@ def plan_commit(
         heads=heads(table),
         changes=tuple(replace(c, properties=properties_of(c.branch)) for c in changes),
         expire=plan_expiry(table, id, now, waiting=waiting),
+        staged={id: staged.snapshot_id} if staged is not None else {},
     )
 
 
@@ -187,14 +193,18 @@ def _publish(lake: Lake, table: Table, rows_table: str, item: Mapping[str, Any])
     if not is_due(state, item):
         LOG.info("dead letters %s: of layer %s, hour %s: done or replaced since", item["id"], layer, hour)
         return table
+    began = lake.clock.now(table.metadata.last_updated_ms)
     files, gone = _files(table, item)
-    if files and not hour and _is_published(table, layer, files):
+    if files and not hour and _is_published(table, layer, files, item["paths"]):
         LOG.info("dead letters %s: layer %s has them", item["id"], layer)
         return table
     changes = plan_changes(state, item, files, {f.file_path: hour_of_file(table, f) for f in files})
     if not changes:
         LOG.info("dead letters %s: hour %s is served by %s since", item["id"], hour, state.served_by(str(hour)))
         return table
+    if lake.clock.now(table.metadata.last_updated_ms) - began > NAMED_WITHIN:
+        # A copy that nothing names may be an orphan by now.
+        return None
     landed = lake.land(table, plan_commit(table, state, item, changes, bool(gone), datetime.now(UTC)))
     if landed is None:
         return None
@@ -215,8 +225,8 @@ def _remembered(table: Table) -> dict[str, list[str]]:
 
 
 def _files(table: Table, item: Mapping[str, Any]) -> tuple[tuple[DataFile, ...], tuple[str, ...]]:
-    """The files of an item, as they were staged or else as storage has them by the paths that it names; and the paths
-    that it has not. Raises Transient."""
+    """The files of an item, as they were staged, or else copies of those that storage still has by the paths that it
+    names; and the paths that it has not. Raises Transient."""
     paths: list[str] = item["paths"]
     if not paths:
         return (), ()
@@ -224,15 +234,32 @@ def _files(table: Table, item: Mapping[str, Any]) -> tuple[tuple[DataFile, ...],
     if staged is not None:
         return staged.files, ()
     name = ".".join(table.name())
-    with lake_errors(f"look for the dead letters that {item['id']} names in {name}"):
-        there = [path for path in paths if table.io.new_input(path).exists()]
+    with lake_errors(f"copy the dead letters that {item['id']} names in {name}"):
+        copies = {path: copy for path in paths if (copy := _copy(table, path)) is not None}
     LOG.warning(
-        "dead letters %s of %s: expected the staged snapshot, found none; publishing from the %d files that are there",
-        item["id"], name, len(there),
+        "dead letters %s of %s: expected the staged snapshot, found none; publishing copies of the %d files that are "
+        "there", item["id"], name, len(copies),
     )  # fmt: skip
     with lake_errors(f"read the dead letters that {item['id']} names in {name}"):
-        files = tuple(_from_footer(table, path) for path in there)
-    return files, tuple(path for path in paths if path not in there)
+        files = tuple(_from_footer(table, copy) for copy in copies.values())
+    return files, tuple(path for path in paths if path not in copies)
+
+
+def _copy(table: Table, path: str) -> str | None:
+    """Copy a file to a name that only its own path gives, and that no other program's list of files to delete has; None
+    when the file is gone."""
+    copy = _copy_of(path)
+    try:
+        with table.io.new_input(path).open() as source, table.io.new_output(copy).create(overwrite=True) as target:
+            shutil.copyfileobj(source, target, _CHUNK)
+    except FileNotFoundError:
+        return None
+    return copy
+
+
+def _copy_of(path: str) -> str:
+    stem, extension = posixpath.splitext(path)
+    return f"{stem}-copy{extension}"
 
 
 def _from_footer(table: Table, path: str) -> DataFile:
@@ -252,11 +279,12 @@ def _staged(table: Table, id: str) -> Staged | None:
         raise
 
 
-def _is_published(table: Table, branch: str, files: tuple[DataFile, ...]) -> bool:
-    """Whether a branch holds one of the files: they are published together, and a file twice has its records twice."""
-    hours = {hour_of_file(table, f) for f in files}
-    have = files_by_hour(table, branch, hours)
-    return any(f.file_path in of_hour for of_hour in have.values() for f in files)
+def _is_published(table: Table, branch: str, files: tuple[DataFile, ...], paths: Collection[str]) -> bool:
+    """Whether a branch has one of the files that an item names, or its copy: they are published together, and a file
+    twice has its records twice."""
+    have = files_by_hour(table, branch, {hour_of_file(table, f) for f in files})
+    names = {name for path in paths for name in (path, _copy_of(path))}
+    return any(not names.isdisjoint(of_hour) for of_hour in have.values())
 
 
 def remembered_ids(before: list[str], id: str, waiting: Collection[str]) -> list[str]:

@@ -65,7 +65,7 @@ class Publish:
 
     `confirmed` are the ids of waiting decisions and dead letters that were read back; the publish drops them from its
     branches. `anabranch.protocol.publisher` fills them in. `read_until`: `position` was the log's end then, or lies
-    behind it.
+    behind it. `staged`: the staged snapshots whose files it adds, by attempt.
     """
 
     id: str
@@ -80,6 +80,7 @@ class Publish:
     merges: bool = False
     read_until: datetime | None = None
     set_properties: Mapping[str, str] = field(default_factory=dict)
+    staged: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,7 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
         tags=publish.tags,
         drop_tags=gone,
         expire=plan_expiry(state.table, publish.id, now),
+        staged=publish.staged,
         set_properties={**publish.set_properties, **promised},
         remove_properties=publish.remove_properties,
     )

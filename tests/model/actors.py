@@ -683,6 +683,43 @@ class Maintenance(Publisher):
 
 
 @dataclass(frozen=True)
+class Expiry(Actor):
+    """Another program's expire_snapshots of all but what a branch or tag names: the commit, a look at what the table
+    still refers to, then the removal of the other files of what expired. Of the rows' table, or the dead letters'."""
+
+    at: str = "expire"
+    of_letters: bool = False
+    candidates: frozenset[File] = frozenset()
+
+    def expire(self, world: World) -> Iterator[Step]:
+        table = world.letters if self.of_letters else world.lake
+        assert table is not None
+        kept = table.without_unnamed()
+        if kept is not table:
+            lost = table.held - kept.held
+            after = replace(world, **{"letters" if self.of_letters else "lake": kept})
+            yield (
+                f"expires snapshots with {sorted(f.file_path for f in lost)}",
+                after,
+                replace(self, at="look", candidates=lost),
+            )
+
+    def look(self, world: World) -> Iterator[Step]:
+        table = world.letters if self.of_letters else world.lake
+        assert table is not None
+        left = self.candidates - table.held
+        yield f"finds {len(left)} files that nothing refers to", world, replace(self, at="delete", candidates=left)
+
+    def delete(self, world: World) -> Iterator[Step]:
+        after = replace(world, storage=world.storage - self.candidates)
+        done = replace(self, at="done", candidates=frozenset())
+        yield f"deletes {sorted(f.file_path for f in self.candidates)}", after, done
+
+    def done(self, world: World) -> Iterator[Step]:
+        return iter(())
+
+
+@dataclass(frozen=True)
 class Nights(Actor):
     """Time that passes whenever it likes: after one night no publish may name a file, after two it may be an orphan."""
 

@@ -28,7 +28,16 @@ from anabranch.iceberg import prepare
 from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.files import Stored
 from anabranch.iceberg.orphans import plan_orphans
-from anabranch.iceberg.snapshots import BRANCHES, PUBLISH_ID, WAP_ID, Staged, carried, summary_of
+from anabranch.iceberg.snapshots import (
+    BRANCHES,
+    PUBLISH_ID,
+    WAP_ID,
+    Staged,
+    carried,
+    staged_ref,
+    staged_refs,
+    summary_of,
+)
 from anabranch.iceberg.staging import Written
 from anabranch.offsets.hours import Timeline, hour_of
 from anabranch.offsets.position import Position, Ranges, Stamped, Topic
@@ -414,6 +423,12 @@ class Lake:
         """The files that any snapshot holds."""
         return frozenset(f for v in self.versions for f in (*v.files, *v.added))
 
+    def without_unnamed(self) -> Lake:
+        """This version without the snapshots that no branch or tag names, as another program expires them."""
+        named = {ref.id for ref in self.refs}
+        kept = tuple(v for v in self.versions if v.id in named)
+        return Lake.of(kept, self.refs, self.properties) if len(kept) < len(self.versions) else self
+
     @cached_property
     def accounts(self) -> bool:
         """Whether decisions and dead letters are followed."""
@@ -437,12 +452,20 @@ class Lake:
         """What a snapshot is stamped with by a clock that says `made_ms`, as `prepare` does; else 0."""
         return max(made_ms, self.updated_ms) if self.updated_ms else 0
 
+    def has_staged(self, commit: Commit) -> bool:
+        """Whether the staged snapshots whose files a commit adds are there; no catalog gives a ref to one that is
+        gone."""
+        return all(id in self.known for id in commit.staged.values())
+
     def commit(self, loaded: Lake, commit: Commit, made_ms: int) -> Lake | None:
         """What becomes of this version by a commit that was prepared over `loaded`; None when it is refused."""
         if any(self.heads.get(ref) != id for ref, id in commit.heads.items()):
             return None
+        if not self.has_staged(commit):
+            return None
         versions = [v for v in self.versions if v.id not in commit.expire]
-        refs = {r.name: r for r in self.refs if r.name not in commit.drop_tags}
+        dropped = {*commit.drop_tags, *staged_refs(self.table, commit.expire), *map(staged_ref, commit.staged)}
+        refs = {r.name: r for r in self.refs if r.name not in dropped}
         needed: dict[str, str] = {}
         summaries: list[dict[str, str]] = []
         for change in commit.changes:
@@ -600,7 +623,8 @@ class World:
             return self
         assert self.letters is not None
         versions = tuple(v for v in self.letters.versions if v.id != staged.snapshot_id)
-        return self._over(self.lake, letters=Lake.of(versions, self.letters.refs, self.letters.properties))
+        refs = (ref for ref in self.letters.refs if ref.id != staged.snapshot_id)
+        return self._over(self.lake, letters=Lake.of(versions, refs, self.letters.properties))
 
     def record(self, decisions: Iterable[LedgerRow]) -> World:
         """The world once the ledger holds some decisions: one append, by somebody who read what it lacks."""

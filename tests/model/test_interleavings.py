@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from actors import Actor, Adopter, Maintenance, Merger, Network, Nights, Operator
+from actors import Actor, Adopter, Expiry, Maintenance, Merger, Network, Nights, Operator
 from exploration import explore, settle
 from layers import Batch, RollUp, Speed
 from settings import (
@@ -587,6 +587,17 @@ SETTINGS = {
         ("operator publishes", "maintenance is refused", "speed is refused"),
         before=(broker(*ONE_HOUR), Speed("before"), Batch("accepts")),
         world={"apart": True},
+    ),
+    "rows that are staged while another program expires snapshots": Setting(
+        (broker(RECORD), Speed("speed", as_snapshot=True), Expiry("expiry")),
+        ("expiry deletes ['speed-", "speed is refused", "speed publishes"),
+        world={"orphans": True},
+    ),
+    "an hour that is rebuilt while another program expires snapshots": Setting(
+        (Batch("batch"), Expiry("expiry")),
+        ("expiry deletes ['batch-", "batch is refused", "its staged snapshot is gone", "batch publishes"),
+        before=(broker(*ONE_HOUR),),
+        world={"orphans": True},
     ),
     "files put together, and orphans removed before they are in place": Setting(
         (RollUp("rollup"), Maintenance("maintenance")),

@@ -9,7 +9,7 @@ from typing import Any
 
 import layers
 import pytest
-from actors import NIGHT, NOW, Actor, Adopter, Maintenance, Network, Nights, Operator, Publisher
+from actors import NIGHT, NOW, Actor, Adopter, Expiry, Maintenance, Network, Nights, Operator, Publisher
 from exploration import explore, forget, settle
 from layers import Batch, RollUp, Speed
 from pyiceberg.table import Table
@@ -28,7 +28,7 @@ from settings import (
     TWO_HOURS,
     broker,
 )
-from small_world import Violation, World, new_world
+from small_world import Lake, Violation, World, new_world
 from values import replace
 
 from anabranch.iceberg import clock, commit_status, prepare, snapshots, state_properties
@@ -208,6 +208,10 @@ def naming_no_letters(real: Callable[..., Publish]) -> Callable[..., Publish]:
     return lambda *given: replace(real(*given), dead_letters=())
 
 
+def naming_nothing_staged(real: Callable[..., Publish]) -> Callable[..., Publish]:
+    return lambda *given, **named: replace(real(*given, **named), staged={})
+
+
 def by_what_was_seen(real: Callable[..., Any]) -> Callable[..., Any]:
     def judge_letters(self: Any, world: Any) -> Any:
         return iter([("trusts what it saw", world, replace(self, at="send_letters", decided_by=self.seen))])
@@ -269,6 +273,9 @@ def counting_what_is_sealed(real: Callable[..., str | None]) -> Callable[..., st
     return lambda state: hours.shift(state.timeline.open, -1) if state.timeline.open > state.timeline.first else None
 
 
+# A publish would be refused all the same.
+UNCHECKED = ((Lake, "has_staged", always(True)),)
+
 MUTANTS = [
     mutant(
         speed_plan, "classify", always(RangeRelation.ADJACENT), broker(RECORD, RECORD, ("restore",), RECORD),
@@ -302,7 +309,7 @@ MUTANTS = [
     mutant(
         speed_plan, "_still_exists", always(True), broker(RECORD), Speed("speed", as_snapshot=True),
         Maintenance("maintenance"), finds="which storage does not hold",
-        name="the speed layer's look for what it staged", orphans=True,
+        name="the speed layer's look for what it staged", also=UNCHECKED, orphans=True,
     ),
     mutant(
         speed_plan, "is_young", always(True), broker(RECORD), *nights(Speed("speed")),
@@ -341,11 +348,13 @@ MUTANTS = [
     ),
     mutant(
         batch_plan, "staged_snapshot", always(object()), broker(*ONE_HOUR), Batch("batch"), Maintenance("maintenance"),
-        finds="which storage does not hold", name="the batch layer's look for what it staged", orphans=True,
+        finds="which storage does not hold", name="the batch layer's look for what it staged",
+        also=UNCHECKED, orphans=True,
     ),
     mutant(
         publish, "to_commit", expiring_outside_a_publish, broker(RECORD), Speed("speed", as_snapshot=True),
-        Maintenance("maintenance"), finds="which storage does not hold", name="expiry inside a publish", orphans=True,
+        Maintenance("maintenance"), finds="which storage does not hold", name="expiry inside a publish",
+        also=UNCHECKED, orphans=True,
     ),
     mutant(
         prepare, "unused_properties", needed_by_heads_alone, broker(RECORD), Speed("speed"),
@@ -482,6 +491,25 @@ MUTANTS = [
         maintenance, "should_move_head", lambda real: lambda rows, letters: bool(rows), broker(MALFORMED),
         Speed("speed"), Maintenance("maintenance"), finds="dead letters lack",
         name="the head that moves before orphans of the dead letters are deleted", accounts=True, orphans=True,
+    ),
+    mutant(
+        Lake, "has_staged", always(True), broker(RECORD), Speed("speed", as_snapshot=True), Expiry("expiry"),
+        finds="which storage does not hold", name="the staged rows that a publish of the speed layer requires",
+        orphans=True,
+    ),
+    mutant(
+        Lake, "has_staged", always(True), Batch("batch"), Expiry("expiry"), finds="which storage does not hold",
+        name="the staged rows that a publish of the batch layer requires", before=(broker(*ONE_HOUR),), orphans=True,
+    ),
+    mutant(
+        speed_plan, "plan_publish", naming_nothing_staged, broker(RECORD), Speed("speed", as_snapshot=True),
+        Expiry("expiry"), finds="which storage does not hold", name="the staged rows that the speed layer names",
+        orphans=True,
+    ),
+    mutant(
+        batch_plan, "plan_publish", naming_nothing_staged, Batch("batch"), Expiry("expiry"),
+        finds="which storage does not hold", name="the staged rows that the batch layer names",
+        before=(broker(*ONE_HOUR),), orphans=True,
     ),
     mutant(
         ledger, "plan_remembering", lambda real: lambda state, hours, read: state,

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableRequest, Table
+from pyiceberg.table.update import RemoveSnapshotsUpdate, TableUpdate
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from anabranch.dev.services.processes import HOST
@@ -88,13 +90,24 @@ class Rest:
 
     def _commit(self, name: str, body: bytes) -> tuple[int, Any]:
         request = CommitTableRequest.model_validate_json(body)
+        table = self.tables.load_table(name)
         try:
-            done = self.tables.commit_table(self.tables.load_table(name), request.requirements, request.updates)
+            done = self.tables.commit_table(
+                table, request.requirements, [*map(partial(_lenient, table), request.updates)]
+            )
         except CommitFailedException as error:
             return 409, _error(409, "CommitFailedException", error)
         except ValueError as error:
             return 400, _error(400, "BadRequestException", error)
         return 200, done.model_dump_json(by_alias=True, exclude_none=True).encode()
+
+
+def _lenient(table: Table, update: TableUpdate) -> TableUpdate:
+    """Snapshots to remove that are gone are passed over, as by Iceberg's own implementation."""
+    if not isinstance(update, RemoveSnapshotsUpdate):
+        return update
+    there = [id for id in update.snapshot_ids if table.metadata.snapshot_by_id(id) is not None]
+    return RemoveSnapshotsUpdate(snapshot_ids=there)  # type: ignore[call-arg]
 
 
 def _loaded(table: Table) -> dict[str, Any]:

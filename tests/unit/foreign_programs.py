@@ -16,8 +16,8 @@ from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshot_writer import SnapshotWriter
 
 
-def commit(lake: StreamLake, *updates: TableUpdate) -> None:
-    table = lake.table()
+def commit(lake: StreamLake, *updates: TableUpdate, name: str | None = None) -> None:
+    table = lake.lake.load(name or lake.name)
     lake.lake.catalog.commit_table(table, (AssertTableUUID(uuid=table.metadata.table_uuid),), updates)
 
 
@@ -40,9 +40,13 @@ def write_alone(lake: StreamLake, rows: list[Row]) -> tuple[DataFile, ...]:
     return staged.files
 
 
-def expire_all(lake: StreamLake) -> None:
-    """As `expire_snapshots(retain_last => 1, older_than => now)`: what no branch or tag names."""
-    metadata = lake.table().metadata
-    named = {ref.snapshot_id for ref in metadata.refs.values()}
-    old = [s.snapshot_id for s in metadata.snapshots if s.snapshot_id not in named]
-    commit(lake, RemoveSnapshotsUpdate(snapshot_ids=old))  # type: ignore[call-arg]
+def expire_all(lake: StreamLake, name: str | None = None) -> list[str]:
+    """As `expire_snapshots(retain_last => 1, older_than => now)`: what no branch or tag names. Returns the files that
+    the procedure deletes as its last step, found once its commit has landed."""
+    table = lake.lake.load(name or lake.name)
+    named = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    old = [s for s in table.metadata.snapshots if s.snapshot_id not in named]
+    of_old = set(snapshots.reachable(table, old))
+    commit(lake, RemoveSnapshotsUpdate(snapshot_ids=[s.snapshot_id for s in old]), name=name)  # type: ignore[call-arg]
+    after = lake.lake.load(name or lake.name)
+    return sorted(of_old - set(snapshots.reachable(after, after.metadata.snapshots)))

@@ -114,7 +114,8 @@ class StreamLake:
         state = state or self.state()
         changes = (Change("speed", staged.files), Change("main", staged.files))
         position = Position("t", state.position.offsets | offsets)
-        return Publish(staged.wap_id, changes, values.pop("timeline", state.timeline), position, **values)
+        values = {"staged": {staged.wap_id: staged.snapshot_id}, "timeline": state.timeline} | values
+        return Publish(staged.wap_id, changes, position=position, **values)
 
     def accept(self, staged: Staged, hour: str, accepted: Accepted, state: State | None = None, **v: Any) -> Publish:
         """What the batch layer publishes: an hour's rows to `batch` and `main`, for those that were there."""
@@ -123,7 +124,8 @@ class StreamLake:
             Change("batch", staged.files, properties=accepted_properties(state, {hour: accepted}), clear=(hour,)),
             Change("main", staged.files, clear=(hour,)),
         )
-        return Publish(staged.wap_id, changes, v.pop("timeline", state.timeline), **v)
+        v = {"staged": {staged.wap_id: staged.snapshot_id}, "timeline": state.timeline} | v
+        return Publish(staged.wap_id, changes, **v)
 
     def publish(self, publish: Publish, state: State | None = None, lake_: Lake | None = None) -> Outcome:
         state = state or self.state()

@@ -56,6 +56,17 @@ def accept(lake: StreamLake, staged: Staged, revision: int) -> Outcome:
     return lake.publish(plan_publish(state, [rebuilt], NOW), state)
 
 
+def test_hours_of_which_another_program_expired_one_are_not_published(lake: StreamLake) -> None:
+    """The hazard: the expiry moves no head, and deletes the files of what it expired after the publish that names
+    them."""
+    state, staged = lake.state(), [lake.stage(ROWS), lake.stage([])]
+    hours = [(H0, CUT), (H1, EMPTY)]
+    rebuilt = [Rebuilt(h, Accepted(1, cut), s, (), HourAccount()) for (h, cut), s in zip(hours, staged, strict=True)]
+    lake.lake.discard(lake.name, staged[1])
+    assert lake.publish(plan_publish(state, rebuilt, NOW), state) is Outcome.REFUSED
+    assert lake.state().accepted == {}
+
+
 def test_a_staged_hour_is_published_in_place_of_the_speed_layers_rows(lake: StreamLake) -> None:
     staged = lake.stage(ROWS)
     assert verdict(lake, staged) is PublishCheck.PUBLISH

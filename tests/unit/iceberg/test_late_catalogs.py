@@ -10,6 +10,7 @@ from typing import Any
 import boto3
 import pytest
 from botocore.config import Config
+from foreign_programs import expire_all
 from glue import REGION, Glue, running_glue
 from lakes import FIRST, StreamLake, new_lake
 from rest_stand_in import Rest, running_rest
@@ -17,6 +18,7 @@ from rest_stand_in import Rest, running_rest
 from anabranch.common.errors import Transient
 from anabranch.iceberg import snapshots
 from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import BRANCHES, has_landed
 
 ROWS = [(FIRST, 0, o) for o in range(3)]
@@ -110,6 +112,20 @@ def test_a_table_that_others_stage_in_meanwhile_does_not_keep_it_from_landing(la
         assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED
     assert lake.rows("main") == ROWS
     assert snapshots.find_staged(lake.table(), other.wap_id) is not None
+
+
+def test_a_publish_whose_staged_rows_another_program_expired_is_refused(lake: StreamLake) -> None:
+    """The hazard: an expiry moves no head, and deletes the files of what it expired after the publish that names
+    them."""
+    staged, state = lake.stage(ROWS), lake.state()
+    deletes = expire_all(lake)
+    assert {f.file_path for f in staged.files} <= set(deletes), "the hazard did not happen"
+    assert lake.publish(lake.speed(staged, {0: 3}, state), state) is Outcome.REFUSED
+    assert (lake.rows("main"), lake.state().position.offsets) == ([], {0: 0})
+    assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
+    delete_quietly(lake.table(), deletes)
+    assert lake.rows("main") == lake.rows("speed") == ROWS
+    assert not [name for name in lake.table().metadata.refs if name.startswith(snapshots.STAGED)]
 
 
 @pytest.mark.parametrize("others", [1, 6])

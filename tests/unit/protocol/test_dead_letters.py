@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from brokers import Broker
+from foreign_programs import expire_all
 from lakes import FIRST, StreamLake, new_lake, waiting
 
 from anabranch.iceberg.commits import Change, Outcome
@@ -205,13 +207,45 @@ def test_a_snapshot_that_is_gone_is_made_up_for_by_its_files(lake: StreamLake) -
     table = lake.lake.load(lake.stream.dead_letters_table)
     files = files_of(table, "main", FIRST)
     assert [(f.file_path, f.record_count, f.partition, f.file_size_in_bytes) for f in files] == [
-        (f.file_path, f.record_count, f.partition, f.file_size_in_bytes) for f in staged.files
+        (f.file_path.replace(".parquet", "-copy.parquet"), f.record_count, f.partition, f.file_size_in_bytes)
+        for f in staged.files
     ]
     assert (files[0].lower_bounds, files[0].upper_bounds) == (
         staged.files[0].lower_bounds,
         staged.files[0].upper_bounds,
     )
     assert files_of(table, "main", SECOND) == ()
+
+
+def test_files_that_another_program_is_about_to_delete_are_published_as_copies(lake: StreamLake) -> None:
+    """The hazard: an expiry deletes the files of what it expired, a while after its commit, and a publish between the
+    two names them."""
+    staged = lake.stage_dead(D, "speed")
+    state = speed_said(lake, staged)
+    deletes = expire_all(lake, lake.stream.dead_letters_table)
+    assert {f.file_path for f in staged.files} <= set(deletes), "the hazard did not happen"
+    for _ in range(2):
+        assert roll(lake, state) == {staged.wap_id}
+    delete(*deletes)
+    assert roll(lake, lake.state()) == {staged.wap_id}
+    assert lake.dead("main") == lake.dead("speed") == D
+
+
+def test_staged_dead_letters_that_expire_before_their_publish_refuse_it(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = lake.stage_dead(D, "speed")
+    state, real, deletes = speed_said(lake, staged), lake.lake.land, list[str]()
+
+    def land(*given: Any) -> Any:
+        if not deletes:
+            deletes.extend(expire_all(lake, lake.stream.dead_letters_table))
+        return real(*given)
+
+    monkeypatch.setattr(lake.lake, "land", land)
+    assert roll(lake, state) == {staged.wap_id}
+    delete(*deletes)
+    assert lake.dead("main") == D
 
 
 def test_manifests_that_are_gone_are_made_up_for_too(lake: StreamLake) -> None:
