@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 @click.command()
 @stream_argument()
 @click.option("--target", metavar="NAME", help="Deliver to this target only.")
+@click.option("--redeliver", is_flag=True, help="Deliver every accepted hour again, as after a restore.")
 @options
-def egress(stream: str, target: str | None, conf: str | None, output: str) -> None:
+def egress(stream: str, target: str | None, redeliver: bool, conf: str | None, output: str) -> None:
     """Deliver accepted hours to a stream's targets.
 
     Ends when each target of the stream's file (`egress:`) has all hours. Prints one line (one object with --output
@@ -32,7 +33,7 @@ def egress(stream: str, target: str | None, conf: str | None, output: str) -> No
     failed: list[room.Failed] = []
     try:
         delivered = 0
-        for one in room.egress(job, room.targets_of(job, target)):
+        for one in room.egress(job, room.targets_of(job, target), redeliver):
             if isinstance(one, room.Failed):
                 failed.append(one)
             else:

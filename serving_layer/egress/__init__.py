@@ -5,7 +5,8 @@
 3. Each is delivered whole in the place of what the target holds of it, and then recorded.
 
 A process that ends anywhere between two steps delivers that hour again, which leaves the target as if it were once:
-docs/how-to/deliver.md says so of each kind of target, decision 28 why.
+docs/how-to/deliver.md says so of each kind of target, decision 28 why. When a target shows that the table was restored
+to an earlier time, every hour is delivered again (decision 43).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from anabranch.protocol.deliveries import Delivery
 from serving_layer import changes as feed
 from serving_layer.changes.token import Token
 from serving_layer.egress.folder import Folder, open_folder
-from serving_layer.egress.hour import open_hour
+from serving_layer.egress.hour import Restored, open_hour
 from serving_layer.egress.search import Search, open_search
 from serving_layer.egress.topic import Topic, open_topic
 
@@ -62,24 +63,25 @@ def targets_of(job: Job, name: str | None) -> tuple[Target, ...]:
     return chosen
 
 
-def egress(job: Job, targets: tuple[Target, ...]) -> Iterator[Delivery | Failed]:
-    """Deliver to each target what it lacks, hour by hour, and say so of each. A target that fails keeps no other from
-    its hours; what ends no other way, such as an error that nobody meant to happen, is raised."""
+def egress(job: Job, targets: tuple[Target, ...], all_again: bool = False) -> Iterator[Delivery | Failed]:
+    """Deliver to each target what it lacks, or `all_again`, hour by hour, and say so of each. A target that fails keeps
+    no other from its hours; what ends no other way, such as an error that nobody meant to happen, is raised."""
     for target in targets:
         try:
-            yield from deliver(job, target)
+            yield from deliver(job, target, all_again)
         except AnabranchError as error:
             LOG.error("egress %s of stream %s: %s", target.name, job.stream.name, error)
             yield Failed(target.name, error)
 
 
-def deliver(job: Job, target: Target) -> Iterator[Delivery]:
-    """Deliver the hours behind a target's position, in the order of the changes. Raises Transient, ConfigurationError,
-    Terminal for a stream to which `egress:` was added and not applied."""
+def deliver(job: Job, target: Target, all_again: bool = False) -> Iterator[Delivery]:
+    """Deliver the hours behind a target's position, in the order of the changes; every hour with `all_again`, and when
+    the table was restored to an earlier time. Raises Transient, ConfigurationError, Terminal for a stream to which
+    `egress:` was added and not applied."""
     lake, stream = job.lake, job.stream
     with _open(job, target) as outlet:
         last = outlet.last()
-        token = Token.decode(last.token) if last is not None else Token(stream.name)
+        token = Token.decode(last.token) if last is not None and not all_again else Token(stream.name)
         tried = 0
         while tried < _TRIES:
             for change in feed.poll(job, token):
@@ -88,7 +90,18 @@ def deliver(job: Job, target: Target) -> Iterator[Delivery]:
                     # Its snapshot has expired while hours before it were delivered: the changes are asked anew.
                     tried += 1
                     break
-                delivery = outlet.deliver(hour, change.token)
+                try:
+                    delivery = outlet.deliver(hour, change.token, all_again)
+                except Restored:
+                    LOG.warning(
+                        "egress %s of stream %s: the target has a later reading of hour %s than the table, so the "
+                        "table was restored to an earlier time; delivering every hour again",
+                        target.name,
+                        stream.name,
+                        hour.name,
+                    )
+                    token, all_again = Token(stream.name), True
+                    break
                 reach(Step.EGRESS_DELIVERED)
                 deliveries.record(lake, stream.egress_table, delivery)
                 reach(Step.EGRESS_RECORDED)

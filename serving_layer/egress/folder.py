@@ -26,7 +26,7 @@ from anabranch.config.egress import FolderTarget
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
-from serving_layer.egress.hour import Hour, is_current
+from serving_layer.egress.hour import Hour, Restored, is_current
 from serving_layer.egress.manifest import (
     BEGUN,
     NAME,
@@ -67,10 +67,11 @@ class Folder:
         """The newest delivery. Raises Transient, Terminal for a table of deliveries that is not there."""
         return deliveries.newest(self.job.lake, self.job.stream.egress_table, self.target.name, self.target.root)
 
-    def deliver(self, hour: Hour, token: str) -> Delivery:
+    def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
         """Have the hour's folder hold the hour's rows. Again, it has nothing to do.
 
-        Raises Transient, also when another process delivers the same hour at this moment, and as `plan_folder` does.
+        Raises Restored, unless `all_again` (every hour is being delivered). Raises Transient, also when another process
+        delivers the same hour at this moment, and as `plan_folder` does.
         """
         folder, storage = folder_of(self.target.root, hour.name), self.storage
         path, success = f"{folder}/{NAME}", f"{folder}/{SUCCESS}"
@@ -79,6 +80,8 @@ class Folder:
             seen, marked = storage.find(path), storage.find(success)
             before = Manifest.decode(path, seen.body) if seen is not None else None
             is_ours = is_later(before, hour) and is_current(self.job, hour)
+            if is_ours and not all_again:
+                raise Restored
             todo = plan_folder(path, before, marked.body if marked is not None else None, hour, is_ours)
             delivery = new_id()
             if before is not None and todo is Todo.NOTHING:

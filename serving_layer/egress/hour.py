@@ -35,6 +35,11 @@ _MEMORY = "1GB"
 _BATCH_ROWS = 16_384
 
 
+class Restored(Exception):
+    """A target has a later reading of an hour than the table, which serves the hour that is to be delivered: the table
+    was restored to an earlier time. Hours of which nothing is to be delivered may be of the lost time as well."""
+
+
 @dataclass(frozen=True)
 class Batches:
     """Rows as they come. Whoever asks for more has dealt with those before."""

@@ -25,7 +25,7 @@ from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
 from serving_layer.egress.bulk import Document, bulks, document, read_answer
-from serving_layer.egress.hour import Hour, is_current
+from serving_layer.egress.hour import Hour, Restored, is_current
 from serving_layer.egress.places import cut_of, rows_of
 from serving_layer.egress.records import places
 
@@ -196,14 +196,16 @@ class Search:
         """The newest delivery. Raises Transient, Terminal for a table of deliveries that is not there."""
         return deliveries.newest(self.job.lake, self.job.stream.egress_table, self.target.name, self.place)
 
-    def deliver(self, hour: Hour, token: str) -> Delivery:
+    def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
         """Have the index hold the hour's rows, and nothing else at its places; again, it changes nothing. Raises
-        Transient, also when the index was deleted meanwhile, and as `Index.send` does."""
+        Restored, unless `all_again` (every hour is being delivered). Raises Transient, also when the index was deleted
+        meanwhile, and as `Index.send` does."""
         cut, identity = cut_of(self.job, hour)
         with hour.batches(self.target.name) as batches:
             documents = (document(identity, place, hour.sequence) for place in places(rows_of(batches), cut))
+            latest = hour.sequence
             for bulk in bulks(documents, self.target.bulk_documents):
-                self._send(hour, bulk)
+                latest = self._send(hour, bulk, all_again, latest)
                 reach(Step.EGRESS_INDEXED)
         self.index.refresh()
         if (uuid := self.index.uuid()) != self.uuid:
@@ -213,22 +215,24 @@ class Search:
             )
         return hour.delivered(self.target.name, self.place, new_id(), 0, token)
 
-    def _send(self, hour: Hour, bulk: Sequence[Document]) -> None:
+    def _send(self, hour: Hour, bulk: Sequence[Document], all_again: bool, latest: int) -> int:
         """Have the index hold the documents. Of later readings that the table knows nothing of, since it was restored
-        to an earlier time, each gives way: the document is sent by the version that is there."""
+        to an earlier time, each gives way: the document is sent by the version that is there. Returns the `latest`
+        version that is known of the hour: a later reading gave it to all of the hour's places, also to those that it
+        deleted, of which the index tells none."""
         try:
             self.index.send(bulk)
+            return latest
         except OvertakenError:
             if not is_current(self.job, hour):
                 raise
+            if not all_again:
+                raise Restored from None
             versions = self.index.versions(bulk)
-            version = max([hour.sequence, *versions.values()])
+            version = max([latest, *versions.values()])
             # What a later reading deleted is gone already; the engine may remember with which version.
             again = [one.at_version(version) for one in bulk if one.id in versions or one.value is not None]
-            LOG.warning(
-                "hour %s: %s has later readings that the table does not know: it was restored; they are replaced",
-                hour.name, self.index.where,
-            )  # fmt: skip
+            LOG.debug("hour %s: replacing later readings of %d documents", hour.name, len(again))
             try:
                 if again:
                     self.index.send(again)
@@ -237,6 +241,7 @@ class Search:
                     f"send to {self.index.where}: expected to write what a later reading has deleted, found that the "
                     "engine still remembers that (index.gc_deletes): run it again in a minute"
                 ) from deleted
+            return version
 
 
 @contextmanager

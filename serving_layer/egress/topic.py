@@ -49,8 +49,9 @@ class Topic:
             deliveries.record(lake, name, done)
         return self.position.done
 
-    def deliver(self, hour: Hour, token: str) -> Delivery:
-        """Send the hour's records, behind those of this content that were sent. Raises Transient, also when another
+    def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
+        """Send the hour's records, behind those of this content that were sent. A restored table is noticed by the
+        position that Kafka has: the changes give every hour again. Raises Transient, also when another
         process was started for this topic."""
         place = self.position.place
         delivery = hour.delivered(self.target.name, place, new_id(), 0, token)

@@ -595,7 +595,7 @@ SETTINGS = {
     ),
     "an hour that is rebuilt while another program expires snapshots": Setting(
         (Batch("batch"), Expiry("expiry")),
-        ("expiry deletes ['batch-", "batch is refused", "its staged snapshot is gone", "batch publishes"),
+        ("expiry deletes ['batch-", "batch is refused", "its staged snapshot is missing", "batch publishes"),
         before=(broker(*ONE_HOUR),),
         world={"orphans": True},
     ),

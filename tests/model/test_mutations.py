@@ -307,7 +307,7 @@ MUTANTS = [
         Batch("batch"), finds="is accepted as {0: (0, 0)}, main serves", name="the position under the cut",
     ),
     mutant(
-        speed_plan, "_is_there", always(True), broker(RECORD), Speed("speed", as_snapshot=True),
+        speed_plan, "_still_exists", always(True), broker(RECORD), Speed("speed", as_snapshot=True),
         Maintenance("maintenance"), finds="which storage does not hold",
         name="the speed layer's look for what it staged", also=UNCHECKED, orphans=True,
     ),
@@ -431,7 +431,7 @@ MUTANTS = [
         before=(broker(RECORD, ("tick", 210), RECORD),),
     ),
     mutant(
-        speed_plan, "_is_as_decided", always(True), broker(RECORD, ("record", 0, 45), ("tick", 60)),
+        speed_plan, "_matches_decision", always(True), broker(RECORD, ("record", 0, 45), ("tick", 60)),
         Speed("speed", early=True), Batch("batch"), finds="main lacks [(0, 1)]",
         name="the look whether what was staged ahead is as decided",
     ),

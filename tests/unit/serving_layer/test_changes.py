@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -287,6 +288,23 @@ def test_a_ledger_that_was_made_again_gives_every_hour_anew(lake: StreamLake, ca
     restore_ledger(lake.lake, lake.stream)
     assert [c.hour for c in feed.poll(job, feed.start_from(job, last.token))] == HOURS[:2]
     assert "made again" in caplog.text
+
+
+def test_a_token_of_a_lost_ledger_gives_every_hour_anew(lake: StreamLake, tmp_path: Path) -> None:
+    """Catalog and bucket were restored to an earlier time; the position of a topic of egress is in Kafka."""
+    accept(lake, FIRST, 2)
+    confirm(lake)
+    shutil.copy(tmp_path / "catalog.db", tmp_path / "backup.db")
+    accept(lake, FIRST, 3)
+    confirm(lake)
+    *_, last = feed.poll(job_of(lake), feed.start_from(job_of(lake), None))
+    shutil.copy(tmp_path / "backup.db", tmp_path / "catalog.db")
+    restored = replace(lake, lake=lake.again())
+    for hour in (HOURS[1], HOURS[2]):
+        job = job_of(restored)
+        assert FIRST in [c.hour for c in feed.poll(job, Token.decode(last.token))]
+        accept(restored, hour, 2)
+        confirm(restored)
 
 
 def test_nothing_is_given_while_main_is_not_merged(lake: StreamLake) -> None:

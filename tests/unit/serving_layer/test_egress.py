@@ -397,6 +397,47 @@ def test_a_delivery_that_only_had_to_be_finished_leaves_no_word_behind(
     assert {p.name for p in folder.iterdir()} == {*parquet_in(folder), "_manifest.json", "_SUCCESS"}
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_hour_that_a_lost_commit_restated_is_delivered_again_after_a_restore(
+    lake: StreamLake, tmp_path: Path, forks: Any, killed: bool
+) -> None:
+    """The hazard: the restored table lists its earlier content as delivered."""
+    for hour in (FIRST, HOURS[0]):
+        accept(lake, hour, 7)
+    run(tmp_path)
+    shutil.copy(tmp_path / "catalog.db", tmp_path / "backup.db")
+    accept(lake, HOURS[2], 5)
+    accept(lake, FIRST, 6)
+    run(tmp_path)
+    assert len(globbed(tmp_path, FIRST)) == 6
+    shutil.copy(tmp_path / "backup.db", tmp_path / "catalog.db")
+    restored = replace(lake, lake=lake.again())
+    assert run(tmp_path) == [], "nothing shows the restore yet"
+    accept(restored, HOURS[2], 4)
+    if killed:
+        # While every hour is delivered again: the first is, the others are not.
+        run_until(forks, tmp_path, f"{Step.EGRESS_RECORDED.label}:1")
+    assert {d.hour for d in run(tmp_path)} >= {HOURS[2]}
+    for hour in (FIRST, HOURS[0], HOURS[2]):
+        assert globbed(tmp_path, hour) == in_main(restored, hour)
+    assert run(tmp_path) == []
+
+
+def test_every_hour_is_delivered_again_when_asked(lake: StreamLake, tmp_path: Path) -> None:
+    """What a restore needs where no hour is accepted again that the lost commits had delivered."""
+    accept(lake, FIRST, 7)
+    run(tmp_path)
+    shutil.copy(tmp_path / "catalog.db", tmp_path / "backup.db")
+    accept(lake, FIRST, 6)
+    run(tmp_path)
+    shutil.copy(tmp_path / "backup.db", tmp_path / "catalog.db")
+    restored = replace(lake, lake=lake.again())
+    assert run(tmp_path) == [], "the hazard did not happen"
+    job = job_of(tmp_path)
+    assert [d.hour for d in room.deliver(job, job.stream.egress[0], all_again=True)] == [FIRST]
+    assert globbed(tmp_path, FIRST) == in_main(restored, FIRST)
+
+
 def test_after_a_restore_folders_take_what_the_table_serves_now(lake: StreamLake, tmp_path: Path) -> None:
     """The hazard: the hour was blocked until the table's sequence numbers passed those of the commits that it lost."""
     accept(lake, HOURS[0], 10)
