@@ -220,7 +220,7 @@ class HourBuilder:
             self.passes.begin("write the dead letters")
             letters = records.dead(frames.read.decoded, cut.topic_id, "batch")
             one = letters.coalesce(1).sortWithinPartitions("kafka_partition", "kafka_offset")
-            dead = stage(one, lake, self._catalog, stream.dead_letters_table, new_id(), write)
+            dead = stage(one, lake, self._catalog, stream.dead_letters_table, new_id(), write, protected=True)
         reach(Step.BATCH_STAGED)
         return Built(hour, cut, before, staged, dead)
 

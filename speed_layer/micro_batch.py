@@ -445,7 +445,7 @@ class MicroBatches:
         stream, catalog = self._stream, self._environment.catalog.name
         letters, write = records.dead(decoded, topic_id, "speed"), plan_write(1, len(plan.by_hour))
         with self._staging:
-            return stage(letters, self._lake, catalog, stream.dead_letters_table, new_id(), write)
+            return stage(letters, self._lake, catalog, stream.dead_letters_table, new_id(), write, protected=True)
 
     def _decode(self, frame: DataFrame, plan: Plan, with_errors: bool) -> DataFrame:
         return records.decode(records.assign_hours(frame, plan.hours), self._stream, self._format, with_errors)

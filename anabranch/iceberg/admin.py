@@ -40,6 +40,8 @@ TABLE_PROPERTIES = {
     "commit.retry.num-retries": "30",
     "commit.retry.min-wait-ms": "50",
     "commit.retry.max-wait-ms": "2000",
+    # Spark stages dead letters over `main`; it must not write main's manifests again for that.
+    "commit.manifest-merge.enabled": "false",
 }
 
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from anabranch.common.errors import Terminal, Transient
-from anabranch.iceberg.snapshots import STAGING, Staged, find_staged
+from anabranch.iceberg.snapshots import STAGING, WAP_ID, Staged, find_staged, staged_ref
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -59,27 +59,38 @@ def is_young(written: Written, now: datetime) -> bool:
 
 
 def stage(
-    frame: DataFrame, lake: Lake, catalog: str, table_name: str, wap_id: str, options: Mapping[str, str] | None = None
+    frame: DataFrame,
+    lake: Lake,
+    catalog: str,
+    table_name: str,
+    wap_id: str,
+    options: Mapping[str, str] | None = None,
+    *,
+    protected: bool = False,
 ) -> Staged:
     """Write `frame` (columns of the table, by name) under `wap_id`; no reader sees the rows.
 
     `wap_id` must be new: exactly one snapshot carries it. Nullability is the decoder's promise, not checked again.
-    Raises Transient when the snapshot is not there after a successful write (it was expired meanwhile), and when
-    that took longer than WITHIN, as of a process that slept.
+    `protected`: the same commit makes a branch of the snapshot, `snapshots.staged_ref`, so that other programs do not
+    expire it. Raises Transient when the snapshot is not there after a successful write (it was expired meanwhile), and
+    when that took longer than WITHIN, as of a process that slept.
     """
     # The JVM stamps the snapshot by the same machine's clock.
     first = lake.clock.now()
     session = frame.sparkSession
     began = time.monotonic()
-    session.conf.set("spark.wap.id", wap_id)
+    setting = "spark.wap.branch" if protected else "spark.wap.id"
+    session.conf.set(setting, staged_ref(wap_id) if protected else wap_id)
     try:
-        beside = frame.writeTo(f"{catalog}.{table_name}.branch_{STAGING}")
-        writer = beside.option("check-nullability", "false")
+        target = f"{catalog}.{table_name}" if protected else f"{catalog}.{table_name}.branch_{STAGING}"
+        writer = frame.writeTo(target).option("check-nullability", "false")
+        if protected:
+            writer = writer.option(f"snapshot-property.{WAP_ID}", wap_id)
         for key, value in (options or {}).items():
             writer = writer.option(key, value)
         writer.append()
     finally:
-        session.conf.unset("spark.wap.id")
+        session.conf.unset(setting)
     staged = find_staged(lake.load(table_name), wap_id)
     if staged is None:
         raise Transient(f"stage {wap_id} in {table_name}: expected its snapshot, found none; try again")

@@ -1,9 +1,10 @@
 """Dead letters: their table follows the rows' publish, which names the staged files.
 
 The two tables cannot move in one commit. The rows' commit is authoritative; the one that follows it is remembered by
-id, and the next process rolls a missing one forward. What it names waits for as long as it takes: it is not expired.
-Should the snapshot be gone all the same, copies of its files are published, since whoever expired it deletes the files.
-Files that are gone block nobody: that is logged once, and the batch layer restates an hour of its own that lacks them.
+id, and the next process rolls a missing one forward. What it names waits for as long as it takes: a branch protects
+its snapshot from every expiry. Should the snapshot be gone all the same, copies of its files are published, since
+whoever expired it deletes the files. Files that are gone block nobody: that is logged once, and the batch layer
+restates an hour of its own that lacks them.
 """
 
 from __future__ import annotations

@@ -579,8 +579,13 @@ class World:
         assert self.letters is not None
         files = self._aged(files)
         staged = _staged(self.letters, wap_id, files, made_ms)
-        lake = Lake.of((*self.letters.versions, staged), self.letters.refs, self.letters.properties)
+        refs = (*self.letters.refs, *self.protecting(wap_id, staged))
+        lake = Lake.of((*self.letters.versions, staged), refs, self.letters.properties)
         return self._over(self.lake, frozenset(files), lake)
+
+    def protecting(self, wap_id: str, staged: Version) -> tuple[Ref, ...]:
+        """The branch that staged dead letters have from the start."""
+        return (Ref(staged_ref(wap_id), staged.id),)
 
     def write(self, files: tuple[File, ...]) -> World:
         """Files that no snapshot knows of; in storage only with `orphans`, and else from their commit on."""

@@ -599,6 +599,17 @@ SETTINGS = {
         before=(broker(*ONE_HOUR),),
         world={"orphans": True},
     ),
+    "dead letters that are staged while another program expires snapshots": Setting(
+        (broker(MALFORMED, MALFORMED, RECORD), Speed("speed"), Expiry("expiry", of_letters=True)),
+        ("expiry expires snapshots with []", "speed is killed at send_letters", "speed publishes the dead letters"),
+        world={"accounts": True, "orphans": True, "crashes": 1},
+    ),
+    "dead letters of both layers while another program expires snapshots": Setting(
+        (Batch("batch"), Speed("speed", at_most=2), Expiry("expiry", of_letters=True)),
+        ("expiry expires", "batch publishes the dead letters", "speed publishes the dead letters", "is refused with"),
+        before=(broker(*DEAD_AND_GOOD),),
+        world={"accounts": True, "orphans": True},
+    ),
     "files put together, and orphans removed before they are in place": Setting(
         (RollUp("rollup"), Maintenance("maintenance")),
         ("maintenance removes ['rollup-", "rollup gives it up", "rollup is refused", "rollup publishes"),

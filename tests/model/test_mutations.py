@@ -493,6 +493,10 @@ MUTANTS = [
         name="the head that moves before orphans of the dead letters are deleted", accounts=True, orphans=True,
     ),
     mutant(
+        World, "protecting", always(()), broker(MALFORMED), Speed("speed"), Expiry("expiry", of_letters=True),
+        finds="dead letters lack", name="the branch that staged dead letters have", accounts=True, orphans=True,
+    ),
+    mutant(
         Lake, "has_staged", always(True), broker(RECORD), Speed("speed", as_snapshot=True), Expiry("expiry"),
         finds="which storage does not hold", name="the staged rows that a publish of the speed layer requires",
         orphans=True,

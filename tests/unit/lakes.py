@@ -13,7 +13,8 @@ from urllib.parse import urlparse
 import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import Table, Transaction
-from pyiceberg.table.update import AssertTableUUID
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID
 
 from anabranch import config
 from anabranch.config.columns import parse_columns
@@ -21,7 +22,8 @@ from anabranch.iceberg import admin
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import OWNER, Owner
-from anabranch.iceberg.snapshots import WAP_ID, Staged, find_staged, heads
+from anabranch.iceberg.prepare import set_ref
+from anabranch.iceberg.snapshots import WAP_ID, Staged, find_staged, heads, staged_ref
 from anabranch.offsets.hours import Cut, Timeline
 from anabranch.offsets.position import Position
 from anabranch.protocol import apply, ledger
@@ -90,7 +92,10 @@ class StreamLake:
         ]  # fmt: skip
         return stage(self.lake, self.name, pa.Table.from_pylist(values, schema=schema), wap_id)
 
-    def stage_dead(self, rows: Iterable[Row], layer: str, wap_id: str | None = None) -> Staged:
+    def stage_dead(
+        self, rows: Iterable[Row], layer: str, wap_id: str | None = None, protected: bool = True
+    ) -> Staged:  # fmt: skip
+        """Dead letters in files of their own and one snapshot, which a branch protects but for older versions."""
         name = self.stream.dead_letters_table
         schema = schema_to_pyarrow(self.lake.load(name).schema())
         values = [
@@ -100,7 +105,7 @@ class StreamLake:
             }
             for hour, p, o in rows
         ]  # fmt: skip
-        return stage(self.lake, name, pa.Table.from_pylist(values, schema=schema), wap_id)
+        return stage(self.lake, name, pa.Table.from_pylist(values, schema=schema), wap_id, protected)
 
     def rows(self, branch: str) -> list[Row]:
         """Every row of a branch, sorted; a row that is there twice is there twice."""
@@ -186,12 +191,16 @@ def decide(
     return replace(LedgerRow.from_waiting(row.as_waiting() | values), **columns)
 
 
-def stage(lake_: Lake, name: str, frame: pa.Table, wap_id: str | None = None) -> Staged:
+def stage(lake_: Lake, name: str, frame: pa.Table, wap_id: str | None = None, protected: bool = False) -> Staged:
     wap_id = wap_id or new_id()
     table = lake_.load(name)
     tx = Transaction(table)
     tx.append(frame, snapshot_properties={WAP_ID: wap_id}, branch=None)
-    lake_.catalog.commit_table(table, (AssertTableUUID(uuid=table.metadata.table_uuid),), tuple(tx._updates))
+    updates = list(tx._updates)
+    if protected:
+        [made] = [u.snapshot.snapshot_id for u in updates if isinstance(u, AddSnapshotUpdate)]
+        updates.append(set_ref(staged_ref(wap_id), made, SnapshotRefType.BRANCH))
+    lake_.catalog.commit_table(table, (AssertTableUUID(uuid=table.metadata.table_uuid),), tuple(updates))
     staged = find_staged(lake_.load(name), wap_id)
     assert staged is not None
     return staged

@@ -13,7 +13,7 @@ from foreign_programs import expire_all
 from lakes import FIRST, StreamLake, new_lake, waiting
 
 from anabranch.iceberg.commits import Change, Outcome
-from anabranch.iceberg.snapshots import Staged, files_of, find_staged, staged_snapshot
+from anabranch.iceberg.snapshots import STAGED, Staged, files_of, find_staged, staged_snapshot
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import dead_letters, ledger
@@ -217,10 +217,24 @@ def test_a_snapshot_that_is_gone_is_made_up_for_by_its_files(lake: StreamLake) -
     assert files_of(table, "main", SECOND) == ()
 
 
+def test_another_programs_expiry_spares_dead_letters_that_wait(lake: StreamLake) -> None:
+    name = lake.stream.dead_letters_table
+    for offset in (10, 11):
+        roll(lake, speed_said(lake, lake.stage_dead([(SECOND, 0, offset)], "speed")))
+    staged, state = named(lake)
+    deletes = expire_all(lake, name)
+    assert deletes, "the hazard did not happen"
+    assert find_staged(lake.lake.load(name), staged.wap_id) is not None
+    delete(*deletes)
+    assert roll(lake, state) >= {staged.wap_id}
+    assert lake.dead("main") == lake.dead("speed") == [*D, (SECOND, 0, 10), (SECOND, 0, 11)]
+    assert not [ref for ref in lake.lake.load(name).metadata.refs if ref.startswith(STAGED)]
+
+
 def test_files_that_another_program_is_about_to_delete_are_published_as_copies(lake: StreamLake) -> None:
     """The hazard: an expiry deletes the files of what it expired, a while after its commit, and a publish between the
-    two names them."""
-    staged = lake.stage_dead(D, "speed")
+    two names them. A branch protects what is staged today; no branch does what an older version staged."""
+    staged = lake.stage_dead(D, "speed", protected=False)
     state = speed_said(lake, staged)
     deletes = expire_all(lake, lake.stream.dead_letters_table)
     assert {f.file_path for f in staged.files} <= set(deletes), "the hazard did not happen"
@@ -234,7 +248,7 @@ def test_files_that_another_program_is_about_to_delete_are_published_as_copies(l
 def test_staged_dead_letters_that_expire_before_their_publish_refuse_it(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    staged = lake.stage_dead(D, "speed")
+    staged = lake.stage_dead(D, "speed", protected=False)
     state, real, deletes = speed_said(lake, staged), lake.lake.land, list[str]()
 
     def land(*given: Any) -> Any:
