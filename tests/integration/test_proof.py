@@ -10,7 +10,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
 from click.testing import CliRunner
 from starlette.testclient import TestClient
 from world import World, event, past_hour, spread
@@ -41,7 +40,6 @@ def shown(one: World, *arguments: str, expect: int = 0) -> Any:
     return json.loads(run(one, *arguments, "--output", "json", expect=expect))
 
 
-@pytest.fixture
 def known(world: Make) -> World:
     """Two past hours in one partition, read by both layers. The older one is 4 good records. The newer one is, in three
     transactions: 4 good and a late one; 3 that are aborted; 2 malformed, a repetition of its own and one of the older
@@ -92,8 +90,7 @@ def known(world: Make) -> World:
     return one
 
 
-def test_every_view_of_an_hour_says_what_was_sent(known: World) -> None:
-    one, hour = known, past_hour(1)
+def said_by_every_view(one: World, hour: str) -> None:
     counts = {
         "offsets": OFFSETS, "good": GOOD, "dead": MALFORMED, "duplicate": DUPLICATE, "gap": ABORTED + CONTROL,
     }  # fmt: skip
@@ -166,8 +163,10 @@ def said_by_page(one: World, hour: str) -> None:
         )  # fmt: skip
 
 
-def test_what_is_spoiled_shows_and_what_was_replaced_stays_readable(known: World) -> None:
-    one, hour, name = known, past_hour(1), known.job.stream.table
+def test_every_view_says_what_was_sent_what_is_spoiled_and_what_was_replaced(world: Make) -> None:
+    one, hour = known(world), past_hour(1)
+    said_by_every_view(one, hour)
+    name = one.job.stream.table
     rows = one.contents()
     # A restatement; the revision before it is read by the command that `hours --history` prints.
     assert [(r.decision, r.revision) for r in one.batch(hour, restate=True)] == [("accepted", 2)]

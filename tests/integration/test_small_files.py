@@ -45,18 +45,18 @@ def by_pyiceberg(one: World) -> list[str]:
 def test_many_micro_batches_leave_few_files_that_the_batch_layer_accepts(world: Make) -> None:
     one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 4})
     one.topic()
-    one.send(spread(past_hour(1), 60, "before"))
-    one.send_now(60, "now")
+    one.send(spread(past_hour(1), 24, "before"))
+    one.send_now(48, "now")
     one.apply()
 
     one.speed()
     one.speed()
 
-    # Of 30 micro-batches with a file for each partition: one in the hour that has ended, few in the running one.
+    # Of 18 micro-batches with a file for each partition: one in the hour that has ended, few in the running one.
     ended = files_by_hour(one.state.table, "main")[past_hour(1)]
     assert len(ended) == 1
     assert "/rolled-" in next(iter(ended))
-    assert files(one) == files(one, "speed") <= 16
+    assert files(one) == files(one, "speed") <= 13
     assert one.contents() == one.contents("speed") == one.acknowledged()
     assert [(r.decision, r.revision) for r in one.batch()] == [("accepted", 1)]
     assert plain(views.hours(one.job))[0]["diff"] == {"missing": 0, "extra": 0, "changed": 0}
@@ -69,15 +69,15 @@ def test_many_micro_batches_leave_few_files_that_the_batch_layer_accepts(world: 
 
 @pytest.mark.full
 def test_rolled_up_files_are_read_by_spark_and_pyiceberg_as_those_that_spark_wrote(world: Make) -> None:
-    one = world(schema=SCHEMA, speed={"trigger": "1 second", "max_offsets_per_trigger": 1, "roll_up": False})
-    one.topic(1)
+    one = world(schema=SCHEMA, speed={"trigger": "1 second", "max_offsets_per_trigger": 2, "roll_up": False})
+    one.topic()
     one.apply()
     now = datetime.now(UTC)
     for prefix, schema in (("old", SCHEMA), ("new", MORE)):
         one.configure(schema=schema)
         one.reopen()
         one.apply()
-        one.send([(0, now, event(f"{prefix}-{i}", now, **(VALUES if i % 3 else {}))) for i in range(9)])
+        one.send([(i % 2, now, event(f"{prefix}-{i}", now, **(VALUES if i % 3 else {}))) for i in range(9)])
         one.speed()
     spark, pyiceberg, many = by_spark(one), by_pyiceberg(one), files(one)
     assert many >= 18
