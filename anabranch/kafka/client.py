@@ -38,7 +38,8 @@ from anabranch.common.remote_errors import explain, is_denied, one_line
 from anabranch.kafka import kafka_python_fixes
 from anabranch.kafka.batches import Fetched, Missing, Seen, explain_missing, fetch_batches
 from anabranch.kafka.security import kafka_python_settings
-from anabranch.offsets.position import Position, Ranges, Stamped, Topic, is_contradicted
+from anabranch.offsets.oldest_record import MOST_FETCHED, find_oldest
+from anabranch.offsets.position import Offsets, Position, Ranges, Stamped, Topic, is_contradicted
 
 LOG = logging.getLogger(__name__)
 
@@ -303,17 +304,14 @@ class KafkaAdapter:
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
         """By partition, the earliest offset whose record is stamped at `when` or later and is decided, else None."""
-        millis = max(0, int(when.timestamp() * 1000))
-        stamps = self._offsets(topic, dict.fromkeys(topic.partitions, millis))
-        return {p: s if s.offset >= 0 else None for p, s in stamps.items()}
+        return self._first_at(topic, dict.fromkeys(topic.partitions, max(0, int(when.timestamp() * 1000))))
 
     def first_later(self, topic: Topic, records: Mapping[int, Stamped]) -> dict[int, Stamped | None]:
         """By partition of `records`, the earliest offset whose record is stamped later than this one and is decided,
         else None. Nothing at all where the topic's records are small: to look at them costs less."""
         if not records or not self._are_large(topic, *next(iter(records.items()))):
             return {}
-        found = self._offsets(topic, {p: record.timestamp_ms + 1 for p, record in records.items()})
-        return {p: s if s.offset >= 0 else None for p, s in found.items()}
+        return self._first_at(topic, {p: record.timestamp_ms + 1 for p, record in records.items()})
 
     def _are_large(self, topic: Topic, partition: int, record: Stamped) -> bool:
         """Whether a topic's records are larger than a small fetch, judged by one record."""
@@ -333,6 +331,24 @@ class KafkaAdapter:
         for p, records in self._few(topic.name, ranges, count):
             by_partition[p] += [Stamped(r.offset, r.timestamp) for r in records]
         return {p: tuple(stamps[:count]) for p, stamps in by_partition.items()}
+
+    def oldest_stamp(self, topic: Topic, starts: Offsets, ends: Offsets, low: int, high: int) -> int | None:
+        """The least timestamp, in milliseconds, of the first records from `starts` on and below `ends`; None for none.
+
+        Fetches one batch of each partition at most, and of few partitions where records are large: then
+        as `find_oldest` does, by the times `low` and `high`."""
+        unread = {p: s for p, s in starts.items() if s < ends.get(p, 0)}
+        if len(unread) > MOST_FETCHED:
+            partition, offset = min(unread.items())
+            if self._are_large(topic, partition, Stamped(offset, 0)):
+                chosen = find_oldest(unread, low, high, lambda times: self._first_at(topic, times))
+                unread = {p: unread[p] for p in chosen}
+        stamps = self.stamps_from(topic, unread, ends, 1)
+        return min((s.timestamp_ms for first in stamps.values() for s in first), default=None)
+
+    def _first_at(self, topic: Topic, times: Mapping[int, int]) -> dict[int, Stamped | None]:
+        """By partition, the earliest offset whose record is stamped at its time in milliseconds or later, else None."""
+        return {p: s if s.offset >= 0 else None for p, s in self._offsets(topic, times).items()}
 
     def _few(self, topic: str, ranges: Ranges, count: int) -> Iterator[tuple[int, list[Any]]]:
         """Records of each range, in order, until there are `count` of it or no more. One connection for all calls."""

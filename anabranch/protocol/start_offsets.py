@@ -92,8 +92,9 @@ def resolve_start(choice: StartChoice, kafka: KafkaAdapter, log: Log) -> Offsets
 
 def question(stream: str, kafka: KafkaAdapter, position: Position, log: Log) -> str:
     """Why an operator has to choose where to begin, with what speaks for each choice."""
-    stamps = [s.timestamp_ms for w in kafka.stamps_from(log.topic, log.starts, log.ends, 1).values() for s in w]
-    oldest = f"{datetime.fromtimestamp(min(stamps) / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if stamps else "unknown"
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+    stamp = kafka.oldest_stamp(log.topic, log.starts, log.ends, 0, now_ms)
+    oldest = f"{datetime.fromtimestamp(stamp / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if stamp is not None else "unknown"
     mirrored = {
         p: max(log.starts.get(p, 0), min(position.offsets.get(p, 0), log.ends.get(p, 0))) for p in log.topic.partitions
     }

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from kafka import KafkaConsumer
 
 from anabranch import config
 from anabranch.common.errors import NoTopicIds
 from anabranch.kafka import client
 from anabranch.kafka.client import KafkaAdapter, create_topic
+from anabranch.offsets.oldest_record import MOST_FETCHED
 
 RECORDS = 200
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -78,3 +81,40 @@ def test_brokers_without_topic_ids_are_refused(kafka: config.Kafka, monkeypatch:
     monkeypatch.setattr(client, "kafka_python_settings", lambda kafka: settings(kafka) | {"api_version": (2, 6)})
     with KafkaAdapter(kafka) as adapter, pytest.raises(NoTopicIds, match=r"Kafka 2\.8 or newer"):
         adapter.describe(topic)
+
+
+def test_the_oldest_of_many_large_records_is_found_by_few_fetches(
+    kafka: config.Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: a look at each of 500 partitions fetches 500 MB where records have 1 MB."""
+    topic, partitions, size = f"t{uuid.uuid4().hex[:12]}", 40, 100_000
+    create_topic(kafka, topic, partitions)
+    now = int(time.time() * 1000)
+    stamps = {p: (now - 3_600_000, now - 600_000 + p * 1_000) for p in range(partitions)}
+    stamps[31] = (now - 3_600_000, now - 1_800_000)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 0})
+    for p, both in stamps.items():
+        for stamp in both:
+            # Each in a batch of its own.
+            producer.produce(topic, b"x" * size, partition=p, timestamp=stamp)
+            assert producer.flush(30) == 0
+    fetched: list[int] = []
+
+    class Counting(KafkaConsumer):  # type: ignore[misc]
+        def poll(self, *given: Any, **named: Any) -> Any:
+            records = super().poll(*given, **named)
+            fetched.extend(len(r.value) for of_one in records.values() for r in of_one)
+            return records
+
+    monkeypatch.setattr(client, "KafkaConsumer", Counting)
+    starts, high = dict.fromkeys(range(partitions), 1), now
+    with KafkaAdapter(kafka) as adapter:
+        described = adapter.describe(topic)
+        assert described is not None
+        ends = adapter.stable_ends(described)
+        assert adapter.oldest_stamp(described, starts, ends, now - 7_200_000, high) == stamps[31][1]
+        assert adapter.oldest_stamp(described, ends, ends, now - 7_200_000, high) is None
+        assert sum(fetched) <= (MOST_FETCHED + 4) * size
+        fetched.clear()
+        adapter.stamps_from(described, starts, ends, 1)
+        assert sum(fetched) >= partitions * size, "the hazard did not happen"

@@ -62,5 +62,11 @@ class Broker:
             for p, start in starts.items()
         }
 
+    def oldest_stamp(
+        self, topic: Topic, starts: dict[int, int], ends: dict[int, int], low: int, high: int
+    ) -> int | None:
+        first = self.stamps_from(topic, starts, ends, 1).values()
+        return min((s.timestamp_ms for stamps in first for s in stamps), default=None)
+
     def close(self) -> None:
         pass

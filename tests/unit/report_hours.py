@@ -10,7 +10,7 @@ from lakes import StreamLake, decide
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, read, record, stage_rows
 
 from anabranch.iceberg.commits import Change, Outcome
-from anabranch.offsets.position import Stamped, Topic
+from anabranch.offsets.position import Topic
 from anabranch.protocol import override
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
@@ -57,9 +57,7 @@ def kafka() -> Any:
         describe=lambda name, expected=None: Topic(name, "t", (0, 1)),
         stable_ends=lambda topic: {0: 12, 1: 3},
         retention=lambda topic: timedelta(days=7),
-        stamps_from=lambda topic, starts, ends, count: {
-            p: (Stamped(o, int(NOW.timestamp() * 1000)),) for p, o in starts.items()
-        },
+        oldest_stamp=lambda topic, starts, ends, low, high: int(NOW.timestamp() * 1000),
     )
 
 

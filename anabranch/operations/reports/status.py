@@ -245,9 +245,15 @@ def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
 
 def _waiting_since(job: Job, topic: Topic, unread: Ranges, state: State, now: datetime) -> datetime | None:
     starts, ends = {p: s for p, (s, _) in unread.items()}, {p: e for p, (_, e) in unread.items()}
-    stamps = [s.timestamp_ms for first in job.kafka.stamps_from(topic, starts, ends, 1).values() for s in first]
     fresh_through = watermarks.Watermarks.from_properties(state.table.properties).fresh_through
-    return watermarks.waiting_since(stamps, fresh_through, now)
+    # What is older than the fresh hours is shown as if it came at their end.
+    low = fresh_through if fresh_through is not None else hour_words.start_of(state.timeline.first)
+    oldest = job.kafka.oldest_stamp(topic, starts, ends, _millis(low), _millis(now))
+    return watermarks.waiting_since([oldest] if oldest is not None else [], fresh_through, now)
+
+
+def _millis(when: datetime) -> int:
+    return int(when.timestamp() * 1000)
 
 
 def freshness_seconds(view: StreamStatus, as_of: datetime) -> float:
