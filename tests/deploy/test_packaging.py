@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import tarfile
 import zipfile
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from installation import UV, install, run
+
+from anabranch.dev.services.processes import free_port
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +108,34 @@ def test_the_jobs_are_found_in_the_zip_for_py_files(built: Path, installed: Path
         "print(speed_layer.job.__file__, batch_layer.job.__file__)"
     )
     assert run(installed / "python", "-c", script, cwd=tmp_path).count(str(archive)) == 2
+
+
+def test_the_commands_of_the_new_folders_readme_run_in_their_order(installed: Path, tmp_path: Path) -> None:
+    """As a new user types them, from the wheel alone; with ports that are free instead of the usual ones."""
+    folder = tmp_path / "mine"
+    run(installed / "anabranch", "init", folder)
+    [block] = re.findall(r"## Try it\n\n```sh\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line.partition("  #")[0].strip() for line in block.splitlines()]
+    lines.remove("anabranch serve")  # until Ctrl-C, and it needs the extra `page`
+    kafka = free_port()
+    s3 = free_port(kafka)
+    assert lines[0] == "anabranch dev up" and lines[-1] == "anabranch dev down"
+    lines[0] += f" --kafka-port {kafka} --s3-port {s3}"
+    environment = os.environ | {
+        "PATH": f"{installed}{os.pathsep}{os.environ['PATH']}",
+        "ANABRANCH_KAFKA": f"127.0.0.1:{kafka}", "ANABRANCH_S3": f"http://127.0.0.1:{s3}",
+    }  # fmt: skip
+    printed: dict[str, str] = {}
+    try:
+        for line in lines:
+            done = subprocess.run(
+                line, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+            )  # fmt: skip
+            assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+            printed[line] = done.stdout
+    finally:
+        subprocess.run([installed / "anabranch", "dev", "down"], cwd=folder, env=environment, check=True, timeout=60)
+    assert "ready; next: anabranch apply" in printed["anabranch doctor"]
+    [query] = [line for line in lines if line.startswith("anabranch query")]
+    counts = [int(row.split()[-1]) for row in printed[query].splitlines()[2:]]
+    assert sum(counts) == 3000
