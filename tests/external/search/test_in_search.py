@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import shutil
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +13,14 @@ from pathlib import Path
 import pytest
 import requests
 from accepted_hours import HOURS, accept, four_hours
+from killed import kill_at
 from lakes import FIRST, StreamLake, new_environment, new_stream
 from search_front import running_search_front
 from search_server import running_search
 
 from anabranch import config
-from anabranch.common import fail_points
 from anabranch.common.errors import AnabranchError, ConfigurationError, Refused, Transient
-from anabranch.common.fail_points import FAIL_AT, Step
+from anabranch.common.fail_points import Step
 from anabranch.iceberg import admin
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
@@ -78,22 +75,6 @@ def run(folder: Path, url: str) -> list[Delivery]:
     return list(room.deliver(job, job.stream.egress[0]))
 
 
-def _die(folder: Path, url: str, at: str) -> None:
-    os.environ[FAIL_AT] = at
-    fail_points._armed.cache_clear()
-    run(folder, url)
-
-
-def run_until(folder: Path, url: str, at: str) -> None:
-    """Deliver in a process of its own, which is killed at the step."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["serving_layer.egress", "lakes"])
-    process = context.Process(target=_die, args=(folder, url, at))
-    process.start()
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL, f"expected it to be killed at {at}, found {process.exitcode}"
-
-
 def found(index: str) -> list[tuple[str, int, int]]:
     """All documents of the index, as `StreamLake.rows` has rows; that the identity is that of the row."""
     requests.post(f"{index}/_refresh", timeout=60).raise_for_status()
@@ -118,12 +99,12 @@ def test_a_process_killed_anywhere_leaves_each_accepted_record_once(
     lake: StreamLake, url: str, index: str, at: str
 ) -> None:
     accept(lake, FIRST, 7)
-    run_until(lake.folder, url, at)
+    kill_at(at, run, lake.folder, url)
     run(lake.folder, url)
     assert found(index) == in_main(lake, FIRST)
     accept(lake, FIRST, 4)
     accept(lake, HOURS[2], 5)
-    run_until(lake.folder, url, at)
+    kill_at(at, run, lake.folder, url)
     if "indexed" in at:
         # The hazard: rows of the former revision are there.
         assert len([row for row in found(index) if row[0] == FIRST]) > 4
@@ -143,7 +124,7 @@ def test_what_was_read_later_stays_whichever_sender_comes_last(lake: StreamLake,
         accept(lake, FIRST, 4)
         run(lake.folder, url)
         with pytest.raises(Transient, match="expected no later reading of partition 0, offset 0, found one"):
-            sleeper.deliver(late, change.token)
+            sleeper.deliver(late, change.token, all_again=False)
     assert found(index) == in_main(lake, FIRST)
     assert len(found(index)) == 4
 
@@ -220,8 +201,9 @@ def test_a_busy_engine_behind_tls_and_a_key_gets_each_document_once(
     with running_search_front(url, "the-key", tmp_path) as front:
         job = job_of(lake.folder, front.url, api_key="the-key", ca=front.ca)
         assert [d.rows for d in room.deliver(job, job.stream.egress[0])] == [9]
-        # Three bulks of three documents, and one more for each time that some were not known to be taken.
-        assert front.did == ["refused", "halved", "lost", "answered", "answered", "answered"]
+        # The hour's ten places, nine rows and one that has none: four bulks of three at most, and one more for each
+        # time that some were not known to be taken.
+        assert front.did == ["refused", "halved", "lost", "answered", "answered", "answered", "answered"]
         assert found(index) == in_main(lake, FIRST)
         accept(lake, FIRST, 4)
         for access, expected in (

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import shutil
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from accepted_hours import HOURS, accept, expire, four_hours
+from killed import kill_at
 from lakes import FIRST, StreamLake, new_environment, new_stream
 
-from anabranch.common import fail_points
 from anabranch.common.errors import ConfigurationError, Refused, Transient
-from anabranch.common.fail_points import FAIL_AT, Step
+from anabranch.common.fail_points import Step
 from anabranch.common.file_lock import locked
 from anabranch.config.egress import FolderTarget
 from anabranch.iceberg import admin
@@ -69,28 +66,6 @@ def run(folder: Path) -> list[Delivery]:
     return [d for target in room.targets_of(job, None) for d in room.deliver(job, target)]
 
 
-def _die(folder: Path, at: str) -> None:
-    os.environ[FAIL_AT] = at
-    fail_points._armed.cache_clear()
-    run(folder)
-
-
-@pytest.fixture(scope="session")
-def forks() -> Any:
-    """Processes that have imported everything before they begin."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["serving_layer.egress", "lakes"])
-    return context
-
-
-def run_until(forks: Any, folder: Path, at: str) -> None:
-    """Deliver in a process of its own, which is killed at the step."""
-    process = forks.Process(target=_die, args=(folder, at))
-    process.start()
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL, f"expected it to be killed at {at}, found {process.exitcode}"
-
-
 def parquet_in(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("*.parquet")}
 
@@ -132,11 +107,11 @@ def globbed(folder: Path, hour: str) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("step", FOLDER_STEPS, ids=lambda step: step.label)
-def test_a_process_killed_anywhere_leaves_each_accepted_record_once(lake: StreamLake, forks: Any, step: Step) -> None:
+def test_a_process_killed_anywhere_leaves_each_accepted_record_once(lake: StreamLake, step: Step) -> None:
     """Killed with the first content of an hour, and with a restated one, which a reader never sees mixed."""
     accept(lake, FIRST, 7)
     first = in_main(lake, FIRST)
-    run_until(forks, lake.folder, step.label) if step is not Step.EGRESS_BEGUN else None
+    kill_at(step.label, run, lake.folder) if step is not Step.EGRESS_BEGUN else None
     check(lake.folder, {FIRST: [first]})
     run(lake.folder)
     assert globbed(lake.folder, FIRST) == first
@@ -145,14 +120,14 @@ def test_a_process_killed_anywhere_leaves_each_accepted_record_once(lake: Stream
     accept(lake, HOURS[2], 5)
     second = in_main(lake, FIRST)
     assert len(second) == 4
-    run_until(forks, lake.folder, step.label)
+    kill_at(step.label, run, lake.folder)
     if step is Step.EGRESS_NAMED:
         # The hazard: both contents are there, and a glob would read both.
         own = lake.folder / "export" / f"date={FIRST[:10]}" / f"hour={FIRST[11:]}"
         assert len(parquet_in(own)) == 2
         assert not (own / "_SUCCESS").exists()
     check(lake.folder, {FIRST: [first, second], HOURS[2]: [in_main(lake, HOURS[2])]})
-    run_until(forks, lake.folder, f"{Step.EGRESS_RECORDED.label}")
+    kill_at(Step.EGRESS_RECORDED.label, run, lake.folder)
     run(lake.folder)
     assert globbed(lake.folder, FIRST) == second
     assert globbed(lake.folder, HOURS[2]) == in_main(lake, HOURS[2])
@@ -375,11 +350,9 @@ def test_the_first_delivery_deletes_nothing_that_another_program_wrote(lake: Str
 
 
 @pytest.mark.parametrize("step", [Step.EGRESS_BEGUN, Step.EGRESS_WRITTEN, Step.EGRESS_NAMED])
-def test_what_a_killed_delivery_left_is_known_by_its_own_word(
-    lake: StreamLake, tmp_path: Path, forks: Any, step: Step
-) -> None:
+def test_what_a_killed_delivery_left_is_known_by_its_own_word(lake: StreamLake, tmp_path: Path, step: Step) -> None:
     accept(lake, HOURS[0], 10)
-    run_until(forks, tmp_path, step.label)
+    kill_at(step.label, run, tmp_path)
     accept(lake, HOURS[0], 9)
     run(tmp_path)
     folder = tmp_path / "export" / f"date={HOURS[0][:10]}" / f"hour={HOURS[0][11:]}"
@@ -387,11 +360,9 @@ def test_what_a_killed_delivery_left_is_known_by_its_own_word(
     assert (parquet_in(folder), manifest.rows) == (set(manifest.names), 9)
 
 
-def test_a_delivery_that_only_had_to_be_finished_leaves_no_word_behind(
-    lake: StreamLake, tmp_path: Path, forks: Any
-) -> None:
+def test_a_delivery_that_only_had_to_be_finished_leaves_no_word_behind(lake: StreamLake, tmp_path: Path) -> None:
     accept(lake, HOURS[0], 10)
-    run_until(forks, tmp_path, Step.EGRESS_NAMED.label)
+    kill_at(Step.EGRESS_NAMED.label, run, tmp_path)
     run(tmp_path)
     folder = tmp_path / "export" / f"date={HOURS[0][:10]}" / f"hour={HOURS[0][11:]}"
     assert {p.name for p in folder.iterdir()} == {*parquet_in(folder), "_manifest.json", "_SUCCESS"}
@@ -399,7 +370,7 @@ def test_a_delivery_that_only_had_to_be_finished_leaves_no_word_behind(
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_an_hour_that_a_lost_commit_restated_is_delivered_again_after_a_restore(
-    lake: StreamLake, tmp_path: Path, forks: Any, killed: bool
+    lake: StreamLake, tmp_path: Path, killed: bool
 ) -> None:
     """The hazard: the restored table lists its earlier content as delivered."""
     for hour in (FIRST, HOURS[0]):
@@ -416,7 +387,7 @@ def test_an_hour_that_a_lost_commit_restated_is_delivered_again_after_a_restore(
     accept(restored, HOURS[2], 4)
     if killed:
         # While every hour is delivered again: the first is, the others are not.
-        run_until(forks, tmp_path, f"{Step.EGRESS_RECORDED.label}:1")
+        kill_at(f"{Step.EGRESS_RECORDED.label}:1", run, tmp_path)
     assert {d.hour for d in run(tmp_path)} >= {HOURS[2]}
     for hour in (FIRST, HOURS[0], HOURS[2]):
         assert globbed(tmp_path, hour) == in_main(restored, hour)

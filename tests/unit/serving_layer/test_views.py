@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -22,6 +21,7 @@ from budget import budget
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from killed import run_armed
 from lakes import StreamLake, new_environment, new_state, new_stream, stage
 from proofs import job
 from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -30,9 +30,8 @@ from pyiceberg.table.refs import SnapshotRefType
 from scale import measured
 
 from anabranch.cli import main
-from anabranch.common import fail_points
 from anabranch.common.errors import ConfigurationError, Terminal
-from anabranch.common.fail_points import FAIL_AT, Step
+from anabranch.common.fail_points import Step
 from anabranch.config import EventTime, Stream, View
 from anabranch.config.columns import parse_columns
 from anabranch.config.views import group_column
@@ -349,21 +348,15 @@ FILLING = [
 ]  # fmt: skip
 
 
-def _fill_into(folder: Path, stream: Stream, at: str) -> None:
-    os.environ[FAIL_AT] = at
-    fail_points._armed.cache_clear()
+def _fill_into(folder: Path, stream: Stream) -> None:
     filling._HOURS_A_COMMIT = 1
     fill(Lake(new_environment(folder)), stream, stream.views[0])
 
 
 def fill_into(one: StreamLake, step: Step, number: int) -> None:
     """Fill in a process of its own, an hour in a commit, which is killed at the step, or lives on as the step says."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["serving_layer.views.fill", "lakes"])
-    process = context.Process(target=_fill_into, args=(one.folder, one.stream, f"{step.label}:{number}"))
-    process.start()
-    process.join(60)
-    assert process.exitcode == (-signal.SIGKILL if step.dies else 0)
+    code = run_armed(f"{step.label}:{number}", _fill_into, one.folder, one.stream)
+    assert code == (-signal.SIGKILL if step.dies else 0)
 
 
 @pytest.mark.parametrize("step", FILLING, ids=lambda step: step.label)

@@ -1,0 +1,37 @@
+"""A function of a test in a process of its own, with a fail point armed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from anabranch.common import fail_points
+from anabranch.common.fail_points import FAIL_AT
+
+_PRELOADED = ["serving_layer.egress", "serving_layer.views.fill", "lakes"]
+
+
+def run_armed(at: str, function: Callable[..., Any], *arguments: Any) -> int | None:
+    """Call a module's function in a process of its own, with the fail point `at` armed; returns its exit code."""
+    context = multiprocessing.get_context("forkserver")
+    # The fork server imports these once, so each process starts within milliseconds.
+    context.set_forkserver_preload(_PRELOADED)
+    process = context.Process(target=_call, args=(at, function, arguments))
+    process.start()
+    process.join(60)
+    return process.exitcode
+
+
+def kill_at(at: str, function: Callable[..., Any], *arguments: Any) -> None:
+    """Call a module's function in a process of its own, which is killed at the fail point."""
+    code = run_armed(at, function, *arguments)
+    assert code == -signal.SIGKILL, f"expected it to be killed at {at}, found {code}"
+
+
+def _call(at: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.environ[FAIL_AT] = at
+    fail_points._armed.cache_clear()
+    function(*arguments)
