@@ -177,13 +177,19 @@ def _lose_and_register(one: World) -> None:
     assert one.lake.load(stream.table).metadata_location == newest.metadata.metadata_log[-1].metadata_file
 
 
+def _without(columns: dict[str, Any], unlike: tuple[str, ...]) -> dict[str, Any]:
+    """A row of the ledger without these columns and fields of columns."""
+    kept = {name: value for name, value in columns.items() if name not in unlike}
+    return {name: _without(value, unlike) if isinstance(value, dict) else value for name, value in kept.items()}
+
+
 def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Told:
     """What the tables hold, without what differs from stream to stream: ids, times, names."""
     state, topic = one.state, one.kafka.describe(one.name)
     assert topic is not None
     own = {**hours, one.name: "STREAM", topic.id: "TOPIC"}
     decisions = one.job.ledger.history()
-    unlike = ("decision_id", "recorded_at", "snapshot_id", "sequence")
+    unlike = ("decision_id", "recorded_at", "began", "snapshot_id", "sequence")
     contents = {
         "branches": sorted(name for name in state.table.metadata.refs if not name.startswith("main-")),
         "rows": {
@@ -196,7 +202,7 @@ def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Told:
         "dead": [(d["kafka_partition"], d["kafka_offset"], d["ingest_hour"], d["layer"]) for d in one.dead()],
         "position": state.position.offsets,
         "accepted": {hour: accepted.as_dict() for hour, accepted in state.accepted.items()},
-        "ledger": [{k: v for k, v in row.as_columns().items() if k not in unlike} for row in decisions],
+        "ledger": [_without(row.as_columns(), unlike) for row in decisions],
         "audit": audit,
     }
     text = json.dumps(contents, default=str, sort_keys=True)
