@@ -24,6 +24,7 @@ SECTIONS = {
     "Set up": ("init", "docs", "dev", "doctor", "apply", "jars", "completion"),
     "Run": ("speed", "batch", "egress", "maintain"),
     "Look": (
+        "streams",
         "status",
         "health",
         "hours",

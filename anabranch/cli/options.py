@@ -23,6 +23,17 @@ def stream_argument(required: bool = True) -> Callable[[Callable[..., None]], Ca
     return click.argument("stream", required=required, shell_complete=_streams)
 
 
+def selection(command: Callable[..., None]) -> Callable[..., None]:
+    """STREAM…, `--group` and `--all`; `select` gives the streams that they name."""
+    for decorate in (
+        click.option("--all", "every", is_flag=True, help="Every stream of the configuration folder."),
+        click.option("--group", metavar="NAME", help="Every stream whose file has `group: NAME`."),
+        click.argument("streams", nargs=-1, metavar="[STREAM]...", shell_complete=_streams),
+    ):
+        command = decorate(command)
+    return command
+
+
 def all_streams(conf: str | None) -> list[str]:
     """The streams of a configuration folder. Raises ConfigurationError if there are none, or if two name one table."""
     from anabranch import config

@@ -7,7 +7,7 @@ from typing import Literal
 
 import click
 
-from anabranch.cli.options import all_streams, open_stream, options, stream_argument
+from anabranch.cli.options import all_streams, open_stream, options, selection, stream_argument
 from anabranch.cli.watching import watch_options, watched
 
 
@@ -26,6 +26,7 @@ def _hours(context: click.Context, parameter: click.Parameter, value: str | None
 
 
 _SHOWN_ROWS = 200
+_CATALOG_SECONDS = 5.0
 hour_argument = click.argument("hour", callback=_hour)
 hours_option = click.option("--hours", metavar="A..B", callback=_hours, help="From hour A to hour B, or one hour.")
 
@@ -384,6 +385,36 @@ def status(stream: str, late_after: str | None, watch: bool, every: float, conf:
     finally:
         job.kafka.close()
     if view is not None and (view.unexplained or view.late):
+        sys.exit(1)
+
+
+@click.command("streams")
+@selection
+@options
+def list_streams(streams: tuple[str, ...], group: str | None, every: bool, conf: str | None, output: str) -> None:
+    """List streams: group, topic, table and state.
+
+    Without STREAM and --group: every stream. `ready`: the stream has its table; `new`: it waits for
+    `anabranch apply`; `broken`: its file is wrong; `unknown`: the catalog does not answer. The exit
+    code is 1 when one is broken or unknown.
+    """
+    from anabranch import config
+    from anabranch.common.errors import AnabranchError
+    from anabranch.common.logs import configure_logging
+    from anabranch.iceberg.lake import Lake
+    from anabranch.operations.doctor.reading import Reading
+    from anabranch.operations.reports import streams as report
+
+    configure_logging()
+    environment = config.load_environment(conf)
+    selected = config.select_streams(conf, streams, group, every or not (streams or group))
+    lake, namespaces = Lake(environment), report.namespaces_of(selected)
+    tables = Reading("catalog", lambda: set().union(*map(lake.table_names, namespaces)), _CATALOG_SECONDS).facts()
+    groups = {name: config.group_in_file(name, conf) for name in config.broken(selected)}
+    known = str(tables) if isinstance(tables, AnabranchError) else tables
+    views = report.summarize(selected, groups, config.shared_tables(conf), known)
+    report.print_streams(views, output)
+    if any(view.state in ("broken", "unknown") for view in views):
         sys.exit(1)
 
 

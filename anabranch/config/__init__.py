@@ -7,6 +7,7 @@ in a value read the process environment here, and nowhere later.
 
 from __future__ import annotations
 
+from anabranch.common.errors import ConfigurationError
 from anabranch.config.base import Duration, parse_retry_for
 from anabranch.config.durations import parse_duration
 from anabranch.config.environment import (
@@ -22,13 +23,16 @@ from anabranch.config.environment import (
     Webhook,
 )
 from anabranch.config.loading import (
+    group_in_file,
     load_environment,
     load_stream,
     require_different_tables,
     resolve_folder,
+    shared_tables,
     stream_file_stamp,
     stream_names,
 )
+from anabranch.config.selection import Selected, broken, loaded, select_streams
 from anabranch.config.stream import (
     RESERVED_COLUMNS,
     Airflow,
@@ -50,6 +54,7 @@ __all__ = [
     "Airflow",
     "Batch",
     "Catalog",
+    "ConfigurationError",
     "Duration",
     "Environment",
     "EventTime",
@@ -62,18 +67,24 @@ __all__ = [
     "PublishWhen",
     "Registry",
     "Search",
+    "Selected",
     "Slo",
     "Spark",
     "Speed",
     "Stream",
     "View",
     "Webhook",
+    "broken",
+    "group_in_file",
     "load_environment",
     "load_stream",
+    "loaded",
     "parse_duration",
     "parse_retry_for",
     "require_different_tables",
     "resolve_folder",
+    "select_streams",
+    "shared_tables",
     "stream_file_stamp",
     "stream_names",
 ]

@@ -27,6 +27,9 @@ LOG = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 
+UNREADABLE = "(unreadable)"
+"""The group of a stream whose file cannot be read: no group has this name."""
+
 
 def resolve_folder(folder: str | Path | None = None) -> Path:
     """The configuration folder: the argument, else `ANABRANCH_CONF`, else `conf`."""
@@ -72,8 +75,16 @@ def stream_file_stamp(name: str, folder: str | Path | None = None) -> tuple[int,
 def require_different_tables(folder: str | Path | None = None) -> None:
     """That no two files of the configuration folder name one table. What else is wrong with a file is not looked at:
     loading it raises. Raises ConfigurationError."""
+    for error in shared_tables(folder).values():
+        raise error
+
+
+def shared_tables(folder: str | Path | None = None) -> dict[str, ConfigurationError]:
+    """By stream: an error for each file whose table the file of a stream before it names too. Files that cannot be read
+    are left out."""
     streams = resolve_folder(folder) / "streams"
     files: dict[str, Path] = {}
+    shared = {}
     for name in stream_names(folder):
         path = streams / f"{name}.yaml"
         try:
@@ -81,10 +92,22 @@ def require_different_tables(folder: str | Path | None = None) -> None:
         except ConfigurationError:
             continue
         if isinstance(table, str) and (other := files.setdefault(table.casefold(), path)) != path:
-            raise ConfigurationError(
+            shared[name] = ConfigurationError(
                 f"{path}: table: expected a table of its own, found {table}, which {other} names too: a table belongs "
                 "to one stream; give one of them another name, or delete the file that was renamed"
             )
+    return shared
+
+
+def group_in_file(name: str, folder: str | Path | None = None) -> str | None:
+    """The group that a stream's file names, whatever else is wrong with the file; UNREADABLE where
+    the file cannot be read."""
+    path = resolve_folder(folder) / "streams" / f"{name}.yaml"
+    try:
+        group = _substitute(path, "group", _parse(path).get("group"))
+    except ConfigurationError:
+        return UNREADABLE
+    return group if isinstance(group, str) else None
 
 
 def load_stream(name: str, folder: str | Path | None = None) -> Stream:
@@ -123,6 +146,12 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """A file with its variables replaced, and as it is written."""
+    data = _parse(path)
+    return _substitute(path, "", data), data
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    """A file as it is written."""
     try:
         data = strict_yaml.load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -136,7 +165,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ConfigurationError(f"{path}: expected readable YAML, found: {error}") from error
     if not isinstance(data, dict):
         raise ConfigurationError(f"{path}: expected a mapping of keys, found {type(data).__name__}")
-    return _substitute(path, "", data), data
+    return data
 
 
 def _substitute(path: Path, key: str, value: Any) -> Any:

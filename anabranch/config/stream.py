@@ -208,6 +208,7 @@ class Stream(Frozen):
     """
 
     name: Name
+    group: Name | None = None
     topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")
     table: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*$")
     format: Annotated[FormatSettings, BeforeValidator(parse_format)] = FormatSettings()

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
+    NoSuchNamespaceError,
     NoSuchTableError,
     ValidationException,
 )
@@ -136,6 +137,18 @@ class Lake:
     def exists(self, name: str) -> bool:
         """Whether the catalog knows a table. Raises like `load`."""
         return self._find(name) is not None
+
+    def table_names(self, namespace: str) -> set[str]:
+        """The tables of a namespace, as `namespace.table`; none where there is no such namespace. Raises Transient when
+        the catalog does not answer."""
+        try:
+            return {".".join(identifier) for identifier in self.catalog.list_tables(namespace)}
+        except NoSuchNamespaceError:
+            return set()
+        except (Terminal, Transient):
+            raise
+        except Exception as error:
+            raise explain(f"list the tables of {namespace}", error) from error
 
     def commit(self, table: Table, commit: Commit) -> Outcome:
         """Make `commit` land, or find that it is refused: `land`, where the table is not needed after it."""

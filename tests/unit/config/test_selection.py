@@ -1,0 +1,104 @@
+"""Which streams a command works with: names, a group, or all; a wrong file concerns its own stream alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from anabranch.common.errors import ConfigurationError
+from anabranch.config import broken, loaded, select_streams, shared_tables
+
+ENVIRONMENT: dict[str, Any] = {
+    "kafka": {"bootstrap_servers": "127.0.0.1:1"},
+    "catalog": {"name": "lake", "uri": "sqlite:///none.db", "warehouse": "s3://none/warehouse"},
+}
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    (tmp_path / "streams").mkdir()
+    (tmp_path / "anabranch.yaml").write_text(yaml.safe_dump(ENVIRONMENT))
+    for name, group in (("a", "small"), ("b", None), ("c", "small"), ("d", "large")):
+        write(tmp_path, name, **({"group": group} if group else {}))
+    return tmp_path
+
+
+def write(conf: Path, name: str, **values: Any) -> None:
+    stream = {"topic": name, "table": f"raw.{name}", "key": "id", "schema": "id STRING NOT NULL"}
+    (conf / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(stream | values))
+
+
+def test_names_keep_their_order_and_count_once(conf: Path) -> None:
+    assert list(select_streams(conf, ["c", "a", "c"])) == ["c", "a"]
+
+
+def test_a_group_is_every_stream_whose_file_names_it(conf: Path) -> None:
+    selected = select_streams(conf, group="small")
+    assert [(stream.name, stream.group) for stream in loaded(selected)] == [("a", "small"), ("c", "small")]
+
+
+def test_all_is_every_stream(conf: Path) -> None:
+    assert list(select_streams(conf, every=True)) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    "ways", [{}, {"names": ["a"], "group": "small"}, {"names": ["a"], "every": True}, {"group": "small", "every": True}]
+)
+def test_there_is_one_way_to_select_at_a_time(conf: Path, ways: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="--group NAME, or --all"):
+        select_streams(conf, **ways)
+
+
+def test_a_name_without_a_file_is_refused_with_those_that_there_are(conf: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"stream 'e': expected the file .*known streams: a, b, c, d"):
+        select_streams(conf, ["a", "e"])
+
+
+def test_a_group_that_no_file_names_is_refused_with_those_that_there_are(conf: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"group 'smal': .*known groups: large, small"):
+        select_streams(conf, group="smal")
+
+
+def test_a_folder_without_streams_is_refused(conf: Path) -> None:
+    for file in (conf / "streams").iterdir():
+        file.unlink()
+    with pytest.raises(ConfigurationError, match="expected a stream's file, found none"):
+        select_streams(conf, every=True)
+
+
+@pytest.mark.parametrize("ways", [{"names": ["a", "c"]}, {"group": "small"}, {"every": True}])
+def test_a_wrong_file_concerns_its_own_stream_alone(conf: Path, ways: dict[str, Any]) -> None:
+    write(conf, "a", group="small", keyy="id")
+    selected = select_streams(conf, **ways)
+    assert "c" in [stream.name for stream in loaded(selected)]
+    assert "unknown key 'keyy'" in str(broken(selected)["a"])
+    assert list(broken(selected)) == ["a"]
+
+
+def test_a_wrong_file_of_another_group_is_not_selected(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOT_THERE", raising=False)
+    write(conf, "d", group="large", topic="${NOT_THERE}")
+    assert list(select_streams(conf, group="small")) == ["a", "c"]
+
+
+def test_a_file_that_is_no_yaml_is_reported_with_every_group(conf: Path) -> None:
+    (conf / "streams" / "d.yaml").write_text("group: [")
+    for group in ("small",):
+        assert list(broken(select_streams(conf, group=group))) == ["d"]
+    with pytest.raises(ConfigurationError, match="group 'large'"):
+        select_streams(conf, group="large")
+
+
+def test_the_second_of_two_files_with_one_table_is_named(conf: Path) -> None:
+    write(conf, "c", table="RAW.a")
+    assert list(shared_tables(conf)) == ["c"]
+    assert "which" in str(shared_tables(conf)["c"])
+
+
+@pytest.mark.parametrize("group", ["a b", "1", ["a"], "a-b"])
+def test_a_group_is_a_name(conf: Path, group: object) -> None:
+    write(conf, "b", group=group)
+    assert "group: expected a name" in str(broken(select_streams(conf, every=True))["b"])
