@@ -50,7 +50,7 @@ class StreamFolder:
     def __init__(self, conf: str | None, names: Sequence[str] = ()) -> None:
         self._conf, self._named = conf, tuple(names)
         self._environment = config.load_environment(conf)
-        self._read: dict[str, tuple[tuple[int, int] | None, Job | ConfigurationError]] = {}
+        self._read: dict[str, tuple[tuple[int, ...] | None, Job | ConfigurationError]] = {}
         if not self._named:
             config.require_different_tables(conf)
         for found in self.jobs().values():
@@ -63,7 +63,7 @@ class StreamFolder:
         self._read = read
         return {name: found for name, (_, found) in read.items()}
 
-    def _current(self, name: str) -> tuple[tuple[int, int] | None, Job | ConfigurationError]:
+    def _current(self, name: str) -> tuple[tuple[int, ...] | None, Job | ConfigurationError]:
         known = self._read.get(name)
         stamp = config.stream_file_stamp(name, self._conf)
         if known is not None and known[0] == stamp:

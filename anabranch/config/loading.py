@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +28,12 @@ LOG = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 
+DEFAULTS = "defaults.yaml"
+"""The file of the configuration folder with values for every stream's file."""
+
+OF_ONE_STREAM = ("topic", "topics", "table", "name")
+"""Keys that no two streams share."""
+
 UNREADABLE = "(unreadable)"
 """The group of a stream whose file cannot be read: no group has this name."""
 
@@ -39,11 +46,12 @@ def resolve_folder(folder: str | Path | None = None) -> Path:
 def load_environment(folder: str | Path | None = None) -> Environment:
     """Read `anabranch.yaml` of the configuration folder. Raises ConfigurationError."""
     path = resolve_folder(folder) / "anabranch.yaml"
-    data, raw = _read(path)
+    raw = _parse(path)
+    data = _substitute(path, "", raw)
     if "bounded" in data:
         del data["bounded"]
         _warn_of_bounded(path)
-    environment = _validated(path, Environment, data, raw)
+    environment = _validated(lambda key: path, Environment, data, raw)
     remember(secrets_of(environment))
     return environment
 
@@ -63,10 +71,17 @@ def stream_names(folder: str | Path | None = None) -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in paths if not p.stem.endswith(".expectations")))
 
 
-def stream_file_stamp(name: str, folder: str | Path | None = None) -> tuple[int, int] | None:
-    """What changes with the stream's file: when it was written, and its size; None where there is none."""
+def stream_file_stamp(name: str, folder: str | Path | None = None) -> tuple[int, ...] | None:
+    """A value that changes with the stream's file or the defaults: when each was written, and its
+    size; None where there is no file of the stream."""
+    folder = resolve_folder(folder)
+    own = _stamp(folder / "streams" / f"{name}.yaml")
+    return None if own is None else (*own, *(_stamp(folder / DEFAULTS) or ()))
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
     try:
-        found = (resolve_folder(folder) / "streams" / f"{name}.yaml").stat()
+        found = path.stat()
     except (OSError, ValueError):
         return None
     return found.st_mtime_ns, found.st_size
@@ -88,7 +103,7 @@ def shared_tables(folder: str | Path | None = None) -> dict[str, ConfigurationEr
     for name in stream_names(folder):
         path = streams / f"{name}.yaml"
         try:
-            table = _read(path)[0].get("table")
+            table = _read(path).get("table")
         except ConfigurationError:
             continue
         if isinstance(table, str) and (other := files.setdefault(table.casefold(), path)) != path:
@@ -102,12 +117,15 @@ def shared_tables(folder: str | Path | None = None) -> dict[str, ConfigurationEr
 def group_in_file(name: str, folder: str | Path | None = None) -> str | None:
     """The group that a stream's file names, whatever else is wrong with the file; UNREADABLE where
     the file cannot be read."""
-    path = resolve_folder(folder) / "streams" / f"{name}.yaml"
+    folder = resolve_folder(folder)
     try:
-        group = _substitute(path, "group", _parse(path).get("group"))
+        for path in (folder / "streams" / f"{name}.yaml", folder / DEFAULTS):
+            if path.is_file() and "group" in (written := _parse(path)):
+                group = _substitute(path, "group", written["group"])
+                return group if isinstance(group, str) else None
     except ConfigurationError:
         return UNREADABLE
-    return group if isinstance(group, str) else None
+    return None
 
 
 def load_stream(name: str, folder: str | Path | None = None) -> Stream:
@@ -119,23 +137,8 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
     if not path.is_file():
         known = ", ".join(stream_names(folder)) or "none"
         raise ConfigurationError(f"stream {name!r}: expected the file {path}, found none (known streams: {known})")
-    data, raw = _read(path)
-    try:
-        # Without a schema its key may be misspelt, which is said with all other mistakes.
-        columns = parse_columns(data["schema"]) if "schema" in data else ()
-        if data.get("unknown") == "rescue":
-            if taken := [c.name for c in columns if c.name.lower() == RESCUED.name]:
-                raise ValueError(f"expected names other than {RESCUED.name} with unknown: rescue, found {taken[0]}")
-            columns = (*columns, RESCUED)
-    except ValueError as error:
-        raise ConfigurationError(f"{path}: schema: {error}") from None
-    data = data | {"name": name, "columns": columns}
-    if isinstance(data.get("expectations"), str):
-        data["expectations"] = path.parent / data["expectations"]
-        if not data["expectations"].is_file():
-            raise ConfigurationError(f"{path}: expectations: expected the file {data['expectations']}, found none")
-    stream = _validated(path, Stream, data, raw)
-    remember(secrets_of(stream))
+    file = _read_stream(path, folder / DEFAULTS)
+    stream = build_stream(file, {"name": name})
     if stream.format.needs_registry and load_environment(folder).registry is None:
         raise ConfigurationError(
             f"{folder / 'anabranch.yaml'}: registry: expected the url of a schema registry, which format "
@@ -144,10 +147,80 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
     return stream
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A file with its variables replaced, and as it is written."""
-    data = _parse(path)
-    return _substitute(path, "", data), data
+@dataclass(frozen=True)
+class StreamFile:
+    """A stream's file above the defaults: `values` with variables replaced, the others as written."""
+
+    path: Path
+    own: Mapping[str, Any]
+    defaults_path: Path
+    defaults: Mapping[str, Any]
+    values: Mapping[str, Any]
+
+    def source(self, key: Sequence[Any]) -> Path:
+        """The file that a key comes from; a key that neither has is missing in the stream's own."""
+        return self.defaults_path if _depth(self.defaults, key) > _depth(self.own, key) else self.path
+
+
+def _read_stream(path: Path, defaults_path: Path) -> StreamFile:
+    """Read a stream's file and `defaults.yaml` beside the environment, if there is one."""
+    defaults = _parse(defaults_path) if defaults_path.is_file() else {}
+    if taken := [key for key in OF_ONE_STREAM if key in defaults]:
+        raise ConfigurationError(
+            f"{defaults_path}: {taken[0]}: expected keys that streams share, found one that each stream has for "
+            "itself; move it to the stream's file"
+        )
+    own = _parse(path)
+    values = merge(_substitute(defaults_path, "", defaults), _substitute(path, "", own))
+    return StreamFile(path, own, defaults_path, defaults, values)
+
+
+def merge(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings key by key, however deep; any other value of `own` replaces the default. Pure."""
+    merged = dict(defaults)
+    for key, value in own.items():
+        default = merged.get(key)
+        both = isinstance(default, Mapping) and isinstance(value, Mapping)
+        merged[key] = merge(default, value) if both else value
+    return merged
+
+
+def _depth(values: Any, key: Sequence[Any]) -> int:
+    """How many parts of a key a file has."""
+    for depth, part in enumerate(key):
+        if not isinstance(values, Mapping) or part not in values:
+            return depth
+        values = values[part]
+    return len(key)
+
+
+def build_stream(file: StreamFile, given: Mapping[str, Any]) -> Stream:
+    """The stream of a file, with values that no file has. Raises ConfigurationError."""
+    data = {**file.values, **given}
+    try:
+        # Without a schema its key may be misspelt, which is reported with all other mistakes.
+        columns = parse_columns(data["schema"]) if "schema" in data else ()
+        if data.get("unknown") == "rescue":
+            if taken := [c.name for c in columns if c.name.lower() == RESCUED.name]:
+                raise ValueError(f"expected names other than {RESCUED.name} with unknown: rescue, found {taken[0]}")
+            columns = (*columns, RESCUED)
+    except ValueError as error:
+        raise ConfigurationError(f"{file.source(['schema'])}: schema: {error}") from None
+    data["columns"] = columns
+    if isinstance(data.get("expectations"), str):
+        path = file.source(["expectations"])
+        data["expectations"] = path.parent / data["expectations"]
+        if not data["expectations"].is_file():
+            raise ConfigurationError(f"{path}: expectations: expected the file {data['expectations']}, found none")
+    stream = _validated(file.source, Stream, data, merge(file.defaults, file.own))
+    remember(secrets_of(stream))
+    return stream
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A file with its variables replaced."""
+    replaced: dict[str, Any] = _substitute(path, "", _parse(path))
+    return replaced
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -186,9 +259,12 @@ def _substitute(path: Path, key: str, value: Any) -> Any:
     return REFERENCE.sub(lookup, value)
 
 
-def _validated(path: Path, model: type[M], data: dict[str, Any], raw: Mapping[str, Any]) -> M:
+def _validated(
+    source: Callable[[Sequence[Any]], Path], model: type[M], data: Mapping[str, Any], raw: Mapping[str, Any]
+) -> M:
+    """`source`: the file that a key is in."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        mistakes = "\n".join(f"{path}: {line}" for line in explain_mistakes(model, raw, error))
+        mistakes = "\n".join(f"{source(key)}: {line}" for key, line in explain_mistakes(model, raw, error))
         raise ConfigurationError(mistakes) from None

@@ -73,13 +73,15 @@ class RepeatedKey(yaml.constructor.ConstructorError):
     """A key is there twice, which the message names."""
 
 
-def explain_mistakes(model: type[BaseModel], raw: Mapping[str, Any], error: ValidationError) -> list[str]:
-    """A line for each mistake, unknown keys first: one that is missing is often one that is misspelt. `raw`: the file
-    before variables were replaced. Pure."""
+def explain_mistakes(
+    model: type[BaseModel], raw: Mapping[str, Any], error: ValidationError
+) -> list[tuple[tuple[Any, ...], str]]:
+    """The key and a line for each mistake, unknown keys first: one that is missing is often one that is misspelt.
+    `raw`: the file before variables were replaced. Pure."""
     problems = sorted(
         error.errors(include_url=False, include_context=False), key=lambda p: p["type"] != "extra_forbidden"
     )
-    return [_explain(model, raw, problem) for problem in problems]
+    return [(tuple(problem["loc"]), _explain(model, raw, problem)) for problem in problems]
 
 
 def _explain(model: type[BaseModel], raw: Mapping[str, Any], problem: Mapping[str, Any]) -> str:
