@@ -28,10 +28,10 @@ or `ANABRANCH_CONF` names another folder. `${NAME}` and `${NAME:-default}` in a 
 secrets belong there. A key that is not on this page is refused. A key with a dot is nested: `speed.trigger: 2 seconds`
 is `speed: {trigger: 2 seconds}`. A key that is **required** is so where its part of the file is given.
 
-`conf/defaults.yaml`, if there is one, has values for the keys of every stream's file but `topic`, `topics`, `table` and
-`name`. A value of the stream's file comes before that of the defaults, and that before the default on this page.
-Mappings are merged key by key; a list or any other value replaces the default whole, and `null` removes it. A mistake
-names the file that it is in.
+`defaults.yaml` beside `anabranch.yaml`, if there is one, has values for the keys of every stream's file but `topic`,
+`topics`, `table` and `name`. A value of the stream's file comes before that of the defaults, and that before the
+default on this page. Mappings are merged key by key; a list or any other value replaces the default whole, and `null`
+removes it. A mistake names the file that it is in.
 
 A **duration** is a number and a unit: `2 seconds`, `15 minutes`, `1 hour`, `30 days`. A **size** is one likewise:
 `256 MB`. A **secret** is shown in no message and no log.

@@ -180,8 +180,9 @@ def merge(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
     merged = dict(defaults)
     for key, value in own.items():
         default = merged.get(key)
-        both = isinstance(default, Mapping) and isinstance(value, Mapping)
-        merged[key] = merge(default, value) if both else value
+        if isinstance(default, Mapping) and isinstance(value, Mapping):
+            value = merge(default, value)
+        merged[key] = value
     return merged
 
 
