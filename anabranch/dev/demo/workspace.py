@@ -35,6 +35,7 @@ from anabranch.iceberg.lake import Lake
 from anabranch.job import Job, open_job
 from anabranch.spark.jars import jvm_folder
 
+_CLI = "anabranch.cli"
 _COMMAND_SECONDS = 600.0
 _END_SECONDS = 60.0
 _EVENT = re.compile(r"\d\d:\d\d:\d\d (INFO|WARNING|ERROR) ")
@@ -42,15 +43,18 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Running:
-    """One of our commands as a process in a session of its own: its JVM and Python are in it, and nobody else is."""
+    """One of our commands, or another `module`, as a process in a session of its own: its JVM and Python are in it, and
+    no other process is."""
 
-    def __init__(self, arguments: Sequence[str], folder: Path, environment: dict[str, str], log: Path) -> None:
+    def __init__(
+        self, arguments: Sequence[str], folder: Path, environment: dict[str, str], log: Path, module: str = _CLI
+    ) -> None:
         self.arguments, self.log, self.out = tuple(arguments), log, log.with_suffix(".out")
         log.parent.mkdir(exist_ok=True)
         self._seen = log.stat().st_size if log.exists() else 0
         with log.open("ab") as errors, self.out.open("wb") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "anabranch.cli", *arguments],
+                [sys.executable, "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=errors,
@@ -199,9 +203,9 @@ class Workspace:
             self.story.output(text)
         return text
 
-    def start(self, *arguments: str, log: str | None = None, **environment: str) -> Running:
+    def start(self, *arguments: str, log: str | None = None, module: str = _CLI, **environment: str) -> Running:
         file = self.logs / f"{log or arguments[0]}.log"
-        running = Running(arguments, self.folder, self._environment | environment, file)
+        running = Running(arguments, self.folder, self._environment | environment, file, module)
         self._started.append(running)
         return running
 
@@ -217,6 +221,11 @@ class Workspace:
         changes = self._changes.setdefault(stream, {})
         changes |= keys
         _write(self.conf / "streams" / f"{stream}.yaml", self.shipped(stream) | changes)
+
+    @property
+    def catalog_file(self) -> Path:
+        """The embedded catalog."""
+        return self.folder / ".anabranch" / "catalog.db"
 
     def shipped(self, stream: str) -> dict[str, Any]:
         """The stream's file as it ships."""

@@ -12,17 +12,23 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from anabranch.common.errors import Terminal, Transient
+import psutil
+
+from anabranch.common.errors import ConfigurationError, Terminal, Transient
 from anabranch.common.fail_points import FAIL_AT, PAUSE_AT, Step
 from anabranch.dev import services
 from anabranch.dev.demo.story import Story, poll
 from anabranch.dev.demo.workspace import Running, Workspace
 from anabranch.dev.producers.events import Sent
 from anabranch.dev.producers.produce import STREAM
+from anabranch.dev.services.processes import is_alive
 from anabranch.dev.services.wire import Wire
+from anabranch.dev.soak import platform
+from anabranch.dev.soak.backup import Backup
 from anabranch.dev.soak.evolving import Evolving, columns_of
 from anabranch.dev.soak.interference import Interference
 from anabranch.dev.soak.strange_stamps import send_strange
+from anabranch.kafka.client import create_topic
 from anabranch.protocol.state import State, load_state
 
 if TYPE_CHECKING:
@@ -41,6 +47,7 @@ _BATCH_STEPS = [s for s in Step if s.label.startswith(("batch.", "commit.", "led
 _TOLERATED = (-12.0, 12.0)
 _WRONG = (-86_400.0, -600.0, -45.0, 45.0, 600.0, 3_600.0, 3 * 365 * 86_400.0)
 _UNEXPECTED = 70
+_WRONG_TOPIC = "named_by_mistake"
 _PAUSED = f"pause point {Step.COMMIT_DOUBTED.label}: "
 
 
@@ -64,6 +71,9 @@ class Faults:
         self._batch: list[Running] = []
         self._ended: list[tuple[str, Running]] = []
         self._done_before: dict[Layer, int] = {}
+        bucket = space.services.home.path / "data" / "s3"
+        self._backup = Backup(space.catalog_file, bucket, space.folder / "backup")
+        self._allows_all = False
         self.sent = Sent(job.stream.topic)
         self.counts: Counter[str] = Counter()
         self._faults = self._all()
@@ -94,6 +104,15 @@ class Faults:
             (self._stamp_strangely, None),
             (self._stamp_strangely, None),
             (functools.partial(self._land_late, "command"), None),
+            (self._maintain_by_platform, None),
+            (self._maintain_by_platform, None),
+            (self._name_wrong_topic, "speed"),
+            (self._name_table_twice, None),
+            (self._allow_gaps, None),
+            (self._restart_kafka, None),
+            (self._take_backup, None),
+            (self._take_backup, "speed"),
+            (self._restore_backup, "speed"),
         ]
         for service in services:
             faults += [(functools.partial(self._hang, service), None), (functools.partial(self._cut, service), None)]
@@ -301,6 +320,89 @@ class Faults:
         self._finish("apply", *(["--rolled-back"] if self._evolving.is_behind else []))
         self._did("rolled back" if self._evolving.is_behind else "schema evolved", words)
 
+    def _maintain_by_platform(self) -> None:
+        """Another program maintains the tables beside the jobs."""
+        operations = self._dice.sample(platform.OPERATIONS, self._dice.randint(1, len(platform.OPERATIONS)))
+        arguments = (str(self._space.conf), STREAM, *operations)
+        running = self._space.start(*arguments, log="platform", module="anabranch.dev.soak.platform")
+        poll(lambda: running.code, "the other program to end", _COMMAND_SECONDS)
+        if running.code:
+            running.require_alive()
+        self._did("maintained by others", f"another program ran {', '.join(operations)}")
+
+    def _name_wrong_topic(self) -> None:
+        """The stream's file names another topic, which is empty, and is adopted; then it is put right."""
+        create_topic(self._job.environment.kafka, _WRONG_TOPIC, 1, {})
+        for topic in (_WRONG_TOPIC, self._job.stream.topic):
+            self._space.set_stream(STREAM, topic=topic)
+            self._finish("adopt")
+            if topic == _WRONG_TOPIC:
+                self._keep_alive()
+                time.sleep(self._dice.uniform(5, 20))
+        self._did("wrong topic", "another topic named and adopted, and the right one again")
+
+    def _name_table_twice(self) -> None:
+        """A second stream's file names the table: it is refused."""
+        other = self._space.conf / "streams" / "copied.yaml"
+        shutil.copy(self._space.conf / "streams" / f"{STREAM}.yaml", other)
+        try:
+            running = self._space.start("apply", "copied")
+            poll(lambda: running.code, "anabranch apply to end", _COMMAND_SECONDS)
+        finally:
+            other.unlink()
+        if running.code not in (ConfigurationError.exit_code, Transient.exit_code):
+            raise Terminal(
+                f"apply of a second stream with the same table: expected exit code {ConfigurationError.exit_code}, "
+                f"found {running.code}; the end of {running.log}:\n{running.log_tail(15)}"
+            )
+        self._did("table named twice", "a second stream's file with the same table, refused")
+
+    def _allow_gaps(self) -> None:
+        """All gaps allowed, or those of before; Kafka lacks no record, so nothing may be missing."""
+        shipped = self._space.shipped(STREAM)["batch"]
+        self._allows_all = not self._allows_all
+        gaps = ["control", "aborted", "compacted", "retention"] if self._allows_all else shipped["allow_gaps"]
+        self._space.set_stream(STREAM, batch=shipped | {"allow_gaps": gaps})
+        self._did("allow_gaps changed", f"allow_gaps: {', '.join(gaps)}")
+        self._restate()
+
+    def _restart_kafka(self) -> None:
+        """As a broker is restarted for an upgrade: SIGTERM, which hands over what it has, and started again."""
+        pid = self._pid("kafka")
+        os.kill(pid, signal.SIGTERM)
+        poll(lambda: None if psutil.pid_exists(pid) and is_alive(psutil.Process(pid)) else True, "Kafka to end", 120)
+        self._start_services()
+        self._did("kafka restarted", "Kafka ended by SIGTERM, and started again")
+
+    def _take_backup(self) -> None:
+        """While the jobs stand still, as a snapshot of their volumes is taken."""
+        alive = [running for running in (*self._speed, *self._batch) if running.code is None]
+        for running in alive:
+            running.pause()
+        try:
+            self._backup.take()
+        finally:
+            for running in alive:
+                if running.code is None:
+                    running.resume()
+        self._did("backup", "catalog and bucket copied")
+
+    def _restore_backup(self) -> None:
+        """No job runs, and no request of theirs is under way any more: it would be carried out on other tables."""
+        if not self._backup.is_taken:
+            return
+        for running in (*self._speed, *self._batch):
+            running.kill()
+        self._part_from_ended()
+        self._interference.drop_requests()
+        time.sleep(2)
+        self._backup.restore()
+        # The table may have fewer columns than the stream's file by now.
+        self._evolving.at = len(self._evolving.versions) - 1
+        self._space.set_stream(STREAM, schema=self._evolving.schema)
+        self._finish("apply")
+        self._did("restored", "catalog and bucket set back to the backup")
+
     def _stamp_strangely(self) -> None:
         before = self.sent.acknowledged
         send_strange(self._job, self._dice.randint(5, 15), self._seed * 1_000 + self.counts.total(), self.sent)
@@ -370,17 +472,15 @@ class Faults:
         self._did(f"{service} cut short", words)
 
     def _cut(self, service: Service) -> None:
-        running = self._space.services
         os.kill(self._pid(service), signal.SIGKILL)
         seconds = self._dice.uniform(0, 10)
         time.sleep(seconds)
-        services.up(
-            running.home,
-            access_key=running.access_key,
-            secret_key=running.secret_key,
-            advertised_port=self._fronts["kafka"].port,
-        )
+        self._start_services()
         self._did(f"{service} killed", f"{service} killed with every connection to it, started after {seconds:.0f} s")
+
+    def _start_services(self) -> None:
+        running, port = self._space.services, self._fronts["kafka"].port
+        services.up(running.home, access_key=running.access_key, secret_key=running.secret_key, advertised_port=port)
 
     def _pid(self, service: str) -> int:
         pid = next(s.pid for s in services.status(self._space.services.home) if s.service == service)

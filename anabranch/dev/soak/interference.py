@@ -110,6 +110,11 @@ class Interference:
             delay = _NEVER if seconds is None else seconds
             write_whole(self._orders(name) / f"late-{time.monotonic_ns()}-{number}", str(delay))
 
+    def drop_requests(self) -> None:
+        """Requests that were taken away are never carried out."""
+        for request in self.requests.glob("*.json"):
+            request.unlink(missing_ok=True)
+
     def end(self) -> None:
         """Every clock is right again, and no request is taken away any more."""
         for pattern in ("*/clock", "*/late-*"):
@@ -153,7 +158,10 @@ class Gateway:
     def carry_out(self, now: float) -> None:
         """Let all land whose time has come by then."""
         for file in sorted(self._requests.glob("*.json")):
-            delayed = json.loads(file.read_text(encoding="utf-8"))
+            try:
+                delayed = json.loads(file.read_text(encoding="utf-8"))
+            except FileNotFoundError:
+                continue  # dropped meanwhile
             if delayed["after"] == _NEVER:
                 self.dropped += 1
                 file.unlink()
@@ -176,4 +184,4 @@ class Gateway:
         except Exception as error:  # a service that does not answer
             LOG.debug("a late request has to wait: %s", error)
             return
-        file.unlink()
+        file.unlink(missing_ok=True)

@@ -1,0 +1,50 @@
+"""A copy of the catalog and the bucket, and going back to it, as an operator restores a backup."""
+
+from __future__ import annotations
+
+import filecmp
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+
+class Backup:
+    """The newest backup of a folder of objects and a SQLite catalog; both are used in place.
+
+    Taken while no job commits. The catalog is copied first: the bucket then has every file that the catalog names.
+    """
+
+    def __init__(self, catalog: Path, bucket: Path, folder: Path) -> None:
+        self._catalog, self._bucket, self._folder = catalog, bucket, folder
+
+    @property
+    def is_taken(self) -> bool:
+        return (self._folder / "bucket").exists()
+
+    def take(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        _copy_catalog(self._catalog, self._folder / "catalog.db")
+        # With the extended attributes, in which the S3 server keeps what it knows of an object.
+        shutil.copytree(self._bucket, self._folder / "bucket")
+
+    def restore(self) -> None:
+        """Go back: no job may run. Objects that the backup does not have are deleted."""
+        saved = self._folder / "bucket"
+        for path in sorted(self._bucket.rglob("*"), reverse=True):
+            if path.is_file() and not (saved / path.relative_to(self._bucket)).exists():
+                path.unlink()
+        for path in sorted(saved.rglob("*")):
+            there = self._bucket / path.relative_to(saved)
+            if path.is_dir():
+                there.mkdir(exist_ok=True)
+            elif not there.exists() or not filecmp.cmp(path, there, shallow=False):
+                shutil.copy2(path, there)
+        _copy_catalog(self._folder / "catalog.db", self._catalog)
+
+
+def _copy_catalog(source: Path, target: Path) -> None:
+    """By SQLite itself, so that whoever has the target open reads it whole."""
+    with closing(sqlite3.connect(source, timeout=60)) as one, closing(sqlite3.connect(target, timeout=60)) as other:
+        one.backup(other)

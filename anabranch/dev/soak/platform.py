@@ -1,0 +1,67 @@
+"""Another program that maintains a stream's tables, as a platform does at night: Iceberg's own procedures, by Spark.
+
+    python -m anabranch.dev.soak.platform CONF STREAM OPERATION...
+
+Each operation runs on each table of the stream. One that loses against a job's commit is skipped, as a scheduler does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from datetime import UTC, datetime, timedelta
+
+from pyspark.sql import SparkSession
+
+from anabranch.config import load_environment, load_stream
+from anabranch.spark.jars import JOBS, ensure_jars, jvm_folder
+from anabranch.spark.settings import AVRO_OPTIONS, session_settings
+
+LOG = logging.getLogger("platform")
+
+OPERATIONS = ("rewrite_data_files", "rewrite_manifests", "expire_snapshots", "remove_orphan_files")
+
+
+def call(operation: str, now: datetime) -> str:
+    """The procedure's arguments behind the table. Pure."""
+    day_ago = f"older_than => TIMESTAMP '{now - timedelta(days=1, minutes=1):%Y-%m-%d %H:%M:%S}'"
+    return {
+        "rewrite_data_files": "options => map('rewrite-all', 'true')",
+        "rewrite_manifests": "use_caching => false",
+        # All but what a branch or tag names.
+        "expire_snapshots": f"older_than => TIMESTAMP '{now:%Y-%m-%d %H:%M:%S}', retain_last => 1",
+        "remove_orphan_files": f"{day_ago}, prefix_listing => true",
+    }[operation]
+
+
+def main(conf: str, name: str, *operations: str) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    environment, stream = load_environment(conf), load_stream(name, conf)
+    log4j = f"-Dlog4j2.configurationFile=file:{jvm_folder() / 'log4j2-spark.properties'}"
+    os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    settings = session_settings(environment) | {
+        "spark.driver.extraClassPath": ":".join(str(jar) for jar in ensure_jars(confs=JOBS).spark),
+        "spark.driver.extraJavaOptions": f"{log4j} {AVRO_OPTIONS} -Daws.requestChecksumCalculation=WHEN_REQUIRED",
+        "spark.jars": "",
+        "spark.sql.session.timeZone": "UTC",
+    }
+    builder = SparkSession.builder.master("local[1]").appName("platform")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    catalog = environment.catalog.name
+    for operation in operations:
+        for table in (stream.table, stream.dead_letters_table, stream.hours_table):
+            arguments = f"table => '{table}', {call(operation, datetime.now(UTC))}"
+            try:
+                (row,) = spark.sql(f"CALL {catalog}.system.{operation}({arguments})").collect() or [None]
+                LOG.info("%s of %s: %s", operation, table, row)
+            except Exception as error:
+                LOG.info("%s of %s failed: %s", operation, table, str(error).splitlines()[0][:300])
+    spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
