@@ -124,8 +124,8 @@ test-scale: $(READY) #: hours of 3,600 micro-batches, a year of hours, all publi
 test-scale-long: $(READY) #: 3,600 micro-batches in an hour, everything real, kills; SCALE_MICRO_BATCHES=900 for fewer
 	@$(BIN)/python -m pytest -s tests/long
 
-soak: $(READY) #: everything together and faults at random: MINUTES=10 SEED=1
-	@$(BIN)/python -m anabranch.dev.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
+soak: $(READY) #: everything together and faults at random: MINUTES=10 SEED=1; ONLY='backup topic' for some
+	@$(BIN)/python -m anabranch.dev.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) $(addprefix --only ,$(ONLY))
 
 class-list: $(READY) #: conf/jvm/classes.gz, after a change of ivy.xml or pyspark: the classes of `anabranch jars --archive`
 	@PYTHONPATH=tests/support $(BIN)/python tests/measure/class_list.py

@@ -21,7 +21,7 @@ from anabranch.dev.demo.story import Story
 from anabranch.dev.demo.workspace import Elsewhere, Workspace, main, open_workspace
 from anabranch.dev.producers.produce import STREAM, TOPIC_CONFIGS, produce_events
 from anabranch.dev.services.wire import Wire
-from anabranch.dev.soak.faults import Faults
+from anabranch.dev.soak.faults import Faults, Service
 from anabranch.dev.soak.interference import Gateway, Interference
 from anabranch.dev.soak.strange_stamps import ANY_STAMP
 from anabranch.iceberg.lake import Lake
@@ -36,7 +36,7 @@ PARTITIONS = 3
 THROTTLED = {"trigger": "1 second", "max_offsets_per_trigger": 200}
 
 
-def tell(story: Story, minutes: float, seed: int) -> None:
+def tell(story: Story, minutes: float, seed: int, only: str) -> None:
     """The whole soak. Raises Refused if `main` is not exact at its end."""
     story.title(f"A soak of {minutes:g} minutes, seed {seed}: everything at once, and faults at random.")
     story.step("Kafka, S3, past hours that wait, and live events")
@@ -45,10 +45,18 @@ def tell(story: Story, minutes: float, seed: int) -> None:
         space = stack.enter_context(open_workspace(story, [STREAM], Elsewhere(kafka_front=kafka, s3_front=s3)))
         job = space.job(STREAM)
         stack.callback(job.kafka.close)
-        _tell(story, space, job, kafka, s3, minutes, seed)
+        _tell(story, space, job, {"kafka": kafka, "s3": s3}, minutes, seed, only)
 
 
-def _tell(story: Story, space: Workspace, job: Job, kafka: Wire, s3: Wire, minutes: float, seed: int) -> None:
+def _tell(
+    story: Story,
+    space: Workspace,
+    job: Job,
+    fronts: dict[Service, Wire],
+    minutes: float,
+    seed: int,
+    only: tuple[str, ...],
+) -> None:
     count = max(4, round(minutes * 1.5))
     until = hours.start_of(hours.hour_of(datetime.now(UTC) - job.stream.batch.grace))
     create_topic(job.environment.kafka, job.stream.topic, PARTITIONS, TOPIC_CONFIGS | ANY_STAMP)
@@ -66,7 +74,7 @@ def _tell(story: Story, space: Workspace, job: Job, kafka: Wire, s3: Wire, minut
     space.set_speed(STREAM, **THROTTLED)
     live = Live(job, RATE, seed + 1)
     interference = Interference(space.folder / "interference")
-    faults = Faults(story, space, job, interference, {"kafka": kafka, "s3": s3}, seed)
+    faults = Faults(story, space, job, interference, fronts, seed, only)
     story.step("Faults")
     # A catalog of its own: the gateway's thread is another.
     with Gateway(interference.requests, Lake(job.environment).catalog).running() as gateway, live.running():
@@ -88,7 +96,7 @@ def _tell(story: Story, space: Workspace, job: Job, kafka: Wire, s3: Wire, minut
     for kind, number in sorted((*faults.counts.items(), *faults.exit_codes().items())):
         story.say(f"{kind:<26} {number:>5}")
     story.say(f"requests that landed late   {gateway.landed:>4}, refused {gateway.refused}, lost {gateway.dropped}")
-    for name, front in (("Kafka", kafka), ("S3", s3)):
+    for name, front in (("Kafka", fronts["kafka"]), ("S3", fronts["s3"])):
         story.say(f"cut short of {name:<14} {front.bodies:>4} bodies, {front.answers} answers")
     story.say(f"{faults.counts.total()} faults in all")
     audit.tell(story, job, [*past.acks, *live.sent.acks, *faults.sent.acks], audit.game_event_as_sent)
@@ -99,9 +107,10 @@ def _tell(story: Story, space: Workspace, job: Job, kafka: Wire, s3: Wire, minut
 @click.command()
 @click.option("--minutes", type=click.FloatRange(min=0.5), default=10.0, show_default=True, help="How long.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Which faults, and when.")
-def command(minutes: float, seed: int) -> None:
+@click.option("--only", multiple=True, help="Only faults with this word in their name; repeatable.")
+def command(minutes: float, seed: int, only: tuple[str, ...]) -> None:
     """Run everything together, break it at random, and compare exactly."""
-    sys.exit(main(functools.partial(tell, minutes=minutes, seed=seed)))
+    sys.exit(main(functools.partial(tell, minutes=minutes, seed=seed, only=only)))
 
 
 if __name__ == "__main__":

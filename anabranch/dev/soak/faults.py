@@ -62,7 +62,9 @@ class Faults:
         interference: Interference,
         fronts: dict[Service, Wire],
         seed: int,
+        only: tuple[str, ...] = (),
     ) -> None:
+        """`only` leaves the faults with one of these words in their names; without it, all."""
         self._story, self._space, self._job = story, space, job
         self._interference, self._fronts = interference, fronts
         self._dice, self._seed = random.Random(seed), seed
@@ -76,7 +78,7 @@ class Faults:
         self._allows_all = False
         self.sent = Sent(job.stream.topic)
         self.counts: Counter[str] = Counter()
-        self._faults = self._all()
+        self._faults = [f for f in self._all() if not only or any(word in _name(f) for word in only)]
 
     def _all(self) -> list[_Fault]:
         """The faults, the likelier ones more than once, each with the layer that has to have done something since its
@@ -136,7 +138,8 @@ class Faults:
             self._keep_alive()
             time.sleep(self._dice.uniform(0, 8))
             # Two that stop nobody follow each that does, while the stopped process comes up again.
-            fault, layer = self._dice.choice([f for f in self._faults if (f[1] is None) == (number % 3 != 0)])
+            due = [f for f in self._faults if (f[1] is None) == (number % 3 != 0)]
+            fault, layer = self._dice.choice(due or self._faults)
             if layer is not None:
                 self._await_progress(layer)
             fault()
@@ -496,3 +499,9 @@ class Faults:
         finally:
             os.kill(pid, signal.SIGCONT)
         self._did(f"{service} hangs", f"{service} answered nobody for {seconds:.0f} s")
+
+
+def _name(fault: _Fault) -> str:
+    """Of the method, as in `_kill_speed`."""
+    method = fault[0].func if isinstance(fault[0], functools.partial) else fault[0]
+    return method.__name__
