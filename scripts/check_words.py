@@ -24,6 +24,7 @@ CLEAN = (
     "anabranch/job.py",
     "anabranch/kafka",
     "anabranch/offsets",
+    "anabranch/operations",
     "anabranch/records",
     "anabranch/spark",
     "batch_layer",
@@ -81,6 +82,8 @@ IDENTIFIERS = (
 
 # Names and fixed terms of libraries.
 ALLOWED = re.compile(r"\.tell\(|\b(held_snapshots)\b")
+# Keys of JSON output that programs read.
+JSON_KEYS = frozenset({"untold"})
 
 
 class Finding(NamedTuple):
@@ -97,6 +100,8 @@ def _apply(rules: Sequence[Rule], path: str, line: int, text: str) -> Iterator[F
     """Match each rule once a paragraph; a finding has the line of its match."""
     for rule in rules:
         for match in rule.pattern.finditer(text):
+            if match.group() in JSON_KEYS:
+                continue
             at = line + text.count("\n", 0, match.start())
             yield Finding(path, at, rule.expected, " ".join(match.group().split()))
 

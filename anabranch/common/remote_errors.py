@@ -51,7 +51,7 @@ _DENIED = {
         "TopicAuthorization", "GroupAuthorization", "ClusterAuthorization", "TransactionalIdAuthorization",
         "DelegationTokenAuthorization",
     ),
-    "catalog.uri: user, password and database, and what the user may do": (
+    "catalog.uri: user, password and database, and the user's permissions": (
         "password authentication failed", "no pg_hba.conf entry", "permission denied for", "FATAL:  role",
         "FATAL: role", "FATAL:  database", "FATAL: database",
     ),

@@ -49,7 +49,7 @@ class Comparison:
             ("lost", self.lost),
             ("twice", self.twice),
             ("never acknowledged", self.foreign),
-            ("of other content", self.changed),
+            ("different content", self.changed),
         ):
             sample = ", ".join(f"{partition}:{offset}" for partition, offset in places[:5])
             lines.append(f"{name:<32} {len(places):>9,}" + (f"  (partition:offset {sample} …)" if sample else ""))

@@ -1,4 +1,5 @@
-"""Maintenance: delete what is no longer needed, in steps that are each safe alone and may be interrupted anywhere.
+"""Maintenance: delete data that is no longer needed, in independent steps that may be interrupted
+anywhere.
 
 1. Remove the speed layer's files from the `speed` branch, in hours that the batch layer has served for long, some hours
    in a commit; `main` does not change. The publish expires snapshots and tags, as every publish does.
@@ -49,17 +50,18 @@ T = TypeVar("T")
 
 _ATTEMPTS = 20
 TEMPORARY = "temporary folders"
-# So many hours leave a branch in one commit: few manifests each, so that it takes well under a second.
+# Hours dropped from a branch by one commit; they have few manifests, so it takes well under a
+# second.
 _HOURS_A_COMMIT = 48
-# As many as S3 deletes by one request.
+# Objects that S3 deletes in one request.
 _FILES_AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
 class Maintained:
-    """What was (or, in a dry run, would be) cleared away: hours, and by table snapshots and files. `merged`: by how
-    many files merging made a table fewer; `spared`: what nothing refers to either, and is not of age yet;
-    `folders`: what went of temporary ones."""
+    """Deleted data (in a dry run, data to delete): hours, and by table snapshots and files.
+    `merged`: files saved by merging. `spared`: unreferenced files below the minimum age. `folders`:
+    files of temporary folders."""
 
     speed_hours: tuple[str, ...]
     expired: dict[str, int]
@@ -71,7 +73,7 @@ class Maintained:
 
 @dataclass(frozen=True)
 class _Unreferenced:
-    """By table, the files that nothing refers to: those of age, and the younger ones."""
+    """Unreferenced files by table: those above the minimum age, and younger ones."""
 
     of_age: dict[str, list[Stored]] = field(default_factory=dict)
     young: dict[str, Size] = field(default_factory=dict)
@@ -84,11 +86,11 @@ def plan_drop(
     before: datetime,
     at_most: int | None = None,
 ) -> tuple[tuple[str, ...], Timeline]:
-    """Of the hours that the speed branch has files of, those to drop, the oldest `at_most` of them, and the timeline
-    that counts them as not covered by the speed layer. Pure.
-
-    Only hours that the batch layer has accepted, and served since before the moment given; never one that an operator
-    gave to the speed layer. A long past costs the timeline nothing: before `covered_from` it names what is kept.
+    """Choose at most `at_most` of the oldest hours to drop from the speed branch, and the timeline
+    that counts them as not covered by the speed layer. Pure. Chooses only hours that the batch
+    layer has accepted and has served since before `before`, and no hour that an operator assigned
+    to the speed layer. The timeline stays small: before `covered_from` it lists only hours that are
+    kept.
     """
     timeline, have = state.timeline, set(speed_hours)
     late = datetime.max.replace(tzinfo=UTC)
@@ -109,11 +111,12 @@ def plan_drop(
 
 
 def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publisher | None = None) -> Maintained:
-    """Delete what is no longer needed, and record the run in the table; with `dry_run` only report. Idempotent.
+    """Delete data that is no longer needed, and record the run in the table; with `dry_run` only
+    report. Idempotent.
 
-    Runs every step, even after one failed. Raises the first step's error, if any: Transient when a service does not
-    answer or other commits always land first, Refused when paths are not what they seem. Completed steps stay done and
-    recorded.
+    Runs every step, even after one failed. Raises the first step's error, if any: Transient when a
+    service is unreachable or other commits always land first, Refused when paths are unsafe to
+    delete. Completed steps stay done and recorded.
     """
     lake, stream = job.lake, job.stream
     check_clock(lake, load_state(lake, stream.table))
@@ -143,14 +146,14 @@ def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publishe
 
 
 def size_of(files: Sequence[Stored]) -> Size:
-    """How many files, and their bytes. Pure."""
+    """The number of files and their total bytes. Pure."""
     return Size(len(files), sum(f.size for f in files))
 
 
 def plan_run(
     done: Maintained, began: datetime, ended: datetime, seconds: Mapping[str, float], failed: Mapping[str, str]
 ) -> MaintenanceRun:
-    """The record of a run, for the table. Pure."""
+    """The record of a run, stored in the table. Pure."""
     tables = {
         name: MaintainedTable(
             expired,
@@ -176,7 +179,7 @@ class _Steps:
         try:
             return step()
         except AnabranchError as error:
-            LOG.warning("maintenance: a step failed, going on with the next: %s", error)
+            LOG.warning("maintenance: step failed, continuing with the next: %s", error)
             self.failed.append(error)
             self.reasons.setdefault(name, str(error))
             return otherwise
@@ -193,7 +196,7 @@ def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> _Unreferenced:
         names.add(job.stream.table)
     if names and not dry_run:
         _move_heads(job, names)
-        # What was published of them up to there is spared.
+        # Files that were published meanwhile are spared.
         found = _unreferenced(job, before)
         orphans = found.of_age
     reach(Step.MAINTAIN_LISTED)
@@ -209,7 +212,8 @@ def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> _Unreferenced:
 
 
 def _drop_hours(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tuple[str, ...], int]:
-    """Drop hours, commit by commit, until none is left; returns them and how many snapshots and tags were expired."""
+    """Drop hours, one commit after another, until none is left. Returns the hours, and the number
+    of expired snapshots and tags."""
     dropped: tuple[str, ...] = ()
     expired = 0
     with Progress(LOG, f"drop hours of {publisher.stream.name}", "hours") as progress:
@@ -244,13 +248,13 @@ def _drop_some(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tupl
 
     drop, expired = publisher.run(decide, f"maintain {stream.name}").result
     if drop and not dry_run:
-        LOG.info("stream %s: the speed layer's rows of %s are dropped", stream.name, ", ".join(drop))
+        LOG.info("stream %s: dropped the speed layer's rows of %s", stream.name, ", ".join(drop))
     return drop, expired
 
 
 def plan_dead_letters(table: Table, state: State, hours: Iterable[str], id: str, now: datetime) -> Commit:
-    """The commit that takes the speed layer's dead letters of hours whose rows it dropped, of `hours` that it has any
-    of, off its branch, and expires snapshots: none that a publish of rows names. Pure."""
+    """The commit that removes dead letters from the speed branch, for those of `hours` whose rows
+    were dropped, and expires snapshots except those that a publish of rows refers to. Pure."""
     timeline = state.timeline
     gone = tuple(
         hour
@@ -262,7 +266,8 @@ def plan_dead_letters(table: Table, state: State, hours: Iterable[str], id: str,
 
 
 def _maintain_dead_letters(job: Job, now: datetime, dry_run: bool) -> int:
-    """Drop the speed layer's dead letters of hours whose rows it dropped, and expire snapshots; returns how many."""
+    """Drop the speed layer's dead letters of hours whose rows were dropped, and expire snapshots;
+    returns their number."""
     lake, stream = job.lake, job.stream
     name = stream.dead_letters_table
 
@@ -281,7 +286,8 @@ def _maintain_dead_letters(job: Job, now: datetime, dry_run: bool) -> int:
 
 
 def _expire_partials(job: Job, name: str, now: datetime, dry_run: bool) -> int:
-    """Expire snapshots of a view's partials; returns how many. Nothing is ever staged there."""
+    """Expire snapshots of a view's partials; returns their number. That table has no staged
+    snapshots."""
 
     def plan(table: Table) -> Commit | None:
         expire = plan_expiry(table, None, now)
@@ -294,9 +300,8 @@ def _expire_partials(job: Job, name: str, now: datetime, dry_run: bool) -> int:
 
 
 def _expire_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:
-    """Merge a plain table's (the ledger's) files and expire its snapshots, in steps.
-
-    Returns the number of snapshots expired, and of files saved. Nothing is ever staged there, so no publisher waits.
+    """Merge the ledger's files and expire its snapshots, in steps. Returns the numbers of expired
+    snapshots and of files saved. That table has no staged snapshots, so no publisher waits.
     """
     lake = job.lake
     before = lake.load(name)
@@ -304,7 +309,7 @@ def _expire_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:
         return len(plan_plain_expiry(before, SNAPSHOTS_KEPT)), 0
     refused = 0
     while (step := lake.merge_files(name, idle=True)) is not MergeStep.NOTHING:
-        # A step that another was before is looked at again; each that lands leaves less to do.
+        # After a conflicting commit, plan the step again; each one that lands leaves less to do.
         refused = refused + 1 if step is MergeStep.REFUSED else 0
         if refused == _ATTEMPTS:
             raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
@@ -315,15 +320,16 @@ def _expire_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:
 
 
 def should_move_head(rows: Collection[object], letters: Collection[object]) -> bool:
-    """Whether the rows' head has to move before orphans of the rows and of the dead letters are deleted: a publish of
-    rows may be about to name either. Pure."""
+    """Whether the head of the rows' table must move before orphans are deleted: a paused publish
+    may be about to commit files of the rows or of the dead letters. Pure."""
     return bool(rows or letters)
 
 
 def _move_heads(job: Job, names: Collection[str]) -> None:
-    """Publish nothing, in each table of `names`. Who was paused, since before the orphans were listed, between writing
-    one of them and the commit that names it, is refused; who then writes or checks again has a newer one, or finds it
-    too old (`speed_layer.compaction`), or its staged rows expired. Raises Transient."""
+    """Commit an empty publish to each table of `names`. It refuses the commit of a writer that
+    wrote one of the orphans and was paused since before they were listed. Such a writer then writes
+    newer files, or finds its files too old (`speed_layer.compaction`) or its staged rows expired.
+    Raises Transient."""
     lake, stream = job.lake, job.stream
 
     def decide() -> Decision[None]:
@@ -343,7 +349,7 @@ def _move_heads(job: Job, names: Collection[str]) -> None:
 def _unreferenced(job: Job, before: datetime) -> _Unreferenced:
     lake, stream = job.lake, job.stream
     names = (stream.table, stream.dead_letters_table, *stream.plain_tables, *map(stream.partials_table, stream.views))
-    # Listed first: what is published from here on is seen as referenced, or is not listed at all.
+    # List files first: files published from here on are either referenced or not in the list.
     with Progress(LOG, f"list the files of {stream.name}", "files") as progress:
         listed = {name: list_table(job.environment, lake.load(name), progress.step) for name in names}
     referenced = {path for name in names for path in references(lake.load(name))}
@@ -356,7 +362,7 @@ def _unreferenced(job: Job, before: datetime) -> _Unreferenced:
 
 
 def view(stream: str, done: Maintained, dry_run: bool) -> dict[str, Any]:
-    """As JSON shows it."""
+    """The run as a JSON object."""
     orphans = {n: {"files": len(fs), "bytes": sum(f.size for f in fs)} for n, fs in done.orphans.items()}
     return {
         "stream": stream,

@@ -201,5 +201,5 @@ def test_every_view_says_what_was_sent_what_is_spoiled_and_what_was_replaced(wor
         one, "status", one.name, expect=1
     )
     # The table itself is as it was.
-    assert run(one, "diff", one.name, hour).endswith("nothing is left unexplained\n")
+    assert run(one, "diff", one.name, hour).endswith("all differences are explained\n")
     assert len(run(one, "query", f"SELECT * FROM {name}", "--output", "csv").splitlines()) == len(rows) + 1

@@ -71,7 +71,7 @@ def test_what_an_operator_runs_from_the_end_of_an_hour_to_its_acceptance(night: 
     assert [r.decision for r in one.batch(PROVEN)] == ["accepted"]
     assert [r.decision for r in one.batch(REFUSED)] == ["refused"]
     assert "is accepted as revision 1" in explained(PROVEN)
-    assert "is refused and goes on being served by the speed layer" in explained(REFUSED)
+    assert "is refused; the speed layer still serves it" in explained(REFUSED)
     assert f"anabranch batch {name} --hour {REFUSED}" in explained(REFUSED)
     states = {
         line.split()[0]: line.split()[1]
@@ -104,7 +104,7 @@ def test_what_an_operator_runs_from_the_end_of_an_hour_to_its_acceptance(night: 
     assert "served by batch, by the rule" in run(one, lift)
     assert run(one, printed("anabranch merge STREAM", STREAM=name))
     assert run(one, printed("anabranch maintain STREAM", STREAM=name))
-    assert "last run: all steps were done" in run(one, printed("anabranch maintain STREAM --dry-run", STREAM=name))
+    assert "last run: all steps completed" in run(one, printed("anabranch maintain STREAM --dry-run", STREAM=name))
     assert Path(run(one, printed("anabranch jars")).strip()).is_dir()
     assert len(one.contents()) == 20 + 20 + 20 + 4
 

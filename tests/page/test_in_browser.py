@@ -212,7 +212,7 @@ def test_a_token_is_asked_for_once(chrome: Browser, status_page: StatusPage) -> 
                 page.get_by_label("The token in the file").fill(given)
                 page.keyboard.press("Enter")
                 if given == "wrong":
-                    expect(page.get_by_role("alert")).to_have_text("That is not the token.")
+                    expect(page.get_by_role("alert")).to_have_text("Wrong token.")
             expect(page.get_by_role("heading", level=1)).to_have_text("Streams")
             page.goto("/streams/orders")
             expect(page.get_by_role("heading", level=1)).to_have_text("orders")
@@ -245,7 +245,7 @@ def test_charts_have_a_name_words_and_numbers_and_differ_by_more_than_colour(tab
     tab.emulate_media(**media)  # type: ignore[arg-type]
     opened(tab, "/streams/orders")
     for name, told in (
-        ("Freshness", "promised are 10 s"),
+        ("Freshness", "the promise is 10 s"),
         ("Throughput", "by sealed hour"),
         ("Micro-batches", "on average: stage"),
     ):

@@ -51,8 +51,8 @@ class _Lake:
 
 
 def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> AuditReport:
-    """Audit the accepted hours from the first to the second, or all. Raises Transient when lake or Kafka do not
-    answer."""
+    """Audit the accepted hours in `hours`, or all. Raises Transient when the lake or Kafka is
+    unreachable."""
     lake = _load(job, hours)
     known = {h for h in lake.rows if _is_accepted(lake, h)} | set(lake.state.accepted)
     chosen = sorted(h for h in known if hours is None or hours[0] <= h <= hours[1])
@@ -69,8 +69,8 @@ def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> AuditRep
 
 
 def _load(job: Job, hours: tuple[str, str] | None) -> _Lake:
-    # Read the ledger first: hours accepted meanwhile wait on their branch and are read there. Start one hour earlier,
-    # since each cut is compared with the cut before it.
+    # Read the ledger first: rows of hours accepted meanwhile are read from their branch. Start one
+    # hour earlier, because each cut is compared with the previous one.
     span = Span(shift(hours[0], -1), hours[1]) if hours is not None else None
     rows = job.ledger.history(span)
     state = load_state(job.lake, job.stream.table)
@@ -148,7 +148,8 @@ def kafka_unavailable_reason(state: State, hour: str, cut: Cut, topic: Topic | N
 
 
 def _read(job: Job, topic: Topic, cut: Cut, progress: Progress) -> tuple[OffsetCounts, Ranges]:
-    """The offsets that Kafka gives of the cut, and the part that it had throughout."""
+    """The offsets of the cut that Kafka returns, and the part of the cut that its log contained
+    throughout."""
     before = read_accepted(cut.ranges, job.kafka.log_starts(topic), job.kafka.stable_ends(topic))
     given = mark_given(before, _with_progress(job.kafka.read_offsets(topic.name, before), progress) if before else ())
     # Read the log starts again: retention may have deleted records meanwhile.
@@ -167,9 +168,8 @@ def read_accepted(ranges: Ranges, starts: Offsets, ends: Offsets) -> Ranges:
 
 
 def _unrepeated(job: Job, lake: _Lake, hour: str, row: LedgerRow | None, counted: Mapping[str, Counted]) -> int | None:
-    """How many rows removed by batch repeat nothing, without those that Kafka did not give it.
-
-    Checked only in hours with duplicates, where a lost row could go unnoticed.
+    """How many rows removed by batch repeat no other row, not counting those that Kafka did not
+    return. Checked only in hours with duplicates, where a lost row could go unnoticed.
     """
     if row is None or not row.duplicate or counted["batch"].gone or hour not in lake.speed:
         return None

@@ -1,7 +1,8 @@
-"""The audit: an hour's account, counted again in data files and Kafka, against the ledger.
+"""The checks of the audit: compare an hour's ledger row with new counts from data files and Kafka.
 
-No stored count is trusted: rows and dead letters are counted in the files of `main` and `batch`, and Kafka is read
-again as far as it still has the hour. Each disagreement is one sentence with hour, partition, expected and found.
+The audit does not trust stored counts: it counts rows and dead letters in the files of `main` and
+`batch`, and reads Kafka again as far as the log still contains the hour. Each disagreement is one
+sentence with hour, partition, expected and found.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Audited:
 
     @property
     def is_held(self) -> bool:
-        """Whether Kafka still has all of the hour."""
+        """Whether Kafka's log still contains the whole hour."""
         live = [r for r in self.partitions.values() if r.cut[0] < r.cut[1]]
         return self.kafka is None and all(r.kafka is not None and r.kafka.in_kafka == r.cut for r in live)
 
@@ -112,11 +113,11 @@ def _check_ledger(a: Audited, findings: _Findings) -> None:
     row, account = a.row, a.account
     if a.accepted and (row is None or row.decision != "accepted"):
         again = "a restatement" if row is not None else "`anabranch apply`"
-        findings.differs("ledger", "a row that accepts it, as branch batch does", f"none ({again} writes it again)")
+        findings.differs("ledger", "a row that accepts the hour, as on branch batch", f"none ({again} writes it again)")
         return
     if not a.accepted:
-        expected = "branch batch to have it as accepted, as the ledger does"
-        findings.differs("table", expected, "that it does not (the next batch run rebuilds it)")
+        expected = "the hour accepted on branch batch, as in the ledger"
+        findings.differs("table", expected, "it not accepted there (the next batch run rebuilds it)")
     revision = row.revision if row is not None else None
     if a.revision and revision != a.revision:
         findings.differs("revision", f"{a.revision}, as on branch batch", f"{revision} in the ledger")
@@ -150,20 +151,20 @@ def _check_partition(a: Audited, p: int, counted: Recount, findings: _Findings) 
     for source, n in counted.twice.items():
         findings.differs(_WORDS[source], "each offset once", f"{n} rows more", p)
     for source, n in counted.misplaced.items():
-        findings.differs(_WORDS[source], "rows of this hour alone", f"{n} that name another", p)
+        findings.differs(_WORDS[source], "only rows of this hour", f"{n} of another hour", p)
     if counted.both:
         findings.differs("rows and dead letters", "each offset to be one of them", f"{counted.both} that are both", p)
     if (kafka := counted.kafka) is None:
         return
     if kafka.not_explained:
-        found = f"{kafka.not_explained} stored that it does not give: {_spans(kafka.not_given_at)}"
+        found = f"{kafka.not_explained} stored offsets that Kafka does not return: {_spans(kafka.not_given_at)}"
         findings.differs("Kafka", "all stored offsets", found + _classes(kafka.classes), p)
     if hidden := kafka.silent_classes.get(PRESENT):
-        findings.differs("Kafka", "every record of its log to be read", f"{hidden} in its log that it did not give", p)
+        findings.differs("Kafka", "every record of its log to be read", f"{hidden} in its log, not returned", p)
 
 
 def _check_totals(a: Audited, findings: _Findings) -> None:
-    """The ledger's counts against the files'."""
+    """Compare the ledger's counts with the counts of the files."""
     account, counted = a.account, list(a.partitions.values())
     good, duplicate = account.good, account.duplicate
     # The speed layer keeps duplicates.
@@ -178,11 +179,12 @@ def _check_totals(a: Audited, findings: _Findings) -> None:
             findings.differs(_WORDS[source], f"{expected}, as in the ledger", f"{n} offsets")
     if a.unrepeated:
         expected_repeat = f"each to repeat a row of the hour or of the {a.lookback} before it"
-        findings.differs("rows that batch removed", expected_repeat, f"{a.unrepeated} that repeat nothing")
+        findings.differs("rows that batch removed", expected_repeat, f"{a.unrepeated} that repeat no row")
 
 
 def _check_kafka(a: Audited, findings: _Findings) -> None:
-    """What Kafka gives against what is stored: only duplicates may be missing in the table, only gaps in Kafka."""
+    """Compare Kafka's offsets with the stored ones: only duplicates may be missing from the table,
+    and only gaps from Kafka."""
     if a.kafka is not None or not a.accepted:
         return
     account = a.account
@@ -198,7 +200,7 @@ def _check_kafka(a: Audited, findings: _Findings) -> None:
     gap = account.gap
     stored = any(k.not_given for k in given.values())
     if gap is not None and not a.is_compacted and not stored and _is_off(silent, gap, a.is_held):
-        findings.differs("Kafka", f"{_at_most(a.is_held)}{gap} offsets that it does not give, the gaps", silent)
+        findings.differs("Kafka", f"{_at_most(a.is_held)}{gap} offsets that Kafka does not return, the gaps", silent)
     if not exact or account.gaps is None:
         return
     for name in (CONTROL, ABORTED):
@@ -227,7 +229,7 @@ def _spans(spans: Sequence[tuple[int, int]]) -> str:
 
 
 def check_adjacent_cuts(cuts: Mapping[str, Cut], timeline: Timeline) -> list[Disagreement]:
-    """Hours that do not begin at the end of the hour before, in the same log. Pure."""
+    """Hours that do not begin where the previous hour of the same log ends. Pure."""
     adopted = {adoption.hour for adoption in timeline.adoptions}
     disagreements = []
     for hour, cut in sorted(cuts.items()):
@@ -237,7 +239,7 @@ def check_adjacent_cuts(cuts: Mapping[str, Cut], timeline: Timeline) -> list[Dis
         for p, (start, _) in sorted(cut.ranges.items()):
             if p in before.ranges and before.ranges[p][1] != start:
                 words = f"{before.ranges[p][1]}, the end of hour {shift(hour, -1)}"
-                disagreements.append(Disagreement(hour, p, "begin of the cut", words, str(start)))
+                disagreements.append(Disagreement(hour, p, "start of the cut", words, str(start)))
     return disagreements
 
 
@@ -271,7 +273,7 @@ class AuditedHour:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """The audited hours of a stream. `others` are disagreements about hours that were not audited."""
+    """The audited hours of a stream. `others` are disagreements about hours outside the audit."""
 
     stream: str
     hours: tuple[AuditedHour, ...]
@@ -296,7 +298,7 @@ class AuditReport:
 
 
 def build_report(stream: str, audited: Sequence[Audited], more: Sequence[Disagreement]) -> AuditReport:
-    """The report; `more` are disagreements found apart from the hours' own. Pure."""
+    """The report. `more` are disagreements that belong to no audited hour. Pure."""
     known = {a.hour for a in audited}
     hours = [AuditedHour(a, (*find_disagreements(a), *(d for d in more if d.hour == a.hour))) for a in audited]
     return AuditReport(stream, tuple(hours), tuple(d for d in more if d.hour not in known))

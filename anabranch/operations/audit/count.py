@@ -1,6 +1,6 @@
-"""Recounting an hour: which offsets of its cut the data files hold, and which Kafka gives, found by reading them.
+"""Recount an hour: read which offsets of its cut are in the data files, and which Kafka returns.
 
-A byte for each offset of the cut and source, whole columns at a time: an hour of 40 million offsets takes 160 MB.
+Uses one byte for each offset and source: an hour of 40 million offsets takes 160 MB.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ _COLUMNS = ["kafka_partition", "kafka_offset", "ingest_hour"]
 _MOST = 255
 
 GONE = (COMPACTED, RETENTION)
-"""The classes of records that Kafka held once."""
+"""The classes of records that were in Kafka's log at some time."""
 Explain = Callable[[Mapping[int, Missing]], Mapping[int, Seen]]
 
 
 class OffsetCounts:
-    """How often each offset of a cut was found, by partition, and how many rows lay outside of it."""
+    """How often each offset of a cut was found, by partition, and how many rows are outside the
+    cut."""
 
     def __init__(self, ranges: Ranges) -> None:
         self.starts = {p: s for p, (s, _) in ranges.items()}
@@ -41,7 +42,7 @@ class OffsetCounts:
         self.twice: dict[int, int] = {}
 
     def add(self, partitions: NDArray[Any], offsets: NDArray[Any]) -> None:
-        """Mark rows by their place."""
+        """Count rows by partition and offset."""
         order = np.lexsort((offsets, partitions))
         partitions, offsets = partitions[order], offsets[order]
         names, firsts = np.unique(partitions, return_index=True)
@@ -57,7 +58,7 @@ class OffsetCounts:
         if marks is None or not len(within):
             return
         distinct, times = np.unique(within, return_counts=True)
-        # Whatever is found again, here or since an earlier file, is once too often each time.
+        # Each repeated offset, in this file or an earlier one, counts as one row too many.
         more = int(times.sum()) - int((marks[distinct] == 0).sum())
         if more:
             self.twice[partition] = self.twice.get(partition, 0) + more
@@ -70,7 +71,8 @@ class OffsetCounts:
 
 @dataclass
 class Counted:
-    """What data files hold of an hour: marks, rows that say another hour, files that storage does not have."""
+    """The content of an hour's data files: offsets found, rows of another hour, and files missing
+    in storage."""
 
     marks: OffsetCounts
     misplaced: dict[int, int] = field(default_factory=dict)
@@ -80,7 +82,8 @@ class Counted:
 def count_files(
     table: Table, hour: str, ranges: Ranges, by_source: Mapping[str, Iterable[DataFile]]
 ) -> dict[str, Counted]:
-    """Count the files of each source; one that several share is read once. Raises Transient when storage is away."""
+    """Count the files of each source; read a file that several sources share once. Raises Transient
+    when storage is unreachable."""
     counted = {source: Counted(OffsetCounts(ranges)) for source in by_source}
     sources: dict[str, list[str]] = {}
     for source, files in by_source.items():
@@ -100,7 +103,8 @@ def count_files(
 
 
 def _batches(table: Table, path: str) -> Iterator[pa.RecordBatch]:
-    """A file's places as the file itself has them, not as its partition in the metadata says."""
+    """Read partition and offset columns from the file itself, not from its partition values in the
+    metadata."""
     io: Any = table.io
     scheme, netloc, name = io.parse_location(path, io.properties)
     fragment = ds.ParquetFileFormat().make_fragment(name, io.fs_by_scheme(scheme, netloc))
@@ -118,7 +122,7 @@ def _count(counted: Counted, batch: pa.RecordBatch, hour: str) -> None:
 
 
 def mark_given(ranges: Ranges, given: Iterable[tuple[int, list[int]]]) -> OffsetCounts:
-    """Mark what Kafka gives."""
+    """Count the offsets that Kafka returned."""
     marks = OffsetCounts(ranges)
     for partition, offsets in given:
         if offsets:
@@ -128,10 +132,12 @@ def mark_given(ranges: Ranges, given: Iterable[tuple[int, list[int]]]) -> Offset
 
 @dataclass(frozen=True)
 class Given:
-    """What Kafka gives of one partition of an hour, in the part of the cut that it still holds.
+    """The offsets that Kafka returns for one partition of an hour, in the part of the cut that is
+    still in its log.
 
-    `not_given` are offsets that are kept and that it does not give, `silent` those that it does not give and that are
-    not kept; `classes` and `silent_classes` are how many of them its log explains, by class, once it was looked at.
+    `not_given` are stored offsets that Kafka does not return; `silent` are offsets neither returned
+    nor stored. `classes` and `silent_classes` count those that its log explains, by class, after it
+    was read.
     """
 
     in_kafka: tuple[int, int]
@@ -147,20 +153,23 @@ class Given:
 
     @property
     def is_compacted(self) -> bool:
-        """Whether its log has lost any of it: then it gives less from day to day."""
+        """Whether compaction removed records: Kafka then returns fewer over time."""
         return any(counts.get(name) for counts in (self.classes, self.silent_classes) for name in GONE)
 
     @property
     def not_explained(self) -> int:
-        """How many offsets are kept, and its log shows something else than that their records are gone."""
+        """How many stored offsets are missing from Kafka although its log does not show their
+        records as deleted."""
         return self.not_given - sum(self.classes.get(name, 0) for name in GONE)
 
 
 @dataclass(frozen=True)
 class Recount:
-    """One partition of an hour, counted: distinct offsets of the cut by source, and what should not be.
+    """The counts of one partition of an hour: distinct offsets of the cut by source, and
+    irregularities.
 
-    `rows` and `dead` are of `main`, `batch` of the batch branch. `both`: offsets that are a row and a dead letter.
+    `rows` and `dead` are of `main`, `batch` of the batch branch. `both`: offsets that are a row and
+    a dead letter.
     """
 
     cut: tuple[int, int]
@@ -177,7 +186,8 @@ class Recount:
 def recount(
     ranges: Ranges, counted: Mapping[str, Counted], given: OffsetCounts | None, in_kafka: Ranges
 ) -> dict[int, Recount]:
-    """By partition, what was counted of `rows`, `batch` and `dead`, compared with what Kafka gave of `in_kafka`."""
+    """The counts of `rows`, `batch` and `dead` by partition, compared with what Kafka returned for
+    `in_kafka`."""
     named = {p for c in counted.values() for p in (*c.marks.outside, *c.misplaced)}
     recounts = {}
     for p in sorted({*ranges, *named}):
@@ -201,7 +211,7 @@ def recount(
 def _given(
     partition: int, cut: tuple[int, int], kept: NDArray[Any], given: OffsetCounts, in_kafka: tuple[int, int]
 ) -> Given:
-    """`given` is marked over its own ranges, of which `in_kafka` is a part."""
+    """`given` covers its own ranges, which contain `in_kafka`."""
     low, high = in_kafka
     there = given.counts[partition][low - given.starts[partition] : high - given.starts[partition]] > 0
     kept = kept[low - cut[0] : high - cut[0]]
@@ -218,7 +228,8 @@ def _given(
 
 
 def explained(recounts: Mapping[int, Recount], explain: Explain) -> dict[int, Recount]:
-    """The same with the classes of what Kafka does not give, which `explain` reads from its log."""
+    """The same recounts with classes for offsets that Kafka does not return; `explain` reads them
+    from its log."""
     given = {p: r.kafka for p, r in recounts.items() if r.kafka is not None}
     kept = explain({p: k.missing for p, k in given.items() if k.missing.count})
     silent = explain({p: k.silent for p, k in given.items() if k.silent.count})
@@ -231,7 +242,7 @@ def explained(recounts: Mapping[int, Recount], explain: Explain) -> dict[int, Re
 
 
 def spans(mask: NDArray[Any], start: int, most: int = 3) -> tuple[tuple[int, int], ...]:
-    """The first `most` half-open ranges of offsets that are set."""
+    """The first `most` half-open ranges of set offsets."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
     pairs = edges.reshape(-1, 2)[:most] + start
     return tuple((int(low), int(high)) for low, high in pairs)

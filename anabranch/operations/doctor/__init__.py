@@ -1,8 +1,8 @@
-"""The doctor: checks everything that a stream needs, and gives each fault a remedy: a command or a setting.
-
-Each check has a reader, which calls one service, and pure deciders over the result. The readers run in parallel, each
-with a time limit, so an unreachable service is a finding and the others are still checked. Nothing is changed except
-one small object under the warehouse, which is written, listed, read and deleted.
+"""The doctor: checks everything that a stream needs, and names a remedy for each fault: a command
+or a setting. Each check has a reader, which calls one service, and pure functions that judge the
+result. The readers run in parallel, each with a time limit, so an unreachable service is a finding
+and the others are still checked. Nothing is changed except one small object under the warehouse,
+which is written, listed, read and deleted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from anabranch.operations.doctor.reading import Reading, T
 
 LOG = logging.getLogger(__name__)
 
-# Longer than a client waits for an unreachable service, so that its error is received.
+# Longer than a client's own timeout, so that the client's error arrives first.
 _LIMIT = 40.0
 
 
 @dataclass(frozen=True)
 class Examined:
-    """One examination: what was found, after so many seconds."""
+    """The findings of one reader, and its duration in seconds."""
 
     name: str
     seconds: float
@@ -37,7 +37,8 @@ class Examined:
 
 @dataclass(frozen=True)
 class Report:
-    """`ready`: nothing is an error. `next`: what to run then, else the first remedy."""
+    """The doctor's report. `ready`: no finding is an error. `next`: the next command if ready, else
+    the first remedy."""
 
     ready: bool
     next: str
@@ -50,7 +51,7 @@ class Report:
 
 @dataclass(frozen=True)
 class _Readings:
-    """What is read of one stream."""
+    """The readings of one stream."""
 
     stream: Stream
     kafka: Reading[kafka.KafkaFacts]
@@ -64,7 +65,8 @@ class _Readings:
 
 
 def examine(environment: Environment, chosen: Sequence[Stream], limit: float = _LIMIT) -> Report:
-    """Examine this machine, the services, and the streams (at least one), `limit` seconds at most for each reader."""
+    """Examine this machine, the services, and at least one stream, with at most `limit` seconds for
+    each reader."""
     names = tuple(stream.name for stream in chosen)
     where = s3.place(environment)
     here = Reading("this machine", lambda: local.read(environment), limit)
@@ -114,7 +116,7 @@ def examine(environment: Environment, chosen: Sequence[Stream], limit: float = _
 
 
 def _wait(all_of: Sequence[Reading[Any] | None]) -> None:
-    """Until each has ended, or was given up."""
+    """Wait until each reading has ended or timed out."""
     readings = [reading for reading in all_of if reading is not None]
     with Progress(LOG, "examine", "services and streams", len(readings)) as progress:
         for reading in readings:
@@ -138,7 +140,7 @@ def _read(environment: Environment, stream: Stream, limit: float) -> _Readings:
 
 
 def _examine_stream(environment: Environment, of: _Readings) -> tuple[list[Examined], str]:
-    """What was found of one stream, and what to run next for it."""
+    """The findings about one stream, and the next command for it."""
     stream = of.stream
     in_kafka, in_tables, status = of.kafka.facts(), of.tables.facts(), of.status.facts()
     unread = in_tables.unread if not isinstance(in_tables, AnabranchError) else None
@@ -159,7 +161,7 @@ def _examine_stream(environment: Environment, of: _Readings) -> tuple[list[Exami
     ]
     if isinstance(status, AnabranchError):
         of_stream = [
-            _not_examined(stream.name, "tables and Kafka in order, to say where the stream stands", str(status))
+            _not_examined(stream.name, "tables and Kafka without errors, to report the stream's state", str(status))
         ]
     else:
         of_stream = streams.findings(stream, status)
@@ -178,10 +180,10 @@ def _examine_stream(environment: Environment, of: _Readings) -> tuple[list[Exami
 
 
 def _timed_out(failure: AnabranchError, reading: Reading[T]) -> Finding | None:
-    """The finding for a reader that was given up; None for one whose service has said something."""
+    """The finding for a reader that timed out; None if its service answered."""
     if not isinstance(failure, NoAnswer) or not reading.is_given_up:
         return None
-    remedy = "the same command again, with --limit SECONDS of more"
+    remedy = "run the same command with a larger --limit SECONDS"
     return error(Check.NO_ANSWER, reading.name, "the examination to end", str(failure), remedy)
 
 
@@ -191,4 +193,4 @@ def _unread(subject: str, failure: AnabranchError) -> Finding:
 
 
 def _not_examined(subject: str, expected: str, found: str) -> Finding:
-    return info(Check.NOT_EXAMINED, subject, expected, found, "nothing, unless it was to be examined")
+    return info(Check.NOT_EXAMINED, subject, expected, found, "nothing, unless you expected an examination")

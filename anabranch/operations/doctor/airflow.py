@@ -1,4 +1,4 @@
-"""Airflow, if this machine has one (AIRFLOW_HOME is set), by its own command line."""
+"""Check Airflow by its command line, if this machine has one (AIRFLOW_HOME is set)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anabranch.operations.doctor.finding import Check, Finding, error, warning
 
 HOME = "AIRFLOW_HOME"
 POOL, _SLOTS = "default_pool", 128
-# Of the DAGs of a stream: the name that its id begins with, and what does not happen while it is paused.
+# The prefix of each DAG id of a stream, and the effect of pausing that DAG.
 _DAGS = {
     "anabranch_hourly": "hours are not rebuilt",
     "anabranch_maintenance": "nothing is maintained",
@@ -28,8 +28,8 @@ _DAGS = {
 
 @dataclass(frozen=True)
 class AirflowFacts:
-    """By id, whether a DAG is paused; by file, why it cannot be imported; how many tasks of ours run at once, None
-    without the pool; and whether a scheduler is alive."""
+    """Paused state by DAG id, import errors by file, the pool's slots (None without the pool), and
+    whether a scheduler is alive."""
 
     dags: Mapping[str, bool]
     broken: Mapping[str, str]
@@ -42,7 +42,8 @@ def is_here() -> bool:
 
 
 def read() -> AirflowFacts:
-    """Ask all of it at once: a question takes Airflow seconds. Raises ConfigurationError where it does not answer."""
+    """Run the commands in parallel: Airflow needs seconds for each. Raises ConfigurationError if
+    one fails."""
     with ThreadPoolExecutor(4, "doctor-airflow") as pool:
         questions = (["dags", "list"], ["dags", "list-import-errors"], ["pools", "list"])
         dags, broken, pools = pool.map(_listed, questions)
@@ -69,7 +70,7 @@ def _ask(*question: str) -> subprocess.CompletedProcess[str]:
 
 def _listed(question: list[str]) -> list[dict[str, Any]]:
     done = _ask(*question, "--output", "json")
-    # Its warnings come first, on the same stream; its exit code is 1 where it lists errors.
+    # Airflow prints warnings first, on the same stream; its exit code is 1 if it lists errors.
     lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
     if not lines:
         said = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["nothing"]
@@ -79,8 +80,8 @@ def _listed(question: list[str]) -> list[dict[str, Any]]:
 
 
 def failed(why: str) -> Finding:
-    """The finding when Airflow reports nothing about itself."""
-    expected = "an Airflow that can be asked, since AIRFLOW_HOME is set"
+    """The finding for an Airflow whose commands fail."""
+    expected = "a working airflow command, since AIRFLOW_HOME is set"
     return error(Check.AIRFLOW_AWAY, "airflow", expected, why, "airflow db migrate")
 
 

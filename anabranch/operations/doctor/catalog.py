@@ -1,4 +1,4 @@
-"""The catalog: whether it answers, how soon, and whether a commit could take its lock."""
+"""Check the catalog: whether it answers, its latency, and whether a commit can take its lock."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from anabranch.iceberg import admin
 from anabranch.iceberg.lake import Lake
 from anabranch.operations.doctor.finding import Check, Finding, error, warning
 
-# Every publish asks it a few times, and holds the others up meanwhile.
+# Every publish sends it a few requests, and other publishers wait meanwhile.
 _SLOW = 0.5
 
 
 @dataclass(frozen=True)
 class CatalogFacts:
-    """`seconds`: how long one look for a table took, over an open connection."""
+    """`seconds`: the duration of one table lookup over an open connection."""
 
     seconds: float
 
 
 def read(environment: Environment) -> CatalogFacts:
-    """Raises ConfigurationError for a right that is missing, Transient for a catalog that is away or locked."""
+    """Raises ConfigurationError for a missing permission, Transient for a catalog that is
+    unreachable or locked."""
     lake = Lake(environment)
     admin.try_to_write(lake)
     began = time.monotonic()
-    # A name that none of ours has: it is only looked for.
+    # No table has this name; the lookup measures latency only.
     lake.exists("anabranch.doctor")
     return CatalogFacts(time.monotonic() - began)
 
@@ -36,12 +37,12 @@ def failed(catalog: Catalog, failure: AnabranchError) -> Finding:
     """The finding of a failed request. Pure."""
     subject = f"{catalog.name} ({catalog.type})"
     if "database is locked" in str(failure):
-        expected = "to be let in to write within seconds"
-        remedy = "end the process that holds the file (fuser FILE names it), or use PostgreSQL for several machines"
+        expected = "the write lock within seconds"
+        remedy = "end the process that locks the file (fuser FILE lists it), or use PostgreSQL for several machines"
         return error(Check.CATALOG_LOCKED, subject, expected, str(failure), remedy)
     if isinstance(failure, ConfigurationError):
-        remedy = "catalog.uri or catalog.properties in anabranch.yaml: user, password, and what the user may do"
-        return error(Check.CATALOG_RIGHTS, subject, "leave to read and to write", str(failure), remedy)
+        remedy = "catalog.uri or catalog.properties in anabranch.yaml: user, password, and the user's permissions"
+        return error(Check.CATALOG_RIGHTS, subject, "permission to read and to write", str(failure), remedy)
     remedy = "catalog.uri in anabranch.yaml, and the catalog's server"
     return error(Check.CATALOG_AWAY, subject, "an answer", str(failure), remedy)
 
@@ -50,7 +51,7 @@ def findings(catalog: Catalog, facts: CatalogFacts) -> list[Finding]:
     """Pure."""
     if facts.seconds <= _SLOW:
         return []
-    expected = f"an answer within {_SLOW} s: every publish asks several times"
+    expected = f"an answer within {_SLOW} s: every publish sends several requests"
     remedy = "catalog.uri in anabranch.yaml: a catalog in the region of the jobs"
     subject = f"{catalog.name} ({catalog.type})"
     return [warning(Check.CATALOG_SLOW, subject, expected, f"{facts.seconds:.1f} s", remedy)]

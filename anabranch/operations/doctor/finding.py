@@ -7,8 +7,8 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """`error`: something will not run, or data may be lost. `warning`: it runs, and may not go on so. `info`: nothing
-    has to be done."""
+    """`error`: a job cannot run, or data may be lost. `warning`: jobs run now and may fail later.
+    `info`: no action needed."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -16,7 +16,7 @@ class Severity(StrEnum):
 
 
 class Check(StrEnum):
-    """All that can be found; docs/runbooks.md has an entry for each."""
+    """All possible findings; docs/runbooks.md has an entry for each."""
 
     NOT_EXAMINED = "not-examined"
     NO_ANSWER = "no-answer"
@@ -78,7 +78,7 @@ class Check(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not as it should be. `remedy` is a command, as it is to be run, or a setting and its value."""
+    """A problem. `remedy` is a complete command, or a setting and its value."""
 
     check: Check
     severity: Severity

@@ -1,4 +1,5 @@
-"""Kafka: whether it answers, what the user may do (by doing it), and whether it keeps the topic as the layers need."""
+"""Check Kafka: whether it answers, the user's permissions (by using them), and the topic's
+retention."""
 
 from __future__ import annotations
 
@@ -36,21 +37,22 @@ class KafkaFacts:
     ends: Offsets
     partition_bytes: dict[int, int] | None
     group_refused: MissingRight | None = None
-    """Where offsets of the stream's group may not be committed."""
+    """Why offsets of the stream's group may not be committed."""
 
 
 @dataclass(frozen=True)
 class Unread:
-    """What the batch layer has yet to read: from this hour on, from these offsets on."""
+    """Records that the batch layer has not read yet: the first such hour and its start offsets."""
 
     hour: str
     starts: Offsets
 
 
 def read(environment: Environment, stream: Stream) -> KafkaFacts:
-    """Describes the topic and its settings, lists its offsets, reads one record and tries a commit, as the layers do.
+    """Describes the topic and its settings, lists its offsets, reads one record and tries a commit,
+    as the layers do.
 
-    Raises ConfigurationError for a right that is missing, Transient when Kafka is away.
+    Raises ConfigurationError for a missing permission, Transient when Kafka is unreachable.
     """
     with KafkaAdapter(environment.kafka) as kafka:
         topic = kafka.describe(stream.topic)
@@ -71,7 +73,7 @@ def read(environment: Environment, stream: Stream) -> KafkaFacts:
         except MissingRight as error:
             refused = error
         except Transient as error:
-            LOG.debug("stream %s: the right to commit was not tried: %s", stream.name, error)
+            LOG.debug("stream %s: permission to commit offsets not checked: %s", stream.name, error)
         return KafkaFacts(settings, starts, ends, sizes, refused)
 
 
@@ -81,7 +83,7 @@ def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
         expected = "the packages that decompress the topic's records"
         return error(Check.KAFKA_CODEC, stream.topic, expected, str(failure), "pip install --force-reinstall anabranch")
     if isinstance(failure, MissingRight):
-        expected = "leave to describe and read the topic"
+        expected = "permission to describe and read the topic"
         return error(Check.KAFKA_RIGHTS, stream.topic, expected, str(failure), failure.command)
     if isinstance(failure, NoTopicIds):
         expected = "brokers with topic ids, which identify a recreated topic"
@@ -90,7 +92,7 @@ def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
         return error(
             Check.KAFKA_RIGHTS,
             stream.topic,
-            "leave to describe and read the topic",
+            "permission to describe and read the topic",
             str(failure),
             f"kafka-acls.sh --bootstrap-server {quote(kafka.bootstrap_servers)} --add --allow-principal User:NAME "
             f"--operation Read --operation Describe --operation DescribeConfigs --topic {quote(stream.topic)}, or "
@@ -98,7 +100,7 @@ def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
         )
     elsewhere = "kafka.bootstrap_servers in anabranch.yaml, and the network to it"
     remedy = "anabranch dev up" if _is_here(kafka) else elsewhere
-    return error(Check.KAFKA_AWAY, kafka.bootstrap_servers, "an answer of the brokers", str(failure), remedy)
+    return error(Check.KAFKA_AWAY, kafka.bootstrap_servers, "an answer from the brokers", str(failure), remedy)
 
 
 def _is_here(kafka: Kafka) -> bool:
@@ -118,13 +120,13 @@ def findings(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | N
     found.append(_of_compaction(kafka, stream, settings, unread, now))
     if settings.timestamp_type != "LogAppendTime":
         expected = (
-            "message.timestamp.type=LogAppendTime where producers' clocks are not to be trusted: hours are cut by it"
+            "message.timestamp.type=LogAppendTime if producers' clocks are unreliable: it decides the hour of a record"
         )
         remedy = alter(kafka, topic, "message.timestamp.type=LogAppendTime")
         found.append(info(Check.TIMESTAMP_TYPE, topic, expected, settings.timestamp_type, remedy))
     if facts.group_refused is not None:
         group = f"anabranch-{stream.name}"
-        expected = "READ of the group, to commit offsets for lag monitors; nothing else reads them"
+        expected = "permission READ on the group, to commit offsets for lag monitors (nothing else uses them)"
         refused = facts.group_refused
         found.append(warning(Check.GROUP_RIGHTS, group, expected, str(refused), refused.command))
     found += _of_replicas(kafka, topic, settings)
@@ -134,8 +136,9 @@ def findings(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | N
 def _of_compaction(
     kafka: Kafka, stream: Stream, settings: TopicSettings, unread: Unread | None, now: datetime
 ) -> Finding | None:
-    """Compaction may remove a record before the batch layer has read it. The topic's policy is somebody's choice, and
-    `delete` in its place would let retention take what is older; a lag lets the layers read first."""
+    """Compaction may remove a record before the batch layer has read it. A compaction lag lets the
+    layers read first. The check does not suggest the policy `delete`, because retention would then
+    delete older records."""
     if "compact" not in settings.cleanup_policy:
         return None
     needed, backlog = _to_read(stream, unread, now)
@@ -150,10 +153,11 @@ def _of_compaction(
 
 
 def _to_read(stream: Stream, unread: Unread | None, now: datetime) -> tuple[timedelta, str]:
-    """For how long a record is to be kept until the batch layer has read it, with a day to spare; and why, in words."""
+    """How long Kafka must keep a record for the batch layer, plus one day; and the reason as
+    text."""
     waits = max(timedelta(), now - start_of(unread.hour)) if unread is not None else timedelta()
-    backlog = f" (it has yet to read {unread.hour} and what came after it)" if unread is not None else ""
-    # An hour is read once it has ended and its grace has passed.
+    backlog = f" (it has not read {unread.hour} and later hours)" if unread is not None else ""
+    # The batch layer reads an hour after the hour's end and its grace.
     return max(waits, timedelta(hours=1) + stream.batch.grace) + SPARE, backlog
 
 
@@ -166,7 +170,7 @@ def _of_time(
     needed, backlog = _to_read(stream, unread, now)
     if settings.retention >= needed:
         return None
-    expected = f"retention.ms of {words(needed)} or more: what the batch layer has yet to read, and a day{backlog}"
+    expected = f"retention.ms of {words(needed)} or more: the batch layer's unread records, plus a day{backlog}"
     weighs = Severity.ERROR if settings.retention <= waits else Severity.WARNING
     wanted = max(_WEEK, timedelta(days=-(-needed // timedelta(days=1))))
     remedy = alter(kafka, stream.topic, f"retention.ms={wanted // timedelta(milliseconds=1)}")
@@ -178,7 +182,7 @@ def _of_bytes(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | 
     if limit is None:
         return None
     remedy = alter(kafka, stream.topic, "retention.bytes=-1")
-    expected = "retention.bytes=-1, or twice the bytes of what the batch layer has yet to read of each partition"
+    expected = "retention.bytes=-1, or twice the bytes that the batch layer has not read of each partition"
     if facts.partition_bytes is None or unread is None:
         found = f"{limit} bytes a partition, and an unknown number of waiting bytes"
         return info(Check.RETENTION_BYTES, stream.topic, expected, found, remedy)
@@ -187,12 +191,12 @@ def _of_bytes(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | 
     if partition is None or limit >= 2 * waiting[partition]:
         return None
     weighs = Severity.ERROR if limit < waiting[partition] else Severity.WARNING
-    found = f"{limit} bytes a partition, and {waiting[partition]} that wait in partition {partition}"
+    found = f"{limit} bytes a partition, and {waiting[partition]} unread in partition {partition}"
     return Finding(Check.RETENTION_BYTES, weighs, stream.topic, expected, found, remedy)
 
 
 def unread_bytes(facts: KafkaFacts, sizes: dict[int, int], starts: Offsets) -> dict[int, int]:
-    """By partition, about how many bytes lie from `starts` on, if its records are about equal. Pure."""
+    """Estimated bytes from `starts` on, by partition, assuming records of equal size. Pure."""
     waiting = {}
     for p, end in facts.ends.items():
         start = facts.starts.get(p, 0)
@@ -203,15 +207,15 @@ def unread_bytes(facts: KafkaFacts, sizes: dict[int, int], starts: Offsets) -> d
 
 def _of_replicas(kafka: Kafka, topic: str, settings: TopicSettings) -> list[Finding]:
     if settings.replicas < 2 and settings.brokers == 1 and _is_here(kafka):
-        return []  # a broker to try with
+        return []  # one broker, as on a development machine
     if settings.replicas < 2:
-        expected = "a replication factor of 3: with one replica a broker's loss is the records' loss"
+        expected = "a replication factor of 3: with one replica, losing a broker loses records"
         weighs = Severity.WARNING if settings.brokers > 1 else Severity.INFO
         given = f"{settings.replicas}, of {settings.brokers} brokers"
         remedy = f"{_tool('kafka-reassign-partitions.sh', kafka)} --execute, with three brokers for each partition"
         return [Finding(Check.REPLICATION, weighs, topic, expected, given, remedy)]
     if settings.min_insync < 2:
-        expected = "min.insync.replicas=2: a record is acknowledged only once two brokers have it"
+        expected = "min.insync.replicas=2: Kafka acknowledges a record only after two brokers stored it"
         remedy = alter(kafka, topic, "min.insync.replicas=2")
         return [warning(Check.MIN_INSYNC, topic, expected, str(settings.min_insync), remedy)]
     return []
@@ -228,7 +232,7 @@ def _tool(name: str, kafka: Kafka) -> str:
 
 
 def words(time: timedelta) -> str:
-    """A time in words that are short: `36 hours`, `7 days`. Pure."""
+    """A duration as short text: `36 hours`, `7 days`. Pure."""
     for unit, size in (("day", timedelta(days=1)), ("hour", timedelta(hours=1)), ("minute", timedelta(minutes=1))):
         if time >= 3 * size or (time >= size and not time % size):
             number = time // size

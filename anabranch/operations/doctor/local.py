@@ -1,4 +1,5 @@
-"""This machine: a Java, the jars, one Python for the driver and its workers, and room for what they write."""
+"""Check this machine: Java, the jars, the same Python for driver and workers, and free disk
+space."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ from anabranch.spark.java import OLDEST, require_java
 from anabranch.spark.settings import runs_here
 
 _NAMED = 3  # jars that a finding names
-# Below the one the next checkpoint may fail, below the other the next shuffle.
+# Below the first, the next checkpoint may fail; below the second, the next shuffle.
 _FULL, _NEARLY_FULL = 64 << 20, 512 << 20
 
 
 @dataclass(frozen=True)
 class LocalFacts:
-    """`no_java` is why no Java can be run. `worker_python` is the version of the Python that Spark's workers are told
-    to use (PYSPARK_PYTHON), or why it cannot be run; None where they use this one. `temporary` is of the folders that
-    jobs of this machine write to the one whose disk has least room, `free` bytes."""
+    """`no_java` is why Java cannot be run. `worker_python` is the version of the workers' Python
+    (PYSPARK_PYTHON), or why it cannot be run; None if workers use this Python. `temporary` is the
+    folder with the least free space (`free` bytes) of those that jobs on this machine write to."""
 
     no_java: str | None
     folder: str
@@ -58,7 +59,7 @@ def _least_room(environment: Environment) -> tuple[int, str]:
 
 def _worker_python(environment: Environment) -> str | None:
     command = os.environ.get("PYSPARK_PYTHON")
-    # On a cluster it is a path of other machines.
+    # On a cluster, PYSPARK_PYTHON is a path on other machines.
     if command is None or not runs_here(environment.spark.master):
         return None
     ask = [command, "-c", "import platform; print(platform.python_version())"]
@@ -76,7 +77,7 @@ def findings(facts: LocalFacts) -> list[Finding]:
         made.append(error(Check.JAVA, "this machine", f"Java {OLDEST} or newer", facts.no_java, remedy))
     if facts.jars and all(" is missing " in sentence for sentence in facts.jars):
         found = "none" if facts.is_empty else f"{len(facts.jars)} missing"
-        expected = f"the pinned jars in {facts.folder}; the first job resolves them otherwise (200 MB, minutes)"
+        expected = f"the pinned jars in {facts.folder}; without them the first job downloads 200 MB, for minutes"
         made.append(warning(Check.JARS, "this machine", expected, found, "anabranch jars"))
     elif facts.jars:
         more = f" and {len(facts.jars) - _NAMED} more" if len(facts.jars) > _NAMED else ""

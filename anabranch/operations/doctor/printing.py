@@ -1,4 +1,4 @@
-"""A report, for people in 80 columns and for programs."""
+"""Print a report as text in 80 columns, or as JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _counted(findings: Sequence[Finding]) -> str:
 
 
 def _lines(finding: Finding) -> list[str]:
-    """A finding; its remedy in one line, however long, so that it can be copied. Pure."""
+    """The lines of a finding. The remedy stays on one line so that it can be copied. Pure."""
     lines = [f"{finding.severity} {finding.check}: {finding.subject}"]
     for word, said in (("expected", finding.expected), ("found", finding.found)):
         lines += textwrap.wrap(

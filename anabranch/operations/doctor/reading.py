@@ -35,11 +35,12 @@ class Reading(Generic[T]):
         self._took = time.monotonic() - self._began
 
     def wait(self) -> None:
-        """Until it has ended, or `limit` seconds have passed since it began."""
+        """Wait until it has ended, or `limit` seconds have passed since it began."""
         self._thread.join(max(0.0, self._began + self._limit - time.monotonic()))
 
     def facts(self) -> T | AnabranchError:
-        """What was read, or why not: NoAnswer when `limit` seconds have passed since it began."""
+        """The result. Raises the reader's error, or NoAnswer when `limit` seconds have passed since
+        it began."""
         self.wait()
         if self._thread.is_alive():
             self.is_given_up = True

@@ -1,4 +1,4 @@
-"""The schema registry of a stream whose format needs one."""
+"""Check the schema registry of a stream whose format needs one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from anabranch.operations.doctor.finding import Check, Finding, error, warning
 
 @dataclass(frozen=True)
 class RegistryFacts:
-    """Whether the registry has the stream's subject; of a stream that names none, whether it answered."""
+    """Whether the registry has the stream's subject; for a stream without a subject, whether it
+    answered."""
 
     has_subject: bool
 
 
 def read(environment: Environment, stream: Stream) -> RegistryFacts:
-    """Raises ConfigurationError when the registry refuses or is none, Transient when it is away."""
+    """Raises ConfigurationError when the server refuses or is not a registry, Transient when it is
+    unreachable."""
     registry = open_registry(environment, stream)
     if stream.format.subject is not None:
         return RegistryFacts(registry.has_subject(stream.format.subject))
-    # Any answer about an id shows that it is reachable.
+    # Any answer about an id shows that the registry is reachable.
     registry.schema(1)
     return RegistryFacts(True)
 
@@ -31,9 +33,9 @@ def failed(stream: Stream, failure: AnabranchError) -> Finding:
     """The finding of a failed request. Pure."""
     if isinstance(failure, ConfigurationError):
         remedy = "registry.url, registry.user and registry.password in anabranch.yaml"
-        return error(Check.REGISTRY_RIGHTS, stream.name, "leave to read schemas", str(failure), remedy)
+        return error(Check.REGISTRY_RIGHTS, stream.name, "permission to read schemas", str(failure), remedy)
     remedy = "registry.url in anabranch.yaml, and the network to it"
-    return error(Check.REGISTRY_AWAY, stream.name, "an answer of the schema registry", str(failure), remedy)
+    return error(Check.REGISTRY_AWAY, stream.name, "an answer from the schema registry", str(failure), remedy)
 
 
 def findings(stream: Stream, facts: RegistryFacts) -> list[Finding]:

@@ -1,4 +1,5 @@
-"""S3: what the keys may do, by doing it, and what the bucket's settings would do to the table's files."""
+"""Check S3: the permissions of the keys (by using them), and bucket settings that affect the
+table's files."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from anabranch.operations.doctor.finding import Check, Finding, error, info, war
 T = TypeVar("T")
 
 _ABANDONED = timedelta(days=1)
-# Of one request. A publish sends some ten, one after the other.
+# Seconds for one request. A publish sends about ten in sequence.
 _SLOW = 0.5
 _ARCHIVES = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 _BODY = b"anabranch doctor\n"
@@ -27,8 +28,9 @@ _BODY = b"anabranch doctor\n"
 
 @dataclass(frozen=True)
 class StoreFacts:
-    """`denied` is what of writing, listing, reading and deleting an object was refused, with the refusal; `unasked`,
-    by check, why a setting of the bucket is not known; `seconds`, how long one of these requests took."""
+    """`denied`: the refused operation (writing, listing, reading or deleting an object) and its
+    error. `unasked`: by check, why a bucket setting could not be read. `seconds`: the duration of
+    one request."""
 
     has_bucket: bool
     store_time: datetime
@@ -44,14 +46,15 @@ class StoreFacts:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the warehouse is; `prefix` ends with a slash unless it is the whole bucket."""
+    """The location of the warehouse. `prefix` ends with a slash unless the warehouse is the whole
+    bucket."""
 
     bucket: str
     prefix: str
 
 
 def place(environment: Environment) -> Place | None:
-    """None for a warehouse that is not in S3. Pure."""
+    """The warehouse's location; None if it is not in S3. Pure."""
     found = bucket_and_key(environment.catalog.warehouse)
     if found is None:
         return None
@@ -60,8 +63,8 @@ def place(environment: Environment) -> Place | None:
 
 
 def read(environment: Environment, where: Place) -> StoreFacts:
-    """Writes, lists, reads and deletes one small object under the warehouse. Raises ConfigurationError (keys, or no
-    leave to look at the bucket), Transient."""
+    """Writes, lists, reads and deletes one small object under the warehouse. Raises
+    ConfigurationError (wrong keys, or no permission to read the bucket), Transient."""
     store = open_store(environment.s3)
     has_bucket = store.has_bucket(where.bucket)
     if not has_bucket:
@@ -72,11 +75,11 @@ def read(environment: Environment, where: Place) -> StoreFacts:
 
     def listed() -> None:
         if [k for k, _, _ in store.list_objects(where.bucket, key)] != [key]:
-            raise Terminal("an object that was just written is not listed")
+            raise Terminal("expected the object just written in the listing, found none")
 
     def same() -> None:
         if store.get(where.bucket, key) != _BODY:
-            raise Terminal("an object that was just written has other bytes")
+            raise Terminal("expected the bytes just written, found others")
 
     steps: tuple[tuple[str, Callable[[], None]], ...] = (
         ("s3:PutObject", lambda: store.put(where.bucket, key, _BODY, "text/plain")),
@@ -114,17 +117,18 @@ def read(environment: Environment, where: Place) -> StoreFacts:
 
 
 def _is_away(failure: AnabranchError) -> bool:
-    """Whether the store did not answer; what nothing explains, or concerns one object to be deleted, is an answer."""
+    """Whether the store did not answer. An unclassified error, or one about deleting an object, is
+    an answer."""
     is_refusal = isinstance(failure, Unexplained) or "AccessDenied" in str(failure)
     return isinstance(failure, Transient) and not is_refusal
 
 
 def _asked(unasked: list[tuple[Check, str]], check: Check, ask: Callable[[], T]) -> T | None:
-    """The bucket's settings; None, and why, if they cannot be read."""
+    """A setting of the bucket; None if it cannot be read, with the reason in `unasked`."""
     try:
         return ask()
     except AnabranchError as refused:
-        # What a server does not implement, such as a lifecycle, it does not do either.
+        # A server that does not implement a setting, such as a lifecycle, does not apply it either.
         if "NotImplemented" not in str(refused):
             unasked.append((check, str(refused)))
         return None
@@ -135,11 +139,11 @@ def failed(environment: Environment, where: Place, failure: AnabranchError) -> F
     subject = f"s3://{where.bucket}/{where.prefix}"
     if isinstance(failure, ConfigurationError):
         remedy = "s3.access_key and s3.secret_key in anabranch.yaml, and a policy such as deploy/s3/jobs.json"
-        return error(Check.S3_RIGHTS, subject, "leave to look at the bucket", str(failure), remedy)
+        return error(Check.S3_RIGHTS, subject, "permission to read the bucket", str(failure), remedy)
     address = environment.s3.endpoint or ""
     is_here = address.startswith(("http://127.0.0.1:", "http://localhost:"))
     remedy = "anabranch dev up" if is_here else "s3.endpoint and s3.region in anabranch.yaml, and the network to them"
-    return error(Check.S3_AWAY, subject, "an answer of the object store", str(failure), remedy)
+    return error(Check.S3_AWAY, subject, "an answer from the object store", str(failure), remedy)
 
 
 def findings(where: Place, streams: tuple[str, ...], facts: StoreFacts) -> list[Finding]:
@@ -152,27 +156,28 @@ def findings(where: Place, streams: tuple[str, ...], facts: StoreFacts) -> list[
     made = []
     if facts.denied is not None and facts.lock is None:
         remedy = f"allow {facts.denied[0]} for {subject}*, as deploy/s3/jobs.json does"
-        made.append(error(Check.S3_RIGHTS, subject, f"leave for {facts.denied[0]}", facts.denied[1], remedy))
+        made.append(error(Check.S3_RIGHTS, subject, f"permission for {facts.denied[0]}", facts.denied[1], remedy))
     if is_apart(facts.store_time, facts.now):
         apart = f"{abs(facts.store_time - facts.now).total_seconds():.0f} s"
         expected = f"this machine's clock and S3's within {MAX_CLOCK_SKEW.total_seconds():.0f} s"
         made.append(error(Check.CLOCK, "this machine", expected, apart, "sudo timedatectl set-ntp true"))
     made += [one for rule in facts.rules if (one := _of_rule(where, rule)) is not None]
     if facts.versioned and not any(r.clears_versions and concerns(where, r) for r in facts.rules):
-        expected = "a rule that removes replaced versions: else `anabranch maintain` frees no byte"
+        expected = "a rule that removes noncurrent versions: without it, `anabranch maintain` frees no space"
         remedy = "a lifecycle rule of the bucket with NoncurrentVersionExpiration: {NoncurrentDays: 7}"
-        made.append(warning(Check.VERSIONING, where.bucket, expected, "versioning, and no such rule", remedy))
+        made.append(warning(Check.VERSIONING, where.bucket, expected, "versioning without such a rule", remedy))
     if facts.lock is not None:
-        expected = "no retention by default: what is locked cannot be removed by `anabranch maintain`"
+        expected = "no default retention: `anabranch maintain` cannot delete locked objects"
         lock = """--object-lock-configuration '{"ObjectLockEnabled": "Enabled"}'"""
         remedy = f"aws s3api put-object-lock-configuration --bucket {quote(where.bucket)} {lock}"
-        # S3 also asks for a checksum with each object then, which not every writer sends.
+        # With object lock, S3 also requires a checksum for each object, which not every writer
+        # sends.
         weighs = warning if facts.denied is None else error
         found = facts.lock if facts.denied is None else f"{facts.lock}; {facts.denied[1]}"
         made.append(weighs(Check.OBJECT_LOCK, where.bucket, expected, found, remedy))
     old = [upload for upload in facts.uploads if facts.now - upload.begun > _ABANDONED]
     if old:
-        expected = "no upload that was begun more than a day ago and never ended: its parts cost what objects do"
+        expected = "no incomplete multipart upload older than a day: its parts cost as much as objects"
         first = min(old, key=lambda upload: upload.begun)
         remedy = (
             f"aws s3api abort-multipart-upload --bucket {quote(where.bucket)} --key {quote(first.key)} "
@@ -181,25 +186,25 @@ def findings(where: Place, streams: tuple[str, ...], facts: StoreFacts) -> list[
         found = f"{len(old)}, the oldest of {first.begun:%Y-%m-%d} ({first.key})"
         made.append(warning(Check.UPLOADS, subject, expected, found, remedy))
     if facts.seconds > _SLOW:
-        expected = f"an answer within {_SLOW} s: a publish sends some ten requests, one after the other"
+        expected = f"an answer within {_SLOW} s: a publish sends about ten requests in sequence"
         remedy = "s3.endpoint and s3.region in anabranch.yaml: a store in the region of the jobs; the network to it"
         made.append(warning(Check.S3_SLOW, subject, expected, f"{facts.seconds:.1f} s", remedy))
-    # What a server does not know cannot harm; what may not be asked may.
+    # An unsupported setting does no harm; one without permission to read it may.
     for check, why in facts.unasked:
         made.append(
             info(
                 check,
                 where.bucket,
                 "an answer to the question",
-                f"it cannot be asked: {why}",
-                "nothing, if it is known",
+                f"it cannot be read: {why}",
+                "nothing, if you know the setting",
             )
         )
     return made
 
 
 def concerns(where: Place, rule: LifecycleRule) -> bool:
-    """Whether a rule holds for files of the warehouse. Pure."""
+    """Whether a rule applies to files of the warehouse. Pure."""
     return rule.prefix.startswith(where.prefix) or where.prefix.startswith(rule.prefix)
 
 
@@ -213,8 +218,8 @@ def _of_rule(where: Place, rule: LifecycleRule) -> Finding | None:
     )
     if does is None or not concerns(where, rule):
         return None
-    expected = "no rule that deletes or archives files of the warehouse: the table names them for as long as it lives"
+    expected = "no rule that deletes or archives files of the warehouse: the table refers to them permanently"
     weighs = warning if rule.is_narrowed else error
     found = f"rule {rule.name or 'without an id'} {does}"
-    remedy = f"a prefix that leaves out {where.prefix or 'the warehouse'} for that rule, or its Status: Disabled"
+    remedy = f"a prefix that excludes {where.prefix or 'the warehouse'} in that rule, or its Status: Disabled"
     return weighs(Check.LIFECYCLE, where.bucket, expected, found, remedy)

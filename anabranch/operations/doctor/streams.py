@@ -1,4 +1,4 @@
-"""A stream's state, as `status` reports it, and its newest accepted hours, as `audit` counts them."""
+"""Check a stream's state as `status` reports it, and audit its newest accepted hours."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from anabranch.operations.audit.checks import AuditReport
 from anabranch.operations.doctor.finding import Check, Finding, error, warning
 from anabranch.operations.reports.status import MAY_WAIT, StreamStatus, late_after, status, unexplained_words
 
-# Hours that are counted again: of more, `anabranch audit` takes as long as they have files.
+# Hours to audit; more would take too long here, since an audit reads all their files.
 _AUDITED = 3
 
 
 @dataclass(frozen=True)
 class StreamFacts:
-    """`disagreements`: by hour, what ledger and files do not agree in; of the newest hours alone."""
+    """`disagreements`: by hour, differences of ledger and files, for the newest hours only."""
 
     status: StreamStatus
     disagreements: Mapping[str, Sequence[str]]
 
 
 def read(environment: Environment, stream: Stream) -> StreamFacts:
-    """Raises Transient when Kafka or the lake does not answer."""
+    """Raises Transient when Kafka or the lake is unreachable."""
     with KafkaAdapter(environment.kafka) as kafka:
         job = Job(environment, stream, open_lake(environment, stream), kafka)
         view = status(job, late_after(stream, stream.airflow.speed_late_after))
@@ -51,14 +51,14 @@ def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
     if view.topic_recreated:
         expected = f"topic {view.topic} with the id {view.topic_id}"
         made.append(
-            error(Check.TOPIC_RECREATED, name, expected, "another, so it was recreated", f"anabranch adopt {name}")
+            error(Check.TOPIC_RECREATED, name, expected, "another id, so it was recreated", f"anabranch adopt {name}")
         )
     for hour, messages in facts.disagreements.items():
         remedy = f"anabranch batch {name} --hour {hour} --restate"
         found = f"{messages[0]}" + (f", and {len(messages) - 1} more" if len(messages) > 1 else "")
-        made.append(error(Check.LEDGER, f"{name} {hour}", "ledger and files to agree", found, remedy))
+        made.append(error(Check.LEDGER, f"{name} {hour}", "no difference between ledger and files", found, remedy))
     for hour, left in view.unexplained.items():
-        expected = "layers that differ by what is explained"
+        expected = "only explained differences between the layers"
         made.append(
             error(
                 Check.UNEXPLAINED, f"{name} {hour}", expected, unexplained_words(left), f"anabranch diff {name} {hour}"
@@ -68,24 +68,24 @@ def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
         remedy = f"anabranch explain {name} {hour}"
         made.append(warning(Check.REFUSED, f"{name} {hour}", "an accepted hour", "refused", remedy))
     for hour in view.refused_restatements:
-        found = "its restatement refused; the revision before is served"
+        found = "its restatement refused; the previous revision is served"
         remedy = f"anabranch explain {name} {hour}"
         made.append(warning(Check.REFUSED, f"{name} {hour}", "an accepted restatement", found, remedy))
     if view.late and any(view.position.values()):
-        # What readers were promised is broken; without a promise it may be meant.
+        # An error if readers were promised freshness; otherwise the lag may be intended.
         kind, promised = (error, f" within {stream.slo.fresh}") if stream.slo.fresh is not None else (warning, "")
-        expected = f"a speed layer at the head{promised}"
+        expected = f"a speed layer without lag{promised}"
         made.append(kind(Check.LATE, name, expected, view.late, f"anabranch speed {name}"))
     waiting = [*view.backlog, *view.to_seal]
     if len(waiting) > MAY_WAIT:
-        expected = f"at most {MAY_WAIT} hours that wait for the batch layer"
+        expected = f"at most {MAY_WAIT} hours waiting for the batch layer"
         found = f"{len(waiting)}, from {min(waiting)} on"
         made.append(warning(Check.BACKLOG, name, expected, found, f"anabranch batch {name}"))
     return made
 
 
 def next_command(stream: Stream, facts: StreamFacts | None) -> str:
-    """What to run for a stream in which nothing is wrong; `facts` are None before `apply`. Pure."""
+    """The next command for a stream without problems; `facts` are None before `apply`. Pure."""
     if facts is None:
         return f"anabranch apply {stream.name}"
     if facts.status.lag.offsets:

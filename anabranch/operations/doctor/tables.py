@@ -1,4 +1,4 @@
-"""A stream's tables: there, with their branches, columns and properties."""
+"""Check a stream's tables: existence, branches, columns and properties."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Drift:
-    """A property of a table that is not as `apply` made it; `found` is None where it is missing."""
+    """A table property that differs from the value that `apply` set; `found` is None if it is
+    missing."""
 
     table: str
     key: str
@@ -32,9 +33,10 @@ class Drift:
 
 @dataclass(frozen=True)
 class TableFacts:
-    """`columns`: how the table's differ from the stream's file, in words. `unread` is None while there is no state.
-    `optimizers`: by table, what shows that another program maintains it. `ref_ages`: by table, after how many
-    milliseconds `expire_snapshots` drops its branches."""
+    """`columns`: how the table's columns differ from the stream's file, as text. `unread` is None
+    if the table has no state yet. `optimizers`: by table, signs of another program that maintains
+    it. `ref_ages`: by table, the age in milliseconds at which `expire_snapshots` drops its
+    branches."""
 
     missing: tuple[str, ...] = ()
     branches: tuple[tuple[str, str], ...] = ()
@@ -51,7 +53,7 @@ def read(environment: Environment, stream: Stream) -> TableFacts:
     names = (stream.table, stream.dead_letters_table, *stream.plain_tables)
     missing = tuple(name for name in names if not lake.exists(name))
     tables = {name: lake.load(name) for name in names if name not in missing}
-    # The format's version is the metadata's own, and no property.
+    # The format version is a field of the metadata, not a property.
     wanted = {key: value for key, value in admin.TABLE_PROPERTIES.items() if key != "format-version"}
     facts = TableFacts(
         missing=missing,
@@ -82,23 +84,23 @@ def read(environment: Environment, stream: Stream) -> TableFacts:
     except Transient:
         raise
     except AnabranchError:
-        # A branch is missing, which is said.
+        # A missing branch is a finding of its own.
         return facts
 
 
 _REF_AGE = "history.expire.max-ref-age-ms"
-# Settings of programs that expire snapshots, compact files and remove orphans by themselves.
+# Settings of services that expire snapshots, compact files and remove orphans on their own.
 _OPTIMIZERS = ("history.expire.", "self-optimizing.", "optimizer.", "table-expire.", "clean-orphan-file.")
 _S3_TABLES = "--table-s3"
 
 
 def find_optimizers(table: Table) -> list[str]:
-    """What shows that another program maintains a table, in words. An optimizer that a service keeps to itself (AWS
-    Glue's) shows once it has committed. Pure."""
+    """Signs of another program that maintains a table, as text. A service's optimizer without
+    settings in the table (AWS Glue) shows only after its first commit. Pure."""
     keys = sorted(k for k in table.properties if k.startswith(_OPTIMIZERS) and k != _REF_AGE)
     shown = [f"its property {key}" for key in keys]
     if _S3_TABLES in table.location().removeprefix("s3://").partition("/")[0]:
-        shown.append("its bucket is one of S3 Tables")
+        shown.append("its bucket is an S3 Tables bucket")
     replaced = [made_at(s) for s in table.snapshots() if operation_of(s) == "replace" and not is_publish(s)]
     if replaced:
         newest = f"{max(replaced):%Y-%m-%d %H:%M} UTC"
@@ -107,7 +109,7 @@ def find_optimizers(table: Table) -> list[str]:
 
 
 def find_unread(state: State) -> Unread:
-    """What the batch layer has yet to read. Pure."""
+    """The records that the batch layer has not read yet. Pure."""
     timeline = state.timeline
     hour = min((h for h in timeline.sealed if not state.is_accepted(h)), default=None)
     if hour is None:
@@ -118,7 +120,7 @@ def find_unread(state: State) -> Unread:
 def failed(stream: Stream, failure: AnabranchError) -> Finding | None:
     """The finding of a failed request; None if it belongs to the catalog's or S3's check. Pure."""
     if isinstance(failure, AnotherStreamsTable):
-        # No command: every command for this stream would be refused.
+        # No command: every command for this stream is refused.
         remedy = f"another `table:` in streams/{stream.name}.yaml"
         return error(
             Check.ANOTHER_STREAMS_TABLE, stream.table, f"a table of stream {stream.name}", str(failure), remedy
@@ -150,9 +152,9 @@ def findings(catalog: str, stream: Stream, facts: TableFacts) -> list[Finding]:
         made.append(weighs(Check.PROPERTIES, drift.table, f"{drift.key}={drift.expected}", found, remedy))
     for name, age in facts.ref_ages:
         remedy = f"ALTER TABLE {catalog}.{name} UNSET TBLPROPERTIES ('{_REF_AGE}')"
-        made.append(error(Check.REF_AGE, name, "branches that no age ends", f"{_REF_AGE}={age}", remedy))
+        made.append(error(Check.REF_AGE, name, "branches without a maximum age", f"{_REF_AGE}={age}", remedy))
     for name in dict.fromkeys(name for name, _ in facts.optimizers):
         found = "; ".join(shown for of, shown in facts.optimizers if of == name)
-        remedy = "leave files alone that are younger than a day (docs/runbooks.md, `tables.optimizer`)"
-        made.append(info(Check.OPTIMIZER, name, "`anabranch maintain` alone to maintain it", found, remedy))
+        remedy = "not delete files younger than a day (docs/runbooks.md, `tables.optimizer`)"
+        made.append(info(Check.OPTIMIZER, name, "only `anabranch maintain` to maintain it", found, remedy))
     return made

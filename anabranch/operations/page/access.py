@@ -1,4 +1,4 @@
-"""Who may read the page, and what a browser may do with it: Host check, token, headers."""
+"""Access to the page: Host check, token, and security headers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from anabranch.common.errors import ConfigurationError
 
 COOKIE = "anabranch_page"
 LOGIN = "/login"
-# What somebody without the token may see.
+# Paths that need no token.
 _OPEN = (LOGIN, "/static/page.css", "/static/icon.svg")
-_SHORTEST = 16  # characters of a token
+_SHORTEST = 16  # minimum length of a token
 
 HEADERS: Mapping[str, str] = {
     "content-security-policy": (
@@ -38,28 +38,29 @@ HEADERS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Access:
-    """Who may read: with a `token` only those who show it; `names` are the Hosts that are answered beside addresses
-    and localhost. `over_tls`: a proxy in front speaks TLS, so the cookie never leaves it."""
+    """Access rules. With a `token`, requests must present it. `names` are the allowed Hosts besides
+    addresses and localhost. `over_tls`: a proxy terminates TLS, so the cookie is marked Secure."""
 
     names: frozenset[str] = frozenset()
     token: str | None = None
     over_tls: bool = False
 
     def is_host_known(self, host: str) -> bool:
-        """Whether a request's Host is ours. Addresses are: only a name can be rebound. Pure."""
+        """Whether a request's Host is allowed. Addresses always are, because DNS rebinding needs a
+        name. Pure."""
         name = _without_port(host)
         return name == "localhost" or name in self.names or _is_address(name)
 
     def is_token(self, given: str) -> bool:
-        """In constant time."""
+        """Whether `given` is the token, compared in constant time."""
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
     def cookie(self) -> str:
-        """What the cookie holds: of the token, yet not the token."""
+        """The cookie's value: derived from the token, so that it does not reveal it."""
         return hmac.new((self.token or "").encode(), b"anabranch page", hashlib.sha256).hexdigest()
 
     def may_read(self, headers: Headers) -> bool:
-        """By the header `Authorization: Bearer TOKEN`, or by the cookie."""
+        """Whether the header `Authorization: Bearer TOKEN` or the cookie is valid."""
         if self.token is None:
             return True
         kind, _, given = headers.get("authorization", "").partition(" ")
@@ -70,7 +71,8 @@ class Access:
 
 
 def read_token(file: Path) -> str:
-    """The token in a file. Raises ConfigurationError when there is none, or one that is soon guessed."""
+    """The token in a file. Raises ConfigurationError when the file is unreadable or the token too
+    short."""
     try:
         token = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -84,16 +86,17 @@ def read_token(file: Path) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens at `host`. Pure."""
+    """Whether a server that listens at `host` is reachable only from this machine. Pure."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def access_of(host: str, names: Sequence[str], token_file: Path | None, behind_proxy: bool) -> Access:
-    """Who may read a page that listens at `host`. Raises ConfigurationError for one that would be open to everybody."""
+    """The access rules of a page that listens at `host`. Raises ConfigurationError if it would be
+    open to everyone."""
     if not is_loopback(host) and token_file is None and not behind_proxy:
         raise ConfigurationError(
             f"--host {host}: expected --token-file, or --behind-proxy for an authenticating proxy, found neither; "
-            "without one the page is for this machine alone"
+            "without them the page listens on loopback addresses only"
         )
     own = set() if _is_address(host) else {host.lower()}
     token = read_token(token_file) if token_file is not None else None
@@ -115,7 +118,7 @@ def _is_address(name: str) -> bool:
 
 
 class Guard:
-    """Answers only those who may read, and gives every answer its headers."""
+    """Checks each request's access, and adds the security headers to each response."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
@@ -140,7 +143,7 @@ class Guard:
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._access.is_host_known(hosts[0]):
-            text = "This Host is not one of the page's: name it by --allow-host.\n"
+            text = "Unknown Host: allow it with --allow-host.\n"
             return PlainTextResponse(text, 421)
         if scope["path"] in _OPEN or self._access.may_read(headers):
             return None

@@ -1,4 +1,4 @@
-"""The page itself: addresses, templates, and what is answered for what is not there. Only reads."""
+"""The page's web application: routes, templates and error pages. Read-only."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ _STATIC = {
     "icon.svg": "image/svg+xml",
 }
 _LONGEST_FORM = 4096
-# A first answer comes within 300 ms: what is not read by then follows.
+# The first response comes within 300 ms; values not read by then arrive with a later refresh.
 _PATIENCE = timedelta(milliseconds=150)
 _ROWS_FRESH_FOR = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How often streams are asked, after how long an answer is overdue, and when a speed layer counts as late."""
+    """How often streams are read, when an answer is overdue, and when a speed layer counts as
+    late."""
 
     every: timedelta = timedelta(seconds=10)
     deadline: timedelta = timedelta(seconds=30)
@@ -53,20 +54,20 @@ class Settings:
 
 
 Found = Callable[[], Mapping[str, Job | ConfigurationError]]
-"""The streams that there are by now: each with its job, or with what is wrong with its file."""
+"""The current streams: each with its job, or with the error in its file."""
 
 
 @dataclass(frozen=True)
 class _Shown:
-    """A stream of the page. `job` is what was found of it: another object once its file has changed."""
+    """A stream of the page. `job` is replaced by a new object when the stream's file changes."""
 
     job: Job | ConfigurationError
     reader: Reader[StreamView]
 
 
 class Page:
-    """The streams' readings, and the answers that are made of them. Of `found` it is asked every so often; without,
-    the streams stay those of `jobs`."""
+    """The streams' readings, and the responses built from them. `found` is called periodically for
+    the current streams; without it, the streams of `jobs` are fixed."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class Page:
         return read_stream(job, self._settings.late_after, self._now())
 
     def follow(self) -> None:
-        """Show the streams that there are by now: of a new or changed file at once, of one that is gone no more."""
+        """Update the streams: show new and changed files at once, and drop deleted ones."""
         if self._found is None:
             return
         before, found = self._shown, self._found()
@@ -118,7 +119,7 @@ class Page:
         self._background.start([new.reader for name, new in self._shown.items() if before.get(name) is not new])
 
     def app(self) -> ASGIApp:
-        """The application; its readers run from its start to its end."""
+        """The application; its readers run for its lifetime."""
 
         @asynccontextmanager
         async def running(app: Starlette) -> AsyncIterator[None]:
@@ -140,10 +141,10 @@ class Page:
             Route(LOGIN, self._login_form, methods=["GET"]),
             Route(LOGIN, self._login, methods=["POST"]),
         ]
-        # An hour so far away that none comes before or after it is not there either.
+        # An hour at the end of the supported range has no neighbours and does not exist either.
         handlers = dict.fromkeys((HTTPException, ConfigurationError, OverflowError), self._not_there)
         handlers[Exception] = self._failed
-        # Around all of it, so that an answer to what fails has the headers too.
+        # Outermost, so that error responses have the headers too.
         return Guard(Starlette(routes=routes, lifespan=running, exception_handlers=handlers), self._access)
 
     def _streams(self, request: Request) -> Response:
@@ -194,8 +195,8 @@ class Page:
         now = self._now()
         page = hour_page(record.value) if record.value is not None else None
         of_rows = rows.value
-        stands = shown.reader.reading.value
-        first = stands.status.first_hour if stands is not None else None
+        view = shown.reader.reading.value
+        first = view.status.first_hour if view is not None else None
         differing = of_rows.difference if of_rows is not None else None
         return self._answer(
             request,
@@ -235,7 +236,7 @@ class Page:
         async for chunk in request.stream():
             body += chunk
             if len(body) > _LONGEST_FORM:
-                raise HTTPException(413, "expected a token, found more")
+                raise HTTPException(413, "expected a token, found a longer body")
         given = parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
         if not self._access.is_token(given):
             return self._answer(request, "login.html", self._now(), 403, refused=True, summary="Token")
@@ -266,7 +267,7 @@ class Page:
 
 
 def _tagged(request: Request, body: bytes, media_type: str, status: int = 200) -> Response:
-    """The body, or that it is what the client has already."""
+    """The body, or 304 if the client already has it."""
     if status != 200:
         return Response(body, status, media_type=media_type)
     tag = f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
@@ -289,5 +290,5 @@ def _templates() -> Environment:
 
 
 def split_commands(text: str) -> list[tuple[str, bool]]:
-    """Split text into parts, and whether each was between backticks. Pure."""
+    """Split text into parts, each with whether it was between backticks. Pure."""
     return [(part, i % 2 == 1) for i, part in enumerate(text.split("`")) if part]

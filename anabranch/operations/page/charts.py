@@ -16,15 +16,15 @@ LEFT = 70
 _BOTTOM, _TOP = 24, 10
 _FLOOR, _ROOM = HEIGHT - _BOTTOM, HEIGHT - _TOP - _BOTTOM
 DAY = timedelta(hours=24)
-_NAMED_HOURS = 6  # every so many hours are named
+_NAMED_HOURS = 6  # hours between labels
 
 PARTS = ("stage", "publish", "commit")
-"""Of a micro-batch's time, from the floor up."""
+"""The parts of a micro-batch's time, from the bottom up."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """An hour's bar; `value` is None where nothing was counted."""
+    """An hour's bar; `value` is None for an hour without counts."""
 
     hour: str
     value: float | None
@@ -37,7 +37,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Chart:
-    """Bars over time, and the marks of the upright axis: (label, y)."""
+    """Bars over time, and the labels of the vertical axis: (label, y)."""
 
     bars: Sequence[Bar]
     axis: Sequence[tuple[str, float]]
@@ -75,9 +75,10 @@ class Row:
 
 @dataclass(frozen=True)
 class TimeChart:
-    """Lines or boxes over the last day; the marks of both axes: (label, place). `told` is all of it in a sentence."""
+    """Lines or boxes over the last day; the labels of both axes: (label, position). `summary`
+    describes the chart in a sentence."""
 
-    told: str
+    summary: str
     axis: Sequence[tuple[str, float]]
     hours: Sequence[tuple[str, float]]
     rows: Sequence[Row]
@@ -86,7 +87,7 @@ class TimeChart:
 
 
 def throughput(day: Sequence[HourSummary]) -> Chart | None:
-    """Offsets a second by sealed hour, as the ledger counted them; None while it has counted none. Pure."""
+    """Offsets a second by sealed hour, from the ledger's counts; None without counts. Pure."""
     rates = [(view.hour, view.counts.offsets / 3600 if view.counts.offsets is not None else None) for view in day]
     known = [rate for _, rate in rates if rate is not None]
     if not known:
@@ -112,8 +113,8 @@ def throughput(day: Sequence[HourSummary]) -> Chart | None:
 
 
 def freshness(spans: Sequence[MeasuredSpan], promised: timedelta | None, now: datetime) -> TimeChart | None:
-    """Within what time half, and 99 of 100, micro-batches were readable, by the bounds that they are counted by, and
-    what is promised; None of a day without any. Pure."""
+    """The median and 99th percentile of the time until micro-batches were readable, rounded up to
+    histogram bounds, with the promised freshness; None for a day without micro-batches. Pure."""
     known = [span for span in spans if span.readable.count]
     if not known:
         return None
@@ -135,18 +136,18 @@ def freshness(spans: Sequence[MeasuredSpan], promised: timedelta | None, now: da
         for span in known
     ]
     all_of_it = together(span.readable for span in known)
-    told = (
+    summary = (
         f"Of {all_of_it.count:,} micro-batches half were readable {_after(all_of_it, 0.5)}, 99 of 100 "
         f"{_after(all_of_it, 0.99)}"
         if all_of_it.count > 1
         else f"1 micro-batch, readable {_after(all_of_it, 0.5)}"
     )
-    told += f"; promised are {seconds_words(limit[0])}." if limit else "."
-    return TimeChart(told, axis, _hours(now), rows, lines=lines)
+    summary += f"; the promise is {seconds_words(limit[0])}." if limit else "."
+    return TimeChart(summary, axis, _hours(now), rows, lines=lines)
 
 
 def micro_batches(spans: Sequence[MeasuredSpan], now: datetime) -> TimeChart | None:
-    """How long a micro-batch took on average, by what it did; None of a day without any. Pure."""
+    """The average duration of a micro-batch by step; None for a day without micro-batches. Pure."""
     known = [span for span in spans if span.stage.count]
     if not known:
         return None
@@ -177,12 +178,12 @@ def micro_batches(spans: Sequence[MeasuredSpan], now: datetime) -> TimeChart | N
 
 
 def rate_words(rate: float) -> str:
-    """A rate with three digits or so. Pure."""
+    """A rate with about three digits. Pure."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def seconds_words(seconds: float) -> str:
-    """A time with three digits or so. Pure."""
+    """A duration with about three digits. Pure."""
     if math.isinf(seconds):
         return f"more than {seconds_words(BOUNDS[-2])}"
     for unit, size in (("h", 3600), ("min", 60)):
@@ -196,7 +197,7 @@ def _mean(durations: Durations) -> float:
 
 
 def _quantile(durations: Durations, share: float) -> float:
-    """A bound that can be drawn: the highest of them for what is beyond it."""
+    """The quantile's bound for drawing; the highest finite bound if the quantile is above it."""
     return min(durations.quantile(share) or 0.0, BOUNDS[-2])
 
 
@@ -205,7 +206,7 @@ def _within(durations: Durations, share: float) -> str:
 
 
 def _after(durations: Durations, share: float) -> str:
-    """The same with its preposition: no time is within more than two hours."""
+    """The quantile as text with its preposition: `within 2 s`, or `after more than 2 h`."""
     words = _within(durations, share)
     return f"after {words}" if words.startswith("more") else f"within {words}"
 
@@ -220,14 +221,14 @@ def _x(at: datetime, now: datetime) -> float:
 
 
 def _hours(now: datetime) -> list[tuple[str, float]]:
-    """The hours that are named, where they begin."""
+    """The labels of the time axis, at the start of their hours."""
     first = now.replace(minute=0, second=0, microsecond=0)
     hours = [first - timedelta(hours=back) for back in range(24)]
     return [(f"{hour:%d %H:%M}", _x(hour, now)) for hour in hours if hour.hour % _NAMED_HOURS == 0]
 
 
 def _steps(spans: Sequence[MeasuredSpan], values: Sequence[float], y: Callable[[float], float], now: datetime) -> str:
-    """A line that is level in each span, and broken between two that do not meet."""
+    """The path of a step line, with gaps between spans that do not touch."""
     path, end = "", None
     for span, value in zip(spans, values, strict=True):
         path += f"V{y(value)}" if end == span.since else f"M{_x(span.since, now)} {y(value)}"
@@ -236,7 +237,7 @@ def _steps(spans: Sequence[MeasuredSpan], values: Sequence[float], y: Callable[[
 
 
 def _linear_axis(highest: float, words: Callable[[float], str]) -> list[tuple[str, float]]:
-    """Marks at round numbers, from 0 up to the highest value."""
+    """Labels at round numbers, from 0 to the highest value."""
     unit = 10 ** math.floor(math.log10(highest / 2))
     step = unit * max(factor for factor in (1, 2, 5) if unit * factor <= highest / 2)
     marks = [step * i for i in range(math.floor(highest / step + 1e-9) + 1)]

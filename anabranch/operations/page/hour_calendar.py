@@ -1,7 +1,6 @@
-"""The calendar of a stream's hours: days down, hours across, a month at a time; and which months need a look.
-
-All of it comes of the stream's status, which names every hour that is not accepted: so years of accepted hours cost
-nothing to remember.
+"""The calendar of a stream's hours: one month with a row for each day, and links to months that
+need attention. It is built from the stream's status alone, which lists only hours that are not
+accepted, so it stays small over years.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from anabranch.offsets.hours import end_of, hour_of, start_of
 from anabranch.operations.reports.status import StreamStatus, unexplained_words
 from anabranch.protocol.ledger_row import Layer
 
-# The letter for each state. The states are those of `anabranch explain`.
+# The letter for each state; states as in `anabranch explain`.
 LETTERS = {"accepted": "A", "refused": "R", "sealed": "S", "ended": "E", "open": "O"}
 MARKS: dict[Layer, str] = {"batch": "■", "speed": "△"}
 _MONTH = "%Y-%m"
@@ -37,7 +36,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Day:
-    """A day's hours, 24 of them: None for those that the stream does not have."""
+    """The 24 hours of a day; None for hours that the stream does not have."""
 
     date: str
     weekday: str
@@ -46,7 +45,7 @@ class Day:
 
 @dataclass(frozen=True)
 class MonthLink:
-    """A month and how many of its hours are not accepted, or need a look for another reason."""
+    """A month, with how many of its hours are not accepted or need attention for another reason."""
 
     month: str
     remarkable: int
@@ -54,7 +53,7 @@ class MonthLink:
 
 @dataclass(frozen=True)
 class Month:
-    """A month of the calendar, and its neighbours where the stream has any."""
+    """A month of the calendar, and the neighbouring months if the stream has any."""
 
     month: str
     days: Sequence[Day]
@@ -65,7 +64,7 @@ class Month:
 
 @dataclass(frozen=True)
 class _Hours:
-    """The status's lists as sets: asked for each hour of a month."""
+    """The status's lists as sets, for lookups of each hour of a month."""
 
     refused: frozenset[str]
     backlog: frozenset[str]
@@ -83,12 +82,12 @@ def month_of(text: str) -> str:
 
 
 def last_hour(view: StreamStatus, as_of: datetime) -> str:
-    """The last hour that has begun; after an adoption the open one may lie ahead. Pure."""
+    """The last hour that has begun; after an adoption the open hour may be in the future. Pure."""
     return max(view.open_hour, hour_of(as_of))
 
 
 def calendar_month(view: StreamStatus, month: str | None, as_of: datetime) -> Month:
-    """A month of a stream's hours, the newest unless it is named. Pure."""
+    """A month of a stream's hours, by default the newest. Pure."""
     first, last = view.first_hour, last_hour(view, as_of)
     month = min(max(month or last[:7], first[:7]), last[:7])
     hours = _Hours(frozenset(view.refused), frozenset(view.backlog))
@@ -134,12 +133,13 @@ def _state(view: StreamStatus, hours: _Hours, hour: str, as_of: datetime) -> str
 
 
 def served_by(view: StreamStatus, hour: str, state: str) -> Layer:
-    """The layer that serves an hour of a state: an accepted one that is not remembered one by one, batch. Pure."""
+    """The layer that serves an hour; batch for an accepted hour that the status does not list.
+    Pure."""
     return view.hours.get(hour, "batch" if state == "accepted" else "speed")
 
 
 def _years(view: StreamStatus, last: str) -> list[tuple[str, list[MonthLink]]]:
-    """By year, newest first, the months that the stream has."""
+    """The stream's months by year, newest first."""
     remarkable = Counter(h[:7] for h in {*view.backlog, *view.to_seal, *view.unexplained, *view.lost})
     years: dict[str, list[MonthLink]] = {}
     month = start_of(f"{view.first_hour[:7]}-01T00")

@@ -1,5 +1,5 @@
-"""An hour's page: what `explain`, `hours --history`, `diff`, `duplicates` and `dead-letters` say of it, in one place,
-and the command for each thing that one may do about it."""
+"""An hour's page: the output of `explain`, `hours --history`, `diff`, `duplicates` and
+`dead-letters` in one place, with the commands that apply to the hour."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from anabranch.protocol.decisions import DecisionFacts
 from anabranch.protocol.ledger_row import Entries
 from serving_layer.layer_diff.duckdb import Sample
 
-_SAMPLES = 3  # of each kind of difference, and of each reason of a dead letter
+_SAMPLES = 3  # samples for each kind of difference and each reason of a dead letter
 _DUPLICATES = 20
-_LONGEST = 300  # characters of a value
+_LONGEST = 300  # maximum characters of a value
 
 
 @dataclass(frozen=True)
 class HourRecord:
-    """An hour by ledger and snapshots."""
+    """The data about an hour from ledger and snapshots."""
 
     facts: HourFacts
     decisions: Sequence[DecisionFacts]
@@ -36,8 +36,8 @@ class HourRecord:
 
 @dataclass(frozen=True)
 class HourRows:
-    """An hour by its data files. `comparison_unavailable`: why there is no difference and no duplicate to show, if
-    so."""
+    """The data about an hour from its data files. `comparison_unavailable`: why differences and
+    duplicates cannot be shown, if so."""
 
     letters: DeadLetters
     difference: HourDifference | None
@@ -46,7 +46,7 @@ class HourRows:
 
 
 def read_record(job: Job, hour: str, now: datetime) -> HourRecord:
-    """Raises Transient when the lake does not answer."""
+    """Raises Transient when the lake is unreachable."""
     return HourRecord(explain(job, hour, now), history.history(job, hour))
 
 
@@ -62,7 +62,7 @@ def read_rows(job: Job, hour: str) -> HourRows:
 
 @dataclass(frozen=True)
 class Command:
-    """A command, and what it does."""
+    """A command and its effect."""
 
     does: str
     line: str
@@ -70,7 +70,7 @@ class Command:
 
 @dataclass(frozen=True)
 class BalanceLine:
-    """A term of the hour's account, over all partitions and by each."""
+    """A term of the hour's account, in total and by partition."""
 
     term: str
     total: int
@@ -79,7 +79,7 @@ class BalanceLine:
 
 @dataclass(frozen=True)
 class Balance:
-    """The hour's account; `closes` is None if the ledger lacks a part of it."""
+    """The hour's account; `closes` is None if the ledger row is incomplete."""
 
     partitions: Sequence[int]
     lines: Sequence[BalanceLine]
@@ -89,7 +89,7 @@ class Balance:
 
 @dataclass(frozen=True)
 class ExpectationLine:
-    """An expectation of the quality gate and what became of it."""
+    """An expectation of the quality gate and its result."""
 
     verdict: str
     type: str
@@ -101,7 +101,7 @@ class ExpectationLine:
 
 @dataclass(frozen=True)
 class SampleLine:
-    """A row in which the layers differ, by column: what speed has, and what batch has."""
+    """A row in which the layers differ: by column, the value in speed and in batch."""
 
     kind: str
     partition: int
@@ -135,7 +135,8 @@ def hour_page(record: HourRecord) -> HourPage:
 
 
 def balance_of(facts: HourFacts) -> Balance | None:
-    """The account as a table: good, dead, duplicate, and each class of gap. None where nothing was counted. Pure."""
+    """The account as a table: good, dead, duplicate, and each class of gap; None without counts.
+    Pure."""
     counts = facts.counts
     if counts.good is None:
         return None
@@ -146,9 +147,9 @@ def balance_of(facts: HourFacts) -> Balance | None:
     terms += [(f"gap: {name}", n, [a.gaps.get(name, 0) for a in each]) for name, n in facts.gaps.items()]
     if not facts.gaps:
         terms.append(("gap", counts.gap or 0, [a.gap for a in each]))
-    told = [counts.good, counts.dead, counts.duplicate, counts.gap]
-    numbers = [n for n in told if n is not None]
-    closes = sum(numbers) == counts.offsets if len(numbers) == len(told) and counts.offsets is not None else None
+    classes = [counts.good, counts.dead, counts.duplicate, counts.gap]
+    numbers = [n for n in classes if n is not None]
+    closes = sum(numbers) == counts.offsets if len(numbers) == len(classes) and counts.offsets is not None else None
     return Balance(tuple(accounts), [BalanceLine(*term) for term in terms], counts.offsets, closes)
 
 
@@ -192,25 +193,26 @@ def _short(value: object) -> str:
 
 
 def hour_commands(facts: HourFacts) -> list[Command]:
-    """Commands for the hour in its state, as typed; WHY stands for the operator's reason. Pure."""
+    """The commands that apply to the hour in its state, ready to run; WHY is a placeholder for the
+    operator's reason. Pure."""
     stream, hour = shlex.quote(facts.stream), facts.hour
     commands = []
     if facts.query is not None:
         commands.append(Command("read its rows", facts.query))
     for revision in facts.revisions:
         if revision.tag is not None and revision.query is not None:
-            commands.append(Command(f"read its rows as revision {revision.revision} had them", revision.query))
+            commands.append(Command(f"read its rows of revision {revision.revision}", revision.query))
     if facts.rebuild is not None:
         what = {"accepted": "rebuild it from Kafka as a new revision", "ended": "seal and build it"}
         commands.append(Command(what.get(facts.state, "build it (again)"), facts.rebuild))
     if facts.state == "refused" and facts.rebuild is not None:
         why = f"{facts.rebuild} --accept --why WHY"
-        commands.append(Command("publish it in spite of its rules, on your word; an account must close", why))
+        commands.append(Command("publish it although it was refused; the balance must close", why))
     if not facts.merged and not facts.kept:
-        commands.append(Command("put the files of the layer that serves it into main", f"anabranch merge {stream}"))
+        commands.append(Command("put the serving layer's files into main", f"anabranch merge {stream}"))
     if facts.state == "accepted":
         commands += [
-            Command("count it again, in the files and in Kafka", f"anabranch audit {stream} --hours {hour}"),
+            Command("recount it in the files and in Kafka", f"anabranch audit {stream} --hours {hour}"),
             Command("compare the layers row by row", f"anabranch diff {stream} {hour}"),
             Command("list what batch removed as duplicates", f"anabranch duplicates {stream} {hour}"),
         ]
@@ -218,13 +220,13 @@ def hour_commands(facts: HourFacts) -> list[Command]:
         letters = f"anabranch dead-letters {stream} --hours {hour}"
         commands.append(Command("list its dead letters", letters))
         if facts.state == "accepted":
-            commands.append(Command("restate it if some of them can be read by now", f"{letters} --replay"))
+            commands.append(Command("restate it if some of them decode now", f"{letters} --replay"))
     if facts.override is not None:
         line = f"anabranch serve-hour {stream} {hour} --layer auto --why WHY"
         commands.append(Command("lift the override", line))
     elif facts.state == "accepted" and facts.layers.uncovered is None:
         line = f"anabranch serve-hour {stream} {hour} --layer speed --why WHY"
-        commands.append(Command("give it to the speed layer", line))
+        commands.append(Command("serve it from the speed layer", line))
     if facts.quality is not None:
         commands.append(
             Command("build pages of the quality gate's results", f"anabranch data-docs {stream} {hour} --to DIR")

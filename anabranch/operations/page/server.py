@@ -10,12 +10,12 @@ from starlette.types import ASGIApp
 
 from anabranch.common.errors import ConfigurationError
 
-# Requests at once; more are answered 503.
+# Concurrent requests; further ones get status 503.
 _AT_ONCE = 200
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises ConfigurationError when nothing can listen there."""
+    """A listening socket. Raises ConfigurationError when the address cannot be bound."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
@@ -38,6 +38,6 @@ def run(app: ASGIApp, at: socket.socket) -> None:
         timeout_graceful_shutdown=3,
         ws="none",
     )
-    # uvicorn raises the signal again once it has ended.
+    # uvicorn raises the signal again after its shutdown.
     with suppress(KeyboardInterrupt):
         uvicorn.Server(configuration).run(sockets=[at])

@@ -1,4 +1,4 @@
-"""The table of streams: one row and one state for each."""
+"""The table of streams: a row with one state for each stream."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from anabranch.operations.reports.reading import Reading
 from anabranch.operations.reports.status import HourSummary, StreamStatus, unexplained_words
 
 _DAY = timedelta(hours=24)
-_NAMED = 3  # hours, or fields, that a note names
+_NAMED = 3  # hours or fields listed in a note
 
 
 @dataclass(frozen=True)
 class StreamView:
-    """What the page knows of a stream: its status, the hours of the last day, what its micro-batches measured in it,
-    how fresh it is promised to be, and its maintenance."""
+    """The page's data about a stream: its status, the last day's hours and measurements, its
+    promised freshness, and its maintenance."""
 
     status: StreamStatus
     day: Sequence[HourSummary]
@@ -32,15 +32,16 @@ class StreamView:
 
 
 def read_stream(job: Job, late_after: timedelta, now: datetime) -> StreamView:
-    """Ask the views. Raises Transient when Kafka or the lake does not answer."""
-    stands, day = status.status(job, status.late_after(job.stream, late_after)), status.hours(job, hour_of(now - _DAY))
+    """Read the reports. Raises Transient when Kafka or the lake is unreachable."""
+    current, day = status.status(job, status.late_after(job.stream, late_after)), status.hours(job, hour_of(now - _DAY))
     measured = measured_spans(job.lake.load(job.stream.table), now - _DAY)
-    return StreamView(stands, day, measured, job.stream.slo.fresh, read_maintenance(job, now))
+    return StreamView(current, day, measured, job.stream.slo.fresh, read_maintenance(job, now))
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A stream's state: a word, a mark that shows it without colour, and whether an operator should look."""
+    """A stream's state: a word, a symbol that works without colour, and whether it needs
+    attention."""
 
     word: str
     mark: str
@@ -50,7 +51,8 @@ class Condition:
 
 @dataclass(frozen=True)
 class StreamLine:
-    """A line of the table. What is not known is None; `why_old` is why nothing newer is; `drift` a note, or empty."""
+    """A row of the table; unknown values are None. `why_old` is why no newer reading exists;
+    `drift` is a note, or empty."""
 
     name: str
     condition: Condition
@@ -66,7 +68,7 @@ class StreamLine:
 
 
 def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
-    """A stream's state, the most important first. Pure."""
+    """A stream's most important condition. Pure."""
     if view.topic_recreated:
         note = f"the topic was recreated: `anabranch adopt {view.stream}`"
         return Condition("recreated", "✕", True, note)
@@ -82,7 +84,7 @@ def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
     if view.late:
         return Condition("late", "!", True, f"{view.late}: `anabranch doctor {view.stream}`")
     if view.lost:
-        note = f"retention took {sum(view.lost.values())} offsets of {_named(list(view.lost))}"
+        note = f"retention deleted {sum(view.lost.values())} offsets of {_named(list(view.lost))}"
         return Condition("lost offsets", "!", True, note)
     if (near := status.retention_reason(view, as_of)) is not None:
         return Condition("retention near", "!", True, f"{near}: `anabranch doctor {view.stream}`")
@@ -93,7 +95,7 @@ def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
 
 
 def drift_note(view: StreamStatus) -> str:
-    """What the newest accepted hour has and the schema does not know; empty for nothing. Pure."""
+    """The unknown fields of the newest accepted hour as text; empty if there are none. Pure."""
     if view.unknown is None or not view.unknown.fields:
         return ""
     names = [text_of(field.name) for field in view.unknown.fields]
@@ -108,7 +110,7 @@ def _named(names: Sequence[str]) -> str:
 def stream_line(
     name: str, reading: Reading[StreamView], now: datetime, deadline: timedelta, every: timedelta
 ) -> StreamLine:
-    """The line of a stream, by the newest reading of it. Pure."""
+    """The row of a stream, from its newest reading. Pure."""
     why_old = reading.why_old(now, deadline, every)
     if reading.value is None or reading.as_of is None:
         failed = reading.failure is not None
@@ -118,7 +120,7 @@ def stream_line(
     view = reading.value.status
     condition = classify_stream(view, reading.as_of)
     if why_old is not None:
-        condition = Condition("away", "✕", True, f"{condition.word} when it was read last: `anabranch doctor {name}`")
+        condition = Condition("away", "✕", True, f"{condition.word} at the last reading: `anabranch doctor {name}`")
     return StreamLine(
         name=name,
         condition=condition,
@@ -135,11 +137,12 @@ def stream_line(
 
 
 def summary_words(lines: Sequence[StreamLine]) -> str:
-    """All streams in a sentence, which a screen reader announces when it changes. Pure."""
+    """A summary of all streams in one sentence, which a screen reader announces when it changes.
+    Pure."""
     wrong = [line for line in lines if line.condition.is_wrong]
     old = [line for line in lines if line.why_old is not None]
     text = f"{len(lines)} streams, {len(wrong)} to look at" if len(lines) != 1 else f"1 stream, {len(wrong)} to look at"
     if wrong:
         text += ": " + ", ".join(f"{line.name} {line.condition.word}" for line in wrong[:_NAMED])
         text += f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
-    return text + (f"; of {len(old)} there is nothing newer" if old else "")
+    return text + (f"; {len(old)} without a new reading" if old else "")

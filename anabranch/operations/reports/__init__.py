@@ -1,1 +1,1 @@
-"""What people and programs read of a stream: status, hours, history, explanations, differences, metrics."""
+"""Reports about a stream: status, hours, history, explanations, differences, metrics."""

@@ -1,7 +1,6 @@
-"""What `main` holds, in numbers: rows by serving layer, the running hour's files, dead letters of the newest hours by
-reason, and what the jobs measured.
-
-It is asked again and again, so what never changes is read once: a manifest, and a file of dead letters.
+"""Counts of the content of `main`: rows by serving layer, the running hour's files, dead letters of
+the newest hours by reason, and the jobs' measurements. Repeated readings cache immutable files:
+manifests and dead letters.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 NEWEST_HOURS = 3
-"""So many hours, up to the running one, have their dead letters counted by reason."""
-# New files of dead letters that one reading opens; an hour that has more is counted by the readings after it.
+"""Dead letters are counted by reason for this many hours up to the running one."""
+# Maximum new files of dead letters that one reading opens; later readings count the rest.
 _OPENED = 64
 
 
 @dataclass(frozen=True)
 class RunningHour:
-    """What `main` holds of the hour that receives records."""
+    """The files, rows and bytes in `main` of the hour that receives records."""
 
     rows: int = 0
     files: int = 0
@@ -45,8 +44,8 @@ class RunningHour:
 
 @dataclass(frozen=True)
 class Content:
-    """Rows of `main` by the layer that serves them, the running hour, the dead letters of the newest hours by hour and
-    reason (without hours that are not counted to their end yet), and what was measured by layer."""
+    """Rows of `main` by serving layer, the running hour, dead letters of the newest hours by hour
+    and reason (without hours that are not fully counted yet), and measurements by layer."""
 
     rows: Mapping[Layer, int] = field(default_factory=dict)
     running: RunningHour = RunningHour()
@@ -55,16 +54,16 @@ class Content:
 
 
 class ContentReader:
-    """Reads a stream's content. For one thread at a time."""
+    """Reads a stream's content. Not thread-safe."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        # By a manifest's path, and the hour.
+        # Keyed by manifest path and hour.
         self._running: dict[tuple[str, str], RunningHour] = {}
         self._reasons: dict[str, Counter[str]] = {}
 
     def read(self, now: datetime) -> Content:
-        """The content as it is now. Raises Transient when the lake does not answer."""
+        """The current content. Raises Transient when the lake is unreachable."""
         job = self._job
         state = load_state(job.lake, job.stream.table)
         running = max(state.timeline.open, hour_of(now))

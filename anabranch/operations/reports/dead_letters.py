@@ -1,4 +1,4 @@
-"""The dead letters of a stream as people read them: how many for which reason, and some of each, with their bytes."""
+"""Report of a stream's dead letters: counts by reason, and samples of each with their bytes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from serving_layer.query.datasets import connected, dataset, is_reading_failure
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-_LINE = 160  # characters of a key or value that a line of text shows
-_KEPT = 2000  # and that JSON shows
+_LINE = 160  # maximum characters of a key or value in a line of text
+_KEPT = 2000  # and in JSON
 
 
 @dataclass(frozen=True)
 class Letter:
-    """A dead letter: where it lies, why it is one, and its bytes as text."""
+    """A dead letter: its partition and offset, its error, and its bytes as text."""
 
     hour: str
     partition: int
@@ -38,7 +38,7 @@ class Letter:
 
 @dataclass(frozen=True)
 class Reason:
-    """The dead letters of one error code, with the first of them."""
+    """The dead letters of one error code, with the first ones as samples."""
 
     reason: str
     count: int
@@ -49,7 +49,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class DeadLetters:
-    """The dead letters of a stream, of the hours from the first to the second, or of all."""
+    """The dead letters of a stream, of a range of hours or all."""
 
     stream: str
     hours: tuple[str, str] | None
@@ -58,8 +58,8 @@ class DeadLetters:
 
 
 def letters(job: Job, hours: tuple[str, str] | None, each: int) -> DeadLetters:
-    """The dead letters that `main` serves of the hours from the first to the second, or of all: by reason, the most
-    frequent first, each with its first `each` samples. Raises Transient when the lake does not answer."""
+    """The dead letters in `main` of a range of hours or all: by reason, most frequent first, each
+    with its first `each` samples. Raises Transient when the lake is unreachable."""
     table = job.lake.load(job.stream.dead_letters_table)
     wanted = hours_between(hours[0], shift(hours[1], 1)) if hours is not None else None
     reasons = read(table, wanted, each)
@@ -67,7 +67,8 @@ def letters(job: Job, hours: tuple[str, str] | None, each: int) -> DeadLetters:
 
 
 def read(table: Table, hours: Collection[str] | None, each: int) -> list[Reason]:
-    """The reasons of a loaded table, of some hours or all, with samples by (hour, partition, offset)."""
+    """The reasons in a loaded table, for a range of hours or all, with samples in order of hour,
+    partition and offset."""
     with connected() as connection:
         connection.register("letters", dataset(".".join(table.name()), table, hours=hours))
         try:
@@ -81,7 +82,7 @@ def read(table: Table, hours: Collection[str] | None, each: int) -> list[Reason]
                 "SELECT error_code, ingest_hour, kafka_partition, kafka_offset FROM letters QUALIFY row_number() OVER "
                 f"(PARTITION BY error_code ORDER BY ingest_hour, kafka_partition, kafka_offset) <= {each}",
             )
-            # Values may be large, so only those that are shown are read.
+            # Values may be large: read only those of samples.
             where = " OR ".join(
                 f"(ingest_hour = '{p['ingest_hour']}' AND kafka_partition = {p['kafka_partition']} "
                 f"AND kafka_offset = {p['kafka_offset']})"
@@ -126,7 +127,7 @@ def shown(data: bytes | None, longest: int) -> str | None:
     """Bytes as text for display: bytes that are no UTF-8 as `\\xff`, and no more than `longest` characters. Pure."""
     if data is None:
         return None
-    # A character has at most four bytes, so a split one lies after the last that is shown.
+    # A character has at most four bytes, so a cut one is after the last that is shown.
     line = data[: 4 * longest + 4].decode("utf-8", errors="backslashreplace")
     return line if len(line) <= longest else line[:longest] + "…"
 

@@ -1,4 +1,4 @@
-"""What of an hour can be shown row by row: where the layers differ, and which record repeats which."""
+"""Row-by-row reports of an hour: where the layers differ, and which record repeats which."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from anabranch.protocol.state import State, load_state
 from serving_layer.layer_diff.duckdb import Repeated, Sample, open_comparison
 from serving_layer.layer_diff.kinds import Difference, unexplained_counts
 
-_LONGEST = 100  # characters of a row that a line of text shows
+_LONGEST = 100  # maximum characters of a row in a line of text
 _WORDS = {
-    "changed": "of other content",
+    "changed": "different content",
     "extra": "in speed, not in batch",
     "missing": "in batch, not in speed",
     "unread": "in batch, not read by speed",
@@ -28,8 +28,8 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class HourDifference:
-    """Speed against batch for an hour, now and when it was accepted. `uncovered` is why the speed layer's rows do not
-    account for the hour now, if so."""
+    """Speed compared with batch for an hour, now and when it was accepted. `uncovered` is why the
+    speed layer does not cover the whole hour now, if so."""
 
     stream: str
     hour: str
@@ -44,8 +44,9 @@ class HourDifference:
 
 @dataclass(frozen=True)
 class HourDuplicates:
-    """The records of an hour that the batch layer removed: as many as the ledger `counted`, as were `found` now, and
-    those that are `listed`. `untold` is why some cannot be found, if so."""
+    """The records of an hour that the batch layer removed. `counted`: their number in the ledger;
+    `found`: their number now; `listed`: how many are listed. `untold`: why some cannot be found, if
+    so."""
 
     stream: str
     hour: str
@@ -57,9 +58,8 @@ class HourDuplicates:
 
 
 def difference(job: Job, hour: str, each: int) -> HourDifference:
-    """Speed against batch for an accepted hour, counted, with the first `each` rows of every kind.
-
-    Raises Refused for an hour that the batch layer has not accepted, Transient when the lake does not answer.
+    """Compare speed with batch for an accepted hour: counts, with the first `each` rows of every
+    kind. Raises Refused for an hour that is not accepted, Transient when the lake is unreachable.
     """
     state = load_state(job.lake, job.stream.table)
     row = _accepted_row(job, state, hour)
@@ -80,7 +80,7 @@ def difference_view(
     row: LedgerRow | None,
     uncovered: str | None,
 ) -> HourDifference:
-    """The view, from what was counted now and the ledger's row of when the hour was accepted. Pure."""
+    """The report, from the current counts and the ledger's row of the acceptance. Pure."""
     now = replace(counted.diff, sample=None)
     account = row or HourAccount()
     return HourDifference(
@@ -107,15 +107,15 @@ def print_difference(view: HourDifference, output: str) -> None:
         [(counts[k] - (counts["unread"] if k == "missing" else 0), f"{k}: {_WORDS[k]}") for k in _WORDS],
     )
     if view.uncovered:
-        print(f"{view.uncovered}; what it lacks for that is no fault")
+        print(f"{view.uncovered}; rows missing for that reason are no fault")
     for sample in view.samples:
         _print_sample(sample)
     if view.when_accepted is not None and view.when_accepted != view.diff:
-        print("when the hour was accepted: " + ", ".join(f"{n} {k}" for k, n in view.when_accepted.as_dict().items()))
+        print("at acceptance: " + ", ".join(f"{n} {k}" for k, n in view.when_accepted.as_dict().items()))
     if view.unexplained:
         print(f"nothing explains {unexplained_words(view.unexplained)}")
     else:
-        print("nothing is left unexplained")
+        print("all differences are explained")
 
 
 def _print_sample(sample: Sample) -> None:
@@ -129,9 +129,9 @@ def _print_sample(sample: Sample) -> None:
 
 
 def duplicates(job: Job, hour: str, limit: int) -> HourDuplicates:
-    """The records of an accepted hour that the batch layer removed, and which row each repeats: the first `limit`.
-
-    Raises Refused for an hour that the batch layer has not accepted, Transient when the lake does not answer.
+    """The first `limit` records of an accepted hour that the batch layer removed, and the row that
+    each repeats. Raises Refused for an hour that is not accepted, Transient when the lake is
+    unreachable.
     """
     state = load_state(job.lake, job.stream.table)
     row = _accepted_row(job, state, hour)
@@ -144,33 +144,30 @@ def duplicates(job: Job, hour: str, limit: int) -> HourDuplicates:
         counted=counted,
         found=number,
         listed=len(listed),
-        untold=untold_reason(state, hour, counted, number),
+        untold=not_found_reason(state, hour, counted, number),
         duplicates=listed,
     )
 
 
-def untold_reason(state: State, hour: str, counted: int | None, number: int) -> str | None:
+def not_found_reason(state: State, hour: str, counted: int | None, number: int) -> str | None:
     """Why some duplicates counted in the ledger cannot be found, or None. Pure."""
     if counted is None:
-        return "the ledger has no count; its row was written again from the branches"
+        return "the ledger has no count: its row was restored from the branches"
     if counted == number:
         return None
     if number > counted:
-        return (
-            f"{number - counted} more than the ledger counts: rows that batch lacks although it never had to remove "
-            "them"
-        )
+        return f"{number - counted} more than the ledger counts: rows missing from batch that are not duplicates"
     left = f"{counted - number} cannot be found"
     if (uncovered := speed_rows_reason(state, hour)) is not None:
         return f"{left}: they are found in the speed layer's rows, and {uncovered}"
-    return f"{left}: the rows that they repeat are not in the hour or its look-back any more"
+    return f"{left}: the rows that they repeat are no longer in the hour or its look-back"
 
 
 def speed_rows_reason(state: State, hour: str) -> str | None:
-    """Why the speed layer's rows do not account for an hour, in words; None when they do. Pure."""
+    """Why the speed layer does not cover an hour, as text; None if it does. Pure."""
     timeline = state.timeline
     if timeline.is_skipped(hour) and hour not in timeline.skipped:
-        return "those of the hour are gone (`anabranch maintain`)"
+        return "those of the hour were deleted (`anabranch maintain`)"
     return coverage.uncovered_reason(state, "speed", hour)
 
 
@@ -192,11 +189,12 @@ def print_duplicates(view: HourDuplicates, output: str) -> None:
 
 
 def _accepted_row(job: Job, state: State, hour: str) -> LedgerRow | None:
-    """The ledger's newest word on an hour that the batch layer has accepted. Raises Refused for any other."""
+    """The ledger's newest row of an hour that the batch layer has accepted. Raises Refused for any
+    other hour."""
     rows = ledger.newest(job.ledger.history([hour]))
     if not state.is_accepted(hour):
         raise Refused(
-            f"hour {hour}: expected it to be accepted, found that the batch layer has no rows of it; "
+            f"hour {hour}: expected it to be accepted, found no rows of the batch layer; "
             f"`anabranch explain {job.stream.name} {hour}` explains it"
         )
     return rows.get(hour)

@@ -1,4 +1,5 @@
-"""How records have drifted from a stream's schema: the fields that it does not know, and what takes them up."""
+"""Schema drift of a stream: fields of records that the schema does not know, and commands that add
+them."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ _SAMPLES = 3
 
 @dataclass(frozen=True)
 class DriftedField:
-    """A field that the schema did not know when its hours were counted. `type` is a guess, None where every sample was
-    null. `taken_up`: the schema knows it by now, and these hours lack its values. `obstacle` is why it cannot be a
-    column by its name."""
+    """A field that was not in the schema when its hours were counted. `type` is a guess; None if
+    every sample was null. `taken_up`: the schema has it now, and these hours lack its values.
+    `obstacle` is why its name cannot be a column's name."""
 
     name: str
     records: int
@@ -42,9 +43,10 @@ class DriftedField:
 
 @dataclass(frozen=True)
 class Drift:
-    """The drift of a stream. `others` is how many names the fullest hour had beyond those that are told. `schema` is
-    the stream's with what can be taken up, None where nothing can; `restate` the accepted hours that hold unknown
-    fields and that Kafka still holds whole, `gone` those that it does not; `commands` what to run, in order."""
+    """The drift of a stream. `others` is the maximum number of further names in one hour. `schema`
+    is the stream's schema with the fields that can be added; None if there are none. `restate` are
+    accepted hours with unknown fields that Kafka still has completely, `gone` those that it no
+    longer has. `commands` are the commands to run, in order."""
 
     stream: str
     fields: Sequence[DriftedField]
@@ -56,7 +58,7 @@ class Drift:
 
 
 def drift(job: Job) -> Drift:
-    """The drift recorded in the ledger. Raises Transient when Kafka or the lake does not answer."""
+    """The drift recorded in the ledger. Raises Transient when Kafka or the lake is unreachable."""
     rows = ledger.newest(job.ledger.history(without=_WITHOUT))
     topic = job.kafka.describe(job.stream.topic)
     starts = job.kafka.log_starts(topic) if topic is not None else {}
@@ -64,7 +66,8 @@ def drift(job: Job) -> Drift:
 
 
 def drift_of(stream: Stream, rows: Iterable[LedgerRow], topic_id: str | None, log_starts: Offsets) -> Drift:
-    """From the newest row of each hour, oldest first, and what Kafka holds. Pure."""
+    """The drift, from the newest row of each hour, oldest first, and the start offsets of Kafka's
+    log. Pure."""
     drifting = [row for row in rows if row.unknown is not None and row.unknown.fields]
     fields = _merged(stream, drifting)
     new = [f for f in fields if not f.taken_up and f.obstacle is None]
@@ -122,9 +125,9 @@ def _obstacle(name: str, columns: Sequence[str], ours: Collection[str]) -> str |
     if name in columns:
         return None
     if len(name) >= UNKNOWN_NAME_LENGTH:
-        return "the name is too long to be stored whole"
+        return "the name is too long to be stored completely"
     if not _COLUMN.fullmatch(name):
-        return "a column's name has letters, digits and underscores alone"
+        return "a column's name may contain only letters, digits and underscores"
     if name.lower() in ours:
         return "Anabranch has a column of that name"
     if name.lower() in {column.lower() for column in columns}:
@@ -133,7 +136,8 @@ def _obstacle(name: str, columns: Sequence[str], ours: Collection[str]) -> str |
 
 
 def _one_of_each_spelling(fields: Sequence[DriftedField]) -> list[DriftedField]:
-    """The same fields; columns ignore case, so of names that differ in case only the first can become a column."""
+    """Mark fields whose names differ only in case: columns ignore case, so only the first can
+    become a column."""
     spellings: set[str] = set()
     result = []
     for field in fields:
@@ -153,7 +157,8 @@ def _is_held(row: LedgerRow, topic_id: str | None, log_starts: Mapping[int, int]
 
 
 def print_drift(view: Drift, output: str) -> None:
-    """Print for people: names and samples on one line each, and what to change and to run."""
+    """Print names and samples on one line each, then the change of the file and the commands to
+    run."""
     if output == "json":
         print_json(view)
         return
@@ -168,16 +173,16 @@ def print_drift(view: Drift, output: str) -> None:
         ],
     )
     if view.others:
-        print(f"\nand in an hour up to {view.others} more names, which are not counted by name")
+        print(f"\nand up to {view.others} more names in an hour, which are not counted by name")
     if view.schema is not None:
-        print(f"\nIn the file of stream {view.stream}, to take the fields up (the types are guesses):\n")
+        print(f"\nTo add the fields, change the file of stream {view.stream} (the types are guesses):\n")
         print(f"schema: {json.dumps(view.schema)}")
     if view.commands:
-        print("\nThen, one after the other:\n")
+        print("\nThen run in order:\n")
         print("\n".join(view.commands))
     if view.gone:
-        print(f"\nKafka no longer holds all of {text(', '.join(view.gone))}: their rows stay without the fields.")
+        print(f"\nKafka no longer has all records of {text(', '.join(view.gone))}: their rows stay without the fields.")
 
 
 def _note(field: DriftedField) -> str:
-    return field.obstacle or ("in the schema by now: restate its hours" if field.taken_up else "")
+    return field.obstacle or ("in the schema now: restate its hours" if field.taken_up else "")

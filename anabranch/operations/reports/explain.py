@@ -1,6 +1,5 @@
-"""Everything known of one hour, as facts: from the ledger and the snapshots alone, without Kafka and without the rows.
-
-`anabranch.operations.reports.explain_text` says them in words.
+"""The facts about one hour, from the ledger and the snapshots only, without Kafka and without the
+rows. `anabranch.operations.reports.explain_text` writes them as text.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from anabranch.protocol.state import State, load_state
 from anabranch.protocol.topic_change import gone_from_kafka
 from serving_layer.layer_diff.kinds import unexplained_counts
 
-# By branch, the hour's files: how many rows are in each.
+# By branch, the number of rows in each of the hour's files.
 Held = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True)
 class BranchRows:
-    """What a branch holds of an hour."""
+    """The files and rows of an hour on a branch."""
 
     rows: int
     files: int
@@ -47,7 +46,8 @@ class BranchRows:
 
 @dataclass(frozen=True)
 class Layers:
-    """What each branch holds of an hour, and why the speed layer's rows do not account for all of it, if so."""
+    """The content of each branch for an hour, and why the speed layer does not cover it completely,
+    if so."""
 
     main: BranchRows
     speed: BranchRows
@@ -64,7 +64,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Override:
-    """The layer that an operator chose for an hour, since when and why, as far as the ledger has it."""
+    """The layer that an operator chose for an hour, with time and reason if the ledger has them."""
 
     layer: Layer
     at: datetime | None
@@ -73,11 +73,11 @@ class Override:
 
 @dataclass(frozen=True)
 class HourFacts:
-    """Everything known of an hour; None for what it has not yet, or what nothing tells any more.
-
-    `state` is of `classify_hour`. The account (`counts` to `unknown`) is that of the accepted revision, else of the
-    build that was refused last. `merged`: `main` holds the files of the layer that serves it; `kept`: it holds rows
-    that this layer does not cover. `gone` is why Kafka can no longer give the hour.
+    """The facts about an hour; None for values that do not exist yet or are no longer recorded.
+    `state` is of `classify_hour`. The account (`counts` to `unknown`) is that of the accepted
+    revision, else of the build that was refused last. `merged`: `main` contains the files of the
+    layer that serves it; `kept`: it contains rows that this layer does not cover. `gone` is why the
+    hour can no longer be read from Kafka.
     """
 
     stream: str
@@ -118,7 +118,7 @@ class HourFacts:
 
 
 def explain(job: Job, hour: str, now: datetime) -> HourFacts:
-    """The facts of an hour. Raises Transient when the lake does not answer."""
+    """The facts about an hour. Raises Transient when the lake is unreachable."""
     rows = job.ledger.history([hour])
     state = load_state(job.lake, job.stream.table)
     of_hour = [row for row in with_waiting(rows, state.decisions) if row.hour == hour]
@@ -136,7 +136,8 @@ def hour_facts(
     tags: Mapping[str, Tagged],
     now: datetime,
 ) -> HourFacts:
-    """The facts of an hour: `rows` are the ledger's of it, oldest first, `by_branch` its files by branch. Pure."""
+    """The facts about an hour. `rows` are its ledger rows, oldest first; `by_branch` are its files
+    by branch. Pure."""
     accepted = _last(rows, "accepted") if state.is_accepted(hour) else None
     refusals = _refusals(rows, accepted)
     account = accepted or (refusals[-1] if refusals else HourAccount())
@@ -195,12 +196,12 @@ _UNKNOWN = ("before the first", "not begun")
 
 
 def classify_hour(state: State, hour: str, refused: bool, now: datetime) -> str:
-    """What an hour is, in a word or two. Pure."""
+    """The state of an hour, in a word or two. Pure."""
     timeline = state.timeline
     if hour < timeline.first:
         return "before the first"
     if hour >= timeline.open:
-        # After an adoption the open hour receives records before its name on the clock.
+        # After an adoption, the open hour may be in the future and already receive records.
         if hour > max(timeline.open, hour_words.hour_of(now)):
             return "not begun"
         return "ended" if end_of(hour) <= now else "open"
@@ -210,9 +211,8 @@ def classify_hour(state: State, hour: str, refused: bool, now: datetime) -> str:
 
 
 def served_since(rows: Sequence[LedgerRow], served: str) -> datetime | None:
-    """Since when the layer that serves the hour now has done so, as far as the ledger tells. Pure.
-
-    None for the speed layer's own hours: it serves rows from the moment that it publishes them.
+    """Since when the current layer serves the hour, from the ledger. Pure. None if only the speed
+    layer ever served it: it serves rows as soon as it publishes them.
     """
     layer, since = "speed", None
     for row in rows:
@@ -222,7 +222,7 @@ def served_since(rows: Sequence[LedgerRow], served: str) -> datetime | None:
 
 
 def plan_rebuild(stream: str, hour: str, name: str, gone: str | None, empty: bool) -> str | None:
-    """The command that rebuilds the hour, None when there is none. Pure."""
+    """The command that rebuilds the hour, or None. Pure."""
     if (gone is not None and name != "accepted") or name in (*_UNKNOWN, "open") or (empty and name == "accepted"):
         return None
     return f"anabranch batch {stream} --hour {hour}" + (" --restate" if name == "accepted" else "")

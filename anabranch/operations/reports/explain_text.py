@@ -1,4 +1,4 @@
-"""An hour's facts in sentences: what an operator reads at night. Short, with numbers, and the command to run next."""
+"""The facts about an hour as short sentences for an operator, with numbers and the next command."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from anabranch.operations.reports.status import unexplained_words
 from anabranch.protocol.decisions import DecisionFacts, changed_words
 from anabranch.protocol.ledger_row import Diff, QualityResult, UnknownFields
 
-_PARTITIONS = 8  # of a cut that a sentence names
-_FIELDS = 8  # of the unknown ones
+_PARTITIONS = 8  # maximum partitions of a cut in a sentence
+_FIELDS = 8  # maximum unknown fields in a sentence
 
 
 def explain_sentences(facts: HourFacts) -> list[tuple[str, str]]:
-    """An explanation of an hour: subjects, with a sentence or two each. Pure."""
+    """The explanation of an hour: subjects with a sentence or two each. Pure."""
     sentences = [("hour", _headline(facts))]
     if facts.state in ("before the first", "not begun"):
         return sentences
@@ -37,17 +37,17 @@ def _headline(facts: HourFacts) -> str:
     hour, first = f"{facts.hour} of {facts.stream}", facts.first_hour
     match facts.state:
         case "before the first":
-            return f"{hour} is before {first}, where the stream begins; what Kafka received earlier belongs to {first}"
+            return f"{hour} is before {first}, where the stream begins; earlier records of Kafka belong to {first}"
         case "not begun":
             return f"{hour} has not begun; the open hour is {facts.open_hour}"
         case "open":
-            return f"{hour} is open: records of it still come in, and the speed layer serves them"
+            return f"{hour} is open: it still receives records, and the speed layer serves them"
         case "ended":
             return f"{hour} has ended and is not sealed yet; the speed layer serves it"
         case "accepted":
             return f"{hour} is accepted as revision {facts.revision}; the {facts.served} layer serves it"
         case "refused":
-            return f"{hour} is refused and goes on being served by the {facts.served} layer"
+            return f"{hour} is refused; the {facts.served} layer still serves it"
     return f"{hour} is sealed and waits for the batch layer; the {facts.served} layer serves it"
 
 
@@ -57,12 +57,12 @@ def _seal_from(facts: HourFacts) -> str:
 
 
 def _sealed(facts: HourFacts) -> str:
-    at = f"at {_time(facts.sealed_at)}" if facts.sealed_at is not None else "at a time that the ledger lacks"
+    at = f"at {_time(facts.sealed_at)}" if facts.sealed_at is not None else "at a time that is not in the ledger"
     reason = f" ({facts.sealed_reason})" if facts.sealed_reason else ""
     if facts.cut is None:
-        return f"{at}{reason}; neither table nor ledger know its cut any more"
+        return f"{at}{reason}; its cut is no longer in the table or the ledger"
     if facts.offsets == 0:
-        return f"{at}{reason}, without a record"
+        return f"{at}{reason}, without records"
     ranges = [f"partition {p} [{s}, {e})" for p, (s, e) in facts.cut.items() if s < e]
     more = f" and {len(ranges) - _PARTITIONS} more" if len(ranges) > _PARTITIONS else ""
     where = ", ".join(ranges[:_PARTITIONS]) + more
@@ -73,7 +73,7 @@ def _layers(facts: HourFacts) -> str:
     layers = facts.layers
     text = f"speed has {_rows(layers.speed)}, batch has {_rows(layers.batch)}, main serves {_rows(layers.main)}"
     if layers.uncovered is not None:
-        text += f"; speed does not account for all of the hour: {layers.uncovered}"
+        text += f"; speed does not cover the whole hour: {layers.uncovered}"
     return text
 
 
@@ -107,7 +107,7 @@ _FROM = {
 
 
 def _sources(sources: Mapping[str, int] | None) -> str:
-    """The sources of the records, as far as the ledger has them."""
+    """The sources of the records, if the ledger has them."""
     counted = {name: n for name, n in (sources or {}).items() if n}
     if set(counted) <= {"kafka"}:
         return "; all read from Kafka" if counted else ""
@@ -178,15 +178,15 @@ def _served(facts: HourFacts) -> str:
     text = f"by {facts.served}{since}"
     if facts.override is not None:
         why = facts.override.reason or "the reason is not in the ledger"
-        text += f", by choice: {why}; `anabranch serve-hour {stream} {hour} --layer auto --why TEXT` lifts it"
+        text += f", by choice: {why}; `anabranch serve-hour {stream} {hour} --layer auto --why TEXT` removes it"
     elif facts.state == "accepted":
         text += ", by the rule: the batch layer has accepted it"
     else:
         text += ", by the rule: the batch layer has not accepted it"
     if not facts.merged and not facts.kept:
-        text += f"; but main does NOT hold the {facts.served} layer's files: `anabranch merge {stream}` puts it right"
+        text += f"; but main does NOT contain the {facts.served} layer's files: `anabranch merge {stream}` repairs it"
     if facts.kept:
-        text += "; main keeps rows that this layer does not cover, until it does"
+        text += "; main keeps rows that this layer does not cover yet"
     return text
 
 
@@ -209,12 +209,12 @@ def _commands(facts: HourFacts) -> list[tuple[str, str]]:
         commands.append(("query", f"`{facts.query}`"))
     if facts.rebuild is not None:
         mend = "fix the cause of the refusal, then " if facts.state == "refused" else ""
-        kept = f", from what the table keeps of it: {facts.gone}" if facts.gone is not None else ""
+        kept = f", from the rows and dead letters in the table: {facts.gone}" if facts.gone is not None else ""
         commands.append(("rebuild", f"{mend}`{facts.rebuild}`{kept}"))
     elif facts.gone is not None:
-        commands.append(("rebuild", f"it cannot be rebuilt: {facts.gone}; what the speed layer has of it stays served"))
+        commands.append(("rebuild", f"it cannot be rebuilt: {facts.gone}; the speed layer's rows stay served"))
     elif facts.state == "accepted":
-        commands.append(("rebuild", "there is nothing to rebuild: it holds no records"))
+        commands.append(("rebuild", "nothing to rebuild: it has no records"))
     if facts.state == "accepted":
         commands.append(("audit", f"`anabranch audit {facts.stream} --hours {facts.hour}`"))
     return commands

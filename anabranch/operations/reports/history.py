@@ -1,4 +1,5 @@
-"""The history of hours as text and JSON: each decision, what it changed, and how to read what it replaced."""
+"""The history of hours as text and JSON: each decision, its changes, and how to read the replaced
+revision."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from anabranch.protocol.decisions import DecisionFacts, changed_words, decisions
 
 
 def history(job: Job, hour: str | None) -> list[DecisionFacts]:
-    """Every decision about one hour or all, by hour, oldest first, with what it changed and how to read what it
-    replaced. Raises Transient when the lake does not answer."""
+    """Every decision about one hour or all, by hour, oldest first, with its changes and how to read
+    the replaced revision. Raises Transient when the lake is unreachable."""
     return decisions(job.lake, job.stream, hour)
 
 

@@ -1,4 +1,4 @@
-"""What maintenance did, what waits for it, and what of a stream's tables grows."""
+"""Report of maintenance: past runs, pending work, and the growth of a stream's tables."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 HOURS_SHOWN = 24
-"""At most this many hours, those with the most files, are listed."""
+"""Maximum number of listed hours: those with the most files."""
 
 
 @dataclass(frozen=True)
 class TableGrowth:
-    """How large a table's own account of itself is, what of `main` it accounts for, and how many of its snapshots and
-    tags the next maintenance expires. `manifests`: those that a branch names, each once."""
+    """The size of a table's metadata, the files and rows of `main`, and how many snapshots and tags
+    the next maintenance expires. `manifests`: the distinct manifests of all branches."""
 
     metadata_bytes: int
     snapshots: int
@@ -50,12 +50,11 @@ class TableGrowth:
 
 @dataclass(frozen=True)
 class Maintenance:
-    """The runs that are remembered, newest first, and what is there now.
-
-    `speed_files`: by hour that `main` serves from the speed layer, its files there, until they are rolled up or the
-    batch layer serves the hour; of the `HOURS_SHOWN` hours that have the most. `oldest_dead_letter`: the first hour of
-    which `main` has any. `letters_wait_since`: when the oldest publish of rows was, whose dead letters did not follow
-    it yet. `unread`: by table beside that of the rows, why nothing is known of it.
+    """The recorded runs, newest first, and the current state. `speed_files`: the number of speed
+    files in `main` by hour, for the `HOURS_SHOWN` hours with the most. `oldest_dead_letter`: the
+    first hour with dead letters in `main`. `letters_wait_since`: the time of the oldest publish of
+    rows whose dead letters are not published yet. `unread`: why a table could not be read, by
+    table.
     """
 
     runs: Sequence[MaintenanceRun] = ()
@@ -72,12 +71,12 @@ class Maintenance:
 
     @property
     def complete(self) -> MaintenanceRun | None:
-        """The newest run that did all its steps."""
+        """The newest run that completed all steps."""
         return newest_complete(self.runs)
 
     @property
     def spared(self) -> Mapping[str, Size]:
-        """By table, what nothing referred to when the last run looked, and what was not of age yet."""
+        """Unreferenced files by table that the last run kept because they were too young."""
         return {name: table.spared for name, table in self.last.tables.items()} if self.last is not None else {}
 
     def as_dict(self) -> dict[str, Any]:
@@ -96,8 +95,9 @@ class Maintenance:
 
 
 def read_maintenance(job: Job, now: datetime) -> Maintenance:
-    """Read the tables' metadata and their manifest lists. Raises Terminal, Transient when the rows' table cannot be
-    read; another one, such as of a view that `apply` has not seen yet, is left out."""
+    """Read the tables' metadata and manifest lists. Raises Terminal, Transient when the rows' table
+    cannot be read; other unreadable tables, such as of a view before `apply`, are listed in
+    `unread`."""
     lake, stream = job.lake, job.stream
     state = load_state(lake, stream.table)
     waiting = {str(item["id"]): str(item["at"]) for item in state.dead_letters}
@@ -163,29 +163,30 @@ def _speed_files(state: State, now: datetime) -> dict[str, int]:
 
 
 def speed_hours(state: State, running: str) -> list[str]:
-    """The hours up to the running one that `main` serves from the speed layer. Pure."""
+    """The hours up to the running one that the speed layer serves in `main`. Pure."""
     hours = {*state.timeline.sealed, *state.overrides, *hours_between(state.timeline.open, shift(running, 1))}
     return sorted(hour for hour in hours if state.served_by(hour) == "speed")
 
 
 def last_run_words(view: Maintenance) -> str:
-    """The last run's end in a sentence, for the page and the command. Pure."""
+    """The last run's result in a sentence, for the page and the command. Pure."""
     last, complete = view.last, view.complete
     if last is None:
-        return "no run is known"
+        return "no run recorded"
     if last.is_complete:
-        return f"all steps were done at {last.ended.isoformat(timespec='seconds')}"
+        return f"all steps completed at {last.ended.isoformat(timespec='seconds')}"
     steps = "; ".join(f"{step}: {reason}" for step, reason in last.failed.items())
-    before = f"all were done last at {complete.ended.isoformat(timespec='seconds')}" if complete is not None else ""
-    never = before or "no run that is remembered did all"
-    return f"steps failed at {last.ended.isoformat(timespec='seconds')}: {steps}; {never}"
+    before = "no recorded run was complete"
+    if complete is not None:
+        before = f"the last complete run ended at {complete.ended.isoformat(timespec='seconds')}"
+    return f"steps failed at {last.ended.isoformat(timespec='seconds')}: {steps}; {before}"
 
 
 COLUMNS = ("table", "metadata bytes", "snapshots", "to expire", "tags", "manifests", "files", "rows", "unreferenced")
 
 
 def print_maintenance(view: Maintenance) -> None:
-    """As people read it: what the last run was, and what grows and waits by table."""
+    """Print the last run, and the growth and pending work by table."""
     print(f"last run: {last_run_words(view)}")
     rows = [
         [
@@ -203,9 +204,9 @@ def print_maintenance(view: Maintenance) -> None:
     ]
     print_table(COLUMNS, rows)
     for name, why in view.unread.items():
-        print(f"not known of {name}: {why}")
+        print(f"could not read {name}: {why}")
     if view.speed_files:
         hour, files = max(view.speed_files.items(), key=lambda pair: pair[1])
         print(f"files of the speed layer in main: {sum(view.speed_files.values())}, most in {hour}: {files}")
     if view.letters_wait_since is not None:
-        print(f"dead letters wait for their publish since {view.letters_wait_since.isoformat(timespec='seconds')}")
+        print(f"dead letters pending since {view.letters_wait_since.isoformat(timespec='seconds')}")

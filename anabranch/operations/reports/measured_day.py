@@ -1,5 +1,5 @@
-"""What the speed layer measured over time, from the snapshots of `main` that the table remembers: the newest hundred or
-so, and one an hour for a week, which are tagged when hours are sealed."""
+"""The speed layer's measurements over time, from retained snapshots of `main`: about the newest
+hundred, and one an hour for a week (tagged when hours are sealed)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from anabranch.protocol.measured import COMMIT, MEASURED, PUBLISH, READABLE, STA
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-# Of what was published closer together, the last is looked at.
+# Of publishes within this time, use the last.
 _APART = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What was measured up to a moment, since the table began."""
+    """The totals measured up to a moment, since the table began."""
 
     at: datetime
     measured: Measured
@@ -30,7 +30,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class MeasuredSpan:
-    """What was measured from one moment to the next."""
+    """The measurements between two moments."""
 
     since: datetime
     until: datetime
@@ -41,7 +41,8 @@ class MeasuredSpan:
 
 
 def measured_spans(table: Table, since: datetime) -> list[MeasuredSpan]:
-    """What the speed layer measured from about `since` on, oldest first. Reads nothing but the loaded table."""
+    """The speed layer's measurements from about `since` on, oldest first. Reads only the loaded
+    table."""
     return plan_spans(_marks(table, since), since)
 
 
@@ -50,7 +51,7 @@ def _marks(table: Table, since: datetime) -> list[Mark]:
     before = [s for s in snapshots if made_at(s) <= since][-1:]
     kept = before + [s for s in snapshots if made_at(s) > since]
     last_of = {_tenth(s.timestamp_ms): s for s in kept}
-    # The first is where counting begins, however soon another one follows.
+    # Keep the first mark, where counting begins, even if another one follows closely.
     chosen = dict.fromkeys([*(s.snapshot_id for s in kept[:1]), *(s.snapshot_id for s in last_of.values())])
     marks = []
     for snapshot in (s for s in kept if s.snapshot_id in chosen):
@@ -64,8 +65,8 @@ def _tenth(timestamp_ms: int) -> int:
 
 
 def plan_spans(marks: Sequence[Mark], since: datetime) -> list[MeasuredSpan]:
-    """What came between one mark and the next, of marks in order of time; one from before `since` says where the first
-    span begins. Pure."""
+    """The spans between consecutive marks, which are in order of time; a mark before `since` starts
+    the first span. Pure."""
     spans = []
     for before, after in pairwise(marks):
         parts = (_came(before, after, name) for name in (READABLE, STAGE, PUBLISH, COMMIT))
@@ -78,7 +79,7 @@ def _came(before: Mark, after: Mark, name: str) -> Durations:
 
 
 def together(durations: Iterable[Durations]) -> Durations:
-    """All of them in one. Pure."""
+    """The sum of all durations. Pure."""
     total, counts = 0.0, dict[float, int]()
     for one in durations:
         total += one.sum

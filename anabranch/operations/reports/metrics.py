@@ -1,6 +1,6 @@
-"""The streams' status as Prometheus reads it, with what the jobs measured; each has the stream as its label.
-
-Streams are asked side by side and have one time limit, which lies below a scrape's: whatever hangs, the others answer.
+"""Prometheus metrics of the streams' status and the jobs' measurements, labelled by stream. Streams
+are read in parallel with one time limit below the scrape timeout, so a stream that hangs does not
+block the others.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable
 from anabranch.protocol.measured import BOUNDS, COMMIT, PUBLISH, READABLE, STAGE, Durations, Measured
 
 ANSWER_WITHIN = timedelta(seconds=15)
-"""Below the 25 s that `deploy/prometheus/prometheus.yml` gives a scrape."""
+"""Below the scrape timeout of 25 s in `deploy/prometheus/prometheus.yml`."""
 
 NAMES = 20
-"""At most this many fields unknown to the schema get a metric of their own."""
+"""Maximum number of unknown fields with a metric of their own."""
 
 Values = Mapping[tuple[str, ...], float]
-"""One stream's values, by their labels apart from the stream's."""
+"""One stream's values, by labels other than the stream."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What was read of a stream."""
+    """One reading of a stream."""
 
     status: StreamStatus
     content: Content
@@ -53,7 +53,8 @@ class Known:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a scrape knows of a stream: its promise, its newest reading, and whether that is of this scrape."""
+    """A stream in a scrape: its promise, its newest reading, and whether the reading is of this
+    scrape."""
 
     slo: Slo
     reading: Reading[Known]
@@ -61,12 +62,12 @@ class Answer:
 
 
 Found = Callable[[], Mapping[str, Job | ConfigurationError]]
-"""The streams that there are by now: each with its job, or with what is wrong with its file."""
+"""The current streams: each with its job, or with the error in its file."""
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """A stream that is asked. `answered` is of the newest question: set once it was read."""
+    """A stream to read. `answered` is set when the newest request was answered."""
 
     job: Job | ConfigurationError
     slo: Slo
@@ -74,7 +75,7 @@ class _Asked:
     answered: threading.Event
 
     def ask(self) -> None:
-        """Have the stream read, unless it is being read."""
+        """Start to read the stream, unless a reading is under way."""
         if not self.answered.is_set():
             return
         self.answered.clear()
@@ -88,11 +89,10 @@ class _Asked:
 
 
 class Streams(Collector):
-    """Asks Kafka and the lake anew at each scrape, and answers within a time limit.
-
-    A stream that fails or does not answer in time is `anabranch_up` 0, and how old the newest answer is; nothing else
-    is said of it. So is one whose file is wrong. One that hangs has one thread, however many scrapes come: they wait
-    for the same answer. With `found` each scrape is of the streams that there are by then.
+    """Reads Kafka and the lake at each scrape, within a time limit. A stream that fails, times out
+    or has an invalid file has `anabranch_up` 0 and the age of its newest reading, and no other
+    metric. A stream that hangs uses one thread: later scrapes wait for the same answer. With
+    `found`, each scrape covers the streams that exist at its time.
     """
 
     def __init__(self, jobs: Sequence[Job] = (), within: timedelta = ANSWER_WITHIN, found: Found | None = None) -> None:
@@ -116,12 +116,12 @@ class Streams(Collector):
         return list(metrics_of(answers, utc_now()))
 
     def close(self) -> None:
-        """Close the connections; of a stream that hangs too."""
+        """Close the connections, including those of a stream that hangs."""
         for asked in self._asked.values():
             _close(asked.job)
 
     def _follow(self) -> None:
-        """Ask the streams that there are by now: one whose file has changed by its new job."""
+        """Update the streams; a changed file gets a new job."""
         before, found = self._asked, self._found()
         self._asked = {
             name: old if (old := before.get(name)) is not None and old.job is job else _asked(name, job)
@@ -159,11 +159,11 @@ def metrics_of(answers: Mapping[str, Answer], now: datetime) -> Iterator[Metric]
     up: dict[str, Values] = {name: {(): answer.is_up} for name, answer in answers.items()}
     yield _gauge("up", "Whether the stream's table and topic answered in time.", (), up)
     asked = {name: at.timestamp() for name, answer in answers.items() if (at := answer.reading.as_of) is not None}
-    text = "When the stream was asked that answered last."
+    text = "Time of the newest reading of the stream that succeeded."
     yield _gauge("answered_timestamp_seconds", text, (), {name: {(): at} for name, at in asked.items()})
     for key, text in (
-        ("fresh", "The longest that main may lack a record that Kafka acknowledged: slo.fresh."),
-        ("complete", "The longest from an hour's end until it and all before it are accepted: slo.complete."),
+        ("fresh", "Promised time until main has a record that Kafka acknowledged: slo.fresh."),
+        ("complete", "Promised time from an hour's end until it and all earlier hours are accepted: slo.complete."),
     ):
         promised = {name: getattr(answer.slo, key) for name, answer in answers.items()}
         promises: dict[str, Values] = {
@@ -187,34 +187,34 @@ def metrics_of(answers: Mapping[str, Answer], now: datetime) -> Iterator[Metric]
             ("partition",),
             lambda v: _by_partition(v.lag.partitions),
         ),
-        ("last_publish_timestamp_seconds", "When a branch was last published to.", ("branch",), _publishes),
+        ("last_publish_timestamp_seconds", "Time of the last publish to a branch.", ("branch",), _publishes),
         (
             "position_age_seconds",
-            "How long the speed layer's position has not moved.",
+            "Time since the speed layer's position moved last.",
             (),
             lambda v: {(): (now - v.position_since).total_seconds()},
         ),
         (
             "freshness_seconds",
-            "For how long main has lacked a record that Kafka acknowledged; 0 when it lacks none.",
+            "Age of the oldest acknowledged record that main lacks; 0 when it lacks none.",
             (),
             lambda v: {(): status.freshness_seconds(v, now)},
         ),
         (
             "completeness_seconds",
-            "For how long the oldest hour that is not complete has been over; 0 while it still runs.",
+            "Time since the end of the oldest hour that is not complete; 0 before its end.",
             (),
             lambda v: {(): status.completeness_seconds(v, now)},
         ),
         (
             "acceptance_seconds",
-            "From the end of the newest accepted hour until it was accepted first.",
+            "Time from the end of the newest accepted hour until its first acceptance.",
             (),
             _acceptance,
         ),
         ("hours_to_seal", "Hours that have ended and are not sealed.", (), lambda v: {(): len(v.to_seal)}),
         ("hours_waiting", "Hours that are sealed and not accepted.", (), lambda v: {(): len(v.backlog)}),
-        ("hours_refused", "Of those, hours that were refused.", (), lambda v: {(): len(v.refused)}),
+        ("hours_refused", "Sealed hours that were refused and are not accepted.", (), lambda v: {(): len(v.refused)}),
         (
             "restatements_refused",
             "Accepted hours whose newest restatement was refused.",
@@ -223,27 +223,27 @@ def metrics_of(answers: Mapping[str, Answer], now: datetime) -> Iterator[Metric]
         ),
         (
             "hours_served",
-            "Sealed hours that are remembered one by one, by the layer that serves them.",
+            "Sealed hours that the table lists individually, by serving layer.",
             ("layer",),
             _served,
         ),
         (
             "topic_recreated",
-            "Whether the topic is another than the one that was read: it was deleted and made again.",
+            "Whether the topic was deleted and recreated.",
             (),
             lambda v: {(): v.topic_recreated},
         ),
         (
             "retention_seconds",
-            "For how long Kafka keeps a record of the topic; not there when for ever.",
+            "Retention time of the topic; absent when unlimited.",
             (),
             lambda v: {(): v.retention.total_seconds()} if v.retention is not None else {},
         ),
-        ("dead_letters", "Dead letters that main serves.", (), lambda v: {(): v.dead_letters}),
-        ("lost_offsets", "Offsets that retention deleted and no table has.", (), lambda v: {(): sum(v.lost.values())}),
+        ("dead_letters", "Dead letters in main.", (), lambda v: {(): v.dead_letters}),
+        ("lost_offsets", "Offsets that retention deleted unread.", (), lambda v: {(): sum(v.lost.values())}),
         (
             "difference_unexplained_rows",
-            "Rows in which the layers differ and nothing explains it.",
+            "Rows with an unexplained difference between the layers.",
             ("kind",),
             _unexplained,
         ),
@@ -255,7 +255,7 @@ def metrics_of(answers: Mapping[str, Answer], now: datetime) -> Iterator[Metric]
         ),
         (
             "unknown_fields",
-            f"Of them, those with a field of this name; the {NAMES} most frequent names.",
+            f"Records of the newest accepted hour with this unknown field; the {NAMES} most frequent names.",
             ("name",),
             lambda v: (
                 {(text_of(f.name),): f.records for f in v.unknown.fields[:NAMES]} if v.unknown is not None else {}
@@ -270,59 +270,59 @@ def metrics_of(answers: Mapping[str, Answer], now: datetime) -> Iterator[Metric]
 
 
 _DURATIONS = {
-    READABLE: "From when Kafka acknowledged the oldest record of a micro-batch until the commit that made it readable.",
-    STAGE: "Staging a micro-batch (speed); reading, staging and checking an hour (batch).",
-    PUBLISH: "From staged rows to the commit that names them: turns of others, and refusals.",
-    COMMIT: "A publish's commit; of the last one of a job that ended, it is not known.",
+    READABLE: "Time from the timestamp of a micro-batch's oldest record to the commit that made it readable.",
+    STAGE: "Time to stage a micro-batch (speed), or to read, stage and check an hour (batch).",
+    PUBLISH: "Time from staged rows to their commit, including the publish queue and refused commits.",
+    COMMIT: "Time of a publish's commit, without the last publish of a job that ended.",
 }
 _COUNTS = {
-    RETRIES: ("service", "Tries of a job that failed and were followed by another, by the service that was asked."),
-    REFUSED: (None, "Publishes that were decided again because another landed first."),
-    S3_REQUESTS: ("operation", "Requests of the jobs' Python to S3; those of Spark's JVM are not among them."),
+    RETRIES: ("service", "Retried failures of jobs, by the service that failed."),
+    REFUSED: (None, "Publishes that were planned again because another commit landed first."),
+    S3_REQUESTS: ("operation", "S3 requests of the jobs' Python, without those of Spark's JVM."),
 }
 
 
 def _content_metrics(contents: Mapping[str, Content]) -> Iterator[Metric]:
     rows: dict[str, Values] = {name: {(k,): n for k, n in c.rows.items()} for name, c in contents.items()}
-    yield _gauge("rows", "Rows that main serves, by the layer that they are from.", ("layer",), rows)
+    yield _gauge("rows", "Rows in main, by the layer that wrote them.", ("layer",), rows)
     for key, text in (("rows", "Rows"), ("files", "Files"), ("bytes", "Bytes of the files")):
         running: dict[str, Values] = {name: {(): getattr(c.running, key)} for name, c in contents.items()}
-        yield _gauge(f"running_hour_{key}", f"{text} that main has of the hour that receives records.", (), running)
+        yield _gauge(f"running_hour_{key}", f"{text} in main of the hour that receives records.", (), running)
     reasons: dict[str, Values] = {
         name: {(hour, reason): n for hour, of_hour in c.dead_letters.items() for reason, n in of_hour.items()}
         for name, c in contents.items()
     }
-    text = f"Dead letters of the {NEWEST_HOURS} newest hours that main serves, by reason."
+    text = f"Dead letters in main of the {NEWEST_HOURS} newest hours, by reason."
     yield _gauge("hour_dead_letters", text, ("hour", "reason"), reasons)
 
 
 _OF_TABLES: tuple[tuple[str, str, Callable[[TableGrowth], int]], ...] = (
-    ("metadata_bytes", "Bytes of the table's newest metadata file.", lambda t: t.metadata_bytes),
-    ("snapshots", "Snapshots that the table remembers.", lambda t: t.snapshots),
+    ("metadata_bytes", "Size of the table's current metadata file in bytes.", lambda t: t.metadata_bytes),
+    ("snapshots", "Snapshots of the table.", lambda t: t.snapshots),
     ("tags", "Tags of the table: replaced revisions, and main once an hour.", lambda t: t.tags),
-    ("manifests", "Manifests that the table's branches name.", lambda t: t.manifests),
+    ("manifests", "Manifests of the table's branches.", lambda t: t.manifests),
     ("data_files", "Data files of main.", lambda t: t.files),
     ("records", "Rows of main.", lambda t: t.rows),
     ("expirable_snapshots", "Snapshots and tags that the next maintenance expires.", lambda t: t.expirable),
 )
 _OF_LAST_RUN: tuple[tuple[str, str, Callable[[MaintainedTable], int]], ...] = (
     ("expired_snapshots", "Snapshots and tags that the last run expired.", lambda t: t.expired),
-    ("merged_files", "By how many files merging made the table fewer in the last run.", lambda t: t.merged),
+    ("merged_files", "Files saved by merging in the last run.", lambda t: t.merged),
     ("deleted_files", "Unreferenced files that the last run deleted.", lambda t: t.orphans.files),
     ("deleted_bytes", "Bytes of the unreferenced files that the last run deleted.", lambda t: t.orphans.bytes),
-    ("spared_files", "Unreferenced files that the last run spared for their age.", lambda t: t.spared.files),
-    ("spared_bytes", "Bytes of the unreferenced files that the last run spared.", lambda t: t.spared.bytes),
+    ("spared_files", "Unreferenced files that the last run kept for their age.", lambda t: t.spared.files),
+    ("spared_bytes", "Bytes of the unreferenced files that it kept.", lambda t: t.spared.bytes),
 )
 
 _OF_FOLDERS: tuple[tuple[str, str, Callable[[MaintainedFolder], int]], ...] = (
     (
         "deleted_files",
-        "Files that the last run deleted of temporary folders that killed processes left.",
+        "Files of killed processes that the last run deleted from temporary folders.",
         lambda f: f.gone.files,
     ),
     (
         "deleted_bytes",
-        "Bytes of the files that the last run deleted of temporary folders that killed processes left.",
+        "Bytes of files of killed processes that the last run deleted from temporary folders.",
         lambda f: f.gone.bytes,
     ),
 )
@@ -332,13 +332,13 @@ def _maintenance_metrics(maintained: Mapping[str, Maintenance], now: datetime) -
     last = {name: m.last for name, m in maintained.items() if m.last is not None}
     complete = {name: m.complete for name, m in maintained.items() if m.complete is not None}
     at: dict[str, Values] = {name: {(): run.ended.timestamp()} for name, run in complete.items()}
-    yield _gauge("maintained_timestamp_seconds", "When maintenance did all its steps last.", (), at)
+    yield _gauge("maintained_timestamp_seconds", "Time of the last maintenance run that completed all steps.", (), at)
     failed: dict[str, Values] = {name: {(): not run.is_complete} for name, run in last.items()}
     yield _gauge("maintenance_failed", "Whether a step of the last run failed.", (), failed)
     seconds: dict[str, Values] = {name: {(s,): n for s, n in run.seconds.items()} for name, run in last.items()}
-    yield _gauge("maintenance_seconds", "How long the last run took, by its steps.", ("step",), seconds)
+    yield _gauge("maintenance_seconds", "Duration of the last run, by step.", ("step",), seconds)
     hours: dict[str, Values] = {name: {(): run.speed_hours} for name, run in last.items()}
-    yield _gauge("maintenance_dropped_hours", "Hours that the last run took off the speed branch.", (), hours)
+    yield _gauge("maintenance_dropped_hours", "Hours that the last run dropped from the speed branch.", (), hours)
     for key, text, of_run in _OF_LAST_RUN:
         done: dict[str, Values] = {
             name: {(table,): of_run(t) for table, t in run.tables.items()} for name, run in last.items()
@@ -359,19 +359,19 @@ def _maintenance_metrics(maintained: Mapping[str, Maintenance], now: datetime) -
     }
     yield _gauge("table_unread", "Whether the table could not be read, such as before `apply`.", ("table",), known)
     files: dict[str, Values] = {name: {(h,): n for h, n in m.speed_files.items()} for name, m in maintained.items()}
-    text = f"Files of an hour that main serves from the speed layer, of the {HOURS_SHOWN} that have the most."
+    text = f"Speed files in main by hour, for the {HOURS_SHOWN} hours with the most."
     yield _gauge("hour_speed_files", text, ("hour",), files)
     oldest: dict[str, Values] = {
         name: {(): (now - start_of(m.oldest_dead_letter)).total_seconds()}
         for name, m in maintained.items()
         if m.oldest_dead_letter is not None
     }
-    yield _gauge("oldest_dead_letter_age_seconds", "Since the first hour began that has dead letters.", (), oldest)
+    yield _gauge("oldest_dead_letter_age_seconds", "Time since the first hour with dead letters began.", (), oldest)
     waits: dict[str, Values] = {
         name: {(): (now - m.letters_wait_since).total_seconds() if m.letters_wait_since is not None else 0}
         for name, m in maintained.items()
     }
-    text = "For how long dead letters have waited for their own publish; 0 when none waits."
+    text = "Time that dead letters have been pending; 0 when none are."
     yield _gauge("dead_letters_wait_seconds", text, (), waits)
 
 
@@ -397,7 +397,7 @@ def _measured_metrics(measured: Mapping[str, Mapping[Layer, Measured]]) -> Itera
 
 
 def _buckets(durations: Durations) -> list[tuple[str, float]]:
-    """Cumulative, as Prometheus has them."""
+    """Cumulative buckets, as Prometheus expects them."""
     within = accumulate(durations.counts.get(bound, 0) for bound in BOUNDS)
     return [(str(float(bound)).replace("inf", "+Inf"), n) for bound, n in zip(BOUNDS, within, strict=True)]
 

@@ -1,6 +1,5 @@
-"""Views that are read again and again, beside whoever asks: each says as of when it holds, and why it is no newer.
-
-A reading is stamped before it is asked for, so that nothing is ever older than the page says.
+"""Values read periodically in background threads: each has the time of its reading, and why it is
+no newer. The timestamp is taken before the reading begins, so a value is never older than stated.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Key = tuple[str, ...]
-"""What is read on demand: the stream's name comes first."""
-# A stream is asked for at most a fifth of the time; but what hung once is soon asked again.
+"""The key of a value read on demand; the stream's name is first."""
+# Reading takes at most a fifth of the time, but a reader that hung once retries soon.
 _REST = 4
 _LONGEST_REST = 30.0
-# Readings that wait at once; more are asked for when the page is loaded again.
+# Maximum queued readings; further ones start when the page is loaded again.
 _WAITING = 16
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An attempt that failed: when it began, and why."""
+    """A failed attempt: its start, and the reason."""
 
     at: datetime
     reason: str
@@ -40,7 +39,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class Reading(Generic[T]):
-    """A value as of a moment. `failure` is of the newest attempt, `asking_since` of one that is under way."""
+    """A value with its time. `failure` is of the newest attempt; `asking_since` is the start of an
+    attempt under way."""
 
     value: T | None = None
     as_of: datetime | None = None
@@ -48,20 +48,21 @@ class Reading(Generic[T]):
     asking_since: datetime | None = None
 
     def why_old(self, now: datetime, deadline: timedelta, every: timedelta) -> str | None:
-        """Why there is no newer value, or none at all; None when nothing is wrong, of what is read `every` so often, or
-        is being read for the first time. Pure."""
+        """Why there is no newer value, or no value. None if the value is as new as the period
+        `every` allows, or the first reading is under way. Pure."""
         asking = self.asking_since
         if asking is not None and now - asking > deadline:
             return f"no answer since {asking:%H:%M:%S} UTC, {_seconds(now - asking)} ago"
         if self.failure is not None:
             return f"the attempt of {self.failure.at:%H:%M:%S} UTC failed: {self.failure.reason}"
-        # Two answers just in time, and the rest between them.
+        # Two readings that just meet the deadline, and the pause between them.
         if self.as_of is not None and now - self.as_of > (_REST + 2) * deadline + every:
-            return "it was not asked for since"
+            return "not read since"
         return None
 
     def is_due(self, now: datetime, fresh_for: timedelta) -> bool:
-        """Whether to read again: nothing is under way, and the newest attempt is older than `fresh_for`. Pure."""
+        """Whether to read again: no reading is under way, and the newest attempt is older than
+        `fresh_for`. Pure."""
         attempts = [at for at in (self.as_of, self.failure.at if self.failure else None) if at is not None]
         return self.asking_since is None and (not attempts or now - max(attempts) > fresh_for)
 
@@ -75,7 +76,8 @@ def utc_now() -> datetime:
 
 
 class Reader(Generic[T]):
-    """One thing that is read again and again. Any thread may look at `reading`; `refresh` runs once at a time."""
+    """A value that is read periodically. Any thread may access `reading`; only one `refresh` runs
+    at a time."""
 
     def __init__(self, name: str, read: Callable[[], T], now: Callable[[], datetime] = utc_now) -> None:
         self._name, self._read, self._now = name, read, now
@@ -84,7 +86,8 @@ class Reader(Generic[T]):
         self.answered = threading.Event()
 
     def refresh(self) -> None:
-        """Read, and keep what was there when that fails. Does nothing while another thread does it."""
+        """Read the value; after a failure, keep the previous one. Does nothing while another thread
+        reads."""
         if not self._alone.acquire(blocking=False):
             return
         try:
@@ -93,7 +96,7 @@ class Reader(Generic[T]):
                 self.reading = Reading(self._read(), asked)
             except Exception as error:
                 known = error if isinstance(error, AnabranchError) else classify_unexpected(self._name, error)
-                LOG.warning("%s: not read: %s", self._name, known)
+                LOG.warning("%s: reading failed: %s", self._name, known)
                 self.reading = replace(self.reading, failure=Failure(asked, str(known)), asking_since=None)
         finally:
             self._alone.release()
@@ -101,7 +104,8 @@ class Reader(Generic[T]):
 
 
 class Background(Generic[T]):
-    """A thread for each reader, which reads again every so often. A reader that hangs holds up no other."""
+    """A thread for each reader, which reads periodically. A reader that hangs does not block the
+    others."""
 
     def __init__(self, every: timedelta) -> None:
         self._every = every
@@ -109,14 +113,14 @@ class Background(Generic[T]):
         self._dropped: dict[Reader[T], threading.Event] = {}
 
     def start(self, readers: Sequence[Reader[T]]) -> None:
-        """Read these too from now on, not all in one moment."""
+        """Start these readers, spread over time."""
         for number, reader in enumerate(readers if not self._stopped.is_set() else ()):
             delay = self._every.total_seconds() * number / len(readers) if number else 0
             self._dropped[reader] = threading.Event()
             threading.Thread(target=self._run, args=(reader, self._dropped[reader], delay), daemon=True).start()
 
     def drop(self, reader: Reader[T]) -> None:
-        """Do not read this one again; what is under way is left alone."""
+        """Stop this reader; a reading under way continues."""
         if (dropped := self._dropped.pop(reader, None)) is not None:
             dropped.set()
 
@@ -127,7 +131,7 @@ class Background(Generic[T]):
             self.drop(reader)
 
     def each(self, action: Callable[[], object]) -> None:
-        """Do something every so often, in a thread of its own, until the stop."""
+        """Run an action periodically, in its own thread, until `stop`."""
 
         def run() -> None:
             while not self._stopped.wait(self._every.total_seconds()):
@@ -147,12 +151,12 @@ class Background(Generic[T]):
 
 
 def rest_after(seconds: float, every: timedelta) -> float:
-    """For how many seconds a reader rests whose reading took `seconds`. Pure."""
+    """The pause in seconds after a reading that took `seconds`. Pure."""
     return max(every.total_seconds(), min(_REST * seconds, _LONGEST_REST))
 
 
 class OnDemand(Generic[T]):
-    """What is read when it is asked for, by two threads at most, and kept for those who ask next."""
+    """Values read on request, by at most two threads, and cached for later requests."""
 
     def __init__(self, fresh_for: timedelta, most: int = 200, now: Callable[[], datetime] = utc_now) -> None:
         self._fresh_for, self._most, self._now = fresh_for, most, now
@@ -162,7 +166,8 @@ class OnDemand(Generic[T]):
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="page")
 
     def get(self, key: Key, read: Callable[[], T], patience: timedelta) -> Reading[T]:
-        """The reading of `key`, after `patience` at most: without a value when there is none by then."""
+        """The reading of `key`, after at most `patience`; without a value if there is none by
+        then."""
         with self._alone:
             reader = self._readers.setdefault(key, Reader(str(key), read, self._now))
             self._readers.move_to_end(key)

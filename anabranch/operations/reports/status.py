@@ -21,16 +21,16 @@ from anabranch.protocol.ledger_row import Diff, Entries, HourAccount, Layer, Led
 from anabranch.protocol.state import POSITION, State, load_state
 from serving_layer.layer_diff.kinds import unexplained_counts
 
-# What an operator needs to mend a refused hour before Kafka drops it.
+# Time for an operator to fix a refused hour before Kafka deletes its records.
 SPARE = timedelta(days=1)
 
 MAY_WAIT = 2
-"""Hours that may wait for their seal or their rebuild before an operator should look (deploy/prometheus/alerts.yml)."""
+"""Hours that may wait for sealing or rebuilding without an alert (deploy/prometheus/alerts.yml)."""
 
 
 @dataclass(frozen=True)
 class GateSummary:
-    """The quality gate's result of an hour; None before it ran."""
+    """The quality gate's result for an hour; None before it ran."""
 
     passed: bool | None = None
     failed: Entries = ()
@@ -38,7 +38,7 @@ class GateSummary:
 
 @dataclass(frozen=True)
 class HourSummary:
-    """An hour as the table and the ledger's newest row have it."""
+    """An hour from the table and the ledger's newest row."""
 
     hour: str
     state: str
@@ -54,7 +54,7 @@ class HourSummary:
 
 @dataclass(frozen=True)
 class Lag:
-    """Offsets that the speed layer has not published, in all and by partition."""
+    """Offsets that the speed layer has not published, in total and by partition."""
 
     offsets: int
     partitions: Offsets
@@ -62,17 +62,16 @@ class Lag:
 
 @dataclass(frozen=True)
 class StreamStatus:
-    """Where a stream stands. `late` is why the speed layer is late, if it was asked and is. `complete_through` is the
-    last hour such that it and all before it are accepted; None like `newest_accepted` while no hour is. `accepted_at`:
-    when the newest accepted hour was accepted first, as far as the ledger says.
-
-    `waiting_since` is when Kafka received the oldest record that the speed layer has not published, by the record's
-    Kafka timestamp, and never before what `main` is fresh through; None while nothing waits that readers are given.
-    `retention` is for how long Kafka keeps a record, None for ever. `unknown`: the fields of the newest accepted hour
-    that the schema does not know, None where they were not counted. `refused_restatements`: accepted hours whose newest
-    restatement was refused, until one is accepted or an operator says who serves the hour.
-
-    `hours` holds the sealed hours that are remembered one by one: any older one is accepted and served by batch.
+    """The state of a stream. `late` is why the speed layer is late, if that was checked and it is.
+    `complete_through` is the last hour that is accepted together with all earlier ones; None, like
+    `newest_accepted`, without an accepted hour. `accepted_at`: the first acceptance of the newest
+    accepted hour, if the ledger has it. `waiting_since` is the Kafka timestamp of the oldest record
+    that the speed layer has not published, and never earlier than the freshness of `main`; None if
+    no record waits. `retention` is the topic's retention time, None if unlimited. `unknown`: the
+    unknown fields of the newest accepted hour, None if not counted. `refused_restatements`:
+    accepted hours whose newest restatement was refused, until one is accepted or an operator sets
+    the serving layer. `hours` are the sealed hours that the table lists individually; all older
+    ones are accepted and served by batch.
     """
 
     stream: str
@@ -102,7 +101,7 @@ class StreamStatus:
     refused_restatements: Sequence[str] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it: times with their offset from UTC."""
+        """The status as a JSON object; times have their UTC offset."""
         published = {b: at.isoformat() if at is not None else None for b, at in self.last_publish.items()}
         moments = {"position_since": self.position_since, "accepted_at": self.accepted_at}
         moments["waiting_since"] = self.waiting_since
@@ -111,8 +110,8 @@ class StreamStatus:
 
 
 def hours(job: Job, since: str | None = None) -> list[HourSummary]:
-    """Every hour from the first to the running one, or from `since` on, oldest first: the ledger's newest word on it,
-    with state and serving layer as the table itself says them."""
+    """Every hour from the first (or `since`) to the running one, oldest first: the ledger's newest
+    row, with state and serving layer from the table."""
     state = load_state(job.lake, job.stream.table)
     now = datetime.now(UTC)
     span = Span(since, _running(state, now)) if since is not None else None
@@ -121,13 +120,13 @@ def hours(job: Job, since: str | None = None) -> list[HourSummary]:
 
 
 def _running(state: State, now: datetime) -> str:
-    """The hour that receives records. After an adoption it may still lie ahead."""
+    """The hour that receives records; after an adoption it may be in the future."""
     return max(state.timeline.open, hour_words.hour_of(now))
 
 
 def hour_rows(state: State, history: Sequence[LedgerRow], now: datetime, since: str = "") -> list[HourSummary]:
-    """The hours' views, from the table's state and all rows of the ledger, or all from the hour `since` on. An hour
-    whose row is missing is shown as far as the table knows it. Pure."""
+    """The hours' reports, from the table's state and the ledger's rows (all, or from the hour
+    `since` on). An hour without a row has only the table's values. Pure."""
     rows = ledger.newest(history)
     why = {row.hour: row.reason for row in history if row.decision == "served"}
     refused = ledger.refusals_since_acceptance(history)
@@ -143,7 +142,7 @@ def _hour(state: State, hour: str, row: LedgerRow | None, why: str | None, refus
     diff, quality = account.diff, account.quality
     reason = row.reason if row is not None else None
     if accepted is not None and refused is not None:
-        # All else in the view is of the revision that is accepted.
+        # All other values are of the accepted revision.
         reason = f"its restatement as revision {refused.revision} was refused: {refused.reason}"
     return HourSummary(
         hour=hour,
@@ -191,9 +190,8 @@ def _hour_cells(view: HourSummary) -> list[object]:
 
 
 def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
-    """Where the stream stands; with `late_after`, also whether the speed layer is late.
-
-    Raises Transient when Kafka or the lake does not answer.
+    """The state of the stream; with `late_after`, also whether the speed layer is late. Raises
+    Transient when Kafka or the lake is unreachable.
     """
     state = load_state(job.lake, job.stream.table)
     now = datetime.now(UTC)
@@ -203,7 +201,7 @@ def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
     backlog = sorted(h for h in state.timeline.sealed if not state.is_accepted(h))
     ended = hour_words.hours_between(state.timeline.open, hour_words.hour_of(now))
     name = job.stream.hours_table
-    # Read only the ledger rows that are shown.
+    # Read only the ledger rows that the report needs.
     newest = newest_accepted(state)
     wanted = {*backlog, *Ledger(job.lake, name).remarkable_hours(), *([newest] if newest is not None else [])}
     wanted |= Ledger(job.lake, name).hours_refused_last()
@@ -246,7 +244,7 @@ def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
 def _waiting_since(job: Job, topic: Topic, unread: Ranges, state: State, now: datetime) -> datetime | None:
     starts, ends = {p: s for p, (s, _) in unread.items()}, {p: e for p, (_, e) in unread.items()}
     fresh_through = watermarks.Watermarks.from_properties(state.table.properties).fresh_through
-    # What is older than the fresh hours is shown as if it came at their end.
+    # Count an older record as received at the end of the fresh hours.
     low = fresh_through if fresh_through is not None else hour_words.start_of(state.timeline.first)
     oldest = job.kafka.oldest_stamp(topic, starts, ends, _millis(low), _millis(now))
     return watermarks.waiting_since([oldest] if oldest is not None else [], fresh_through, now)
@@ -257,21 +255,21 @@ def _millis(when: datetime) -> int:
 
 
 def freshness_seconds(view: StreamStatus, as_of: datetime) -> float:
-    """For how long `main` has lacked a record that Kafka acknowledged; 0 when it lacks none, so that an idle stream is
-    not late. Pure."""
+    """The age of the oldest acknowledged record that `main` lacks; 0 when it lacks none, so an idle
+    stream is not late. Pure."""
     return max(0.0, (as_of - view.waiting_since).total_seconds()) if view.waiting_since is not None else 0.0
 
 
 def completeness_seconds(view: StreamStatus, as_of: datetime) -> float:
-    """For how long the oldest hour that is not complete has been over; 0 while it still runs. Pure."""
+    """The time since the end of the oldest hour that is not complete; 0 before its end. Pure."""
     complete = view.complete_through
     oldest = hour_words.shift(complete, 1) if complete is not None else view.first_hour
     return max(0.0, (as_of - hour_words.end_of(oldest)).total_seconds())
 
 
 def retention_reason(view: StreamStatus, as_of: datetime) -> str | None:
-    """Why Kafka may drop records before an hour of them is accepted, or None: it keeps them for less than a day longer
-    than the oldest such hour is old. Pure."""
+    """Why Kafka may delete records before their hour is accepted, or None. Such is a retention less
+    than a day longer than the age of the oldest hour that is not accepted. Pure."""
     waits = timedelta(seconds=round(completeness_seconds(view, as_of))) + timedelta(hours=1)
     if view.retention is None or view.retention >= waits + SPARE:
         return None
@@ -289,8 +287,9 @@ def newest_accepted(state: State) -> str | None:
 def late_reason(
     lag: int, since: datetime, waiting_since: datetime | None, late_after: timedelta, now: datetime
 ) -> str | None:
-    """Why the speed layer is late, or None: a record waits for longer than `late_after`, and the position has not moved
-    for so long. `since`: when it moved last; `waiting_since`: since when the oldest record waits. Pure."""
+    """Why the speed layer is late, or None. It is late if a record has waited and the position has
+    not moved for longer than `late_after`. `since`: the time of the last move; `waiting_since`: the
+    time of the oldest waiting record. Pure."""
     if waiting_since is None or min(now - since, now - waiting_since) <= late_after:
         return None
     waits, still = (timedelta(seconds=round((now - at).total_seconds())) for at in (waiting_since, since))
@@ -298,13 +297,13 @@ def late_reason(
 
 
 def late_after(stream: Stream, otherwise: timedelta) -> timedelta:
-    """After how long the speed layer of a stream is late: as promised (`slo.fresh`), or sooner. Pure."""
+    """The time after which a stream's speed layer is late: `slo.fresh` if shorter. Pure."""
     promised = stream.slo.fresh
     return min(promised, otherwise) if promised is not None else otherwise
 
 
 def unexplained(state: State, rows: Mapping[str, LedgerRow]) -> dict[str, dict[str, int]]:
-    """By hour, the differences of the layers that nothing explains, from the ledger's newest rows. Pure."""
+    """Unexplained differences of the layers by hour, from the ledger's newest rows. Pure."""
     by_hour = {
         hour: unexplained_counts(row.diff, row.gaps, coverage.uncovered_reason(state, "speed", hour) is None)
         for hour, row in rows.items()
@@ -317,7 +316,7 @@ def _why(stream: str, hour: str) -> str:
 
 
 def unexplained_words(left: Mapping[str, int]) -> str:
-    """What is left unexplained, in words: `3 missing, 1 changed`."""
+    """Unexplained differences as text: `3 missing, 1 changed`."""
     return ", ".join(f"{n} {kind}" for kind, n in left.items())
 
 
@@ -351,7 +350,7 @@ def print_status(view: StreamStatus, output: str) -> None:
     if view.late:
         print(f"the speed layer is late: {view.late}")
     for hour in view.refused_restatements:
-        print(f"hour {hour}: its restatement was refused, the revision before is served; {_why(view.stream, hour)}")
+        print(f"hour {hour}: its restatement was refused, the previous revision is served; {_why(view.stream, hour)}")
     for hour, left in view.unexplained.items():
         print(
             f"hour {hour}: the layers differ and nothing explains it: {unexplained_words(left)}; look at "

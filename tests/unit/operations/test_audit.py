@@ -114,8 +114,7 @@ def test_a_row_whose_file_says_another_hour(one: StreamLake) -> None:
     assert one.publish(publish, state) is Outcome.LANDED
     messages = sentences(one)
     assert (
-        f"hour {HOUR}, partition 0: rows of main: expected rows of this hour alone, found 1 that name another"
-        in messages
+        f"hour {HOUR}, partition 0: rows of main: expected only rows of this hour, found 1 of another hour" in messages
     )
 
 
@@ -177,7 +176,7 @@ def test_a_row_lost_behind_a_duplicate_that_never_was(one: StreamLake) -> None:
     record(one, decide(NEXT, "accepted", 1, CUT, NOW, served="batch", **lie))
     assert sentences(one) == [
         f"hour {NEXT}: rows that batch removed: expected each to repeat a row of the hour or of the 1 before it, "
-        "found 1 that repeat nothing"
+        "found 1 that repeat no row"
     ]
 
 
@@ -185,8 +184,8 @@ def test_an_hour_that_the_ledger_accepts_and_the_table_does_not(tmp_path: Path) 
     one = new_proof(tmp_path)
     record(one, decide(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, dead=0, duplicate=0, gap=0))
     assert sentences(one) == [
-        f"hour {HOUR}: table: expected branch batch to have it as accepted, as the ledger does, found that it does not "
-        "(the next batch run rebuilds it)"
+        f"hour {HOUR}: table: expected the hour accepted on branch batch, as in the ledger, found it "
+        "not accepted there (the next batch run rebuilds it)"
     ]
 
 
@@ -202,12 +201,12 @@ def test_an_hour_that_the_table_accepts_and_the_ledger_does_not(tmp_path: Path) 
     confirmed = Publish(new_id(), _empty("batch", "main", "speed"), timeline, confirmed=frozenset({row.decision_id}))
     assert one.publish(confirmed) is Outcome.LANDED
     assert sentences(one) == [
-        f"hour {HOUR}: ledger: expected a row that accepts it, as branch batch does, found none (`anabranch apply` "
+        f"hour {HOUR}: ledger: expected a row that accepts the hour, as on branch batch, found none (`anabranch apply` "
         "writes it again)"
     ]
     record(one, decide(HOUR, "sealed", 0, BEFORE, NOW, served="speed"))
     assert sentences(one) == [
-        f"hour {HOUR}: ledger: expected a row that accepts it, as branch batch does, found none (a restatement "
+        f"hour {HOUR}: ledger: expected a row that accepts the hour, as on branch batch, found none (a restatement "
         "writes it again)"
     ]
 
@@ -245,7 +244,7 @@ def test_hours_begin_where_the_hour_before_ended() -> None:
         shift(HOUR, 3): Cut("t", {0: (50, 60)}),
     }
     assert [d.message for d in check_adjacent_cuts(cuts, timeline)] == [
-        f"hour {NEXT}, partition 0: begin of the cut: expected 4, the end of hour {HOUR}, found 5"
+        f"hour {NEXT}, partition 0: start of the cut: expected 4, the end of hour {HOUR}, found 5"
     ]
     adopted = replace(timeline, adoptions=(Adoption(HOUR, "t", {0: 5}),))
     assert check_adjacent_cuts(cuts, adopted) == []
@@ -290,19 +289,19 @@ def test_an_offset_that_kafka_gives_and_nobody_keeps() -> None:
     assert kafka([4, 5, 6, 7, 8, 9]) == [
         f"hour {NEXT}: Kafka: expected 1 of its offsets neither rows nor dead letters, the duplicates, found 2 "
         "(partition 0: offsets 7, 9)",
-        f"hour {NEXT}: Kafka: expected 1 offsets that it does not give, the gaps, found 0",
+        f"hour {NEXT}: Kafka: expected 1 offsets that Kafka does not return, the gaps, found 0",
         f"hour {NEXT}: Kafka: expected 1 offsets of class control, as in the ledger, found 0 in its log",
     ]
 
 
 def test_an_offset_that_is_kept_and_kafka_does_not_give() -> None:
     assert kafka([4, 6, 7, 8], shown={5: "control", 9: "control"}) == [
-        f"hour {NEXT}, partition 0: Kafka: expected all stored offsets, found 1 stored that it does not "
-        "give: offsets 5 (its log shows 1 control)"
+        f"hour {NEXT}, partition 0: Kafka: expected all stored offsets, found 1 stored offsets that Kafka does not "
+        "return: offsets 5 (its log shows 1 control)"
     ]
     assert kafka([4, 6, 7, 8], shown={5: "present", 9: "control"}) == [
-        f"hour {NEXT}, partition 0: Kafka: expected all stored offsets, found 1 stored that it does not "
-        "give: offsets 5 (its log shows 1 present)"
+        f"hour {NEXT}, partition 0: Kafka: expected all stored offsets, found 1 stored offsets that Kafka does not "
+        "return: offsets 5 (its log shows 1 present)"
     ]
     # A log that was compacted gives less from day to day, whatever the topic's policy is by now.
     assert kafka([4, 6, 8]) == []
@@ -317,8 +316,8 @@ def test_a_gap_of_another_class_than_the_log_shows() -> None:
 
 def test_a_record_of_the_log_that_no_reader_is_given() -> None:
     assert (
-        f"hour {NEXT}, partition 0: Kafka: expected every record of its log to be read, found 1 in its log that it "
-        "did not give"
+        f"hour {NEXT}, partition 0: Kafka: expected every record of its log to be read, found 1 in its log, "
+        "not returned"
     ) in kafka([4, 5, 6, 7, 8], shown={9: "present"})
 
 
@@ -330,8 +329,8 @@ def test_a_part_that_kafka_still_holds_is_compared_as_far_as_it_goes() -> None:
         "found 2 (partition 0: offsets 7, 9)"
     ]
     assert kafka([], log=(8, 10), rows=(4, 5, 6), shown={8: "present", 9: "control"}) == [
-        f"hour {NEXT}, partition 0: Kafka: expected all stored offsets, found 1 stored that it does not "
-        "give: offsets 8 (its log shows 1 present)"
+        f"hour {NEXT}, partition 0: Kafka: expected all stored offsets, found 1 stored offsets that Kafka does not "
+        "return: offsets 8 (its log shows 1 present)"
     ]
     assert kafka([], log=None, kafka="retention took all of it") == []
 

@@ -93,8 +93,8 @@ def test_lines_are_level_in_a_span_and_broken_where_nothing_was_measured() -> No
     assert re.fullmatch(r"M557\.5 (\S+?)H584\.6V\1H611\.7M638\.8 10\.0H665\.8", lines["half"])
     heights = [float(y) for y in re.findall(r"M\S+ ([\d.]+)", lines["most"])]
     assert heights[0] > heights[1] == 10
-    assert chart.told == (
-        "Of 21 micro-batches half were readable within 2 s, 99 of 100 after more than 2 h; promised are 10 s."
+    assert chart.summary == (
+        "Of 21 micro-batches half were readable within 2 s, 99 of 100 after more than 2 h; the promise is 10 s."
     )
     assert [row.values for row in chart.rows] == [("2 s", "1 min")] * 2 + [("more than 2 h", "more than 2 h")]
     assert charts.freshness([span(3, NOTHING)], None, NOW) is None
@@ -117,7 +117,7 @@ def test_a_micro_batchs_time_is_stacked_by_what_it_did() -> None:
     tops = [(box.y, box.height) for box in chart.boxes]
     assert tops[0][0] + tops[0][1] == charts.HEIGHT - 24 and tops[-1][0] == 10
     assert all(above[0] + above[1] == pytest.approx(below[0], abs=0.2) for below, above in pairwise(tops))
-    assert chart.told == "A micro-batch took 1.7 s on average: stage 1 s, publish 0.5 s, commit 0.2 s."
+    assert chart.summary == "A micro-batch took 1.7 s on average: stage 1 s, publish 0.5 s, commit 0.2 s."
     assert chart.boxes[1].title == "13:30 to 14:30: publish 0.5 s"
     assert charts.micro_batches([span(1, Durations(1, {1: 1}))], NOW) is None
 
@@ -126,7 +126,7 @@ def test_the_page_says_in_words_and_numbers_what_the_charts_draw(tmp_path: Path)
     page = new_page(job(new_proof(tmp_path)), now=lambda: NOW)
     show(page, NOW, five_years("events", NOW))
     html = parsed(browser(page).get("/streams/events").text)
-    assert "99 of 100 within 5 s; promised are 10 s." in html.text
+    assert "99 of 100 within 5 s; the promise is 10 s." in html.text
     pictures = [svg for svg in html.all("svg") if svg.get("role") == "img"]
     named = {attributes.get("id") for _, attributes in html.elements}
     assert len(pictures) == 3

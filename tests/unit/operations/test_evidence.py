@@ -115,7 +115,7 @@ def test_no_row_beyond_the_look_back_is_repeated(one: StreamLake) -> None:
     )
     view = diff.duplicates(none, NEXT, 5)
     assert (view.counted, view.found) == (1, 0)
-    assert view.untold == "1 cannot be found: the rows that they repeat are not in the hour or its look-back any more"
+    assert view.untold == "1 cannot be found: the rows that they repeat are no longer in the hour or its look-back"
 
 
 def test_null_parts_of_a_key_equal_each_other(one: StreamLake) -> None:
@@ -135,7 +135,7 @@ def test_a_key_that_is_null_in_every_part_repeats_nothing(one: StreamLake) -> No
     keyed_by_n = replace(job(one), stream=one.stream.model_copy(update={"key": ("n",)}))
     view = diff.duplicates(keyed_by_n, NEXT, 5)
     assert [d.offset for d in view.duplicates] == [7]
-    assert view.untold == "1 cannot be found: the rows that they repeat are not in the hour or its look-back any more"
+    assert view.untold == "1 cannot be found: the rows that they repeat are no longer in the hour or its look-back"
 
 
 def test_duplicates_of_rows_that_maintenance_dropped_cannot_be_told(one: StreamLake) -> None:
@@ -150,17 +150,17 @@ def test_duplicates_of_rows_that_maintenance_dropped_cannot_be_told(one: StreamL
     view = diff.duplicates(job(one), NEXT, 5)
     assert (view.counted, view.found) == (1, 0)
     assert view.untold == (
-        "1 cannot be found: they are found in the speed layer's rows, and those of the hour are gone "
-        "(`anabranch maintain`)"
+        "1 cannot be found: they are found in the speed layer's rows, and those of the hour "
+        "were deleted (`anabranch maintain`)"
     )
 
 
 def test_words_for_duplicates_that_cannot_be_told() -> None:
     skipped = new_state(Timeline(HOUR, shift(HOUR, 2), {0: 10}, skipped=(NEXT,)), {0: 10})
-    assert diff.untold_reason(skipped, NEXT, 3, 3) is None
-    assert "the speed layer skipped it, wholly or in part" in str(diff.untold_reason(skipped, NEXT, 3, 1))
-    assert str(diff.untold_reason(skipped, NEXT, 1, 3)).startswith("2 more than the ledger counts")
-    assert "the ledger has no count" in str(diff.untold_reason(skipped, NEXT, None, 0))
+    assert diff.not_found_reason(skipped, NEXT, 3, 3) is None
+    assert "the speed layer skipped it, wholly or in part" in str(diff.not_found_reason(skipped, NEXT, 3, 1))
+    assert str(diff.not_found_reason(skipped, NEXT, 1, 3)).startswith("2 more than the ledger counts")
+    assert "the ledger has no count" in str(diff.not_found_reason(skipped, NEXT, None, 0))
 
 
 def test_the_text_shows_what_differs(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:

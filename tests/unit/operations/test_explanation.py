@@ -94,7 +94,7 @@ def test_a_refused_hour(one: StreamLake) -> None:
             ),
         )
     sentences = sentences_of(one, NEXT)
-    assert sentences["hour"] == f"{NEXT} of events is refused and goes on being served by the speed layer"
+    assert sentences["hour"] == f"{NEXT} of events is refused; the speed layer still serves it"
     assert sentences["refused"] == "at 2026-11-22 02:00:00 UTC, for the 2. time: quality: no"
     assert sentences["account"] == "in the build that was refused, of 6 offsets 6 became rows"
     assert "the quality gate failed, critical: x" in sentences["checks"]
@@ -154,9 +154,7 @@ def test_an_overridden_hour(one: StreamLake) -> None:
 def test_an_open_an_ended_and_a_coming_hour(one: StreamLake) -> None:
     running, ended = (datetime(2026, 11, 21, h, 30, tzinfo=UTC) for h in (2, 3))
     sentences = sentences_of(one, OPEN, running)
-    assert (
-        sentences["hour"] == f"{OPEN} of events is open: records of it still come in, and the speed layer serves them"
-    )
+    assert sentences["hour"] == f"{OPEN} of events is open: it still receives records, and the speed layer serves them"
     assert sentences["seal"] == "it can be sealed from 2026-11-21 03:02:00 UTC on, by any run of the batch layer"
     assert "rebuild" not in sentences
     sentences = sentences_of(one, OPEN, ended)
@@ -169,7 +167,7 @@ def test_an_open_an_ended_and_a_coming_hour(one: StreamLake) -> None:
 def test_an_hour_before_the_first(one: StreamLake) -> None:
     before = shift(HOUR, -1)
     assert sentences_of(one, before) == {
-        "hour": f"{before} of events is before {HOUR}, where the stream begins; what Kafka received earlier belongs to "
+        "hour": f"{before} of events is before {HOUR}, where the stream begins; earlier records of Kafka belong to "
         f"{HOUR}"
     }
 
@@ -178,7 +176,7 @@ def test_a_main_that_is_not_the_serving_layers_is_shouted(one: StreamLake) -> No
     assert explain.explain(job(one), HOUR, NOW).merged
     spoil(one, remove_hour=HOUR)
     assert (
-        "but main does NOT hold the batch layer's files: `anabranch merge events` puts it right"
+        "but main does NOT contain the batch layer's files: `anabranch merge events` repairs it"
         in sentences_of(one, HOUR)["served"]
     )
 
@@ -198,8 +196,8 @@ def test_an_empty_hour() -> None:
     row = decide(HOUR, "accepted", 1, cut, NOW, served="batch", good=0, dead=0, duplicate=0, gap=0, gaps={})
     facts = _facts([row], accepted={HOUR: Accepted(1, cut)}, timeline=replace(TIMELINE, sealed={}))
     sentences = dict(explain_sentences(facts))
-    assert sentences["sealed"] == "at a time that the ledger lacks, without a record"
-    assert sentences["rebuild"] == "there is nothing to rebuild: it holds no records"
+    assert sentences["sealed"] == "at a time that is not in the ledger, without records"
+    assert sentences["rebuild"] == "nothing to rebuild: it has no records"
     assert not {"account", "checks"} & set(sentences)
 
 
@@ -216,14 +214,15 @@ def test_an_accepted_hour_that_kafka_lost_is_rebuilt_from_what_the_table_keeps()
     former = Cut("former", {0: (0, 4)})
     sentences = dict(explain_sentences(_facts([], timeline=adopted, accepted={HOUR: Accepted(1, former)})))
     assert sentences["rebuild"].startswith(
-        f"`anabranch batch events --hour {HOUR} --restate`, from what the table keeps of it: Kafka no longer has it"
+        f"`anabranch batch events --hour {HOUR} --restate`, from the rows and dead letters in the "
+        "table: Kafka no longer has it"
     )
 
 
 def test_an_hour_that_the_ledger_lost() -> None:
     sentences = dict(explain_sentences(_facts([])))
     assert sentences["hour"].endswith("is accepted as revision 1; the batch layer serves it")
-    assert sentences["sealed"].startswith("at a time that the ledger lacks: 4 offsets")
+    assert sentences["sealed"].startswith("at a time that is not in the ledger: 4 offsets")
     assert sentences["account"] == "the ledger has no counts"
     assert sentences["served"] == "by batch, by the rule: the batch layer has accepted it"
 
@@ -231,11 +230,10 @@ def test_an_hour_that_the_ledger_lost() -> None:
 def test_rows_of_the_speed_layer_that_are_gone_or_were_never_read() -> None:
     skipped = _facts([], timeline=replace(TIMELINE, skipped=(HOUR,)))
     assert (
-        "speed does not account for all of the hour: the speed layer skipped it"
-        in dict(explain_sentences(skipped))["layers"]
+        "speed does not cover the whole hour: the speed layer skipped it" in dict(explain_sentences(skipped))["layers"]
     )
     dropped = _facts([], timeline=replace(TIMELINE, covered_from=NEXT))
-    assert "those of the hour are gone (`anabranch maintain`)" in dict(explain_sentences(dropped))["layers"]
+    assert "those of the hour were deleted (`anabranch maintain`)" in dict(explain_sentences(dropped))["layers"]
 
 
 def test_what_nothing_explains_is_shouted() -> None:

@@ -459,7 +459,7 @@ def test_a_run_tells_which_step_failed_and_what_the_others_did(
     assert newest.speed_hours == 1 and before.is_complete
     view = read_maintenance(job(lake), NOW)
     assert (view.last, view.complete) == (newest, before)
-    assert "found none; all were done last at" in last_run_words(view)
+    assert "found none; the last complete run ended at" in last_run_words(view)
 
 
 def test_what_waits_and_grows_is_read_of_the_tables(lake: StreamLake) -> None:
@@ -468,7 +468,7 @@ def test_what_waits_and_grows_is_read_of_the_tables(lake: StreamLake) -> None:
     publish = Publish(new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=waits)
     assert lake.publish(publish) is Outcome.LANDED
     view = read_maintenance(job(lake), NOW)
-    assert view.last is None and last_run_words(view) == "no run is known"
+    assert view.last is None and last_run_words(view) == "no run recorded"
     assert view.speed_files == {H[2]: 1}
     assert view.oldest_dead_letter == H[0]
     assert view.letters_wait_since == NOW
@@ -495,7 +495,7 @@ def test_a_table_that_is_not_there_hides_nothing_of_the_others(
     assert dict(view.unread) == {lacking: f"table {lacking}: expected it to exist, found none; run `anabranch apply`"}
     assert view.as_dict()["unread"] == view.unread
     print_maintenance(view)
-    assert f"not known of {lacking}: table {lacking}: expected" in capsys.readouterr().out
+    assert f"could not read {lacking}: table {lacking}: expected" in capsys.readouterr().out
 
 
 # The command
@@ -519,4 +519,4 @@ def test_the_command_says_what_goes(lake: StreamLake, monkeypatch: pytest.Monkey
     assert "orphan files deleted" in done.stdout
     assert all_readable(lake)
     told = CliRunner().invoke(main, ["maintain", "events", "--dry-run"]).stdout
-    assert "last run: all steps were done at " in told and "metadata bytes" in told
+    assert "last run: all steps completed at " in told and "metadata bytes" in told

@@ -104,16 +104,16 @@ AS_OF = datetime(2026, 11, 21, 15, 42, 10, tzinfo=UTC)
 
 def test_a_stream_says_what_maintenance_did_and_what_waits_and_grows(page: Page, full: Job) -> None:
     text = shown(browser(page), "/streams/events")
-    assert "No run is known: anabranch maintain events" in text
+    assert "No run recorded: anabranch maintain events" in text
     rows = read_maintenance(full, LATER).tables["games.events"]
     assert f"games.events {rows.metadata_bytes / 1e3:.1f} kB {rows.snapshots} {rows.expirable} {rows.tags}" in text
     show(page, AS_OF, five_years("events", AS_OF))
-    assert "The last run did all its steps by 2026-11-21 02:41:07" in shown(browser(page), "/streams/events")
+    assert "The last run completed all steps at 2026-11-21 02:41:07" in shown(browser(page), "/streams/events")
     view = five_years("events", AS_OF)
     failed = replace(view.maintenance, runs=view.maintenance.runs[-1:])
     show(page, AS_OF, replace(view, maintenance=failed))
     text = shown(browser(page), "/streams/events")
-    assert "failed: orphans: list s3://lake/games: expected an answer, found none. No run" in text
+    assert "failed: orphans: list s3://lake/games: expected an answer, found none. No recorded run was complete" in text
     unread = replace(view.maintenance, unread={"games.events_per_minute": "table games.events_per_minute: none"})
     show(page, AS_OF, replace(view, maintenance=unread))
     assert "games.events_per_minute not read: table games.events_per_minute: none" in shown(
@@ -132,7 +132,8 @@ def test_the_hours_page_says_what_explain_history_diff_duplicates_and_dead_lette
         "failed expect_column_values_to_not_be_null column n critical [null] n: expected to not be null, found 1 of 4",
         "warning expect_column_values_to_not_be_null",
         "refused 3 batch 3 1 quality: again",
-        "2 records have some. anabranch drift events prints what takes them up. The most frequent, of 5 names",
+        "2 records have such fields. anabranch drift events prints the commands that add them. The most "
+        "frequent, of 5 names",
         r'colour 2 STRING "aaaa" partition 0, offset 4 <b>\x1b 1 partition 0, offset 7',
         "no longer: its tag's age has ended",
         "branch main 2 1 branch speed 4 1 branch batch 2 1",
@@ -278,7 +279,7 @@ def test_a_page_says_as_of_when_it_is_and_why_it_is_no_newer(full: Job, still: N
     assert "as of 2026-11-21 02:30:00 60 s old: the attempt of 02:31:00 UTC failed: describe topic events" in text
     text = shown(client, "/")
     failed = "the attempt of 02:31:00 UTC failed: describe topic events"
-    assert f"✕ away differs when it was read last: anabranch doctor events {failed}" in text
+    assert f"✕ away differs at the last reading: anabranch doctor events {failed}" in text
     assert "2026-11-21 02:30:00 60 s old" in text
 
     # One that hangs: what is known stays, with its age.
@@ -308,7 +309,7 @@ def test_a_page_says_as_of_when_it_is_and_why_it_is_no_newer(full: Job, still: N
 def test_a_reader_that_is_dead_is_noticed() -> None:
     reading = Reading("value", LATER)
     assert reading.why_old(LATER + timedelta(seconds=190), DEADLINE, EVERY) is None
-    assert reading.why_old(LATER + timedelta(seconds=191), DEADLINE, EVERY) == "it was not asked for since"
+    assert reading.why_old(LATER + timedelta(seconds=191), DEADLINE, EVERY) == "not read since"
 
 
 def test_a_reading_is_stamped_before_it_is_asked_for() -> None:
@@ -329,13 +330,13 @@ def test_a_stream_that_never_answered_is_away_and_the_others_are_shown(full: Job
     for reader in made.readers.values():
         reader.refresh()
     text = shown(browser(made), "/")
-    assert "2 streams, 2 to look at: events differs, broken away; of 1 there is nothing newer." in text
+    assert "2 streams, 2 to look at: events differs, broken away; 1 without a new reading." in text
     assert "table games.none: expected it to exist, found none; run anabranch apply" in text
     # What was known of one that failed since stays, and does not pass for how it stands now.
     calm = replace(VIEW, unexplained={}, lost={}, refused=[], backlog=[])
     failed = Reading(StreamView(calm, []), LATER, Failure(LATER, "away"))
     line = stream_line("events", failed, LATER, DEADLINE, EVERY)
-    note = "in order when it was read last: `anabranch doctor events`"
+    note = "in order at the last reading: `anabranch doctor events`"
     assert (line.lag, line.condition.word, line.condition.note) == (7, "away", note)
     line = stream_line("broken", made.readers["broken"].reading, LATER, DEADLINE, EVERY)
     assert (line.lag, line.freshness, line.condition.is_wrong) == (None, None, True)

@@ -118,7 +118,7 @@ def test_what_a_receiver_does_not_take_waits_and_holds_up_no_job(
         assert notify(of) is False
     assert not receiver.over.is_set()
     [line] = [r.getMessage() for r in caplog.records]
-    assert f"expected it to take {NEXT} refused, found" in line
+    assert f"expected it to accept {NEXT} refused, found" in line
     assert not {"hunter2", "secret-part"} & set(line.replace("/", " ").split())
     with pytest.raises(Transient):
         list(Notifier(of).post())

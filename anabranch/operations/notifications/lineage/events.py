@@ -1,7 +1,8 @@
-"""The two events of a run, START and then COMPLETE or FAIL, as OpenLineage's client has them. Pure.
+"""The two events of a run, START and then COMPLETE or FAIL, as classes of OpenLineage's client.
+Pure.
 
-What a run is told with is of its decision and of the tables' names, places and columns alone: told again, by whichever
-machine, the events are the same but for what the tables are by then.
+Events depend only on the decision and the tables' names, locations and columns. An event sent
+again, from any machine, differs only if the tables changed meanwhile.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from pyiceberg.types import NestedField
 
 PRODUCER = f"urn:anabranch:{__version__}"
-# The schema of our own facet is the file of that name beside this module.
+# The schema of our own facet is the file of that name in this folder.
 _OF_HOUR = {
     "_producer": PRODUCER,
     "_schemaURL": "urn:anabranch:lineage:1-0-0:AnabranchHourRunFacet.json#/$defs/AnabranchHourRunFacet",
@@ -55,7 +56,7 @@ _OF_HOUR = {
 
 _DESCRIPTION = (
     "Rebuilds an ingest hour of the topic {topic} from its exact offsets, proves that every offset is accounted for, "
-    "asks the quality gate, and publishes the rows to {table}, in place of those of the speed layer."
+    "runs the quality gate, and publishes the rows to {table}, replacing those of the speed layer."
 )
 _DEAD_DESCRIPTION = "records of the topic that cannot become rows"
 
@@ -64,7 +65,7 @@ facet_v2.set_producer(PRODUCER)
 
 @dataclass(frozen=True)
 class Subject:
-    """A stream as events speak of it: its configuration, and its tables as they are."""
+    """The stream that events describe: its configuration, and its tables as loaded."""
 
     environment: Environment
     stream: Stream
@@ -80,14 +81,15 @@ class Subject:
         return topic_name(self.environment.kafka, self.stream.topic)
 
     def schema(self, row: LedgerRow | None) -> Schema:
-        """The columns that a decision's snapshot has, while it is remembered; else those of today."""
+        """The columns of a decision's snapshot, or of the current schema if the snapshot is
+        expired."""
         snapshot = self.table.metadata.snapshot_by_id(row.snapshot_id) if row is not None and row.snapshot_id else None
         by_id, id = self.table.schemas(), snapshot.schema_id if snapshot is not None else None
         return by_id[id] if id is not None and id in by_id else self.table.schema()
 
 
 def events_of(subject: Subject, run: HourRun) -> tuple[RunEvent, RunEvent]:
-    """Its START event, with inputs and outputs, and its end event, with the result."""
+    """The START event of a run, with inputs and outputs, and its end event, with the result."""
     ended = RunState.COMPLETE if run.error is None else RunState.FAIL
     start = _event(subject, run, RunState.START, run.began.isoformat(), _common_facets(run))
     start.inputs = [_dataset(InputDataset, subject.topic, _topic_facets(subject))]
@@ -249,7 +251,8 @@ def _fields(fields: tuple[NestedField, ...]) -> list[schema_dataset.SchemaDatase
 
 
 def _column_lineage(subject: Subject, schema: Schema) -> column_lineage_dataset.ColumnLineageDatasetFacet:
-    """Each column of the stream is the record's field of that name; the event's date is of the event's time."""
+    """Each column comes from the record's field of the same name; the event date comes from the
+    event time."""
     stream, of = subject.stream, {column.name: column.name for column in subject.stream.columns}
     if stream.event_time is not None:
         of["event_date"] = stream.event_time.column

@@ -1,5 +1,6 @@
-"""What OpenLineage calls our datasets, by its naming conventions (https://openlineage.io/docs/spec/naming): as its own
-integrations with Kafka and with Spark call the same topic and the same table, so that their lineage meets ours."""
+"""Names of datasets by OpenLineage's naming conventions (https://openlineage.io/docs/spec/naming).
+OpenLineage's integrations with Kafka and Spark use the same names for the same topic and table, so
+their lineage connects to ours."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ class Name(NamedTuple):
 
 
 def topic_name(kafka: Kafka, topic: str) -> Name:
-    """Of several bootstrap servers the first gives the cluster its name. Pure."""
+    """The topic's name; the first of several bootstrap servers names the cluster. Pure."""
     first = kafka.bootstrap_servers.split(",")[0].strip()
     return Name(f"kafka://{first.partition('://')[2] or first}", topic)
 
 
 def table_name(location: str) -> Name:
-    """A table's name is the location of its files, in any catalog. Pure."""
+    """The table's name: the location of its files, in any catalog. Pure."""
     parts = urlsplit(location)
     if parts.scheme == "file":
         return Name("file", parts.path.rstrip("/"))
@@ -31,7 +32,7 @@ def table_name(location: str) -> Name:
 
 
 def catalog_name(catalog: Catalog, region: str, table: str) -> Name | None:
-    """The table's name in its catalog, of those catalogs that the conventions have a name for. Pure."""
+    """The table's name in its catalog, if the conventions define names for such a catalog. Pure."""
     if catalog.type == "rest":
         return Name(catalog.uri, table)
     account = catalog.properties.get("glue.id")
@@ -41,9 +42,9 @@ def catalog_name(catalog: Catalog, region: str, table: str) -> Name | None:
 
 
 def catalog_address(catalog: Catalog) -> str | None:
-    """Where the catalog is, without user, password and parameters. Pure."""
+    """The catalog's address, without user, password and parameters. Pure."""
     if not catalog.uri:
         return None
     scheme, _, rest = catalog.uri.partition("://")
-    # The password may have characters that end the host of an address.
+    # The password may contain characters that end the host part of a URL.
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"

@@ -1,4 +1,5 @@
-"""Runs of a scheduler that a run of ours is part of, as OpenLineage's clients write them: NAMESPACE/JOB/RUN ID."""
+"""The scheduler's run that started a run, as OpenLineage's clients write it: NAMESPACE/JOB/RUN
+ID."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from uuid import UUID
 
 
 class ParentRun(NamedTuple):
-    """A run, and the job that it is one of."""
+    """A run and its job."""
 
     namespace: str
     job: str
@@ -15,7 +16,7 @@ class ParentRun(NamedTuple):
 
 
 def parse_run(text: str) -> ParentRun:
-    """A namespace may have slashes. Raises ValueError."""
+    """Parse NAMESPACE/JOB/RUN ID; a namespace may contain slashes. Raises ValueError."""
     parts = text.rsplit("/", 2)
     try:
         run = ParentRun(parts[0], parts[1], str(UUID(parts[2])))

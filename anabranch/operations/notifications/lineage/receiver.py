@@ -1,4 +1,5 @@
-"""The receiver of events: asked for a bounded time, and never by a job that has found it away once."""
+"""The client of the receiver of events. Requests have a time limit, and a job stops sending after
+the first failure."""
 
 from __future__ import annotations
 
@@ -12,26 +13,26 @@ from openlineage.client.transport.http import ApiKeyTokenProvider, HttpConfig, H
 from anabranch.common.errors import AnabranchError, ConfigurationError, NoAnswer, Refused, Transient
 from anabranch.config import Lineage
 
-# Whoever sends decides itself whether to send again.
+# The caller decides whether to retry.
 _ONCE = {"total": 0, "read": 0, "connect": 0}
 
 
 class Receiver:
-    """Sends events by OpenLineage's client, with the settings of `anabranch.yaml` and no others."""
+    """Sends events by OpenLineage's client, using only the settings of `anabranch.yaml`."""
 
     def __init__(self, settings: Lineage) -> None:
         self._settings = settings
         key = settings.api_key.get_secret_value() if settings.api_key is not None else ""
         auth = ApiKeyTokenProvider({"api_key": key}) if key else TokenProvider({})
         seconds = settings.timeout.total_seconds()
-        # A path is joined to the URL as to a folder.
+        # The client joins the endpoint to the URL as to a folder.
         config = HttpConfig(f"{settings.url}/", settings.endpoint, seconds, auth=auth, retry=_ONCE)
         self._transport = HttpTransport(config)
 
     def send(self, events: Iterable[RunEvent]) -> None:
-        """Send events in their order, in `lineage.timeout` altogether. Raises NoAnswer when that is over, Transient
-        when the receiver is away, ConfigurationError when it knows no such path or key, Refused when it takes none of
-        such events."""
+        """Send events in order, within `lineage.timeout` in total. Raises NoAnswer after that time,
+        Transient when the receiver is unreachable, ConfigurationError for a wrong path or key,
+        Refused when it rejects the events."""
         failed: list[BaseException] = []
 
         def work() -> None:
@@ -60,7 +61,8 @@ class Receiver:
             if isinstance(error, requests.exceptions.SSLError):
                 return ConfigurationError(f"{doing}: {error}; check lineage.url and its certificate")
             return Transient(f"{doing}: {error} (transient, try again)")
-        found = f"{doing}: expected the event to be taken, found {response.status_code} {response.reason or ''}".strip()
+        answer = f"{response.status_code} {response.reason or ''}".strip()
+        found = f"{doing}: expected the receiver to accept the event, found {answer}"
         if response.status_code in (408, 425, 429) or response.status_code >= 500:
             return Transient(f"{found} (transient, try again)")
         if response.status_code in (401, 403):

@@ -1,8 +1,8 @@
-"""Telling a receiver of the ledger's decisions: by the batch job as they are taken, and again by `anabranch lineage`.
-
-The job tells what the ledger has learned since it began, so that a decision which an earlier process took and did not
-live to record is told as well. Nothing of it fails an hour; for a receiver that does not answer a job waits once, for
-`lineage.timeout`, and for one that is slow so long after each hour.
+"""Send the ledger's decisions to a lineage receiver: by the batch job as it decides, and again by
+`anabranch lineage`. The job sends all ledger rows appended since it began, including decisions of
+an earlier process that died before recording them. A failure to send never fails an hour. A job
+waits at most once, for `lineage.timeout`, for a receiver without an answer, and as long after each
+hour for a slow one.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _LAST = "9999-12-31T23"
 
 
 def decisions_since(job: Job, hour: str | None) -> list[LedgerRow]:
-    """The decisions about an hour and all after it, or about all, that are runs, oldest first. Raises Transient."""
+    """The decisions that are runs, from an hour on or all, oldest first. Raises Transient."""
     hours = Span(hour, _LAST) if hour is not None else None
     return _runs(job.ledger.history(hours))
 
 
 def subject_of(job: Job) -> Subject:
-    """The stream as events speak of it, its tables as they are now. Raises ConfigurationError without OpenLineage's
-    client, Transient."""
+    """The stream that events describe, with its current tables. Raises ConfigurationError without
+    OpenLineage's client, Transient."""
     try:
         from anabranch.operations.notifications.lineage.events import Subject
     except ModuleNotFoundError as error:
@@ -52,7 +52,7 @@ def subject_of(job: Job) -> Subject:
 
 
 def run_events(subject: Subject, row: LedgerRow) -> tuple[HourRun, tuple[RunEvent, RunEvent]]:
-    """A decision as a run, and the run's events."""
+    """The run of a decision, and the run's events."""
     from anabranch.operations.notifications.lineage.events import events_of
     from anabranch.operations.notifications.lineage.runs import run_of
 
@@ -65,9 +65,8 @@ def _runs(rows: list[LedgerRow]) -> list[LedgerRow]:
 
 
 class LineageReporter:
-    """What a job tells of while it works. Without `lineage.url` it tells nothing and asks nothing; nothing here raises.
-
-    A receiver that does not take what it is sent is not asked again; `missed` are the hours that it was not told of.
+    """Sends a job's decisions while it works. Without `lineage.url` it does nothing. No method
+    raises. After a failure it stops sending; `missed` are the hours that were not sent.
     """
 
     def __init__(self, job: Job, parent: str | None = None, root: str | None = None) -> None:
@@ -90,10 +89,10 @@ class LineageReporter:
             self._receiver = Receiver(self._job.environment.lineage)
         except Exception as error:
             self._subject = None
-            LOG.warning("stream %s: no lineage is sent: %s", self._job.stream.name, error)
+            LOG.warning("stream %s: lineage disabled for this job: %s", self._job.stream.name, error)
 
     def report(self) -> None:
-        """Tell of the decisions since."""
+        """Send the decisions since the last call."""
         if self._subject is None:
             return
         try:
@@ -106,7 +105,7 @@ class LineageReporter:
             subject = subject_of(self._job)
             until = time.monotonic() + self._job.environment.lineage.timeout.total_seconds()
             for i, row in enumerate(rows):
-                # Many hours without records are accepted at once: the next one does not wait for them all.
+                # One run may accept many empty hours at once: bound the delay of the next hour.
                 if i and time.monotonic() > until:
                     break
                 self._receiver.send(run_events(subject, row)[1])
@@ -129,13 +128,13 @@ class LineageReporter:
             self._give_up(failure)
 
     def end(self) -> None:
-        """Say what was missed."""
+        """Log the hours that were not sent."""
         if self.missed:
             name = self._job.stream.name
             hours = sorted(self.missed)
             which = ", ".join(hours) if len(hours) < 4 else f"{len(hours)} hours from {hours[0]} to {hours[-1]}"
             LOG.warning(
-                "stream %s: no lineage was sent of %s; to send it: anabranch lineage %s --since %s",
+                "stream %s: lineage not sent for %s; to send it: anabranch lineage %s --since %s",
                 name,
                 which,
                 name,
@@ -144,12 +143,13 @@ class LineageReporter:
 
     def _give_up(self, error: Exception) -> None:
         self._receiver = None
-        LOG.warning("stream %s: lineage is not sent from here on, the hours go on: %s", self._job.stream.name, error)
+        LOG.warning("stream %s: lineage stopped, the job continues: %s", self._job.stream.name, error)
 
 
 @contextmanager
 def report_lineage(job: Job, parent: str | None = None, root: str | None = None) -> Iterator[LineageReporter]:
-    """A reporter for the length of a job's work; `parent` and `root` are the scheduler's runs that it is part of."""
+    """A reporter for the duration of a job; `parent` and `root` are the scheduler's runs that
+    contain it."""
     reporter = LineageReporter(job, parent, root)
     reporter.begin()
     try:

@@ -1,7 +1,6 @@
-"""A decision of the ledger as a run: its id, its times, its account. Pure.
-
-The id of an accepted revision follows from the table, the hour and the revision: told again, it is the same run. A
-refusal is a run of its own, since what is refused may be accepted under the same revision later.
+"""A decision of the ledger as a run: its id, its times, its account. Pure. The id of an accepted
+revision is derived from the table, the hour and the revision, so a run sent again keeps its id.
+Each refusal is a separate run, because the same revision may be accepted later.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from anabranch.protocol.ledger_row import LedgerRow, QualityResult
 
 @dataclass(frozen=True)
 class HourRun:
-    """What is told of an hour: `row` is what the ledger has of it, None for a try that ended with an error, which
-    the ledger does not know; `error` is why it was not accepted."""
+    """A run of an hour. `row` is its ledger row; None for an attempt that ended with an error,
+    which the ledger does not record. `error` is why the hour was not accepted."""
 
     id: str
     hour: str
@@ -55,7 +54,7 @@ def run_of(table_uuid: str, row: LedgerRow) -> HourRun:
 def failed_run(
     table_uuid: str, hour: str, began: datetime, ended: datetime, error: str, parent: str | None, root: str | None
 ) -> HourRun:
-    """The run of a try that ended with an error."""
+    """The run of an attempt that ended with an error."""
     id = _run_id(hour, f"{table_uuid}.{hour}.{began.isoformat()}")
     return HourRun(id, hour, began, ended, error, None, _known(parent), _known(root))
 
@@ -122,7 +121,7 @@ _SEVERITIES = {"critical": "error", "warning": "warn"}
 
 
 def verdicts(row: LedgerRow) -> list[Verdict]:
-    """What was checked of an hour, the balance first."""
+    """The checks of an hour, the balance first."""
     found = []
     balance = _balance(row)
     if balance is not None:
@@ -153,7 +152,7 @@ def _verdict(entry: Mapping[str, Any], met: bool) -> Verdict:
 def _actual(entry: Mapping[str, Any]) -> str | None:
     count, elements = entry.get("unexpected_count"), entry.get("element_count")
     if count is not None:
-        return f"{count} of {elements} rows otherwise" if elements is not None else f"{count} rows otherwise"
+        return f"{count} of {elements} rows otherwise" if elements is not None else f"{count} rows do not meet it"
     observed = entry.get("observed")
     return str(observed) if observed is not None else None
 
@@ -162,7 +161,8 @@ _NOT_NULL = "expect_column_values_to_not_be_null"
 
 
 def null_counts(row: LedgerRow, required: tuple[str, ...]) -> dict[str, int]:
-    """By column, how many nulls an hour's rows have, as far as that was counted: `required` columns have none."""
+    """The number of nulls by column, for columns whose nulls were counted; `required` columns have
+    none."""
     counts = dict.fromkeys(required, 0)
     quality = row.quality or QualityResult(True)
     for entry in quality.met or ():

@@ -1,11 +1,11 @@
-"""The webhook: each change of an hour's state, posted as JSON, in the order of the ledger, at least once.
+"""The webhook: posts each change of an hour's state as JSON, in ledger order, at least once.
 
 1. The position is a sequence of the ledger, kept in a property of the ledger's table, for each receiver.
-2. What was recorded since is posted, one request for each decision, with the decision's id.
-3. The position moves behind what the receiver took.
+2. The job posts later decisions, one request for each, with the decision's id.
+3. The position moves past the messages that the receiver accepted.
 
-A receiver that is away, slow or refusing costs a job some seconds and changes nothing else: what it missed waits in
-the ledger, for the next job or for `anabranch webhook`.
+A receiver that is unreachable, slow or refusing delays a job by seconds and has no other effect:
+messages stay pending in the ledger until the next job or `anabranch webhook`.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 FIRST_LOOK = timedelta(days=1)
-"""A receiver without a position gets what was recorded in this time."""
+"""A receiver without a position gets the decisions of this last period."""
 JOBS_WAIT = timedelta(seconds=10)
 """Longest time that a job posts, in addition to the last request."""
 
 _POSITION = "anabranch.webhook."
-# Messages after which the position is written, while there are more.
+# Write the position after this many messages.
 _AT_ONCE = 50
 
 
 @dataclass(frozen=True)
 class Posted:
-    """A message that the receiver took."""
+    """A message that the receiver accepted."""
 
     id: str
     hour: str
@@ -59,7 +59,8 @@ class Posted:
 
 
 class Notifier:
-    """Posts what a stream's receiver has not received yet. Raises ConfigurationError if none is configured."""
+    """Posts messages that a stream's receiver has not received yet. Raises ConfigurationError if
+    none is configured."""
 
     def __init__(self, job: Job) -> None:
         webhook = webhook_of(job)
@@ -71,8 +72,8 @@ class Notifier:
         self._key = _POSITION + hashlib.sha256(webhook.url.get_secret_value().encode()).hexdigest()[:16]
 
     def post(self, within: timedelta | None = None) -> Iterator[Posted]:
-        """Post what waits, for about so long (None: to the end). Raises Transient when the receiver does not take one:
-        that one and all behind it wait."""
+        """Post pending messages for about this long (None: all). Raises Transient when the receiver
+        does not accept one; that message and all later ones stay pending."""
         deadline = time.monotonic() + within.total_seconds() if within is not None else None
         table = self._job.lake.load(self._job.stream.hours_table)
         position = self._position(table)
@@ -81,11 +82,12 @@ class Notifier:
         try:
             for at, message in enumerate(waiting):
                 if deadline is not None and time.monotonic() >= deadline:
-                    LOG.info("stream %s: webhook: %d messages wait", self._job.stream.name, len(waiting) - at)
+                    LOG.info("stream %s: webhook: %d messages pending", self._job.stream.name, len(waiting) - at)
                     return
                 self._send(message)
                 row = message.row
-                # Decisions of one commit have one sequence: all of them, or the position stays before it.
+                # Decisions of one commit share a sequence: the position moves past it only after
+                # all of them are posted.
                 if at + 1 == len(waiting) or waiting[at + 1].row.sequence != row.sequence:
                     done = (row.sequence or 0) + 1
                 if at % _AT_ONCE == _AT_ONCE - 1 and done != kept:
@@ -97,7 +99,7 @@ class Notifier:
                 self._keep(done)
 
     def skip(self) -> None:
-        """Move the position past all that was recorded, without posting it."""
+        """Move the position past all recorded decisions without posting them."""
         table = self._job.lake.load(self._job.stream.hours_table)
         self._keep(table.metadata.next_sequence_number())
 
@@ -119,37 +121,37 @@ class Notifier:
 
     def _keep(self, position: int) -> None:
         def write(table: Table, tx: Transaction) -> None:
-            # Another job may have posted further.
+            # Another job may have posted more.
             if (self._position(table) or 0) < position:
                 tx.set_properties({self._key: str(position)})
 
-        admin.change_table(self._job.lake, self._job.stream.hours_table, "webhook's position", write)
+        admin.change_table(self._job.lake, self._job.stream.hours_table, "position of the webhook", write)
 
     def _send(self, message: Message) -> None:
         stream, webhook = self._job.stream, self._webhook
         body = message.as_dict(stream.name, stream.table, webhook.page)
         if (why := send(webhook, body)) is not None:
-            # The rest of the URL may be a secret.
+            # Name only the host: the rest of the URL may be a secret.
             host = urlsplit(webhook.url.get_secret_value()).hostname
             raise Transient(
-                f"stream {stream.name}: webhook {host}: expected it to take {message.row.hour} {message.event}, found "
-                f"{why}; it waits, `anabranch webhook {stream.name}` posts it"
+                f"stream {stream.name}: webhook {host}: expected it to accept {message.row.hour} {message.event}, "
+                f"found {why}; the message stays pending, `anabranch webhook {stream.name}` posts it"
             )
 
 
 def webhook_of(job: Job) -> Webhook | None:
-    """The stream's own, or the environment's."""
+    """The webhook of the stream, or else of the environment."""
     return job.stream.webhook or job.environment.webhook
 
 
 def notify(job: Job, within: timedelta = JOBS_WAIT) -> bool:
-    """Post what waits, from within a job: for a bounded time, and whatever happens the job goes on. False when the
-    receiver did not take it all."""
+    """Post pending messages from a job, for a bounded time; errors do not stop the job. False when
+    messages stay pending."""
     if webhook_of(job) is None:
         return True
     try:
         for posted in Notifier(job).post(within):
-            LOG.info("stream %s: webhook took %s %s", job.stream.name, posted.hour, posted.event)
+            LOG.info("stream %s: webhook accepted %s %s", job.stream.name, posted.hour, posted.event)
     except Exception as error:
         LOG.warning("%s", error)
         return False
@@ -163,7 +165,8 @@ def send(webhook: Webhook, body: dict[str, Any]) -> str | None:
     def post() -> None:
         answers.put(_post(webhook, body))
 
-    # A receiver that gives its answer byte by byte has no time limit of the client's: its thread is left alone.
+    # The client's timeout restarts with each byte of a slow answer, so limit the time here and
+    # abandon the thread.
     threading.Thread(target=post, name="webhook", daemon=True).start()
     try:
         return answers.get(timeout=webhook.within.total_seconds())
@@ -179,17 +182,18 @@ def _post(webhook: Webhook, body: dict[str, Any]) -> str | None:
             webhook.url.get_secret_value(),
             json.dumps(body).encode(),
             headers=headers,
-            auth=_as_told,
+            auth=_with_own_headers,
             timeout=webhook.within.total_seconds(),
             allow_redirects=False,
             stream=True,
         ) as answer:
             return None if 200 <= answer.status_code < 300 else f"{answer.status_code} {answer.reason or ''}".strip()
     except (requests.exceptions.RequestException, ValueError) as error:
-        # Its words repeat the URL.
+        # The error's text contains the URL.
         return type(error).__name__
 
 
-def _as_told(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """No user and password of the machine's own .netrc in place of the headers."""
+def _with_own_headers(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Keep the configured headers: without an auth hook, requests would use the machine's
+    .netrc."""
     return request

@@ -1,5 +1,5 @@
-"""What a webhook is told of an hour: one message for each decision of the ledger that changed what readers may believe
-of it. Pure."""
+"""The webhook's messages: one for each ledger decision that changed an hour's state for readers.
+Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ADOPTING = "sealed by adopting"
 
 
 @dataclass(frozen=True)
-class Standing:
+class HourState:
     """An hour's state: `revision` is the accepted one, 0 for none."""
 
     state: str
@@ -28,11 +28,11 @@ class Message:
 
     event: str
     row: LedgerRow
-    before: Standing
-    after: Standing
+    before: HourState
+    after: HourState
 
     def as_dict(self, stream: str, table: str, page: str | None) -> dict[str, Any]:
-        """As it is posted. `text` is all of it in a sentence, as chat services show it."""
+        """The JSON object to post. `text` is a one-sentence summary, which chat services show."""
         row = self.row
         balance = {name: value for name in BALANCE if (value := getattr(row, name)) is not None}
         diff, quality = row.diff, row.quality
@@ -57,40 +57,40 @@ class Message:
         }
 
     def _text(self, stream: str) -> str:
-        told = f"{stream} {self.row.hour} {self.event}"
-        told += f" as revision {self.row.revision}" if self.event in ("accepted", "restated") else ""
-        told += f", served by {self.after.served}"
-        return told + (f": {self.row.reason}" if self.row.reason else "")
+        text = f"{stream} {self.row.hour} {self.event}"
+        text += f" as revision {self.row.revision}" if self.event in ("accepted", "restated") else ""
+        text += f", served by {self.after.served}"
+        return text + (f": {self.row.reason}" if self.row.reason else "")
 
 
-_UNKNOWN = Standing("open", 0, "speed")
+_UNKNOWN = HourState("open", 0, "speed")
 
 
 def messages(rows: Sequence[LedgerRow], since: int) -> Iterator[Message]:
-    """The messages of what was recorded with the sequence `since` or later, in the order of the ledger. `rows` are all
+    """The messages of decisions with sequence `since` or later, in ledger order. `rows` are all
     decisions about the hours concerned, in that order."""
-    standing: dict[str, Standing] = {}
+    states: dict[str, HourState] = {}
     for row in rows:
-        before = standing.get(row.hour, _UNKNOWN)
-        after = standing[row.hour] = _after(before, row)
+        before = states.get(row.hour, _UNKNOWN)
+        after = states[row.hour] = _after(before, row)
         event = _event(before, row)
         if event is not None and (row.sequence or 0) >= since:
             yield Message(event, row, before, after)
 
 
-def _after(before: Standing, row: LedgerRow) -> Standing:
+def _after(before: HourState, row: LedgerRow) -> HourState:
     served = row.served or before.served
     match row.decision:
         case "accepted":
-            return Standing("accepted", row.revision, served)
+            return HourState("accepted", row.revision, served)
         case "refused" if not before.revision:
-            return Standing("refused", 0, served)
+            return HourState("refused", 0, served)
         case "sealed" if before is _UNKNOWN:
-            return Standing("sealed", 0, served)
-    return Standing(before.state, before.revision, served)
+            return HourState("sealed", 0, served)
+    return HourState(before.state, before.revision, served)
 
 
-def _event(before: Standing, row: LedgerRow) -> str | None:
+def _event(before: HourState, row: LedgerRow) -> str | None:
     """The event's name; None for decisions that are not sent."""
     match row.decision:
         case "accepted":
