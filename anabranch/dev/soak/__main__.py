@@ -36,7 +36,7 @@ PARTITIONS = 3
 THROTTLED = {"trigger": "1 second", "max_offsets_per_trigger": 200}
 
 
-def tell(story: Story, minutes: float, seed: int, only: str) -> None:
+def tell(story: Story, minutes: float, seed: int, only: tuple[str, ...] = ()) -> None:
     """The whole soak. Raises Refused if `main` is not exact at its end."""
     story.title(f"A soak of {minutes:g} minutes, seed {seed}: everything at once, and faults at random.")
     story.step("Kafka, S3, past hours that wait, and live events")

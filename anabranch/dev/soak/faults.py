@@ -331,7 +331,8 @@ class Faults:
         poll(lambda: running.code, "the other program to end", _COMMAND_SECONDS)
         if running.code:
             running.require_alive()
-        self._did("maintained by others", f"another program ran {', '.join(operations)}")
+        outcome = running.printed().splitlines()[-1]
+        self._did("maintained by others", f"another program ran {', '.join(operations)}: {outcome}")
 
     def _name_wrong_topic(self) -> None:
         """The stream's file names another topic, which is empty, and is adopted; then it is put right."""

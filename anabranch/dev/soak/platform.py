@@ -2,7 +2,8 @@
 
     python -m anabranch.dev.soak.platform CONF STREAM OPERATION...
 
-Each operation runs on each table of the stream. One that loses against a job's commit is skipped, as a scheduler does.
+Each operation runs on each table of the stream. One that loses against a job's commit is skipped, as a scheduler does;
+the last line of the output has how many succeeded.
 """
 
 from __future__ import annotations
@@ -50,16 +51,19 @@ def main(conf: str, name: str, *operations: str) -> int:
     for key, value in settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    catalog = environment.catalog.name
+    catalog, done = environment.catalog.name, 0
+    tables = (stream.table, stream.dead_letters_table, stream.hours_table)
     for operation in operations:
-        for table in (stream.table, stream.dead_letters_table, stream.hours_table):
+        for table in tables:
             arguments = f"table => '{table}', {call(operation, datetime.now(UTC))}"
             try:
-                (row,) = spark.sql(f"CALL {catalog}.system.{operation}({arguments})").collect() or [None]
-                LOG.info("%s of %s: %s", operation, table, row)
+                rows = spark.sql(f"CALL {catalog}.system.{operation}({arguments})").collect()
+                LOG.info("%s of %s: %d rows, first %s", operation, table, len(rows), rows[:1])
+                done += 1
             except Exception as error:
                 LOG.info("%s of %s failed: %s", operation, table, str(error).splitlines()[0][:300])
     spark.stop()
+    print(f"{done} of {len(operations) * len(tables)} calls succeeded")
     return 0
 
 
