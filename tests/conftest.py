@@ -146,6 +146,15 @@ def steady_hour() -> None:
 
 
 @pytest.fixture
+def single_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accept that a topic is gone or recreated after one second: the tests' cluster has no second broker that could
+    contradict. test_topic_metadata.py tests the real delay."""
+    from anabranch.kafka import client
+
+    monkeypatch.setattr(client, "_BELIEVED_AFTER_S", 1.0)
+
+
+@pytest.fixture
 def world(tmp_path: Path, environment: dict[str, Any], spark: SparkSession) -> Iterator[Callable[..., World]]:
     """Makes streams of their own for a test."""
     from world import World, closed_at_the_end

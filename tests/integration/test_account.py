@@ -29,18 +29,12 @@ def one_row_more(rows: DataFrame) -> DataFrame:
     return rows.unionByName(rows.limit(1)).coalesce(1).sortWithinPartitions("event_date")
 
 
-@pytest.mark.parametrize(
-    ("tamper", "problem"),
-    [
-        (
-            one_day_less,
-            "partition 0: expected 11 offsets in [0, 11), found 10: 10 good, 0 dead, 0 duplicate, 0 in gaps",
-        ),
-        (one_row_more, "rows: expected each offset once, found 1 more"),
-    ],
-)
+ONE_LESS = "partition 0: expected 11 offsets in [0, 11), found 10: 10 good, 0 dead, 0 duplicate, 0 in gaps"
+ONE_MORE = "rows: expected each offset once, found 1 more"
+
+
 def test_a_staged_hour_that_lacks_a_file_or_has_a_row_more_is_refused_and_no_word_overrules_that(
-    world: Make, monkeypatch: pytest.MonkeyPatch, tamper: Callable[[DataFrame], DataFrame], problem: str
+    world: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, hour = world(), past_hour(1)
     one.topic(1)
@@ -50,16 +44,23 @@ def test_a_staged_hour_that_lacks_a_file_or_has_a_row_more_is_refused_and_no_wor
     one.speed()
     served = one.rows()
 
-    def tampered(rows: DataFrame, *arguments: Any) -> Any:
-        rows.createOrReplaceTempView("staged_rows")
-        return stage(tamper(rows), *arguments)
+    def refused_with(tamper: Callable[[DataFrame], DataFrame], accept: bool) -> str | None:
+        """Tamper with the rows before they are staged, and return the reason of the refusal."""
 
-    with monkeypatch.context() as broken:
-        broken.setattr(building, "stage", tampered)
-        for accept in (False, True):
+        def tampered(rows: DataFrame, *arguments: Any) -> Any:
+            rows.createOrReplaceTempView("staged_rows")
+            return stage(tamper(rows), *arguments)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(building, "stage", tampered)
             [result] = one.batch(hour, accept=accept, why="never mind" if accept else None)
-            assert (result.decision, result.reason) == ("refused", f"the balance does not close: {problem}")
-            assert one.rows() == served
+        assert result.decision == "refused"
+        assert one.rows() == served
+        return result.reason
+
+    assert refused_with(one_day_less, accept=False) == f"the balance does not close: {ONE_LESS}"
+    assert refused_with(one_day_less, accept=True) == f"the balance does not close: {ONE_LESS}"
+    assert refused_with(one_row_more, accept=True) == f"the balance does not close: {ONE_MORE}"
     [result] = one.batch(hour)
     assert result.decision == "accepted"
     assert one.contents() == one.acknowledged()
@@ -80,7 +81,7 @@ def test_an_hour_rebuilt_some_times_has_the_same_rows(world: Make) -> None:
     one.batch(hour)
     first = content()
     assert len(one.rows()) == 40
-    for revision in range(2, budget(4, 6)):
+    for revision in range(2, budget(3, 6)):
         [result] = one.batch(hour, restate=True)
         assert (result.decision, result.revision) == ("accepted", revision)
         assert content() == first

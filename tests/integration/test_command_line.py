@@ -17,11 +17,11 @@ from world import World, past_hour, spread
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _run(one: World, *arguments: str, expect: int = 0) -> str:
+def _run(one: World, *arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "anabranch.cli", *arguments, "--conf", str(one.folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == expect, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout if expect == 0 else done.stdout + done.stderr
+    return done
 
 
 def _json(one: World, *arguments: str) -> Any:
@@ -29,80 +29,75 @@ def _json(one: World, *arguments: str) -> Any:
 
 
 def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
-    one = world()
+    """Run each layer once as a process. The batch process refuses the first hour and accepts the second."""
+    one, small, hour = world(), past_hour(2), past_hour(1)
     one.topic()
-    one.send(spread(past_hour(1), 30, "e"))
+    one.send(spread(small, 6, "s") + spread(hour, 30, "e"))
     assert "created table" in call(one, "apply", one.name)
     assert _json(one, "apply", one.name) == [{"stream": one.name, "changes": []}]
     status = _json(one, "status", one.name)
-    assert status["lag"]["offsets"] == 30
-    assert status["waiting_since"].startswith(past_hour(1))
+    assert status["lag"]["offsets"] == 36
+    assert status["waiting_since"].startswith(small)
 
     _run(one, "speed", one.name, "--available-now")
     status = _json(one, "status", one.name)
     assert status["lag"]["offsets"] == 0
     assert status["waiting_since"] is None
-    assert status["position"] == {"0": 15, "1": 15}
+    assert status["position"] == {"0": 18, "1": 18}
     assert one.contents() == one.acknowledged()
 
-    assert _json(one, "batch", one.name, "--seal-only")["sealed"] == [past_hour(1)]
-    [sealed, running] = _json(one, "hours", one.name)
-    assert (sealed["state"], sealed["served"]) == ("sealed", "speed")
+    one.expect({"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 10}})
+    assert _json(one, "batch", one.name, "--seal-only")["sealed"] == [small, hour]
+    [first, sealed, running] = _json(one, "hours", one.name)
+    assert (first["state"], first["served"]) == (sealed["state"], sealed["served"]) == ("sealed", "speed")
     assert (running["hour"], running["state"], running["served"]) == (past_hour(0), "open", "speed")
-    built = json.loads(_run(one, "batch", one.name, "--output", "json"))
-    assert [(h["hour"], h["state"], h["good"]) for h in built["hours"]] == [(past_hour(1), "accepted", 30)]
+    with Receiver().serving() as receiver:
+        one.tell(webhook={"url": receiver.url, "headers": {"Authorization": "Bearer ${HOOK_TOKEN:-t}"}})
+        done = _run(one, "batch", one.name, "--output", "json", expect=1)
+    assert "expect_table_row_count_to_be_between" in done.stdout + done.stderr
+    built = [(h["hour"], h["state"], h["good"]) for h in json.loads(done.stdout)["hours"]]
+    assert built == [(small, "refused", 6), (hour, "accepted", 30)]
+    messages = {message["hour"]: message for message in receiver.taken}
+    assert (messages[small]["event"], messages[small]["to"]["served"]) == ("refused", "speed")
+    assert receiver.headers[0]["Authorization"] == "Bearer t"
 
-    [hour, _] = _json(one, "hours", one.name)
-    assert hour == {
-        "hour": past_hour(1),
+    [refused, accepted, _] = _json(one, "hours", one.name)
+    assert (refused["state"], refused["served"], refused["quality"]["passed"]) == ("refused", "speed", False)
+    assert accepted == {
+        "hour": hour,
         "state": "accepted",
         "revision": 1,
         "served": "batch",
-        "cut": {"0": [0, 15], "1": [0, 15]},
+        "cut": {"0": [3, 18], "1": [3, 18]},
         "counts": {"offsets": 30, "good": 30, "dead": 0, "duplicate": 0, "gap": 0},
         "speed_rows": 30,
         "diff": {"missing": 0, "extra": 0, "changed": 0},
         "quality": {"passed": True, "failed": []},
         "reason": None,
     }
-    assert past_hour(1) in call(one, "hours", one.name)
+    assert hour in call(one, "hours", one.name)
     measured = call(one, "metrics", one.name)
     assert f'anabranch_freshness_seconds{{stream="{one.name}"}} 0.0' in measured
     assert f'anabranch_acceptance_seconds{{stream="{one.name}"}}' in measured
-    # Processes that ended long ago measured these.
+    assert f'anabranch_hours_refused{{stream="{one.name}"}} 1.0' in measured
+    # The processes that measured these have ended.
     for counted in ("anabranch_readable_after_seconds_count", "anabranch_stage_seconds_count"):
         assert f'{counted}{{layer="speed",stream="{one.name}"}} 1.0' in measured
     assert f'anabranch_stage_seconds_count{{layer="batch",stream="{one.name}"}} 1.0' in measured
     assert f'anabranch_s3_requests_total{{layer="speed",operation="PutObject",stream="{one.name}"}}' in measured
     assert f'anabranch_rows{{layer="batch",stream="{one.name}"}} 30.0' in measured
-    assert _json(one, "merge", one.name) == {"stream": one.name, "dry_run": False, "swaps": [], "overrides": {}}
+    merged = _json(one, "merge", one.name)
+    assert merged == {"stream": one.name, "dry_run": False, "swaps": [], "overrides": {}}
     answer = call(one, "query", f"SELECT count(*) AS n FROM {one.job.stream.table}", "--output", "json")
-    assert json.loads(answer) == [{"n": 30}]
+    assert json.loads(answer) == [{"n": 36}]
 
-
-def test_a_refused_hour_is_exit_code_1_and_says_why(world: Callable[..., World]) -> None:
-    one = world()
-    one.topic()
-    one.send(spread(past_hour(1), 6, "e"))
-    one.apply()
-    one.expect({"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 3}})
-    with Receiver().serving() as receiver:
-        one.tell(webhook={"url": receiver.url, "headers": {"Authorization": "Bearer ${HOOK_TOKEN:-t}"}})
-        output = _run(one, "batch", one.name, expect=1)
-        assert "expect_column_values_to_be_between" in output
-        [refused] = receiver.taken
-    assert (refused["event"], refused["hour"], refused["to"]["served"]) == ("refused", past_hour(1), "speed")
-    assert receiver.headers[0]["Authorization"] == "Bearer t"
-    [hour, _] = _json(one, "hours", one.name)
-    assert (hour["state"], hour["served"], hour["quality"]["passed"]) == ("refused", "speed", False)
-    assert f'anabranch_hours_refused{{stream="{one.name}"}} 1.0' in call(one, "metrics", one.name)
-    # An operator who knows better says so, and why.
-    one.batch(past_hour(1), accept=True, why="the game has more levels now")
-    [hour, _] = _json(one, "hours", one.name)
-    assert (hour["state"], hour["served"], hour["quality"]["passed"]) == ("accepted", "batch", False)
-    # Its receiver is gone: the hour was accepted all the same, and the message waits.
+    # An operator accepts the hour and gives the reason.
+    one.batch(small, accept=True, why="few players that night")
+    [refused, *_] = _json(one, "hours", one.name)
+    assert (refused["state"], refused["served"], refused["quality"]["passed"]) == ("accepted", "batch", False)
+    # The receiver has stopped: the hour is accepted, and the message waits.
     assert "it waits" in call(one, "webhook", one.name, expect=75)
-    assert hour["reason"].startswith("accepted by choice: the game has more levels now; in spite of: quality: expect_")
+    assert refused["reason"].startswith("accepted by choice: few players that night; in spite of: quality: expect_")
 
 
 @pytest.mark.full
@@ -123,7 +118,7 @@ def test_where_no_dead_letter_can_be_read_nothing_is_replayed(world: Callable[..
     one = world()
     one.topic()
     one.apply()
-    assert "no hour has dead letters that decode now" in _run(one, "dead-letters", one.name, "--replay")
+    assert "no hour has dead letters that decode now" in _run(one, "dead-letters", one.name, "--replay").stdout
 
 
 def test_wrong_usage_is_2_and_transient_is_75(world: Callable[..., World]) -> None:
@@ -132,5 +127,5 @@ def test_wrong_usage_is_2_and_transient_is_75(world: Callable[..., World]) -> No
     assert "run `anabranch apply`" in call(one, "status", one.name, expect=1)
     one.apply()
     assert "expected a UTC hour such as" in call(one, "batch", one.name, "--hour", "yesterday", expect=2)
-    assert "known streams" in _run(one, "status", "nobody", expect=2)
+    assert "known streams" in _run(one, "status", "nobody", expect=2).stderr
     assert "can be sealed from" in call(one, "batch", one.name, "--hour", past_hour(0), "--seal-only", expect=75)

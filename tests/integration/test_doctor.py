@@ -222,7 +222,8 @@ def test_a_ledger_that_differs_from_the_table(patient: Patient) -> None:
     assert patient.findings(Check.LEDGER) == []
 
 
-def test_kafka_away_hides_nothing_else(patient: Patient) -> None:
+def test_kafka_away_hides_nothing_else(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anabranch.kafka.client._BOOTSTRAP_MS", 1_000)
     one = patient.one
     told = one.told["kafka"]
     one.tell(kafka={"bootstrap_servers": "127.0.0.1:1"}, s3=one.told["s3"] | {"secret_key": "wrong"})
@@ -238,7 +239,10 @@ def test_kafka_away_hides_nothing_else(patient: Patient) -> None:
     assert not {Check.KAFKA_AWAY, Check.S3_RIGHTS} & {f["check"] for f in patient.report()["findings"]}
 
 
-def test_a_catalog_that_another_process_holds(patient: Patient, environment: dict[str, Any]) -> None:
+def test_a_catalog_that_another_process_holds(
+    patient: Patient, environment: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.iceberg.catalog_settings.PATIENCE_SECONDS", 2)
     holder = sqlite3.connect(environment["catalog"]["uri"].removeprefix("sqlite:///"))
     holder.execute("BEGIN IMMEDIATE")
     try:
@@ -248,6 +252,7 @@ def test_a_catalog_that_another_process_holds(patient: Patient, environment: dic
     assert patient.findings(Check.CATALOG_LOCKED) == []
 
 
+@pytest.mark.usefixtures("single_broker")
 def test_a_topic_that_was_made_anew(patient: Patient) -> None:
     patient.one.delete_topic()
     patient.one.topic()
@@ -257,6 +262,7 @@ def test_a_topic_that_was_made_anew(patient: Patient) -> None:
     assert patient.findings(Check.TOPIC_RECREATED) == []
 
 
+@pytest.mark.usefixtures("single_broker")
 def test_the_first_thing_to_run(environment: dict[str, Any], spark: SparkSession, tools: Path, tmp_path: Path) -> None:
     """Of a stream that has neither topic nor bucket nor tables, each remedy leads to the next, and the end is ready."""
     bucket = f"doctor-{uuid.uuid4().hex[:8]}"

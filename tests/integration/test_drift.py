@@ -151,6 +151,7 @@ def test_what_is_rescued_is_in_the_rows_of_both_layers_and_moves_to_its_column(w
     assert rescued() == of_later
 
 
+@pytest.mark.full
 def test_a_record_that_is_refused_for_a_field_is_a_dead_letter_until_the_schema_knows_it(
     world: Callable[..., World],
 ) -> None:

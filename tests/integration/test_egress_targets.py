@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from commands import paused_at, run_into
 from world import World, event, past_hour, spread
 
@@ -80,6 +81,7 @@ def recorded(one: World, target: str) -> list[str]:
     return [row["hour"] for row in rows if row["target"] == target]
 
 
+@pytest.mark.full
 def test_hours_restated_between_kills_are_once_at_the_other_end(world: Make) -> None:
     one = world()
     root, topic = f"s3://{BUCKET}/exports/{one.name}", f"{one.name}-accepted"
@@ -141,6 +143,28 @@ def test_hours_restated_between_kills_are_once_at_the_other_end(world: Make) -> 
     assert len(deliver(one)) == 4
     assert newest_values(one, topic) == values
     assert exported(one, older) == in_main(one, older)
+
+
+def test_a_topic_that_lacks_a_commit_when_its_process_is_killed_gets_each_record_once(world: Make) -> None:
+    """The short form of the test above."""
+    one = world()
+    topic = f"{one.name}-accepted"
+    one.configure(egress=[{"name": "feed", "type": "topic", "topic": topic, "transaction_rows": 8}])
+    one.reopen()
+    one.topic()
+    create_topic(one.job.environment.kafka, topic, 2, {"cleanup.policy": "compact"})
+    hour = past_hour(1)
+    one.send(spread(hour, 20, "e"))
+    one.apply()
+    one.batch(hour)
+    # Killed before the second of three transactions is committed.
+    run_into(one, f"{Step.EGRESS_SENT.label}:2", "egress", one.name)
+    assert len(sent(one, topic)) == 8
+    assert len(deliver(one)) == 1
+    assert len(sent(one, topic)) == 20
+    assert newest_values(one, topic) == expected_values(one, hour)
+    assert recorded(one, "feed") == [hour]
+    assert deliver(one) == []
 
 
 def deliver(one: World) -> list[Delivery]:

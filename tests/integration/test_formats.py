@@ -469,6 +469,7 @@ def test_csv_through_both_layers(world: Make) -> None:
     through_both_layers(one, small, start)
 
 
+@pytest.mark.full
 def test_raw_through_both_layers(world: Make) -> None:
     start = start_of(past_hour(1))
     one = world(schema=RAW_DDL, format="raw", key=["key", "value"], event_time=None)

@@ -82,7 +82,9 @@ def test_a_missing_right_is_named_within_seconds(
     granted: tuple[str, ...],
     ask: Callable[[KafkaAdapter, Topic], Any],
     missing: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("anabranch.kafka.client._STUCK_S", 1)
     if granted:
         broker.grant(ResourceType.TOPIC, topic.name, *(ACLOperation[name] for name in granted))
     began = time.monotonic()
@@ -134,6 +136,7 @@ def test_asking_for_a_deleted_topic_does_not_create_it(
     super_user: config.Kafka, topic: Topic, ask: Callable[[KafkaAdapter, Topic], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("anabranch.kafka.client._SILENCE_S", 2)
+    monkeypatch.setattr("anabranch.kafka.client._BELIEVED_AFTER_S", 1.0)
     _delete(super_user, topic.name)
     with KafkaAdapter(super_user) as adapter, suppress(AnabranchError):
         assert ask(adapter, topic) is None
@@ -154,7 +157,13 @@ def test_spark_does_not_create_a_topic_that_is_deleted_before_it_is_read(
     super_user: config.Kafka, topic: Topic, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = source._options
-    monkeypatch.setattr(source, "_options", lambda kafka: options(kafka) | {"kafkaConsumer.pollTimeoutMs": "3000"})
+    # Spark tries the task four times.
+    short_timeouts = {
+        "kafka.request.timeout.ms": "2000",
+        "kafka.default.api.timeout.ms": "3000",
+        "kafkaConsumer.pollTimeoutMs": "3000",
+    }
+    monkeypatch.setattr(source, "_options", lambda kafka: options(kafka) | short_timeouts)
     frame = source.read_ranges(spark, super_user, topic.name, {0: (0, 1)})
     planned = frame._jdf.queryExecution().toRdd()
     assert planned.getNumPartitions() == 1

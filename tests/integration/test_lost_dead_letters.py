@@ -61,6 +61,7 @@ def exact(one: World) -> None:
     assert one.offsets() == [(0, o) for o in range(8)]
 
 
+@pytest.mark.full
 def test_dead_letters_whose_snapshot_is_gone_are_published_from_what_spark_wrote(
     world: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

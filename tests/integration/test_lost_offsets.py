@@ -37,7 +37,7 @@ def content(one: World) -> list[dict[str, Any]]:
     return sorted(one.rows(), key=lambda r: (r["kafka_partition"], r["kafka_offset"]))
 
 
-@pytest.mark.parametrize("set_back", [False, True])
+@pytest.mark.parametrize("set_back", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_what_kafka_lost_of_an_hour_is_filled_from_the_speed_layer(world: Make, set_back: bool) -> None:
     one, hour = world(), past_hour(1)
     one.topic(1)
@@ -97,6 +97,7 @@ def test_an_hour_that_kafka_lost_is_restated_from_what_is_accepted_and_its_dead_
     assert one.replay() == []
 
 
+@pytest.mark.usefixtures("single_broker")
 def test_an_accepted_hour_of_a_deleted_topic_is_restated_from_the_table_alone(world: Make) -> None:
     one, hour = world(), past_hour(1)
     one.topic(1)

@@ -44,6 +44,7 @@ def test_a_span_of_hours_is_restated_by_one_command(accepted: World) -> None:
     assert one.contents() == before == one.acknowledged()
 
 
+@pytest.mark.full
 def test_an_hour_that_breaks_the_run_holds_back_none_of_those_that_are_named(
     accepted: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

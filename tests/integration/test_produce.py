@@ -176,6 +176,7 @@ def test_sends_that_fail_are_counted_and_the_command_is_transient(conf: Path, ka
     assert read_back(kafka, topic) == []
 
 
+@pytest.mark.usefixtures("single_broker")
 def test_a_topic_of_ones_own_and_a_files_lines_in_it(conf: Path, kafka: config.Kafka, topic: str) -> None:
     def run(*arguments: str, input: bytes = b"", expect: int = 0) -> str:
         done = CliRunner().invoke(main, ["dev", *arguments, "--conf", str(conf)], input=input)

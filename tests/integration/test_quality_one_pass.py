@@ -238,6 +238,7 @@ def test_without_rows_and_of_nothing_but_nulls_too(kept: str, rows: DataFrame, m
     assert verdicts(rows.where(kept), TWO_OF_EACH[::2]) == ours
 
 
+@pytest.mark.full
 def test_what_was_found_and_the_pages_are_great_expectations_own(
     rows: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,7 @@ def judged(spark: SparkSession, values: list[bytes | None], stream: Stream = EVE
     return decoded.drop(*(c.name for c in stream.columns if "timestamp" in c.type)).collect()
 
 
-@pytest.fixture(params=[True, False], ids=["ansi", "no-ansi"])
+@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.full)], ids=["ansi", "no-ansi"])
 def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     """The shared session with settings that must not matter."""
     settings = {

@@ -88,36 +88,25 @@ def test_what_spark_itself_throws_is_told_apart(spark: SparkSession) -> None:
         rows.selectExpr("id +")
 
 
-def test_a_context_that_spark_stopped_is_no_reason_to_try_again_in_this_process(tmp_path: Path) -> None:
-    """The hazard: a master that gives an application up stops its context; the JVM answers on, no try works again."""
+def test_a_stopped_context_and_a_lost_jvm_end_the_process_with_exit_code_75(tmp_path: Path) -> None:
+    """The hazards: a master that removes an application stops its context, and the JVM still answers, but no retry
+    works. A machine that slept ends its executor with the whole JVM; stopping Spark then raises over the first error.
+    """
     script = (
+        "import os, signal\n"
         "from pyspark.sql import SparkSession\n"
-        "from anabranch.spark.session import explain_spark\n"
+        "from anabranch.job import main\n"
+        "from anabranch.spark.session import close_session, explain_spark, explained\n"
         "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false').getOrCreate()\n"
+        "jvm = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()\n"
         "spark.sparkContext._jsc.sc().stop()\n"
         "try:\n"
         "    spark.range(3).count()\n"
         "except Exception as error:\n"
         "    print('FOUND', type(explain_spark(spark, 'count', error)).__name__)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert f"FOUND {JvmGone.__name__}" in done.stdout, done.stdout + done.stderr[-2000:]
-
-
-def test_a_jvm_that_is_gone_is_said_in_one_line_and_by_an_exit_code_that_is_tried_again(tmp_path: Path) -> None:
-    """The hazard: what stops Spark throws as well, over the error that says why. A machine that slept does that: its
-    executor ends, with the whole JVM, once it has missed its heartbeats."""
-    script = (
-        "import os, signal\n"
-        "from pyspark.sql import SparkSession\n"
-        "from anabranch.job import main\n"
-        "from anabranch.spark.session import close_session, explained\n"
-        "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false').getOrCreate()\n"
         "def run(_):\n"
         "    try:\n"
-        "        os.kill(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid(), signal.SIGKILL)\n"
+        "        os.kill(jvm, signal.SIGKILL)\n"
         "        with explained(spark, 'count'):\n"
         "            spark.range(3).count()\n"
         "    finally:\n"
@@ -127,10 +116,11 @@ def test_a_jvm_that_is_gone_is_said_in_one_line_and_by_an_exit_code_that_is_trie
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
+    assert f"FOUND {JvmGone.__name__}" in done.stdout, done.stdout + done.stderr[-2000:]
     assert done.returncode == JvmGone("").exit_code == 75, done.stderr[-2000:]
-    # py4j tells of the connection that broke, before.
-    said = done.stderr.rstrip().splitlines()[-1]
-    assert "expected Spark's JVM to answer, found it gone; nothing is lost, start it again" in said
+    # py4j logs the broken connection before.
+    last_line = done.stderr.rstrip().splitlines()[-1]
+    assert "expected Spark's JVM to answer, found it gone; nothing is lost, start it again" in last_line
     assert "in close_session" not in done.stderr
 
 

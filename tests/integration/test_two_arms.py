@@ -354,6 +354,8 @@ def test_all_engines_see_the_reconciled_rows_under_the_plain_name(three_hours: W
     assert spark == pyiceberg == duckdb == want
 
 
+@pytest.mark.full
+@pytest.mark.usefixtures("single_broker")
 def test_a_recreated_topic_stops_both_layers_with_a_clear_error(three_hours: World) -> None:
     one = three_hours
     one.speed()

@@ -399,7 +399,7 @@ def test_a_disk_that_is_full_in_a_worker_passes(
     require_exact(one)
 
 
-@pytest.mark.parametrize("times", [1, 4], ids=["once", "until its job fails"])
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.full), 4], ids=["once", "until its job fails"])
 def test_a_worker_that_is_killed_in_the_midst_of_a_task_costs_nothing(
     world: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:

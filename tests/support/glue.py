@@ -111,7 +111,7 @@ def running_glue() -> Iterator[Glue]:
     glue = Glue(DomainDispatcherApplication(create_backend_app))
     server = make_server(HOST, 0, glue, threaded=True, request_handler=Quiet)
     glue.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, name="glue")
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), name="glue")
     thread.start()
     try:
         yield glue

@@ -139,7 +139,7 @@ def running_receiver(is_strict: bool = True) -> Iterator[LineageReceiver]:
 
     server = ThreadingHTTPServer((HOST, 0), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     receiver.url = f"http://{HOST}:{server.server_port}"
     try:

@@ -131,7 +131,7 @@ def running_rest(folder: Path) -> Iterator[Rest]:
     rest = Rest(SqlCatalog("rest", uri=uri, warehouse=warehouse))
     server = make_server(HOST, 0, rest, threaded=True, request_handler=_Quiet)
     rest.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, name="rest")
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), name="rest")
     thread.start()
     try:
         yield rest

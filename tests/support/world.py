@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any
 import yaml
 from kafka import TopicPartition
 from pyspark.sql import SparkSession
+from waiting import wait_for
 
 from anabranch import config
 from anabranch.iceberg.lake import Lake
@@ -142,12 +142,11 @@ class World:
     def delete_topic(self) -> None:
         """Delete the topic with all that it holds; returns once it is gone."""
         admin = self.admin()
-        admin.delete_topics([self.name])
-        admin.close()
-        deadline = time.monotonic() + 30
-        while self.kafka.describe(self.name) is not None:
-            assert time.monotonic() < deadline, "the topic was not deleted within 30 s"
-            time.sleep(0.1)
+        try:
+            admin.delete_topics([self.name])
+            wait_for(lambda: self.name not in admin.list_topics(), "the topic is deleted", 30)
+        finally:
+            admin.close()
 
     def admin(self) -> Any:
         """kafka-python's admin client, for what an operator of Kafka does."""

@@ -128,7 +128,7 @@ def test_a_publish_whose_staged_rows_another_program_expired_is_refused(lake: St
     assert not [name for name in lake.table().metadata.refs if name.startswith(snapshots.STAGED)]
 
 
-@pytest.mark.parametrize("others", [1, 6])
+@pytest.mark.parametrize("others", [1, pytest.param(6, marks=pytest.mark.full)])
 def test_a_publisher_that_is_answered_after_many_publishes_of_others_deletes_nothing(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, others: int
 ) -> None:

@@ -140,7 +140,8 @@ def said_long(lake: StreamLake, cuts: dict[str, Cut]) -> StreamLake:
 
 
 @pytest.mark.parametrize(
-    ("hours", "partitions"), [(744, 12), (8_760, 12), (744, 100), (48, 500), (48, 1_000), (1, 3_000)]
+    ("hours", "partitions"),
+    [(744, 12), pytest.param(8_760, 12, marks=pytest.mark.full), (744, 100), (48, 500), (48, 1_000), (1, 3_000)],
 )
 def test_however_many_hours_wait_to_be_sealed_a_snapshot_stays_small(
     tmp_path: Path, hours: int, partitions: int
@@ -172,7 +173,7 @@ def test_hours_that_are_sealed_and_wait_leave_a_snapshot_small(tmp_path: Path, h
     assert [d.hour for d in state.decisions] == list(cuts)
 
 
-@pytest.mark.parametrize(("hours", "partitions"), [(8_760, 12), (744, 100)])
+@pytest.mark.parametrize(("hours", "partitions"), [pytest.param(8_760, 12, marks=pytest.mark.full), (744, 100)])
 def test_a_batch_layer_alone_for_a_year_leaves_a_snapshot_small(tmp_path: Path, hours: int, partitions: int) -> None:
     """No hour is forgotten before the speed layer is past it."""
     opened = Timeline(FIRST, shift(FIRST, hours), offsets_at(hours, partitions))
@@ -342,7 +343,7 @@ def replace_metadata(table: Table, metadata: TableMetadata) -> Table:
     return Table(table.name(), metadata, table.metadata_location, table.io, table.catalog)
 
 
-@pytest.mark.parametrize(("hours", "partitions"), [(8_760, 12), (744, 100)])
+@pytest.mark.parametrize(("hours", "partitions"), [pytest.param(8_760, 12, marks=pytest.mark.full), (744, 100)])
 def test_an_hour_more_of_a_long_backlog_changes_few_properties(hours: int, partitions: int) -> None:
     """The hazard: each of a hundred remembered snapshots of a backlog needs a megabyte of its own."""
     cuts = cuts_of(hours + 1, partitions)

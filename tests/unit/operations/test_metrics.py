@@ -205,6 +205,8 @@ def black_hole() -> Iterator[str]:
 def test_a_broker_that_never_answers_holds_up_no_scrape_and_no_other_stream(
     black_hole: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The adapter gives up after twice this time.
+    monkeypatch.setattr("anabranch.kafka.client._BOOTSTRAP_MS", 3_500)
     adapter = KafkaAdapter(config.Kafka(bootstrap_servers=black_hole))
     asked: list[threading.Thread] = []
 

@@ -381,7 +381,8 @@ def test_a_publish_that_gives_up_takes_its_turn_back(lake: StreamLake, ending: s
         return decision
 
     def publish() -> Landed | None:
-        return run(lake.lake, lake.name, decide, "test", take_turns=True, timeout=timedelta(seconds=5)).landed
+        timeout = timedelta(seconds=2 if ending == "timeout" else 60)
+        return run(lake.lake, lake.name, decide, "test", take_turns=True, timeout=timeout).landed
 
     if ending == "nothing to do":
         assert publish() is None
@@ -389,7 +390,7 @@ def test_a_publish_that_gives_up_takes_its_turn_back(lake: StreamLake, ending: s
         with pytest.raises(ValueError, match="no"):
             publish()
     else:
-        with pytest.raises(Transient, match=r"test: expected a publish within 0:00:05, found \d+ refusals; try again"):
+        with pytest.raises(Transient, match=r"test: expected a publish within 0:00:02, found \d+ refusals; try again"):
             publish()
     assert tries[1] != []
     assert line(lake) == []

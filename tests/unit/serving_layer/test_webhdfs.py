@@ -36,7 +36,7 @@ def server(redirect: str | None, seen: list[str | None]) -> Iterator[int]:
             return
 
     made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=made.serve_forever, daemon=True)
+    thread = threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield made.server_address[1]
