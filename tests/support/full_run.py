@@ -2,6 +2,7 @@
 
     python tests/support/full_run.py                    every shard, one after the other
     python tests/support/full_run.py --shard 3/8        one of eight
+    python tests/support/full_run.py --only deploy      the files whose path contains this text
     python tests/support/full_run.py --plan 8           what each of eight shards runs, and how long it should take
     python tests/support/full_run.py --status           which shards and suites passed last at which commit
     python tests/support/full_run.py --merge A B        take over what other machines recorded
@@ -176,8 +177,15 @@ def merge(records: Iterable[Path]) -> None:
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def run_shard(number: int, count: int, shard: Sequence[Unit], durations: dict[str, dict[str, float]]) -> bool:
-    """Run what is in a shard, suite by suite; whether all of it passed."""
+def record_shard(name: str, tested: str) -> None:
+    """Record that a whole shard passed at a commit."""
+    record = load_record()
+    record["shards"][name] = {"commit": tested, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+    RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def run_units(label: str, shard: Sequence[Unit], durations: dict[str, dict[str, float]]) -> bool:
+    """Run units of tests, suite by suite, and record each that passed; return whether all of them passed."""
     by_suite: dict[str, list[Unit]] = defaultdict(list)
     for unit in shard:
         by_suite[unit.suite].append(unit)
@@ -191,7 +199,7 @@ def run_shard(number: int, count: int, shard: Sequence[Unit], durations: dict[st
                 if suite in TEST_FOLDERS
                 else []
             )
-            print(f"shard {number}/{count}: suite {suite}: {len(units)} files or tests", flush=True)
+            print(f"{label}: suite {suite}: {len(units)} files or tests", flush=True)
             code = subprocess.run(
                 command(suite, *processes, "--record", str(recorded), f"@{listed}"),
                 cwd=ROOT, env={"SCALE_MICRO_BATCHES": "900"} | os.environ | {"TEST_BUDGET": "full"},
@@ -205,16 +213,7 @@ def run_shard(number: int, count: int, shard: Sequence[Unit], durations: dict[st
             if outcomes and outcomes <= {"passed", "skipped"}:
                 record["units"][unit.name] = {"commit": tested, "at": now}
         RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    print(
-        f"shard {number}/{count}: {'passed' if passed else 'FAILED'} in {(time.monotonic() - began) / 60:.0f} minutes"
-    )
-    if passed:
-        record = load_record()
-        record["shards"][f"{number}/{count}"] = {
-            "commit": tested,
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-        RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    print(f"{label}: {'passed' if passed else 'FAILED'} in {(time.monotonic() - began) / 60:.0f} minutes")
     return passed
 
 
@@ -268,6 +267,7 @@ def print_status() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shard", metavar="I/N")
+    parser.add_argument("--only", metavar="TEXT")
     parser.add_argument("--plan", type=int, metavar="N")
     parser.add_argument("--status", action="store_true")
     parser.add_argument("--merge", nargs="+", type=Path, metavar="FILE")
@@ -286,8 +286,18 @@ def main() -> int:
         parser.error(f"--shard: expected I/N with I from 1 to N, found {given.shard}")
     shards, durations = all_shards(count), load_durations()
     passed = True
-    for i in [number] if number else range(1, count + 1):
-        passed = run_shard(i, count, shards[i - 1], durations) and passed
+    if given.only:
+        chosen = [unit for shard in shards for unit in shard if given.only in unit.name]
+        if not chosen:
+            parser.error(f"--only: expected a part of the path of a file of tests, found {given.only}")
+        passed = run_units(f"only {given.only}", chosen, durations)
+    else:
+        for i in [number] if number else range(1, count + 1):
+            tested = commit()
+            if run_units(f"shard {i}/{count}", shards[i - 1], durations):
+                record_shard(f"{i}/{count}", tested)
+            else:
+                passed = False
     if given.durations:
         durations = {file: tests for file, tests in durations.items() if (ROOT / file).exists()}
         given.durations.write_text(json.dumps(durations, indent=0, sort_keys=True) + "\n", encoding="utf-8")
