@@ -23,7 +23,7 @@ def select_streams(
     streams, and for anything but one of the three ways to select.
     """
     if [bool(names), group is not None, every].count(True) != 1:
-        raise ConfigurationError("expected names of streams, or --group NAME, or --all; give one of them")
+        raise ConfigurationError("streams: expected names, or --group NAME, or --all; give one of them")
     known = stream_names(folder)
     if names:
         chosen = tuple(dict.fromkeys(names))

@@ -95,8 +95,8 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     one.batch(small, accept=True, why="few players that night")
     [refused, *_] = _json(one, "hours", one.name)
     assert (refused["state"], refused["served"], refused["quality"]["passed"]) == ("accepted", "batch", False)
-    # The receiver has stopped: the hour is accepted, and the message waits.
-    assert "it waits" in call(one, "webhook", one.name, expect=75)
+    # The receiver has stopped: the hour is accepted, and the message stays pending.
+    assert "the message stays pending" in call(one, "webhook", one.name, expect=75)
     assert refused["reason"].startswith("accepted by choice: few players that night; in spite of: quality: expect_")
 
 

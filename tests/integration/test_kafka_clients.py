@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from confluent_kafka import Producer
 from kafka import KafkaConsumer
 
 from anabranch import config
-from anabranch.common.errors import NoTopicIds
+from anabranch.common.errors import NoTopicIds, Transient
 from anabranch.kafka import client
 from anabranch.kafka.client import KafkaAdapter, create_topic
+from anabranch.kafka.transactions import Outgoing, TransactionalProducer
 from anabranch.offsets.oldest_record import MOST_FETCHED
 
 RECORDS = 200
@@ -118,3 +120,20 @@ def test_the_oldest_of_many_large_records_is_found_by_few_fetches(
         fetched.clear()
         adapter.stamps_from(described, starts, ends, 1)
         assert sum(fetched) >= partitions * size, "the hazard did not happen"
+
+
+def test_a_process_that_was_replaced_commits_nothing(kafka: config.Kafka) -> None:
+    topic = f"t{uuid.uuid4().hex[:12]}"
+    create_topic(kafka, topic, 1)
+    with KafkaAdapter(kafka) as adapter, closing(TransactionalProducer(kafka, topic)) as replaced:
+        replaced.send(topic, [Outgoing(b"a", b"1")], "one")
+        with closing(TransactionalProducer(kafka, topic)) as newer:
+            with pytest.raises(Transient, match="another was started since"):
+                replaced.send(topic, [Outgoing(b"b", b"2")], "two")
+            assert newer.committed(topic, adapter) == "one"
+            newer.send(topic, [Outgoing(b"c", b"3")], "three")
+            assert newer.committed(topic, adapter) == "three"
+        described = adapter.describe(topic)
+        assert described is not None
+        ranges = {0: (0, adapter.stable_ends(described)[0])}
+        assert [r.value for _, records in adapter.read_records(topic, ranges) for r in records] == [b"1", b"3"]
