@@ -92,6 +92,9 @@ def _options(kafka: Kafka) -> dict[str, str]:
         "kafka.request.timeout.ms": "10000",
         "kafka.default.api.timeout.ms": "15000",
         "kafkaConsumer.pollTimeoutMs": "60000",
+        # All planned records are there. Spark asks for a log's end behind a fetch that waits for later records: by
+        # default half a second for each partition.
+        "kafka.fetch.max.wait.ms": "10",
     }
     if kafka.client_rack:
         options["kafka.client.rack"] = kafka.client_rack

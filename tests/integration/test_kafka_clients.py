@@ -1,4 +1,5 @@
-"""Records as other clients write them, read by the Kafka adapter: every codec, header names of any bytes."""
+"""Records as other clients write them, read by the Kafka adapter: every codec, header names of any bytes. Transactions
+of two processes. How long Spark waits at the end of a log."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from kafka import KafkaConsumer
+from pyspark.sql import SparkSession
 
 from anabranch import config
 from anabranch.common.errors import NoTopicIds, Transient
-from anabranch.kafka import client
+from anabranch.kafka import client, source
 from anabranch.kafka.client import KafkaAdapter, create_topic
 from anabranch.kafka.transactions import Outgoing, TransactionalProducer
 from anabranch.offsets.oldest_record import MOST_FETCHED
@@ -137,3 +139,27 @@ def test_a_process_that_was_replaced_commits_nothing(kafka: config.Kafka) -> Non
         assert described is not None
         ranges = {0: (0, adapter.stable_ends(described)[0])}
         assert [r.value for _, records in adapter.read_records(topic, ranges) for r in records] == [b"1", b"3"]
+
+
+def test_spark_does_not_wait_at_the_end_of_each_partitions_log(
+    kafka: config.Kafka, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: Spark asks for a log's end on a connection on which the consumer already waits for later records."""
+    topic, partitions = f"t{uuid.uuid4().hex[:12]}", 8
+    create_topic(kafka, topic, partitions)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for partition in range(partitions):
+        producer.produce(topic, b"{}", partition=partition)
+    assert producer.flush(30) == 0
+
+    def seconds() -> float:
+        began = time.monotonic()
+        frame = source.read_ranges(spark, kafka, topic, dict.fromkeys(range(partitions), (0, 1)))
+        assert len(frame.select("value").collect()) == partitions
+        return time.monotonic() - began
+
+    ours = min(seconds(), seconds())
+    options = source._options
+    monkeypatch.setattr(source, "_options", lambda kafka: options(kafka) | {"kafka.fetch.max.wait.ms": "500"})
+    # Kafka's default: each of two threads waits half a second for each of four partitions.
+    assert ours + 1 < min(seconds(), seconds())
